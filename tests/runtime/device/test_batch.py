@@ -1,4 +1,4 @@
-"""Forming batches: examples, and what always holds."""
+"""Forming batches: examples and invariants."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ def sequences(*given: QueuedRows, limits: BatchLimits = BatchLimits()) -> list[i
     return [each.sequence for each in batch.members]
 
 
-def test_nobody_waits() -> None:
+def test_empty_queue_has_no_batch() -> None:
     assert form_batch([], NOW_S, BatchLimits()) is None
 
 
-def test_the_nearest_deadline_leads_and_the_rest_follow_in_order() -> None:
+def test_nearest_deadline_leads_and_others_follow_in_order() -> None:
     assert sequences(waiting(1, 300), waiting(2, 100), waiting(3, 200), waiting(4, 200)) == [
         2, 3, 4, 1,
     ]  # fmt: skip
 
 
-def test_items_count_not_requests() -> None:
+def test_limit_counts_items_not_requests() -> None:
     limits = BatchLimits(max_rows=4)
     assert sequences(waiting(1, rows=3), waiting(2, rows=2), waiting(3), limits=limits) == [1, 3]
 
@@ -48,11 +48,11 @@ def test_a_request_larger_than_the_limit_runs_alone() -> None:
     assert sequences(waiting(1, rows=9), waiting(2), limits=limits) == [1]
 
 
-def test_only_the_same_kind_joins() -> None:
+def test_only_equal_batch_keys_form_a_batch() -> None:
     assert sequences(waiting(1), waiting(2, batch_key="image"), waiting(3)) == [1, 3]
 
 
-def test_work_without_a_kind_runs_alone() -> None:
+def test_work_without_a_batch_key_runs_alone() -> None:
     assert sequences(waiting(1, batch_key=None), waiting(2, batch_key=None)) == [1]
 
 
@@ -87,7 +87,7 @@ def test_a_batch_waits_to_fill(deadline_s: float | None, ready_s: float) -> None
     assert batch.ready_s == pytest.approx(ready_s)
 
 
-def test_a_full_batch_waits_for_nothing() -> None:
+def test_full_batch_is_ready_at_once() -> None:
     batch = form_batch([waiting(1), waiting(2)], NOW_S, BatchLimits(max_rows=2, max_wait_s=3.0))
     assert batch is not None
     assert batch.ready_s == NOW_S
@@ -120,7 +120,7 @@ LIMITS = st.builds(
 
 
 @given(REQUESTS, LIMITS)
-def test_every_batch_keeps_its_bounds(given: list[QueuedRows], limits: BatchLimits) -> None:
+def test_every_batch_respects_its_limits(given: list[QueuedRows], limits: BatchLimits) -> None:
     batch = form_batch(given, NOW_S, limits)
     assert batch is not None
     members = batch.members
@@ -153,7 +153,9 @@ def test_the_order_of_the_list_does_not_matter(
 
 
 @given(REQUESTS, LIMITS)
-def test_nothing_is_lost_or_taken_twice(given: list[QueuedRows], limits: BatchLimits) -> None:
+def test_every_request_is_batched_exactly_once(
+    given: list[QueuedRows], limits: BatchLimits
+) -> None:
     left, taken = list(given), []
     while (batch := form_batch(left, NOW_S, limits)) is not None:
         taken += [each.sequence for each in batch.members]

@@ -1,4 +1,4 @@
-"""What live batches say of the batch size that is worth having."""
+"""The batch size derived from live batches and stored profiles."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ KEY = "default/m@1"
 
 
 def points(**latencies_ms: float) -> tuple[ProfilePoint, ...]:
-    """By names such as `n8`, milliseconds."""
+    """Milliseconds by names such as `n8`."""
     return tuple(ProfilePoint(int(name[1:]), ms / 1000) for name, ms in latencies_ms.items())
 
 
@@ -35,7 +35,7 @@ def test_batches_grow_while_throughput_does(
     assert best_max_rows(measured) == most
 
 
-def test_a_size_counts_after_a_few_samples() -> None:
+def test_a_size_needs_a_few_samples() -> None:
     times = BatchTimes()
     for _ in range(2):
         times.observe(KEY, 16, 0.01)
@@ -57,7 +57,7 @@ def test_live_times_refine_a_stored_profile() -> None:
     assert times.max_rows(KEY) == 1
 
 
-def test_no_larger_batch_than_memory_holds() -> None:
+def test_memory_limits_the_batch_size() -> None:
     times = BatchTimes()
     times.load(Profile(KEY, "cpu", points(n1=10, n2=11, n4=12), "memory"))
     assert times.max_rows(KEY) == 4
@@ -65,7 +65,7 @@ def test_no_larger_batch_than_memory_holds() -> None:
     assert times.max_rows(KEY) == 2
 
 
-def test_forgotten_models_begin_anew() -> None:
+def test_forgotten_models_start_from_the_default() -> None:
     times = BatchTimes()
     times.load(Profile(KEY, "cpu", points(n1=10, n2=20)))
     times.forget(KEY)
@@ -81,7 +81,7 @@ def test_profiled_sizes_double_up_to_the_largest(most: int, expected: list[int])
     assert batch_sizes(most) == expected
 
 
-def test_growth_has_stopped_after_two_sizes_without() -> None:
+def test_growth_stops_after_two_sizes_without_gain() -> None:
     assert not has_stopped_growing(points(n1=10, n2=19))
     assert not has_stopped_growing(points(n1=10, n2=25, n4=30))
     assert has_stopped_growing(points(n1=10, n2=25, n4=55))

@@ -1,4 +1,4 @@
-"""What only a GPU can show of the device's memory, and what forked pods need of their parent."""
+"""Device memory on a real GPU, and imports that must not initialise CUDA before a fork."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 @pytest.fixture
 def little_memory() -> Iterator[int]:
-    """A bound on what this process may take of the device, in bytes."""
+    """A limit of this process's device memory, in bytes."""
     total = torch.cuda.mem_get_info()[1]
     torch.cuda.empty_cache()
     bound = torch.cuda.memory_reserved() + 512 * MIB
@@ -47,20 +47,20 @@ def little_memory() -> Iterator[int]:
 
 @gpu
 @needs_cuda
-def test_a_full_gpu_refuses_and_gives_room_again(little_memory: int) -> None:
+def test_full_gpu_raises_and_frees_memory(little_memory: int) -> None:
     engine = CudaEngine()
     before = torch.cuda.memory_allocated()
     held = engine.allocate(400 * MIB)
     with pytest.raises(DeviceFull, match="bytes free"):
         engine.allocate(400 * MIB)
     del held
-    engine.allocate(450 * MIB)  # a block of another size: the one that was kept is given up
+    engine.allocate(450 * MIB)  # another size: the cached block is freed
     assert torch.cuda.memory_allocated() == before
 
 
 @gpu
 @needs_cuda
-def test_what_torch_keeps_of_freed_memory_is_available() -> None:
+def test_memory_cached_by_torch_is_available() -> None:
     torch.empty(1, device="cuda")
     before = available_bytes("cuda:0")
     freed = torch.empty(512 * MIB, dtype=torch.uint8, device="cuda")
@@ -71,7 +71,7 @@ def test_what_torch_keeps_of_freed_memory_is_available() -> None:
 
 @gpu
 @needs_cuda
-def test_the_peak_of_an_inference_is_seen() -> None:
+def test_measures_peak_memory_of_an_inference() -> None:
     peak = PeakMemory("cuda:0")
     torch.empty(64 * MIB, dtype=torch.uint8, device="cuda")
     taken = peak.used_bytes()
@@ -80,6 +80,6 @@ def test_the_peak_of_an_inference_is_seen() -> None:
 
 
 @pytest.mark.slow
-def test_a_pod_that_is_forked_may_use_a_gpu() -> None:
-    """Whoever has asked CUDA for devices cannot hand it to children: no import may."""
+def test_forked_pod_can_use_a_gpu() -> None:
+    """A process that has queried CUDA for devices cannot fork: no import may do so."""
     subprocess.run([sys.executable, "-c", FORK], check=True, cwd=servers.REPOSITORY)

@@ -1,4 +1,4 @@
-"""A GPU that failed for good: its pod takes nothing more and ends; no model is blamed for it.
+"""A GPU that failed for good: its pod refuses requests and ends; no model is marked as broken.
 
 The errors are torch's own, with the codes CUDA gives; no GPU is needed to raise them.
 """
@@ -40,7 +40,7 @@ def device_error(code: int) -> torch.AcceleratorError:
 
 
 class Faulty:
-    """A model whose inferences fail with a code, the first one once it is let go."""
+    """A model whose inferences fail with a code; the first one blocks until released."""
 
     def __init__(self, code: int) -> None:
         self.code = code
@@ -65,31 +65,31 @@ async def _outcome(
         return error
 
 
-def test_whoever_waits_for_a_lost_device_is_sent_on(device: DeviceWorker) -> None:
+def test_queued_requests_of_a_lost_device_can_be_retried_elsewhere(device: DeviceWorker) -> None:
     bad, good = Faulty(ASSERTION), DeviceModel("default/good@1", "default/good")
-    told: list[str] = []
-    device.on_lost = told.append
+    reasons: list[str] = []
+    device.on_lost = reasons.append
 
     async def run() -> list[Any]:
         under = asyncio.create_task(_outcome(device, bad.device_model, 1, None))
         assert await asyncio.to_thread(bad.entered.wait, 30)
         behind = asyncio.create_task(_outcome(device, good, 2, "number"))
-        await asyncio.sleep(0)  # it waits for the device now
+        await asyncio.sleep(0)  # it is queued now
         bad.open.set()
         return [await under, await behind, await _outcome(device, good, 3, "number")]
 
     under, behind, later = asyncio.run(run())
     assert isinstance(under, InferenceFailed)
-    assert under.refusal is None  # it was executed: elsewhere it might do the same again
+    assert under.refusal is None  # it was executed: it could break another device
     assert isinstance(behind, PodDraining)
     assert isinstance(later, PodDraining)
     assert behind.refusal == later.refusal == "draining"
     assert not device.is_alive
-    assert len(told) == 1
-    assert "710" in told[0]
+    assert len(reasons) == 1
+    assert "710" in reasons[0]
 
 
-def test_a_batch_that_lost_the_device_is_not_tried_again(device: DeviceWorker) -> None:
+def test_batch_that_lost_the_device_is_not_retried(device: DeviceWorker) -> None:
     bad = Faulty(ILLEGAL_ADDRESS)
 
     async def run() -> list[Any]:
@@ -117,7 +117,7 @@ def test_a_batch_that_lost_the_device_is_not_tried_again(device: DeviceWorker) -
     assert bad.calls == 1
 
 
-def test_an_error_of_one_call_loses_nothing(device: DeviceWorker) -> None:
+def test_transient_error_does_not_lose_the_device(device: DeviceWorker) -> None:
     bad, good = Faulty(TOO_MANY_RESOURCES), DeviceModel("default/good@1", "default/good")
     bad.open.set()
 
@@ -143,17 +143,17 @@ def test_an_error_of_one_call_loses_nothing(device: DeviceWorker) -> None:
         pytest.param(RuntimeError("shapes differ"), False, False, id="other"),
     ],
 )
-def test_errors_are_told_apart(error: Exception, is_lost: bool, is_full: bool) -> None:
+def test_classifies_errors(error: Exception, is_lost: bool, is_full: bool) -> None:
     assert (is_device_lost(error), is_out_of_memory(error)) == (is_lost, is_full)
 
 
-def test_out_of_memory_is_seen_behind_another_error() -> None:
+def test_detects_out_of_memory_as_a_cause() -> None:
     error = InferenceFailed("generation failed")
     error.__cause__ = torch.OutOfMemoryError("CUDA out of memory")
     assert is_out_of_memory(error)
 
 
-def test_a_program_is_not_blamed_for_the_device(tmp_path: Path) -> None:
+def test_device_error_in_a_program_is_not_invalid_input(tmp_path: Path) -> None:
     task = TensorProgram(make_model("tiny-program", tmp_path) / "model.pt2", None)
 
     class Network:
@@ -176,15 +176,15 @@ class BreakingEngine(FakeEngine):
         return super().copy(target, source)
 
 
-def test_a_load_that_meets_a_lost_device_keeps_the_files(models: Path, tmp_path: Path) -> None:
+def test_load_on_a_lost_device_keeps_the_files(models: Path, tmp_path: Path) -> None:
     spec = spec_of("m", models / "tiny-bert")
     engine = BreakingEngine()
-    told: list[str] = []
+    reasons: list[str] = []
 
     async def run() -> None:
         memory = StagedMemory(engine, buffers=2, buffer_bytes=1 << 16, readers=1)
         async with local_pod(tmp_path, memory=memory) as pod:
-            pod.loader.device.on_lost = told.append
+            pod.loader.device.on_lost = reasons.append
             with pytest.raises(PodDraining, match="device failed while default/m"):
                 await pod.load(spec)
             assert spec.key in set(pod.loader.resolver.cache.keys())
@@ -192,7 +192,7 @@ def test_a_load_that_meets_a_lost_device_keeps_the_files(models: Path, tmp_path:
 
     asyncio.run(run())
     assert engine.allocated_bytes == 0
-    assert len(told) == 1
+    assert len(reasons) == 1
 
 
 def test_no_room_for_a_key_value_cache_evicts_and_keeps_the_files(

@@ -1,4 +1,4 @@
-"""Staged device memory: the same tests for CUDA and for the fake engine that stands in for it."""
+"""Staged device memory: the same tests for CUDA and for the fake engine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from runtime.device.staged_memory import CopyEngine
 
 SMALL = {"buffers": 3, "buffer_bytes": 4096, "readers": 2}
-"""A ring that every test's model goes round several times."""
+"""A small ring: every test's model uses each buffer several times."""
 
 
 def engine_of(kind: str) -> CopyEngine:
@@ -82,7 +82,7 @@ def assert_same(found: dict[str, torch.Tensor], path: Path) -> None:
         torch.testing.assert_close(found[name].cpu(), tensor, rtol=0, atol=0)
 
 
-def test_every_tensor_arrives_as_it_is_on_disk(
+def test_tensors_equal_those_on_disk(
     memory: StagedMemory, engine: CopyEngine, tmp_path: Path
 ) -> None:
     path = weights_file(tmp_path)
@@ -91,14 +91,14 @@ def test_every_tensor_arrives_as_it_is_on_disk(
     assert_same(weights.tensors, path)
 
 
-def test_all_tensors_lie_in_one_slab(memory: StagedMemory, tmp_path: Path) -> None:
+def test_all_tensors_are_in_one_slab(memory: StagedMemory, tmp_path: Path) -> None:
     weights = memory.put(DiskWeights([weights_file(tmp_path)]))
     storages = {tensor.untyped_storage().data_ptr() for tensor in weights.tensors.values()}
     assert len(storages) == 1
 
 
 @pytest.mark.slow
-def test_dropping_the_tensors_returns_every_byte(
+def test_releasing_the_tensors_frees_all_memory(
     memory: StagedMemory, engine: CopyEngine, tmp_path: Path
 ) -> None:
     before = allocated(engine)
@@ -111,7 +111,7 @@ def test_dropping_the_tensors_returns_every_byte(
         assert allocated(engine) == before
 
 
-def test_loads_side_by_side_do_not_mix(memory: StagedMemory, tmp_path: Path) -> None:
+def test_concurrent_loads_are_independent(memory: StagedMemory, tmp_path: Path) -> None:
     paths = [weights_file(tmp_path, seed) for seed in range(6)]
     with ThreadPoolExecutor(len(paths)) as threads:
         loaded = list(threads.map(lambda path: memory.put(DiskWeights([path])), paths))
@@ -120,7 +120,7 @@ def test_loads_side_by_side_do_not_mix(memory: StagedMemory, tmp_path: Path) -> 
 
 
 class HeldWeights(DiskWeights):
-    """Weights on a disk that answers when it is let go."""
+    """Weights on a disk that blocks until `open` is set."""
 
     def __init__(self, path: Path) -> None:
         super().__init__([path])
@@ -133,7 +133,7 @@ class HeldWeights(DiskWeights):
         super().read_into(offset, buffer)
 
 
-def test_memory_that_is_closed_amid_a_load_ends_it(engine: CopyEngine, tmp_path: Path) -> None:
+def test_close_during_a_load_ends_the_load(engine: CopyEngine, tmp_path: Path) -> None:
     before = allocated(engine)
     staged, source = StagedMemory(engine, **SMALL), HeldWeights(weights_file(tmp_path))
 
@@ -144,15 +144,15 @@ def test_memory_that_is_closed_amid_a_load_ends_it(engine: CopyEngine, tmp_path:
     load = threading.Thread(target=put, daemon=True)
     load.start()
     wait_until(lambda: source.asked == SMALL["readers"], what="all readers wait for the disk")
-    letting_go = threading.Timer(0.3, source.open.set)  # most likely after the rest was cancelled
-    letting_go.start()
+    opening = threading.Timer(0.3, source.open.set)  # most likely after the rest was cancelled
+    opening.start()
     staged.close()
     load.join(10)
     assert not load.is_alive()
     assert allocated(engine) == before
 
 
-def test_file_cut_short_while_it_is_read_returns_every_byte(
+def test_truncated_file_frees_all_memory(
     memory: StagedMemory, engine: CopyEngine, tmp_path: Path
 ) -> None:
     before = allocated(engine)
@@ -164,10 +164,10 @@ def test_file_cut_short_while_it_is_read_returns_every_byte(
         memory.put(source)
     assert allocated(engine) == before
     whole = weights_file(tmp_path, seed=1)
-    assert_same(memory.put(DiskWeights([whole])).tensors, whole)  # the ring is whole, too
+    assert_same(memory.put(DiskWeights([whole])).tensors, whole)  # the ring still works
 
 
-def test_full_device_refuses_and_keeps_nothing(tmp_path: Path) -> None:
+def test_full_device_raises_and_frees_all_memory(tmp_path: Path) -> None:
     engine = FakeEngine(memory_bytes=50_000)
     memory = StagedMemory(engine, **SMALL)
     path = weights_file(tmp_path)
@@ -178,7 +178,7 @@ def test_full_device_refuses_and_keeps_nothing(tmp_path: Path) -> None:
     memory.close()
 
 
-def test_no_buffer_is_filled_before_its_copy_is_over(tmp_path: Path) -> None:
+def test_buffer_is_reused_only_after_its_copy(tmp_path: Path) -> None:
     engine = FakeEngine()
     memory = StagedMemory(engine, **SMALL)
     path = weights_file(tmp_path)
@@ -194,7 +194,7 @@ def test_no_buffer_is_filled_before_its_copy_is_over(tmp_path: Path) -> None:
     memory.close()
 
 
-def test_fake_engine_notices_a_buffer_that_is_reused_too_early() -> None:
+def test_fake_engine_detects_early_reuse_of_a_buffer() -> None:
     engine = FakeEngine()
     slab, buffer = engine.allocate(8), engine.allocate_pinned(8)
     engine.may_copy.clear()
@@ -205,7 +205,7 @@ def test_fake_engine_notices_a_buffer_that_is_reused_too_early() -> None:
     assert engine.spoiled == [0]
 
 
-def test_ring_is_made_once(tmp_path: Path) -> None:
+def test_ring_is_allocated_once(tmp_path: Path) -> None:
     engine = FakeEngine()
     memory = StagedMemory(engine, **SMALL)
     path = weights_file(tmp_path)

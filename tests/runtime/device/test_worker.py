@@ -1,4 +1,4 @@
-"""The device worker: one at a time, nearest deadline first, deadlines kept, errors delivered."""
+"""The device worker: order, deadlines, errors, cancellation, limits."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Gate:
-    """A job that runs until it is let go."""
+    """A job that runs until it is released."""
 
     def __init__(self) -> None:
         self.entered = threading.Event()
@@ -55,7 +55,7 @@ def test_runs_one_at_a_time_nearest_deadline_first(device: DeviceWorker) -> None
     assert order == ["soon", "late", "none"]
 
 
-def test_deadline_over_before_the_turn_is_told(device: DeviceWorker) -> None:
+def test_deadline_passed_in_the_queue_raises(device: DeviceWorker) -> None:
     async def run() -> None:
         gate = Gate()
         async with asyncio.TaskGroup() as tasks:
@@ -99,7 +99,7 @@ def test_cancelled_caller_waits_for_its_running_job(device: DeviceWorker) -> Non
     asyncio.run(run())
 
 
-def test_cancelled_job_that_waits_never_runs(device: DeviceWorker) -> None:
+def test_cancelled_job_in_the_queue_never_runs(device: DeviceWorker) -> None:
     async def run() -> None:
         gate = Gate()
         async with asyncio.TaskGroup() as tasks:
@@ -115,7 +115,7 @@ def test_cancelled_job_that_waits_never_runs(device: DeviceWorker) -> None:
     asyncio.run(run())
 
 
-def test_full_queue_refuses(device: DeviceWorker) -> None:
+def test_full_queue_raises(device: DeviceWorker) -> None:
     async def run() -> None:
         gate = Gate()
         async with asyncio.TaskGroup() as tasks:
@@ -150,7 +150,7 @@ def _panic() -> None:
 @pytest.mark.parametrize(
     ("work", "name"), [(_stop_iteration, "StopIteration"), (_panic, "PanicException")]
 )
-def test_errors_that_no_future_takes_reach_their_caller(
+def test_stop_iteration_and_panics_reach_the_caller(
     device: DeviceWorker, work: Callable[[], None], name: str
 ) -> None:
     async def run() -> None:

@@ -1,4 +1,4 @@
-"""Batches at the device: who goes together, whose error is whose, who leaves, what hangs."""
+"""Batches of the device worker: composition, errors, cancellation, hangs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def device() -> Iterator[DeviceWorker]:
 
 
 class Model:
-    """Squares its contents, and remembers which batches it was given; strings fail."""
+    """Squares its contents, and records its batches; strings fail."""
 
     def __init__(self, **policy: Any) -> None:
         self.batches: list[list[Any]] = []
@@ -56,12 +56,12 @@ async def behind_another(
     model: Model,
     queue: Callable[[asyncio.TaskGroup], list[asyncio.Task[Any]]],
 ) -> list[Any]:
-    """What requests get that gather while the device is busy."""
+    """Results of requests that are queued while the device is busy."""
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(model.ask(device, "wait"))
         assert await asyncio.to_thread(model.entered.wait, 60)
         queued = queue(tasks)
-        for _ in range(3):  # they queue up; who is cancelled hears of it; it has left
+        for _ in range(3):  # queued; cancellation delivered; removed
             await asyncio.sleep(0)
         model.open.set()
         return await asyncio.gather(*queued, return_exceptions=True)
@@ -71,7 +71,7 @@ def outcome(result: Any) -> Any:
     return type(result) if isinstance(result, BaseException) else result.value
 
 
-def test_what_waits_goes_together(device: DeviceWorker) -> None:
+def test_batches_queued_requests(device: DeviceWorker) -> None:
     model = Model(max_batch_size=8)
 
     async def run() -> None:
@@ -87,7 +87,7 @@ def test_what_waits_goes_together(device: DeviceWorker) -> None:
     assert model.batches == [["wait"], [0, 1, 2, 3, 4]]
 
 
-def test_deadlines_go_first_and_the_limit_holds(device: DeviceWorker) -> None:
+def test_batches_by_deadline_up_to_the_limit(device: DeviceWorker) -> None:
     model = Model(max_batch_size=2)
     now_s = time.monotonic()
     due_s = [55, 40, 50, 45]
@@ -105,7 +105,7 @@ def test_deadlines_go_first_and_the_limit_holds(device: DeviceWorker) -> None:
     assert model.batches[1:] == [[40, 45], [50, 55]]
 
 
-def test_the_most_urgent_model_goes_first(device: DeviceWorker) -> None:
+def test_most_urgent_model_runs_first(device: DeviceWorker) -> None:
     first, second = Model(), Model()
     order: list[str] = []
     now_s = time.monotonic()
@@ -130,7 +130,7 @@ def test_the_most_urgent_model_goes_first(device: DeviceWorker) -> None:
     assert order == ["soon", "late", "later"]
 
 
-def test_only_the_guilty_request_fails(device: DeviceWorker) -> None:
+def test_failed_batch_fails_only_the_faulty_request(device: DeviceWorker) -> None:
     model = Model()
 
     async def run() -> None:
@@ -151,7 +151,7 @@ def test_only_the_guilty_request_fails(device: DeviceWorker) -> None:
     assert model.batches[1:] == [[2, "bad", 3], [2], ["bad"], [3]]
 
 
-def test_who_leaves_while_waiting_is_not_inferred(device: DeviceWorker) -> None:
+def test_cancelled_request_in_the_queue_is_not_inferred(device: DeviceWorker) -> None:
     model = Model()
 
     async def run() -> None:
@@ -167,7 +167,7 @@ def test_who_leaves_while_waiting_is_not_inferred(device: DeviceWorker) -> None:
     assert model.batches[1:] == [[1, 3]]
 
 
-def test_who_leaves_while_running_keeps_nobody_from_a_result(device: DeviceWorker) -> None:
+def test_cancelled_request_in_a_batch_does_not_affect_the_others(device: DeviceWorker) -> None:
     entered, open_ = threading.Event(), threading.Event()
 
     def infer(contents: Sequence[Any]) -> list[Any]:
@@ -194,7 +194,7 @@ def test_who_leaves_while_running_keeps_nobody_from_a_result(device: DeviceWorke
     asyncio.run(run())
 
 
-def test_a_batch_waits_for_company_if_told_to(device: DeviceWorker) -> None:
+def test_batch_waits_to_fill_if_configured(device: DeviceWorker) -> None:
     model = Model(max_batch_size=2, max_batch_wait_s=30.0)
 
     async def run() -> None:
@@ -207,7 +207,7 @@ def test_a_batch_waits_for_company_if_told_to(device: DeviceWorker) -> None:
     assert model.batches == [[1, 2]]
 
 
-def test_a_batch_that_waits_lets_other_models_by(device: DeviceWorker) -> None:
+def test_other_models_run_while_a_batch_waits_to_fill(device: DeviceWorker) -> None:
     patient, other = Model(max_batch_wait_s=30.0), Model()
 
     async def run() -> None:
@@ -221,10 +221,10 @@ def test_a_batch_that_waits_lets_other_models_by(device: DeviceWorker) -> None:
     assert patient.batches == []
 
 
-def test_a_hang_breaks_its_model_alone(device: DeviceWorker) -> None:
+def test_hang_breaks_only_its_model(device: DeviceWorker) -> None:
     hanging, other = Model(max_infer_s=0.2), Model()
-    heard: list[tuple[str, str]] = []
-    device.on_hung = lambda key, reason: heard.append((key, reason))
+    hung: list[tuple[str, str]] = []
+    device.on_hung = lambda key, reason: hung.append((key, reason))
 
     async def run() -> None:
         with pytest.raises(InferenceHung, match=r"did not end within 0\.2 s"):
@@ -235,13 +235,13 @@ def test_a_hang_breaks_its_model_alone(device: DeviceWorker) -> None:
         assert (await other.ask(device, 3)).value == 9
 
     asyncio.run(run())
-    assert heard == [(hanging.device_model.key, hanging.device_model.broken_reason)]
+    assert hung == [(hanging.device_model.key, hanging.device_model.broken_reason)]
     assert hanging.batches == [["wait"]]
     hanging.open.set()
     wait_until(lambda: not device.stuck_threads, what="its thread is free again")
 
 
-def test_who_waits_behind_a_hang_is_told_so(device: DeviceWorker) -> None:
+def test_queued_requests_of_a_hung_model_fail(device: DeviceWorker) -> None:
     model, other = Model(max_infer_s=0.5), Model()
 
     async def run() -> None:
@@ -264,7 +264,7 @@ async def _expect(request: Coroutine[Any, Any, Any], error: type[Exception]) -> 
     return True
 
 
-def test_the_pods_time_limit_counts_where_the_model_has_none() -> None:
+def test_pods_time_limit_is_the_default_of_models() -> None:
     worker = DeviceWorker(threads=1, max_queued=8, timeout_s=0.05)
     worker.start()
     model = Model()
@@ -278,7 +278,7 @@ def test_the_pods_time_limit_counts_where_the_model_has_none() -> None:
     worker.close()
 
 
-def test_a_batch_that_does_not_fit_makes_the_next_ones_smaller(device: DeviceWorker) -> None:
+def test_out_of_memory_reduces_later_batches(device: DeviceWorker) -> None:
     sizes: list[int] = []
 
     def infer(contents: Sequence[Any]) -> list[Any]:

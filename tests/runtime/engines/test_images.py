@@ -1,4 +1,4 @@
-"""Text to image: the pictures that diffusers makes, in steps, through a pod's protocols."""
+"""Text to image: equal to diffusers, in steps, through a pod's protocols."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 pytest.importorskip("diffusers", reason="the extra text-to-image is not installed")
 
-WISH = {"prompt": "a red bird", "seed": 7, "num_inference_steps": 3, "width": 32, "height": 48}
+REQUEST = {"prompt": "a red bird", "seed": 7, "num_inference_steps": 3, "width": 32, "height": 48}
 
 
 @pytest.fixture
@@ -49,38 +49,38 @@ def run(folder: Path, work: Callable[[LocalPod], Awaitable[None]], **settings: A
     asyncio.run(main())
 
 
-async def pixels(pod: LocalPod, spec: ModelSpec, *wishes: dict[str, Any]) -> np.ndarray[Any, Any]:
+async def pixels(pod: LocalPod, spec: ModelSpec, *requests: dict[str, Any]) -> np.ndarray[Any, Any]:
     entry = pod.loader.store.acquire(spec.key)
     assert entry is not None
     processor = entry.model.processor
-    inputs = processor.batching.validate(processor.preprocess(processor.read_instances(wishes)))
-    ran = await entry.model.infer(inputs)
+    inputs = processor.batching.validate(processor.preprocess(processor.read_instances(requests)))
+    result = await entry.model.infer(inputs)
     await pod.loader.store.release(entry)
-    values: np.ndarray[Any, Any] = ran.value[0].data
+    values: np.ndarray[Any, Any] = result.value[0].data
     return values
 
 
-def diffusers_picture(folder: Path, wish: dict[str, Any]) -> np.ndarray[Any, Any]:
-    """What diffusers' own pipeline draws."""
+def diffusers_image(folder: Path, request: dict[str, Any]) -> np.ndarray[Any, Any]:
+    """Images of diffusers' own pipeline."""
     from diffusers import StableDiffusionPipeline
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         pipeline = StableDiffusionPipeline.from_pretrained(folder)
         pipeline.set_progress_bar_config(disable=True)
-        picture = pipeline(
-            wish["prompt"],
-            num_inference_steps=wish["num_inference_steps"],
-            width=wish["width"],
-            height=wish["height"],
-            generator=torch.Generator("cpu").manual_seed(wish["seed"]),
+        image = pipeline(
+            request["prompt"],
+            num_inference_steps=request["num_inference_steps"],
+            width=request["width"],
+            height=request["height"],
+            generator=torch.Generator("cpu").manual_seed(request["seed"]),
         ).images[0]
-    return np.asarray(picture)
+    return np.asarray(image)
 
 
-def test_pictures_are_those_of_diffusers_from_every_tier(folder: Path, tmp_path: Path) -> None:
+def test_images_equal_those_of_diffusers_from_every_tier(folder: Path, tmp_path: Path) -> None:
     spec = spec_of("images", folder)
-    expected = diffusers_picture(folder, WISH).astype(int)
+    expected = diffusers_image(folder, REQUEST).astype(int)
     assert expected.shape == (48, 32, 3)
     assert expected.std() > 1
 
@@ -89,39 +89,37 @@ def test_pictures_are_those_of_diffusers_from_every_tier(folder: Path, tmp_path:
             if tier is Tier.HOST:
                 await pod.demote(spec)
             assert await pod.load(spec) is tier
-            (made,) = await pixels(pod, spec, WISH)
-            assert np.abs(made.astype(int) - expected).max() <= 1
+            (image,) = await pixels(pod, spec, REQUEST)
+            assert np.abs(image.astype(int) - expected).max() <= 1
             await pod.unload(spec)
         assert pod.loader.store.used_bytes == 0
 
     run(tmp_path, work, host_bytes=1 << 30)
 
 
-def test_other_models_have_the_device_between_steps(
-    folder: Path, models: Path, tmp_path: Path
-) -> None:
+def test_other_models_run_between_steps(folder: Path, models: Path, tmp_path: Path) -> None:
     images, texts = spec_of("images", folder), spec_of("texts", models / "tiny-bert")
 
     async def work(pod: LocalPod) -> None:
         await pod.load(images)
         await pod.load(texts)
-        picture = asyncio.create_task(pixels(pod, images, {**WISH, "num_inference_steps": 200}))
+        image = asyncio.create_task(pixels(pod, images, {**REQUEST, "num_inference_steps": 200}))
         await asyncio.sleep(0)
         await pod.answer(texts)
-        assert not picture.done()
-        picture.cancel()  # it ends at the next step
+        assert not image.done()
+        image.cancel()  # it ends at the next step
         with pytest.raises(asyncio.CancelledError):
-            await picture
+            await image
 
     run(tmp_path, work)
 
 
-def test_each_picture_of_a_request_has_a_seed_of_its_own(folder: Path, tmp_path: Path) -> None:
+def test_each_image_of_a_request_has_its_own_seed(folder: Path, tmp_path: Path) -> None:
     spec = spec_of("images", folder)
 
     async def work(pod: LocalPod) -> None:
         await pod.load(spec)
-        first, second, third = await pixels(pod, spec, WISH, {**WISH, "seed": 8}, WISH)
+        first, second, third = await pixels(pod, spec, REQUEST, {**REQUEST, "seed": 8}, REQUEST)
         assert (first == third).all()
         assert (first != second).any()
 
@@ -129,30 +127,30 @@ def test_each_picture_of_a_request_has_a_seed_of_its_own(folder: Path, tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("wish", "message"),
+    ("instance", "message"),
     [
         pytest.param({}, "a string 'prompt'", id="no prompt"),
         pytest.param({"prompt": 1}, "a string 'prompt'", id="number"),
-        pytest.param({**WISH, "steps": 1}, r"has unknown fields \['steps'\]", id="unknown"),
-        pytest.param({**WISH, "width": 33}, "a multiple of 4", id="odd"),
-        pytest.param({**WISH, "height": 4096}, "from 4 to 2048", id="large"),
-        pytest.param({**WISH, "num_inference_steps": 0}, "from 1 to 200", id="no steps"),
-        pytest.param({**WISH, "num_inference_steps": True}, "from 1 to 200", id="boolean"),
-        pytest.param({**WISH, "seed": -1}, "'seed' must be", id="seed"),
-        pytest.param({**WISH, "guidance_scale": float("nan")}, "a number from 0", id="guidance"),
+        pytest.param({**REQUEST, "steps": 1}, r"has unknown fields \['steps'\]", id="unknown"),
+        pytest.param({**REQUEST, "width": 33}, "a multiple of 4", id="odd"),
+        pytest.param({**REQUEST, "height": 4096}, "from 4 to 2048", id="large"),
+        pytest.param({**REQUEST, "num_inference_steps": 0}, "from 1 to 200", id="no steps"),
+        pytest.param({**REQUEST, "num_inference_steps": True}, "from 1 to 200", id="boolean"),
+        pytest.param({**REQUEST, "seed": -1}, "'seed' must be", id="seed"),
+        pytest.param({**REQUEST, "guidance_scale": float("nan")}, "a number from 0", id="guidance"),
     ],
 )
-def test_wrong_wishes_are_refused(folder: Path, wish: dict[str, Any], message: str) -> None:
+def test_refuses_invalid_requests(folder: Path, instance: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidRequest, match=message):
-        load_processor(folder, None).read_instances([wish])
+        load_processor(folder, None).read_instances([instance])
 
 
-def test_pictures_of_one_request_have_one_size(folder: Path) -> None:
+def test_images_of_one_request_have_one_size(folder: Path) -> None:
     with pytest.raises(InvalidRequest, match="one width and one height"):
-        load_processor(folder, None).read_instances([WISH, {**WISH, "width": 64}])
+        load_processor(folder, None).read_instances([REQUEST, {**REQUEST, "width": 64}])
 
 
-def test_v2_tensors_say_what_v1_says(folder: Path) -> None:
+def test_v2_tensors_equal_v1_instances(folder: Path) -> None:
     processor = load_processor(folder, None)
     tensors = [
         bytes_tensor("prompt", [b"a red bird", b"b"]),
@@ -165,10 +163,10 @@ def test_v2_tensors_say_what_v1_says(folder: Path) -> None:
     )
 
 
-def test_tensors_from_other_pods_are_checked(folder: Path) -> None:
+def test_validates_tensors_from_other_pods(folder: Path) -> None:
     processor = load_processor(folder, None)
     assert isinstance(processor, TextToImage)
-    inputs = processor.preprocess(processor.read_instances([WISH]))
+    inputs = processor.preprocess(processor.read_instances([REQUEST]))
     assert processor.batching.validate(inputs) == inputs
     steps = numeric_tensor("steps", np.array([10_000]))
     with pytest.raises(InvalidRequest, match="'steps' must hold values from 1 to 200"):
@@ -178,7 +176,7 @@ def test_tensors_from_other_pods_are_checked(folder: Path) -> None:
 # Models
 
 
-def test_without_diffusers_the_load_says_what_to_install(
+def test_load_without_diffusers_names_the_extra_to_install(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "diffusers", None)
@@ -219,7 +217,7 @@ def other_scheduler(config: dict[str, Any]) -> None:
         ),
     ],
 )
-def test_other_pipelines_are_refused(
+def test_refuses_other_pipelines(
     folder: Path,
     tmp_path: Path,
     file: str,
@@ -239,7 +237,7 @@ def test_other_pipelines_are_refused(
     run(tmp_path, work)
 
 
-def test_a_pipeline_with_pickled_weights_is_refused(folder: Path, tmp_path: Path) -> None:
+def test_refuses_a_pipeline_with_pickled_weights(folder: Path, tmp_path: Path) -> None:
     changed = copy_model(folder, tmp_path / "changed")
     weights = changed / "unet" / "diffusion_pytorch_model.safetensors"
     weights.rename(weights.with_suffix(".bin"))
@@ -251,16 +249,16 @@ def test_a_pipeline_with_pickled_weights_is_refused(folder: Path, tmp_path: Path
     run(tmp_path, work)
 
 
-def test_a_pod_answers_in_v1_and_v2(cluster: Cluster, folder: Path) -> None:
+def test_pod_responds_in_v1_and_v2(cluster: Cluster, folder: Path) -> None:
     cluster.declare("images", folder)
     pod = cluster.pod("images")
-    answer = predict(pod.url, "images", WISH)
-    assert answer.status_code == 200, answer.text
-    encoded = answer.json()["predictions"][0]["image"]["b64"]
-    picture = Image.open(io.BytesIO(base64.b64decode(encoded)))
-    assert (picture.format, picture.size, picture.mode) == ("PNG", (32, 48), "RGB")
+    response = predict(pod.url, "images", REQUEST)
+    assert response.status_code == 200, response.text
+    encoded = response.json()["predictions"][0]["image"]["b64"]
+    image = Image.open(io.BytesIO(base64.b64decode(encoded)))
+    assert (image.format, image.size, image.mode) == ("PNG", (32, 48), "RGB")
     inputs = [
-        {"name": name, "datatype": kind, "shape": [1], "data": [WISH[name]]}
+        {"name": name, "datatype": kind, "shape": [1], "data": [REQUEST[name]]}
         for name, kind in (
             ("prompt", "BYTES"),
             *((name, "INT64") for name in ("seed", "num_inference_steps", "width", "height")),
@@ -270,6 +268,6 @@ def test_a_pod_answers_in_v1_and_v2(cluster: Cluster, folder: Path) -> None:
     (output,) = post(f"{url}/infer", {"inputs": inputs}).json()["outputs"]
     assert (output["name"], output["datatype"], output["data"]) == ("image", "BYTES", [encoded])
     assert get(url).json()["outputs"] == [{"name": "image", "datatype": "BYTES", "shape": [-1]}]
-    refused = predict(pod.url, "images", {**WISH, "width": 33})
+    refused = predict(pod.url, "images", {**REQUEST, "width": 33})
     assert refused.status_code == 400
     assert "a multiple of 4" in refused.json()["error"]

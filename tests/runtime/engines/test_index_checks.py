@@ -1,4 +1,4 @@
-"""Indices of a program are refused before a GPU meets them, where they would end the pod."""
+"""Indices of a program are checked before a GPU uses them, where they would end the pod."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ CASES: dict[str, tuple[OpOverload, Callable[[int], tuple[Any, ...]]]] = {
         lambda at_: (TABLE.clone(), 0, places(at_), ROWS, "sum"),
     ),
 }
-"""Each over four rows, of which the last is number 3."""
+"""Each over four rows, numbered 0 to 3."""
 
 
 def test_every_check_has_a_case() -> None:
@@ -63,20 +63,20 @@ def test_every_check_has_a_case() -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_an_index_within_bounds_gives_what_the_operator_gives(name: str) -> None:
+def test_valid_index_gives_the_operators_result(name: str) -> None:
     operator, arguments = CASES[name]
     torch.testing.assert_close(with_index_checks(operator)(*arguments(3)), operator(*arguments(3)))
 
 
 @pytest.mark.parametrize("index", [4, -5, 2**40])
 @pytest.mark.parametrize("name", CASES)
-def test_an_index_out_of_bounds_does_not_reach_the_operator(name: str, index: int) -> None:
+def test_index_out_of_bounds_does_not_reach_the_operator(name: str, index: int) -> None:
     operator, arguments = CASES[name]
     with pytest.raises(IndexError, match=f"an index must be at least .* was {index}"):
         with_index_checks(operator)(*arguments(index))
 
 
-def test_masks_and_dimensions_left_out_are_no_indices() -> None:
+def test_masks_and_omitted_dimensions_are_not_checked() -> None:
     index = with_index_checks(aten.index.Tensor)
     mask = torch.tensor([True, False, True, False])
     torch.testing.assert_close(index(TABLE, [None, at(-1)]), TABLE[:, [2]])
@@ -84,22 +84,22 @@ def test_masks_and_dimensions_left_out_are_no_indices() -> None:
     with pytest.raises(IndexError, match="below 3"):
         index(TABLE, [None, at(3)])
     with pytest.raises(IndexError):
-        index(TABLE, [at(0), at(0), at(0)])  # torch's own word on too many of them
+        index(TABLE, [at(0), at(0), at(0)])  # torch's own error for too many indices
 
 
-def test_no_index_is_out_of_no_bounds() -> None:
+def test_empty_index_is_valid() -> None:
     none = torch.empty(0, dtype=torch.int64)
     assert with_index_checks(aten.index_select.default)(TABLE, 0, none).shape == (0, 3)
 
 
-def test_an_assertion_of_the_program_is_made_on_the_host() -> None:
+def test_assertion_of_the_program_runs_on_the_host() -> None:
     check = with_index_checks(aten._assert_async.msg)
     check(torch.tensor(1), "rows must agree")
     with pytest.raises(AssertionError, match="rows must agree"):
         check(torch.tensor(0), "rows must agree")
 
 
-def test_other_operators_are_as_they_were() -> None:
+def test_other_operators_are_unchanged() -> None:
     assert with_index_checks(aten.add.Tensor) is aten.add.Tensor
 
 
@@ -116,11 +116,11 @@ class Lookup(torch.nn.Module):
 
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
-def test_a_request_out_of_bounds_is_refused(tmp_path: Path, kind: str) -> None:
+def test_refuses_a_request_with_an_index_out_of_bounds(tmp_path: Path, kind: str) -> None:
     archive = tmp_path / "model.pt2"
     torch.export.save(torch.export.export(Lookup().eval(), (torch.tensor([1, 2]),)), archive)
     network = load_network(tmp_path, device=torch.device(kind))
-    network.device = torch.device("cpu")  # built for a GPU, run without one
+    network.device = torch.device("cpu")  # built for a GPU, run on a CPU
     task = TensorProgram(archive, None)
 
     def run(ids: list[int]) -> np.ndarray[Any, Any]:

@@ -1,4 +1,4 @@
-"""Loading networks: the same numbers as transformers' own loader, clear errors for bad files."""
+"""Loading networks: equal to transformers' own loader, clear errors for invalid files."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ if TYPE_CHECKING:
         pytest.param("tiny-bert", BertForSequenceClassification, id="bert"),
     ],
 )
-def test_network_is_the_one_transformers_loads(models: Path, name: str, reference: Any) -> None:
+def test_network_equals_the_one_loaded_by_transformers(
+    models: Path, name: str, reference: Any
+) -> None:
     expected = reference.from_pretrained(models / name).eval()
     network = load_network(models / name)
     assert network.__class__ is reference
@@ -45,7 +47,7 @@ def test_network_is_the_one_transformers_loads(models: Path, name: str, referenc
         )
 
 
-def test_base_model_is_taken_out_of_a_classifier(models: Path) -> None:
+def test_loads_the_base_model_of_a_classifier(models: Path) -> None:
     expected = AutoModel.from_pretrained(models / "tiny-bert").eval()
     network = load_network(models / "tiny-bert", Task.TEXT_EMBEDDING)
     arguments = {"input_ids": torch.tensor([[5, 6, 7]])}
@@ -55,7 +57,7 @@ def test_base_model_is_taken_out_of_a_classifier(models: Path) -> None:
         )
 
 
-def test_missing_pooler_does_not_hinder_embeddings(models: Path, tmp_path: Path) -> None:
+def test_embedding_needs_no_pooler(models: Path, tmp_path: Path) -> None:
     folder = copy_model(models / "tiny-bert", tmp_path / "m")
     weights = load_file(folder / "model.safetensors")
     kept = {name: tensor for name, tensor in weights.items() if "pooler" not in name}
@@ -71,7 +73,7 @@ def test_generated_text_is_not_degenerate(models: Path) -> None:
     assert len(set(text.split())) > 1
 
 
-def test_nothing_stays_without_memory(models: Path) -> None:
+def test_all_tensors_get_memory(models: Path) -> None:
     for name in ("tiny-t5", "tiny-bert", "tiny-vit"):
         network = load_network(models / name)
         tensors = [*network.parameters(), *network.buffers()]
@@ -88,7 +90,7 @@ def test_weights_are_mapped_and_tied_once(models: Path) -> None:
     assert 0.95 * size < sum(each.nbytes for each in network.parameters()) < size
 
 
-def test_sharded_weights_load_alike(models: Path, tmp_path: Path) -> None:
+def test_loads_sharded_weights(models: Path, tmp_path: Path) -> None:
     folder = copy_model(models / "tiny-bert", tmp_path / "m")
     weights = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
@@ -140,7 +142,7 @@ FLOATS = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
         ),
     ],
 )
-def test_bad_files_of_weights_are_told(
+def test_refuses_invalid_weight_files(
     models: Path, tmp_path: Path, spoil: Callable[[Path], object], message: str
 ) -> None:
     path = copy_model(models / "tiny-bert", tmp_path / "m") / "model.safetensors"
@@ -159,7 +161,7 @@ def test_bad_files_of_weights_are_told(
         pytest.param({"hidden_size": 33}, "no network for task", id="absurd-shape"),
     ],
 )
-def test_configurations_that_do_not_fit_are_told(
+def test_refuses_configurations_that_do_not_fit(
     models: Path, tmp_path: Path, change: dict[str, object], message: str
 ) -> None:
     folder = copy_model(models / "tiny-bert", tmp_path / "m")
@@ -169,7 +171,7 @@ def test_configurations_that_do_not_fit_are_told(
         load_network(folder)
 
 
-def test_code_that_comes_with_a_model_is_ignored(models: Path, tmp_path: Path) -> None:
+def test_ignores_code_in_a_models_files(models: Path, tmp_path: Path) -> None:
     folder = copy_model(models / "tiny-bert", tmp_path / "m")
     config = json.loads((folder / "config.json").read_text())
     config["auto_map"] = {"AutoModelForSequenceClassification": "evil.Model"}

@@ -1,4 +1,4 @@
-"""Exported programs: they run as torch runs them, and nothing that came with one is run."""
+"""Exported programs: equal to torch, and no code of an archive is ever run."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ROWS = ({0: torch.export.Dim("rows", max=64)},)
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The archive that `make-model tiny-program` makes."""
+    """The archive of `make-model tiny-program`."""
     return make_model("tiny-program", tmp_path_factory.mktemp("program")) / "model.pt2"
 
 
@@ -103,7 +103,7 @@ class Everything(torch.nn.Module):
         }
 
 
-def test_a_program_gives_what_torch_gives(tmp_path: Path) -> None:
+def test_program_equals_torch(tmp_path: Path) -> None:
     torch.manual_seed(0)
     network = Everything().eval()
     rows = torch.export.Dim("rows", max=64)
@@ -132,7 +132,7 @@ def test_a_program_gives_what_torch_gives(tmp_path: Path) -> None:
     ]
 
 
-def test_weights_are_mapped_once_however_many_names_they_have(tmp_path: Path) -> None:
+def test_weights_with_several_names_are_mapped_once(tmp_path: Path) -> None:
     network = Everything().eval()
     archive = archives.export(
         network, tmp_path / "m.pt2", torch.zeros(2, 6, dtype=torch.int64), torch.randn(2, 1, 8, 8)
@@ -145,26 +145,26 @@ def test_weights_are_mapped_once_however_many_names_they_have(tmp_path: Path) ->
     assert sum(each.size_bytes for each in source.layout.tensors) == expected + constants
 
 
-# Joining
+# Batching
 
 
 class Centred(torch.nn.Module):
-    """Every row depends on the others, though the shapes do not say so."""
+    """Every row depends on the others; the shapes do not show it."""
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         return features - features.mean(0)
 
 
-def test_requests_are_joined_where_rows_do_not_touch(sound: Path) -> None:
+def test_batches_requests_with_independent_rows(sound: Path) -> None:
     assert Loaded(sound).joins()
 
 
-def test_requests_are_not_joined_where_rows_touch(tmp_path: Path) -> None:
+def test_does_not_batch_requests_with_dependent_rows(tmp_path: Path) -> None:
     archive = archives.export(Centred(), tmp_path / "m.pt2", torch.randn(3, 4), dynamic=ROWS)
     assert not Loaded(archive).joins()
 
 
-def test_a_program_of_fixed_sizes_takes_one_request_at_a_time(tmp_path: Path) -> None:
+def test_program_with_fixed_sizes_is_not_batched(tmp_path: Path) -> None:
     program = Loaded(archives.export(Centred(), tmp_path / "m.pt2", torch.randn(3, 4)))
     assert not program.joins()
     batching: Batching = program.processor.batching
@@ -206,7 +206,7 @@ def test_a_batch_gives_each_request_its_own_rows(sound: Path) -> None:
         pytest.param([tensor("features", [[np.nan] * 4])], "held NaN", id="nan"),
     ],
 )
-def test_wrong_tensors_are_refused(sound: Path, inputs: Sequence[Tensor], message: str) -> None:
+def test_refuses_invalid_tensors(sound: Path, inputs: Sequence[Tensor], message: str) -> None:
     processor = load_processor(sound.parent, None)
     with pytest.raises(InvalidRequest, match=message):
         processor.batching.validate(inputs)
@@ -241,7 +241,7 @@ def test_sizes_must_agree_between_inputs(pair: Path) -> None:
         load_processor(pair.parent, None).batching.validate([ids, values])
 
 
-def test_what_the_program_itself_refuses_is_the_callers_fault(pair: Path) -> None:
+def test_tensors_refused_by_the_program_are_invalid_input(pair: Path) -> None:
     ids, values = tensor("ids", [7], np.int64), tensor("values", np.ones((1, 3)))
     with pytest.raises(InvalidRequest, match="refused these tensors: index out of range"):
         Loaded(pair).run(ids, values)
@@ -265,7 +265,7 @@ def test_v1_instances_become_tensors(sound: Path, pair: Path) -> None:
         pytest.param([1, [2]], "mixes|values of datatype", id="mixed"),
     ],
 )
-def test_wrong_instances_are_refused(sound: Path, instances: list[Any], message: str) -> None:
+def test_refuses_invalid_instances(sound: Path, instances: list[Any], message: str) -> None:
     with pytest.raises(InvalidRequest, match=message):
         load_processor(sound.parent, None).read_instances(instances)
 
@@ -274,7 +274,7 @@ def test_wrong_instances_are_refused(sound: Path, instances: list[Any], message:
 
 
 class WritesWhenLoaded(torch.nn.Module):
-    """A part of a model whose state is restored by code, which may open any file."""
+    """A part of a model whose state is restored by code, which can open any file."""
 
     def __init__(self, path: str) -> None:
         super().__init__()
@@ -305,14 +305,14 @@ class Outer(torch.nn.Module):
         return part
 
 
-def test_torchscript_is_refused_since_loading_it_runs_its_code(tmp_path: Path) -> None:
+def test_refuses_torchscript_since_loading_it_runs_its_code(tmp_path: Path) -> None:
     touched, script = tmp_path / "touched", tmp_path / "m" / "model.pt"
     script.parent.mkdir()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.jit.script(Outer(str(touched))).save(script)  # type: ignore[no-untyped-call]  # torch
         torch.jit.load(script)  # type: ignore[no-untyped-call]  # as it ships
-    assert touched.read_bytes() == b"AAAA"  # torch.jit.load alone has written it
+    assert touched.read_bytes() == b"AAAA"  # written by torch.jit.load alone
     touched.unlink()
     renamed = script.with_name("model.pt2")
     with zipfile.ZipFile(script) as source, zipfile.ZipFile(renamed, "w") as target:
@@ -325,7 +325,7 @@ def test_torchscript_is_refused_since_loading_it_runs_its_code(tmp_path: Path) -
     assert not touched.exists()
 
 
-# Archives that are refused, or whose dangerous parts are never read
+# Archives that are refused, and parts that are never read
 
 
 def pickled(value: object) -> bytes:
@@ -334,20 +334,20 @@ def pickled(value: object) -> bytes:
     return buffer.getvalue()
 
 
-def test_torch_itself_would_run_a_pickle_of_an_archive(sound: Path, tmp_path: Path) -> None:
-    """What the tests below are about; if torch ever stops, this tells."""
+def test_torch_itself_runs_a_pickle_in_an_archive(sound: Path, tmp_path: Path) -> None:
+    """The reason for the tests below; this fails once torch stops doing so."""
     content = pickled(archives.TouchFile(tmp_path / "touched"))
     archive = changed(
         sound, tmp_path / "m.pt2", lambda records: records.update({SAMPLE_INPUTS: content})
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with contextlib.suppress(Exception):  # what was unpickled is no tuple of inputs
+        with contextlib.suppress(Exception):  # the unpickled value is not a tuple of inputs
             torch.export.load(archive)
     assert (tmp_path / "touched").exists()
 
 
-def test_pickled_sample_inputs_are_never_read(sound: Path, tmp_path: Path) -> None:
+def test_never_reads_pickled_sample_inputs(sound: Path, tmp_path: Path) -> None:
     content = pickled(archives.TouchFile(tmp_path / "touched"))
     archive = changed(
         sound, tmp_path / "m" / "m.pt2", lambda records: records.update({SAMPLE_INPUTS: content})
@@ -356,7 +356,7 @@ def test_pickled_sample_inputs_are_never_read(sound: Path, tmp_path: Path) -> No
     assert not (tmp_path / "touched").exists()
 
 
-def test_sizes_are_never_evaluated(sound: Path, tmp_path: Path) -> None:
+def test_never_evaluates_sizes(sound: Path, tmp_path: Path) -> None:
     code = f"__import__('os').mkdir({str(tmp_path / 'touched')!r})"
 
     def edit(document: Any) -> None:
@@ -400,7 +400,7 @@ def with_object(prefix: str, path: Path) -> Callable[[dict[str, bytes]], None]:
         pytest.param(lambda path: with_object("opaque_obj_", path), id="opaque object"),
     ],
 )
-def test_archives_that_need_unpickling_are_refused(
+def test_refuses_archives_that_need_unpickling(
     sound: Path, tmp_path: Path, make: Callable[[Path], Callable[[dict[str, bytes]], None]]
 ) -> None:
     archive = changed(sound, tmp_path / "m" / "m.pt2", make(tmp_path / "touched"))
@@ -426,7 +426,7 @@ def test_archives_that_need_unpickling_are_refused(
         "#namespace:op",
     ],
 )
-def test_only_operators_on_tensors_are_allowed(sound: Path, tmp_path: Path, target: str) -> None:
+def test_allows_only_operators_on_tensors(sound: Path, tmp_path: Path, target: str) -> None:
     def edit(document: Any) -> None:
         archives.nodes_of(document)[0]["target"] = target
 
@@ -437,7 +437,7 @@ def test_only_operators_on_tensors_are_allowed(sound: Path, tmp_path: Path, targ
 
 @pytest.mark.parametrize("target", ["math.floor", "torch.sym_max", "torch.ops.aten.add.Tensor"])
 def test_names_of_an_archive_never_become_code(sound: Path, tmp_path: Path, target: str) -> None:
-    """Graphs are compiled from text: a name that is pasted into it could hold anything."""
+    """Graphs are compiled from text: an inserted name could hold any code."""
     code = f"a=__import__('os').mkdir({str(tmp_path / 'touched')!r}), b"
 
     def edit(document: Any) -> None:
@@ -459,10 +459,10 @@ class Leaks(torch.nn.Module):
         return torch.empty(1000, 1000)[: features.shape[0]]
 
 
-def test_memory_that_was_never_written_is_not_shown(tmp_path: Path) -> None:
+def test_never_exposes_uninitialised_memory(tmp_path: Path) -> None:
     archive = archives.export(Leaks(), tmp_path / "m.pt2", torch.randn(3, 4), dynamic=ROWS)
     program = Loaded(archive)
-    torch.full((1000, 1000), 7.0)  # what the allocator would hand out next
+    torch.full((1000, 1000), 7.0)  # memory that the allocator would reuse next
     assert not program.run(features(3))[0].any()
 
 
@@ -477,7 +477,7 @@ class Counts(torch.nn.Module):
         return features + self.count
 
 
-def test_programs_that_change_themselves_are_refused(tmp_path: Path) -> None:
+def test_refuses_programs_that_write_to_their_weights(tmp_path: Path) -> None:
     archive = archives.export(Counts(), tmp_path / "m.pt2", torch.randn(3, 4))
     with pytest.raises(ModelInvalid, match="writes to its own weights"):
         Loaded(archive)
@@ -528,7 +528,7 @@ def _be_torchscript(records: dict[str, bytes]) -> None:
         ),
     ],
 )
-def test_archives_that_are_not_whole_are_refused(
+def test_refuses_incomplete_archives(
     sound: Path, tmp_path: Path, change: Callable[[dict[str, bytes]], None], message: str
 ) -> None:
     archive = changed(sound, tmp_path / "m" / "m.pt2", change)
@@ -536,14 +536,14 @@ def test_archives_that_are_not_whole_are_refused(
         Loaded(archive)
 
 
-def test_compressed_archives_are_refused(sound: Path, tmp_path: Path) -> None:
+def test_refuses_compressed_archives(sound: Path, tmp_path: Path) -> None:
     archive = changed(sound, tmp_path / "m" / "m.pt2", lambda records: None, compress=True)
     with pytest.raises(ModelInvalid, match="compressed"):
         Loaded(archive)
 
 
 @pytest.mark.parametrize("keep", [0, 10, 3000, -30])
-def test_truncated_archives_are_refused(sound: Path, tmp_path: Path, keep: int) -> None:
+def test_refuses_truncated_archives(sound: Path, tmp_path: Path, keep: int) -> None:
     archive = tmp_path / "m.pt2"
     archive.write_bytes(sound.read_bytes()[:keep])
     with pytest.raises(ModelInvalid, match=r"not a complete archive|has 0"):

@@ -1,4 +1,4 @@
-"""What each of several answers takes of the device that they share."""
+"""Shares of a device's time for concurrent generations."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Clock:
         return self.now_s
 
 
-def test_each_of_n_takes_an_nth_of_the_time() -> None:
+def test_each_of_n_uses_one_nth_of_the_time() -> None:
     clock = Clock()
     shared = ProcessorSharing(clock)
     with shared.measure() as first:
@@ -27,7 +27,7 @@ def test_each_of_n_takes_an_nth_of_the_time() -> None:
     assert (first.seconds, second.seconds) == pytest.approx((4 + 3 + 1, 3))
 
 
-def test_time_without_anybody_belongs_to_nobody() -> None:
+def test_idle_time_belongs_to_no_share() -> None:
     clock = Clock()
     shared = ProcessorSharing(clock)
     for _ in range(2):
@@ -38,7 +38,7 @@ def test_time_without_anybody_belongs_to_nobody() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0, 10), st.integers(0, 5)), max_size=40))
-def test_shares_add_up_to_the_time_in_which_any_was_under_way(
+def test_shares_add_up_to_the_busy_time(
     steps: list[tuple[float, int]],
 ) -> None:
     clock = Clock()

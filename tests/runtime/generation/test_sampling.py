@@ -1,4 +1,4 @@
-"""Which token a request takes, by OpenAI's parameters."""
+"""Sampling of the next token by OpenAI's parameters."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from runtime.generation.sampling import adjust_scores
 SCORES = torch.tensor([1.0, 3.0, 2.0, -1.0])
 
 
-def choice(sampling: Sampling, made: list[int] | None = None) -> int:
-    return int(adjust_scores(SCORES, sampling, generated=made or []).argmax())
+def choice(sampling: Sampling, generated: list[int] | None = None) -> int:
+    return int(adjust_scores(SCORES, sampling, generated=generated or []).argmax())
 
 
-def test_temperature_zero_takes_the_likeliest() -> None:
+def test_temperature_zero_selects_the_likeliest() -> None:
     assert choice(Sampling(1, seed=1, temperature=0)) == 1
 
 
@@ -31,11 +31,11 @@ def test_draws_follow_the_softmax() -> None:
 
 def test_draws_at_neighbouring_positions_are_independent() -> None:
     count = 4000
-    made: list[int] = []
+    generated: list[int] = []
     draws = []
     for _ in range(count):
-        draws.append(choice(Sampling(1, seed=5), made))
-        made.append(0)
+        draws.append(choice(Sampling(1, seed=5), generated))
+        generated.append(0)
     pairs = Counter(itertools.pairwise(draws))
     shares = torch.softmax(SCORES, 0).tolist()
     assert pairs[1, 1] / count == pytest.approx(shares[1] ** 2, abs=0.04)

@@ -1,4 +1,4 @@
-"""Text from tokens as they come: whole characters, stop strings."""
+"""Incremental decoding: whole characters, stop strings."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ TEXT = "babe dida — Ω≈ç√ 日本語 \U0001f600 end"
 
 @pytest.fixture(scope="module")
 def tokenizer(models: Path) -> PreTrainedTokenizerBase:
-    made: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(models / "tiny-gpt2")
-    return made
+    loaded: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(models / "tiny-gpt2")
+    return loaded
 
 
 def pieces_of(
@@ -46,12 +46,12 @@ def test_any_tokens_give_the_text_that_they_decode_to(tokenizer: PreTrainedToken
         ids = [draw.randrange(999) for _ in range(40)]
         stream = TextStream(tokenizer, ())
         text = "".join(stream.push([each]) for each in ids) + stream.finish()
-        # Where bytes are no text, how many marks stand for them depends on where it was cut.
+        # For invalid bytes, the number of replacement characters depends on the chunks.
         whole: str = tokenizer.decode(ids, skip_special_tokens=True)
         assert text.replace("\ufffd", "") == whole.replace("\ufffd", "")
 
 
-def test_nothing_of_a_stop_string_comes_out(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_returns_nothing_of_a_stop_string(tokenizer: PreTrainedTokenizerBase) -> None:
     pieces, stream = pieces_of(tokenizer, "one two STOP three", "zzz", "STOP")
     assert "".join(pieces) == "one two "
     assert stream.is_stopped
@@ -62,7 +62,7 @@ def test_the_first_of_several_stop_strings_ends_it(tokenizer: PreTrainedTokenize
     assert "".join(pieces) == "one "
 
 
-def test_what_looked_like_a_stop_string_comes_out_later(
+def test_returns_held_text_that_is_no_stop_string(
     tokenizer: PreTrainedTokenizerBase,
 ) -> None:
     pieces, stream = pieces_of(tokenizer, "a STO b ST", "STOP")
@@ -70,7 +70,7 @@ def test_what_looked_like_a_stop_string_comes_out_later(
     assert not stream.is_stopped
 
 
-def test_bytes_that_never_become_a_character_do_not_hold_the_text_back(
+def test_invalid_bytes_do_not_hold_back_the_text(
     tokenizer: PreTrainedTokenizerBase,
 ) -> None:
     half = tokenizer("\U0001f600")["input_ids"][0]

@@ -1,4 +1,4 @@
-"""The engine by itself, on a device worker: sharing the device, failing, giving memory back."""
+"""The engine on a device worker: sharing the device, failures, memory."""
 
 from __future__ import annotations
 
@@ -62,12 +62,12 @@ def with_engine(
     asyncio.run(run())
 
 
-async def made(engine: TransformersEngine, tokens: int, **sampling: Any) -> list[int]:
+async def generate_tokens(engine: TransformersEngine, tokens: int, **sampling: Any) -> list[int]:
     """All tokens of one request."""
     ids: list[int] = []
-    wish = Sampling(max_tokens=tokens, **{"seed": 0, "temperature": 0.0, **sampling})
-    async with aclosing(engine.generate(PROMPT, wish)) as news:
-        async for new in news:
+    parameters = Sampling(max_tokens=tokens, **{"seed": 0, "temperature": 0.0, **sampling})
+    async with aclosing(engine.generate(PROMPT, parameters)) as chunks:
+        async for new in chunks:
             ids += new.token_ids
     return ids
 
@@ -81,35 +81,33 @@ def test_greedy_tokens_are_those_of_generate(
         )[0].tolist()
 
     async def test(engine: TransformersEngine) -> None:
-        assert PROMPT + await made(engine, 40) == expected
+        assert PROMPT + await generate_tokens(engine, 40) == expected
 
     with_engine(network, device, test)
 
 
-def test_other_work_of_the_device_goes_between_steps(
-    network: PreTrainedModel, device: DeviceWorker
-) -> None:
+def test_other_jobs_run_between_steps(network: PreTrainedModel, device: DeviceWorker) -> None:
     async def test(engine: TransformersEngine) -> None:
-        news = engine.generate(PROMPT, Sampling(max_tokens=900, seed=0))
-        first = await anext(news)
+        chunks = engine.generate(PROMPT, Sampling(max_tokens=900, seed=0))
+        first = await anext(chunks)
         assert (await device.run(lambda: 7)).value == 7
-        second = await anext(news)
+        second = await anext(chunks)
         assert first.finish is None
         assert second.finish is None
-        await news.aclose()
+        await chunks.aclose()
 
     with_engine(network, device, test)
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "expected"),
     [
         pytest.param(RuntimeError("the device broke"), InferenceFailed, id="fault"),
         pytest.param(torch.OutOfMemoryError("the device broke"), NoRoomToInfer, id="no-room"),
     ],
 )
-def test_a_step_that_fails_ends_its_requests_and_no_others(
-    network: PreTrainedModel, device: DeviceWorker, error: Exception, told: type[Exception]
+def test_failed_step_ends_only_its_requests(
+    network: PreTrainedModel, device: DeviceWorker, error: Exception, expected: type[Exception]
 ) -> None:
     left = [20]
 
@@ -122,28 +120,30 @@ def test_a_step_that_fails_ends_its_requests_and_no_others(
 
     async def test(engine: TransformersEngine) -> None:
         results = await asyncio.gather(
-            made(engine, 100), made(engine, 50, seed=3), return_exceptions=True
+            generate_tokens(engine, 100),
+            generate_tokens(engine, 50, seed=3),
+            return_exceptions=True,
         )
-        assert [type(result) for result in results] == [told] * 2
+        assert [type(result) for result in results] == [expected] * 2
         assert "the device broke" in str(results[0])
-        assert len(await made(engine, 30)) == 30
+        assert len(await generate_tokens(engine, 30)) == 30
 
     with_engine(network, device, test)
     hook.remove()
 
 
-def test_requests_that_end_or_leave_give_their_pages_back(
+def test_ended_and_cancelled_requests_free_their_pages(
     network: PreTrainedModel, device: DeviceWorker
 ) -> None:
     async def leave(engine: TransformersEngine) -> None:
-        async with aclosing(engine.generate(PROMPT, Sampling(max_tokens=900, seed=1))) as news:
-            await anext(news)
+        async with aclosing(engine.generate(PROMPT, Sampling(max_tokens=900, seed=1))) as chunks:
+            await anext(chunks)
 
     async def test(engine: TransformersEngine) -> None:
         cache = engine._processor.cache
         for _ in range(40):
-            await asyncio.gather(leave(engine), made(engine, 5), leave(engine))
-        await made(engine, 1)  # who left is taken out by the next step
+            await asyncio.gather(leave(engine), generate_tokens(engine, 5), leave(engine))
+        await generate_tokens(engine, 1)  # cancelled requests are removed by the next step
         assert not engine._processor.has_pending_requests()
         cache.evict_cached_blocks()
         cache.pool.try_to_free_sectors()
@@ -153,20 +153,20 @@ def test_requests_that_end_or_leave_give_their_pages_back(
     with_engine(network, device, test)
 
 
-def test_one_that_is_cancelled_while_it_steps_leaves_the_others_their_tokens(
+def test_cancellation_in_a_step_keeps_the_others_tokens(
     network: PreTrainedModel, device: DeviceWorker
 ) -> None:
     async def leave(engine: TransformersEngine, has_started: asyncio.Event) -> None:
-        async with aclosing(engine.generate(PROMPT, Sampling(max_tokens=900, seed=2))) as news:
-            async for _ in news:
+        async with aclosing(engine.generate(PROMPT, Sampling(max_tokens=900, seed=2))) as chunks:
+            async for _ in chunks:
                 has_started.set()
 
     async def test(engine: TransformersEngine) -> None:
-        alone = await made(engine, 60)
+        alone = await generate_tokens(engine, 60)
         for _ in range(10):
             has_started = asyncio.Event()
             leaver = asyncio.create_task(leave(engine, has_started))
-            stayer = asyncio.create_task(made(engine, 60))
+            stayer = asyncio.create_task(generate_tokens(engine, 60))
             await has_started.wait()
             leaver.cancel()
             assert await stayer == alone
@@ -176,46 +176,46 @@ def test_one_that_is_cancelled_while_it_steps_leaves_the_others_their_tokens(
     with_engine(network, device, test)
 
 
-async def _tell(name: str, news: AsyncGenerator[TokenChunk, None], told: list[str]) -> None:
-    async with aclosing(news):
-        async for new in news:
-            told.append(f"{name} ends" if new.finish else name)  # noqa: PERF401  # others tell, too
+async def _record(name: str, chunks: AsyncGenerator[TokenChunk, None], events: list[str]) -> None:
+    async with aclosing(chunks):
+        async for new in chunks:
+            events.append(f"{name} ends" if new.finish else name)  # noqa: PERF401  # others tell, too
 
 
-def test_the_models_annotation_bounds_who_makes_tokens_at_once(
+def test_annotation_limits_concurrent_requests(
     network: PreTrainedModel, device: DeviceWorker
 ) -> None:
     async def test(engine: TransformersEngine) -> None:
-        told: list[str] = []
+        events: list[str] = []
         await asyncio.gather(
-            *(_tell(name, engine.generate(PROMPT, GREEDY), told) for name in "abc")
+            *(_record(name, engine.generate(PROMPT, GREEDY), events) for name in "abc")
         )
-        assert set(told[: told.index("a ends")]) == {"a", "b"}
-        assert told.index("c") > told.index("a ends")
+        assert set(events[: events.index("a ends")]) == {"a", "b"}
+        assert events.index("c") > events.index("a ends")
 
     with_engine(network, device, test, DeviceModel(policy=ModelPolicy(max_batch_size=2)))
 
 
-def test_a_bound_that_is_lowered_holds_from_the_next_token(
+def test_lowered_limit_applies_from_the_next_token(
     network: PreTrainedModel, device: DeviceWorker
 ) -> None:
     device_model = DeviceModel()
 
     async def test(engine: TransformersEngine) -> None:
-        told: list[str] = []
-        news = {name: engine.generate(PROMPT, GREEDY) for name in "abc"}
-        await asyncio.gather(*(anext(each) for each in news.values()))
+        events: list[str] = []
+        chunks = {name: engine.generate(PROMPT, GREEDY) for name in "abc"}
+        await asyncio.gather(*(anext(each) for each in chunks.values()))
         device_model.policy = ModelPolicy(max_batch_size=1)
-        await asyncio.gather(*(_tell(name, each, told) for name, each in news.items()))
-        assert [each for each in told if "ends" in each] == ["a ends", "b ends", "c ends"]
-        alone = told[: told.index("a ends")]
+        await asyncio.gather(*(_record(name, each, events) for name, each in chunks.items()))
+        assert [each for each in events if "ends" in each] == ["a ends", "b ends", "c ends"]
+        alone = events[: events.index("a ends")]
         assert alone.count("a") > 20
-        assert alone.count("b") + alone.count("c") <= 2  # of the steps before
+        assert alone.count("b") + alone.count("c") <= 2  # from earlier steps
 
     with_engine(network, device, test, device_model)
 
 
-def test_the_end_token_is_why_it_stopped(network: PreTrainedModel, device: DeviceWorker) -> None:
+def test_end_token_is_the_finish_reason(network: PreTrainedModel, device: DeviceWorker) -> None:
     with torch.inference_mode():
         ids = network.generate(
             input_ids=torch.tensor([PROMPT]), max_new_tokens=20, do_sample=False
@@ -223,19 +223,19 @@ def test_the_end_token_is_why_it_stopped(network: PreTrainedModel, device: Devic
     network.generation_config.eos_token_id = ids[3]
 
     async def test(engine: TransformersEngine) -> None:
-        news = [new async for new in engine.generate(PROMPT, Sampling(20, 0, temperature=0))]
-        assert [token for new in news for token in new.token_ids] == ids[: ids.index(ids[3]) + 1]
-        assert news[-1].finish is Finish.STOP
+        chunks = [new async for new in engine.generate(PROMPT, Sampling(20, 0, temperature=0))]
+        assert [token for new in chunks for token in new.token_ids] == ids[: ids.index(ids[3]) + 1]
+        assert chunks[-1].finish is Finish.STOP
 
     with_engine(network, device, test)
 
 
-def test_closing_lets_the_network_go(models: Path, device: DeviceWorker) -> None:
+def test_close_releases_the_network(models: Path, device: DeviceWorker) -> None:
     network = load_network(models / "tiny-gpt2")
     alive = weakref.ref(network)
 
     async def test(engine: TransformersEngine) -> None:
-        await made(engine, 5)
+        await generate_tokens(engine, 5)
 
     with_engine(network, device, test)
     del network
@@ -243,7 +243,7 @@ def test_closing_lets_the_network_go(models: Path, device: DeviceWorker) -> None
     assert alive() is None
 
 
-def test_a_network_without_attention_is_refused(device: DeviceWorker) -> None:
+def test_refuses_a_network_without_attention(device: DeviceWorker) -> None:
     config = MambaConfig(vocab_size=50, hidden_size=16, state_size=4, num_hidden_layers=1)
     config.num_attention_heads = 1
 

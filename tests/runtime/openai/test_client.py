@@ -1,4 +1,4 @@
-"""The `openai` package from PyPI, which nobody here wrote, at a pod and through the gateway."""
+"""The `openai` package from PyPI, at a pod and through the gateway."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 openai = pytest.importorskip("openai")
 
 LONG: dict[str, Any] = {"model": "chat", "max_tokens": 900, "n": 16, "seed": 1, "stream": True}
-"""A streamed answer that takes seconds."""
+"""A streamed response that takes seconds."""
 LONG_TOKENS = 900 * 16
 USER: list[Any] = [{"role": "user", "content": "babe dida"}]
 
@@ -34,7 +34,7 @@ def pod(shared_cluster: Cluster, models: Path) -> servers.Pod:
 
 @pytest.fixture(params=["pod", "gateway", "gateway-prefix"])
 def base_url(request: pytest.FixtureRequest, pod: servers.Pod, gateway: servers.Gateway) -> str:
-    """Where the client is told the API is; by prefix for the generating model alone."""
+    """The client's base URL; with a prefix it serves the generating model only."""
     return {
         "pod": f"{pod.url}/openai/v1",
         "gateway": f"{gateway.url}/openai/v1",
@@ -44,21 +44,21 @@ def base_url(request: pytest.FixtureRequest, pod: servers.Pod, gateway: servers.
 
 @pytest.fixture
 def client(base_url: str) -> Iterator[Any]:
-    with openai.OpenAI(base_url=base_url, api_key="none", max_retries=0, timeout=60) as made:
-        yield made
+    with openai.OpenAI(base_url=base_url, api_key="none", max_retries=0, timeout=60) as client:
+        yield client
 
 
 def test_completions(client: Any) -> None:
-    answer = client.completions.create(model="chat", prompt="babe dida", max_tokens=5)
-    assert answer.choices[0].finish_reason == "length"
-    assert answer.usage.completion_tokens == 5
+    response = client.completions.create(model="chat", prompt="babe dida", max_tokens=5)
+    assert response.choices[0].finish_reason == "length"
+    assert response.usage.completion_tokens == 5
 
 
 def test_chat_whole_and_streamed_agree(client: Any) -> None:
-    wish = {"model": "chat", "messages": USER, "max_tokens": 12, "temperature": 0}
-    whole = client.chat.completions.create(**wish)
+    request = {"model": "chat", "messages": USER, "max_tokens": 12, "temperature": 0}
+    whole = client.chat.completions.create(**request)
     stream = client.chat.completions.create(
-        **wish, stream=True, stream_options={"include_usage": True}
+        **request, stream=True, stream_options={"include_usage": True}
     )
     text = ""
     usage = None
@@ -82,11 +82,11 @@ def test_embeddings(pod: servers.Pod, gateway: servers.Gateway, kind: str) -> No
     vectors = []
     for url in (pod.url, gateway.url):
         with openai.OpenAI(base_url=f"{url}/openai/v1", api_key="none", max_retries=0) as client:
-            answer = client.embeddings.create(
+            response = client.embeddings.create(
                 model="embedder", input=["one", "two"], encoding_format=kind
             )
-            assert answer.usage.prompt_tokens > 0
-            vectors.append([list(_floats(each.embedding)) for each in answer.data])
+            assert response.usage.prompt_tokens > 0
+            vectors.append([list(_floats(each.embedding)) for each in response.data])
             default = client.embeddings.create(model="embedder", input=["one", "two"])
             assert default.data[0].embedding == pytest.approx(vectors[-1][0], abs=1e-6)
     for at_pod, at_gateway in zip(*vectors, strict=True):
@@ -99,7 +99,7 @@ def _floats(embedding: Any) -> list[float]:
     return list(embedding)
 
 
-def test_errors_are_the_clients_own(client: Any) -> None:
+def test_errors_raise_the_clients_exceptions(client: Any) -> None:
     with pytest.raises(openai.NotFoundError) as missing:
         client.completions.create(model="nobody", prompt="x")
     assert missing.value.code == "model_not_found"
@@ -110,22 +110,22 @@ def test_errors_are_the_clients_own(client: Any) -> None:
     assert long.value.code == "context_length_exceeded"
 
 
-def test_the_first_token_arrives_before_the_last_is_made(client: Any, pod: servers.Pod) -> None:
-    made_before = metric(pod.url, "pilotlight_generated_tokens_total")
+def test_first_token_arrives_before_the_last_is_generated(client: Any, pod: servers.Pod) -> None:
+    before = metric(pod.url, "pilotlight_generated_tokens_total")
     stream = client.completions.create(prompt="zuzu", **LONG)
     next(iter(stream))
-    made = metric(pod.url, "pilotlight_generated_tokens_total") - made_before
-    assert made < LONG_TOKENS
+    generated = metric(pod.url, "pilotlight_generated_tokens_total") - before
+    assert generated < LONG_TOKENS
     assert metric(pod.url, "pilotlight_generations") == 1
     stream.close()
     wait_idle(pod)
 
 
-def test_a_client_that_breaks_off_frees_its_slot(client: Any, pod: servers.Pod) -> None:
-    made_before = metric(pod.url, "pilotlight_generated_tokens_total")
+def test_disconnected_client_frees_its_slot(client: Any, pod: servers.Pod) -> None:
+    before = metric(pod.url, "pilotlight_generated_tokens_total")
     stream = client.chat.completions.create(messages=USER, **LONG)
     next(iter(stream))
     stream.close()
     wait_idle(pod)
-    made = metric(pod.url, "pilotlight_generated_tokens_total") - made_before
-    assert made < LONG_TOKENS
+    generated = metric(pod.url, "pilotlight_generated_tokens_total") - before
+    assert generated < LONG_TOKENS

@@ -1,4 +1,4 @@
-"""Text generation over OpenAI's protocol at a pod: answers, streams, batching, faults."""
+"""Text generation over OpenAI's protocol at a pod: responses, streams, batching, errors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tests.runtime.conftest import Cluster
 
 LONG = {"model": "chat", "prompt": "zuzu", "max_tokens": 900, "n": 16, "seed": 1}
-"""An answer that takes seconds."""
+"""A response that takes seconds."""
 LONG_TOKENS = 900 * 16
 
 
@@ -40,9 +40,9 @@ def generating(shared_cluster: Cluster, models: Path) -> servers.Pod:
 
 def complete(pod: servers.Pod, prompt: Any = "babe dida", **fields: Any) -> dict[str, Any]:
     body = {"model": "chat", "prompt": prompt, "temperature": 0, **fields}
-    answer = post(f"{pod.url}/openai/v1/completions", body)
-    assert answer.status_code == 200, answer.text
-    document: dict[str, Any] = answer.json()
+    response = post(f"{pod.url}/openai/v1/completions", body)
+    assert response.status_code == 200, response.text
+    document: dict[str, Any] = response.json()
     return document
 
 
@@ -62,7 +62,7 @@ def events(pod: servers.Pod, call: str, body: dict[str, Any]) -> list[dict[str, 
     return [json.loads(line) for line in lines[:-1]]
 
 
-# Answers
+# Responses
 
 
 def test_completes_with_usage_and_finish_reason(generating: servers.Pod) -> None:
@@ -77,11 +77,11 @@ def test_completes_with_usage_and_finish_reason(generating: servers.Pod) -> None
     assert usage["total_tokens"] == usage["prompt_tokens"] + 5
 
 
-def test_default_length_is_openais(generating: servers.Pod) -> None:
+def test_default_length_is_that_of_openai(generating: servers.Pod) -> None:
     assert complete(generating)["usage"]["completion_tokens"] == 16
 
 
-def test_answers_a_conversation(generating: servers.Pod) -> None:
+def test_completes_a_conversation(generating: servers.Pod) -> None:
     parts = [{"type": "text", "text": "ba"}, {"type": "text", "text": "be"}]
     messages = [{"role": "system", "content": "dida"}, {"role": "user", "content": parts}]
     body = {"model": "chat", "messages": messages, "max_completion_tokens": 4}
@@ -93,7 +93,7 @@ def test_answers_a_conversation(generating: servers.Pod) -> None:
     assert document["usage"]["completion_tokens"] == 4
 
 
-def test_streamed_and_whole_answers_agree(generating: servers.Pod) -> None:
+def test_streamed_and_whole_responses_agree(generating: servers.Pod) -> None:
     body = {"model": "chat", "prompt": "babe dida", "temperature": 0, "max_tokens": 20}
     chunks = events(generating, "completions", body)
     streamed = "".join(chunk["choices"][0]["text"] for chunk in chunks)
@@ -102,7 +102,7 @@ def test_streamed_and_whole_answers_agree(generating: servers.Pod) -> None:
     assert len(chunks) > 5
 
 
-def test_a_streamed_conversation_begins_with_its_role_and_ends_with_usage(
+def test_streamed_chat_begins_with_its_role_and_ends_with_usage(
     generating: servers.Pod,
 ) -> None:
     body = {
@@ -119,13 +119,13 @@ def test_a_streamed_conversation_begins_with_its_role_and_ends_with_usage(
     assert last["usage"]["completion_tokens"] == 6
 
 
-def test_prompt_tokens_may_be_sent_themselves(generating: servers.Pod, models: Path) -> None:
+def test_accepts_prompt_tokens(generating: servers.Pod, models: Path) -> None:
     vocabulary = orjson.loads((models / "tiny-gpt2" / "tokenizer.json").read_bytes())
     ids = [vocabulary["model"]["vocab"][piece] for piece in ("ba", "be")]
     assert text_of(complete(generating, ids)) == text_of(complete(generating, "babe"))
 
 
-def test_a_stop_string_ends_the_answer_before_it(generating: servers.Pod) -> None:
+def test_stop_string_ends_the_text_before_it(generating: servers.Pod) -> None:
     whole = text_of(complete(generating, max_tokens=30))
     stop = whole[10:13]
     document = complete(generating, max_tokens=30, stop=[stop])
@@ -134,7 +134,7 @@ def test_a_stop_string_ends_the_answer_before_it(generating: servers.Pod) -> Non
     assert document["usage"]["completion_tokens"] < 30
 
 
-def test_seeds_repeat_and_differ(generating: servers.Pod) -> None:
+def test_equal_seeds_repeat_and_others_differ(generating: servers.Pod) -> None:
     def draw(seed: int) -> str:
         return text_of(complete(generating, temperature=1, seed=seed, max_tokens=12))
 
@@ -157,20 +157,24 @@ def test_choices_differ_and_are_counted(generating: servers.Pod) -> None:
     assert document["usage"]["completion_tokens"] == total
 
 
-def test_a_penalty_keeps_tokens_from_coming_again(generating: servers.Pod) -> None:
+def test_penalty_reduces_repetition(generating: servers.Pod) -> None:
     plain = complete(generating, max_tokens=60)
     spread = complete(generating, max_tokens=60, frequency_penalty=2, presence_penalty=2)
     assert len(set(text_of(spread).split())) >= len(set(text_of(plain).split()))
     assert text_of(spread) != text_of(plain)
 
 
-def test_the_models_own_end_token_ends_the_answer(
+def test_models_end_token_ends_the_text(
     cluster: Cluster, models: Path, tmp_path: Path, generating: servers.Pod
 ) -> None:
     folder = servers.copy_model(models / "tiny-gpt2", tmp_path / "ending")
-    made = complete(generating, max_tokens=12)
+    generated = complete(generating, max_tokens=12)
     vocabulary = orjson.loads((folder / "tokenizer.json").read_bytes())["model"]["vocab"]
-    ids = [token for piece, token in vocabulary.items() if piece[1:] and piece[1:] in text_of(made)]
+    ids = [
+        token
+        for piece, token in vocabulary.items()
+        if piece[1:] and piece[1:] in text_of(generated)
+    ]
     settings = orjson.loads((folder / "generation_config.json").read_bytes())
     settings["eos_token_id"] = ids
     (folder / "generation_config.json").write_bytes(orjson.dumps(settings))
@@ -180,10 +184,10 @@ def test_the_models_own_end_token_ends_the_answer(
     assert document["usage"]["completion_tokens"] < 12
 
 
-# Several at once
+# Concurrent requests
 
 
-def test_company_changes_no_answer(generating: servers.Pod) -> None:
+def test_concurrent_requests_do_not_change_the_text(generating: servers.Pod) -> None:
     prompts = ["babe dida", "zu", "wowo wuwu " * 30, "ba", "dodo dada", "nini"]
     alone = [text_of(complete(generating, prompt, max_tokens=40)) for prompt in prompts]
     with ThreadPoolExecutor(len(prompts)) as threads:
@@ -195,7 +199,7 @@ def test_company_changes_no_answer(generating: servers.Pod) -> None:
     assert together == alone
 
 
-def test_a_short_request_ends_while_a_long_one_goes_on(generating: servers.Pod) -> None:
+def test_short_request_ends_during_a_long_one(generating: servers.Pod) -> None:
     body = {**LONG, "stream": True}
     url = f"{generating.url}/openai/v1/completions"
     with httpx.stream("POST", url, json=body, trust_env=False, timeout=60) as stream:
@@ -207,23 +211,23 @@ def test_a_short_request_ends_while_a_long_one_goes_on(generating: servers.Pod) 
     wait_idle(generating)
 
 
-def test_a_client_that_leaves_ends_its_generation_and_frees_its_slot(
+def test_disconnected_client_cancels_its_generation_and_frees_its_slot(
     generating: servers.Pod,
 ) -> None:
-    made_before = metric(generating.url, "pilotlight_generated_tokens_total")
+    before = metric(generating.url, "pilotlight_generated_tokens_total")
     body = {**LONG, "stream": True}
     url = f"{generating.url}/openai/v1/completions"
     with httpx.stream("POST", url, json=body, trust_env=False, timeout=60) as stream:
         next(stream.iter_lines())
     wait_idle(generating)
-    made = metric(generating.url, "pilotlight_generated_tokens_total")
-    assert made - made_before < LONG_TOKENS
-    complete(generating, max_tokens=2)  # the engine goes on with others
-    assert metric(generating.url, "pilotlight_generated_tokens_total") == made + 2
+    generated = metric(generating.url, "pilotlight_generated_tokens_total")
+    assert generated - before < LONG_TOKENS
+    complete(generating, max_tokens=2)  # the engine serves others
+    assert metric(generating.url, "pilotlight_generated_tokens_total") == generated + 2
     assert metric(generating.url, "pilotlight_generations") == 0
 
 
-def test_slots_bound_how_many_generate(cluster: Cluster, models: Path) -> None:
+def test_slots_limit_generations(cluster: Cluster, models: Path) -> None:
     cluster.declare("chat", models / "tiny-gpt2")
     pod = cluster.pod(slots=1)
     complete(pod, max_tokens=1)
@@ -232,10 +236,10 @@ def test_slots_bound_how_many_generate(cluster: Cluster, models: Path) -> None:
         httpx.Client(trust_env=False, timeout=60) as client,
         client.stream("POST", url, json={**LONG, "stream": True}) as stream,
     ):
-        lines = stream.iter_lines()  # kept: the connection closes when nobody reads on
+        lines = stream.iter_lines()  # referenced: else the connection is closed
         next(lines)
         refused = client.post(url, json=LONG)
-        other = {"model": "nobody", "input": "x"}  # it is not even looked for
+        other = {"model": "nobody", "input": "x"}  # refused before it is looked up
         assert client.post(f"{pod.url}/openai/v1/embeddings", json=other).status_code == 429
     assert refused.status_code == 429
     assert refused.json()["error"]["type"] == "rate_limit_error"
@@ -243,8 +247,8 @@ def test_slots_bound_how_many_generate(cluster: Cluster, models: Path) -> None:
     assert refused.headers["x-pilotlight-not-executed"] == "slots"
 
 
-def test_a_cache_too_small_for_all_serves_all_in_turn(cluster: Cluster, models: Path) -> None:
-    """Requests that find no room are put aside and go on where they were."""
+def test_small_cache_serves_requests_in_turn(cluster: Cluster, models: Path) -> None:
+    """Requests without pages are preempted and resumed later."""
     cluster.declare("chat", models / "tiny-gpt2")
     pages = 8 * 2 * 2 * 32 * 4 * 32  # eight pages of 32 tokens
     pod = cluster.pod(slots=8, generation_cache_bytes=pages)
@@ -263,13 +267,11 @@ def test_a_cache_too_small_for_all_serves_all_in_turn(cluster: Cluster, models: 
     assert too_long.json()["error"]["code"] == "context_length_exceeded"
 
 
-def test_an_annotation_that_changes_bounds_who_makes_tokens_at_once(
-    cluster: Cluster, models: Path
-) -> None:
+def test_changed_annotation_limits_concurrent_requests(cluster: Cluster, models: Path) -> None:
     def are_in_turn() -> bool:
         body = {"model": "chat", "prompt": "zuzu", "max_tokens": 20, "n": 3}
-        told = [each["choices"][0]["index"] for each in events(pod, "completions", body)]
-        return told == sorted(told)
+        indices = [each["choices"][0]["index"] for each in events(pod, "completions", body)]
+        return indices == sorted(indices)
 
     cluster.declare("chat", models / "tiny-gpt2")
     pod = cluster.pod()
@@ -278,7 +280,7 @@ def test_an_annotation_that_changes_bounds_who_makes_tokens_at_once(
     servers.wait_until(are_in_turn, timeout_s=20, what="one choice after the other")
 
 
-def test_the_cache_counts_against_the_pods_memory(cluster: Cluster, models: Path) -> None:
+def test_cache_counts_towards_the_pods_memory(cluster: Cluster, models: Path) -> None:
     folder = models / "tiny-gpt2"
     weight_bytes = (folder / "model.safetensors").stat().st_size
     cluster.declare("chat", folder)
@@ -293,7 +295,7 @@ def test_the_cache_counts_against_the_pods_memory(cluster: Cluster, models: Path
     assert "memory budget" in refused.json()["error"]["message"]
 
 
-def test_a_request_ends_at_its_deadline(generating: servers.Pod) -> None:
+def test_request_ends_at_its_deadline(generating: servers.Pod) -> None:
     complete(generating, max_tokens=1)
     url = f"{generating.url}/openai/v1/completions"
     late = post(url, LONG, x_pilotlight_deadline_ms="150")
@@ -302,7 +304,7 @@ def test_a_request_ends_at_its_deadline(generating: servers.Pod) -> None:
     wait_idle(generating)
 
 
-def test_a_stream_that_runs_out_of_time_says_so(generating: servers.Pod) -> None:
+def test_stream_past_its_deadline_ends_with_an_error(generating: servers.Pod) -> None:
     body = {**LONG, "stream": True}
     url = f"{generating.url}/openai/v1/completions"
     headers = {"x-pilotlight-deadline-ms": "400"}
@@ -312,7 +314,7 @@ def test_a_stream_that_runs_out_of_time_says_so(generating: servers.Pod) -> None
     wait_idle(generating)
 
 
-def test_a_stream_that_a_drain_leaves_unfinished_says_so(
+def test_stream_longer_than_the_drain_ends_with_an_error(
     cluster: Cluster, models: Path, forkserver: servers.Forkserver
 ) -> None:
     cluster.declare("chat", models / "tiny-gpt2")
@@ -329,14 +331,14 @@ def test_a_stream_that_a_drain_leaves_unfinished_says_so(
         assert error["type"] == "service_unavailable_error"
         assert "pod-a ended" in error["message"]
         event = forkserver.wait_event(exited="pod-a")
-        forkserver.events.append(event)  # the context looks for it too
+        forkserver.events.append(event)  # the context waits for it, too
         assert event["status"] == 0
 
 
 # Embeddings and models
 
 
-def test_embeds_as_over_v1(generating: servers.Pod) -> None:
+def test_embeddings_equal_those_of_v1(generating: servers.Pod) -> None:
     body = {"model": "embedder", "input": ["one", "quite another text"]}
     document = post(f"{generating.url}/openai/v1/embeddings", body).json()
     expected = predict(generating.url, "embedder", *body["input"]).json()["predictions"]
@@ -346,7 +348,7 @@ def test_embeds_as_over_v1(generating: servers.Pod) -> None:
     assert document["usage"]["prompt_tokens"] == document["usage"]["total_tokens"] > 4
 
 
-def test_lists_models_declared_at_any_time(cluster: Cluster, models: Path) -> None:
+def test_lists_all_declared_models(cluster: Cluster, models: Path) -> None:
     pod = cluster.pod()
 
     def names() -> list[str]:
@@ -361,20 +363,20 @@ def test_lists_models_declared_at_any_time(cluster: Cluster, models: Path) -> No
     assert missing.json()["error"]["code"] == "model_not_found"
 
 
-def test_generates_over_v1_and_v2_too(generating: servers.Pod) -> None:
+def test_generates_over_v1_and_v2(generating: servers.Pod) -> None:
     (v1,) = predict(generating.url, "chat", "babe dida").json()["predictions"]
     v2 = infer_texts(generating.url, "chat", "babe dida").json()["outputs"][0]["data"]
     assert v2 == [v1]
     assert v1 == text_of(complete(generating, max_tokens=8))
 
 
-def test_padding_changes_no_v1_answer(generating: servers.Pod) -> None:
+def test_padding_does_not_change_v1_text(generating: servers.Pod) -> None:
     (alone,) = predict(generating.url, "chat", "ba").json()["predictions"]
     both = predict(generating.url, "chat", "ba", "dodo dada " * 9).json()["predictions"]
     assert both[0] == alone
 
 
-# Bad input
+# Invalid input
 
 USER = [{"role": "user", "content": "x"}]
 USUAL: dict[str, dict[str, Any]] = {
@@ -385,7 +387,7 @@ USUAL: dict[str, dict[str, Any]] = {
 
 
 def bad(name: str, call: str, change: object, message: str, status: int = 400) -> ParameterSet:
-    """A body that is refused: raw, or the usual one with fields changed (None: left out)."""
+    """A refused body: raw, or the default one with changed fields (None: omitted)."""
     body = change
     if isinstance(change, dict):
         fields = {**USUAL[call], **change}
@@ -442,54 +444,52 @@ IMAGE = [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]
         bad("unknown-embedder", EMBED, {"model": "nobody"}, "nobody", 404),
     ],
 )
-def test_bad_input_is_refused_in_openais_shape(
+def test_invalid_input_is_refused_in_openais_form(
     generating: servers.Pod, call: str, body: bytes, status: int, message: str
 ) -> None:
-    answer = post_bytes(f"{generating.url}/openai/v1/{call}", body)
-    assert answer.status_code == status, answer.text
-    error = answer.json()["error"]
+    response = post_bytes(f"{generating.url}/openai/v1/{call}", body)
+    assert response.status_code == status, response.text
+    error = response.json()["error"]
     assert message in error["message"]
     assert set(error) == {"message", "type", "param", "code"}
 
 
 @pytest.mark.parametrize("call", USUAL)
-def test_a_compressed_body_is_told(generating: servers.Pod, call: str) -> None:
+def test_refuses_a_compressed_body(generating: servers.Pod, call: str) -> None:
     body = orjson.dumps(USUAL[call])
-    answer = post_bytes(f"{generating.url}/openai/v1/{call}", body, content_encoding="gzip")
-    assert answer.status_code == 400
-    assert "content-encoding" in answer.json()["error"]["message"]
+    response = post_bytes(f"{generating.url}/openai/v1/{call}", body, content_encoding="gzip")
+    assert response.status_code == 400
+    assert "content-encoding" in response.json()["error"]["message"]
 
 
-def test_a_conversation_needs_a_chat_template(
-    cluster: Cluster, models: Path, tmp_path: Path
-) -> None:
+def test_chat_needs_a_chat_template(cluster: Cluster, models: Path, tmp_path: Path) -> None:
     folder = tmp_path / "plain"
     shutil.copytree(models / "tiny-gpt2", folder, ignore=shutil.ignore_patterns("*.jinja"))
     cluster.declare("plain", folder)
     pod = cluster.pod()
     body = {"model": "plain", "messages": USER}
-    answer = post(f"{pod.url}/openai/v1/chat/completions", body)
-    assert answer.status_code == 400
-    assert "no chat template" in answer.json()["error"]["message"]
+    response = post(f"{pod.url}/openai/v1/chat/completions", body)
+    assert response.status_code == 400
+    assert "no chat template" in response.json()["error"]["message"]
 
 
-def test_a_template_that_refuses_is_bad_input(
+def test_error_of_the_chat_template_is_invalid_input(
     cluster: Cluster, models: Path, tmp_path: Path
 ) -> None:
     folder = servers.copy_model(models / "tiny-gpt2", tmp_path / "strict")
     (folder / "chat_template.jinja").write_text("{{ raise_exception('roles must alternate') }}")
     cluster.declare("strict", folder)
     body = {"model": "strict", "messages": USER}
-    answer = post(f"{cluster.pod().url}/openai/v1/chat/completions", body)
-    assert answer.status_code == 400
-    assert "roles must alternate" in answer.json()["error"]["message"]
+    response = post(f"{cluster.pod().url}/openai/v1/chat/completions", body)
+    assert response.status_code == 400
+    assert "roles must alternate" in response.json()["error"]["message"]
 
 
 def test_path_and_body_must_name_the_same_model(generating: servers.Pod) -> None:
     url = f"{generating.url}/serving/default~chat/openai/v1/completions"
     for name, status in (("chat", 200), ("default/chat", 200), ("embedder", 404)):
-        answer = post(url, {"model": name, "prompt": "x", "max_tokens": 1})
-        assert answer.status_code == status, answer.text
+        response = post(url, {"model": name, "prompt": "x", "max_tokens": 1})
+        assert response.status_code == status, response.text
 
 
 # Another pod

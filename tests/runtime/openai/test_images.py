@@ -22,7 +22,7 @@ openai = pytest.importorskip("openai")
 pytest.importorskip("diffusers", reason="the extra text-to-image is not installed")
 
 FEW_STEPS = {"num_inference_steps": 2}
-WISH: dict[str, Any] = {"model": "painter", "prompt": "a red bird", "size": "32x48"}
+REQUEST: dict[str, Any] = {"model": "painter", "prompt": "a red bird", "size": "32x48"}
 
 
 @pytest.fixture(scope="module")
@@ -39,36 +39,36 @@ def client(
     url = pod.url if request.param == "pod" else gateway.url
     with openai.OpenAI(
         base_url=f"{url}/openai/v1", api_key="none", max_retries=0, timeout=60
-    ) as made:
-        yield made
+    ) as client:
+        yield client
 
 
 def opened(encoded: str) -> Image.Image:
     return Image.open(io.BytesIO(base64.b64decode(encoded)))
 
 
-def test_pictures_are_those_of_v1(client: Any, pod: servers.Pod) -> None:
-    answer = client.images.generate(
-        **WISH, n=2, response_format="b64_json", extra_body={"seed": 7, **FEW_STEPS}
+def test_images_equal_those_of_v1(client: Any, pod: servers.Pod) -> None:
+    response = client.images.generate(
+        **REQUEST, n=2, response_format="b64_json", extra_body={"seed": 7, **FEW_STEPS}
     )
     sides = {"width": 32, "height": 48, **FEW_STEPS}
-    wishes = [{"prompt": WISH["prompt"], "seed": seed, **sides} for seed in (7, 8)]
-    expected = predict(pod.url, "painter", *wishes).json()["predictions"]
-    assert [each.b64_json for each in answer.data] == [each["image"]["b64"] for each in expected]
-    assert answer.data[0].b64_json != answer.data[1].b64_json
-    assert opened(answer.data[0].b64_json).size == (32, 48)
-    assert opened(answer.data[0].b64_json).format == "PNG"
-    assert answer.created > 1_600_000_000
+    requests = [{"prompt": REQUEST["prompt"], "seed": seed, **sides} for seed in (7, 8)]
+    expected = predict(pod.url, "painter", *requests).json()["predictions"]
+    assert [each.b64_json for each in response.data] == [each["image"]["b64"] for each in expected]
+    assert response.data[0].b64_json != response.data[1].b64_json
+    assert opened(response.data[0].b64_json).size == (32, 48)
+    assert opened(response.data[0].b64_json).format == "PNG"
+    assert response.created > 1_600_000_000
 
 
-def test_all_but_model_and_prompt_may_be_left_out(client: Any) -> None:
+def test_only_model_and_prompt_are_required(client: Any) -> None:
     first, second = (
         client.images.generate(model="painter", prompt="a bird", size=size, quality="auto")
         for size in ("auto", None)
     )
     assert len(first.data) == 1
     assert opened(first.data[0].b64_json).size == opened(second.data[0].b64_json).size
-    assert first.data[0].b64_json != second.data[0].b64_json  # seeds are drawn
+    assert first.data[0].b64_json != second.data[0].b64_json  # seeds are random
 
 
 @pytest.mark.parametrize(
@@ -97,16 +97,16 @@ def test_all_but_model_and_prompt_may_be_left_out(client: Any) -> None:
 def test_refuses_unsupported_fields(
     pod: servers.Pod, fields: dict[str, Any], param: str, message: str
 ) -> None:
-    answer = post(f"{pod.url}/openai/v1/images/generations", {**WISH, **fields})
-    assert answer.status_code == 400, answer.text
-    error = answer.json()["error"]
+    response = post(f"{pod.url}/openai/v1/images/generations", {**REQUEST, **fields})
+    assert response.status_code == 400, response.text
+    error = response.json()["error"]
     assert error["param"] == param
     assert message in error["message"]
 
 
-def test_errors_are_the_clients_own(client: Any) -> None:
+def test_errors_raise_the_clients_exceptions(client: Any) -> None:
     with pytest.raises(openai.BadRequestError, match="response_format"):
-        client.images.generate(**WISH, response_format="url")
+        client.images.generate(**REQUEST, response_format="url")
     with pytest.raises(openai.BadRequestError, match="does not make images"):
         client.images.generate(model="classifier", prompt="a bird")
     with pytest.raises(openai.NotFoundError) as missing:
@@ -114,17 +114,17 @@ def test_errors_are_the_clients_own(client: Any) -> None:
     assert missing.value.code == "model_not_found"
 
 
-def test_a_client_that_leaves_ends_its_pictures(pod: servers.Pod) -> None:
+def test_disconnected_client_cancels_its_images(pod: servers.Pod) -> None:
     url = f"{pod.url}/openai/v1/images/generations"
-    wish = {**WISH, "size": "256x256", "n": 16, "num_inference_steps": 200}
+    request = {**REQUEST, "size": "256x256", "n": 16, "num_inference_steps": 200}
 
     def used() -> float:
         return metric(pod.url, "pilotlight_pod_slots_used")
 
-    with unanswered(url, wish):
+    with unanswered(url, request):
         servers.wait_until(lambda: used() == 1, what="slot taken")
     servers.wait_until(lambda: used() == 0, what="slot free")
-    answer = post(url, {**WISH, **FEW_STEPS})
-    assert answer.status_code == 200, answer.text
+    response = post(url, {**REQUEST, **FEW_STEPS})
+    assert response.status_code == 200, response.text
     gone = "pilotlight_pod_requests_total"
     servers.wait_until(lambda: metric(pod.url, gone, status="gone") == 1, what="counted")

@@ -1,4 +1,4 @@
-"""Profiles: taken by a pod on demand, refined in service, kept by the registry, used by batches."""
+"""Profiles: measured by a pod on request, refined in service, stored, used for batches."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def profile_url(pod: servers.Pod, model: str) -> str:
 
 
 @pytest.mark.parametrize("name", ["tiny-bert", "tiny-t5", "tiny-vit"])
-def test_a_pod_profiles_a_model_and_keeps_it(cluster: Cluster, models: Path, name: str) -> None:
+def test_profiles_a_model_and_stores_the_profile(cluster: Cluster, models: Path, name: str) -> None:
     spec = cluster.declare("m", models / name)
     pod = cluster.pod()
-    answer = post(profile_url(pod, "m"), {"most_rows": 4, "tokens": 8, "repeats": 2})
-    assert answer.status_code == 200, answer.text
-    document = answer.json()
+    response = post(profile_url(pod, "m"), {"most_rows": 4, "tokens": 8, "repeats": 2})
+    assert response.status_code == 200, response.text
+    document = response.json()
     assert [point["rows"] for point in document["points"]] == [1, 2, 4]
     assert all(point["latency_s"] > 0 for point in document["points"])
     assert document["limited_by"] in {"size", "throughput"}
@@ -79,13 +79,13 @@ def test_a_withdrawn_model_has_no_profile(cluster: Cluster, models: Path) -> Non
         pytest.param([1], "must be a JSON object", id="not-an-object"),
     ],
 )
-def test_a_wrong_plan_is_refused(
+def test_refuses_an_invalid_plan(
     cluster: Cluster, models: Path, body: object, message: str
 ) -> None:
     cluster.declare("m", models / "tiny-bert")
-    answer = post(profile_url(cluster.pod(), "m"), body)
-    assert answer.status_code == 400
-    assert message in answer.json()["error"]
+    response = post(profile_url(cluster.pod(), "m"), body)
+    assert response.status_code == 400
+    assert message in response.json()["error"]
 
 
 def test_an_unknown_model_cannot_be_profiled(cluster: Cluster) -> None:
@@ -93,7 +93,7 @@ def test_an_unknown_model_cannot_be_profiled(cluster: Cluster) -> None:
 
 
 @pytest.mark.slow
-def test_the_command_line_shows_a_profile(cluster: Cluster, models: Path) -> None:
+def test_command_line_shows_a_profile(cluster: Cluster, models: Path) -> None:
     spec = cluster.declare("m", models / "tiny-bert")
     cluster.pod()
     where = ("--redis-url", cluster.redis_url, "--pool", cluster.pool)
@@ -109,7 +109,7 @@ def test_the_command_line_shows_a_profile(cluster: Cluster, models: Path) -> Non
     assert "there are: default/m" in absent.err
 
 
-def test_memory_of_a_while_is_seen() -> None:
+def test_measures_temporary_memory() -> None:
     peak = PeakMemory("cpu")
     block = bytearray(64 * 1024**2)
     block[::4096] = b"x" * len(block[::4096])

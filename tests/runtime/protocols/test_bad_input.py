@@ -1,4 +1,4 @@
-"""Generated bad bodies in every protocol: refused with a reason, and the pod serves on."""
+"""Generated invalid bodies in every protocol: refused with a reason, and the pod keeps serving."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MOST_BODY_BYTES = 200_000
 
 @dataclass(frozen=True)
 class Served:
-    """A pod with connections that all examples share."""
+    """A pod, and connections shared by all examples."""
 
     pod: servers.Pod
     http: httpx.Client
@@ -45,7 +45,7 @@ class Served:
         return self.http.post(path, content=content, headers=named)
 
     def infer(self, content: bytes) -> tuple[grpc.StatusCode, str]:
-        """The code and the reason of a `ModelInfer` with a message as it is."""
+        """The code and the detail of a `ModelInfer` call with these bytes."""
         send = self.grpc.unary_unary("/inference.GRPCInferenceService/ModelInfer")
         try:
             send(content, timeout=60)
@@ -87,19 +87,19 @@ VALUES = st.recursive(
 MODELS = st.sampled_from(["text", "image"])
 
 
-def assert_refused_or_fine(answer: httpx.Response) -> None:
-    assert answer.status_code == 200 or 400 <= answer.status_code < 500, answer.text
-    if answer.status_code != 200:
-        assert answer.json()["error"]
+def assert_refused_or_fine(response: httpx.Response) -> None:
+    assert response.status_code == 200 or 400 <= response.status_code < 500, response.text
+    if response.status_code != 200:
+        assert response.json()["error"]
 
 
 @EXAMPLES
 @given(model=MODELS, body=st.binary(max_size=300))
 @pytest.mark.parametrize("path", ["/v1/models/{}:predict", "/v2/models/{}/infer"])
 def test_any_bytes_are_refused(served: Served, path: str, model: str, body: bytes) -> None:
-    answer = served.post(path.format(model), body)
-    assert answer.status_code == 400
-    assert answer.json()["error"]
+    response = served.post(path.format(model), body)
+    assert response.status_code == 400
+    assert response.json()["error"]
 
 
 @EXAMPLES
@@ -150,10 +150,10 @@ def test_any_binary_tensor(
         "parameters": {"binary_data_size": len(content)},
     }
     head = orjson.dumps({"inputs": [entry]})
-    answer = served.post(
+    response = served.post(
         f"/v2/models/{model}/infer", head + content, **{LENGTH_HEADER: str(len(head))}
     )
-    assert_refused_or_fine(answer)
+    assert_refused_or_fine(response)
 
 
 V2 = "/v2/models/text/infer"
@@ -161,7 +161,7 @@ TEXT = {"name": "text", "datatype": "BYTES", "shape": [1], "data": ["x"]}
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "said"),
+    ("path", "body", "detail"),
     [
         pytest.param(V2, b'{"inputs":[{"data":[NaN]}]}', "not valid JSON", id="nan"),
         pytest.param(V2, b'{"inputs": ["\xff"]}', "not valid JSON", id="not-utf-8"),
@@ -213,10 +213,12 @@ TEXT = {"name": "text", "datatype": "BYTES", "shape": [1], "data": ["x"]}
         ),
     ],
 )
-def test_known_faults_are_told(served: Served, path: str, body: object, said: str) -> None:
-    answer = served.post(path, body if isinstance(body, bytes) else orjson.dumps(body))
-    assert answer.status_code == 400, answer.text
-    assert said in answer.json()["error"]
+def test_known_faults_are_refused_with_a_reason(
+    served: Served, path: str, body: object, detail: str
+) -> None:
+    response = served.post(path, body if isinstance(body, bytes) else orjson.dumps(body))
+    assert response.status_code == 400, response.text
+    assert detail in response.json()["error"]
 
 
 @pytest.mark.parametrize(
@@ -228,17 +230,17 @@ def test_known_faults_are_told(served: Served, path: str, body: object, said: st
         pytest.param("content-encoding", "gzip", id="compressed"),
     ],
 )
-def test_bad_headers_are_told(served: Served, header: str, value: str) -> None:
-    answer = served.post(V2, orjson.dumps({"inputs": [TEXT]}), **{header: value})
-    assert answer.status_code == 400, answer.text
-    assert header in answer.json()["error"]
+def test_invalid_headers_are_refused_with_a_reason(served: Served, header: str, value: str) -> None:
+    response = served.post(V2, orjson.dumps({"inputs": [TEXT]}), **{header: value})
+    assert response.status_code == 400, response.text
+    assert header in response.json()["error"]
 
 
 def test_no_error_repeats_a_whole_body(served: Served) -> None:
     entry = {**TEXT, "datatype": "x" * 100_000}
-    answer = served.post(V2, orjson.dumps({"inputs": [entry]}))
-    assert answer.status_code == 400
-    assert len(answer.content) < 1000
+    response = served.post(V2, orjson.dumps({"inputs": [entry]}))
+    assert response.status_code == 400
+    assert len(response.content) < 1000
 
 
 @pytest.mark.parametrize(
@@ -249,10 +251,10 @@ def test_no_error_repeats_a_whole_body(served: Served) -> None:
         pytest.param("/v2/models/text/profile", id="profile"),
     ],
 )
-def test_orders_are_short(served: Served, path: str) -> None:
-    answer = served.post(path, b" " * (MAX_JSON_BYTES + 1))
-    assert answer.status_code == 413
-    assert f"{MAX_JSON_BYTES} bytes" in answer.json()["error"]
+def test_repository_requests_have_a_size_limit(served: Served, path: str) -> None:
+    response = served.post(path, b" " * (MAX_JSON_BYTES + 1))
+    assert response.status_code == 413
+    assert f"{MAX_JSON_BYTES} bytes" in response.json()["error"]
 
 
 @pytest.mark.parametrize(
@@ -263,9 +265,9 @@ def test_orders_are_short(served: Served, path: str) -> None:
         pytest.param("/v2/health/live", 405, id="no-such-method"),
     ],
 )
-def test_unknown_paths_have_errors_of_kserves_form(served: Served, path: str, status: int) -> None:
-    answer = served.post(path, orjson.dumps({"inputs": [TEXT]}))
-    assert (answer.status_code, list(answer.json())) == (status, ["error"])
+def test_unknown_paths_get_errors_in_kserves_form(served: Served, path: str, status: int) -> None:
+    response = served.post(path, orjson.dumps({"inputs": [TEXT]}))
+    assert (response.status_code, list(response.json())) == (status, ["error"])
 
 
 GOOD_CODES = {
@@ -274,9 +276,9 @@ GOOD_CODES = {
 
 
 def assert_told(served: Served, content: bytes) -> None:
-    code, said = served.infer(content)
-    assert code in GOOD_CODES, said
-    assert said
+    code, detail = served.infer(content)
+    assert code in GOOD_CODES, detail
+    assert detail
 
 
 @EXAMPLES
@@ -335,9 +337,9 @@ def test_any_tensors_for_the_inference_stage(
     assert_refused_or_fine(served.post(V2, head + content, **headers))
 
 
-def test_string_that_ends_early_is_told(served: Served) -> None:
+def test_refuses_a_truncated_string(served: Served) -> None:
     message = rpc.infer_texts("text", "x", is_raw=True)
     message.raw_input_contents[0] = struct.pack("<I", 9) + b"abc"
-    code, said = served.infer(message.SerializeToString())
+    code, detail = served.infer(message.SerializeToString())
     assert code is grpc.StatusCode.INVALID_ARGUMENT
-    assert "inside a string of 9" in said
+    assert "inside a string of 9" in detail

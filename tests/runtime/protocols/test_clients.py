@@ -1,4 +1,4 @@
-"""Clients that others wrote against a real pod, directly and through the gateway."""
+"""Third-party clients against a real pod, directly and through the gateway."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ TEXTS = ("one", "zwölf")
 
 @dataclass(frozen=True)
 class Place:
-    """Where a client sends its requests, and the model's name there."""
+    """A server's URL, and the model's name there."""
 
     url: str
     model: str
@@ -53,7 +53,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Served:
-    """A pod with a gateway before it."""
+    """A pod behind a gateway."""
 
     pod: servers.Pod
     gateway: servers.Gateway
@@ -66,7 +66,7 @@ class Served:
         return Place(self.gateway.url, "embedder")
 
     def expected(self) -> np.ndarray:
-        """What every client must see."""
+        """The result that every client must get."""
         return np.array(predict(self.pod.url, "embedder", *TEXTS).json()["predictions"])
 
 
@@ -81,7 +81,7 @@ def served(shared_cluster: Cluster, models: Path, gateway: servers.Gateway) -> S
 
 @pytest.fixture(autouse=True)
 def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The clients read the environment; these servers are on this machine."""
+    """Removes proxies from the environment, which the clients read."""
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
 
@@ -113,19 +113,19 @@ def text_request(model: str, *, is_binary: bool, outputs: list[RequestedOutput])
     return InferRequest(model, [text], request_id="r-1", request_outputs=outputs or None)
 
 
-def embedding_of(answer: InferResponse) -> np.ndarray:
-    (output,) = answer.outputs
-    assert (output.name, output.datatype, answer.id) == ("embedding", "FP32", "r-1")
+def embedding_of(response: InferResponse) -> np.ndarray:
+    (output,) = response.outputs
+    assert (output.name, output.datatype, response.id) == ("embedding", "FP32", "r-1")
     return np.asarray(output.as_numpy())
 
 
 @BOTH
 def test_kserve_rest_client_v1(served: Served, through: str) -> None:
     place = served.place(through)
-    answer = with_rest_client(
+    response = with_rest_client(
         "v1", lambda client: client.infer(place.url, {"instances": list(TEXTS)}, place.model)
     )
-    np.testing.assert_allclose(answer["predictions"], served.expected(), rtol=1e-5)
+    np.testing.assert_allclose(response["predictions"], served.expected(), rtol=1e-5)
 
 
 @BOTH
@@ -135,21 +135,21 @@ def test_kserve_rest_client_v2(served: Served, through: str, is_binary: bool) ->
     outputs = [RequestedOutput("embedding", {"binary_data": is_binary})]
     for wanted in (outputs, []):
         request = text_request(place.model, is_binary=is_binary, outputs=wanted)
-        answer = infer_v2(place, request)
-        np.testing.assert_allclose(embedding_of(answer), served.expected(), rtol=1e-5)
+        response = infer_v2(place, request)
+        np.testing.assert_allclose(embedding_of(response), served.expected(), rtol=1e-5)
 
 
 @BOTH
 def test_kserve_rest_client_sends_pixels(served: Served, through: str) -> None:
-    """Half a megabyte of binary tensor, on its way through the gateway too."""
+    """Half a megabyte of binary tensor, also through the gateway."""
     place = served.place(through)
     pixels = np.random.default_rng(0).integers(0, 255, (4, 224, 224, 3), dtype=np.uint8)
     image = InferInput("image", list(pixels.shape), "UINT8")
     image.set_data_from_numpy(pixels, binary_data=True)
     model = place.model.replace("embedder", "eye")
     request = InferRequest(model, [image], parameters={"binary_data_output": True})
-    answer = infer_v2(Place(place.url, model), request)
-    outputs = {output.name: output.as_numpy() for output in answer.outputs}
+    response = infer_v2(Place(place.url, model), request)
+    outputs = {output.name: output.as_numpy() for output in response.outputs}
     assert outputs["label"].shape == outputs["score"].shape == (4,)
     assert outputs["score"].dtype == np.float32
 
@@ -173,7 +173,7 @@ def test_kserve_rest_client_health(served: Served, through: str, protocol: str) 
 
 
 @BOTH
-def test_kserve_rest_client_sees_errors(served: Served, through: str) -> None:
+def test_kserve_rest_client_raises_errors(served: Served, through: str) -> None:
     place = served.place(through)
     request = text_request("nobody", is_binary=True, outputs=[])
     with pytest.raises(httpx.HTTPStatusError, match="404") as caught:
@@ -197,8 +197,8 @@ def with_grpc_client(
 @pytest.mark.parametrize("is_binary", [True, False], ids=["raw", "typed"])
 def test_kserve_grpc_client_infers(served: Served, is_binary: bool) -> None:
     request = text_request("default~embedder", is_binary=is_binary, outputs=[])
-    answer = with_grpc_client(served, lambda client: client.infer(request))
-    np.testing.assert_allclose(embedding_of(answer), served.expected(), rtol=1e-5)
+    response = with_grpc_client(served, lambda client: client.infer(request))
+    np.testing.assert_allclose(embedding_of(response), served.expected(), rtol=1e-5)
 
 
 def test_kserve_grpc_client_health(served: Served) -> None:
@@ -214,7 +214,7 @@ def test_kserve_grpc_client_health(served: Served) -> None:
     assert with_grpc_client(served, look) == [True, True, True]
 
 
-def test_kserve_grpc_client_sees_errors(served: Served) -> None:
+def test_kserve_grpc_client_raises_errors(served: Served) -> None:
     request = text_request("nobody", is_binary=True, outputs=[])
     with pytest.raises(grpc.RpcError) as caught:
         with_grpc_client(served, lambda client: client.infer(request))
@@ -225,7 +225,7 @@ def test_kserve_grpc_client_sees_errors(served: Served) -> None:
 
 
 def run_triton(transport: str, address: str, model: str, *options: str) -> dict[str, Any]:
-    """What the program saw; fails with its own error."""
+    """The program's results; fails with its own error."""
     program = [
         sys.executable,
         "-m",
@@ -234,7 +234,7 @@ def run_triton(transport: str, address: str, model: str, *options: str) -> dict[
         address,
         model,
     ]
-    ran = subprocess.run(
+    process = subprocess.run(
         [*program, *options],
         cwd=servers.REPOSITORY,
         capture_output=True,
@@ -242,8 +242,8 @@ def run_triton(transport: str, address: str, model: str, *options: str) -> dict[
         timeout=60,
         check=False,
     )
-    assert ran.returncode == 0, ran.stderr
-    seen: dict[str, Any] = json.loads(ran.stdout)
+    assert process.returncode == 0, process.stderr
+    seen: dict[str, Any] = json.loads(process.stdout)
     return seen
 
 

@@ -1,4 +1,4 @@
-"""The pod over gRPC: answers, status codes, deadlines, cancellation, limits, drain."""
+"""The pod over gRPC: responses, status codes, deadlines, cancellation, limits, drain."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ def served(shared_cluster: Cluster, models: Path) -> Served:
 @pytest.mark.parametrize("is_raw", [True, False], ids=["raw", "typed"])
 def test_agrees_with_http(served: Served, is_raw: bool) -> None:
     request = rpc.infer_texts("default~embedder", "one", "two", is_raw=is_raw, identity="r-1")
-    answer = rpc.call(served.port, "ModelInfer", request)
+    response = rpc.call(served.port, "ModelInfer", request)
     expected = predict(served.pod.url, "embedder", "one", "two").json()["predictions"]
-    (output,) = answer.outputs
-    assert (answer.id, answer.model_name) == ("r-1", "embedder")
+    (output,) = response.outputs
+    assert (response.id, response.model_name) == ("r-1", "embedder")
     assert (output.name, output.datatype, list(output.shape)) == ("embedding", "FP32", [2, 32])
-    assert bool(answer.raw_output_contents) == is_raw
+    assert bool(response.raw_output_contents) == is_raw
     values = (
-        np.frombuffer(answer.raw_output_contents[0], np.float32)
+        np.frombuffer(response.raw_output_contents[0], np.float32)
         if is_raw
         else np.array(output.contents.fp32_contents)
     )
@@ -103,15 +103,15 @@ def test_load_and_unload_succeed(served: Served) -> None:
         assert not rpc.call(served.port, "ModelReady", ready).ready
 
 
-def test_answer_says_how_it_came_about(served: Served) -> None:
+def test_response_has_provenance_headers(served: Served) -> None:
     with rpc.channel(served.port) as to_pod:
-        _, made = GRPCInferenceServiceStub(to_pod).ModelInfer.with_call(
+        _, call = GRPCInferenceServiceStub(to_pod).ModelInfer.with_call(
             rpc.infer_texts("embedder", "x"), timeout=60, metadata=[("x-request-id", "abc")]
         )
-    facts = dict(made.trailing_metadata())
-    assert facts["x-pilotlight-pod"] == served.pod.name
-    assert facts["x-request-id"] == "abc"
-    assert "infer;dur=" in facts["server-timing"]
+    metadata = dict(call.trailing_metadata())
+    assert metadata["x-pilotlight-pod"] == served.pod.name
+    assert metadata["x-request-id"] == "abc"
+    assert "infer;dur=" in metadata["server-timing"]
 
 
 NOT_FOUND = grpc.StatusCode.NOT_FOUND
@@ -173,14 +173,14 @@ def test_errors_have_their_codes(
     assert error.details()
 
 
-def test_malformed_message_is_bad_input(served: Served) -> None:
+def test_malformed_message_is_invalid_argument(served: Served) -> None:
     with pytest.raises(grpc.RpcError) as caught:
         rpc.send_bytes(served.port, "ModelInfer", b"\xff\xff\xff")
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert "ModelInferRequest" in str(caught.value.details())
 
 
-def test_long_message_of_an_error_still_arrives(served: Served) -> None:
+def test_long_error_message_is_truncated(served: Served) -> None:
     request = rpc.infer_texts("embedder", "x")
     request.outputs.add(name="é" * 100_000)
     assert rpc.refused(served.port, "ModelInfer", request).code() is (
@@ -188,7 +188,7 @@ def test_long_message_of_an_error_still_arrives(served: Served) -> None:
     )
 
 
-def test_message_over_the_limit_is_refused(served: Served) -> None:
+def test_refuses_a_message_over_the_limit(served: Served) -> None:
     request = rpc.infer_texts("embedder", "x" * (MOST_BYTES + 2 * 1024**2))
     error = rpc.refused(served.port, "ModelInfer", request)
     assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -204,13 +204,13 @@ def test_full_slots_are_resource_exhausted(served: Served) -> None:
         servers.wait_until(lambda: metric(served.pod.url, "pilotlight_pod_slots_used") == 2)
         error = rpc.refused(served.port, "ModelInfer", request)
         assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert predict(served.pod.url, "embedder", "x").status_code == 429  # one count for both
+        assert predict(served.pod.url, "embedder", "x").status_code == 429  # shared with HTTP
         for each in running:
             each.cancel()
         servers.wait_until(lambda: metric(served.pod.url, "pilotlight_pod_slots_used") == 0)
 
 
-def test_clients_deadline_is_the_requests(served: Served) -> None:
+def test_clients_deadline_applies(served: Served) -> None:
     rpc.call(served.port, "ModelInfer", rpc.infer_texts("embedder", "x"))
     error = rpc.refused(
         served.port,
@@ -223,7 +223,7 @@ def test_clients_deadline_is_the_requests(served: Served) -> None:
     servers.wait_until(lambda: metric(served.pod.url, "pilotlight_pod_slots_used") == 0)
 
 
-def test_deadline_that_passes_in_the_pod_is_told(served: Served) -> None:
+def test_deadline_passed_in_the_pod_is_reported(served: Served) -> None:
     error = rpc.refused(
         served.port,
         "ModelInfer",
@@ -235,7 +235,7 @@ def test_deadline_that_passes_in_the_pod_is_told(served: Served) -> None:
     assert dict(error.trailing_metadata())["x-pilotlight-not-executed"] == "deadline"
 
 
-def test_client_that_cancels_frees_its_slot(served: Served) -> None:
+def test_cancelled_call_frees_its_slot(served: Served) -> None:
     rpc.call(served.port, "ModelInfer", rpc.infer_texts("embedder", "x"))
     gone = metric(served.pod.url, "pilotlight_pod_requests_total", status="gone")
     with rpc.channel(served.port) as to_pod:
@@ -250,7 +250,7 @@ def test_client_that_cancels_frees_its_slot(served: Served) -> None:
     servers.wait_until(lambda: metric(served.pod.url, count, status="gone") == gone + 1)
 
 
-def test_health_is_answered_while_large_tensors_are_read_and_refused(served: Served) -> None:
+def test_health_responds_while_large_tensors_are_decoded(served: Served) -> None:
     request = messages.ModelInferRequest(model_name="embedder")
     entry = request.inputs.add(name="text", datatype="FP32", shape=[900_000])
     entry.contents.fp32_contents.extend([1.0] * 900_000)
@@ -262,7 +262,7 @@ def test_health_is_answered_while_large_tensors_are_read_and_refused(served: Ser
     assert "must be BYTES, was FP32" in str(running.result().details())
 
 
-def test_draining_pod_is_unavailable_and_finishes(
+def test_draining_pod_is_unavailable_and_finishes_requests(
     cluster: Cluster, models: Path, forkserver: servers.Forkserver
 ) -> None:
     cluster.declare("m", models / "tiny-bert")
@@ -291,25 +291,28 @@ def test_draining_pod_is_unavailable_and_finishes(
             assert running.result().outputs
         event = forkserver.wait_event(exited="pod-b")
         assert event["status"] == 0
-        forkserver.events.append(event)  # the context looks for it too
+        forkserver.events.append(event)  # the context waits for it, too
 
 
-def test_inference_may_be_another_pods(cluster: Cluster, models: Path) -> None:
+def test_infers_at_the_predict_pod(cluster: Cluster, models: Path) -> None:
     cluster.declare("m", models / "tiny-bert")
     port = servers.free_port()
     cluster.pod("entry", grpc_port=port)
     other = cluster.pod("other")
     request = rpc.infer_texts("m", "x")
     with rpc.channel(port) as to_pod:
-        answer, made = GRPCInferenceServiceStub(to_pod).ModelInfer.with_call(
+        response, call = GRPCInferenceServiceStub(to_pod).ModelInfer.with_call(
             request, metadata=[("x-pilotlight-predict", other.address)]
         )
-    facts = dict(made.trailing_metadata())
-    assert (facts["x-pilotlight-pod"], facts["x-pilotlight-predict-pod"]) == ("entry", "other")
-    assert [output.name for output in answer.outputs] == ["label", "score"]
+    metadata = dict(call.trailing_metadata())
+    assert (metadata["x-pilotlight-pod"], metadata["x-pilotlight-predict-pod"]) == (
+        "entry",
+        "other",
+    )
+    assert [output.name for output in response.outputs] == ["label", "score"]
 
 
-def test_refusal_of_the_predict_pod_is_passed_on(cluster: Cluster, models: Path) -> None:
+def test_forwards_the_refusal_of_the_predict_pod(cluster: Cluster, models: Path) -> None:
     cluster.declare("m", models / "tiny-t5")
     port = servers.free_port()
     cluster.pod("entry", grpc_port=port)
@@ -322,7 +325,7 @@ def test_refusal_of_the_predict_pod_is_passed_on(cluster: Cluster, models: Path)
     assert dict(error.trailing_metadata())["x-pilotlight-not-executed"] == "no-memory"
 
 
-def test_kserves_port_gives_way_and_others_do_not() -> None:
+def test_only_kserves_default_port_falls_back_to_a_free_one() -> None:
     async def run() -> None:
         def server() -> GrpcServer:
             handler = grpc.method_handlers_generic_handler("none", {})
@@ -340,7 +343,7 @@ def test_kserves_port_gives_way_and_others_do_not() -> None:
     asyncio.run(run())
 
 
-def test_call_that_outlasts_the_drain_is_unavailable(
+def test_call_longer_than_the_drain_is_unavailable(
     cluster: Cluster, models: Path, forkserver: servers.Forkserver
 ) -> None:
     cluster.declare("m", models / "tiny-bert")

@@ -1,4 +1,4 @@
-"""A model that raises: its requests hear why, in every protocol, and nobody else's suffer."""
+"""A model that raises: its requests get the reason in every protocol, others succeed."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from tests.runtime.conftest import Cluster
 
 TOGETHER = ModelPolicy(max_batch_size=3, max_batch_wait_s=30.0)
-"""Three requests of one item make a batch, however long it takes until all are there."""
+"""A batch waits for three requests of one item."""
 
 
 def raising(models: Path, folder: Path, **settings: object) -> Path:
-    """A translator that raises at its third token, or as `settings` say; its first is fine."""
+    """A translation model that raises at its third token, or as configured by `settings`."""
     path = copy_model(models / "tiny-t5", folder / "raising") / "generation_config.json"
     config = json.loads(path.read_text())
     broken = {"exponential_decay_length_penalty": [2, "x"], "max_new_tokens": 9, **settings}
@@ -32,23 +32,23 @@ def raising(models: Path, folder: Path, **settings: object) -> Path:
     return path.parent
 
 
-def test_a_model_that_raises_fails_its_own_requests_alone(
+def test_model_that_raises_fails_only_its_own_requests(
     cluster: Cluster, models: Path, tmp_path: Path
 ) -> None:
     cluster.declare("m", raising(models, tmp_path), policy=TOGETHER)
     cluster.declare("other", models / "tiny-bert")
     port = servers.free_port()
     pod = cluster.pod(slots=4, grpc_port=port)
-    with ThreadPoolExecutor(3) as clients:  # one batch, which is taken apart
+    with ThreadPoolExecutor(3) as clients:  # one batch, which is split after its failure
         v1 = clients.submit(predict, pod.url, "m", "quick brown fox")
         v2 = clients.submit(infer_texts, pod.url, "m", "quick brown fox")
         call = clients.submit(
             rpc.refused, port, "ModelInfer", rpc.infer_texts("default~m", "quick brown fox")
         )
-    for answer in (v1.result(), v2.result()):
-        assert answer.status_code == 500
-        assert "inference of default/m" in answer.json()["error"]
-        assert "x-pilotlight-not-executed" not in answer.headers
+    for response in (v1.result(), v2.result()):
+        assert response.status_code == 500
+        assert "inference of default/m" in response.json()["error"]
+        assert "x-pilotlight-not-executed" not in response.headers
     assert call.result().code() is grpc.StatusCode.INTERNAL
     assert "inference of default/m" in call.result().details()
     assert metric(pod.url, "pilotlight_batches_total", model="default/m", outcome="split") == 1
@@ -59,7 +59,7 @@ def test_a_model_that_raises_fails_its_own_requests_alone(
     }  # fmt: skip
 
 
-def test_a_model_that_raises_at_once_is_not_served(
+def test_model_that_raises_in_its_warm_up_is_not_served(
     cluster: Cluster, models: Path, tmp_path: Path
 ) -> None:
     decay = {"exponential_decay_length_penalty": [-1, "x"]}

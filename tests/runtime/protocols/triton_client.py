@@ -1,4 +1,4 @@
-"""Calls a pod with tritonclient and prints what came back as JSON; `test_clients` runs it.
+"""Calls a pod with tritonclient and prints the results as JSON; `test_clients` runs it.
 
 A process of its own: Triton's and KServe's generated messages have the same names, and protobuf
 takes only one of them in a process.
@@ -15,7 +15,7 @@ import numpy as np
 
 
 def main() -> int:
-    """Run the calls that the arguments name."""
+    """Run the calls named by the arguments."""
     parser = argparse.ArgumentParser()
     parser.add_argument("transport", choices=["http", "grpc"])
     parser.add_argument("address")
@@ -53,10 +53,10 @@ def _infer(transport: str, client: Any, model: str) -> dict[str, Any]:
             "json": {"outputs": _wanted(module, binary_data=False)},
         }
     for form, options in forms.items():
-        answer = client.infer(model, [text], request_id="r-7", **options)
-        response = answer.get_response()
-        named = response["id"] if transport == "http" else response.id
-        seen[form] = {"id": named, "embedding": answer.as_numpy("embedding").tolist()}
+        result = client.infer(model, [text], request_id="r-7", **options)
+        raw = result.get_response()
+        named = raw["id"] if transport == "http" else raw.id
+        seen[form] = {"id": named, "embedding": result.as_numpy("embedding").tolist()}
     seen["unknown model"] = _error(transport, client, "nobody", text)
     wrong = module.InferInput("text", [1], "FP32")
     wrong.set_data_from_numpy(np.ones(1, np.float32))

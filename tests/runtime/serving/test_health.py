@@ -1,4 +1,4 @@
-"""Liveness, readiness and the end of a pod, on real processes."""
+"""Liveness, readiness and shutdown of real pods."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_device_without_its_thread_is_not_alive() -> None:
     assert not device.is_alive
 
 
-def test_pod_that_ends_unloads_and_leaves(
+def test_stopped_pod_unloads_and_deregisters(
     cluster: Cluster, models: Path, forkserver: servers.Forkserver
 ) -> None:
     cluster.declare("m", models / "tiny-bert")
@@ -71,13 +71,13 @@ def test_pod_that_ends_unloads_and_leaves(
         os.kill(pod.pid, signal.SIGTERM)
         event = forkserver.wait_event(exited="pod-a")
         assert event["status"] == 0
-        forkserver.events.append(event)  # the context looks for it too
+        forkserver.events.append(event)  # the context waits for it, too
         assert "reason=shutdown" in pod.log
         assert pods_of(cluster) == []
         assert pod.log.count(" registered ") == 1
 
 
-def test_request_that_does_not_end_does_not_keep_the_pod(
+def test_hanging_request_does_not_delay_shutdown(
     cluster: Cluster, models: Path, forkserver: servers.Forkserver
 ) -> None:
     cluster.declare("m", models / "tiny-bert")
@@ -88,18 +88,18 @@ def test_request_that_does_not_end_does_not_keep_the_pod(
             servers.wait_until(lambda: metric(pod.url, "pilotlight_pod_slots_used") == 1)
             os.kill(pod.pid, signal.SIGTERM)
             event = forkserver.wait_event(exited="pod-a")
-            assert event["status"] == 0  # before its last moment
+            assert event["status"] == 0  # before the final timer
             forkserver.events.append(event)
-            answer = running.result()
-            assert (answer.status_code, "x-pilotlight-not-executed" in answer.headers) == (
+            response = running.result()
+            assert (response.status_code, "x-pilotlight-not-executed" in response.headers) == (
                 503,
                 False,
             )
-            assert "pod-a ended" in answer.json()["error"]
+            assert "pod-a ended" in response.json()["error"]
         assert pods_of(cluster) == []
 
 
-def test_load_under_way_does_not_keep_the_pod(
+def test_load_in_progress_does_not_delay_shutdown(
     cluster: Cluster, models: Path, forkserver: servers.Forkserver
 ) -> None:
     cluster.declare("m", models / "tiny-t5")
@@ -109,24 +109,24 @@ def test_load_under_way_does_not_keep_the_pod(
         servers.wait_until(lambda: metric(pod.url, "pilotlight_pod_slots_used") == 1)
         os.kill(pod.pid, signal.SIGTERM)
         event = forkserver.wait_event(exited="pod-a")
-        assert event["status"] == 0  # before its last moment, which ends it with another status
+        assert event["status"] == 0  # before the final timer, which ends it with another status
         forkserver.events.append(event)
         assert status_of(running) == 503
     assert pods_of(cluster) == []
 
 
 def status_of(running: Future[httpx.Response]) -> int | None:
-    """The status of an answer; None where the connection ended without one."""
+    """The status of a response; None if the connection closed without one."""
     try:
         return running.result().status_code
     except httpx.TransportError:
         return None
 
 
-def test_busy_device_does_not_keep_the_pod(
+def test_busy_device_does_not_delay_shutdown(
     cluster: Cluster, models: Path, forkserver: servers.Forkserver
 ) -> None:
-    """Nothing can cancel a forward: the process ends under it when its time is over."""
+    """A running inference cannot be cancelled: the process ends after its drain timeout."""
     cluster.declare("m", models / "tiny-t5")
     with cluster.pod_context("pod-a", slots=8, drain_timeout=0.2) as pod:
         predict(pod.url, "m", "x")
@@ -141,7 +141,7 @@ def test_busy_device_does_not_keep_the_pod(
             assert event["status"] in {
                 0,
                 os.EX_TEMPFAIL,
-            }  # by itself, at its last moment if need be
+            }  # by itself, or by the final timer
             forkserver.events.append(event)
             assert 503 in {status_of(each) for each in running} <= {200, 503, None}
         assert pods_of(cluster) == []

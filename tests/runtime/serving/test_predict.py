@@ -1,4 +1,4 @@
-"""Requests to one pod: every task, both protocols, what the answer says of itself, bad input."""
+"""Requests to one pod: all tasks, both protocols, provenance headers, invalid input."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def served(shared_cluster: Cluster, models: Path) -> servers.Pod:
-    """A pod that serves one model of each task."""
+    """A pod with one model of each task."""
     shared_cluster.declare("translator", models / "tiny-t5")
     shared_cluster.declare("classifier", models / "tiny-bert")
     shared_cluster.declare("eye", models / "tiny-vit")
@@ -30,9 +30,9 @@ def served(shared_cluster: Cluster, models: Path) -> servers.Pod:
 
 
 def test_translates_over_v1(served: servers.Pod) -> None:
-    answer = predict(served.url, "translator", "quick brown fox", {"text": "jumps over"})
-    assert answer.status_code == 200, answer.text
-    texts = answer.json()["predictions"]
+    response = predict(served.url, "translator", "quick brown fox", {"text": "jumps over"})
+    assert response.status_code == 200, response.text
+    texts = response.json()["predictions"]
     assert len(texts) == 2
     assert all(len(text) > 3 for text in texts)
 
@@ -44,14 +44,14 @@ def test_classifies_text_over_v1(served: servers.Pod) -> None:
 
 
 def test_classifies_image_over_v1(served: servers.Pod) -> None:
-    answer = predict(served.url, "eye", {"image_bytes": {"b64": picture()}})
-    (prediction,) = answer.json()["predictions"]
+    response = predict(served.url, "eye", {"image_bytes": {"b64": picture()}})
+    (prediction,) = response.json()["predictions"]
     assert prediction["label"].startswith("class-")
 
 
 def test_embeds_text_as_vectors_of_length_one(served: servers.Pod) -> None:
-    answer = predict(served.url, "embedder", "one", "quite another text")
-    vectors = np.array(answer.json()["predictions"])
+    response = predict(served.url, "embedder", "one", "quite another text")
+    vectors = np.array(response.json()["predictions"])
     assert vectors.shape == (2, 32)
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, rtol=1e-5)
 
@@ -71,9 +71,9 @@ def test_v1_and_v2_agree(served: servers.Pod) -> None:
 def infer_binary(pod: servers.Pod, model: str, *tensors: Tensor) -> tuple[Tensor, ...]:
     body = encode_request(tensors)
     url = f"{pod.url}/v2/models/default~{model}/infer"
-    answer = post_bytes(url, body.content, **dict(body.headers))
-    assert answer.status_code == 200, answer.text
-    return decode_outputs(answer.content, answer.headers.get(LENGTH_HEADER))
+    response = post_bytes(url, body.content, **dict(body.headers))
+    assert response.status_code == 200, response.text
+    return decode_outputs(response.content, response.headers.get(LENGTH_HEADER))
 
 
 def test_v2_binary_and_json_agree(served: servers.Pod) -> None:
@@ -95,21 +95,21 @@ def test_pixels_and_encoded_images_agree(served: servers.Pod) -> None:
     assert score.data[0] == pytest.approx(expected["score"], rel=1e-5)
 
 
-def test_answer_carries_the_callers_name_and_request_id(served: servers.Pod) -> None:
+def test_response_has_the_clients_model_name_and_request_id(served: servers.Pod) -> None:
     url = f"{served.url}/v2/models/default~embedder/infer"
     tensor = {"name": "text", "datatype": "BYTES", "shape": [1], "data": ["x"]}
-    answer = post(
+    response = post(
         url,
         {"id": "r-1", "inputs": [tensor]},
         x_pilotlight_model_name="my-name",
         x_request_id="abc",
     )
-    assert answer.json()["model_name"] == "my-name"
-    assert answer.json()["id"] == "r-1"
-    assert answer.headers["x-request-id"] == "abc"
+    assert response.json()["model_name"] == "my-name"
+    assert response.json()["id"] == "r-1"
+    assert response.headers["x-request-id"] == "abc"
 
 
-def test_answer_says_how_it_came_about(served: servers.Pod) -> None:
+def test_response_has_provenance_headers(served: servers.Pod) -> None:
     predict(served.url, "embedder", "x")
     headers = predict(served.url, "embedder", "x").headers
     assert headers["x-pilotlight-start"] == "warm"
@@ -172,13 +172,13 @@ def tensor(**changes: object) -> dict[str, object]:
         ),
     ],
 )  # fmt: skip
-def test_bad_input_is_refused_with_its_reason(
+def test_invalid_input_is_refused_with_a_reason(
     served: servers.Pod, path: str, body: object, message: str
 ) -> None:
     content = body if isinstance(body, bytes) else orjson.dumps(body)
-    answer = post_bytes(served.url + path, content)
-    assert answer.status_code == 400, answer.text
-    assert message in answer.json()["error"]
+    response = post_bytes(served.url + path, content)
+    assert response.status_code == 400, response.text
+    assert message in response.json()["error"]
 
 
 @pytest.mark.parametrize(
@@ -192,51 +192,51 @@ def test_bad_input_is_refused_with_its_reason(
         pytest.param("inference_header_content_length", "999999", id="header-length"),
     ],
 )
-def test_bad_headers_are_refused(served: servers.Pod, header: str, value: str) -> None:
-    answer = post(served.url + V2, tensor(), **{header: value})
-    assert answer.status_code == 400
-    assert header.replace("_", "-") in answer.json()["error"]
+def test_refuses_invalid_headers(served: servers.Pod, header: str, value: str) -> None:
+    response = post(served.url + V2, tensor(), **{header: value})
+    assert response.status_code == 400
+    assert header.replace("_", "-") in response.json()["error"]
 
 
-def test_body_over_the_limit_is_refused(served: servers.Pod) -> None:
-    answer = post_bytes(served.url + V1, b" " * 100_001)
-    assert answer.status_code == 413
-    assert "100000 bytes" in answer.json()["error"]
+def test_refuses_a_body_over_the_limit(served: servers.Pod) -> None:
+    response = post_bytes(served.url + V1, b" " * 100_001)
+    assert response.status_code == 413
+    assert "100000 bytes" in response.json()["error"]
 
 
-def test_chunked_body_over_the_limit_is_refused(served: servers.Pod) -> None:
+def test_refuses_a_chunked_body_over_the_limit(served: servers.Pod) -> None:
     import httpx
 
-    answer = httpx.post(
+    response = httpx.post(
         served.url + V1, content=(b" " * 10_000 for _ in range(50)), trust_env=False
     )
-    assert answer.status_code == 413
+    assert response.status_code == 413
 
 
 def test_unknown_model_is_not_found(served: servers.Pod) -> None:
-    answer = predict(served.url, "nobody", "x")
-    assert answer.status_code == 404
-    assert "default/nobody" in answer.json()["error"]
+    response = predict(served.url, "nobody", "x")
+    assert response.status_code == 404
+    assert "default/nobody" in response.json()["error"]
 
 
-def test_tensors_that_do_not_fit_the_network_are_bad_input(served: servers.Pod) -> None:
+def test_tensors_that_do_not_fit_the_network_are_invalid_input(served: servers.Pod) -> None:
     body = encode_request(
         [
             numeric_tensor("input_ids", np.full((1, 4), 10**6, dtype=np.int64)),
             numeric_tensor("attention_mask", np.ones((1, 4), dtype=np.int64)),
         ]
     )
-    answer = post_bytes(
+    response = post_bytes(
         served.url + V2, body.content, x_pilotlight_stage="infer", **dict(body.headers)
     )
-    assert answer.status_code == 400, answer.text
+    assert response.status_code == 400, response.text
 
 
-def test_bare_names_are_of_the_default_namespace(served: servers.Pod) -> None:
+def test_bare_names_are_in_the_default_namespace(served: servers.Pod) -> None:
     assert post(f"{served.url}/v1/models/embedder:predict", {"instances": ["x"]}).status_code == 200
 
 
-def test_kserve_routes_stay(served: servers.Pod) -> None:
+def test_kserves_own_routes_remain(served: servers.Pod) -> None:
     predict(served.url, "embedder", "x")
     assert get(f"{served.url}/v2/health/live").json() == {"live": True}
     assert "default~embedder" in get(f"{served.url}/v2/models").json()["models"]
@@ -245,7 +245,7 @@ def test_kserve_routes_stay(served: servers.Pod) -> None:
     assert "request_predict_seconds" in get(f"{served.url}/metrics").text
 
 
-def test_repository_index_says_what_is_here(served: servers.Pod) -> None:
+def test_repository_index_has_the_state_of_models(served: servers.Pod) -> None:
     predict(served.url, "embedder", "x")
     index = {entry["name"]: entry for entry in get(f"{served.url}/v2/repository/index").json()}
     assert index["default~embedder"]["state"] == "READY"
@@ -253,13 +253,13 @@ def test_repository_index_says_what_is_here(served: servers.Pod) -> None:
 
 
 @pytest.mark.parametrize(("model", "status"), [("embedder", 501), ("nobody", 404)])
-def test_nothing_explains_itself(served: servers.Pod, model: str, status: int) -> None:
+def test_explain_is_not_found(served: servers.Pod, model: str, status: int) -> None:
     predict(served.url, "embedder", "x")
-    answer = post(f"{served.url}/v1/models/default~{model}:explain", {"instances": ["x"]})
-    assert (answer.status_code, list(answer.json())) == (status, ["error"])
+    response = post(f"{served.url}/v1/models/default~{model}:explain", {"instances": ["x"]})
+    assert (response.status_code, list(response.json())) == (status, ["error"])
 
 
-def test_metadata_is_known_before_the_weights_are_here(served: servers.Pod) -> None:
+def test_metadata_needs_no_weights(served: servers.Pod) -> None:
     post(f"{served.url}/v2/repository/models/default~classifier/unload")
     index = {entry["name"]: entry for entry in get(f"{served.url}/v2/repository/index").json()}
     entry = index["default~classifier"]
@@ -277,22 +277,22 @@ def test_a_version_is_a_generation(served: servers.Pod) -> None:
     index = {entry["name"]: entry for entry in get(f"{served.url}/v2/repository/index").json()}
     version = index["default~embedder"]["version"]
     url = f"{served.url}/v2/models/default~embedder/versions"
-    answer = post(f"{url}/{version}/infer", tensor())
-    assert answer.status_code == 200, answer.text
+    response = post(f"{url}/{version}/infer", tensor())
+    assert response.status_code == 200, response.text
     assert get(f"{url}/{version}/ready").json()["ready"] is True
     refused = post(f"{url}/7/infer", tensor())
     assert refused.status_code == 404
     assert f"it has '{version}'" in refused.json()["error"]
 
 
-def test_server_says_what_it_can(served: servers.Pod) -> None:
+def test_server_metadata_lists_extensions(served: servers.Pod) -> None:
     server = get(f"{served.url}/v2").json()
     assert server["name"] == "pilotlight"
     assert {"binary_tensor_data", "model_repository_extension"} <= set(server["extensions"])
     assert get(f"{served.url}/v2/models").json() == get(f"{served.url}/v1/models").json()
 
 
-def test_index_can_leave_out_what_is_not_ready(served: servers.Pod) -> None:
+def test_index_can_omit_models_that_are_not_ready(served: servers.Pod) -> None:
     post(f"{served.url}/v2/repository/models/default~classifier/unload")
     predict(served.url, "embedder", "x")
     index = f"{served.url}/v2/repository/index"
@@ -302,7 +302,7 @@ def test_index_can_leave_out_what_is_not_ready(served: servers.Pod) -> None:
     assert len(post(index, {"ready": False}).json()) == 4
 
 
-def test_only_requested_outputs_come(served: servers.Pod) -> None:
+def test_sends_only_requested_outputs(served: servers.Pod) -> None:
     url = f"{served.url}/v2/models/default~classifier/infer"
-    answer = post(url, {**tensor(), "outputs": [{"name": "score"}]})
-    assert [output["name"] for output in answer.json()["outputs"]] == ["score"]
+    response = post(url, {**tensor(), "outputs": [{"name": "score"}]})
+    assert [output["name"] for output in response.json()["outputs"]] == ["score"]

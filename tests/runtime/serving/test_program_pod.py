@@ -1,4 +1,4 @@
-"""Exported programs through a pod: every protocol, batches, hangs, and memory that comes back."""
+"""Exported programs through a pod: protocols, batches, hangs, memory."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ROWS = np.random.default_rng(0).standard_normal((3, 4)).astype(np.float32)
 
 
 class Endless(torch.nn.Module):
-    """Takes long enough to be given up."""
+    """Takes longer than the time limit."""
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         wide = features.sum() + torch.ones(1, 1024)
@@ -80,10 +80,10 @@ def features(rows: np.ndarray[Any, Any] = ROWS, **changes: Any) -> dict[str, Any
 
 @pytest.fixture(scope="module")
 def scores(served: Served) -> np.ndarray[Any, Any]:
-    """What the pod says of `ROWS`, over JSON."""
-    answer = served.infer(features())
-    assert answer.status_code == 200, answer.text
-    scores, label = answer.json()["outputs"]
+    """The pod's response to `ROWS`, over JSON."""
+    response = served.infer(features())
+    assert response.status_code == 200, response.text
+    scores, label = response.json()["outputs"]
     assert (scores["name"], scores["datatype"], scores["shape"]) == ("scores", "FP32", [3, 3])
     assert (label["name"], label["datatype"], label["shape"]) == ("label", "INT64", [3])
     values = np.array(scores["data"], np.float32).reshape(3, 3)
@@ -91,24 +91,24 @@ def scores(served: Served) -> np.ndarray[Any, Any]:
     return values
 
 
-def test_binary_gives_what_json_gives(served: Served, scores: np.ndarray[Any, Any]) -> None:
+def test_binary_and_json_agree(served: Served, scores: np.ndarray[Any, Any]) -> None:
     body = encode_request([numeric_tensor("features", ROWS)])
-    answer = post_bytes(
+    response = post_bytes(
         f"{served.pod.url}/v2/models/default~sound/infer",
         body.content,
         **{name.replace("-", "_"): value for name, value in body.headers},
     )
-    outputs = decode_outputs(answer.content, answer.headers[LENGTH_HEADER])
+    outputs = decode_outputs(response.content, response.headers[LENGTH_HEADER])
     assert np.allclose(outputs[0].data, scores, atol=1e-6)
 
 
-def test_grpc_gives_what_json_gives(served: Served, scores: np.ndarray[Any, Any]) -> None:
+def test_grpc_and_json_agree(served: Served, scores: np.ndarray[Any, Any]) -> None:
     request = messages.ModelInferRequest(model_name="default~sound")
     request.inputs.add(name="INPUT__0", datatype="FP32", shape=[3, 4])
     request.raw_input_contents.append(ROWS.tobytes())
-    answer = rpc.call(served.port, "ModelInfer", request)
-    assert [output.name for output in answer.outputs] == ["scores", "label"]
-    values = np.frombuffer(answer.raw_output_contents[0], np.float32).reshape(3, 3)
+    response = rpc.call(served.port, "ModelInfer", request)
+    assert [output.name for output in response.outputs] == ["scores", "label"]
+    values = np.frombuffer(response.raw_output_contents[0], np.float32).reshape(3, 3)
     assert np.allclose(values, scores, atol=1e-6)
 
 
@@ -118,7 +118,7 @@ def test_v1_gives_an_object_per_row(served: Served, scores: np.ndarray[Any, Any]
     assert np.allclose([each["scores"] for each in predictions], scores, atol=1e-6)
 
 
-def test_metadata_says_the_signature(served: Served) -> None:
+def test_metadata_holds_the_signature(served: Served) -> None:
     about = get(f"{served.pod.url}/v2/models/default~sound").json()
     assert about["inputs"] == [{"name": "features", "datatype": "FP32", "shape": [-1, 4]}]
     assert about["outputs"] == [
@@ -137,10 +137,10 @@ def test_metadata_says_the_signature(served: Served) -> None:
         pytest.param({**features(), "outputs": [{"name": "no"}]}, "the model has", id="output"),
     ],
 )
-def test_wrong_tensors_are_answered_with_400(served: Served, document: Any, message: str) -> None:
-    answer = served.infer(document)
-    assert answer.status_code == 400, answer.text
-    assert message in answer.json()["error"]
+def test_invalid_tensors_get_status_400(served: Served, document: Any, message: str) -> None:
+    response = served.infer(document)
+    assert response.status_code == 400, response.text
+    assert message in response.json()["error"]
 
 
 @pytest.mark.parametrize(
@@ -151,10 +151,10 @@ def test_wrong_tensors_are_answered_with_400(served: Served, document: Any, mess
         pytest.param("tasked", "remove the annotation pilotlight.io/task", id="task"),
     ],
 )
-def test_models_that_cannot_be_served_say_why(served: Served, model: str, message: str) -> None:
-    answer = served.infer(features(), model)
-    assert answer.status_code == 503, answer.text
-    assert message in answer.json()["error"]
+def test_unsupported_models_name_the_reason(served: Served, model: str, message: str) -> None:
+    response = served.infer(features(), model)
+    assert response.status_code == 503, response.text
+    assert message in response.json()["error"]
 
 
 def test_requests_share_a_batch(cluster: Cluster, programs: Path) -> None:
@@ -163,13 +163,13 @@ def test_requests_share_a_batch(cluster: Cluster, programs: Path) -> None:
     pod = cluster.pod(slots=3)
     assert post(f"{pod.url}/v2/repository/models/default~m/load").status_code == 200
     with ThreadPoolExecutor(3) as clients:
-        answers = list(clients.map(lambda row: predict(pod.url, "m", row.tolist()), ROWS))
-    assert [answer.status_code for answer in answers] == [200] * 3
+        responses = list(clients.map(lambda row: predict(pod.url, "m", row.tolist()), ROWS))
+    assert [response.status_code for response in responses] == [200] * 3
     assert metric(pod.url, "pilotlight_batches_total", model="default/m", outcome="ok") == 1
     assert metric(pod.url, "pilotlight_batch_size_sum", model="default/m") == 3
 
 
-def test_another_pod_infers_for_the_entry_pod(cluster: Cluster, programs: Path) -> None:
+def test_infers_at_another_pod(cluster: Cluster, programs: Path) -> None:
     cluster.declare("m", programs / "sound")
     entry, predicting = cluster.pod("entry"), cluster.pod("predicting")
     alone = predict(predicting.url, "m", *ROWS.tolist())
@@ -181,50 +181,50 @@ def test_another_pod_infers_for_the_entry_pod(cluster: Cluster, programs: Path) 
     assert through.json() == alone.json()
 
 
-def test_a_program_that_hangs_is_given_up(cluster: Cluster, programs: Path) -> None:
+def test_hung_program_is_unloaded(cluster: Cluster, programs: Path) -> None:
     policy = ModelPolicy(max_infer_s=0.005)
     cluster.declare("m", programs / "endless", policy=policy)
     cluster.declare("other", programs / "sound")
     pod = cluster.pod()
-    answer = predict(pod.url, "m", *ROWS[:2].tolist())
-    assert answer.status_code in {503, 504}, answer.text
-    assert "did not end within 0.005 s" in answer.json()["error"]
+    response = predict(pod.url, "m", *ROWS[:2].tolist())
+    assert response.status_code in {503, 504}, response.text
+    assert "did not end within 0.005 s" in response.json()["error"]
     assert predict(pod.url, "other", *ROWS.tolist()).status_code == 200
 
 
 # Memory
 
 
-async def answer(pod: LocalPod, spec: ModelSpec) -> bytes:
+async def infer_bytes(pod: LocalPod, spec: ModelSpec) -> bytes:
     entry = pod.loader.store.acquire(spec.key)
     assert entry is not None
     inputs = entry.model.processor.batching.validate([numeric_tensor("features", ROWS)])
-    ran = await entry.model.infer(inputs)
+    result = await entry.model.infer(inputs)
     await pod.loader.store.release(entry)
-    return b"".join(tensor.data.tobytes() for tensor in ran.value)
+    return b"".join(tensor.data.tobytes() for tensor in result.value)
 
 
 async def cycle(pod: LocalPod, spec: ModelSpec, count: int) -> None:
     for _ in range(count):
         await pod.load(spec)
-        await answer(pod, spec)
+        await infer_bytes(pod, spec)
         await pod.unload(spec)
 
 
-def test_answers_are_the_same_from_every_tier(programs: Path, tmp_path: Path) -> None:
+def test_results_are_equal_from_every_tier(programs: Path, tmp_path: Path) -> None:
     spec = spec_of("sound", programs / "sound")
 
     async def main() -> None:
         async with local_pod(tmp_path, host_bytes=1 << 30) as pod:
-            answers, tiers = [], []
+            responses, tiers = [], []
             for tier in (Tier.REMOTE, Tier.DISK, Tier.HOST):
                 if tier is Tier.HOST:
                     await pod.demote(spec)
                 tiers.append(await pod.load(spec))
-                answers.append(await answer(pod, spec))
+                responses.append(await infer_bytes(pod, spec))
                 await pod.unload(spec)
             assert tiers == [Tier.REMOTE, Tier.DISK, Tier.HOST]
-            assert answers[0] == answers[1] == answers[2]
+            assert responses[0] == responses[1] == responses[2]
 
     asyncio.run(main())
 
@@ -245,7 +245,7 @@ def test_memory_is_at_its_baseline_after_200_loads(programs: Path, tmp_path: Pat
     asyncio.run(main())
 
 
-def test_slabs_of_programs_are_given_back_whole(programs: Path, tmp_path: Path) -> None:
+def test_slabs_of_programs_are_freed(programs: Path, tmp_path: Path) -> None:
     engine = FakeEngine()
     spec = spec_of("sound", programs / "sound")
 

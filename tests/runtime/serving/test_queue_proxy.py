@@ -1,4 +1,4 @@
-"""A predict pod behind Knative's queue-proxy, which answers in its place when it is gone."""
+"""A predict pod behind Knative's queue-proxy, which responds in its place once it has ended."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ STATES = [
 
 
 @contextlib.contextmanager
-def queue_proxy(status: int, said: str) -> Iterator[int]:
-    """A server that answers every request so, at the port that is given."""
+def queue_proxy(status: int, detail: str) -> Iterator[int]:
+    """A server at `port` that sends this response to every request."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             self.rfile.read(int(self.headers["content-length"]))
-            content = f"{said}\n".encode()
+            content = f"{detail}\n".encode()
             self.send_response(status)
             self.send_header("content-type", "text/plain; charset=utf-8")
             self.send_header("content-length", str(len(content)))
@@ -54,39 +54,39 @@ def queue_proxy(status: int, said: str) -> Iterator[int]:
         server.server_close()
 
 
-@pytest.mark.parametrize(("status", "said", "refusal", "expected"), STATES)
-def test_inference_that_only_its_queue_proxy_answers(
-    cluster: Cluster, models: Path, status: int, said: str, refusal: str | None, expected: int
+@pytest.mark.parametrize(("status", "detail", "refusal", "expected"), STATES)
+def test_inference_error_of_the_queue_proxy(
+    cluster: Cluster, models: Path, status: int, detail: str, refusal: str | None, expected: int
 ) -> None:
     cluster.declare("m", models / "tiny-bert")
-    with queue_proxy(status, said) as port:
+    with queue_proxy(status, detail) as port:
         entry, other = cluster.pod("entry"), cluster.pod("other", advertise_port=port)
         assert other.port != port
         address = f"127.0.0.1:{port}"
-        wait_until(lambda: said in predict(entry.url, "m", "x", predict=address).text)
-        answer = predict(entry.url, "m", "x", predict=address)
-    assert answer.status_code == expected
-    assert said in answer.json()["error"]
-    assert answer.headers.get("x-pilotlight-not-executed") == refusal
-    assert answer.headers["x-pilotlight-pod"] == "entry"
+        wait_until(lambda: detail in predict(entry.url, "m", "x", predict=address).text)
+        response = predict(entry.url, "m", "x", predict=address)
+    assert response.status_code == expected
+    assert detail in response.json()["error"]
+    assert response.headers.get("x-pilotlight-not-executed") == refusal
+    assert response.headers["x-pilotlight-pod"] == "entry"
 
 
-@pytest.mark.parametrize(("status", "said", "refusal", "expected"), STATES)
-def test_generation_that_only_its_queue_proxy_answers(
-    cluster: Cluster, models: Path, status: int, said: str, refusal: str | None, expected: int
+@pytest.mark.parametrize(("status", "detail", "refusal", "expected"), STATES)
+def test_generation_error_of_the_queue_proxy(
+    cluster: Cluster, models: Path, status: int, detail: str, refusal: str | None, expected: int
 ) -> None:
     cluster.declare("chat", models / "tiny-gpt2")
-    with queue_proxy(status, said) as port:
+    with queue_proxy(status, detail) as port:
         entry = cluster.pod("entry")
         cluster.pod("other", advertise_port=port)
         url = f"{entry.url}/openai/v1/completions"
-        wish = {"model": "chat", "prompt": "babe", "max_tokens": 2, "stream": True}
+        body = {"model": "chat", "prompt": "babe", "max_tokens": 2, "stream": True}
 
         def ask() -> Any:
-            return post(url, wish, x_pilotlight_predict=f"127.0.0.1:{port}")
+            return post(url, body, x_pilotlight_predict=f"127.0.0.1:{port}")
 
-        wait_until(lambda: said in ask().text)
-        answer = ask()
-    assert answer.status_code == expected
-    assert said in answer.json()["error"]["message"]
-    assert answer.headers.get("x-pilotlight-not-executed") == refusal
+        wait_until(lambda: detail in ask().text)
+        response = ask()
+    assert response.status_code == expected
+    assert detail in response.json()["error"]["message"]
+    assert response.headers.get("x-pilotlight-not-executed") == refusal

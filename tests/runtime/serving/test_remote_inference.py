@@ -1,4 +1,4 @@
-"""Remote proxying: pre- and postprocessing in one pod, inference in another."""
+"""Remote inference: pre- and postprocessing in one pod, inference in another."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 ROWS_WITHOUT_ROOM = 1024
-"""To the fifth power, and four bytes of each: more than a process can address."""
+"""To the fifth power, times four bytes: more than a process can address."""
 
 
-def test_answer_is_the_same_as_local(cluster: Cluster, models: Path) -> None:
+def test_remote_result_equals_local_result(cluster: Cluster, models: Path) -> None:
     for name in ("tiny-t5", "tiny-bert", "tiny-vit"):
         cluster.declare(name, models / name)
     entry, other = cluster.pod("entry"), cluster.pod("other")
@@ -41,7 +41,7 @@ def test_answer_is_the_same_as_local(cluster: Cluster, models: Path) -> None:
     assert not list((entry.folder / "cache").rglob("*.safetensors"))
 
 
-def test_answer_over_v2_keeps_the_callers_name(cluster: Cluster, models: Path) -> None:
+def test_v2_response_keeps_the_clients_model_name(cluster: Cluster, models: Path) -> None:
     cluster.declare("m", models / "tiny-bert")
     entry, other = cluster.pod("entry"), cluster.pod("other")
     local = infer_texts(other.url, "m", "x", model_name="mine").json()
@@ -50,30 +50,30 @@ def test_answer_over_v2_keeps_the_callers_name(cluster: Cluster, models: Path) -
     assert local["model_name"] == "mine"
 
 
-def test_cold_predict_pod_loads_and_says_so(cluster: Cluster, models: Path) -> None:
+def test_cold_predict_pod_reports_its_load(cluster: Cluster, models: Path) -> None:
     spec = cluster.declare("m", models / "tiny-bert")
     entry, other = cluster.pod("entry"), cluster.pod("other")
-    answer = predict(entry.url, "m", "x", predict=other.address)
-    assert answer.headers["x-pilotlight-start"] == "remote"
+    response = predict(entry.url, "m", "x", predict=other.address)
+    assert response.headers["x-pilotlight-start"] == "remote"
     assert cluster.tiers(spec)["other"] == "device"
 
 
-def test_own_address_is_no_hop(cluster: Cluster, models: Path) -> None:
+def test_own_address_infers_locally(cluster: Cluster, models: Path) -> None:
     cluster.declare("m", models / "tiny-bert")
     pod = cluster.pod()
-    answer = predict(pod.url, "m", "x", predict=pod.address)
-    assert answer.status_code == 200
-    assert "network" not in answer.headers["server-timing"]
+    response = predict(pod.url, "m", "x", predict=pod.address)
+    assert response.status_code == 200
+    assert "network" not in response.headers["server-timing"]
 
 
-def test_requests_are_forwarded_to_pods_only(cluster: Cluster, models: Path) -> None:
+def test_forwards_only_to_registered_pods(cluster: Cluster, models: Path) -> None:
     cluster.declare("m", models / "tiny-bert")
-    answer = predict(cluster.pod().url, "m", "x", predict=f"127.0.0.1:{servers.free_port()}")
-    assert answer.status_code == 503
-    assert answer.headers["x-pilotlight-not-executed"] == "unreachable"
+    response = predict(cluster.pod().url, "m", "x", predict=f"127.0.0.1:{servers.free_port()}")
+    assert response.status_code == 503
+    assert response.headers["x-pilotlight-not-executed"] == "unreachable"
 
 
-def test_unreachable_predict_pod_executed_nothing(
+def test_unreachable_predict_pod_reports_not_executed(
     cluster: Cluster, models: Path, forkserver: servers.Forkserver
 ) -> None:
     cluster.declare("m", models / "tiny-bert")
@@ -81,25 +81,25 @@ def test_unreachable_predict_pod_executed_nothing(
     with cluster.pod_context("other") as other:
         os.kill(other.pid, signal.SIGKILL)
         forkserver.events.append(forkserver.wait_event(exited="other"))
-        answer = predict(entry.url, "m", "x", predict=other.address)
-    assert answer.status_code == 503
-    assert "cannot be reached" in answer.json()["error"]
-    assert answer.headers["x-pilotlight-not-executed"] == "unreachable"
+        response = predict(entry.url, "m", "x", predict=other.address)
+    assert response.status_code == 503
+    assert "cannot be reached" in response.json()["error"]
+    assert response.headers["x-pilotlight-not-executed"] == "unreachable"
 
 
-def test_refusal_of_the_predict_pod_is_passed_on(
+def test_forwards_the_refusal_of_the_predict_pod(
     cluster: Cluster, models: Path, tmp_path: Path
 ) -> None:
     cluster.declare("m", models / "tiny-t5")
     entry, other = cluster.pod("entry"), cluster.pod("other", memory_bytes=1000)
-    answer = predict(entry.url, "m", "x", predict=other.address)
-    assert answer.status_code == 507
-    assert answer.headers["x-pilotlight-not-executed"] == "no-memory"
-    assert answer.headers["x-pilotlight-pod"] == "entry"
+    response = predict(entry.url, "m", "x", predict=other.address)
+    assert response.status_code == 507
+    assert response.headers["x-pilotlight-not-executed"] == "no-memory"
+    assert response.headers["x-pilotlight-pod"] == "entry"
 
 
 class Wide(torch.nn.Module):
-    """Takes the fifth power of its rows of memory."""
+    """Needs memory of the fifth power of its rows."""
 
     def forward(self, column: torch.Tensor) -> torch.Tensor:
         rows = column.shape[0]
@@ -107,7 +107,7 @@ class Wide(torch.nn.Module):
 
 
 @pytest.mark.parametrize("where", ["here", "there"])
-def test_an_inference_without_room_is_one_for_another_device(
+def test_inference_without_memory_can_be_retried_elsewhere(
     cluster: Cluster, tmp_path: Path, where: str
 ) -> None:
     rows = torch.export.Dim("rows", max=ROWS_WITHOUT_ROOM)
@@ -117,10 +117,10 @@ def test_an_inference_without_room_is_one_for_another_device(
     entry, other = cluster.pod("entry"), cluster.pod("other")
     headers = {"predict": other.address} if where == "there" else {}
     assert predict(entry.url, "wide", [1.0], [1.0], **headers).status_code == 200
-    answer = predict(entry.url, "wide", *[[1.0]] * ROWS_WITHOUT_ROOM, **headers)
-    assert answer.status_code == 503, answer.text
-    assert answer.headers["x-pilotlight-not-executed"] == "device-full"
-    assert "no room for this inference of default/wide" in answer.json()["error"]
+    response = predict(entry.url, "wide", *[[1.0]] * ROWS_WITHOUT_ROOM, **headers)
+    assert response.status_code == 503, response.text
+    assert response.headers["x-pilotlight-not-executed"] == "device-full"
+    assert "no room for this inference of default/wide" in response.json()["error"]
     assert predict(entry.url, "wide", [1.0], [1.0], **headers).status_code == 200
 
 
@@ -132,7 +132,7 @@ def test_an_inference_without_room_is_one_for_another_device(
         pytest.param("network", "remote", id="network"),
     ],
 )
-def test_simulated_work_shows_in_its_stage(
+def test_simulated_work_counts_in_its_stage(
     cluster: Cluster, models: Path, stage: str, where: str
 ) -> None:
     cluster.declare("m", models / "tiny-bert")
@@ -140,9 +140,9 @@ def test_simulated_work_shows_in_its_stage(
     headers = {"simulate": f"{stage}=0.2"}
     if where == "remote":
         headers["predict"] = cluster.pod("other").address
-    answer = predict(entry.url, "m", "x", **headers)
+    response = predict(entry.url, "m", "x", **headers)
     timings = dict(
-        part.strip().split(";dur=") for part in answer.headers["server-timing"].split(",")
+        part.strip().split(";dur=") for part in response.headers["server-timing"].split(",")
     )
     # The event loop's timers count whole milliseconds and may fire a part of one early.
     assert 190 <= float(timings[stage]) < 60_000

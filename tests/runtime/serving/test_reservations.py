@@ -1,4 +1,4 @@
-"""A gateway's reservation at a pod: claimed load, freed inference place, slot kept to the end."""
+"""A gateway's reservation at a pod: its claim, the end of its inference, its slot."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def reserve(cluster: Cluster, *, entry: str, predict_pod: str, key: str) -> Granted:
-    """What a gateway does before it sends a request."""
+    """Reserves like a gateway before it sends a request."""
 
     async def ask(registry: Registry) -> object:
         outcome: asyncio.Future[object] = asyncio.get_running_loop().create_future()
@@ -45,7 +45,7 @@ def counts(cluster: Cluster) -> dict[str, tuple[int, int]]:
     return cluster.do(look)
 
 
-def test_inference_place_is_free_before_the_slot(cluster: Cluster, models: Path) -> None:
+def test_reservation_ends_before_the_slot_is_free(cluster: Cluster, models: Path) -> None:
     spec = cluster.declare("m", models / "tiny-bert")
     pod = cluster.pod(allow_simulated_work=True)
     granted = reserve(cluster, entry="pod-a", predict_pod="pod-a", key=spec.key)
@@ -67,12 +67,12 @@ def test_inference_place_is_free_before_the_slot(cluster: Cluster, models: Path)
     assert running.result().headers["x-pilotlight-start"] == "remote"
 
 
-def test_predict_pod_frees_its_own_place(cluster: Cluster, models: Path) -> None:
+def test_predict_pod_ends_its_own_reservation(cluster: Cluster, models: Path) -> None:
     spec = cluster.declare("m", models / "tiny-bert")
     entry, other = cluster.pod("entry"), cluster.pod("other")
     granted = reserve(cluster, entry="entry", predict_pod="other", key=spec.key)
     assert counts(cluster) == {"entry": (1, 0), "other": (0, 1)}
-    answer = predict(
+    response = predict(
         entry.url,
         "m",
         "x",
@@ -80,6 +80,6 @@ def test_predict_pod_frees_its_own_place(cluster: Cluster, models: Path) -> None
         load_token=str(granted.load_token),
         predict=other.address,
     )
-    assert answer.status_code == 200, answer.text
+    assert response.status_code == 200, response.text
     servers.wait_until(lambda: counts(cluster) == {"entry": (1, 0), "other": (0, 0)})
     assert cluster.tiers(spec)["other"] == "device"

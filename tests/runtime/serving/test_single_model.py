@@ -21,12 +21,12 @@ def find(cluster: Cluster, name: str) -> ModelRecord | None:
     return cluster.do(lambda registry: registry.get_model(ModelName("default", name)))
 
 
-def test_it_is_ready_with_its_model_and_keeps_it(cluster: Cluster, models: Path) -> None:
+def test_is_ready_once_its_model_is_loaded_and_keeps_it(cluster: Cluster, models: Path) -> None:
     folder = str(models / "tiny-bert")
     pod = cluster.pod(model_name="alone", model_dir=folder)
     assert get(f"{pod.url}/v1/models/alone").json() == {"name": "alone", "ready": True}
     assert predict(pod.url, "alone", "a cat").status_code == 200
-    cluster.withdraw("alone")  # as if its registry had lost all
+    cluster.withdraw("alone")  # as if its registry had lost its data
 
     def is_there_again() -> bool:
         record = find(cluster, "alone")
@@ -36,7 +36,7 @@ def test_it_is_ready_with_its_model_and_keeps_it(cluster: Cluster, models: Path)
     wait_until(is_there_again, what="the model is there again")
 
 
-def test_it_is_not_ready_before_its_model_can_be_loaded(
+def test_is_not_ready_before_its_model_can_be_loaded(
     cluster: Cluster, models: Path, tmp_path: Path
 ) -> None:
     place, port = tmp_path / "model", servers.free_port()
@@ -55,7 +55,7 @@ def test_it_is_not_ready_before_its_model_can_be_loaded(
             record = find(cluster, "late")
             return record is not None and record.failure is not None
 
-        wait_until(has_failed, what="the failed load is told")
+        wait_until(has_failed, what="the failed load is recorded")
         wait_until(
             lambda: get(f"{url}/v2/health/live").json() == {"live": True},
             what="the pod is live",

@@ -1,4 +1,4 @@
-"""Batches of real networks: the same answers as one by one, at the device and through pods."""
+"""Batches of real networks: the same results as one by one, at the device and through pods."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from tests.runtime.conftest import Cluster
 
 TOGETHER = ModelPolicy(max_batch_size=3, max_batch_wait_s=30.0)
-"""Three requests of one item make a batch, however long it takes until all are there."""
+"""A batch waits for three requests of one item."""
 TEXTS = ("a fine day", "one more text", "the quick brown fox")
-"""Of different lengths, yet not so different that padding keeps them apart."""
+"""Of different lengths, within the limit of padding."""
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def threads() -> Iterator[ThreadPoolExecutor]:
 
 @pytest.fixture
 def serve(models: Path, threads: ThreadPoolExecutor) -> Iterator[Callable[..., ServedModel]]:
-    """Makes served models of one device."""
+    """Builds served models on one device."""
     device = DeviceWorker(threads=1, max_queued=64)
     device.start()
 
@@ -66,7 +66,7 @@ def serve(models: Path, threads: ThreadPoolExecutor) -> Iterator[Callable[..., S
 def infer_all(
     model: ServedModel, requests: Sequence[tuple[Tensor, ...]]
 ) -> list[InferenceResult[tuple[Tensor, ...]] | BaseException]:
-    """What each request gets when all are there at once."""
+    """The results of concurrent requests."""
 
     async def run() -> list[InferenceResult[tuple[Tensor, ...]] | BaseException]:
         return await asyncio.gather(
@@ -91,7 +91,7 @@ def one_by_one(
         pytest.param("tiny-vit", None, 1e-5, id="image-classification"),
     ],
 )
-def test_a_batch_gives_what_each_request_gets_alone(
+def test_batch_gives_each_request_its_result_alone(
     serve: Callable[..., ServedModel], name: str, task: Task | None, tolerance: float
 ) -> None:
     together, alone = serve(name, TOGETHER, task), serve(name, ModelPolicy(max_batch_size=1), task)
@@ -118,7 +118,7 @@ def test_texts_that_end_early_are_not_longer_in_a_batch(
     for result in one_by_one(alone, requests):
         assert not isinstance(result, BaseException)
         ended.add(int(result.value[0].data[0, 2]))
-    for model in (together, alone):  # a token that some text comes to early now ends a text
+    for model in (together, alone):  # a token that occurs early in some text now ends a text
         network = model._network
         assert network is not None
         network.generation_config.eos_token_id = min(ended)
@@ -135,7 +135,7 @@ def test_texts_that_end_early_are_not_longer_in_a_batch(
     assert len(widths) > 1
 
 
-def test_a_request_the_network_refuses_fails_alone(serve: Callable[..., ServedModel]) -> None:
+def test_request_refused_by_the_network_fails_alone(serve: Callable[..., ServedModel]) -> None:
     model = serve("tiny-bert", TOGETHER)
     good = model.processor.preprocess(["one"])
     bad = tuple(
@@ -149,7 +149,7 @@ def test_a_request_the_network_refuses_fails_alone(serve: Callable[..., ServedMo
     np.testing.assert_array_equal(first.value[0].data, third.value[0].data)
 
 
-def test_a_long_text_is_not_joined_by_short_ones(serve: Callable[..., ServedModel]) -> None:
+def test_long_text_is_not_batched_with_short_ones(serve: Callable[..., ServedModel]) -> None:
     model = serve("tiny-bert", ModelPolicy(max_batch_size=3, max_batch_wait_s=1.0))
     texts = ["one", "two", "a long text " * 15, "three"]
     results = infer_all(model, [model.processor.preprocess([text]) for text in texts])
@@ -162,13 +162,13 @@ def at_once(*calls: Callable[[], httpx.Response]) -> list[httpx.Response]:
 
 
 def batches(url: str) -> tuple[float, float]:
-    """How many inferences there were, and of how many items."""
+    """The number of batches and of their items."""
     return metric(url, "pilotlight_batch_size_count", model="default/m"), metric(
         url, "pilotlight_batch_size_sum", model="default/m"
     )
 
 
-def test_requests_of_all_kinds_share_a_batch(cluster: Cluster, models: Path) -> None:
+def test_requests_of_all_protocols_share_a_batch(cluster: Cluster, models: Path) -> None:
     cluster.declare("alone", models / "tiny-bert")
     cluster.declare("m", models / "tiny-bert", policy=TOGETHER)
     entry, other = cluster.pod("entry"), cluster.pod("other", slots=4)
@@ -185,7 +185,7 @@ def test_requests_of_all_kinds_share_a_batch(cluster: Cluster, models: Path) -> 
     assert metric(other.url, "pilotlight_queue_seconds_count", model="default/m") == 3
 
 
-def test_a_client_that_leaves_is_not_in_the_batch(cluster: Cluster, models: Path) -> None:
+def test_disconnected_client_is_not_in_the_batch(cluster: Cluster, models: Path) -> None:
     cluster.declare("m", models / "tiny-bert", policy=TOGETHER)
     pod = cluster.pod(slots=4)
     at_once(*[lambda: predict(pod.url, "m", "x")] * 3)
@@ -194,12 +194,12 @@ def test_a_client_that_leaves_is_not_in_the_batch(cluster: Cluster, models: Path
     with unanswered(url, {"instances": ["x"]}):
         wait_until(lambda: metric(pod.url, "pilotlight_device_waiting") == 1, what="it waits")
     wait_until(lambda: metric(pod.url, "pilotlight_device_waiting") == 0, what="it left")
-    answers = at_once(*[lambda: predict(pod.url, "m", "y")] * 3)
-    assert [answer.status_code for answer in answers] == [200] * 3
+    responses = at_once(*[lambda: predict(pod.url, "m", "y")] * 3)
+    assert [response.status_code for response in responses] == [200] * 3
     assert batches(pod.url) == (before[0] + 1, before[1] + 3)
 
 
-def test_a_bad_request_joins_no_batch(cluster: Cluster, models: Path) -> None:
+def test_invalid_request_is_not_batched(cluster: Cluster, models: Path) -> None:
     cluster.declare("m", models / "tiny-vit", policy=ModelPolicy(max_batch_size=2))
     pod = cluster.pod(slots=2)
     good = predict(pod.url, "m", {"image_bytes": {"b64": picture()}})
@@ -210,18 +210,18 @@ def test_a_bad_request_joins_no_batch(cluster: Cluster, models: Path) -> None:
         (0, np.float64, "must be FP32, was FP64"),
     ):
         pixels = np.full((1, 3, 32, 32), value, dtype=dtype)
-        answer = send_tensor(pod.url, numeric_tensor("pixel_values", pixels))
-        assert answer.status_code == 400, answer.text
-        assert message in answer.json()["error"]
+        response = send_tensor(pod.url, numeric_tensor("pixel_values", pixels))
+        assert response.status_code == 400, response.text
+        assert message in response.json()["error"]
     small = numeric_tensor("pixel_values", np.zeros((1, 3, 8, 8), np.float32))
-    answer = send_tensor(pod.url, small)
-    assert answer.status_code == 400
-    assert "rows, 3, 32, 32], was [1, 3, 8, 8]" in answer.json()["error"]
+    response = send_tensor(pod.url, small)
+    assert response.status_code == 400
+    assert "rows, 3, 32, 32], was [1, 3, 8, 8]" in response.json()["error"]
     assert batches(pod.url) == before
 
 
 def send_tensor(url: str, tensor: Tensor) -> httpx.Response:
-    """One tensor as another pod would send it."""
+    """One tensor, sent as by another pod."""
     body = encode_request([tensor])
     return post_bytes(
         f"{url}/v2/models/default~m/infer",
@@ -231,7 +231,7 @@ def send_tensor(url: str, tensor: Tensor) -> httpx.Response:
     )
 
 
-def test_what_preprocessing_gives_is_checked(models: Path) -> None:
+def test_validates_preprocessed_tensors(models: Path) -> None:
     processor = load_processor(models / "tiny-bert", None)
     body: RequestBody = _body(["one", "a longer text"])
     assert [tensor.name for tensor in preprocess_body(processor, body)] == [

@@ -1,4 +1,4 @@
-"""Joining requests' tensors: what is refused, padding, and taking outputs apart."""
+"""Tensor batching: validation, padding, splitting of outputs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def pixels(value: float = 0.0, *, rows: int = 1, dtype: type = np.float32) -> Te
     return numeric_tensor("pixel_values", np.full((rows, 3, 2, 2), value, dtype=dtype))
 
 
-def test_the_mask_and_the_order_are_filled_in() -> None:
+def test_adds_the_mask_and_sorts_inputs() -> None:
     inputs = TEXT.validate([ids([1, 2])])
     assert [tensor.name for tensor in inputs] == ["input_ids", "attention_mask"]
     assert inputs[1].data.tolist() == [[1, 1]]
@@ -75,7 +75,7 @@ def test_the_mask_and_the_order_are_filled_in() -> None:
         ),
     ],
 )
-def test_what_could_never_run_is_refused(
+def test_refuses_inputs_that_no_batch_can_hold(
     batching: PaddedBatching, inputs: list[Tensor], message: str
 ) -> None:
     with pytest.raises(InvalidRequest) as refused:
@@ -95,32 +95,32 @@ def test_shorter_requests_are_padded(pads_left: bool) -> None:
     assert tokens.data.dtype == np.int64
 
 
-def test_pictures_are_stacked() -> None:
+def test_images_are_stacked() -> None:
     (joined,) = IMAGE.join([(pixels(1.0),), (pixels(2.0, rows=2),)])
     assert joined.shape == (3, 3, 2, 2)
     assert joined.data[:, 0, 0, 0].tolist() == [1.0, 2.0, 2.0]
 
 
-def test_length_counts_for_texts_only() -> None:
+def test_only_texts_have_tokens_per_row() -> None:
     assert TEXT.tokens_per_row((ids([1, 2, 3]),)) == 3
     assert IMAGE.tokens_per_row((pixels(),)) == 1
     assert TEXT.batch_key((ids([1]), mask([1])), None) != TEXT.batch_key((ids([1]),), None)
 
 
-def test_outputs_are_taken_apart_by_rows() -> None:
+def test_splits_outputs_by_rows() -> None:
     output = numeric_tensor("pooled", np.arange(6, dtype=np.float32).reshape(3, 2))
     first, second = TEXT.split([output], [1, 2])
     assert first[0].data.tolist() == [[0, 1]]
     assert second[0].data.tolist() == [[2, 3], [4, 5]]
 
 
-def test_another_number_of_rows_is_an_error() -> None:
+def test_refuses_outputs_with_other_rows() -> None:
     output = numeric_tensor("pooled", np.zeros((3, 2), np.float32))
     with pytest.raises(ValueError, match="for 2 rows"):
         TEXT.split([output], [1, 1])
 
 
-def test_what_follows_the_end_of_the_longest_row_is_cut() -> None:
+def test_cuts_columns_after_the_longest_row() -> None:
     batching = dataclasses.replace(TEXT, eos_ids=frozenset({1}))
     tokens = np.array(
         [[0, 5, 1, 0, 0], [0, 6, 7, 1, 0], [0, 5, 6, 7, 8], [1, 5, 1, 0, 0]], dtype=np.int64
@@ -137,7 +137,7 @@ def test_what_follows_the_end_of_the_longest_row_is_cut() -> None:
 
 
 @pytest.mark.parametrize("batching", [TEXT, IMAGE])
-def test_examples_are_what_the_network_takes(batching: PaddedBatching) -> None:
+def test_examples_are_valid_inputs(batching: PaddedBatching) -> None:
     inputs = batching.example(3, 5)
     assert [tensor.name for tensor in batching.validate(inputs)] == list(batching.rules)
     assert all(len(tensor.data) == 3 for tensor in inputs)

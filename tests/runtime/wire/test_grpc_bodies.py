@@ -1,4 +1,4 @@
-"""V2's messages over gRPC: what goes in comes out, and as KServe's SDK reads and writes them."""
+"""V2's messages over gRPC: round trips, and agreement with KServe's SDK."""
 
 from __future__ import annotations
 
@@ -53,19 +53,19 @@ def assert_read_well(request: V2Request, datatype: str) -> None:
     np.testing.assert_array_equal(tensor.data, our_tensor(datatype).data)
 
 
-def assert_sdk_reads(answer: InferResponse, datatype: str) -> None:
-    (output,) = answer.outputs
+def assert_sdk_reads(response: InferResponse, datatype: str) -> None:
+    (output,) = response.outputs
     got = output.as_numpy()
     if datatype == "BYTES":
         got = np.array([v.encode() if isinstance(v, str) else v for v in got.ravel()], dtype=object)
         got = got.reshape(ARRAYS[datatype].shape)
-    assert (output.name, output.datatype, answer.id) == ("x", datatype, "r-1")
+    assert (output.name, output.datatype, response.id) == ("x", datatype, "r-1")
     np.testing.assert_array_equal(got, our_tensor(datatype).data)
 
 
 @pytest.mark.parametrize("datatype", ARRAYS)
 @pytest.mark.parametrize("is_binary", [True, False], ids=["raw", "typed"])
-def test_reads_the_sdks_messages(datatype: str, is_binary: bool) -> None:
+def test_decodes_messages_of_the_sdk(datatype: str, is_binary: bool) -> None:
     if datatype == "FP16" and not is_binary:
         pytest.skip("neither the protocol nor the SDK sends FP16 but raw")
     message = sdk_request(datatype, is_binary=is_binary).to_grpc()
@@ -75,7 +75,7 @@ def test_reads_the_sdks_messages(datatype: str, is_binary: bool) -> None:
 
 @pytest.mark.parametrize("datatype", ARRAYS)
 @pytest.mark.parametrize("is_binary", [True, False], ids=["raw", "typed"])
-def test_sdk_reads_our_messages(datatype: str, is_binary: bool) -> None:
+def test_sdk_decodes_our_messages(datatype: str, is_binary: bool) -> None:
     request = V2Request((), id="r-1", is_binary=is_binary)
     content = encode_message([our_tensor(datatype)], model_name="m", request=request)
     message = messages.ModelInferResponse.FromString(content)
@@ -85,7 +85,7 @@ def test_sdk_reads_our_messages(datatype: str, is_binary: bool) -> None:
 
 @pytest.mark.parametrize("datatype", ARRAYS)
 @pytest.mark.parametrize("is_binary", [True, False], ids=["binary", "json"])
-def test_reads_the_sdks_bodies(datatype: str, is_binary: bool) -> None:
+def test_decodes_bodies_of_the_sdk(datatype: str, is_binary: bool) -> None:
     if datatype == "FP16" and not is_binary:
         pytest.skip("neither the protocol nor the SDK sends FP16 but in binary")
     body, length = sdk_request(datatype, is_binary=is_binary).to_rest()
@@ -96,7 +96,7 @@ def test_reads_the_sdks_bodies(datatype: str, is_binary: bool) -> None:
 
 @pytest.mark.parametrize("datatype", ARRAYS)
 @pytest.mark.parametrize("is_binary", [True, False], ids=["binary", "json"])
-def test_sdk_reads_our_bodies(datatype: str, is_binary: bool) -> None:
+def test_sdk_decodes_our_bodies(datatype: str, is_binary: bool) -> None:
     request = V2Request((), id="r-1", is_binary=is_binary)
     body = encode_response([our_tensor(datatype)], model_name="m", request=request)
     length = tokens_per_row(body)
@@ -108,16 +108,16 @@ def tokens_per_row(body: EncodedBody) -> int:
     return int(dict(body.headers).get(LENGTH_HEADER, len(body.content)))
 
 
-def test_requested_outputs_of_the_sdk_are_read() -> None:
+def test_decodes_requested_outputs_of_the_sdk() -> None:
     request = sdk_request("FP32", is_binary=True)
     request.request_outputs = [RequestedOutput("b"), RequestedOutput("a")]
     read = decode_message(request.to_grpc())
     outputs = [numeric_tensor(name, np.ones(1, np.float32)) for name in ("a", "b", "c")]
-    answer = messages.ModelInferResponse.FromString(
+    response = messages.ModelInferResponse.FromString(
         encode_message(outputs, model_name="m", request=read)
     )
-    assert [output.name for output in answer.outputs] == ["b", "a"]
-    assert len(answer.raw_output_contents) == 2
+    assert [output.name for output in response.outputs] == ["b", "a"]
+    assert len(response.raw_output_contents) == 2
 
 
 def message_of(**changes: Any) -> Any:
@@ -154,7 +154,7 @@ def too_large_for_int8() -> Any:
 
 
 @pytest.mark.parametrize(
-    ("message", "said"),
+    ("message", "detail"),
     [
         pytest.param(messages.ModelInferRequest(), "one tensor or more", id="no-inputs"),
         pytest.param(message_of(name=""), "'name'", id="no-name"),
@@ -174,14 +174,14 @@ def too_large_for_int8() -> Any:
         pytest.param(too_large_for_int8(), "does not fit INT8", id="overflow"),
     ],
 )
-def test_bad_messages_are_told(message: Any, said: str) -> None:
+def test_refuses_invalid_messages(message: Any, detail: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         decode_message(message)
-    assert said in str(caught.value)
+    assert detail in str(caught.value)
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_give_a_message_or_a_reason(content: bytes) -> None:
+def test_any_bytes_decode_or_raise_invalid_request(content: bytes) -> None:
     with contextlib.suppress(InvalidRequest):
         decode_message(parse_message(messages.ModelInferRequest, content))
 
@@ -192,5 +192,5 @@ def test_raw_contents_are_not_copied_into_lists() -> None:
     assert not tensor.data.flags.owndata
 
 
-def test_every_datatype_has_a_form() -> None:
+def test_every_datatype_has_typed_or_raw_contents() -> None:
     assert set(CONTENTS_OF) | {"FP16"} == set(ARRAYS)

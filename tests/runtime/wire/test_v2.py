@@ -1,4 +1,4 @@
-"""The V2 codec: what goes in comes out, and broken bodies are told, never raised."""
+"""The V2 codec: round trips, and InvalidRequest for every invalid body."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_json_round_trip(values: np.ndarray, texts: list[str]) -> None:
 
 
 @given(st.binary(max_size=200), st.one_of(st.none(), st.text(max_size=3), st.integers(-5, 300)))
-def test_any_bytes_give_a_request_or_a_reason(body: bytes, length: object) -> None:
+def test_any_body_decodes_or_raises_invalid_request(body: bytes, length: object) -> None:
     with pytest.raises(InvalidRequest):
         decode_request(body, None if length is None else str(length))
 
@@ -85,7 +85,7 @@ json_values = st.recursive(
         optional={"parameters": json_values},
     )
 )
-def test_any_tensor_entry_gives_a_request_or_a_reason(entry: dict[str, object]) -> None:
+def test_any_tensor_entry_decodes_or_raises_invalid_request(entry: dict[str, object]) -> None:
     try:
         body = orjson.dumps({"inputs": [entry]})
     except orjson.JSONEncodeError:
@@ -100,7 +100,7 @@ def test_binary_tensors_are_not_copied() -> None:
     assert tensor.data.base is not None
 
 
-def test_outputs_are_binary_only_where_asked_for() -> None:
+def test_outputs_are_binary_only_if_requested() -> None:
     document = {
         "inputs": [{"name": "x", "datatype": "INT32", "shape": [1], "data": [1]}],
         "outputs": [{"name": "a", "parameters": {"binary_data": True}}, {"name": "b"}],
@@ -113,7 +113,7 @@ def test_outputs_are_binary_only_where_asked_for() -> None:
     assert head["outputs"][1]["data"] == [1.0, 1.0]
 
 
-def test_half_floats_must_be_binary() -> None:
+def test_refuses_fp16_in_json() -> None:
     document = {"inputs": [{"name": "x", "datatype": "FP16", "shape": [1], "data": [1.0]}]}
     with pytest.raises(InvalidRequest, match="FP16 can only be sent in binary"):
         decode_request(orjson.dumps(document), None)
@@ -127,7 +127,7 @@ def test_half_floats_must_be_binary() -> None:
         pytest.param(b"", "needs 1 strings, got 0", id="count"),
     ],
 )
-def test_broken_strings_are_told(tail: bytes, message: str) -> None:
+def test_refuses_malformed_strings(tail: bytes, message: str) -> None:
     head = orjson.dumps(
         {
             "inputs": [
@@ -175,13 +175,13 @@ def entries_of(request: V2Request, *tensors: Tensor) -> list[dict[str, object]]:
     return entries
 
 
-def test_only_requested_outputs_come_in_their_order() -> None:
+def test_sends_requested_outputs_in_their_order() -> None:
     tensors = [numeric_tensor(name, np.ones(1, dtype=np.float32)) for name in "abc"]
     entries = entries_of(request_of(outputs=[{"name": "c"}, {"name": "a"}]), *tensors)
     assert [entry["name"] for entry in entries] == ["c", "a"]
 
 
-def test_an_outputs_own_form_beats_the_requests() -> None:
+def test_output_parameter_overrides_the_requests() -> None:
     request = request_of(
         parameters={"binary_data_output": True},
         outputs=[{"name": "a", "parameters": {"binary_data": False}}, {"name": "b"}],
@@ -200,14 +200,14 @@ def test_an_outputs_own_form_beats_the_requests() -> None:
         pytest.param(bytes_tensor("x", [b"\xff\xfe"]), 6, id="not-utf-8"),
     ],
 )
-def test_what_json_cannot_hold_goes_in_binary(tensor: Tensor, size: int) -> None:
+def test_sends_in_binary_what_json_cannot_hold(tensor: Tensor, size: int) -> None:
     (entry,) = entries_of(V2Request(()), tensor)
     assert entry["parameters"] == {"binary_data_size": size}
     assert "data" not in entry
 
 
 @given(st.lists(st.floats(width=32), min_size=1))
-def test_brain_halves_keep_the_upper_half(values: list[float]) -> None:
+def test_bf16_rounds_to_the_upper_half_of_float32(values: list[float]) -> None:
     data = np.array(values, dtype=np.float32)
     expected = torch.from_numpy(data).to(torch.bfloat16)
     raw = to_raw(Tensor("x", "BF16", data))
@@ -227,7 +227,7 @@ def test_booleans_are_bytes_of_0_or_1(content: bytes) -> None:
             from_raw(memoryview(content), about)
 
 
-def test_a_tensor_has_one_form() -> None:
+def test_refuses_a_tensor_with_json_and_binary_data() -> None:
     tensor = {
         "name": "x",
         "datatype": "INT8",
@@ -240,7 +240,7 @@ def test_a_tensor_has_one_form() -> None:
         decode_request(head + b"\x01", str(len(head)))
 
 
-def test_numbers_beyond_their_datatype_are_refused() -> None:
+def test_refuses_numbers_outside_their_datatype() -> None:
     tensor = {"name": "x", "datatype": "FP32", "shape": [1], "data": [1e300]}
     with pytest.raises(InvalidRequest, match="does not fit FP32"):
         decode_request(orjson.dumps({"inputs": [tensor]}), None)
@@ -249,7 +249,7 @@ def test_numbers_beyond_their_datatype_are_refused() -> None:
 @pytest.mark.parametrize(
     "data", [[1, 2, 3, 4, 5, 6], [[1, 2, 3], [4, 5, 6]]], ids=["flat", "nested"]
 )
-def test_data_is_flat_or_nested_as_its_shape(data: list[object]) -> None:
+def test_accepts_flat_and_nested_data(data: list[object]) -> None:
     tensor = {"name": "x", "datatype": "INT8", "shape": [2, 3], "data": data}
     (read,) = decode_request(orjson.dumps({"inputs": [tensor]}), None).inputs
     assert read.data.tolist() == [[1, 2, 3], [4, 5, 6]]
@@ -266,7 +266,7 @@ def test_data_is_flat_or_nested_as_its_shape(data: list[object]) -> None:
         pytest.param([[1, 2, 3], 4, 5, 6], "mixes lists and values", id="mixed"),
     ],
 )
-def test_data_nested_otherwise_is_refused(data: list[object], message: str) -> None:
+def test_refuses_data_nested_unlike_its_shape(data: list[object], message: str) -> None:
     tensor = {"name": "x", "datatype": "INT8", "shape": [2, 3], "data": data}
     with pytest.raises(InvalidRequest, match=message):
         decode_request(orjson.dumps({"inputs": [tensor]}), None)
