@@ -24,7 +24,7 @@ from registry.domain.model import ModelName, ModelPolicy, ModelSpec, Tier
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
 
-    from load.experiments.liu.runs import TimedAnswer
+    from load.experiments.liu.runs import TimedResponse
 
 PODS: Final = 3
 SLOTS: Final = 2
@@ -118,7 +118,7 @@ class LivePlatform:
             model_bytes=max(sizes),
         )
 
-    async def _one_by_one(self) -> list[TimedAnswer]:
+    async def _one_by_one(self) -> list[TimedResponse]:
         """Every model from cold, then some requests more."""
         await self._all_cold()
         answers = []
@@ -154,7 +154,7 @@ class LivePlatform:
             answer.pod, answer.predict_pod, answer.reason, answer.stages_s,
         )  # fmt: skip
 
-    async def _ask(self, number: int, policy: str, seed: int) -> TimedAnswer:
+    async def _ask(self, number: int, policy: str, seed: int) -> TimedResponse:
         headers = {
             "x-pilotlight-policy": policy,
             "x-pilotlight-seed": str(seed),
@@ -175,7 +175,7 @@ class LivePlatform:
         )
 
 
-def _overhead_s(answer: TimedAnswer) -> float:
+def _overhead_s(answer: TimedResponse) -> float:
     return answer.latency_s - sum(answer.stages_s.values())
 
 

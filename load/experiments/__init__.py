@@ -1,1 +1,1 @@
-"""Experiments: one file each, run by name (`pilotlight experiment NAME`), told as tables."""
+"""Experiments behind `docs/experiments/`: a room per family, all listed in `experiments`."""

@@ -4,28 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from load.experiments import (
-    burst,
-    liu_grid,
-    liu_simple,
-    liu_wins,
-    prewarming,
-    prewarming_live,
-    scale,
-    spike,
-    traces,
-    warsaw,
-)
+from load.experiments.elastic import burst, spike
+from load.experiments.liu import grid, simple, wins
+from load.experiments.prewarm import prewarming, prewarming_live
+from load.experiments.real_traces import traces
+from load.experiments.scaling import scale
+from load.experiments.schedulers import warsaw
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from load.experiments.experiment import Experiment
+    from load.experiments.harness.experiment import Experiment
 
 _ALL: Final = (
-    liu_simple.EXPERIMENT,
-    liu_wins.EXPERIMENT,
-    liu_grid.EXPERIMENT,
+    simple.EXPERIMENT,
+    wins.EXPERIMENT,
+    grid.EXPERIMENT,
     traces.EXPERIMENT,
     prewarming.EXPERIMENT,
     prewarming_live.EXPERIMENT,

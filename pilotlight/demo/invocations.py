@@ -19,7 +19,7 @@ from pilotlight.live_experiments.session import gather_requests
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from load.experiments.liu.runs import TimedAnswer
+    from load.experiments.liu.runs import TimedResponse
     from pilotlight.live_experiments.session import LiveSession
 
 SENTENCES = (
@@ -35,7 +35,7 @@ class Invocation:
 
     how: str
     shown: str
-    answer: TimedAnswer
+    answer: TimedResponse
 
 
 async def invoke_samples(session: LiveSession) -> list[Invocation]:

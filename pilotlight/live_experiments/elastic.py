@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from load.experiments.elastic.live_burst import LiveBurst
-from load.experiments.elastic.scenario import spike_arrivals
-from load.experiments.elastic.spiking import spiked
+from load.experiments.elastic.burst_run import LiveBurst
+from load.experiments.elastic.spike_run import measure_spike
+from load.experiments.elastic.spike_scenario import spike_arrivals
 from pilotlight.errors import RequestFailed
 from pilotlight.live_experiments.session import gather_requests
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec, RoutingPolicy
@@ -23,8 +23,8 @@ from registry.domain.model import ModelName, ModelPolicy, ModelSpec, RoutingPoli
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from load.experiments.elastic.scenario import Scenario
-    from load.experiments.elastic.spiking import Spiked
+    from load.experiments.elastic.spike_run import SpikeResult
+    from load.experiments.elastic.spike_scenario import SpikeScenario
     from pilotlight.live_experiments.session import LiveSession
     from registry.domain.cluster import ClusterState
 
@@ -113,7 +113,9 @@ async def run_burst(
     )
 
 
-async def run_spike(session: LiveSession, spec: ModelSpec, scenario: Scenario, seed: int) -> Spiked:
+async def run_spike(
+    session: LiveSession, spec: ModelSpec, scenario: SpikeScenario, seed: int
+) -> SpikeResult:
     """Send the scenario's arrivals at their times, to a pool of `first_pods` with a warm model."""
     await session.create_models([spec])
     cluster = session.platform.cluster
@@ -134,7 +136,7 @@ async def run_spike(session: LiveSession, spec: ModelSpec, scenario: Scenario, s
             await asyncio.sleep(started_s + float(each) - time.perf_counter())
             requests.append(group.create_task(_latency_s(session, spec, headers)))
     latency_s = np.array([task.result() for task in requests])
-    return spiked(scenario, at_s, latency_s, counting.result())
+    return measure_spike(scenario, at_s, latency_s, counting.result())
 
 
 def _is_warm(state: ClusterState, spec: ModelSpec) -> bool:

@@ -1,6 +1,6 @@
 """Runs the live parts of experiments, each on a platform of its own.
 
-Implements `load.experiments.live_platform.LivePlatform`; each call starts and stops a platform.
+Implements `load.experiments.harness.live_platform.LivePlatform`. Each call starts and stops one.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ from pilotlight.state_dir import StateDir
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator, Sequence
 
-    from load.experiments.elastic.live_burst import LiveBurst
-    from load.experiments.elastic.scenario import Scenario
-    from load.experiments.elastic.spiking import Spiked
+    from load.experiments.elastic.burst_run import LiveBurst
+    from load.experiments.elastic.spike_run import SpikeResult
+    from load.experiments.elastic.spike_scenario import SpikeScenario
     from load.experiments.liu.runs import SimpleRun, WinRun
     from load.experiments.liu.scenarios import DemoScale
-    from load.experiments.prewarm.live import Slice
+    from load.experiments.prewarm.live_slice import TraceSlice
     from load.report.run import Run
     from pilotlight.live_experiments.session import LiveSession
     from pilotlight.output import Output
@@ -122,14 +122,14 @@ class LocalLivePlatform:
             specs = burst_models(models, uri)
             return self._run(self._elastic_settings(pods, min_pods=0), run_all)
 
-    def spike(self, scenario: Scenario, seed: int) -> Spiked:
+    def spike(self, scenario: SpikeScenario, seed: int) -> SpikeResult:
         """A sudden rise of the load, under the platform's autoscaler."""
         settings = self._elastic_settings(scenario.most_pods, min_pods=scenario.first_pods)
         with _made_model(_SPIKE_MODEL) as uri:
             spec = spike_model(uri)
             return self._run(settings, lambda session: run_spike(session, spec, scenario, seed))
 
-    def prewarming(self, piece: Slice, policy: str, value: float, output: Path) -> Run:
+    def prewarming(self, piece: TraceSlice, policy: str, value: float, output: Path) -> Run:
         """A compressed trace under a loading policy, on one pod without any model."""
         settings = prewarming_settings(self._settings_with_samples(None), piece, policy, value)
         return self._run(settings, lambda session: play_slice(session, piece, output))

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from load.experiments.prewarm.live import PACE, SAMPLE, live_value
+from load.experiments.prewarm.live_slice import PACE, SAMPLE, live_value
 from load.generator.output_file import claimed_output
 from load.generator.run import prepare, run_trace
 from load.generator.settings import RunSettings
@@ -19,7 +19,7 @@ from registry.redis.autoscaler_log import AutoscalerLog
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from load.experiments.prewarm.live import Slice
+    from load.experiments.prewarm.live_slice import TraceSlice
     from load.report.run import Run
     from pilotlight.live_experiments.session import LiveSession
     from pilotlight.platform.settings import PlatformSettings
@@ -30,7 +30,7 @@ _READY_TIMEOUT_S = 60.0
 
 
 def prewarming_settings(
-    settings: PlatformSettings, piece: Slice, policy: str, value: float
+    settings: PlatformSettings, piece: TraceSlice, policy: str, value: float
 ) -> PlatformSettings:
     """One pod with memory for every model, and an autoscaler with the trace's time scale."""
     model_bytes = _model_bytes(settings)
@@ -54,7 +54,7 @@ def _model_bytes(settings: PlatformSettings) -> int:
     return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
 
 
-async def play_slice(session: LiveSession, piece: Slice, output: Path) -> Run:
+async def play_slice(session: LiveSession, piece: TraceSlice, output: Path) -> Run:
     """Create the models, wait until the autoscaler plans, play the trace, read its records."""
     specs = [
         ModelSpec(ModelName("default", each), f"s3://{BUCKET}/{SAMPLE}") for each in piece.models()

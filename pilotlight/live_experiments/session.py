@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import httpx
 
-from load.experiments.liu.runs import TimedAnswer
+from load.experiments.liu.runs import TimedResponse
 from load.generator.responses import parse_server_timing
 from pilotlight.errors import PilotlightError, RequestFailed
 from pilotlight.platform.platform import Platform
@@ -69,14 +69,14 @@ class LiveSession:
 
     async def predict(
         self, spec: ModelSpec, text: str, headers: Mapping[str, str] | None = None
-    ) -> TimedAnswer:
+    ) -> TimedResponse:
         """Send one text to a model of the namespace `default`, by protocol V1."""
         path = f"/v1/models/{spec.name.name}:predict"
         return await self.request(path, {"instances": [text]}, headers)
 
     async def request(
         self, path: str, body: Any, headers: Mapping[str, str] | None = None
-    ) -> TimedAnswer:
+    ) -> TimedResponse:
         """POST a JSON body; raises RequestFailed for any status but success."""
         started_s = time.perf_counter()
         response = await self.client.post(path, json=body, headers=dict(headers or {}))
@@ -86,7 +86,7 @@ class LiveSession:
         found = response.headers
         pod = found.get("x-pilotlight-pod", "")
         stages_ms = parse_server_timing(found.get("server-timing", ""))
-        return TimedAnswer(
+        return TimedResponse(
             latency_s=latency_s,
             start=found.get("x-pilotlight-start", ""),
             pod=pod,

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from load.experiments.liu.runs import SimpleRun, TimedAnswer, WinRun, percentile_s
+from load.experiments.liu.runs import SimpleRun, TimedResponse, WinRun, percentile_s
 from load.experiments.liu.scenarios import (
     FULL,
     LIU_REDUCTION_RATIO,
@@ -16,8 +16,10 @@ from load.stages import STAGES
 from pilotlight.demo.expectations import check_simple, check_win, keep_faster, observed_pace
 
 
-def _answer(latency_s: float, start: str = "warm") -> TimedAnswer:
-    return TimedAnswer(latency_s, start, "pod-0", "pod-0", "warm", "id", {"infer": latency_s}, None)
+def _answer(latency_s: float, start: str = "warm") -> TimedResponse:
+    return TimedResponse(
+        latency_s, start, "pod-0", "pod-0", "warm", "id", {"infer": latency_s}, None
+    )
 
 
 def _run(policy: str, cold: int, latency_s: float) -> SimpleRun:

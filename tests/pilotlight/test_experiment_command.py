@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from load.experiments.elastic.scenario import Scenario
+from load.experiments.elastic.spike_scenario import SpikeScenario
 from load.experiments.experiments import EXPERIMENTS
 from pilotlight.commands.experiments.runs import ExperimentOptions, list_experiments, run_experiment
 from pilotlight.errors import InvalidInput
@@ -152,7 +152,7 @@ def test_a_burst_runs_live_from_no_pods(live: LocalLivePlatform) -> None:
 
 @pytest.mark.slow
 def test_a_spike_runs_live(live: LocalLivePlatform) -> None:
-    scenario = Scenario(
+    scenario = SpikeScenario(
         base_rps=1.0, times=4.0, infer_s=0.3, first_pods=1, most_pods=2,
         spike_at_s=4.0, spike_s=6.0, after_s=1.0,
     )  # fmt: skip

@@ -1,1 +1,1 @@
-"""The parts of the experiments `burst` and `spike`: pods that come and go in a simulated pool."""
+"""Experiments with pools that grow and shrink: burst, spike."""

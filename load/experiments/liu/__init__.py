@@ -1,1 +1,1 @@
-"""What the experiments after Liu 2025, chapter 6, share: workloads, the thesis's figures, runs."""
+"""Experiments after Liu 2025, chapter 6: liu-simple, liu-wins, liu-grid."""

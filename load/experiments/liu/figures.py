@@ -1,8 +1,8 @@
-"""Liu 2025, figures 6.1 to 6.3, drawn from the runs: totals, each request, and where time goes."""
+"""Liu 2025, figures 6.1 to 6.3, drawn from the runs: totals, single requests, time per stage."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -24,16 +24,12 @@ if TYPE_CHECKING:
 Runs: TypeAlias = "Mapping[tuple[str, str], list[SimpleRun]]"
 """By model and policy."""
 Series: TypeAlias = "Sequence[tuple[str, str, Runs]]"
-"""Name, policy and runs of what has one colour."""
+"""Label, policy and runs of one colour."""
 _FIRST: Final = SIZES[0].model
 _INCHES: Final = (9.0, 10.5)
 
 
-def draw_figures(
-    runs: Mapping[str, Runs],
-    thesis: Mapping[int, float],
-    folder: Path,
-) -> Path:
+def draw_figures(runs: Mapping[str, Runs], thesis: Mapping[int, float], folder: Path) -> Path:
     """Write `figures.png`; `runs` are by kind: simulated, live."""
     path = folder / "figures.png"
     series = [
@@ -45,44 +41,47 @@ def draw_figures(
     with styled():
         figure = Figure(figsize=_INCHES)
         totals, requests, stages = figure.subplots(3, 1)
-        _totals(totals, series, thesis)
-        _requests(requests, series)
-        _stages(stages, series)
+        _draw_totals(totals, series, thesis)
+        _draw_requests(requests, series)
+        _draw_stages(stages, series)
         legend_below(totals)
         figure.savefig(path, dpi=DPI)
     return path
 
 
-def _totals(
-    axes: Axes,
-    series: Series,
-    thesis: Mapping[int, float],
-) -> None:
-    at, width = np.arange(len(SIZES)), 0.8 / len(series)
+def _bars(axes: Axes, index: int, of: int, heights: Sequence[float], **options: Any) -> Any:
+    """Draws one of `of` series as bars beside each other; returns their positions."""
+    width = 0.8 / of
+    x = np.arange(len(heights)) - 0.4 + width * (index + 0.5)
+    axes.bar(x, heights, width, color=COLOURS[index], hatch=HATCHES[index], edgecolor="white",
+             linewidth=0, **options)  # fmt: skip
+    return x
+
+
+def _draw_totals(axes: Axes, series: Series, thesis: Mapping[int, float]) -> None:
+    label = "the thesis"
     for index, (name, policy, by_model) in enumerate(series):
         found = [by_model.get((size.model, policy), []) for size in SIZES]
         means = [mean_s([run.total_s for run in each]) if each else np.nan for each in found]
-        x = at - 0.4 + width * (index + 0.5)
-        axes.bar(x, means, width, label=name, color=COLOURS[index], hatch=HATCHES[index],
-                 edgecolor="white", linewidth=0)  # fmt: skip
-    marked = "the thesis"
-    for index, (_, policy, _) in enumerate(series[:2]):
-        known = [thesis.get(size.total_before if policy == BEFORE else size.total_after)
-                 for size in SIZES]  # fmt: skip
-        for x, value in zip(at - 0.4 + width * (index + 0.5), known, strict=True):
+        places = _bars(axes, index, len(series), means, label=name)
+        known = [
+            thesis.get(size.total_before if policy == BEFORE else size.total_after)
+            for size in SIZES
+        ]
+        for x, value in zip(places, known if index < 2 else (), strict=False):
             if value is not None:
-                axes.plot(x, value, "D", color="black", label=marked, linestyle="none")
-                marked = "_"  # once in the legend
+                axes.plot(x, value, "D", color="black", label=label, linestyle="none")
+                label = "_"  # once in the legend
     axes.set_title("Figure 6.1: ten requests, one after the other")
     axes.set_ylabel("End to end (s)")
-    axes.set_xticks(at, [size.model for size in SIZES])
+    axes.set_xticks(np.arange(len(SIZES)), [size.model for size in SIZES])
     axes.grid(visible=False, axis="x")
 
 
-def _requests(axes: Axes, series: Series) -> None:
+def _draw_requests(axes: Axes, series: Series) -> None:
     for index, (_, policy, by_model) in enumerate(series):
         if found := by_model.get((_FIRST, policy)):
-            latencies_s = [answer.latency_s for answer in found[0].answers]
+            latencies_s = [response.latency_s for response in found[0].answers]
             axes.plot(range(1, len(latencies_s) + 1), latencies_s, "o-", color=COLOURS[index])
     axes.set_title(f"Figure 6.2: each request to {_FIRST}, the first seed")
     axes.set_xlabel("Request")
@@ -91,18 +90,16 @@ def _requests(axes: Axes, series: Series) -> None:
     axes.set_xticks(range(1, SIMPLE_REQUESTS + 1))
 
 
-def _stages(axes: Axes, series: Series) -> None:
-    at, width = np.arange(len(STAGES)), 0.8 / len(series)
+def _draw_stages(axes: Axes, series: Series) -> None:
     for index, (_, policy, by_model) in enumerate(series):
-        answers = [each for run in by_model.get((_FIRST, policy), []) for each in run.answers]
-        if answers:
-            means = mean_stages_s(answers)
+        responses = [each for run in by_model.get((_FIRST, policy), []) for each in run.answers]
+        if responses:
+            means = mean_stages_s(responses)
             shown = [means[stage] if means[stage] > 0 else np.nan for stage in STAGES]
-            axes.bar(at - 0.4 + width * (index + 0.5), shown, width, color=COLOURS[index],
-                     hatch=HATCHES[index], edgecolor="white", linewidth=0)  # fmt: skip
-    axes.set_title(f"Figure 6.3: where the time of a request to {_FIRST} goes")
+            _bars(axes, index, len(series), shown)
+    axes.set_title(f"Figure 6.3: time of a request to {_FIRST} by stage")
     axes.set_ylabel("Mean (s), logarithmic")
-    axes.set_xticks(at, STAGES)
+    axes.set_xticks(np.arange(len(STAGES)), STAGES)
     axes.set_xlim(-0.6, len(STAGES) - 0.4)
     axes.set_yscale("log")
     axes.set_ylim(bottom=0.7 * axes.get_ylim()[0])

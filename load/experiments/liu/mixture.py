@@ -1,6 +1,6 @@
-"""The three workloads of section 6.4 at once: pairs of requests, models that displace each other.
+"""The three workloads of section 6.4 at once: pairs of requests, and models that evict each other.
 
-Which workload a pair is of and when it comes is drawn; so are ties of the policies.
+The workload of a pair and its time are random, as are ties of the policies.
 """
 
 from __future__ import annotations
@@ -10,19 +10,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from load.experiments.liu.scenarios import WIN_SCENARIOS
-from load.experiments.liu.simulated import (
-    ModelTimings,
-    cluster_of,
-    model_of,
-    tell_times,
-    times_of,
-    trace_of,
-)
-from load.simulator.simulation import Simulation
+from load.experiments.liu.simulated import ModelTimings, scenario_timings, simulation_of
 from registry.domain.model import RoutingPolicy
 
 LOADS: Final = (0.05, 0.2, 0.4)
-"""Pairs per second: the two requests of a pair hold a slot for 2 to 12 s together, of 8 slots."""
+"""Pairs per second: the two requests of a pair together hold a slot for 2 to 12 s, of 8 slots."""
+OWN_WINNER: Final = "each its winner"
+"""In place of a policy: each model has the policy that wins its workload."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +24,7 @@ class MixtureTask:
     """One run."""
 
     policy: str
-    """A routing policy; any other text: each model's own."""
+    """A routing policy, or `OWN_WINNER`."""
     pairs_per_s: float
     seed: int
     pairs: int
@@ -38,37 +32,29 @@ class MixtureTask:
 
 
 @dataclass(frozen=True, slots=True)
-class Mixed:
-    """What it came to. Seconds."""
+class MixtureResult:
+    """The result of a run. Seconds."""
 
     mean_s: float
     p99_s: float
     cold_starts: int
 
 
-def play_mixture(task: MixtureTask) -> Mixed:
-    """Simulate one mixture."""
+def simulate_mixture(task: MixtureTask) -> MixtureResult:
     rng = random.Random(f"{task.seed}:mixture")
-    times = {each.model: times_of(each, task.base) for each in WIN_SCENARIOS}
-    at_s, chosen, now_s = [], [], 0.0
+    requests, now_s = [], 0.0
     for _ in range(task.pairs):
         now_s += rng.expovariate(task.pairs_per_s)
-        scenario = rng.choice(WIN_SCENARIOS)
-        at_s += [now_s, now_s]
-        chosen += [scenario.model, scenario.model]
-    models = [
-        model_of(each.model, times[each.model], RoutingPolicy(each.winner))
-        for each in WIN_SCENARIOS
-    ]
-    is_known = task.policy in set(RoutingPolicy)
-    run = Simulation(
-        cluster_of(models, models_per_pod=1),
-        trace_of(at_s, chosen),
-        RoutingPolicy(task.policy) if is_known else None,
+        requests += [(now_s, rng.choice(WIN_SCENARIOS).model)] * 2
+    run = simulation_of(
+        requests,
+        {each.model: scenario_timings(each, task.base) for each in WIN_SCENARIOS},
+        None if task.policy == OWN_WINNER else RoutingPolicy(task.policy),
         task.seed,
+        models_per_pod=1,
+        routing={each.model: RoutingPolicy(each.winner) for each in WIN_SCENARIOS},
     )
-    tell_times(run, times)
     for _ in run:
         pass
     summary = run.summary
-    return Mixed(summary.mean_s, summary.quantile_s(0.99), summary.cold_starts)
+    return MixtureResult(summary.mean_s, summary.quantile_s(0.99), summary.cold_starts)

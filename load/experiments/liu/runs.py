@@ -1,4 +1,4 @@
-"""What runs of Liu's workloads were like: answers, and whole workloads. Values only. Seconds."""
+"""Results of Liu's workloads, simulated or live, as values. Seconds."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class TimedAnswer:
-    """One answered request. Seconds."""
+class TimedResponse:
+    """One successful request."""
 
     latency_s: float
     start: str
-    """`warm`, or the tier that the request had to wait from."""
+    """`warm`, or the tier from which the request waited for the model."""
     pod: str
     predict_pod: str
     reason: str
@@ -30,27 +30,26 @@ class TimedAnswer:
 
     @property
     def is_cold(self) -> bool:
-        """Whether it had to wait for a promotion to the device."""
         return self.start != "warm"
 
 
 @dataclass(frozen=True, slots=True)
 class SimpleRun:
-    """Ten sequential requests under one policy, one seed."""
+    """Sequential requests under one policy, one seed."""
 
     policy: str
     seed: int
-    answers: tuple[TimedAnswer, ...]
+    answers: tuple[TimedResponse, ...]
 
     @property
     def cold_starts(self) -> int:
         """Requests that waited for a load."""
-        return sum(answer.is_cold for answer in self.answers)
+        return sum(response.is_cold for response in self.answers)
 
     @property
     def total_s(self) -> float:
         """The workload's end-to-end time."""
-        return math.fsum(answer.latency_s for answer in self.answers)
+        return math.fsum(response.latency_s for response in self.answers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,22 +59,21 @@ class WinRun:
     scenario: WinScenario
     policy: str
     sleep_s: float
-    """What the thesis's 5 s became."""
+    """In place of the thesis's 5 s."""
     warming_s: float
-    """Time of the request that warms a pod; 0 where there is none."""
+    """Time of the request that warms a pod; 0 without one."""
     concurrent_s: float
-    """From sending the two concurrent requests to the later answer."""
-    answers: tuple[TimedAnswer, ...]
-    """Those of the two concurrent requests."""
+    """From sending the two concurrent requests to the later response."""
+    answers: tuple[TimedResponse, ...]
+    """Responses to the two concurrent requests."""
 
     @property
     def total_s(self) -> float:
-        """End-to-end time, as the thesis's tables give it."""
+        """End-to-end time, as in the thesis's tables."""
         return self.warming_s + self.concurrent_s
 
 
 def mean_s(values: Sequence[float]) -> float:
-    """Arithmetic mean."""
     return math.fsum(values) / len(values)
 
 
@@ -86,12 +84,11 @@ def percentile_s(values: Sequence[float], ratio: float) -> float:
 
 
 def latencies_s(runs: Sequence[SimpleRun]) -> list[float]:
-    """All latencies of several runs."""
-    return [answer.latency_s for run in runs for answer in run.answers]
+    return [response.latency_s for run in runs for response in run.answers]
 
 
-def mean_stages_s(answers: Sequence[TimedAnswer]) -> dict[str, float]:
+def mean_stages_s(responses: Sequence[TimedResponse]) -> dict[str, float]:
     """Mean time per request in each stage."""
     return {
-        stage: mean_s([answer.stages_s.get(stage, 0.0) for answer in answers]) for stage in STAGES
+        stage: mean_s([each.stages_s.get(stage, 0.0) for each in responses]) for stage in STAGES
     }

@@ -1,6 +1,6 @@
-"""Liu's workloads, and the figures of the thesis that the demo prints beside its own.
+"""Liu's workloads, and the thesis's figures that the demo prints beside its own.
 
-Source: Liu 2025, sections 6.2 and 6.4, tables 6.1 to 6.3. Nothing here runs anything.
+Source: Liu 2025, sections 6.2 and 6.4, tables 6.1 to 6.3. Values only.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 SENTENCE = "quick brown fox jumps over"
-"""The five words that every request of the thesis translates."""
+"""The five words of every request, as in the thesis."""
 SIMPLE_REQUESTS = 10
 FIXED_POLICIES = ("colocation", "colocation-queueing", "remote-proxy")
 POLICIES = (*FIXED_POLICIES, "auto")
 THESIS_SLEEP_S = 5.0
-"""Post-processing, and the way to another machine, in 6.4.1 to 6.4.3."""
+"""Postprocessing, and the network to another machine, in 6.4.1 to 6.4.3."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,30 +38,28 @@ LIU_SIMPLE: Mapping[str, SimpleFigures] = {
     "colocation": SimpleFigures(cold_starts=1, total_s=16.64),
 }
 LIU_REDUCTION_RATIO = 1 - LIU_SIMPLE["colocation"].total_s / LIU_SIMPLE["random"].total_s
-
-
 TWO_LOADS_RATIO = 1.25
-"""What two loads at once cost on two cores, against one alone (measured by this demo)."""
+"""Time of two concurrent loads on two cores over that of one alone (measured by the demo)."""
 MOST_ATTEMPTS = 3
-"""How often a workload is run before the demo says that it did not show its promise."""
+"""How often the demo runs a workload before it reports that the expected policy did not win."""
 
 
 @dataclass(frozen=True, slots=True)
 class DemoScale:
-    """How the thesis's seconds are shortened, and the links that go with it."""
+    """How the thesis's seconds are shortened, with the matching link rates."""
 
     simple_link_bytes_per_s: float
     win_link_bytes_per_s: float
     least_sleep_s: float
-    """What the thesis's 5 s become on a fast machine."""
+    """In place of the thesis's 5 s, on a fast machine."""
     random_seeds: tuple[int, ...]
     random_budget_s: float
-    """After the second seed no other begins once so much time is gone: for slow machines."""
+    """After the second seed no further one starts beyond this time, for slow machines."""
 
 
 @dataclass(frozen=True, slots=True)
 class MachinePace:
-    """What one T5-small request costs on this machine. Seconds."""
+    """The times of one T5-small request on this machine. Seconds."""
 
     load_s: float
     infer_s: float
@@ -73,11 +71,11 @@ class MachinePace:
 
 @dataclass(frozen=True, slots=True)
 class WinScenario:
-    """One of the workloads of section 6.4, each won by another policy."""
+    """One of the workloads of section 6.4, each with another fastest policy."""
 
     section: str
     is_prewarmed: bool
-    """Whether one request comes before the two concurrent ones."""
+    """Whether one request precedes the two concurrent ones."""
     has_postprocessing: bool
     has_slow_network: bool
     liu_s: Mapping[str, float]
@@ -85,12 +83,12 @@ class WinScenario:
 
     @property
     def model(self) -> str:
-        """A name of its own, so that its measurements do not mix with the others'."""
+        """The workload's own model, which keeps its measurements apart from the others'."""
         return f"liu-{self.section.replace('.', '')}"
 
     @property
     def title(self) -> str:
-        """What sets it apart, in words."""
+        """The conditions in words."""
         return (
             f"{'pre-warmed' if self.is_prewarmed else 'cold'}, "
             f"{'slow' if self.has_postprocessing else 'no'} post-processing, "
@@ -99,14 +97,15 @@ class WinScenario:
 
     @property
     def winner(self) -> str:
-        """The policy that was fastest in the thesis."""
+        """The fastest policy in the thesis."""
         return min(self.liu_s, key=self.liu_s.__getitem__)
 
     def sleep_s(self, scale: DemoScale, pace: MachinePace) -> float:
-        """The thesis's 5 s, scaled so that its conditions hold at the pace of this machine.
+        """The thesis's 5 s, shortened so that its conditions still hold at this machine's pace.
 
-        Source: Liu 2025, section 6.5. `colocation` wins where the network costs more than a cold
-        start (here of two at once, on shared cores); the others need only outlast an inference.
+        Source: Liu 2025, section 6.5. `colocation` wins where the network takes longer than a cold
+        start (here two concurrent ones, on shared cores); for the others the sleep must only take
+        longer than an inference.
         """
         if scale.least_sleep_s >= THESIS_SLEEP_S:
             return THESIS_SLEEP_S
@@ -115,7 +114,7 @@ class WinScenario:
         return min(max(scale.least_sleep_s, fitting_s), THESIS_SLEEP_S)
 
     def simulated_work(self, sleep_s: float) -> str:
-        """The value of `x-pilotlight-simulate`; empty where nothing is simulated."""
+        """The value of `x-pilotlight-simulate`; empty if nothing is simulated."""
         parts = []
         if self.has_postprocessing:
             parts.append(f"postprocess={sleep_s:g}")
@@ -137,4 +136,4 @@ WIN_SCENARIOS = (  # pre-warmed, post-processing, slow network
 
 SHORT = DemoScale(100e6, 300e6, 1.5, (1, 2, 3), 40.0)
 FULL = DemoScale(100e6, 100e6, THESIS_SLEEP_S, (1, 2, 3, 4, 5), 600.0)
-"""At 100 MB/s a T5-small cold start costs about what it does in the thesis: 2.5 s against 3."""
+"""At 100 MB/s a T5-small cold start takes about as long as in the thesis: 2.5 s against 3."""

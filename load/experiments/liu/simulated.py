@@ -1,6 +1,6 @@
-"""Liu's cluster and workloads in the simulator: eight machines, a pod each, one slot.
+"""Liu's cluster and workloads in the simulator: eight machines with a pod of one slot each.
 
-What the thesis's seconds were is in `ModelTimings`; the policies and all else are production's.
+Requests take the times of `ModelTimings`; policies and everything else are those of production.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import pyarrow.compute as pc
 
-from load.experiments.liu.runs import SimpleRun, TimedAnswer, WinRun
+from load.experiments.liu.runs import SimpleRun, TimedResponse, WinRun
 from load.experiments.liu.scenarios import THESIS_SLEEP_S
 from load.simulator.cluster.plan import ClusterPlan, ModelPlan, NodePlan, PodPlan
 from load.simulator.simulation import Simulation
@@ -24,46 +24,80 @@ from registry.domain.profile import ProfilePoint
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    import pyarrow as pa
     from numpy.typing import NDArray
 
     from load.experiments.liu.scenarios import WinScenario
 
 PODS: Final = 8
-FAST_NETWORK_S: Final = 0.002
-"""Between two pods and back, a few bytes."""
-TENANT: Final = "default"
-PATIENCE_S: Final = 86_400.0
-"""Nobody gives up, however long the line: all policies answer the same requests."""
-MODEL_BYTES: Final = 10**9
-"""Any size: loads take what `ModelTimings` says."""
+_FAST_NETWORK_S: Final = 0.002
+"""A few bytes to another pod and back."""
+_QUEUE_TIMEOUT_S: Final = 86_400.0
+"""No request times out, so all policies serve the same requests."""
+_MODEL_BYTES: Final = 10**9
+"""Any size: loads take the time in `ModelTimings`."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelTimings:
-    """What a request of one model costs: Liu 2025, section 6.5, T_CS, T_I, T_P and T_N. Seconds."""
+    """Times of one model: Liu 2025, section 6.5, T_CS, T_I, T_P and T_N. Seconds."""
 
     load_s: float
     infer_s: float
     postprocess_s: float = 0.0
     network_s: float = 0.0
-    """To another pod, beside what a few bytes take there and back."""
+    """To another pod, in addition to a few bytes there and back."""
+
+    @property
+    def settled_s(self) -> float:
+        """A pause after a request that is certain to end before it."""
+        return 10 * (self.load_s + self.infer_s + self.postprocess_s + self.network_s)
 
 
-def model_of(
-    name: str, times: ModelTimings, routing: RoutingPolicy = RoutingPolicy.AUTO
-) -> ModelPlan:
-    """A model that takes these times; every request is inferred alone, as in the thesis."""
+def simulation_of(
+    requests: Sequence[tuple[float, str]],
+    timings: Mapping[str, ModelTimings],
+    policy: RoutingPolicy | None,
+    seed: int,
+    *,
+    models_per_pod: int = 10,
+    is_known: bool = True,
+    routing: Mapping[str, RoutingPolicy] | None = None,
+) -> Simulation:
+    """A run of requests (time and model) for models by name.
+
+    `is_known`: the models' times are measured, as after some time in service. `routing` is each
+    model's own policy, for runs without a `policy`.
+    """
+    models = tuple(
+        _model(name, times, (routing or {}).get(name, RoutingPolicy.AUTO))
+        for name, times in timings.items()
+    )
+    nodes = tuple(
+        NodePlan(name, (PodPlan(name, memory_bytes=models_per_pod * _MODEL_BYTES),))
+        for name in (f"pod-{number}" for number in range(PODS))
+    )
+    plan = ClusterPlan(nodes, models, gateway_hop_s=0.0, pod_hop_s=_FAST_NETWORK_S)
+    names = NameColumn()
+    codes = np.array([names.code(model) for _, model in requests], np.int32)
+    at_s = np.array([at for at, _ in requests])
+    trace = [arrival_batch(at_s, model=names.column(codes))]
+    run = Simulation(plan, trace, policy, seed)
+    if is_known:
+        run.set_measured_times(
+            {each.spec.key: _measures(timings[each.spec.name.name]) for each in models}
+        )
+    return run
+
+
+def _model(name: str, times: ModelTimings, routing: RoutingPolicy) -> ModelPlan:
+    """Every request is inferred alone, as in the thesis."""
+    policy = ModelPolicy(
+        routing=routing, max_batch_size=1, queue_depth=10_000, queue_timeout_s=_QUEUE_TIMEOUT_S
+    )
     return ModelPlan(
-        spec=ModelSpec(
-            ModelName(TENANT, name),
-            f"s3://simulated/{name}",
-            policy=ModelPolicy(
-                routing=routing, max_batch_size=1, queue_depth=10_000, queue_timeout_s=PATIENCE_S
-            ),
-        ),
-        size_bytes=MODEL_BYTES,
-        memory_bytes=MODEL_BYTES,
+        ModelSpec(ModelName("default", name), f"s3://simulated/{name}", policy=policy),
+        size_bytes=_MODEL_BYTES,
+        memory_bytes=_MODEL_BYTES,
         infer=(ProfilePoint(1, times.infer_s),),
         preprocess_s=0.0,
         postprocess_s=times.postprocess_s,
@@ -73,43 +107,20 @@ def model_of(
     )
 
 
-def cluster_of(models: Sequence[ModelPlan], *, models_per_pod: int = 10) -> ClusterPlan:
-    """Eight machines with a pod each that serves one request at a time."""
-    memory_bytes = models_per_pod * MODEL_BYTES
-    nodes = tuple(
-        NodePlan(f"pod-{number}", (PodPlan(f"pod-{number}", memory_bytes=memory_bytes),))
-        for number in range(PODS)
-    )
-    return ClusterPlan(nodes, tuple(models), gateway_hop_s=0.0, pod_hop_s=FAST_NETWORK_S)
-
-
-def tell_times(run: Simulation, known: Mapping[str, ModelTimings]) -> None:
-    """Have the registry know the models' times (by name), as after some time in service."""
-    specs = [record.spec for record in run.registry.state.models.values()]
-    run.set_measured_times({spec.key: _measures(known[spec.name.name]) for spec in specs})
-
-
 def _measures(times: ModelTimings) -> dict[str, float]:
     return {
         "infer": times.infer_s, "share": times.infer_s, "preprocess": 0.0,
-        "postprocess": times.postprocess_s, "network": FAST_NETWORK_S + times.network_s,
+        "postprocess": times.postprocess_s, "network": _FAST_NETWORK_S + times.network_s,
         "load:remote": times.load_s,
     }  # fmt: skip
 
 
-def trace_of(at_s: Sequence[float], models: Sequence[str]) -> list[pa.RecordBatch]:
-    """A trace of one item per request."""
-    names = NameColumn()
-    codes = np.array([names.code(model) for model in models], np.int32)
-    return [arrival_batch(np.asarray(at_s, np.float64), model=names.column(codes))]
-
-
-def answers_of(run: Simulation) -> list[TimedAnswer]:
-    """Run it; its answers in the order of their arrival."""
+def run_responses(run: Simulation) -> list[TimedResponse]:
+    """Runs the simulation; responses in the order of arrival."""
     rows = [row for batch in run for row in batch.to_pylist()]
     rows.sort(key=lambda row: (row["scheduled_s"], int(row["request_id"].rpartition("-")[2])))
     return [
-        TimedAnswer(
+        TimedResponse(
             latency_s=row["finished_s"] - row["scheduled_s"],
             start=row["start"] or "",
             pod=row["entry_pod"] or "",
@@ -123,8 +134,8 @@ def answers_of(run: Simulation) -> list[TimedAnswer]:
     ]
 
 
-def latencies_s(run: Simulation) -> NDArray[np.float64]:
-    """Run it; the latencies in the order in which requests ended."""
+def run_latencies_s(run: Simulation) -> NDArray[np.float64]:
+    """Runs the simulation; latencies in the order in which requests ended."""
     batches = [
         pc.subtract(batch.column("finished_s"), batch.column("scheduled_s")) for batch in run
     ]
@@ -134,11 +145,10 @@ def latencies_s(run: Simulation) -> NDArray[np.float64]:
 def sequential(
     name: str, times: ModelTimings, policy: str, seed: int, *, requests: int
 ) -> Simulation:
-    """One request after the other, the model cold everywhere: spaced so that none overlap."""
+    """Requests far enough apart that none overlap, the model cold on all pods at the start."""
     spacing_s = 2 * (times.load_s + times.infer_s)
-    plan = cluster_of([model_of(name, times)])
-    trace = trace_of([spacing_s * number for number in range(requests)], [name] * requests)
-    return Simulation(plan, trace, RoutingPolicy(policy), seed)
+    trace = [(spacing_s * number, name) for number in range(requests)]
+    return simulation_of(trace, {name: times}, RoutingPolicy(policy), seed, is_known=False)
 
 
 def simple_run(
@@ -146,13 +156,13 @@ def simple_run(
 ) -> SimpleRun:
     """Section 6.2."""
     run = sequential(name, times, policy, seed, requests=requests)
-    return SimpleRun(policy, seed, tuple(answers_of(run)))
+    return SimpleRun(policy, seed, tuple(run_responses(run)))
 
 
-def times_of(
+def scenario_timings(
     scenario: WinScenario, base: ModelTimings, sleep_s: float = THESIS_SLEEP_S
 ) -> ModelTimings:
-    """A workload's times: the thesis's 5 s in post-processing, on the network, or on both."""
+    """A workload's times: the thesis's 5 s in postprocessing, on the network, or in both."""
     return replace(
         base,
         postprocess_s=sleep_s if scenario.has_postprocessing else base.postprocess_s,
@@ -163,21 +173,17 @@ def times_of(
 def win_run(
     scenario: WinScenario, times: ModelTimings, policy: str, seed: int, *, sleep_s: float
 ) -> WinRun:
-    """Section 6.4: two concurrent requests, after a warming one where the scenario says so."""
-    name = scenario.model
-    at_s = [0.0, 0.0]
-    if scenario.is_prewarmed:
-        pause_s = 10 * (times.load_s + times.infer_s + times.postprocess_s + times.network_s)
-        at_s = [0.0, pause_s, pause_s]
-    plan = cluster_of([model_of(name, times)])
-    run = Simulation(plan, trace_of(at_s, [name] * len(at_s)), RoutingPolicy(policy), seed)
-    tell_times(run, {name: times})
-    *warming, first, second = answers_of(run)
+    """Section 6.4: two concurrent requests, after a warming one if the scenario has it."""
+    name, pause_s = scenario.model, times.settled_s
+    at_s = [0.0, pause_s, pause_s] if scenario.is_prewarmed else [0.0, 0.0]
+    requests = [(each, name) for each in at_s]
+    run = simulation_of(requests, {name: times}, RoutingPolicy(policy), seed)
+    *warming, first, second = run_responses(run)
     return WinRun(
         scenario,
         policy,
         sleep_s,
-        warming_s=sum(answer.latency_s for answer in warming),
+        warming_s=sum(response.latency_s for response in warming),
         concurrent_s=max(first.latency_s, second.latency_s),
         answers=(first, second),
     )

@@ -1,32 +1,37 @@
-"""The three T5 of Liu 2025, section 6.2, at the thesis's pace, and where its figures are."""
+"""The three T5 models of Liu 2025, section 6.2, at the thesis's pace, and the thesis's figures."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from load.experiments.harness.published_figures import absent_note, published_figures
 from load.experiments.liu.runs import mean_s
 from load.experiments.liu.scenarios import SIMPLE_REQUESTS
 from load.experiments.liu.simulated import ModelTimings
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+
+    from load.experiments.harness.experiment import Settings
 
 BEFORE: Final = "random"
-"""SigmaOS's default scheduler: any machine, whatever it holds."""
+"""SigmaOS's default scheduler: any machine, regardless of its models."""
 AFTER: Final = "colocation"
+THESIS_FILE: Final = "sigmaos_results.csv"
+ABSENT: Final = absent_note(THESIS_FILE)
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
-    """One T5 at the thesis's pace, and where the thesis's figures of it are."""
+class T5Size:
+    """One T5 at the thesis's pace."""
 
     model: str
     times: ModelTimings
     break_even_requests: int
     """Section 6.3: 7 further cold starts over the threshold."""
     cold_before: int
-    """Number of the figure in `sigmaos_results.csv`, here and below; 0: there is none."""
+    """Number of the figure in `sigmaos_results.csv`, as all below; 0: the thesis has none."""
     total_before: int = 0
     total_after: int = 0
     many_before: int = 0
@@ -35,10 +40,10 @@ class Size:
 
 
 SIZES: Final = (
-    Size("t5-small", ModelTimings(3.0, 1.0), 2_100, cold_before=29, total_before=22, total_after=23,
-         many_before=39, many_after=38),
-    Size("t5-base", ModelTimings(6.0, 3.7), 4_200, cold_before=30),
-    Size("t5-large", ModelTimings(17.0, 12.2), 11_900, cold_before=31, gain=24),
+    T5Size("t5-small", ModelTimings(3.0, 1.0), 2_100, cold_before=29, total_before=22,
+           total_after=23, many_before=39, many_after=38),
+    T5Size("t5-base", ModelTimings(6.0, 3.7), 4_200, cold_before=30),
+    T5Size("t5-large", ModelTimings(17.0, 12.2), 11_900, cold_before=31, gain=24),
 )  # fmt: skip
 """Cold starts: section 6.3. Inference of T5-small: section 6.2, about 1 s; of the others, which
 the text does not give, in proportion to the weights (242, 892, 2951 MB)."""
@@ -46,16 +51,21 @@ the text does not give, in proportion to the weights (242, 892, 2951 MB)."""
 
 @dataclass(frozen=True, slots=True)
 class SizeTask:
-    """What one process is given."""
+    """One run of sequential requests."""
 
-    size: Size
+    size: T5Size
     policy: str
     seed: int
     requests: int = SIMPLE_REQUESTS
 
 
-def spread(counts: Sequence[int]) -> str | None:
-    """Mean, lowest and highest; one number where all are the same."""
+def thesis_figures(settings: Settings) -> Mapping[int, float]:
+    """The thesis's figures by number. Raises ExperimentError."""
+    return published_figures(settings, THESIS_FILE)
+
+
+def count_spread(counts: Sequence[int]) -> str | None:
+    """Mean, lowest and highest; one number if all are equal."""
     if not counts:
         return None
     if min(counts) == max(counts):

@@ -1,1 +1,1 @@
-"""The parts of the experiment `prewarming`: forecasts of a trace, runs, and their comparison."""
+"""Experiments on cold starts against idle memory: prewarming, prewarming-live."""

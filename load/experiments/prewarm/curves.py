@@ -1,4 +1,4 @@
-"""Policies compared at equal memory: each is a curve over its parameter."""
+"""Policies compared at equal memory: the results of each are a curve over its parameter."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from load.experiments.prewarm.runs import OURS, PEERS
+from load.experiments.prewarm.runs import BASELINES, PREDICTIVE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -17,56 +17,56 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class AtEqualMemory:
-    """One run of ours beside the peers at its memory; None: the peer's curve does not reach it."""
+    """One run of `predictive` beside the baselines at its memory; None: out of a curve's range."""
 
     idle_model_h: float
     cold: float
-    """Share of requests that started cold."""
+    """Share of requests with a cold start."""
     p75: float
-    peers_cold: Mapping[str, float | None]
-    peers_p75: Mapping[str, float | None]
+    baselines_cold: Mapping[str, float | None]
+    baselines_p75: Mapping[str, float | None]
 
     @property
     def is_fewer(self) -> bool:
-        """Whether ours has fewer cold starts than every peer that reaches this memory."""
-        return all(each is None or self.cold < each for each in self.peers_cold.values())
+        """True if there are fewer cold starts than with every baseline in range."""
+        return all(each is None or self.cold < each for each in self.baselines_cold.values())
 
     @property
     def p75_ratio(self) -> float | None:
-        """Ours over the best of the peers; None: none reaches it."""
-        known = [each for each in self.peers_p75.values() if each is not None]
+        """Over the best of the baselines; None if none is in range."""
+        known = [each for each in self.baselines_p75.values() if each is not None]
         return self.p75 / min(known) if known and min(known) > 0 else None
 
 
-def at_equal_memory(outcomes: Sequence[PrewarmResult]) -> list[AtEqualMemory]:
-    """Each run of ours that at least one peer reaches, by memory."""
-    ours = sorted(
-        (each for each in outcomes if each.policy == OURS), key=lambda each: each.idle_model_h
+def at_equal_memory(results: Sequence[PrewarmResult]) -> list[AtEqualMemory]:
+    """Each run of `predictive` with at least one baseline in range, by memory."""
+    own = sorted(
+        (each for each in results if each.policy == PREDICTIVE), key=lambda each: each.idle_model_h
     )
     found = [
         AtEqualMemory(
             each.idle_model_h,
             each.cold_share,
             each.p75,
-            {peer: _at(outcomes, peer, each, lambda one: one.cold_share) for peer in PEERS},
-            {peer: _at(outcomes, peer, each, lambda one: one.p75) for peer in PEERS},
+            {name: _at(results, name, each, lambda one: one.cold_share) for name in BASELINES},
+            {name: _at(results, name, each, lambda one: one.p75) for name in BASELINES},
         )
-        for each in ours
+        for each in own
     ]
-    return [each for each in found if any(one is not None for one in each.peers_cold.values())]
+    return [each for each in found if any(one is not None for one in each.baselines_cold.values())]
 
 
 def _at(
-    outcomes: Sequence[PrewarmResult],
+    results: Sequence[PrewarmResult],
     policy: str,
-    ours: PrewarmResult,
-    of: Callable[[PrewarmResult], float],
+    own: PrewarmResult,
+    figure: Callable[[PrewarmResult], float],
 ) -> float | None:
-    """A peer's figure at the memory of a run, between its runs in proportion to log memory."""
-    line = sorted(
-        (max(each.idle_model_h, 1e-9), of(each)) for each in outcomes if each.policy == policy
+    """A baseline's figure at the memory of `own`, interpolated over the logarithm of memory."""
+    curve = sorted(
+        (max(each.idle_model_h, 1e-9), figure(each)) for each in results if each.policy == policy
     )
-    if not line or not line[0][0] <= ours.idle_model_h <= line[-1][0]:
+    if not curve or not curve[0][0] <= own.idle_model_h <= curve[-1][0]:
         return None
-    memory, figures = zip(*line, strict=True)
-    return float(np.interp(np.log(ours.idle_model_h), np.log(memory), figures))
+    memory, figures = zip(*curve, strict=True)
+    return float(np.interp(np.log(own.idle_model_h), np.log(memory), figures))

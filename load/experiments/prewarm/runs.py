@@ -1,4 +1,4 @@
-"""One run: a policy with one value of its parameter, over the span; and what it came to."""
+"""One simulated run of prewarming: a policy with one value of its parameter, over the window."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ if TYPE_CHECKING:
     from autoscaler.planning.policy import LoadingPolicy
 
 GB_PER_MODEL: Final = MODEL_BYTES / 1e9
-OURS: Final = "predictive"
-PEERS: Final = ("keep-alive", "greedy-dual", "hybrid-histogram")
+PREDICTIVE: Final = "predictive"
+BASELINES: Final = ("keep-alive", "greedy-dual", "hybrid-histogram")
 PARAMETERS: Final[Mapping[str, str]] = {
     "keep-alive": "minutes after the last request",
     "greedy-dual": "models held",
     "hybrid-histogram": "range in minutes",
-    OURS: "price in seconds per GB and hour",
+    PREDICTIVE: "price in seconds per GB and hour",
 }
 VALUES: Final[Mapping[str, tuple[float, ...]]] = {
     "keep-alive": (1, 4, 10, 30, 90, 240),
     "greedy-dual": (1, 3, 6, 12, 24, 40),
     "hybrid-histogram": (5, 15, 40, 90, 240),
-    OURS: (16, 5, 2, 1, 0.5, 0.2, 0.07),
+    PREDICTIVE: (16, 5, 2, 1, 0.5, 0.2, 0.07),
 }
 """From little memory to much."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrewarmTask:
-    """A policy, a value of its parameter, and what it is played on."""
+    """One run."""
 
     policy: str
     value: float
@@ -51,14 +51,14 @@ class PrewarmTask:
 
 @dataclass(frozen=True, slots=True)
 class PrewarmResult:
-    """What one run came to."""
+    """The result of a run."""
 
     policy: str
     value: float
     requests: int
     cold: int
     p75: float
-    """75th percentile over models of the share of their requests that started cold."""
+    """75th percentile over models of the share of their requests with a cold start."""
     idle_model_h: float
     """Idle memory x time, in models times hours."""
     preloads: int
@@ -66,27 +66,26 @@ class PrewarmResult:
 
     @property
     def cold_share(self) -> float:
-        """Share of requests that started cold."""
+        """Share of requests with a cold start."""
         return self.cold / max(1, self.requests)
 
 
-def run_one(task: PrewarmTask) -> PrewarmResult:
-    """Simulate."""
-    plan = cluster(list(task.models))
+def simulate(task: PrewarmTask) -> PrewarmResult:
+    plan, window = cluster(list(task.models)), task.span
     scaler = PlannedAutoscaler(
         policy_of(task.policy, task.value),
         plan,
         every_s=TICK_S,
-        epoch_s=task.span.epoch_s,
-        counts=task.span.counts_before(),
+        epoch_s=window.epoch_s,
+        counts=window.counts_before(),
         forecaster=forecast_cache.read(
-            task.span, task.forecasts, with_history=task.policy == "hybrid-histogram"
+            window, task.forecasts, with_history=task.policy == "hybrid-histogram"
         ),
     )
     requests: Counter[str] = Counter()
     cold: Counter[str] = Counter()
-    simulation = Simulation(plan, task.span.trace(), autoscaler=scaler)
-    for batch in simulation:
+    run = Simulation(plan, window.trace(), autoscaler=scaler)
+    for batch in run:
         starts = batch.column("start").to_pylist()
         for model, start in zip(batch.column("model").to_pylist(), starts, strict=True):
             requests[model] += 1
@@ -98,14 +97,19 @@ def run_one(task: PrewarmTask) -> PrewarmResult:
         requests.total(),
         cold.total(),
         float(np.quantile(shares, 0.75)) if shares else 0.0,
-        simulation.summary.wasted_memory_byte_s / MODEL_BYTES / 3600,
+        idle_model_h(run),
         scaler.actions["load forecast"],
-        requests.total() - simulation.summary.statuses[200],
+        requests.total() - run.summary.statuses[200],
     )
 
 
+def idle_model_h(run: Simulation) -> float:
+    """Idle memory x time of a finished run, in models times hours."""
+    return run.summary.wasted_memory_byte_s / MODEL_BYTES / 3600
+
+
 def policy_of(name: str, value: float) -> LoadingPolicy[Any]:
-    """A policy by one value of its parameter."""
+    """The loading policy with a value of its parameter, in the units of `PARAMETERS`."""
     return loading_policies.policy_of(
         name, value * GB_PER_MODEL if name == "greedy-dual" else value
     )

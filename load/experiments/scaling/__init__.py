@@ -1,1 +1,1 @@
-"""How far it scales: clusters of many sizes in the simulator, and a real Redis under load."""
+"""The experiment scale: simulated clusters of many sizes, and a real Redis under load."""

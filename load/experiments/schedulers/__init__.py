@@ -1,1 +1,1 @@
-"""The parts of the experiment `warsaw`: models, workload, schedulers, runs, figures and plot."""
+"""The experiment warsaw: the schedulers of Blinowski et al. 2024, chapter 6."""

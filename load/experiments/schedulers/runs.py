@@ -1,4 +1,4 @@
-"""One run: a scheduler on the workload of a seed, and what it came to."""
+"""One simulated run: a scheduler on the workload of a seed."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
     from load.experiments.schedulers.workload import Workload
 
-_CURVE: Final = 400
-_AFTER_SPIKE: Final = 2
-"""Minutes after a spike in which its backlog may last: not steady."""
+_CURVE_POINTS: Final = 400
+_BACKLOG_MINUTES: Final = 2
+"""After a spike, which are not steady."""
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerTask:
-    """What one process is given."""
+    """One run."""
 
     scheduler: str
     seed: int
@@ -39,18 +39,18 @@ class SchedulerTask:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerResult:
-    """What one run came to. Times in seconds, shares of all requests."""
+    """The result of a run. Times in seconds, shares of all requests."""
 
     scheduler: str
     seed: int
     requests: int
     unanswered: int
     missed: float
-    """Share not answered by their deadline."""
+    """Share without a response by the deadline."""
     missed_steady: float
     missed_in_spikes: float
     late_s: float
-    """How late those were that missed, on average."""
+    """Mean lateness of requests that missed their deadline."""
     mean_s: float
     p40_s: float
     p50_s: float
@@ -63,58 +63,62 @@ class SchedulerResult:
     cpu_s: float
     """Of this process, for the run."""
     curve_s: tuple[float, ...]
-    """Completion times at even shares, from the least to the longest."""
+    """Completion times at even shares, from the shortest to the longest."""
     arrivals: tuple[int, ...]
     """By minute."""
     misses: tuple[int, ...]
     """By minute of arrival."""
 
 
-def run_one(task: SchedulerTask) -> SchedulerResult:
-    """Simulate."""
+def simulate(task: SchedulerTask) -> SchedulerResult:
     began_s = time.process_time()
-    who, work = scheduler_config(task.scheduler), task.workload
+    config, workload = scheduler_config(task.scheduler), task.workload
     plan = cluster(task.machines, task.seed)
     scaler = PlannedAutoscaler(
-        who.policy, plan,
-        every_s=who.every_s, forecaster=PacedForecasts(), is_forecasting=who.is_forecasting,
+        config.policy, plan, every_s=config.every_s, forecaster=PacedForecasts(),
+        is_forecasting=config.is_forecasting,
     )  # fmt: skip
-    simulation = Simulation(
-        plan, work.trace(task.seed), seed=task.seed, autoscaler=scaler, queueing=who.queueing
+    run = Simulation(
+        plan,
+        workload.trace(task.seed),
+        seed=task.seed,
+        autoscaler=scaler,
+        queueing=config.queueing,
     )
-    simulation.set_measured_times(profiled_s(plan))
-    rows = pa.Table.from_batches(list(simulation))
-    came_s, due_s = (rows[each].to_numpy() for each in ("scheduled_s", "deadline_s"))
-    took_s = rows["finished_s"].to_numpy() - came_s
+    run.set_measured_times(profiled_s(plan))
+    rows = pa.Table.from_batches(list(run))
+    arrived_s, due_s = (rows[each].to_numpy() for each in ("scheduled_s", "deadline_s"))
+    took_s = rows["finished_s"].to_numpy() - arrived_s
     is_ok = rows["status"].to_numpy() == 200
     is_missed = ~is_ok | (took_s > due_s)
-    minute = np.minimum((came_s // BIN_S).astype(int), work.minutes - 1)
-    spikes = work.spike_minutes(task.seed)
-    in_spike, after = _within(minute, spikes, 0), _within(minute, spikes, _AFTER_SPIKE)
-    answered_s = took_s[is_ok]
-    p40, p50, p99 = np.quantile(answered_s, (0.4, 0.5, 0.99)).tolist()
+    minute = np.minimum((arrived_s // BIN_S).astype(int), workload.minutes - 1)
+    spikes = workload.spike_minutes(task.seed)
+    in_spike = _is_in_spike(minute, spikes)
+    in_backlog = _is_in_spike(minute, spikes, more_minutes=_BACKLOG_MINUTES)
+    ok_s = took_s[is_ok]
+    p40, p50, p99 = np.quantile(ok_s, (0.4, 0.5, 0.99)).tolist()
     return SchedulerResult(
         scheduler=task.scheduler,
         seed=task.seed,
         requests=len(took_s),
         unanswered=int((~is_ok).sum()),
         missed=_share(is_missed),
-        missed_steady=_share(is_missed[~after]),
+        missed_steady=_share(is_missed[~in_backlog]),
         missed_in_spikes=_share(is_missed[in_spike]),
         late_s=float((took_s - due_s)[is_missed & is_ok].mean()) if is_missed.any() else 0.0,
-        mean_s=float(answered_s.mean()),
+        mean_s=float(ok_s.mean()),
         p40_s=p40,
         p50_s=p50,
         p99_s=p99,
-        longest_s=float(answered_s.max()),
+        longest_s=float(ok_s.max()),
         within_30s=_share(is_ok & (took_s <= 30)),
         from_2_to_10s=_share(is_ok & (took_s >= 2) & (took_s <= 10)),
-        loads=simulation.summary.loads.total(),
-        load_s=simulation.summary.load_s,
+        loads=run.summary.loads.total(),
+        load_s=run.summary.load_s,
         cpu_s=time.process_time() - began_s,
-        curve_s=tuple(np.quantile(answered_s, np.linspace(0, 1, _CURVE)).tolist()),
-        arrivals=tuple(np.bincount(minute, minlength=work.minutes).tolist()),
-        misses=tuple(np.bincount(minute[is_missed], minlength=work.minutes).tolist()),
+        curve_s=tuple(np.quantile(ok_s, np.linspace(0, 1, _CURVE_POINTS)).tolist()),
+        arrivals=tuple(np.bincount(minute, minlength=workload.minutes).tolist()),
+        misses=tuple(np.bincount(minute[is_missed], minlength=workload.minutes).tolist()),
     )
 
 
@@ -122,10 +126,10 @@ def _share(where: NDArray[np.bool_]) -> float:
     return float(where.mean()) if len(where) else 0.0
 
 
-def _within(
-    minute: NDArray[np.int64], spikes: Sequence[tuple[int, int]], longer: int
+def _is_in_spike(
+    minute: NDArray[np.int64], spikes: Sequence[tuple[int, int]], *, more_minutes: int = 0
 ) -> NDArray[np.bool_]:
     found = np.zeros(len(minute), dtype=bool)
     for first, end in spikes:
-        found |= (minute >= first) & (minute < end + longer)
+        found |= (minute >= first) & (minute < end + more_minutes)
     return found

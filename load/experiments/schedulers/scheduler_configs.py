@@ -1,4 +1,4 @@
-"""Who is compared: the schedulers of Blinowski et al. 2024, and ours beside them."""
+"""The compared schedulers: those of Blinowski et al. 2024, and `predictive`."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 BASELINE: Final = "baseline"
 CLOCKWORK: Final = "clockwork"
-OURS: Final = "predictive"
+PREDICTIVE: Final = "predictive"
 SHIPPED: Final = "predictive + gateway"
-"""Ours as it runs live: beside a gateway whose requests begin loads of their own."""
+"""As in production: beside a gateway whose requests start loads themselves."""
 ROUND_ROBIN: Final[Mapping[str, int]] = {
     "round-robin": 0,
     "+ renewed quantum": RENEWED,
@@ -35,21 +35,21 @@ ROUND_ROBIN: Final[Mapping[str, int]] = {
     "+ quantum per model": PER_MODEL,
     "+ by deadline": BY_DEADLINE,
 }
-"""Refinements by name; each has those before it."""
-LINEUP: Final = (BASELINE, CLOCKWORK, *ROUND_ROBIN, OURS, SHIPPED)
+"""Refinements by name; each includes those before it."""
+SCHEDULERS: Final = (BASELINE, CLOCKWORK, *ROUND_ROBIN, PREDICTIVE, SHIPPED)
 
-QUANTUM_S: Final = 2.0
+_QUANTUM_S: Final = 2.0
 """Not in the thesis, which calls its quanta relatively short (6.3)."""
-_HORIZON_S: Final = 1.0
-"""Clockwork's: about what requests have until their deadline."""
-_SCHEDULER_S: Final = 0.25
-_LIVE_S: Final = 0.5
-"""The live autoscaler's tick."""
+_CLOCKWORK_HORIZON_S: Final = 1.0
+"""About the time that requests have until their deadline."""
+_TICK_S: Final = 0.25
+_LIVE_TICK_S: Final = 0.5
+"""Of the live autoscaler."""
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    """A loading policy, how its requests queue, and how often it is asked."""
+    """A loading policy, the queueing of its requests, and its planning interval."""
 
     policy: LoadingPolicy[Any]
     queueing: QueueOptions
@@ -58,31 +58,30 @@ class SchedulerConfig:
 
 
 def scheduler_config(name: str) -> SchedulerConfig:
-    """One of `LINEUP`.
+    """One of `SCHEDULERS`.
 
-    In the thesis one scheduler loads and places, and knows when a machine becomes idle.
+    In the thesis one scheduler loads models and places requests, and is notified of idle machines.
     """
     if name == SHIPPED:
         return SchedulerConfig(
-            predictive(), QueueOptions(serves_late=True), _LIVE_S, is_forecasting=True
+            predictive(), QueueOptions(serves_late=True), _LIVE_TICK_S, is_forecasting=True
         )
     refinements = ROUND_ROBIN.get(name, 0)
     queueing = QueueOptions(
         serves_late=True,
-        by_deadline=name in {CLOCKWORK, OURS} or refinements >= BY_DEADLINE,
+        by_deadline=name in {CLOCKWORK, PREDICTIVE} or refinements >= BY_DEADLINE,
         plans_first=True,
         may_load=False,
     )
-    return SchedulerConfig(
-        _policy(name, refinements), queueing, _SCHEDULER_S, is_forecasting=name == OURS
-    )
+    policy = _policy(name, refinements)
+    return SchedulerConfig(policy, queueing, _TICK_S, is_forecasting=name == PREDICTIVE)
 
 
 def _policy(name: str, refinements: int) -> LoadingPolicy[Any]:
     if name == BASELINE:
         return baseline()
-    if name == OURS:
+    if name == PREDICTIVE:
         return predictive()
     if name == CLOCKWORK:
-        return clockwork(Clockwork(horizon_s=_HORIZON_S))
-    return round_robin(RoundRobin(quantum_s=QUANTUM_S, refinements=refinements))
+        return clockwork(Clockwork(horizon_s=_CLOCKWORK_HORIZON_S))
+    return round_robin(RoundRobin(quantum_s=_QUANTUM_S, refinements=refinements))

@@ -1,210 +1,117 @@
-"""What the thesis reports of its schedulers, and the same of our runs, seed by seed."""
+"""The improvements that the thesis reports between its schedulers, and the same of our runs."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
-from load.experiments.schedulers.scheduler_configs import BASELINE, CLOCKWORK, OURS, ROUND_ROBIN
+from load.experiments.schedulers.scheduler_configs import (
+    BASELINE,
+    CLOCKWORK,
+    PREDICTIVE,
+    ROUND_ROBIN,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from load.experiments.schedulers.runs import SchedulerResult
 
     Runs = Mapping[str, SchedulerResult]
     """Of one seed, by scheduler."""
 
-PLAIN, RENEWED, STARVED, PER_MODEL, WHOLE = ROUND_ROBIN
+_PLAIN, _RENEWED, _STARVED, _PER_MODEL, _REFINED = ROUND_ROBIN
+_POINTS: Final = "points"
+OWN_SECTION: Final = "ours"
+"""In place of a section of the thesis: claims about `predictive`."""
 
 
 @dataclass(frozen=True, slots=True)
 class ThesisClaim:
-    """One reported improvement: a change that is to be below or above nothing."""
+    """A reported change of a measure between two schedulers."""
 
     section: str
-    words: str
+    label: str
     unit: str
-    change: Callable[[Runs], float]
+    """`points`: percentage points of a share; `%`: percent of the earlier value."""
+    measure: str
+    """A field of `SchedulerResult`."""
+    later: str
+    earlier: str
     is_fewer: bool = True
-    """Whether the change is to be below 0."""
+    """Whether the thesis reports a decrease."""
     fact: int | None = None
-    """Where the size is stated: the number of the figure in `warsaw_facts.csv`."""
+    """Number of the reported size in `warsaw_facts.csv`."""
+    earlier_measure: str | None = None
+    """The measure of `earlier`, if it is another."""
 
     def reported(self, facts: Mapping[int, float]) -> float | None:
-        """The size in the thesis, with its sign; None: a direction alone, or no figures at hand."""
+        """The size in the thesis with its sign; None if it states a direction alone."""
         size = None if self.fact is None else facts.get(self.fact)
         return None if size is None else (-size if self.is_fewer else size)
 
+    def change(self, runs: Runs) -> float:
+        later: float = attrgetter(self.measure)(runs[self.later])
+        earlier: float = attrgetter(self.earlier_measure or self.measure)(runs[self.earlier])
+        if self.unit == _POINTS:
+            return 100 * (later - earlier)
+        return 100 * (later / max(1e-9, earlier) - 1)
+
     def holds(self, runs: Runs) -> bool:
-        """Whether the direction comes out."""
+        """True if the change has the reported direction."""
         change = self.change(runs)
         return change < 0 if self.is_fewer else change > 0
 
 
-def _points(
-    of: Callable[[SchedulerResult], float], later: str, before: str
-) -> Callable[[Runs], float]:
-    """Change of a share in percentage points."""
-    return lambda runs: 100 * (of(runs[later]) - of(runs[before]))
-
-
-def _percent(
-    of: Callable[[SchedulerResult], float], later: str, before: str
-) -> Callable[[Runs], float]:
-    """Change in percent of what was before."""
-    return lambda runs: 100 * (of(runs[later]) / max(1e-9, of(runs[before])) - 1)
-
-
-def _missed(run: SchedulerResult) -> float:
-    return run.missed
-
-
-def _longest_s(run: SchedulerResult) -> float:
-    return run.longest_s
-
-
-def _mean_s(run: SchedulerResult) -> float:
-    return run.mean_s
-
-
-def _load_s(run: SchedulerResult) -> float:
-    return run.load_s
-
-
-def _in_spikes(run: SchedulerResult) -> float:
-    return run.missed_in_spikes
-
-
-_POINTS: Final = "points"
 CLAIMS: Final = (
-    ThesisClaim(
-        "6.3",
-        "Baseline: deadlines missed in spikes, against steady minutes",
-        _POINTS,
-        lambda runs: 100 * (runs[BASELINE].missed_in_spikes - runs[BASELINE].missed_steady),
-        is_fewer=False,
-    ),
-    ThesisClaim(
-        "6.3",
-        "Clockwork against Baseline: 40th percentile of completion times",
-        "%",
-        _percent(lambda run: run.p40_s, CLOCKWORK, BASELINE),
-    ),
-    ThesisClaim(
-        "6.3",
-        "Clockwork against Baseline: deadlines missed in spikes",
-        _POINTS,
-        _points(_in_spikes, CLOCKWORK, BASELINE),
-    ),
-    ThesisClaim(
-        "6.4",
-        "renewed quantum against plain round robin: longest request",
-        "%",
-        _percent(_longest_s, RENEWED, PLAIN),
-        fact=6,
-    ),
-    ThesisClaim(
-        "6.4", "renewed quantum: deadlines missed", _POINTS, _points(_missed, RENEWED, PLAIN)
-    ),
-    ThesisClaim(
-        "6.5",
-        "starved first: answered within 30 s",
-        _POINTS,
-        _points(lambda run: run.within_30s, STARVED, RENEWED),
-        is_fewer=False,
-    ),
-    ThesisClaim(
-        "6.5", "starved first: longest request", "%", _percent(_longest_s, STARVED, RENEWED)
-    ),
-    ThesisClaim(
-        "6.5",
-        "starved first: deadlines missed, slightly more",
-        _POINTS,
-        _points(_missed, STARVED, RENEWED),
-        is_fewer=False,
-    ),
-    ThesisClaim(
-        "6.5",
-        "starved first: how late those are that miss",
-        "%",
-        _percent(lambda run: run.late_s, STARVED, RENEWED),
-    ),
-    ThesisClaim(
-        "6.6",
-        "quantum per model: answered in 2 to 10 s",
-        _POINTS,
-        _points(lambda run: run.from_2_to_10s, PER_MODEL, STARVED),
-        is_fewer=False,
-    ),
-    ThesisClaim(
-        "6.6",
-        "quantum per model: deadlines missed",
-        _POINTS,
-        _points(_missed, PER_MODEL, STARVED),
-        fact=11,
-    ),
-    ThesisClaim(
-        "6.7", "by deadline: deadlines missed", _POINTS, _points(_missed, WHOLE, PER_MODEL)
-    ),
-    ThesisClaim(
-        "6.7",
-        "all refinements against plain round robin: time spent on loads",
-        "%",
-        _percent(_load_s, WHOLE, PLAIN),
-    ),
-    ThesisClaim(
-        "6.8",
-        "all refinements against Baseline: deadlines missed",
-        _POINTS,
-        _points(_missed, WHOLE, BASELINE),
-    ),
-    ThesisClaim(
-        "6.8",
-        "all refinements against Baseline: mean completion time",
-        "%",
-        _percent(_mean_s, WHOLE, BASELINE),
-    ),
-    ThesisClaim(
-        "6.8",
-        "all refinements against Baseline: longest request",
-        "%",
-        _percent(_longest_s, WHOLE, BASELINE),
-    ),
-    ThesisClaim(
-        "6.8",
-        "all refinements against Clockwork: deadlines missed",
-        _POINTS,
-        _points(_missed, WHOLE, CLOCKWORK),
-    ),
-    ThesisClaim(
-        "6.8",
-        "Clockwork against Baseline: time spent on loads",
-        "%",
-        _percent(_load_s, CLOCKWORK, BASELINE),
-    ),
-    ThesisClaim(
-        "ours",
-        "predictive against Baseline: deadlines missed",
-        _POINTS,
-        _points(_missed, OURS, BASELINE),
-    ),
-    ThesisClaim(
-        "ours",
-        "predictive against all refinements: deadlines missed",
-        _POINTS,
-        _points(_missed, OURS, WHOLE),
-    ),
-    ThesisClaim(
-        "ours",
-        "predictive against Clockwork: deadlines missed",
-        _POINTS,
-        _points(_missed, OURS, CLOCKWORK),
-    ),
-)
+    ThesisClaim("6.3", "Baseline: deadlines missed in spikes, against steady minutes", _POINTS,
+                "missed_in_spikes", BASELINE, BASELINE, is_fewer=False,
+                earlier_measure="missed_steady"),
+    ThesisClaim("6.3", "Clockwork against Baseline: 40th percentile of completion times", "%",
+                "p40_s", CLOCKWORK, BASELINE),
+    ThesisClaim("6.3", "Clockwork against Baseline: deadlines missed in spikes", _POINTS,
+                "missed_in_spikes", CLOCKWORK, BASELINE),
+    ThesisClaim("6.4", "renewed quantum against plain round robin: longest request", "%",
+                "longest_s", _RENEWED, _PLAIN, fact=6),
+    ThesisClaim("6.4", "renewed quantum: deadlines missed", _POINTS,
+                "missed", _RENEWED, _PLAIN),
+    ThesisClaim("6.5", "starved first: answered within 30 s", _POINTS,
+                "within_30s", _STARVED, _RENEWED, is_fewer=False),
+    ThesisClaim("6.5", "starved first: longest request", "%",
+                "longest_s", _STARVED, _RENEWED),
+    ThesisClaim("6.5", "starved first: deadlines missed, slightly more", _POINTS,
+                "missed", _STARVED, _RENEWED, is_fewer=False),
+    ThesisClaim("6.5", "starved first: how late those are that miss", "%",
+                "late_s", _STARVED, _RENEWED),
+    ThesisClaim("6.6", "quantum per model: answered in 2 to 10 s", _POINTS,
+                "from_2_to_10s", _PER_MODEL, _STARVED, is_fewer=False),
+    ThesisClaim("6.6", "quantum per model: deadlines missed", _POINTS,
+                "missed", _PER_MODEL, _STARVED, fact=11),
+    ThesisClaim("6.7", "by deadline: deadlines missed", _POINTS,
+                "missed", _REFINED, _PER_MODEL),
+    ThesisClaim("6.7", "all refinements against plain round robin: time spent on loads", "%",
+                "load_s", _REFINED, _PLAIN),
+    ThesisClaim("6.8", "all refinements against Baseline: deadlines missed", _POINTS,
+                "missed", _REFINED, BASELINE),
+    ThesisClaim("6.8", "all refinements against Baseline: mean completion time", "%",
+                "mean_s", _REFINED, BASELINE),
+    ThesisClaim("6.8", "all refinements against Baseline: longest request", "%",
+                "longest_s", _REFINED, BASELINE),
+    ThesisClaim("6.8", "all refinements against Clockwork: deadlines missed", _POINTS,
+                "missed", _REFINED, CLOCKWORK),
+    ThesisClaim("6.8", "Clockwork against Baseline: time spent on loads", "%",
+                "load_s", CLOCKWORK, BASELINE),
+    ThesisClaim(OWN_SECTION, "predictive against Baseline: deadlines missed", _POINTS,
+                "missed", PREDICTIVE, BASELINE),
+    ThesisClaim(OWN_SECTION, "predictive against all refinements: deadlines missed", _POINTS,
+                "missed", PREDICTIVE, _REFINED),
+    ThesisClaim(OWN_SECTION, "predictive against Clockwork: deadlines missed", _POINTS,
+                "missed", PREDICTIVE, CLOCKWORK),
+)  # fmt: skip
 
 
-def by_seed(outcomes: Sequence[SchedulerResult]) -> list[Runs]:
+def by_seed(results: Sequence[SchedulerResult]) -> list[Runs]:
     """The runs of each seed, in the order of seeds."""
-    seeds = sorted({each.seed for each in outcomes})
-    return [{each.scheduler: each for each in outcomes if each.seed == seed} for seed in seeds]
+    seeds = sorted({each.seed for each in results})
+    return [{each.scheduler: each for each in results if each.seed == seed} for seed in seeds]

@@ -1,8 +1,14 @@
-"""The workload: 30 minutes of counts per minute, with spikes, each arrival uniform in its bin.
+"""The workload of Blinowski et al. 2024: nine models, counts per minute with spikes, deadlines.
 
-After Blinowski et al. 2024, section 5.4, and their simulator: forty functions per model. Theirs
-come from the Azure Functions trace of 2019, which is not to be had here; ours are drawn, and kept
-to what the thesis says: around 1,700 requests per minute where it is steady (6.3), and spikes.
+After section 5.4 and their simulator: forty functions per model, each arrival uniform in its
+minute. Theirs come from the Azure Functions trace of 2019, which is not available here; these are
+drawn, and restricted to what the thesis states: around 1,700 requests per minute in steady minutes
+(6.3), and spikes.
+
+Latencies on c5.18xlarge, sizes, and the rule that a load takes size x 8 / 4096 Mbit/s from anywhere
+are facts of tiger-simulator (github.com/technical-tigers/tiger-simulator at 5870cfdd, MIT, (c) 2024
+Blinowski, Mrozicki, Potrzebowski, Wasowski). Its VGG16 and VGG-16 are two names with different
+latencies; Stable diffusion v2 of the thesis's list has neither latency nor size there.
 """
 
 from __future__ import annotations
@@ -12,8 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from load.experiments.errors import ExperimentError
-from load.experiments.schedulers.models import PROFILES
+from load.experiments.harness.experiment import ExperimentError
 from load.traces.batches import arrival_batch, even_batches
 from load.traces.expansion import bin_counts, expand
 from load.traces.name_columns import NameColumn
@@ -27,60 +32,87 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 BIN_S: Final = 60.0
+_MBIT_PER_S: Final = 4096.0
 _FUNCTIONS: Final = 40
 _SLACK_S: Final = (0.5, 1.0)
-_MOST_DRAWS: Final = 10_000
+_MAX_DRAWS: Final = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class ModelTimes:
+    """One model on one machine."""
+
+    name: str
+    infer_s: float
+    size_mb: float
+
+    @property
+    def load_s(self) -> float:
+        return self.size_mb * 8 / _MBIT_PER_S
+
+
+MODELS: Final = (
+    ModelTimes("MobileNet-V1", 0.01170, 16.9),
+    ModelTimes("SqueezeNet", 0.00931, 0.5),
+    ModelTimes("VGG-19", 0.05927, 549),
+    ModelTimes("DenseNet-169", 0.07458, 55),
+    ModelTimes("Whisper", 0.50674, 1500),
+    ModelTimes("Resnet18", 0.02196, 135),
+    ModelTimes("VGG16", 0.03880, 528),
+    ModelTimes("VGG-16", 0.05672, 528),
+    ModelTimes("Inception-ResNet-v2", 0.04525, 215),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What is asked for."""
+    """Parameters of the workload; a seed gives its functions, spikes and arrivals."""
 
     minutes: int = 30
     rate_per_min: float = 1700.0
-    """Where it is steady."""
+    """In steady minutes."""
     spikes: int = 3
-    """Each of two minutes, in a third of the time of its own, after a quiet beginning."""
+    """Of two minutes, each in its own third of the time, after a quiet start."""
     height: float = 4.0
-    """How many times as often a function that spikes is called."""
+    """Factor on the rate of a function that takes part in a spike."""
     spiking_share: float = 0.5
     """Of all functions, those that take part in a spike."""
     spread: float = 3.0
     """Standard deviation of the logarithm of functions' rates: the busiest quarter then has 99 %
     of the calls, as in Shahrad et al. 2020 (Blinowski et al., section 2.3)."""
     most_busy: float = 0.75
-    """Functions are drawn again while a model alone would keep a machine busy for more of the
-    steady time: Baseline, which loads a model once, is said to serve well there (section 6.3)."""
+    """Functions are drawn again while one model alone keeps a machine busy for more of the steady
+    time: Baseline, which loads a model once, serves such times well (section 6.3)."""
     work: tuple[float, float] = (1.8, 2.4)
-    """And while all together would not keep so many machines busy: seeds differ in what is asked
-    for, not in how much."""
+    """The number of machines that all models together keep busy: seeds differ in the models that
+    are requested, not in the total work."""
 
     def spike_minutes(self, seed: int) -> list[tuple[int, int]]:
-        """First minute and the one after the last of each spike."""
+        """First minute and the minute after the last of each spike."""
         rng = Seed(seed).derive("spikes").rng()
         third = self.minutes / max(1, self.spikes)
         firsts = [
-            int(third * (at + 0.3) + rng.uniform(0.0, max(0.0, 0.5 * third - 2)))
-            for at in range(self.spikes)
+            int(third * (number + 0.3) + rng.uniform(0.0, max(0.0, 0.5 * third - 2)))
+            for number in range(self.spikes)
         ]
         return [(first, min(self.minutes, first + 2)) for first in firsts]
 
     def counts(self, seed: int) -> NDArray[np.int64]:
-        """(minutes, models): requests."""
-        of = Seed(seed)
-        rates = self._rates(of.derive("functions").rng())
+        """(minutes, models): requests. Raises ExperimentError if no draw fits the parameters."""
+        root = Seed(seed)
+        rates = self._rates(root.derive("functions").rng())
         by_minute = np.broadcast_to(rates, (self.minutes, *rates.shape)).copy()
-        for at, (first, end) in enumerate(self.spike_minutes(seed)):
-            spiking = of.derive("spiking", at).rng().random(rates.shape) < self.spiking_share
-            by_minute[first:end] *= np.where(spiking, self.height, 1.0)
-        counts: NDArray[np.int64] = of.derive("counts").rng().poisson(by_minute).sum(axis=2)
+        for number, (first, end) in enumerate(self.spike_minutes(seed)):
+            draws = root.derive("spiking", number).rng().random(rates.shape)
+            by_minute[first:end] *= np.where(draws < self.spiking_share, self.height, 1.0)
+        counts: NDArray[np.int64] = root.derive("counts").rng().poisson(by_minute).sum(axis=2)
         return counts
 
     def _rates(self, rng: np.random.Generator) -> NDArray[np.float64]:
-        """(models, functions): calls per minute where it is steady."""
-        infer_s = np.array([each.infer_s for each in PROFILES])
-        for _ in range(_MOST_DRAWS):
-            rates = rng.lognormal(0.0, self.spread, (len(PROFILES), _FUNCTIONS))
+        """(models, functions): calls per minute in steady minutes."""
+        infer_s = np.array([each.infer_s for each in MODELS])
+        for _ in range(_MAX_DRAWS):
+            rates = rng.lognormal(0.0, self.spread, (len(MODELS), _FUNCTIONS))
             rates *= self.rate_per_min / rates.sum()
             busy = rates.sum(axis=1) * infer_s / BIN_S
             if busy.max() <= self.most_busy and self.work[0] <= busy.sum() <= self.work[1]:
@@ -97,21 +129,17 @@ class Workload:
         minute, model = np.nonzero(counts)
         rows = bin_counts(BIN_S * minute, model, counts[minute, model])
         found = expand(rows, bin_s=BIN_S, cv=None, rng=Seed(seed).derive("arrivals").rng())
-        due_s = deadlines_s(seed)
-        by_code = np.array([due_s[each.name] for each in PROFILES])
-        names = NameColumn(each.name for each in PROFILES)
-        batch = arrival_batch(
-            found.at_s, model=names.column(found.model), deadline_s=by_code[found.model]
-        )
-        yield from even_batches([batch])
+        deadline_s = np.array(list(deadlines_s(seed).values()))[found.model]
+        names = NameColumn(each.name for each in MODELS).column(found.model)
+        yield from even_batches([arrival_batch(found.at_s, model=names, deadline_s=deadline_s)])
 
 
 def deadlines_s(seed: int) -> Mapping[str, float]:
     """By model, from arrival: 2 x latency + uniform(0.5, 1) s, drawn once per model."""
-    of = Seed(seed).derive("deadlines")
+    root = Seed(seed).derive("deadlines")
     return {
         each.name: model_deadline_s(
-            each.infer_s, factor=2.0, slack_s=_SLACK_S, seed=of.derive(each.name)
+            each.infer_s, factor=2.0, slack_s=_SLACK_S, seed=root.derive(each.name)
         )
-        for each in PROFILES
+        for each in MODELS
     }

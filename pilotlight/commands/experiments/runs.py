@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from load.errors import LoadError
-from load.experiments.experiment import Settings
 from load.experiments.experiments import EXPERIMENTS
-from load.experiments.recording_platform import RecordingPlatform
-from load.experiments.rendering import as_document, as_markdown, as_text
-from load.experiments.result_log import ResultLog
+from load.experiments.harness.experiment import Settings
+from load.experiments.harness.rendering import as_document, as_markdown, as_text
+from load.experiments.harness.result_log import ResultLog
 from pilotlight.commands.output_files import clear_outputs, require_free
 from pilotlight.errors import Interrupted, InvalidInput, PilotlightError
 from pilotlight.output import progress_bar
@@ -24,8 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import NoReturn
 
-    from load.experiments.experiment import Experiment, Result
-    from load.experiments.live_platform import LivePlatform
+    from load.experiments.harness.experiment import Experiment, Result
+    from load.experiments.harness.live_platform import LivePlatform
     from pilotlight.output import Output
 
 _DATA = "PILOTLIGHT_DATA"
@@ -106,7 +105,6 @@ def _run(
         received.append(number)
         raise KeyboardInterrupt
 
-    live = options.live if experiment.has_live_part else None
     try:
         with on_first_signal(interrupt), progress_bar(options.name) as progress:
             return experiment.run(
@@ -116,7 +114,7 @@ def _run(
                     data=_data_folder(),
                     out=folder,
                     processes=options.processes,
-                    live=None if live is None else RecordingPlatform(live, log.keep),
+                    live=options.live if experiment.has_live_part else None,
                     models=options.models,
                     progress=progress,
                     keep=log.keep,

@@ -1,0 +1,108 @@
+"""An autoscaler for simulated runs that starts and ends pods: a rule sets their number.
+
+A pod starts `start_s` after it was requested, whatever requested it. A pod that is to end finishes
+its requests first.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from math import inf
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from load.simulator.simulated_cluster import SimulatedCluster
+    from load.simulator.simulation import Simulation
+    from registry.domain.cluster import ClusterState
+    from registry.domain.demand import QueueStats
+    from registry.domain.model import ModelName
+
+
+@dataclass(frozen=True, slots=True)
+class PoolObservations:
+    """Inputs of a rule besides the clock."""
+
+    state: ClusterState
+    arrived: Mapping[ModelName, int]
+    """Requests since the start, by model."""
+    in_system: int
+    """Requests without a response yet."""
+    waiting: Mapping[ModelName, QueueStats]
+    """Requests that no pod has taken yet, by model."""
+
+
+class Rule(Protocol):
+    """Plans the number of pods, and loads."""
+
+    interval_s: float
+
+    def plan(self, now_s: float, pool: PoolObservations, cluster: SimulatedCluster) -> int:
+        """The number of pods from now on; starts loads in the cluster."""
+
+
+class PodScaler:
+    """Implements `load.simulator.simulation.SimulatedAutoscaler`."""
+
+    def __init__(
+        self, rule: Rule, pods: Sequence[str], *, start_s: float, every_s: float = 0.1
+    ) -> None:
+        """`pods` in the order in which they are started; pods that run at the start come first."""
+        self.every_s = every_s
+        self.pods_at: list[tuple[float, int]] = []
+        """Time and number of running pods, at every tick."""
+        self._arrived: Counter[ModelName] = Counter()
+        self._rule = rule
+        self._names = pods
+        self._start_s = start_s
+        self._starting: dict[str, float] = {}
+        self._next_plan_s = 0.0
+
+    def arrived(self, model: ModelName, now_s: float) -> None:
+        del now_s
+        self._arrived[model] += 1
+
+    def tick(self, state: ClusterState, now_s: float, actions: SimulatedCluster) -> None:
+        """Start pods that are due; plan when it is time."""
+        for name in [name for name, at_s in self._starting.items() if at_s <= now_s]:
+            del self._starting[name]
+            actions.start_pod(name)
+        self.pods_at.append((now_s, len(state.pods)))
+        if now_s + 1e-9 < self._next_plan_s:
+            return
+        self._next_plan_s = now_s + self._rule.interval_s
+        pool = PoolObservations(state, self._arrived, actions.open_requests, actions.waiting())
+        wanted = self._rule.plan(now_s, pool, actions)
+        self._set_pods(state, now_s, wanted, actions)
+
+    def _set_pods(
+        self, state: ClusterState, now_s: float, wanted: int, actions: SimulatedCluster
+    ) -> None:
+        planned = [name for name in self._names if name in state.pods or name in self._starting]
+        missing = [name for name in self._names if name not in planned]
+        for name in missing[: max(0, wanted - len(planned))]:
+            self._starting[name] = now_s + self._start_s
+        for name in reversed(planned[wanted:]):
+            if self._starting.pop(name, None) is None:
+                actions.end_pod(name)
+
+
+def arrivals_and_latencies_s(
+    run: Simulation,
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Runs the simulation: arrival time and latency of each request, infinite for a failed one."""
+    at_s, latency_s = [np.zeros(0)], [np.zeros(0)]
+    for batch in run:
+        arrived, finished, status = (
+            batch.column(name).to_numpy(zero_copy_only=False)
+            for name in ("scheduled_s", "finished_s", "status")
+        )
+        at_s.append(arrived)
+        latency_s.append(np.where(status == 200, finished - arrived, inf))
+    return np.concatenate(at_s), np.concatenate(latency_s)

@@ -1,0 +1,1 @@
+"""Shared by all experiments: interface, parallel runs, result log, text, live platform."""

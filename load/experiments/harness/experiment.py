@@ -1,0 +1,86 @@
+"""The interface of an experiment: its settings, tables and result.
+
+An experiment is a module with a `run` and an `EXPERIMENT`. `experiments.py` lists all of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+from load.errors import LoadError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from load.experiments.harness.live_platform import LivePlatform
+
+Cell: TypeAlias = str | int | float | None
+"""A value of a table; None for a missing one."""
+Progress: TypeAlias = "Callable[[int, int, str], None]"
+"""Called with the number of finished steps, their total, and a description."""
+Keep: TypeAlias = "Callable[[str, object, object], None]"
+"""Called with the kind of a finished run, its task and its result: values."""
+
+
+class ExperimentError(LoadError):
+    """An experiment cannot be run as requested; the text says what is missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Settings of one run of an experiment."""
+
+    seeds: tuple[int, ...] = ()
+    """Empty: the experiment's own."""
+    is_quick: bool = False
+    """A small part that takes seconds: shows that the experiment works, not what it finds."""
+    data: Path | None = None
+    """Folder of public traces and of figures from the literature."""
+    out: Path | None = None
+    """Folder for plots; None: none are drawn."""
+    processes: int = 1
+    """How many simulations may run in parallel."""
+    live: LivePlatform | None = None
+    """Runs the parts that need a real platform; None: simulated parts only."""
+    models: tuple[str, ...] = ()
+    """The models of the experiment's live part; empty: its default."""
+    progress: Progress = lambda _done, _total, _text: None
+    keep: Keep = lambda _what, _task, _result: None
+    """Called as soon as a run has ended."""
+
+    def file(self, name: str) -> Path | None:
+        """A file of the data folder; None if it does not exist."""
+        path = self.data / name if self.data is not None else None
+        return path if path is not None and path.is_file() else None
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows under columns; a column names its unit."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The result of an experiment."""
+
+    tables: tuple[Table, ...]
+    notes: tuple[str, ...] = ()
+    """For readers of the tables: seeds, conditions, what was left out and why."""
+    images: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """An entry of the list of experiments."""
+
+    name: str
+    description: str
+    """One line."""
+    run: Callable[[Settings], Result]
+    has_live_part: bool = False

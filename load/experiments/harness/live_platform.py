@@ -1,0 +1,51 @@
+"""The real platform of experiments' live parts; implemented in `pilotlight`, which is above."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from contextlib import AbstractContextManager
+    from pathlib import Path
+
+    from load.experiments.elastic.burst_run import LiveBurst
+    from load.experiments.elastic.spike_run import SpikeResult
+    from load.experiments.elastic.spike_scenario import SpikeScenario
+    from load.experiments.liu.runs import SimpleRun, WinRun
+    from load.experiments.liu.scenarios import DemoScale
+    from load.experiments.prewarm.live_slice import TraceSlice
+    from load.report.run import Run
+
+
+class LivePlatform(Protocol):
+    """Runs workloads on real processes on this machine."""
+
+    def simple(
+        self, model: str, plan: Sequence[tuple[str, int]], *, requests: int, link_bytes_per_s: float
+    ) -> list[SimpleRun]:
+        """Liu 2025, section 6.2, on eight pods: a run per policy and seed, with a cold model."""
+        ...
+
+    def wins(self, scale: DemoScale) -> list[WinRun]:
+        """The workloads of section 6.4 under every fixed policy and `auto`."""
+        ...
+
+    def burst(self, models: int, *, pods: int, model: str) -> list[LiveBurst]:
+        """That many models requested at once without any pods: for the first time, then again."""
+        ...
+
+    def spike(self, scenario: SpikeScenario, seed: int) -> SpikeResult:
+        """A sudden rise of the load, under the platform's autoscaler."""
+        ...
+
+    def prewarming(self, piece: TraceSlice, policy: str, value: float, output: Path) -> Run:
+        """A compressed trace under a loading policy, on one pod that is empty at the start.
+
+        Writes its records to the file `output`.
+        """
+        ...
+
+    def redis(self) -> AbstractContextManager[str]:
+        """The URL of an empty Redis that runs while the context is open."""
+        ...

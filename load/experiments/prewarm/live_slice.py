@@ -1,0 +1,149 @@
+"""A compressed slice of the trace for a real pod, and its simulation.
+
+Time is compressed: a minute of the trace takes a second, for arrivals, policies and forecasts
+(`autoscaler.planning.time_scale`). Loads, inferences and heartbeats take their real time, so for
+the policies they take sixty times as long, and so they do in the simulation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from load.experiments.prewarm.runs import GB_PER_MODEL, idle_model_h, policy_of
+from load.experiments.prewarm.scenario import LOAD_S, MODEL_BYTES, TICK_S, cluster, model_names
+from load.simulator.autoscaling import PlannedAutoscaler
+from load.simulator.simulation import Simulation
+from load.trace_spec.trace_spec import open_trace
+from registry.domain.profile import ProfilePoint
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from load.report.run import Bools, Run
+    from load.schema import Trace
+    from load.simulator.cluster.plan import ClusterPlan
+    from registry.domain.model import Tier
+
+PACE: Final = 60.0
+"""Seconds of the trace in one second of the live run."""
+SAMPLE: Final = "all-minilm-l6-v2"
+"""The weights of every model."""
+_HEARTBEAT_S: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class TraceSlice:
+    """The replayed hours of a trace file."""
+
+    file: str
+    first_h: float
+    last_h: float
+
+    @property
+    def real_time(self) -> str:
+        """The trace specification at the trace's own pace."""
+        return f"'{self.file}'|slice={60 * self.first_h:g}m:{60 * self.last_h:g}m"
+
+    @property
+    def compressed(self) -> str:
+        """The same, `PACE` times as fast."""
+        return f"{self.real_time}|speed={PACE:g}"
+
+    def trace(self) -> Trace:
+        """The slice at its own pace, from time 0."""
+        return open_trace(self.real_time, seed=1)
+
+    def models(self) -> list[str]:
+        """The requested models."""
+        return model_names(self.trace())
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryHeld:
+    """The result of a run."""
+
+    requests: int
+    cold: int
+    failed: int
+    idle_model_h: float | None
+    """In hours of the trace."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredTimes:
+    """Medians of the live runs, in seconds of the trace."""
+
+    load_s: Mapping[Tier, float]
+    preprocess_s: float
+    infer_s: float
+    postprocess_s: float
+
+
+def live_value(policy: str, value: float, model_bytes: int) -> float:
+    """A policy's parameter for models of another size than the simulated ones."""
+    match policy:
+        case "predictive":
+            return value * MODEL_BYTES / model_bytes
+        case "greedy-dual":
+            return value * GB_PER_MODEL * model_bytes / MODEL_BYTES
+        case _:
+            return value
+
+
+def measured_times(runs: Sequence[Run]) -> MeasuredTimes:
+    """Medians of the records of live runs; a tier without loads has the scenario's time."""
+
+    def median_s(stage: str, where: Sequence[Bools]) -> float | None:
+        found = [run.stages_ms[stage][rows] for run, rows in zip(runs, where, strict=True)]
+        known = np.concatenate(found)
+        known = known[~np.isnan(known)]
+        return float(np.median(known)) * PACE / 1000 if known.size else None
+
+    def load_s(tier: Tier) -> float:
+        found = median_s("load", [run.is_ok & _is_from(run, tier) for run in runs])
+        return LOAD_S[tier] if found is None else found
+
+    is_ok = [run.is_ok for run in runs]
+    return MeasuredTimes(
+        {tier: load_s(tier) for tier in LOAD_S},
+        *(median_s(stage, is_ok) or 0.0 for stage in ("preprocess", "infer", "postprocess")),
+    )
+
+
+def _is_from(run: Run, tier: Tier) -> Bools:
+    """The requests whose load started from the tier."""
+    names = run.start.names
+    found: Bools = run.start.codes == (names.index(tier.value) if tier.value in names else -2)
+    return found
+
+
+def simulate_slice(
+    piece: TraceSlice, policy: str, value: float, times: MeasuredTimes
+) -> MemoryHeld:
+    """The slice in the simulator, at the trace's own pace."""
+    plan = _cluster(piece.models(), times)
+    scaler = PlannedAutoscaler(policy_of(policy, value), plan, every_s=TICK_S)
+    run = Simulation(plan, piece.trace(), autoscaler=scaler)
+    starts = [start for batch in run for start in batch.column("start").to_pylist()]
+    cold = sum(start != "warm" for start in starts)
+    return MemoryHeld(len(starts), cold, len(starts) - run.summary.statuses[200], idle_model_h(run))
+
+
+def _cluster(models: list[str], times: MeasuredTimes) -> ClusterPlan:
+    """The experiment's cluster with an empty disk, and with the measured times."""
+    plan = cluster(models)
+    measured = [
+        replace(
+            each,
+            infer=(ProfilePoint(1, times.infer_s),),
+            preprocess_s=times.preprocess_s,
+            postprocess_s=times.postprocess_s,
+            load_s=times.load_s,
+            at={},
+        )
+        for each in plan.models
+    ]
+    return replace(plan, models=tuple(measured), heartbeat_s=_HEARTBEAT_S * PACE)

@@ -1,0 +1,1 @@
+"""The experiment traces: public traces under every routing policy."""

@@ -1,0 +1,117 @@
+"""Liu 2025, chapter 6, simulated: the results that the thesis states."""
+
+from __future__ import annotations
+
+import csv
+from typing import TYPE_CHECKING
+
+import pytest
+
+from load.experiments.experiments import EXPERIMENTS
+from load.experiments.harness.experiment import ExperimentError, Settings
+from load.experiments.liu import simple, wins
+from load.experiments.liu.amortisation import amortise
+from load.experiments.liu.figures import draw_figures
+from load.experiments.liu.mixture import OWN_WINNER, MixtureTask, simulate_mixture
+from load.experiments.liu.scenarios import (
+    FIXED_POLICIES,
+    THESIS_SLEEP_S,
+    WIN_SCENARIOS,
+    WinScenario,
+)
+from load.experiments.liu.simulated import ModelTimings, scenario_timings, simple_run, win_run
+from load.experiments.liu.sizes import ABSENT, SIZES, THESIS_FILE, SizeTask
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from load.experiments.harness.experiment import Result
+
+QUICK = Settings(is_quick=True)
+
+
+def column(result: Result, table: int, name: str) -> list[object]:
+    found = result.tables[table]
+    return [row[found.columns.index(name)] for row in found.rows]
+
+
+def test_experiments_are_listed_by_name() -> None:
+    assert all(name == each.name and each.description for name, each in EXPERIMENTS.items())
+
+
+def test_colocation_has_one_cold_start_and_random_one_per_machine() -> None:
+    random = simple_run("t5-small", ModelTimings(3.0, 1.0), "random", 1, requests=10)
+    assert random.cold_starts == len({response.pod for response in random.answers})
+    colocation = simple_run("t5-small", ModelTimings(3.0, 1.0), "colocation", 1, requests=10)
+    assert colocation.cold_starts == 1
+    assert colocation.total_s == pytest.approx(13.0)
+
+
+def test_simple_runs_without_the_thesis_and_without_a_platform() -> None:
+    result = simple.run(QUICK)
+    assert ABSENT in result.notes
+    assert set(column(result, 0, "cold starts: Liu")) == {None}
+    assert all(isinstance(saved, float) and saved > 0 for saved in column(result, 1, "simulated s"))
+
+
+def test_an_unknown_model_is_refused() -> None:
+    with pytest.raises(ExperimentError, match="must be one of t5-small, t5-base, t5-large, was"):
+        simple.run(Settings(is_quick=True, models=("t5-huge",)))
+
+
+def test_figures_are_drawn(tmp_path: Path) -> None:
+    runs = {
+        (size.model, policy): [simple_run(size.model, size.times, policy, 1, requests=10)]
+        for size in SIZES
+        for policy in ("random", "colocation")
+    }
+    drawn = draw_figures({"simulated": runs, "live": {}}, {22: 29.43, 23: 16.64}, tmp_path)
+    assert drawn.read_bytes().startswith(b"\x89PNG")
+
+
+def test_cold_starts_are_amortised_at_the_break_even_of_the_thesis() -> None:
+    size = SIZES[0]
+    found = amortise(SizeTask(size, "", 1, requests=2_200))
+    assert found.below_at == size.break_even_requests + 1
+    assert found.before_s - found.after_s == pytest.approx(21.0)
+
+
+def test_figures_of_the_thesis_are_in_the_tables(tmp_path: Path) -> None:
+    with (tmp_path / THESIS_FILE).open("w", newline="") as file:
+        csv.writer(file).writerows([["id", "value"], [22, "29.43"], [23, 16.64], [2, "4-5"]])
+    result = simple.run(Settings(is_quick=True, data=tmp_path))
+    assert column(result, 0, "total s: Liu")[:2] == [29.43, 16.64]
+    assert ABSENT not in result.notes
+
+
+def test_a_file_of_figures_without_values_is_refused(tmp_path: Path) -> None:
+    (tmp_path / THESIS_FILE).write_text("id,claim\n1,x\n")
+    with pytest.raises(ExperimentError, match="must have the columns id and value"):
+        simple.run(Settings(is_quick=True, data=tmp_path))
+
+
+@pytest.mark.parametrize("scenario", WIN_SCENARIOS, ids=lambda each: each.section)
+def test_each_workload_has_the_winner_of_the_thesis_and_auto_equals_it(
+    scenario: WinScenario,
+) -> None:
+    times = scenario_timings(scenario, ModelTimings(3.0, 1.0))
+    seconds = {
+        policy: win_run(scenario, times, policy, 1, sleep_s=THESIS_SLEEP_S).concurrent_s
+        for policy in (*FIXED_POLICIES, "auto")
+    }
+    fixed = {policy: seconds[policy] for policy in FIXED_POLICIES}
+    assert min(fixed, key=fixed.__getitem__) == scenario.winner
+    assert seconds["auto"] <= fixed[scenario.winner] + 0.01
+
+
+def test_a_mixture_is_the_same_for_the_same_seed() -> None:
+    task = MixtureTask("auto", 0.2, seed=3, pairs=20, base=ModelTimings(3.0, 1.0))
+    assert simulate_mixture(task) == simulate_mixture(task)
+
+
+def test_wins_compares_all_policies_on_the_mixture() -> None:
+    result = wins.run(QUICK)
+    assert set(column(result, 1, "policy")) == {*FIXED_POLICIES, "auto", OWN_WINNER}
+    fastest = column(result, 0, "fastest of the fixed, simulated")
+    won = [row[1] for row, mark in zip(result.tables[0].rows, fastest, strict=True) if mark]
+    assert won == [scenario.winner for scenario in WIN_SCENARIOS]

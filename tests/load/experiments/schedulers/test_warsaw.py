@@ -1,0 +1,198 @@
+"""The experiment warsaw: its published figures, its workload, and short runs."""
+
+from __future__ import annotations
+
+import csv
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from load.experiments.harness.experiment import ExperimentError, Settings
+from load.experiments.harness.published_figures import published_figures
+from load.experiments.schedulers.machines import MODELS_PER_MACHINE, cluster
+from load.experiments.schedulers.runs import SchedulerResult, SchedulerTask, simulate
+from load.experiments.schedulers.scheduler_configs import (
+    BASELINE,
+    CLOCKWORK,
+    SCHEDULERS,
+    SHIPPED,
+    scheduler_config,
+)
+from load.experiments.schedulers.thesis_comparison import CLAIMS, by_seed
+from load.experiments.schedulers.warsaw import FILE, MACHINES, draw, run
+from load.experiments.schedulers.workload import MODELS, Workload, deadlines_s
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+SHORT = Workload(minutes=2, spikes=1, rate_per_min=600.0, work=(0.6, 0.9), most_busy=0.3)
+
+
+# Facts
+
+
+def _data(name: str) -> Path:
+    folder = os.environ.get("PILOTLIGHT_DATA")
+    path = Path(folder or "") / name
+    if not folder or not path.is_file():
+        pytest.skip(f"{name} is not in the folder that PILOTLIGHT_DATA names")
+    return path
+
+
+def _rows(name: str) -> list[dict[str, str]]:
+    with _data(name).open(newline="", encoding="utf-8") as lines:
+        return list(csv.DictReader(lines))
+
+
+def test_times_and_sizes_are_those_of_the_source() -> None:
+    latencies = {
+        row["model"]: float(row["latency_ms"]) / 1000
+        for row in _rows("tiger_dnn_latency.csv")
+        if row["instance"] == "c5.18xlarge"
+    }
+    loads = {
+        row["model"]: float(row["load_time_s_at_4096_mbit_per_s"])
+        for row in _rows("tiger_model_sizes.csv")
+    }
+    assert latencies == pytest.approx({each.name: each.infer_s for each in MODELS})
+    assert loads == pytest.approx({each.name: each.load_s for each in MODELS}, abs=1e-6)
+
+
+def test_sizes_of_improvements_are_read_from_the_data_folder() -> None:
+    facts = published_figures(Settings(data=_data(FILE).parent), FILE)
+    sizes = {each.label: each.reported(facts) for each in CLAIMS if each.fact is not None}
+    assert sorted(size for size in sizes.values() if size is not None) == [-70.0, -1.6]
+
+
+def test_a_file_of_figures_without_their_columns_is_refused(tmp_path: Path) -> None:
+    (tmp_path / FILE).write_text("number,figure\n6,70\n", encoding="utf-8")
+    with pytest.raises(ExperimentError, match=r"warsaw_facts\.csv: must have the columns id"):
+        run(Settings(data=tmp_path))
+
+
+# Workload
+
+
+def test_load_is_steady_except_for_spikes() -> None:
+    work = Workload()
+    for seed in (1, 2, 3):
+        counts = work.counts(seed).sum(axis=1)
+        spikes = work.spike_minutes(seed)
+        in_spike = {minute for first, end in spikes for minute in range(first, end)}
+        steady = [count for minute, count in enumerate(counts) if minute not in in_spike]
+        assert len(counts) == 30
+        assert len(in_spike) == 6
+        assert np.mean(steady) == pytest.approx(1700, rel=0.05)
+        assert max(counts[minute] for minute in in_spike) > 1.3 * np.mean(steady)
+
+
+def test_no_model_alone_saturates_a_machine_in_steady_time() -> None:
+    work = Workload()
+    for seed in (1, 2, 3):
+        [(first, _), *_] = work.spike_minutes(seed)
+        rates = work.counts(seed)[:first].mean(axis=0) / 60
+        busy = rates * [each.infer_s for each in MODELS]
+        assert busy.max() < 1.0
+        assert work.work[0] * 0.8 < busy.sum() < work.work[1] * 1.2
+
+
+def test_deadlines_are_drawn_once_per_model_and_seed() -> None:
+    for each in MODELS:
+        slack_s = deadlines_s(1)[each.name] - 2 * each.infer_s
+        assert 0.5 <= slack_s <= 1.0
+    assert deadlines_s(1) == deadlines_s(1) != deadlines_s(2)
+
+
+def test_one_seed_gives_one_trace_sorted_and_with_deadlines() -> None:
+    [first], [again] = (list(SHORT.trace(1)) for _ in range(2))
+    assert first.equals(again)
+    assert np.all(np.diff(first.column("at_s").to_numpy()) >= 0)
+    assert first.column("deadline_s").null_count == 0
+    assert first.num_rows == SHORT.counts(1).sum()
+
+
+def test_a_workload_that_no_draw_fits_is_refused() -> None:
+    with pytest.raises(ExperimentError, match="no draw of functions keeps 50 to 60 machines busy"):
+        Workload(work=(50.0, 60.0)).counts(1)
+
+
+def test_machines_hold_two_models() -> None:
+    plan = cluster(MACHINES, 1)
+    [pod] = plan.nodes[0].pods
+    assert len(plan.nodes) == MACHINES
+    assert {pod.memory_bytes // each.memory_bytes for each in plan.models} == {MODELS_PER_MACHINE}
+
+
+# Runs
+
+
+@pytest.fixture(scope="module")
+def short_runs() -> Mapping[str, SchedulerResult]:
+    """All schedulers on two minutes."""
+    return {name: simulate(SchedulerTask(name, 1, MACHINES, SHORT)) for name in SCHEDULERS}
+
+
+@pytest.mark.slow
+def test_every_request_is_served_and_counted_once(
+    short_runs: Mapping[str, SchedulerResult],
+) -> None:
+    expected = int(SHORT.counts(1).sum())
+    for name, found in short_runs.items():
+        assert found.requests == sum(found.arrivals) == expected, name
+        # A load that a request began gives up after 30 s where models in use hold the memory.
+        assert found.unanswered <= (expected // 1000 if name == SHIPPED else 0), name
+        assert sum(found.misses) == round(found.missed * expected), name
+
+
+@pytest.mark.slow
+def test_baseline_loads_a_model_once_and_round_robin_repeatedly(
+    short_runs: Mapping[str, SchedulerResult],
+) -> None:
+    """Twelve places for nine models: Baseline never has to unload one."""
+    asked_for = np.count_nonzero(SHORT.counts(1).sum(axis=0))
+    assert short_runs[BASELINE].loads == asked_for
+    assert short_runs["round-robin"].loads > 2 * asked_for
+    assert short_runs["+ renewed quantum"].loads < short_runs["round-robin"].loads
+
+
+@pytest.mark.slow
+def test_the_same_run_gives_the_same_result(short_runs: Mapping[str, SchedulerResult]) -> None:
+    again = simulate(SchedulerTask(CLOCKWORK, 1, MACHINES, SHORT))
+    assert again.curve_s == short_runs[CLOCKWORK].curve_s
+    assert again.load_s == short_runs[CLOCKWORK].load_s
+
+
+@pytest.mark.slow
+def test_in_a_spike_baseline_has_one_copy_and_clockwork_more() -> None:
+    """All functions eight times as often: one machine cannot do what one model is asked for."""
+    work = Workload(
+        minutes=2, spikes=1, rate_per_min=300.0, work=(0.3, 0.5), most_busy=0.3, height=8.0,
+        spiking_share=1.0,
+    )  # fmt: skip
+    before, after = (simulate(SchedulerTask(name, 1, 8, work)) for name in (BASELINE, CLOCKWORK))
+    assert after.missed_in_spikes < before.missed_in_spikes
+    assert after.longest_s < before.longest_s
+
+
+@pytest.mark.slow
+def test_every_claim_has_a_change_for_every_seed(short_runs: Mapping[str, SchedulerResult]) -> None:
+    [runs] = by_seed(list(short_runs.values()))
+    for claim in CLAIMS:
+        assert np.isfinite(claim.change(runs)), claim.label
+        assert claim.holds(runs) == (
+            (claim.change(runs) < 0) is claim.is_fewer
+        ) or not claim.change(runs)
+
+
+def test_only_the_shipped_gateway_starts_loads_itself() -> None:
+    assert [name for name in SCHEDULERS if scheduler_config(name).queueing.may_load] == [SHIPPED]
+    assert all(scheduler_config(name).queueing.serves_late for name in SCHEDULERS)
+
+
+@pytest.mark.slow
+def test_the_plot_is_written(short_runs: Mapping[str, SchedulerResult], tmp_path: Path) -> None:
+    path = draw(list(short_runs.values()), tmp_path)
+    assert path.read_bytes().startswith(b"\x89PNG")
