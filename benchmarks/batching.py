@@ -1,8 +1,8 @@
-"""Throughput of one pod that batches against KServe's own ModelServer with the same model.
+"""Throughput of one pod with batching, against KServe's own ModelServer with the same model.
 
-Both are whole servers over HTTP with one thread for inference, on one core; the generator and Redis
-have another. All servers of a model are up at once and take turns in short bursts, so that a change
-of the machine's speed meets all of them.
+Both are whole servers over HTTP with one inference thread, on one core; the load generator and
+Redis use another. All servers of a model run at once and take turns in short bursts, so that a
+change of the machine's speed affects all of them.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ _ENVIRONMENT: Final = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A model that both sides serve."""
+    """A model that all servers serve."""
 
     name: str
     folder: Path
     task: Task
     slowness: int
-    """How many times as long its bursts are: short ones would end in the midst of a batch."""
+    """Factor of the length of its bursts: short ones would end within a batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +73,11 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much is measured."""
+    """Number and length of bursts."""
 
     repeats: int
     seconds: float
-    """Length of a burst on the quickest model."""
+    """Length of a burst on the fastest model."""
 
 
 def measure(plan: Plan) -> list[Sample]:
@@ -87,7 +87,7 @@ def measure(plan: Plan) -> list[Sample]:
         for subject in _subjects(Path(folder)):
             with contextlib.ExitStack() as stack:
                 urls = _servers(stack, subject, Path(folder))
-                _check_alike(urls)
+                _check_equal_predictions(urls)
                 seconds = plan.seconds * subject.slowness
                 for _ in range(plan.repeats):
                     for clients in CLIENTS:
@@ -99,14 +99,14 @@ def measure(plan: Plan) -> list[Sample]:
 
 
 def _burst(url: str, clients: int, seconds: float) -> Load:
-    """Load on one server, which is at rest again afterwards.
+    """Load on one server, which is idle again afterwards.
 
-    KServe's goes on with what clients asked who have left (16 of T5-small: 3.6 s of its core, which
-    the next burst would lack); it answers in order, so a last request ends after all of them.
+    KServe's server continues with requests of disconnected clients (16 of T5-small: 3.6 s of its
+    core, which the next burst would lack). It serves in order, so a last request ends after them.
     """
-    seen = load(url, _body(), clients=clients, seconds=seconds, core=_OTHER_CORE)
+    result = load(url, _body(), clients=clients, seconds=seconds, core=_OTHER_CORE)
     answer_of(url, _body())
-    return seen
+    return result
 
 
 def _body() -> bytes:
@@ -118,46 +118,47 @@ def _subjects(folder: Path) -> Iterator[Subject]:
     if spec is not None and spec.origin is not None:
         minilm = Path(spec.origin).parent / "model"
         yield Subject("all-MiniLM-L6-v2", minilm, Task.TEXT_EMBEDDING, 1)
-    made = folder / "t5-small"
-    command = [sys.executable, "-m", "pilotlight.sample_models.make_model", "t5-small", str(made)]
+    t5 = folder / "t5-small"
+    command = [sys.executable, "-m", "pilotlight.sample_models.make_model", "t5-small", str(t5)]
     subprocess.run(command, cwd=REPOSITORY, check=True, stdout=subprocess.DEVNULL)
-    path = made / "generation_config.json"
+    path = t5 / "generation_config.json"
     config = json.loads(path.read_text())
     path.write_text(
         json.dumps({**config, "min_new_tokens": NEW_TOKENS, "max_new_tokens": NEW_TOKENS})
     )
-    yield Subject(f"t5-small, {NEW_TOKENS} new tokens", made, Task.TEXT_TO_TEXT, 4)
+    yield Subject(f"t5-small, {NEW_TOKENS} new tokens", t5, Task.TEXT_TO_TEXT, 4)
 
 
-def _check_alike(urls: dict[str, str]) -> None:
-    """All servers give the same answer, or the comparison would be of different work."""
-    answers = {server: answer_of(url, _body()) for server, url in urls.items()}
-    (first, *others) = (json.loads(body)["predictions"][0] for _, body in answers.values())
+def _check_equal_predictions(urls: dict[str, str]) -> None:
+    """Raise if the servers' predictions differ: the comparison would be of different work."""
+    responses = {server: answer_of(url, _body()) for server, url in urls.items()}
+    (first, *others) = (json.loads(body)["predictions"][0] for _, body in responses.values())
     for other in others:
-        is_alike = other == first
+        is_equal = other == first
         if isinstance(first, list):
-            is_alike = max(abs(a - b) for a, b in zip(first, other, strict=True)) < 1e-4
-        if not is_alike:
-            raise RuntimeError(f"the servers answer differently: {answers}")
+            is_equal = max(abs(a - b) for a, b in zip(first, other, strict=True)) < 1e-4
+        if not is_equal:
+            raise RuntimeError(f"the servers give different predictions: {responses}")
 
 
 # Servers
 
 
 def _servers(stack: contextlib.ExitStack, subject: Subject, folder: Path) -> dict[str, str]:
-    """Address of each server's endpoint; all are warm."""
+    """URL of each server's endpoint, after its warm-up."""
     redis_port = free_port()
     redis_url = f"redis://127.0.0.1:{redis_port}"
-    redis = _begin(stack, redis_command(redis_port, folder), folder / "redis.log", _OTHER_CORE)
+    redis = _start(stack, redis_command(redis_port, folder), folder / "redis.log", _OTHER_CORE)
     redis.wait_until(lambda: b"Ready to accept" in redis.log.read_bytes(), timeout_s=10)
     urls = {KSERVE: _kserve(stack, subject, folder)}
-    for server, most in ((ALONE, 1), (BATCHING, None)):
-        pool = f"{subject.task.value}-{most or 'measured'}"
-        urls[server] = _pod(stack, subject, folder, redis_url=redis_url, pool=pool, most_rows=most)
+    for server, max_batch_size in ((ALONE, 1), (BATCHING, None)):
+        pool = f"{subject.task.value}-{max_batch_size or 'measured'}"
+        policy = ModelPolicy(max_batch_size=max_batch_size)
+        urls[server] = _pod(stack, subject, folder, redis_url=redis_url, pool=pool, policy=policy)
     return urls
 
 
-def _begin(
+def _start(
     stack: contextlib.ExitStack, command: Sequence[str], log: Path, core: int = _SERVER_CORE
 ) -> Running:
     environment = {**os.environ, **_ENVIRONMENT}
@@ -173,7 +174,7 @@ def _kserve(stack: contextlib.ExitStack, subject: Subject, folder: Path) -> str:
         str(port), str(subject.folder), subject.task.value,
     ]  # fmt: skip
     url = f"http://127.0.0.1:{port}/v1/models/{_MODEL}:predict"
-    _wait_warm(_begin(stack, command, folder / "kserve.log"), url)
+    _wait_warm(_start(stack, command, folder / "kserve.log"), url)
     return url
 
 
@@ -184,9 +185,8 @@ def _pod(
     *,
     redis_url: str,
     pool: str,
-    most_rows: int | None,
+    policy: ModelPolicy,
 ) -> str:
-    policy = ModelPolicy(max_batch_size=most_rows)
     name = ModelName("default", _MODEL)
     spec = ModelSpec(name, subject.folder.as_uri(), task=subject.task, pool=pool, policy=policy)
     asyncio.run(_declare(redis_url, spec))
@@ -197,7 +197,7 @@ def _pod(
         "--cache-dir", str(folder / pool),
     ]  # fmt: skip
     url = f"http://127.0.0.1:{port}/v1/models/{name.path_segment}:predict"
-    _wait_warm(_begin(stack, command, folder / f"{pool}.log"), url)
+    _wait_warm(_start(stack, command, folder / f"{pool}.log"), url)
     return url
 
 
@@ -220,7 +220,7 @@ def _wait_warm(server: Running, url: str) -> None:
 
 
 def summary(samples: Sequence[Sample]) -> str:
-    """Medians over the repeats in Markdown, and how many times KServe's rate each is."""
+    """Medians over the repeats in Markdown, and their ratio to KServe's."""
     lines = [
         "| model | clients | server | requests/s (lowest to highest) | p50 ms | p99 ms "
         "| times KServe |",
@@ -246,10 +246,10 @@ def _rate(samples: Sequence[Sample], server: str) -> float:
 
 
 def marks(samples: Sequence[Sample]) -> Iterator[Mark]:
-    """With many clients, batching must do more than KServe's own server does."""
-    most = max(CLIENTS)
+    """With many clients, batching must exceed KServe's throughput."""
+    clients = max(CLIENTS)
     for model in dict.fromkeys(each.model for each in samples):
-        of_cell = [each for each in samples if (each.model, each.clients) == (model, most)]
+        of_cell = [each for each in samples if (each.model, each.clients) == (model, clients)]
         ratio = _rate(of_cell, BATCHING) / _rate(of_cell, KSERVE)
-        promise = f"{model}, {most} clients: more requests/s than {KSERVE}"
+        promise = f"{model}, {clients} clients: more requests/s than {KSERVE}"
         yield Mark(promise, f"{ratio:.2f} times", ratio > 1)

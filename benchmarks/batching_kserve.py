@@ -1,4 +1,4 @@
-"""KServe's own ModelServer with a transformers model, written as its documentation shows.
+"""KServe's own ModelServer with a transformers model, as in its documentation.
 
 `python -m benchmarks.batching_kserve PORT FOLDER TASK`. Like KServe's huggingface server it
 tokenises and infers in the coroutine, one request at a time.
@@ -13,7 +13,6 @@ from typing import Any
 
 
 def main(port: int, folder: str, task: str) -> None:
-    """Serve until ended."""
     sys.argv = sys.argv[:1]  # kserve reads the command line when it is imported
     import kserve
     import torch
@@ -34,8 +33,6 @@ def main(port: int, folder: str, task: str) -> None:
         async def predict(
             self, payload: Any, headers: Any = None, response_headers: Any = None
         ) -> dict[str, Any]:
-            """KServe's predict."""
-            del headers, response_headers
             encoded = self.tokenizer(
                 payload["instances"],
                 padding=True,
