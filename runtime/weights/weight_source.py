@@ -16,7 +16,6 @@ import torch
 
 from runtime.errors import ModelInvalid
 from runtime.storage.listing import PIPELINE_INDEX, PROGRAM_SUFFIX
-from runtime.weights.archive_tensors import tensors_of_program
 from runtime.weights.safetensors_files import StoredTensor, read_tensors
 from runtime.weights.slab import SlabLayout, lay_out, view_of
 
@@ -164,6 +163,8 @@ def _read_tensors(descriptor: int, file: str) -> Sequence[StoredTensor]:
     The parts of a pipeline, a folder each, may have tensors of equal names.
     """
     if file.endswith(PROGRAM_SUFFIX):
+        from runtime.weights.archive_tensors import tensors_of_program  # optional format
+
         return tensors_of_program(Path(f"/proc/self/fd/{descriptor}"), file)
     part, tensors = file.rpartition("/")[0], read_tensors(descriptor, file)
     return [replace(each, name=f"{part}/{each.name}") for each in tensors] if part else tensors
