@@ -1,4 +1,4 @@
-"""A report from runs: all plots drawn, the page written, the measures as JSON."""
+"""A report from runs: all plots drawn, the page written, the summaries as JSON."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ PLOTS: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
-    """What a report consists of."""
+class WrittenReport:
+    """The files of a report, and its summaries."""
 
     page: Path
     images: tuple[Path, ...]
@@ -43,12 +43,12 @@ class Written:
 
 def write_report(
     runs: Sequence[Run], folder: Path, on_progress: Callable[[int, int, str], None]
-) -> Written:
+) -> WrittenReport:
     """Write `index.html`, `report.json` and a PNG per plot into a folder.
 
     Raises:
-        BadOutput: there cannot be such a folder; nothing was done.
-        ReportError: it could not be written to.
+        BadOutput: the folder cannot be created; nothing was written.
+        ReportError: a file cannot be written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -57,39 +57,38 @@ def write_report(
             f"--output must be a folder, or a name for a new one, was {folder}: {error.strerror}"
         ) from error
     try:
-        return _written(runs, folder, on_progress)
+        return _write(runs, folder, on_progress)
     except OSError as error:
         raise ReportError(f"--output: cannot write to {folder}: {error}") from error
 
 
-def _written(
+def _write(
     runs: Sequence[Run], folder: Path, on_progress: Callable[[int, int, str], None]
-) -> Written:
+) -> WrittenReport:
     total = len(PLOTS) + len(runs) + 1
     on_progress(0, total, "measures")
     summaries = [summarise(run) for run in runs]
-    shown: list[tuple[Plot, bytes]] = []
+    drawn: list[tuple[Plot, bytes]] = []
     left_out: list[LeftOut] = []
     with styled():
-        for done, drawn in enumerate(_drawn(runs), start=1):
-            if isinstance(drawn, LeftOut):
-                left_out.append(drawn)
+        for done, each in enumerate(_plots(runs), start=1):
+            if isinstance(each, LeftOut):
+                left_out.append(each)
             else:
-                shown.append((drawn, _png(drawn)))
-            on_progress(done, total, drawn.heading)
+                drawn.append((each, _png(each)))
+            on_progress(done, total, each.heading)
     images = []
-    for plot, image in shown:
-        path = folder / f"{plot.name}.png"
-        path.write_bytes(image)
-        images.append(path)
-    whole = folder / "index.html"
-    text = page(summaries, [run.metadata for run in runs], shown, left_out)
-    whole.write_text(text, encoding="utf-8", errors="replace")
+    for plot, image in drawn:
+        images.append(folder / f"{plot.name}.png")
+        images[-1].write_bytes(image)
+    index = folder / "index.html"
+    text = page(summaries, [run.metadata for run in runs], drawn, left_out)
+    index.write_text(text, encoding="utf-8", errors="replace")
     (folder / "report.json").write_text(json.dumps(summaries, indent=2))
-    return Written(whole, tuple(images), tuple(left_out), tuple(summaries))
+    return WrittenReport(index, tuple(images), tuple(left_out), tuple(summaries))
 
 
-def _drawn(runs: Sequence[Run]) -> Iterator[Plot | LeftOut]:
+def _plots(runs: Sequence[Run]) -> Iterator[Plot | LeftOut]:
     for plot in PLOTS:
         yield plot(runs)
     for number, run in enumerate(runs, start=1):

@@ -1,4 +1,4 @@
-"""What can be wrong with the runs that a report is asked for."""
+"""Errors of reports: runs that cannot be read, output that cannot be written."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ if TYPE_CHECKING:
 
 
 class ReportError(LoadError):
-    """Root: the text says what was wrong and what to do."""
+    """Root of the report's errors; the message says what to do."""
 
 
 class BadRun(ReportError):
-    """A file that is no run."""
+    """A file is not a run."""
 
 
 class BadOutput(ReportError):
-    """The report cannot be put where it was asked for."""
+    """The output folder cannot be created."""
 
 
 class BadRuns(ReportError):
-    """Everything that is wrong with the files given, one line each in `problems`."""
+    """Everything that is wrong with the given files, one line each in `problems`."""
 
     def __init__(self, problems: Sequence[str]) -> None:
         super().__init__("\n".join(problems))

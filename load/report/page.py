@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from load.report.aggregates import PERCENTILES
 from load.report.style import COLOURS, LeftOut
-from load.report.times import spoken
+from load.report.times import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from load.report.style import Plot
 
-_MOST_MODELS: Final = 25
+_MAX_MODELS: Final = 25
 _STYLE: Final = """
 :root { color-scheme: light; }
 body { font: 16px/1.5 system-ui, "DejaVu Sans", sans-serif; color: #1b1b1b; background: #fff;
@@ -40,29 +40,29 @@ nav { font-size: .9rem; }
 """
 
 _OVERVIEW: Final = (
-    "Offered: requests per second that the trace asks for. Goodput: answers per second that came "
-    "within their deadline, or came at all where there is none. Cold starts: requests that waited "
-    "until their model was loaded. Loading: time of all loads, over all pods; at least (≥) so much "
-    "where the run tells only of loads that requests waited for. Idle: bytes of models that no "
-    "request used times the seconds they were on devices. Missed: requests past their deadlines. "
-    "Jain's index: fairness between tenants, 1 where all are served alike. -: there is no such "
-    "figure, such as a rate of one request, or fairness between one tenant."
+    "Offered: requests per second of the trace. Goodput: responses per second within the deadline, "
+    "or all complete responses if there is none. Cold starts: requests that waited for a load of "
+    "their model. Loading: time of all loads, over all pods; a lower bound (≥) if the run records "
+    "only loads that requests waited for. Idle: bytes of models on devices that no request used, "
+    "times seconds. Missed: requests past their deadlines. Jain's index: fairness between tenants, "
+    "1 if all are served alike. -: undefined, such as the rate of one request, or fairness with "
+    "one tenant."
 )
 _PERCENTILES: Final = (
-    "Of the answered requests, from the time at which the trace has them to the last byte: half of "
-    "them took no longer than p50, 99 % no longer than p99."
+    "Of the answered requests, from their time in the trace to the last byte: half of them took no "
+    "longer than p50, 99 % no longer than p99."
 )
 
 
 def page(
     summaries: Sequence[Mapping[str, Any]],
-    abouts: Sequence[Mapping[str, Any]],
-    shown: Sequence[tuple[Plot, bytes]],
+    metadata: Sequence[Mapping[str, Any]],
+    drawn: Sequence[tuple[Plot, bytes]],
     left_out: Sequence[LeftOut],
 ) -> str:
-    """The whole page; `shown` holds each plot with its PNG."""
+    """The HTML of the page; `drawn` has each plot with its PNG."""
     title = "Comparison of runs" if len(summaries) > 1 else f"Run {summaries[0]['run']}"
-    links = " · ".join(f'<a href="#{plot.name}">{escape(plot.heading)}</a>' for plot, _ in shown)
+    links = " · ".join(f'<a href="#{plot.name}">{escape(plot.heading)}</a>' for plot, _ in drawn)
     return "\n".join(
         [
             "<!doctype html>",
@@ -72,14 +72,14 @@ def page(
             f"<h1>{escape(title)}</h1>",
             '<p class="note narrow">Tables and plots scroll sideways.</p>',
             *_warnings(summaries),
-            _overview(summaries, abouts),
+            _overview(summaries, metadata),
             *_failures(summaries),
             f'<p class="note">{_OVERVIEW}</p>',
             f"<nav>{links}</nav>",
             "<h2>Percentiles of completion times</h2>",
             _percentile_table("Run", [(each["run"], each) for each in summaries]),
             f'<p class="note">{_PERCENTILES}</p>',
-            *(_section(plot, image) for plot, image in shown),
+            *(_section(plot, image) for plot, image in drawn),
             *_model_tables(summaries),
             *_left_out(left_out),
             "</body></html>\n",
@@ -92,7 +92,7 @@ def _warnings(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
     for each in summaries:
         name = escape(each["run"])
         if each["interrupted"]:
-            found.append(f"{name} was interrupted: it holds the requests up to then.")
+            found.append(f"{name} was interrupted: it has the requests up to then.")
         late, total = each["late_sends"], each["requests"]
         if late:
             found.append(
@@ -102,23 +102,23 @@ def _warnings(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
             )
         if each["not_sent"]:
             found.append(
-                f"{name}: {each['not_sent']:,} requests were not sent, too many being in flight; "
-                "they count as failed."
+                f"{name}: {each['not_sent']:,} requests were not sent, because too many were in "
+                "flight; they count as failed."
             )
     return [f'<p class="warn">{text}</p>' for text in found]
 
 
 def _failures(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
-    """How many requests of each run were not answered, and what came instead."""
+    """Requests of each run without a complete 2xx response, by cause."""
     found = []
     for each in summaries:
         failed = each["requests"] - each["ok"]
         codes = {code: n for code, n in each["by_status"].items() if not 200 <= int(code) < 300}
         broken = failed - sum(codes.values())
         causes = [
-            *(f"{n:,} no answer" if code == "0" else f"{n:,} HTTP {code}"
+            *(f"{n:,} no response" if code == "0" else f"{n:,} HTTP {code}"
               for code, n in codes.items()),
-            *([f"{broken:,} broken off"] if broken else []),
+            *([f"{broken:,} incomplete"] if broken else []),
         ]  # fmt: skip
         if failed:
             found.append(f"<li>{escape(each['run'])}: {', '.join(causes)}</li>")
@@ -127,11 +127,11 @@ def _failures(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
     )
 
 
-def _overview(summaries: Sequence[Mapping[str, Any]], abouts: Sequence[Mapping[str, Any]]) -> str:
+def _overview(summaries: Sequence[Mapping[str, Any]], metadata: Sequence[Mapping[str, Any]]) -> str:
     columns = ("Run", "Requests", "Answered", "Duration", "Offered /s", "Goodput /s",
                "Cold starts", "Loading", "Idle GB s", "Missed", "Jain's index")  # fmt: skip
     rows = []
-    for index, (each, about) in enumerate(zip(summaries, abouts, strict=True)):
+    for index, (each, known) in enumerate(zip(summaries, metadata, strict=True)):
         mark = f'<span class="mark" style="background:{COLOURS[index]}"></span>'
         missed = (
             f"{each['deadline_misses']:,} of {each['with_deadline']:,}"
@@ -140,23 +140,23 @@ def _overview(summaries: Sequence[Mapping[str, Any]], abouts: Sequence[Mapping[s
         idle = each["wasted_memory_byte_s"]
         cells = [
             f"{each['requests']:,}",
-            f"{each['ok'] / each['requests']:.2%}", spoken(each["duration_s"]),
+            f"{each['ok'] / each['requests']:.2%}", format_duration(each["duration_s"]),
             "-" if each["offered_rps"] is None else f"{each['offered_rps']:.4g}",
             f"{each['goodput_rps']:.4g}",
-            f"{each['cold_starts']:,}" if each["by_start"] else "not told",
+            f"{each['cold_starts']:,}" if each["by_start"] else "not recorded",
             _loading(each),
-            "not told" if idle is None else f"{idle / 1e9:,.4g}", missed,
+            "not recorded" if idle is None else f"{idle / 1e9:,.4g}", missed,
             "-" if each["fairness"] is None else f"{each['fairness']:.3f}",
         ]  # fmt: skip
-        kind = f" ({escape(str(about['kind']))})" if "kind" in about else ""
+        kind = f" ({escape(str(known['kind']))})" if "kind" in known else ""
         rows.append([mark + escape(each["run"]) + kind, *cells])
     return _table(columns, rows)
 
 
 def _loading(summary: Mapping[str, Any]) -> str:
     if summary["all_loading_s"] is not None:
-        return spoken(summary["all_loading_s"])
-    return f"≥ {spoken(summary['loading_s'])}" if summary["by_start"] else "not told"
+        return format_duration(summary["all_loading_s"])
+    return f"≥ {format_duration(summary['loading_s'])}" if summary["by_start"] else "not recorded"
 
 
 def _percentile_table(first: str, named: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
@@ -165,7 +165,7 @@ def _percentile_table(first: str, named: Sequence[tuple[str, Mapping[str, Any]]]
     rows = [
         [
             escape(name), f"{each['requests']:,}", f"{each['ok']:,}",
-            *(_spoken(each["latency_s"][key]) for key in keys),
+            *(_format_seconds(each["latency_s"][key]) for key in keys),
         ]
         for name, each in named
     ]  # fmt: skip
@@ -177,12 +177,12 @@ def _model_tables(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
     for each in summaries:
         models = list(each["by_model"].items())
         policies = [(f"policy {name}", found) for name, found in each["by_policy"].items()]
-        more = len(models) - _MOST_MODELS
+        more = len(models) - _MAX_MODELS
         parts += [
             f"<details{' open' if len(summaries) == 1 else ''}><summary>{escape(each['run'])}"
             "</summary>",
-            _percentile_table("Policy or model", [*policies, *models[:_MOST_MODELS]]),
-            f'<p class="note">and {more:,} models more</p>' if more > 0 else "",
+            _percentile_table("Policy or model", [*policies, *models[:_MAX_MODELS]]),
+            f'<p class="note">and {more:,} more models</p>' if more > 0 else "",
             "</details>",
         ]
     return parts
@@ -206,11 +206,11 @@ def _left_out(left_out: Sequence[LeftOut]) -> list[str]:
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Cells are HTML already."""
+    """Cells are HTML, headings are text."""
     head = "".join(f"<th>{escape(column)}</th>" for column in columns)
     body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
     return f'<div class="wide"><table><tr>{head}</tr>{body}</table></div>'
 
 
-def _spoken(seconds: float | None) -> str:
-    return "-" if seconds is None else spoken(seconds)
+def _format_seconds(seconds: float | None) -> str:
+    return "-" if seconds is None else format_duration(seconds)

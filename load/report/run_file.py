@@ -1,4 +1,4 @@
-"""Runs as files: a Parquet file of RECORD_SCHEMA, or the parts of a run that was killed."""
+"""Runs from files: a Parquet file of RECORD_SCHEMA, or the parts of a run that was killed."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from load.stages import STAGES
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-MOST_RUNS: Final = 8
+MAX_RUNS: Final = 8
 _NAMES: Final = ("tenant", "model", "policy", "predict_pod", "start")
 _TIMES: Final = ("scheduled_s", "sent_s", "first_byte_s", "finished_s", "deadline_s")
 _READ: Final = [*_NAMES, *_TIMES, "status", "error", *(f"{stage}_ms" for stage in STAGES)]
 
 
 def read_runs(given: Sequence[str]) -> list[Run]:
-    """The runs of `FILE` or `NAME=FILE`. Raises BadRuns with all that is wrong."""
+    """The runs given as `FILE` or `NAME=FILE`. Raises BadRuns with all that is wrong."""
     problems = []
-    if not 1 <= len(given) <= MOST_RUNS:
-        problems.append(f"a report compares 1 to {MOST_RUNS} runs, there were {len(given)}")
+    if not 1 <= len(given) <= MAX_RUNS:
+        problems.append(f"a report compares 1 to {MAX_RUNS} runs, got {len(given)}")
     named = [_named(text) for text in given]
     for name in sorted({name for name, _ in named}):
         paths = [str(path) for each, path in named if each == name]
         if len(paths) > 1:
             problems.append(
-                f"{len(paths)} runs are named {name!r}: {', '.join(paths)}; "
-                "tell them apart with NAME=FILE"
+                f"{len(paths)} runs have the name {name!r}: {', '.join(paths)}; "
+                "give them different names with NAME=FILE"
             )
     runs = []
     for name, path in [] if problems else named:
@@ -52,20 +52,20 @@ def read_runs(given: Sequence[str]) -> list[Run]:
 
 def _named(text: str) -> tuple[str, Path]:
     name, equals, path = text.partition("=")
-    if equals and name and not os.path.exists(text):  # unlike Path's, it bears any length
+    if equals and name and not os.path.exists(text):  # Path.exists raises OSError for long names
         return name.encode(errors="replace").decode(), Path(path).expanduser()
     whole = Path(text).expanduser()
     return whole.name.removesuffix(".parts").removesuffix(".parquet") or whole.name, whole
 
 
 def read_run(path: Path, name: str) -> Run:
-    """One run with the columns that a report needs. Raises BadRun."""
+    """A run with the columns that a report needs. Raises BadRun."""
     try:
         table, metadata = _table(path)
     except OSError as error:
         raise BadRun(f"{path}: cannot be read: {error.strerror}") from error
     if not table.num_rows:
-        raise BadRun(f"{path}: holds no request; leave it out")
+        raise BadRun(f"{path}: has no requests; leave it out")
     stages = {stage: floats(table.column(f"{stage}_ms")).astype(np.float32) for stage in STAGES}
     if wrong := _wrong_numbers(table):
         raise BadRun(f"{path}: {'; '.join(wrong)}")
@@ -106,8 +106,8 @@ def _parquet(path: Path, parts: Path) -> tuple[pa.Table, dict[str, Any]]:
             )
         table = file.read(columns=_READ)
     except (pa.ArrowException, OSError) as error:
-        kept = f"; what it had is in {parts}" if parts.is_dir() else ""
-        raise BadRun(f"{path}: not a whole Parquet file ({_first_line(error)}){kept}") from error
+        kept = f"; its records are in {parts}" if parts.is_dir() else ""
+        raise BadRun(f"{path}: not a complete Parquet file ({_first_line(error)}){kept}") from error
     fields = [RECORD_SCHEMA.field(column) for column in table.schema.names]
     try:
         table = table.cast(pa.schema([field.with_nullable(True) for field in fields]))
@@ -115,8 +115,8 @@ def _parquet(path: Path, parts: Path) -> tuple[pa.Table, dict[str, Any]]:
         raise BadRun(f"{path}: {_first_line(error)}") from error
     needed = ("tenant", "model", "scheduled_s", "status")
     if empty := [column for column in needed if table.column(column).null_count]:
-        raise BadRun(f"{path}: empty cells in {', '.join(empty)}, which every request has")
-    return table, _about(path, file.metadata.metadata)
+        raise BadRun(f"{path}: empty cells in {', '.join(empty)}, which are required")
+    return table, _metadata(path, file.metadata.metadata)
 
 
 def _first_line(error: Exception) -> str:
@@ -124,7 +124,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _wrong_numbers(table: pa.Table) -> list[str]:
-    """Columns with a value that is no time, and where."""
+    """Columns with a value that is not a valid time, and its row."""
     found = []
     for column in (*_TIMES, *(f"{stage}_ms" for stage in STAGES)):
         values = floats(table.column(column))
@@ -137,10 +137,10 @@ def _wrong_numbers(table: pa.Table) -> list[str]:
     return found
 
 
-def _about(path: Path, metadata: dict[bytes, bytes] | None) -> dict[str, Any]:
-    """What the file says of its run, and what a summary beside it adds."""
-    told = _json_object((metadata or {}).get(METADATA_KEY, b""))
-    return _json_file(path.with_suffix(".json")) | told
+def _metadata(path: Path, metadata: dict[bytes, bytes] | None) -> dict[str, Any]:
+    """The run's metadata in the file, over those of a summary beside it."""
+    own = _json_object((metadata or {}).get(METADATA_KEY, b""))
+    return _json_file(path.with_suffix(".json")) | own
 
 
 def _json_file(path: Path) -> dict[str, Any]:
@@ -151,7 +151,7 @@ def _json_file(path: Path) -> dict[str, Any]:
 
 
 def _json_object(text: bytes) -> dict[str, Any]:
-    """What it says, if it is JSON and an object."""
+    """The text as a JSON object; empty if it is none."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""How plots look: colours that the colour-blind can tell apart, sizes, legends, axes."""
+"""Style of plots: colours for the colour-blind, sizes, labels, legends, axes, rows of runs."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ LINES: Final = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)
 MARKERS: Final = ("o", "s", "^", "D", "v", "P", "X", "*")
 HATCHES: Final = ("", "//", "..", "\\\\", "xx", "--", "oo", "++")
 TIERS: Final = {"host": "#C8C8C8", "disk": "#8A8A8A", "remote": "#4A4A4A"}
-"""Greys, the darker the farther: the colours are those of runs."""
+"""Greys, darker for farther tiers: colours stand for runs."""
 DPI: Final = 110
 _WIDTH_IN: Final = 9.0
-_LONGEST: Final = 28
+_MAX_LABEL_LENGTH: Final = 28
 _FEW_DECADES: Final = 3000.0
-_LETTERS_WIDE: Final = 112
-_TITLE_LETTERS: Final = 92
+_LEGEND_CHARACTERS: Final = 112
+_TITLE_CHARACTERS: Final = 92
 _LEGEND_LINE_IN: Final = 0.22
 
 SETTINGS: Final[dict[Any, Any]] = {
-    "text.parse_math": False,  # names of models may hold a dollar sign
+    "text.parse_math": False,  # names of models may have a dollar sign
     "font.size": 10.0,
     "axes.titlesize": 11.5,
     "axes.titleweight": "bold",
@@ -54,7 +54,7 @@ SETTINGS: Final[dict[Any, Any]] = {
     "legend.frameon": False,
     "figure.constrained_layout.use": True,
 }
-"""matplotlib's parameters while figures are made and drawn."""
+"""matplotlib's parameters while figures are drawn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,24 +62,24 @@ class Plot:
     """One figure of the report."""
 
     name: str
-    """Of the PNG file, without its ending."""
+    """Of the PNG file, without its suffix."""
     heading: str
     caption: str
-    """What is shown, how it was reckoned, and the source."""
+    """What is shown, how it is computed, and the source."""
     figure: Figure
 
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A plot that the runs have no data for."""
+    """A plot without data."""
 
     heading: str
     why: str
 
 
 def one_axes(title: str, x: str, y: str, *, height_in: float = 4.0) -> tuple[Figure, Axes]:
-    """A figure with one pair of axes; a long title takes several lines."""
-    lines = textwrap.wrap(title, _TITLE_LETTERS)
+    """A figure with one pair of axes; a long title is wrapped."""
+    lines = textwrap.wrap(title, _TITLE_CHARACTERS)
     figure = Figure(figsize=(_WIDTH_IN, height_in + _LEGEND_LINE_IN * (len(lines) - 1)))
     figure.suptitle("\n".join(lines), x=0.01, ha="left")
     axes = figure.subplots()
@@ -89,18 +89,18 @@ def one_axes(title: str, x: str, y: str, *, height_in: float = 4.0) -> tuple[Fig
 
 
 def rows_of_axes(heights: Sequence[float]) -> tuple[Figure, list[Axes]]:
-    """A figure with axes under one another that share their x axis; heights in inches."""
+    """A figure with axes below one another; heights in inches."""
     figure = Figure(figsize=(_WIDTH_IN, sum(heights)))
     found = figure.subplots(len(heights), 1, squeeze=False, height_ratios=list(heights))
     return figure, list(found[:, 0])
 
 
 def legend_below(axes: Axes, *, marker_scale: float = 1.0) -> None:
-    """A legend outside the axes, where it hides nothing, in as many columns as fit."""
+    """A legend outside the axes, in as many columns as fit."""
     handles, labels = axes.get_legend_handles_labels()
     if not labels:
         return
-    columns = max(1, min(4, len(labels), _LETTERS_WIDE // (max(map(len, labels)) + 6)))
+    columns = max(1, min(4, len(labels), _LEGEND_CHARACTERS // (max(map(len, labels)) + 6)))
     lines = -(-len(labels) // columns)
     figure = axes.get_figure(root=True)
     assert figure is not None
@@ -110,7 +110,7 @@ def legend_below(axes: Axes, *, marker_scale: float = 1.0) -> None:
 
 
 def log_ticks(axis: Axis) -> None:
-    """A logarithmic axis with plain numbers: 0.01, 0.1, 1; with 2 and 5 where it is short."""
+    """A logarithmic axis with plain numbers: 0.01, 0.1, 1; with 2 and 5 if it is short."""
 
     def minor(value: float, _: object) -> str:
         low, high = axis.get_view_interval()
@@ -122,33 +122,33 @@ def log_ticks(axis: Axis) -> None:
 
 
 def count_ticks(axis: Axis) -> None:
-    """An axis of counts: whole numbers, thousands apart."""
+    """An axis of counts: whole numbers with separators for thousands."""
     axis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
     axis.set_major_formatter(lambda value, _: f"{value:,.0f}")
 
 
 def labels(names: Sequence[str]) -> dict[str, str]:
-    """What each of some names is called in plots: short, and no two alike."""
+    """A short, unique label for each name."""
     for tried in (names, _without_common_ends(names)):
-        found = [short(name) for name in tried]
+        found = [shortened(name) for name in tried]
         if len(set(found)) == len(found):
             break
     else:
-        found = [f"{number}: {short(name)}" for number, name in enumerate(names, start=1)]
-    # matplotlib leaves labels that begin with an underscore out of legends
+        found = [f"{number}: {shortened(name)}" for number, name in enumerate(names, start=1)]
+    # matplotlib omits labels from legends that begin with an underscore
     shown = [f" {label}" if label.startswith("_") else label for label in found]
     return dict(zip(names, shown, strict=True))
 
 
-def not_told(called: Mapping[str, str], told: Sequence[Run]) -> str:
-    """The end of a caption: which runs are not in the plot."""
-    shown = {run.name for run in told}
-    absent = [label for name, label in called.items() if name not in shown]
-    return f" Not shown, for want of figures: {', '.join(absent)}." if absent else ""
+def not_shown_note(run_labels: Mapping[str, str], shown: Sequence[Run]) -> str:
+    """The end of a caption: the runs without data for the plot; labels by name of run."""
+    names = {run.name for run in shown}
+    absent = [label for name, label in run_labels.items() if name not in names]
+    return f" Not shown, for lack of data: {', '.join(absent)}." if absent else ""
 
 
 def _without_common_ends(names: Sequence[str]) -> list[str]:
-    """Names without the words that all begin or end with."""
+    """Names without the words that all of them begin or end with."""
     begin = _common_words(names)
     ends = [name[begin:][::-1] for name in names]
     end = _common_words(ends)
@@ -156,21 +156,43 @@ def _without_common_ends(names: Sequence[str]) -> list[str]:
 
 
 def _common_words(names: Sequence[str]) -> int:
-    """How many letters the words have that all names begin with."""
-    letters = zip(*names, strict=False)  # as many as the shortest has
+    """Length of the whole words that all names begin with."""
+    letters = zip(*names, strict=False)  # up to the shortest
     common = "".join(each[0] for each in takewhile(lambda each: len(set(each)) == 1, letters))
     return len(re.sub(r"[^\W_]+$", "", common))
 
 
-def short(name: str) -> str:
-    """A name that fits beside an axis: on one line, its middle left out."""
+def shortened(name: str) -> str:
+    """A name that fits beside an axis: on one line, its middle omitted."""
     name = " ".join(name.split())
-    if len(name) <= _LONGEST:
+    if len(name) <= _MAX_LABEL_LENGTH:
         return name
-    half = (_LONGEST - 1) // 2
+    half = (_MAX_LABEL_LENGTH - 1) // 2
     return f"{name[:half]}…{name[-half:]}"
 
 
 def styled() -> AbstractContextManager[None]:
-    """The context in which figures are made and drawn."""
     return mpl.rc_context(SETTINGS)
+
+
+# Plots with a row per run
+
+
+def row_height_in(runs: Sequence[Run]) -> float:
+    """Height of a figure with a row per run."""
+    return 1.5 + 0.42 * len(runs)
+
+
+def run_index(runs: Sequence[Run], run: Run) -> int:
+    """Position of a run among all, which determines its colour and its marker."""
+    return [each.name for each in runs].index(run.name)
+
+
+def name_rows(
+    axes: Axes, run_labels: Mapping[str, str], shown: Sequence[Run], longest: float
+) -> None:
+    """Write the runs' names beside their rows; `longest` is the end of the longest bar."""
+    axes.set_yticks(range(len(shown)), [run_labels[run.name] for run in shown])
+    axes.set_ylim(len(shown) - 0.4, -0.6)
+    axes.set_xlim(0, 1.2 * longest or 1.0)
+    axes.grid(visible=False, axis="y")

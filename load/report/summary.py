@@ -13,7 +13,7 @@ import numpy as np
 
 from load.generator.settings import LATE_S
 from load.report.aggregates import GOOD, MISSED, OK, Aggregates, ExactLatencies, kinds_of
-from load.report.loading import loading_s
+from load.report.pod_usage import loading_s
 from load.report.run import rate_rps
 
 if TYPE_CHECKING:

@@ -1,1 +1,1 @@
-"""The report's plots: each module makes figures of runs, or says why it cannot."""
+"""The report's plots: each function returns a figure of runs, or why it is left out."""

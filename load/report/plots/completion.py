@@ -1,4 +1,4 @@
-"""When it was answered: completion times and deadline misses (Blinowski et al., 5.4 and 5.5)."""
+"""Completion times and deadline misses (Blinowski et al. 2024, figures 5.4 and 5.5)."""
 
 from __future__ import annotations
 
@@ -16,10 +16,17 @@ from load.report.style import (
     labels,
     legend_below,
     log_ticks,
-    not_told,
+    not_shown_note,
     one_axes,
 )
-from load.report.times import axis_unit, bin_length_s, bin_name, counts, edges, spoken
+from load.report.times import (
+    axis_unit,
+    bin_counts,
+    bin_edges,
+    bin_length_s,
+    bin_name,
+    format_duration,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,17 +34,19 @@ if TYPE_CHECKING:
     from load.report.run import Floats, Run
 
 _POINTS: Final = 1500
-_LEAST_S: Final = 1e-4
+_MIN_S: Final = 1e-4
 
 
 def completion_times(runs: Sequence[Run]) -> Plot | LeftOut:
-    """The share of all requests that were answered within a time, on a logarithmic axis."""
+    """Share of all requests answered within a time, on a logarithmic axis."""
     heading = "Completion times"
     curves = [(run, np.sort(run.latency_s[run.is_ok])) for run in runs]
     if not any(len(values) for _, values in curves):
         return LeftOut(heading, "no request was answered")
-    called = labels([run.name for run in runs])
-    medians = {called[run.name]: float(np.median(values)) for run, values in curves if len(values)}
+    run_labels = labels([run.name for run in runs])
+    medians = {
+        run_labels[run.name]: float(np.median(values)) for run, values in curves if len(values)
+    }
     figure, axes = one_axes(
         _median_title(medians), "Time from scheduled arrival to last byte (s)",
         "Share of all requests",
@@ -45,7 +54,7 @@ def completion_times(runs: Sequence[Run]) -> Plot | LeftOut:
     for index, (run, values) in enumerate(curves):
         at, share = _curve(values, run.requests)
         failed = 1 - len(values) / run.requests
-        label = called[run.name] + (f" ({failed:.1%} not answered)" if failed else "")
+        label = run_labels[run.name] + (f" ({failed:.1%} not answered)" if failed else "")
         axes.step(at, share, where="post", label=label, color=COLOURS[index],
                   linestyle=LINES[index], linewidth=1.8)  # fmt: skip
     axes.set_xscale("log")
@@ -54,9 +63,9 @@ def completion_times(runs: Sequence[Run]) -> Plot | LeftOut:
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     legend_below(axes)
     caption = (
-        "Cumulative distribution of completion times, counted from the scheduled time, so that a "
-        "generator that sends late cannot hide it. A curve that ends below 100 % leaves the "
-        "requests that failed (Blinowski et al. 2024, figure 5.4)."
+        "Cumulative distribution of completion times, counted from the scheduled time, so that "
+        "late sends count. A curve that ends below 100 % leaves out failed requests "
+        "(Blinowski et al. 2024, figure 5.4)."
     )
     return Plot("completion_times", heading, caption, figure)
 
@@ -65,15 +74,15 @@ def _median_title(medians: dict[str, float]) -> str:
     fastest = min(medians, key=lambda name: (medians[name], name))
     slowest = max(medians, key=lambda name: (medians[name], name))
     if len(medians) == 1:
-        return f"Half of the answered requests take {spoken(medians[fastest])} or less"
+        return f"Half of the answered requests take {format_duration(medians[fastest])} or less"
     return (
-        f"The median lies between {spoken(medians[fastest])} ({fastest}) and "
-        f"{spoken(medians[slowest])} ({slowest})"
+        f"The median lies between {format_duration(medians[fastest])} ({fastest}) and "
+        f"{format_duration(medians[slowest])} ({slowest})"
     )
 
 
 def _curve(values: Floats, requests: int) -> tuple[Floats, Floats]:
-    """At most 1,500 points of a distribution, more of them where it is nearly complete."""
+    """At most 1,500 points of a distribution, denser where it is nearly complete."""
     if not len(values):
         return values, values
     ranks = np.arange(1, len(values) + 1)
@@ -81,12 +90,12 @@ def _curve(values: Floats, requests: int) -> tuple[Floats, Floats]:
         even = np.linspace(1, len(values), _POINTS // 2)
         tail = len(values) + 1 - np.geomspace(1, len(values), _POINTS // 2)
         ranks = np.unique(np.concatenate((even, tail)).astype(np.int64))
-    at = np.maximum(values[ranks - 1], _LEAST_S)
+    at = np.maximum(values[ranks - 1], _MIN_S)
     return np.concatenate((at[:1], at)), np.concatenate(([0.0], ranks / requests))
 
 
 def deadline_misses(runs: Sequence[Run]) -> Plot | LeftOut:
-    """All arrivals, and those that missed their deadline, per minute."""
+    """All arrivals, and the requests that missed their deadline, per minute."""
     heading = "Deadline misses"
     if not any(run.has_deadline.any() for run in runs):
         return LeftOut(heading, "no request has a deadline")
@@ -94,26 +103,28 @@ def deadline_misses(runs: Sequence[Run]) -> Plot | LeftOut:
     length_s = bin_length_s(duration_s, minutes=True)
     bins = max(1, math.ceil(duration_s / length_s))
     unit_s, unit = axis_unit(duration_s)
-    at, each = edges(length_s, bins, unit_s), bin_name(length_s)
-    called = labels([run.name for run in runs])
-    told = [run for run in runs if run.has_deadline.any()]
-    shares = {called[run.name]: float(run.is_missed.sum() / run.has_deadline.sum()) for run in told}
+    at, each = bin_edges(length_s, bins, unit_s), bin_name(length_s)
+    run_labels = labels([run.name for run in runs])
+    shown = [run for run in runs if run.has_deadline.any()]
+    shares = {
+        run_labels[run.name]: float(run.is_missed.sum() / run.has_deadline.sum()) for run in shown
+    }
     figure, axes = one_axes(
         _miss_title(shares), f"Time of arrival since start ({unit})", f"Requests per {each}"
     )
     longest = max(runs, key=lambda run: run.requests)
-    came = counts(longest.scheduled_s, length_s, bins)
-    same = all(np.array_equal(came, counts(run.scheduled_s, length_s, bins)) for run in runs)
+    came = bin_counts(longest.scheduled_s, length_s, bins)
+    same = all(np.array_equal(came, bin_counts(run.scheduled_s, length_s, bins)) for run in runs)
     axes.stairs(
         came, at, fill=True, color="#e4e4e4",
-        label="all arrivals" if same else f"all arrivals of {called[longest.name]}",
+        label="all arrivals" if same else f"all arrivals of {run_labels[longest.name]}",
     )  # fmt: skip
     for index, run in enumerate(runs):
         if not run.has_deadline.any():
             continue
-        missed = counts(run.scheduled_s, length_s, bins, run.is_missed)
+        missed = bin_counts(run.scheduled_s, length_s, bins, run.is_missed)
         axes.stairs(
-            missed, at, label=f"{called[run.name]}: {run.is_missed.sum():,} missed",
+            missed, at, label=f"{run_labels[run.name]}: {run.is_missed.sum():,} missed",
             color=COLOURS[index], linestyle=LINES[index], linewidth=1.8, baseline=None,
         )  # fmt: skip
     axes.set_ylim(bottom=0)
@@ -121,9 +132,9 @@ def deadline_misses(runs: Sequence[Run]) -> Plot | LeftOut:
     axes.set_xlim(0, max(duration_s, length_s) / unit_s)
     legend_below(axes)
     caption = (
-        f"Requests per {each} of arrival that were not answered by their deadline, failed ones "
-        "among them, in front of all arrivals (Blinowski et al. 2024, figure 5.5)."
-        f"{not_told(called, told)}"
+        f"Requests per {each} of arrival that were not answered by their deadline, including "
+        "failed ones, in front of all arrivals (Blinowski et al. 2024, figure 5.5)."
+        f"{not_shown_note(run_labels, shown)}"
     )
     return Plot("deadline_misses", heading, caption, figure)
 

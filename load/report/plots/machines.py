@@ -1,4 +1,4 @@
-"""What each pod did over time: models loaded, loading, inferring (Blinowski et al., figure 5.7)."""
+"""Models loading, loaded and inferring on each pod over time (Blinowski et al., figure 5.7)."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from load.report.loading import merged, usages
-from load.report.style import COLOURS, LeftOut, Plot, labels, legend_below, rows_of_axes, short
+from load.report.pod_usage import pod_usages, union
+from load.report.style import COLOURS, LeftOut, Plot, labels, legend_below, rows_of_axes, shortened
 from load.report.times import axis_unit
 
 if TYPE_CHECKING:
@@ -15,48 +15,50 @@ if TYPE_CHECKING:
 
     from matplotlib.axes import Axes
 
-    from load.report.loading import PodUsage, TimeSpans
+    from load.report.pod_usage import PodUsage, TimeSpans
     from load.report.run import Floats, Run
 
-_MOST_PODS: Final = 4
-_MOST_MODELS: Final = 10
+_MAX_PODS: Final = 4
+_MAX_MODELS: Final = 10
 _PIXELS: Final = 700
-"""Of an axis, at least: what is narrower than one could vanish between two of them."""
+"""Least width of an axis: a narrower span could vanish between two pixels."""
 _LOADED: Final = 0.3
-"""Opacity in the run's colour; loading is opaque."""
+"""Opacity of loaded models; loading is opaque."""
 
 
 def machine_usage(run: Run, number: int) -> Plot | LeftOut:
-    """The busiest pods of one run, one under the other."""
+    """The busiest pods of one run, one below the other."""
     heading = f"Machine usage: {run.name}"
     if not (run.predict_pod.codes >= 0).any():
-        return LeftOut(heading, "the answers name no pod")
-    found = [each for each in usages(run) if len(each.loading.begins) or len(each.inferring.begins)]
+        return LeftOut(heading, "the records name no pod")
+    found = [
+        each for each in pod_usages(run) if len(each.loading.begins) or len(each.inferring.begins)
+    ]
     if not found:
-        return LeftOut(heading, "no request came to a model")
+        return LeftOut(heading, "no request reached a model")
     busy: dict[str, float] = {}
     for pod in dict.fromkeys(each.pod for each in found):
         spans = [s for each in found if each.pod == pod for s in (each.loading, each.inferring)]
         begins, ends = (np.concatenate(edges) for edges in zip(*_edges(spans), strict=True))
-        busy[pod] = merged(begins, ends).total_s
-    pods = sorted(sorted(busy, key=lambda pod: (-busy[pod], pod))[:_MOST_PODS])
+        busy[pod] = union(begins, ends).total_s
+    pods = sorted(sorted(busy, key=lambda pod: (-busy[pod], pod))[:_MAX_PODS])
     shown = {pod: _busiest([each for each in found if each.pod == pod]) for pod in pods}
     unit_s, unit = axis_unit(run.duration_s)
     figure, rows = rows_of_axes([0.85 + 0.24 * len(shown[pod]) for pod in pods])
     for axes, pod in zip(rows, pods, strict=True):
         _draw(axes, shown[pod], run.duration_s, unit_s, COLOURS[number - 1])
         ratio = busy[pod] / run.duration_s
-        axes.set_title(f"{short(pod)}: {ratio:.0%} of the time loading or inferring")
+        axes.set_title(f"{shortened(pod)}: {ratio:.0%} of the time loading or inferring")
     rows[-1].set_xlabel(f"Time since start ({unit})")
     _legend(rows[-1], COLOURS[number - 1])
-    more = f" The {len(busy) - len(pods)} others did less." if len(busy) > len(pods) else ""
+    others = f" The {len(busy) - len(pods)} others did less." if len(busy) > len(pods) else ""
     caption = (
         f"{len(pods)} of {len(busy)} pods with the models that ran there most, at most "
-        f"{_MOST_MODELS}, as far as answers tell (Blinowski et al. 2024, figure 5.7).{more} "
-        "Loaded lasts until a model's last use before its next load. What is too short to be seen "
-        "is drawn a pixel wide. Not seen: loads that no "
-        "answer tells of (preloads, and loads whose requests gave up), and models that are loaded "
-        "and not asked for; a preloaded model appears with its first request."
+        f"{_MAX_MODELS}, as far as records show (Blinowski et al. 2024, figure 5.7).{others} "
+        "Loaded lasts until a model's last use before its next load. Short spans are drawn a pixel "
+        "wide. Not shown: loads that no record shows (preloads, and loads whose requests were "
+        "cancelled), and loaded models without requests; a preloaded model appears with its first "
+        "request."
     )
     return Plot(f"machine_usage_{number}", heading, caption, figure)
 
@@ -67,14 +69,14 @@ def _edges(spans: Sequence[TimeSpans]) -> list[tuple[Floats, Floats]]:
 
 def _busiest(found: list[PodUsage]) -> list[PodUsage]:
     kept = sorted(found, key=lambda each: (-each.inferring.total_s, each.model))
-    return sorted(kept[:_MOST_MODELS], key=lambda each: each.model)
+    return sorted(kept[:_MAX_MODELS], key=lambda each: each.model)
 
 
 def _legend(axes: Axes, colour: str) -> None:
-    for label, shown, alpha in (
+    for label, shade, alpha in (
         ("loading", colour, 1.0), ("loaded", colour, _LOADED), ("inferring", "black", 1.0),
     ):  # fmt: skip
-        axes.broken_barh([], (0, 1), color=shown, alpha=alpha, linewidth=0, label=label)
+        axes.broken_barh([], (0, 1), color=shade, alpha=alpha, linewidth=0, label=label)
     legend_below(axes)
 
 
@@ -96,8 +98,8 @@ def _blocks(
     axes: Axes, spans: TimeSpans, row: int, height: float, colour: str, alpha: float,
     pixel_s: float, unit_s: float,
 ) -> None:  # fmt: skip
-    """Draw stretches of time; what is nearer than a pixel becomes one."""
-    drawn = merged(spans.begins, spans.ends, gap_s=pixel_s / 2)
+    """Draw spans of time; spans nearer than half a pixel are joined."""
+    drawn = union(spans.begins, spans.ends, gap_s=pixel_s / 2)
     widths = np.maximum(drawn.ends - drawn.begins, pixel_s) / unit_s
     pairs = list(zip(drawn.begins / unit_s, widths, strict=True))
     axes.broken_barh(pairs, (row - height / 2, height), color=colour, alpha=alpha, linewidth=0)

@@ -1,4 +1,4 @@
-"""Two figures against one another: goodput and offered load, wasted memory and cold starts."""
+"""Trade-offs: goodput against offered load, wasted memory against cold starts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from load.report.style import (
     Plot,
     labels,
     legend_below,
-    not_told,
+    not_shown_note,
     one_axes,
 )
 
@@ -28,45 +28,46 @@ if TYPE_CHECKING:
 
 _GB: Final = 1e9
 _ROOM: Final = 1.15
-"""Of an axis, over the largest figure on it."""
+"""End of an axis, as a multiple of the largest value on it."""
 _IN_LEGEND: Final = 0.55
-"""Size of a mark there, to that in the plot."""
+"""Size of a mark in the legend, relative to the plot."""
 
 
 def goodput(runs: Sequence[Run]) -> Plot | LeftOut:
-    """Requests per second answered in time against those offered; runs of one policy joined."""
+    """Requests per second answered in time against offered; runs of one policy are joined."""
     heading = "Goodput against offered load"
-    told = [(at, run, (rps, run.goodput_rps)) for at, run in enumerate(runs)
+    shown = [(at, run, (rps, run.goodput_rps)) for at, run in enumerate(runs)
             if (rps := run.offered_rps) is not None]  # fmt: skip
-    if not told:
-        return LeftOut(heading, "the requests come at one moment, not at a rate")
-    called = labels([run.name for run in runs])
-    _, best, (offered, reached) = max(told, key=lambda each: each[2][1])
+    if not shown:
+        return LeftOut(heading, "all requests arrive at one moment")
+    run_labels = labels([run.name for run in runs])
+    _, best, (offered, reached) = max(shown, key=lambda each: each[2][1])
     figure, axes = one_axes(
-        f"{called[best.name]} reaches {reached:.3g} of {offered:.3g} requests/s offered",
+        f"{run_labels[best.name]} reaches {reached:.3g} of {offered:.3g} requests/s offered",
         "Offered load (requests/s)", "Goodput (requests/s answered in time)",
     )  # fmt: skip
-    most = _ROOM * max(max(point) for _, _, point in told)
+    most = _ROOM * max(max(point) for _, _, point in shown)
     axes.plot([0, most], [0, most], color="#999999", linestyle=":", label="all in time")
-    for policy in dict.fromkeys(_policy(run) for _, run, _ in told):
-        line = sorted(point for _, run, point in told if _policy(run) == policy)
+    for policy in dict.fromkeys(_policy(run) for _, run, _ in shown):
+        line = sorted(point for _, run, point in shown if _policy(run) == policy)
         if policy and len(line) > 1:
             axes.plot(*zip(*line, strict=True), color="#bbbbbb", linewidth=1.2, zorder=1)
-    for at, run, point in told:
-        _mark(axes, point, at, called[run.name])
+    for at, run, point in shown:
+        _mark(axes, point, at, run_labels[run.name])
     axes.set_xlim(0, most)
     axes.set_ylim(0, most)
     legend_below(axes, marker_scale=_IN_LEGEND)
     caption = (
         "One point per run; runs of one policy are joined in order of load. Goodput counts answers "
         "within their deadline, and all whole answers where there is none "
-        f"(as Elvinger 2024, figure 6.15).{not_told(called, [run for _, run, _ in told])}"
+        "(as Elvinger 2024, figure 6.15)."
+        f"{not_shown_note(run_labels, [run for _, run, _ in shown])}"
     )
     return Plot("goodput", heading, caption, figure)
 
 
 def _mark(axes: Axes, point: tuple[float, float], at: int, label: str) -> None:
-    """A run's point: hollow, and smaller from run to run, so that none hides another."""
+    """A run's point: hollow, and smaller from run to run, so that all are visible."""
     axes.plot(*point, MARKERS[at], color=COLOURS[at], fillstyle="none", markeredgewidth=2,
               markersize=16 - at, label=label, linestyle="none", clip_on=False)  # fmt: skip
 
@@ -78,15 +79,17 @@ def _policy(run: Run) -> str:
 def wasted_memory(runs: Sequence[Run]) -> Plot | LeftOut:
     """Memory that idle models held against the rate of cold starts, with the Pareto front."""
     heading = "Wasted memory against cold starts"
-    told = [(at, run, wasted) for at, run in enumerate(runs)
+    shown = [(at, run, wasted) for at, run in enumerate(runs)
             if (wasted := run.wasted_memory_byte_s) is not None
             and (run.start.codes >= 0).any()]  # fmt: skip
-    if not told:
-        return LeftOut(heading, f"no run tells both its memory-time ({WASTED_KEY}) and its starts")
-    points = [(wasted / _GB, float(run.is_cold.mean())) for _, run, wasted in told]
+    if not shown:
+        return LeftOut(
+            heading, f"no run records both its memory-time ({WASTED_KEY}) and its starts"
+        )
+    points = [(wasted / _GB, float(run.is_cold.mean())) for _, run, wasted in shown]
     front = pareto(points)
-    called = labels([run.name for run in runs])
-    names = ", ".join(called[told[at][1].name] for at in front)
+    run_labels = labels([run.name for run in runs])
+    names = ", ".join(run_labels[shown[at][1].name] for at in front)
     figure, axes = one_axes(
         f"On the Pareto front: {names}",
         "Wasted memory-time (GB s)",
@@ -95,28 +98,28 @@ def wasted_memory(runs: Sequence[Run]) -> Plot | LeftOut:
     line = [points[at] for at in front]
     axes.step(*zip(*line, strict=True), where="post", color="#bbbbbb", zorder=1,
               label="no run is better in both (Pareto front)")  # fmt: skip
-    for (at, run, _), point in zip(told, points, strict=True):
-        _mark(axes, point, at, called[run.name])
+    for (at, run, _), point in zip(shown, points, strict=True):
+        _mark(axes, point, at, run_labels[run.name])
     axes.set_xlim(0, _ROOM * max(wasted for wasted, _ in points) or 1)
     axes.set_ylim(0, _ROOM * max(cold for _, cold in points) or 1)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
     axes.yaxis.set_major_formatter(PercentFormatter(1))
     legend_below(axes, marker_scale=_IN_LEGEND)
     caption = (
-        "Device memory of models that no request used, times the seconds that it was so (1 GB s "
-        "is a gigabyte for a second), against the share of requests that started cold; nearer to "
-        f"the lower left is better.{not_told(called, [run for _, run, _ in told])}"
+        "Device memory of idle models, times seconds (1 GB s is a gigabyte for a second), against "
+        "the share of requests that started cold; nearer to the lower left is better."
+        f"{not_shown_note(run_labels, [run for _, run, _ in shown])}"
     )
     return Plot("wasted_memory", heading, caption, figure)
 
 
 def pareto(points: Sequence[tuple[float, float]]) -> list[int]:
-    """Which points no other one beats in both, by the first figure."""
+    """Indices of the points that no other one beats in both values, by the first value."""
     order = sorted(range(len(points)), key=lambda at: points[at])
     front: list[int] = []
-    least = np.inf
+    lowest = np.inf
     for at in order:
-        if points[at][1] < least:
+        if points[at][1] < lowest:
             front.append(at)
-            least = points[at][1]
+            lowest = points[at][1]
     return front

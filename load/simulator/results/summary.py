@@ -76,7 +76,7 @@ class Summary(RunTotals[StreamingLatencies]):
 
 
 class LoadWaitTime:
-    """Time in which requests waited for loads, each load once, as in `load/report/loading.py`.
+    """Time in which requests waited for loads, each load once, as in `load/report/pod_usage.py`.
 
     In flat memory: for each pod and model the union of what requests waited for its latest load.
     """

@@ -1,4 +1,4 @@
-"""Runs made up from a seed, in any number of rows, or column by column to be reckoned by hand."""
+"""Runs for tests: random by a seed, or given column by column."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def steady_run(folder: Path, rows: int = 4, *, name: str = "run", **columns: Any) -> Run:
-    """A run of one model on one pod that answers warm and at once, but for the columns given."""
+    """A run of one model on one pod, warm and without delays, with the given columns changed."""
     path = folder / f"{name}.parquet"
     steady = {
         "model": ["a"] * rows, "predict_pod": ["p"] * rows, "start": ["warm"] * rows,
@@ -45,10 +45,10 @@ def write_run(
     tenants: int = 4,
     deadline_s: float | list[float | None] | None = 1.0,
     is_plain: bool = False,
-    about: dict[str, Any] | None = None,
+    metadata: dict[str, Any] | None = None,
     **columns: Any,
 ) -> Path:
-    """Write a run; `is_plain` leaves out all that a plain KServe predictor does not tell."""
+    """Write a run; `is_plain` omits all that a plain KServe predictor does not report."""
     random = np.random.default_rng(seed)
     scheduled = np.cumsum(random.exponential(1 / rate_rps, rows))
     model = np.minimum(random.zipf(1.4, rows) - 1, models - 1)
@@ -86,7 +86,7 @@ def write_run(
         "deadline_s": deadline_s if isinstance(deadline_s, list) else [deadline_s] * rows,
     } | columns
     schema = RECORD_SCHEMA.with_metadata(
-        {METADATA_KEY: json.dumps({"kind": "live", **(about or {})})}
+        {METADATA_KEY: json.dumps({"kind": "live", **(metadata or {})})}
     )
     arrays = [pa.array(values[field.name], type=field.type) for field in schema]
     parquet.write_table(pa.Table.from_arrays(arrays, schema=schema), path)

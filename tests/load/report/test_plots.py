@@ -1,4 +1,4 @@
-"""What each plot draws: its axes, its legend, and values that are reckoned by hand."""
+"""Contents of each plot: axes, legend, and values computed by hand."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from load.report.plots.bars import cold_starts, stages, tenants
 from load.report.plots.completion import completion_times, deadline_misses
 from load.report.plots.loading_time import loading_time
 from load.report.plots.machines import machine_usage
-from load.report.plots.tradeoffs import goodput, wasted_memory
+from load.report.plots.tradeoffs import goodput, pareto, wasted_memory
 from load.report.plots.workload import arrivals, workload
 from load.report.style import COLOURS, LeftOut, Plot, styled
 from tests.load.report.runs import steady_run
@@ -66,7 +66,7 @@ def _bars(axes: Axes) -> list[list[float]]:
     ]
 
 
-def _said(axes: Axes) -> list[str]:
+def _texts(axes: Axes) -> list[str]:
     return [text.get_text().strip() for text in axes.texts]
 
 
@@ -116,14 +116,14 @@ def test_workload_has_a_row_per_model_and_a_mark_per_run(tmp_path: Path) -> None
     assert [point[0] for point in _points(axes, "two")] == [1, 3]
 
 
-def test_the_rarest_models_are_taken_together(tmp_path: Path) -> None:
+def test_rarest_models_are_combined(tmp_path: Path) -> None:
     names = [f"m{number:02}" for number in range(20)]
     axes = _axes(workload([steady_run(tmp_path, 23, model=[*names, "m00", "m00", "m01"])]))
     assert _rows(axes) == [*names[:15], "all others"]
     assert [point[0] for point in _points(axes, "run")] == [3, 2, *[1] * 13, 5]
 
 
-def test_completion_times_end_at_the_share_that_was_answered(tmp_path: Path) -> None:
+def test_completion_times_end_at_the_answered_share(tmp_path: Path) -> None:
     half = steady_run(
         tmp_path, name="half", scheduled_s=[0.0, 1.0, 2.0, 3.0], status=[200, 503, 200, 503],
         finished_s=[0.2, 1.1, 2.1, 3.1],
@@ -154,7 +154,7 @@ def test_deadline_misses_per_minute_of_arrival(tmp_path: Path) -> None:
     assert _legend(figure) == ["all arrivals of one", "one: 2 missed"]
     assert _steps(axes) == [[2, 1, 0, 0, 0, 1], [1, 1, 0, 0, 0, 0]]
     assert isinstance(drawn, Plot)
-    assert drawn.caption.endswith("Not shown, for want of figures: free.")
+    assert drawn.caption.endswith("Not shown, for lack of data: free.")
 
 
 _LOADS: dict[str, Any] = {
@@ -164,20 +164,20 @@ _LOADS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_loading_time_of_runs_that_tell_only_of_their_requests(tmp_path: Path) -> None:
+def test_loading_time_of_runs_that_record_only_requests(tmp_path: Path) -> None:
     runs = [steady_run(tmp_path, name="live", **_LOADS), steady_run(tmp_path, name="warm")]
     drawn = loading_time(runs)
     axes = _axes(drawn)
     assert _named(axes) == ("Loading time over all pods (s)", "")
     assert _rows(axes) == ["live", "warm"]
     assert [bar for bar in _bars(axes) if bar[2]] == [[0, 0, pytest.approx(2.5)]]
-    assert _said(axes) == ["2.5 s waited for", "0 ms waited for"]
+    assert _texts(axes) == ["2.5 s waited for", "0 ms waited for"]
     assert isinstance(drawn, Plot)
-    assert "Not seen: loads that no answer tells of: preloads, and" in drawn.caption
+    assert "Not included: loads that no record shows: preloads, and" in drawn.caption
 
 
-def test_loading_time_as_the_run_tells_it_beside_what_requests_waited_for(tmp_path: Path) -> None:
-    told = steady_run(tmp_path, name="told", about={"all_loading_s": 10.0}, **_LOADS)
+def test_loading_time_of_all_loads_beside_those_waited_for(tmp_path: Path) -> None:
+    told = steady_run(tmp_path, name="recorded", metadata={"all_loading_s": 10.0}, **_LOADS)
     live = steady_run(tmp_path, name="live", **_LOADS)
     drawn = loading_time([told, live])
     figure = _figure(drawn)
@@ -186,16 +186,16 @@ def test_loading_time_as_the_run_tells_it_beside_what_requests_waited_for(tmp_pa
     assert [bar for bar in _bars(axes) if bar[2]] == [
         [0, 0, pytest.approx(10.0)], [0, 0, pytest.approx(2.5)], [1, 0, pytest.approx(2.5)],
     ]  # fmt: skip
-    assert _said(axes) == ["10 s, 2.5 s waited for", "2.5 s waited for"]
+    assert _texts(axes) == ["10 s, 2.5 s waited for", "2.5 s waited for"]
     assert isinstance(drawn, Plot)
-    assert "as the run itself tells (all_loading_s)" in drawn.caption
+    assert "as the run records them (all_loading_s)" in drawn.caption
     assert "Of live only the dark bar is known." in drawn.caption
     pale, dark = figure.legends[0].get_patches()
     assert to_rgba(pale.get_facecolor())[3] < to_rgba(dark.get_facecolor())[3] == 1
 
 
-def test_loading_time_is_shown_of_a_run_whose_answers_name_no_pod(tmp_path: Path) -> None:
-    run = steady_run(tmp_path, predict_pod=[None] * 4, about={"all_loading_s": 400.0})
+def test_loading_time_of_a_run_whose_records_name_no_pod(tmp_path: Path) -> None:
+    run = steady_run(tmp_path, predict_pod=[None] * 4, metadata={"all_loading_s": 400.0})
     axes = _axes(loading_time([run]))
     assert axes.get_xlabel() == "Loading time over all pods (min)"
     assert _bars(axes)[0] == [0, 0, pytest.approx(400 / 60)]
@@ -212,7 +212,7 @@ def test_cold_starts_are_stacked_by_tier(tmp_path: Path) -> None:
         "from the node's memory", "from the node's disk", "from object storage"
     ]  # fmt: skip
     assert [bar for bar in _bars(axes) if bar[0] == 0] == [[0, 0, 1], [0, 1, 1], [0, 2, 2]]
-    assert _said(axes) == ["4 (80.00%)", "0 (0.00%)"]
+    assert _texts(axes) == ["4 (80.00%)", "0 (0.00%)"]
 
 
 def test_stages_are_means_on_a_logarithmic_axis(tmp_path: Path) -> None:
@@ -235,14 +235,14 @@ def test_stages_are_means_on_a_logarithmic_axis(tmp_path: Path) -> None:
     assert heights == pytest.approx([np.nan, 1000.0, np.nan, 20.0, np.nan, np.nan], nan_ok=True)
     assert "one: 98% of the time is load" in figure.get_suptitle()
     assert isinstance(drawn, Plot)
-    assert drawn.caption.endswith("Not shown, for want of figures: plain.")
+    assert drawn.caption.endswith("Not shown, for lack of data: plain.")
 
 
-def test_stages_are_left_out_where_no_request_came_to_a_pod(tmp_path: Path) -> None:
+def test_stages_are_left_out_if_no_request_reached_a_pod(tmp_path: Path) -> None:
     assert isinstance(stages([steady_run(tmp_path, status=[404] * 4)]), LeftOut)
 
 
-def test_goodput_is_a_point_per_run_against_what_was_offered(tmp_path: Path) -> None:
+def test_goodput_has_a_point_per_run_against_the_offered_rate(tmp_path: Path) -> None:
     late = steady_run(
         tmp_path, name="late", scheduled_s=[0.0, 1.0, 1.5, 2.0], deadline_s=[1.0] * 4,
         finished_s=[0.1, 1.1, 4.0, 2.1],
@@ -259,7 +259,7 @@ def test_goodput_is_a_point_per_run_against_what_was_offered(tmp_path: Path) -> 
     assert _points(axes, "slow") == [[1.0, 1.0]]
 
 
-def test_one_request_has_no_goodput_to_draw(tmp_path: Path) -> None:
+def test_goodput_is_left_out_for_one_request(tmp_path: Path) -> None:
     assert isinstance(goodput([steady_run(tmp_path, 1)]), LeftOut)
 
 
@@ -267,10 +267,10 @@ def test_wasted_memory_with_the_pareto_front(tmp_path: Path) -> None:
     cold = ["remote", "warm", "warm", "warm"]
     runs = [
         steady_run(tmp_path, name="lean", start=["remote"] * 4,
-                   about={"wasted_memory_byte_s": 1e9}),
-        steady_run(tmp_path, name="warm", start=cold, about={"wasted_memory_byte_s": 5e9}),
-        steady_run(tmp_path, name="both", start=cold, about={"wasted_memory_byte_s": 9e9}),
-        steady_run(tmp_path, name="mute"),
+                   metadata={"wasted_memory_byte_s": 1e9}),
+        steady_run(tmp_path, name="warm", start=cold, metadata={"wasted_memory_byte_s": 5e9}),
+        steady_run(tmp_path, name="both", start=cold, metadata={"wasted_memory_byte_s": 9e9}),
+        steady_run(tmp_path, name="unrecorded"),
     ]  # fmt: skip
     drawn = wasted_memory(runs)
     figure = _figure(drawn)
@@ -283,11 +283,11 @@ def test_wasted_memory_with_the_pareto_front(tmp_path: Path) -> None:
         [[1.0, 1.0]], [[5.0, 0.25]], [[9.0, 0.25]],
     ]  # fmt: skip
     assert isinstance(drawn, Plot)
-    assert drawn.caption.endswith("Not shown, for want of figures: mute.")
+    assert drawn.caption.endswith("Not shown, for lack of data: unrecorded.")
 
 
-def test_a_run_that_does_not_tell_its_starts_is_on_no_front(tmp_path: Path) -> None:
-    run = steady_run(tmp_path, start=[None] * 4, about={"wasted_memory_byte_s": 1e9})
+def test_run_without_start_tiers_is_not_on_the_front(tmp_path: Path) -> None:
+    run = steady_run(tmp_path, start=[None] * 4, metadata={"wasted_memory_byte_s": 1e9})
     assert isinstance(wasted_memory([run]), LeftOut)
 
 
@@ -301,7 +301,7 @@ def test_fairness_has_a_mark_per_tenant(tmp_path: Path) -> None:
     assert _rows(axes) == ["uneven"]
     [line] = axes.lines
     assert np.asarray(line.get_xydata()).tolist() == [[0.5, 0.0], [1.0, 0.0]]
-    assert _said(axes) == ["Jain 0.9000"]
+    assert _texts(axes) == ["Jain 0.9000"]
 
 
 def test_machine_usage_draws_loading_loaded_and_inferring_over_time(tmp_path: Path) -> None:
@@ -324,10 +324,10 @@ def test_machine_usage_draws_loading_loaded_and_inferring_over_time(tmp_path: Pa
     ]  # fmt: skip
     assert to_hex(_face(axes.collections[1])).upper() == COLOURS[1]
     assert isinstance(drawn, Plot)
-    assert "Not seen: loads that no answer tells of (preloads, and" in drawn.caption
+    assert "Not shown: loads that no record shows (preloads, and" in drawn.caption
 
 
-def test_what_is_short_is_still_a_pixel_wide(tmp_path: Path) -> None:
+def test_short_spans_are_a_pixel_wide(tmp_path: Path) -> None:
     run = steady_run(
         tmp_path, 2, scheduled_s=[0.0, 900.0], sent_s=[0.0, 900.0], infer_ms=[10.0, 10.0]
     )
@@ -340,8 +340,12 @@ def test_what_is_short_is_still_a_pixel_wide(tmp_path: Path) -> None:
     assert second >= pixel
 
 
-def test_a_pod_without_loads_and_inferences_has_no_row(tmp_path: Path) -> None:
+def test_model_without_loads_and_inferences_has_no_row(tmp_path: Path) -> None:
     run = steady_run(tmp_path, 2, model=["ran", "refused"], status=[200, 503])
     assert _rows(_axes(machine_usage(run, 1))) == ["ran"]
     nobody = steady_run(tmp_path, 2, status=[503, 503])
     assert isinstance(machine_usage(nobody, 1), LeftOut)
+
+
+def test_pareto_front_has_the_points_that_no_other_beats() -> None:
+    assert pareto([(1, 9), (2, 5), (3, 6), (4, 1), (2, 5)]) == [0, 1, 3]

@@ -1,4 +1,4 @@
-"""`pilotlight report`: what it writes, and what it says of files that are no runs."""
+"""`pilotlight report`: its files, and its errors for files that are no runs."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ __all__ = ["cli"]
 
 
 def _plain(folder: Path) -> Path:
-    """A run with the fewest plots."""
+    """A run with few plots."""
     return write_run(folder / "run.parquet", 5, is_plain=True, deadline_s=None)
 
 
-def test_one_page_without_outside_resources(cli: Cli, tmp_path: Path) -> None:
-    auto = write_run(tmp_path / "auto.parquet", 400, about={"wasted_memory_byte_s": 5e9})
+def test_page_has_no_outside_resources(cli: Cli, tmp_path: Path) -> None:
+    auto = write_run(tmp_path / "auto.parquet", 400, metadata={"wasted_memory_byte_s": 5e9})
     odd = write_run(
         tmp_path / "odd.parquet", 300, models=40, model=["<i>$x$\u4e2d\u6587" + "y" * 60] * 300
     )
@@ -46,9 +46,9 @@ def test_one_page_without_outside_resources(cli: Cli, tmp_path: Path) -> None:
         assert path.read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_plain_predictors_run_of_one_request(cli: Cli, tmp_path: Path) -> None:
+def test_run_of_one_request_from_a_plain_predictor(cli: Cli, tmp_path: Path) -> None:
     path = write_run(
-        tmp_path / "one.parquet", 1, is_plain=True, deadline_s=None, about={"interrupted": True}
+        tmp_path / "one.parquet", 1, is_plain=True, deadline_s=None, metadata={"interrupted": True}
     )
     ran = cli("report", str(path), "-o", str(tmp_path / "out"), "--json")
     assert ran.status == 0, ran.err
@@ -61,7 +61,7 @@ def test_a_plain_predictors_run_of_one_request(cli: Cli, tmp_path: Path) -> None
     assert "one was interrupted" in (tmp_path / "out" / "index.html").read_text()
 
 
-def test_a_run_in_which_nothing_was_answered(cli: Cli, tmp_path: Path) -> None:
+def test_run_without_responses(cli: Cli, tmp_path: Path) -> None:
     none = [None] * 5
     path = write_run(
         tmp_path / "none.parquet", 5, is_plain=True, status=[0] * 5, error=["no"] * 5,
@@ -73,8 +73,8 @@ def test_a_run_in_which_nothing_was_answered(cli: Cli, tmp_path: Path) -> None:
     assert ran.document["left_out"]["Completion times"] == "no request was answered"
 
 
-def _spoilt(folder: Path) -> dict[str, Path]:
-    """Files that are no runs, by what is wrong with them."""
+def _broken_files(folder: Path) -> dict[str, Path]:
+    """Files that are not runs, by defect."""
     good = write_run(folder / "good.parquet", 50)
     table = parquet.read_table(good)
     found = {
@@ -112,21 +112,21 @@ def _spoilt(folder: Path) -> dict[str, Path]:
         ("missing", "columns missing: status, infer_ms"),
         ("other", "columns missing: tenant, model"),
         ("folder", "is a folder"),
-        ("middle", "not a whole Parquet file"),
+        ("middle", "not a complete Parquet file"),
         ("endless", "finished_s must be finite, was inf in row 1"),
         ("early", "scheduled_s must be finite and not negative, was -7.0 in row 0"),
-        ("text", "not a whole Parquet file"),
-        ("nothing", "not a whole Parquet file"),
-        ("rowless", "holds no request"),
-        ("truncated", "not a whole Parquet file"),
+        ("text", "not a complete Parquet file"),
+        ("nothing", "not a complete Parquet file"),
+        ("rowless", "has no requests"),
+        ("truncated", "not a complete Parquet file"),
         ("nulls", "empty cells in scheduled_s"),
         ("mistyped", "soon"),
     ],
 )
-def test_a_file_that_is_no_run_is_one_clear_line(
+def test_file_that_is_not_a_run_is_one_error_line(
     cli: Cli, tmp_path: Path, kind: str, said: str
 ) -> None:
-    path = _spoilt(tmp_path)[kind]
+    path = _broken_files(tmp_path)[kind]
     ran = cli("report", str(path), "-o", str(tmp_path / "out"))
     assert ran.status == 2
     [line] = ran.err.splitlines()
@@ -135,26 +135,26 @@ def test_a_file_that_is_no_run_is_one_clear_line(
     assert not (tmp_path / "out").exists()
 
 
-def test_everything_wrong_with_the_files_is_told_together(cli: Cli, tmp_path: Path) -> None:
-    spoilt = _spoilt(tmp_path)
-    ran = cli("report", str(spoilt["text"]), "absent.parquet", str(spoilt["rowless"]))
+def test_all_errors_in_files_are_reported_together(cli: Cli, tmp_path: Path) -> None:
+    broken = _broken_files(tmp_path)
+    ran = cli("report", str(broken["text"]), "absent.parquet", str(broken["rowless"]))
     assert ran.status == 2
     assert [line.split(":")[1].strip() for line in ran.err.splitlines()] == [
-        str(spoilt["text"]), "absent.parquet", str(spoilt["rowless"]),
+        str(broken["text"]), "absent.parquet", str(broken["rowless"]),
     ]  # fmt: skip
 
 
-def test_two_runs_of_one_name_must_be_told_apart(cli: Cli, tmp_path: Path) -> None:
+def test_two_runs_with_one_name_are_refused(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     first = write_run(tmp_path / "run.parquet", 20)
     second = write_run(tmp_path / "other" / "run.parquet", 20)
     ran = cli("report", str(first), str(second))
     assert ran.status == 2
-    assert f"2 runs are named 'run': {first}, {second}" in ran.err
+    assert f"2 runs have the name 'run': {first}, {second}" in ran.err
     assert "NAME=FILE" in ran.err
 
 
-def test_a_killed_run_whose_parts_are_of_something_else(cli: Cli, tmp_path: Path) -> None:
+def test_parts_that_are_not_of_a_run_are_refused(cli: Cli, tmp_path: Path) -> None:
     parts = tmp_path / "run.parquet.parts"
     parts.mkdir()
     table = pa.table({"name": ["x"]})
@@ -165,7 +165,7 @@ def test_a_killed_run_whose_parts_are_of_something_else(cli: Cli, tmp_path: Path
     assert f"{parts}: not the parts of a run" in ran.err
 
 
-def test_a_name_may_be_longer_than_a_file_name(cli: Cli, tmp_path: Path) -> None:
+def test_name_may_be_longer_than_a_file_name(cli: Cli, tmp_path: Path) -> None:
     path = write_run(tmp_path / "run.parquet", 5)
     ran = cli("report", f"{'long' * 100}={path}", "-o", str(tmp_path / "out"), "--json")
     assert ran.status == 0, ran.err
@@ -174,33 +174,33 @@ def test_a_name_may_be_longer_than_a_file_name(cli: Cli, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("given", ["", "name=", "/", "name=."])
-def test_a_run_without_a_file_is_refused(cli: Cli, given: str) -> None:
+def test_run_without_a_file_is_refused(cli: Cli, given: str) -> None:
     ran = cli("report", given)
     assert ran.status == 2
     assert "is a folder; name the Parquet file in it" in ran.err
 
 
-def test_a_name_may_hold_bytes_that_are_no_text(cli: Cli, tmp_path: Path) -> None:
+def test_name_may_have_bytes_that_are_not_text(cli: Cli, tmp_path: Path) -> None:
     path = write_run(tmp_path / "run.parquet", 5)
     ran = cli("report", f"a\udcff={path}", "-o", str(tmp_path / "out"), "--json")
     assert ran.status == 0, ran.err
     assert ran.document["runs"][0]["run"] == "a?"
 
 
-@pytest.mark.parametrize("about", [b"[" * 200_000, b"[1]", b"\xff", b""])
-def test_metadata_that_say_nothing_are_passed_over(cli: Cli, tmp_path: Path, about: bytes) -> None:
+@pytest.mark.parametrize("metadata", [b"[" * 200_000, b"[1]", b"\xff", b""])
+def test_invalid_metadata_are_ignored(cli: Cli, tmp_path: Path, metadata: bytes) -> None:
     path = _plain(tmp_path)
-    table = parquet.read_table(path).replace_schema_metadata({METADATA_KEY: about})
+    table = parquet.read_table(path).replace_schema_metadata({METADATA_KEY: metadata})
     parquet.write_table(table, path)
     ran = cli("report", str(path), "-o", str(tmp_path / "out"))
     assert ran.status == 0, ran.err
 
 
-def test_what_a_file_says_of_its_run_is_text_on_the_page(cli: Cli, tmp_path: Path) -> None:
+def test_values_from_a_file_are_escaped_on_the_page(cli: Cli, tmp_path: Path) -> None:
     evil = "</p><script>alert(1)</script>"
     path = write_run(
         tmp_path / "run.parquet", 20, policy=evil, model=[evil] * 20, tenant=[evil] * 20,
-        predict_pod=[evil] * 20, start=[evil] * 20, about={"kind": evil},
+        predict_pod=[evil] * 20, start=[evil] * 20, metadata={"kind": evil},
     )  # fmt: skip
     ran = cli("report", f"{evil}={path}", "-o", str(tmp_path / "out"))
     assert ran.status == 0, ran.err
@@ -209,7 +209,7 @@ def test_what_a_file_says_of_its_run_is_text_on_the_page(cli: Cli, tmp_path: Pat
     assert page.count("&lt;script&gt;") >= 4
 
 
-def test_the_page_says_what_came_in_place_of_answers(cli: Cli, tmp_path: Path) -> None:
+def test_page_shows_causes_of_failed_requests(cli: Cli, tmp_path: Path) -> None:
     path = write_run(
         tmp_path / "run.parquet", 6, status=[200, 200, 404, 404, 504, 0],
         error=[None, "cut off", "x", "x", "x", "x"],
@@ -217,18 +217,18 @@ def test_the_page_says_what_came_in_place_of_answers(cli: Cli, tmp_path: Path) -
     ran = cli("report", str(path), "-o", str(tmp_path / "out"))
     assert ran.status == 0, ran.err
     page = (tmp_path / "out" / "index.html").read_text()
-    assert "<li>run: 1 no answer, 2 HTTP 404, 1 HTTP 504, 1 broken off</li>" in page
+    assert "<li>run: 1 no response, 2 HTTP 404, 1 HTTP 504, 1 incomplete</li>" in page
 
 
 def test_more_than_eight_runs_are_refused(cli: Cli, tmp_path: Path) -> None:
     path = write_run(tmp_path / "run.parquet", 5)
     ran = cli("report", *(f"r{number}={path}" for number in range(9)))
     assert ran.status == 2
-    assert "1 to 8 runs, there were 9" in ran.err
+    assert "1 to 8 runs, got 9" in ran.err
 
 
 @pytest.mark.parametrize("below", ["", "below"])
-def test_an_output_that_can_be_no_folder_is_refused(cli: Cli, tmp_path: Path, below: str) -> None:
+def test_output_that_cannot_be_a_folder_is_refused(cli: Cli, tmp_path: Path, below: str) -> None:
     path = write_run(tmp_path / "run.parquet", 5)
     before = path.read_bytes()
     ran = cli("report", str(path), "-o", str(path / below))
@@ -238,7 +238,7 @@ def test_an_output_that_can_be_no_folder_is_refused(cli: Cli, tmp_path: Path, be
     assert path.read_bytes() == before
 
 
-def test_an_output_in_the_place_of_the_page_is_told(cli: Cli, tmp_path: Path) -> None:
+def test_output_that_cannot_be_written_is_an_error(cli: Cli, tmp_path: Path) -> None:
     path = _plain(tmp_path)
     (tmp_path / "out" / "index.html").mkdir(parents=True)
     ran = cli("report", str(path), "-o", str(tmp_path / "out"))
@@ -246,15 +246,15 @@ def test_an_output_in_the_place_of_the_page_is_told(cli: Cli, tmp_path: Path) ->
     assert "--output: cannot write" in ran.err
 
 
-def test_an_output_folder_is_made_with_those_above_it(cli: Cli, tmp_path: Path) -> None:
+def test_output_folder_is_created_with_its_parents(cli: Cli, tmp_path: Path) -> None:
     path = _plain(tmp_path)
     ran = cli("report", str(path), "-o", str(tmp_path / "a" / "b"))
     assert ran.status == 0, ran.err
     assert (tmp_path / "a" / "b" / "index.html").is_file()
 
 
-def test_the_page_says_which_loading_time_it_shows(cli: Cli, tmp_path: Path) -> None:
-    told = write_run(tmp_path / "told.parquet", 20, about={"all_loading_s": 12.0})
+def test_page_shows_which_loading_time_it_has(cli: Cli, tmp_path: Path) -> None:
+    told = write_run(tmp_path / "told.parquet", 20, metadata={"all_loading_s": 12.0})
     live = write_run(tmp_path / "live.parquet", 20, start=["remote"] * 20, load_ms=[500.0] * 20)
     ran = cli("report", str(told), str(live), "-o", str(tmp_path / "out"), "--json")
     assert [run["all_loading_s"] for run in ran.document["runs"]] == [12.0, None]

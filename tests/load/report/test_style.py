@@ -1,4 +1,4 @@
-"""Names, colours and room: what makes plots of many runs, of any name, readable."""
+"""Labels, colours and space: plots stay readable with many runs and long names."""
 
 from __future__ import annotations
 
@@ -48,17 +48,17 @@ if TYPE_CHECKING:
         ),
     ],
 )  # fmt: skip
-def test_names_are_short_and_told_apart(names: list[str], expected: list[str]) -> None:
+def test_labels_are_short_and_unique(names: list[str], expected: list[str]) -> None:
     assert labels(names) == dict(zip(names, expected, strict=True))
 
 
 def _runs(folder: Path, names: Sequence[str], *, rows: int = 200) -> list[Run]:
-    """Runs of the names, of models whose names are long as well."""
+    """Runs of these names, with long names of models."""
     runs = []
     for seed, name in enumerate(names):
-        about = {"wasted_memory_byte_s": 1e9 * (seed + 1), "all_loading_s": 20.0 + seed}
+        metadata = {"wasted_memory_byte_s": 1e9 * (seed + 1), "all_loading_s": 20.0 + seed}
         path = write_run(
-            folder / f"{seed}.parquet", rows, seed=seed, cold_rate=0.1, about=about,
+            folder / f"{seed}.parquet", rows, seed=seed, cold_rate=0.1, metadata=metadata,
             model=[f"a-model-of-the-longest-name-number-{row % 17}-of-seventeen"
                    for row in range(rows)],
         )  # fmt: skip
@@ -71,7 +71,7 @@ def _drawn(runs: list[Run]) -> list[Plot]:
     return [each for each in found if isinstance(each, Plot)]
 
 
-def test_a_run_has_one_colour_in_all_plots(tmp_path: Path) -> None:
+def test_run_has_one_colour_in_all_plots(tmp_path: Path) -> None:
     names = ["one", "two", "three"]
     runs = _runs(tmp_path, names)
     seen: dict[str, set[str]] = {name: set() for name in names}
@@ -97,11 +97,11 @@ def _colour(handle: Artist | Container) -> str:
             [colour] = {to_hex(bar.get_facecolor()).upper() for bar in handle}
             return colour
         case _:
-            pytest.fail(f"no run is drawn so: {handle}")
+            pytest.fail(f"unexpected artist: {handle}")
 
 
 @pytest.mark.parametrize("count", [1, 6, 8])
-def test_nothing_sticks_out_or_overlaps_where_names_are_long(tmp_path: Path, count: int) -> None:
+def test_texts_stay_inside_and_apart_with_long_names(tmp_path: Path, count: int) -> None:
     names = [
         f"{n}-run-of-a-name-that-fits-beside-no-axis-and-in-no-legend-{n}" for n in range(count)
     ]
@@ -125,7 +125,7 @@ def _assert_readable(figure: Figure, name: str) -> None:
 
 
 def _texts(figure: Figure) -> list[Text]:
-    """All that are drawn: matplotlib keeps labels of ticks beyond an axis' ends, too."""
+    """Texts that are drawn: matplotlib keeps labels of ticks beyond the ends of an axis."""
     found = {text for text in figure.findobj(Text) if isinstance(text, Text)}
     for axes in figure.axes:
         for axis in (axes.xaxis, axes.yaxis):

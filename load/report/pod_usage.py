@@ -1,7 +1,7 @@
-"""When models were loading, inferring and loaded on each pod, as far as the requests show it.
+"""When models were loading, loaded and inferring on each pod, as far as the requests show it.
 
-A request's stages follow one another from when it was sent: queue, load, preprocess, infer. Those
-that wait for one load overlap, so a pod's loading time is the union of theirs.
+A request's stages follow one another from when it was sent: queue, load, preprocess, infer. The
+times of requests that wait for one load overlap, so a pod's loading time is their union.
 """
 
 from __future__ import annotations
@@ -11,20 +11,21 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from load.report.aggregates import groups
+
 if TYPE_CHECKING:
     from load.report.run import Floats, Ints, Run
 
 
 @dataclass(frozen=True, slots=True)
 class TimeSpans:
-    """Stretches of time, sorted, that do not overlap. Seconds."""
+    """Disjoint spans of time, sorted. Seconds."""
 
     begins: Floats
     ends: Floats
 
     @property
     def total_s(self) -> float:
-        """Their length together."""
         return float((self.ends - self.begins).sum())
 
 
@@ -37,30 +38,27 @@ class PodUsage:
     loading: TimeSpans
     inferring: TimeSpans
     loaded: TimeSpans
-    """From a load's end, or the first use, to the last use before the next load."""
+    """From the end of a load, or the first use, to the last use before the next load."""
 
 
-def usages(run: Run) -> list[PodUsage]:
-    """Every pair of pod and model that requests met, by pod, then by model."""
-    known = run.predict_pod.codes >= 0
+def pod_usages(run: Run) -> list[PodUsage]:
+    """Every pair of pod and model that has requests, by pod, then by model."""
     keys = run.predict_pod.codes.astype(np.int64) * len(run.model.names) + run.model.codes
-    rows = np.flatnonzero(known)
-    rows = rows[np.argsort(keys[rows], kind="stable")]
-    edges = np.flatnonzero(np.diff(keys[rows])) + 1
-    found = [_usage(run, group) for group in np.split(rows, edges) if len(group)]
+    rows = np.flatnonzero(run.predict_pod.codes >= 0)
+    found = [_usage(run, rows[group]) for group in groups(keys[rows])]
     return sorted(found, key=lambda each: (each.pod, each.model))
 
 
 def loading_s(run: Run) -> float:
     """Seconds in which requests waited for loads, each load once, over all pods.
 
-    Blinowski et al. 2024, figure 5.6. Loads that no request waited for are not seen.
+    Blinowski et al. 2024, figure 5.6. Loads that no request waited for are not included.
     """
-    return sum(each.loading.total_s for each in usages(run))
+    return sum(each.loading.total_s for each in pod_usages(run))
 
 
-def merged(begins: Floats, ends: Floats, *, gap_s: float = 0.0) -> TimeSpans:
-    """The union of stretches; gaps up to `gap_s` are closed."""
+def union(begins: Floats, ends: Floats, *, gap_s: float = 0.0) -> TimeSpans:
+    """The union of spans; gaps up to `gap_s` are closed."""
     if not len(begins):
         return TimeSpans(begins, ends)
     order = np.argsort(begins, kind="stable")
@@ -82,20 +80,20 @@ def _usage(run: Run, rows: Ints) -> PodUsage:
     infer_begins = load_ends + stage["preprocess"]
     infer_ends = infer_begins + stage["infer"]
     cold = run.is_cold[rows] & (stage["load"] > 0)
-    loading = merged(load_begins[cold], load_ends[cold])
+    loading = union(load_begins[cold], load_ends[cold])
     used = run.is_ok[rows] | (stage["infer"] > 0)
     infer_begins, infer_ends = infer_begins[used], infer_ends[used]
     return PodUsage(
         pod=run.predict_pod.names[run.predict_pod.codes[rows[0]]],
         model=run.model.names[run.model.codes[rows[0]]],
         loading=loading,
-        inferring=merged(infer_begins, infer_ends),
+        inferring=union(infer_begins, infer_ends),
         loaded=_loaded(loading, np.sort(infer_begins), np.sort(infer_ends)),
     )
 
 
 def _loaded(loading: TimeSpans, infer_begins: Floats, infer_ends: Floats) -> TimeSpans:
-    """Inferences sorted by begin and by end. Requests do not tell when a model was dropped."""
+    """From inferences sorted by begin and by end. Records do not show when a model was evicted."""
     if not len(infer_begins):
         return TimeSpans(loading.ends, loading.ends)
     begins, limits = loading.ends, np.concatenate((loading.begins[1:], [np.inf]))
