@@ -28,4 +28,4 @@ def main() -> int:
 if __name__ == "__main__":
     status = main()
     logging.shutdown()
-    os._exit(status)  # a thread that hangs in a download would keep the interpreter
+    os._exit(status)  # a thread hanging in a download would block the interpreter's exit

@@ -1,11 +1,11 @@
-"""Starts pods fast: imports everything heavy once, then forks a pod per command.
+"""The forkserver starts pods fast: it imports all libraries once, then forks a pod per command.
 
 Commands are JSON lines on standard input: {"spawn": {settings}}, {"stop": NAME, "grace_s": 10}.
 Events are JSON lines on standard output: {"ready": true}, {"spawned": NAME, "pid": N},
 {"exited": NAME, "pid": N, "status": CODE or -SIGNAL}, {"error": TEXT}. End of input stops all pods.
 
-The parent stays single-threaded and runs no torch operation, event loop, client or metric: a child
-inherits all of them in a state it cannot use. It imports, freezes the heap and forks.
+The parent stays single-threaded and runs no torch operation, event loop, client or metric, since a
+child would inherit them in an unusable state. It imports, freezes the heap and forks.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from typing import Any, NoReturn
 from runtime.settings import RuntimeSettings, settings_from_fields
 from runtime.warm_imports import import_everything
 
-SIGNAL_OF_PARENT_DEATH = 1  # PR_SET_PDEATHSIG
+PR_SET_PDEATHSIG = 1
 DEFAULT_GRACE_S = 30.0
-POLL_S = 0.05
+POLL_INTERVAL_S = 0.05
 
 
 @dataclass(slots=True)
 class _Child:
-    """A pod process. `kill_at_s` is set once it was asked to stop."""
+    """A pod process. `kill_at_s` is set once it has received SIGTERM."""
 
     name: str
     pid: int
@@ -40,31 +40,31 @@ class _Child:
 
 
 class Forkserver:
-    """The parent of pods."""
+    """The parent of the pods."""
 
     def __init__(self) -> None:
         self._children: dict[str, _Child] = {}
         self._pending = b""
-        self._is_ending = False
+        self._is_closing = False
 
     def run(self) -> int:
-        """Obey commands until the input ends and every child is gone."""
+        """Execute commands until the end of input and of every child."""
         wakeup_read, wakeup_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wakeup_write, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._begin_end)
-        _say({"ready": True})
+            signal.signal(number, self._close)
+        _emit({"ready": True})
         with selectors.DefaultSelector() as selector:
             selector.register(0, selectors.EVENT_READ)
             selector.register(wakeup_read, selectors.EVENT_READ)
-            while not self._is_ending or self._children:
-                for key, _ in selector.select(POLL_S if self._is_stopping() else None):
+            while not self._is_closing or self._children:
+                for key, _ in selector.select(POLL_INTERVAL_S if self._is_stopping() else None):
                     if key.fd == wakeup_read:
                         os.read(wakeup_read, 4096)
                     elif not self._read_commands():
                         selector.unregister(0)
-                        self._begin_end()
+                        self._close()
                 self._reap()
                 self._kill_overdue()
         return 0
@@ -72,22 +72,22 @@ class Forkserver:
     def _is_stopping(self) -> bool:
         return any(child.kill_at_s is not None for child in self._children.values())
 
-    def _begin_end(self, *_: object) -> None:
-        self._is_ending = True
+    def _close(self, *_: object) -> None:
+        self._is_closing = True
         for name in list(self._children):
             self._stop(name, DEFAULT_GRACE_S)
 
     def _read_commands(self) -> bool:
-        """Obey what has come; False at the end of input."""
+        """Execute the commands that were read; False at the end of input."""
         data = os.read(0, 65536)
         self._pending += data
         *lines, self._pending = self._pending.split(b"\n")
         for line in lines:
             if line.strip():
-                self._obey(line)
+                self._execute(line)
         return bool(data)
 
-    def _obey(self, line: bytes) -> None:
+    def _execute(self, line: bytes) -> None:
         try:
             command = json.loads(line)
             if "spawn" in command:
@@ -95,24 +95,29 @@ class Forkserver:
             elif "stop" in command:
                 self._stop(str(command["stop"]), float(command.get("grace_s", DEFAULT_GRACE_S)))
             else:
-                raise ValueError("a command must be 'spawn' or 'stop'")
-        except (ValueError, TypeError, KeyError, OSError) as error:  # no process to be had, too
-            _say({"error": f"{line.decode(errors='replace')}: {error}"})
+                raise ValueError("a command must have 'spawn' or 'stop'")
+        except (
+            ValueError,
+            TypeError,
+            KeyError,
+            OSError,
+        ) as error:  # OSError: no process can be forked
+            _emit({"error": f"{line.decode(errors='replace')}: {error}"})
 
     def _spawn(self, settings: RuntimeSettings) -> None:
         if settings.name in self._children:
-            raise ValueError(f"pod {settings.name} is running")
+            raise ValueError(f"pod {settings.name} already runs")
         parent = os.getpid()
         pid = os.fork()
         if pid == 0:
-            _be_pod(settings, parent)
+            _run_pod_process(settings, parent)
         self._children[settings.name] = _Child(settings.name, pid)
-        _say({"spawned": settings.name, "pid": pid})
+        _emit({"spawned": settings.name, "pid": pid})
 
     def _stop(self, name: str, grace_s: float) -> None:
         child = self._children.get(name)
         if child is None:
-            raise ValueError(f"no pod {name} is running")
+            raise ValueError(f"no pod {name} runs")
         if child.kill_at_s is None:
             os.kill(child.pid, signal.SIGTERM)
         child.kill_at_s = time.monotonic() + grace_s
@@ -123,7 +128,7 @@ class Forkserver:
             if pid:
                 del self._children[child.name]
                 code = os.waitstatus_to_exitcode(status)
-                _say({"exited": child.name, "pid": pid, "status": code})
+                _emit({"exited": child.name, "pid": pid, "status": code})
 
     def _kill_overdue(self) -> None:
         now_s = time.monotonic()
@@ -132,12 +137,12 @@ class Forkserver:
                 os.kill(child.pid, signal.SIGKILL)
 
 
-def _be_pod(settings: RuntimeSettings, parent: int) -> NoReturn:
-    """Become a pod; never returns into the parent's code."""
+def _run_pod_process(settings: RuntimeSettings, parent: int) -> NoReturn:
+    """Run a pod in the child; never returns into the parent's code."""
     status = 1
     try:
-        ctypes.CDLL(None).prctl(SIGNAL_OF_PARENT_DEATH, signal.SIGKILL)
-        if os.getppid() != parent:  # it died before the line above
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it ended before the line above
             os._exit(1)
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
@@ -157,7 +162,7 @@ def _be_pod(settings: RuntimeSettings, parent: int) -> NoReturn:
 
 
 def _redirect(settings: RuntimeSettings) -> None:
-    """Leave the parent's descriptors: input and output are its command channel."""
+    """Replace the parent's descriptors, whose input and output are its command channel."""
     null = os.open(os.devnull, os.O_RDWR)
     log = null
     if settings.log_file:
@@ -169,16 +174,15 @@ def _redirect(settings: RuntimeSettings) -> None:
     os.closerange(3, 1024)
 
 
-def _say(event: dict[str, Any]) -> None:
+def _emit(event: dict[str, Any]) -> None:
     os.write(1, json.dumps(event).encode() + b"\n")
 
 
 def main() -> int:
-    """Import, freeze, fork on command."""
     os.environ["OMP_NUM_THREADS"] = "1"
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     sys.argv = sys.argv[:1]  # kserve reads the command line when it is imported
-    gc.disable()  # what is imported stays: walking it while it grows takes a fifth of the time
+    gc.disable()  # collections of the growing heap would take a fifth of the time
     import_everything()
     gc.enable()
     gc.collect()

@@ -1,4 +1,4 @@
-"""Where a pod's log lines go."""
+"""Format and destination of a pod's log lines."""
 
 from __future__ import annotations
 
@@ -9,17 +9,23 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from runtime.settings import RuntimeSettings
 
-NOISY = ("httpx", "httpcore", "botocore", "boto3", "urllib3", "transformers", "kserve", "uvicorn")
-
-
+LIBRARIES = (
+    "httpx",
+    "httpcore",
+    "botocore",
+    "boto3",
+    "urllib3",
+    "transformers",
+    "kserve",
+    "uvicorn",
+)
 STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
 
 
 class FieldFormatter(logging.Formatter):
-    """Appends a line's own fields to its constant message."""
+    """Appends ` field=value` for each field given as `extra` to the constant message."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # logging's name
-        """The line with ` field=value` for each field given as `extra`."""
         fields = [
             f" {name}={value}"
             for name, value in vars(record).items()
@@ -29,7 +35,7 @@ class FieldFormatter(logging.Formatter):
 
 
 def configure_logs(settings: RuntimeSettings) -> None:
-    """Send log lines to the pod's file, or to standard error."""
+    """Write log lines to the pod's file, or to standard error; libraries' only from WARNING on."""
     handler: logging.Handler = (
         logging.FileHandler(settings.log_file)
         if settings.log_file
@@ -38,5 +44,5 @@ def configure_logs(settings: RuntimeSettings) -> None:
     line = f"%(asctime)s %(levelname)s {settings.name} %(name)s: %(message)s"
     handler.setFormatter(FieldFormatter(line))
     logging.basicConfig(level=settings.log_level.upper(), handlers=[handler], force=True)
-    for name in NOISY:
+    for name in LIBRARIES:
         logging.getLogger(name).setLevel(logging.WARNING)

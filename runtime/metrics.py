@@ -22,7 +22,7 @@ LOAD_SECONDS = Histogram(
 
 
 class CounterOf(Collector):
-    """A counter that grows by itself, and is read when it is asked for."""
+    """A counter whose value is read from a function at each scrape."""
 
     def __init__(self, name: str, documentation: str) -> None:
         self._name = name
@@ -31,11 +31,10 @@ class CounterOf(Collector):
         REGISTRY.register(self)
 
     def set_function(self, read: Callable[[], float]) -> None:
-        """What gives its value from now on, as for Prometheus' gauges."""
+        """Set the function, as for Prometheus' gauges."""
         self._read = read
 
     def collect(self) -> Iterable[CounterMetricFamily]:
-        """Its one sample."""
         yield CounterMetricFamily(self._name, self._documentation, value=self._read())
 
 

@@ -39,40 +39,42 @@ def _policy(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RuntimeSettings:
-    """Everything a pod is told when it starts. Times in seconds, sizes in bytes."""
+    """The settings of a pod. Times in seconds, sizes in bytes."""
 
     name: str = option("", str, "name of the pod, unique in its pool", is_required=True)
     redis_url: str = option("redis://127.0.0.1:6379/0", parse_redis_url, "the registry")
     host: str = option("127.0.0.1", str, "address to listen on; 0.0.0.0 in a container")
-    port: int = option(0, parse_int(0), "port to listen on; 0 takes a free one")
+    port: int = option(0, parse_int(0), "port to listen on; 0: a free one")
     grpc_port: int = option(
         KSERVE_GRPC_PORT,
         parse_int(0, 65535),
-        "port of the gRPC service; 0 takes a free one, as does 8081 where it is taken",
+        "port of the gRPC service; 0: a free one, as for 8081 if that is in use",
     )
-    advertise: str = option("", str, "host that others reach this pod at, where it is not `host`")
+    advertise: str = option("", str, "host at which others reach this pod, if not `host`")
     advertise_port: int = option(
         0,
         parse_int(0, 65535),
-        "port that others reach this pod at, such as 8012 of Knative's"
-        " queue-proxy; 0: the port it listens on",
+        "port at which others reach this pod, such as 8012 of Knative's queue-proxy; 0: the port"
+        " it listens on",
     )
     pool: str = option("default", str, "pool of pods that serve the same models")
     node: str = option("", str, "node the pod runs on; empty: the host name")
     model_name: str = option(
         "",
         str,
-        "name of the one model that this pod serves, which is at `model-dir`; empty: whatever the"
-        " registry declares",
+        "name of the only model that this pod serves, from `model-dir`; empty: all models of the"
+        " registry",
     )
-    model_dir: str = option("/mnt/models", str, "folder of the one model, where KServe puts it")
+    model_dir: str = option("/mnt/models", str, "folder of the only model, where KServe puts it")
     slots: int = option(1, parse_int(1), "requests served at once by this pod as entry pod")
     memory_bytes: int = option(2 * GIB, parse_int(1), "budget for models on the device")
     device: str = option(
-        "auto", _device, "cpu, cuda, or auto: cuda where the pod's environment shows one"
+        "auto", _device, "cpu, cuda, or auto: cuda if the pod's environment has one"
     )
     eviction: str = option(
-        "greedy-dual", _policy, f"which idle model leaves a full device: {', '.join(POLICIES)}"
+        "greedy-dual",
+        _policy,
+        f"policy that evicts idle models from the device: {', '.join(POLICIES)}",
     )
     host_bytes: int = option(
         GIB,
@@ -88,20 +90,20 @@ class RuntimeSettings:
     disk_bytes: int = option(
         0,
         parse_int(0),
-        "budget for model files in `cache-dir`; 0: four fifths of what the disk has free",
+        "budget for model files in `cache-dir`; 0: four fifths of the free disk space",
     )
     storage_config: str = option(
         "", str, "folder where KServe's secret `storage-config` is mounted; empty: none"
     )
-    pvc_dir: str = option("/mnt/pvc", str, "folder where claims of pvc:// are mounted by name")
+    pvc_dir: str = option("/mnt/pvc", str, "folder in which claims of pvc:// are mounted by name")
     link_rate: int = option(
-        0, parse_int(0), "bytes per second that all downloads share; 0: no limit"
+        0, parse_int(0), "bytes per second of all downloads together; 0: no limit"
     )
     end_abandoned_downloads: bool = option(
         False,
         parse_bool,
-        "end a download that no request waits for any more and that is not nearly done; what has"
-        " come stays on disk",
+        "end a download that no request waits for any more, unless nearly complete; the fetched"
+        " bytes stay on disk",
     )
     threads: int = option(1, parse_int(1), "threads of one inference")
     allow_simulated_work: bool = option(
@@ -117,34 +119,31 @@ class RuntimeSettings:
         " Kubernetes kills after 30 s in all",
     )
     retire_grace: float = option(
-        5.0, parse_seconds, "how long a model is absent before its files are deleted"
+        5.0, parse_seconds, "time after the withdrawal of a model until its files are deleted"
     )
-    device_queue: int = option(1024, parse_int(1), "inferences that may wait for the device")
+    device_queue: int = option(1024, parse_int(1), "inferences that may be queued for the device")
     inference_timeout: float = option(
-        60.0, parse_seconds, "time of one inference after which its model counts as hung"
+        60.0, parse_seconds, "longest time of one inference; beyond it the model counts as hung"
     )
     most_stuck_threads: int = option(
         2, parse_int(0), "hung inferences at once above which the pod drains and ends"
     )
-    profile_interval: float = option(
-        30.0, parse_seconds, "time between reports of what batches take"
-    )
+    profile_interval: float = option(30.0, parse_seconds, "time between reports of batch times")
     generation_cache_bytes: int = option(
         256 * MIB, parse_int(1), "key-value cache of each model that generates text"
     )
     generation_batch: int = option(
-        MAX_SEQUENCES, parse_int(1), "requests of a model that make tokens at once"
+        MAX_SEQUENCES, parse_int(1), "requests of a model that generate tokens at once"
     )
-    generation_max_tokens: int = option(4096, parse_int(1), "longest answer, in tokens")
+    generation_max_tokens: int = option(4096, parse_int(1), "longest generated text, in tokens")
     generation_timeout: float = option(
         600.0, parse_seconds, "longest time of one generation request"
     )
     log_file: str = option("", str, "file for log lines; empty: standard error")
-    log_level: str = option("INFO", str, "least level that is logged")
+    log_level: str = option("INFO", str, "lowest level that is logged")
 
     @property
     def generation_limits(self) -> GenerationLimits:
-        """What one model's generation may take."""
         return GenerationLimits(
             cache_bytes=self.generation_cache_bytes,
             max_concurrent=self.generation_batch,
@@ -154,19 +153,16 @@ class RuntimeSettings:
 
     @property
     def cache_path(self) -> Path:
-        """The folder for model files."""
         default = Path(tempfile.gettempdir()) / "pilotlight-cache" / self.node_name / self.pool
         return Path(self.cache_dir) if self.cache_dir else default
 
     @property
     def host_path(self) -> Path:
-        """The folder of tier host."""
         default = DEFAULT_BASE / f"pilotlight-{os.getuid()}" / f"{self.pool}~{self.node_name}"
         return Path(self.host_dir) if self.host_dir else default
 
     @property
     def node_name(self) -> str:
-        """The node's name."""
         return self.node or socket.gethostname()
 
 

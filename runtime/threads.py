@@ -1,4 +1,4 @@
-"""Blocking work off the event loop."""
+"""Blocking work in threads, off the event loop."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
 SMALL_BODY_BYTES = 64 * 1024
-"""Decoding less than this costs less than the way to a thread and back, about 0.1 ms."""
+"""Decoding less than this takes less time than a call in a thread, about 0.1 ms."""
 
 Result = TypeVar("Result")
 Arguments = TypeVarTuple("Arguments")
@@ -19,27 +19,26 @@ Arguments = TypeVarTuple("Arguments")
 async def in_thread(
     threads: Executor, function: Callable[[*Arguments], Result], *arguments: *Arguments
 ) -> Result:
-    """The result of `function(*arguments)`, run in one of `threads`; raises what a caller bears."""
-    return await asyncio.get_running_loop().run_in_executor(
-        threads, _bearable, function, *arguments
-    )
+    """The result of `function(*arguments)` in one of `threads`; raises errors by `as_exception`."""
+    return await asyncio.get_running_loop().run_in_executor(threads, _call, function, *arguments)
 
 
-def _bearable(function: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
+def _call(function: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
     try:
         return function(*arguments)
     except BaseException as error:
-        bearable = as_bearable(error)
-        if bearable is error:
+        exception = as_exception(error)
+        if exception is error:
             raise
-        raise bearable from error
+        raise exception from error
 
 
-def as_bearable(error: BaseException) -> Exception:
-    """An error that a task can wait for: itself, or a RuntimeError that says what it was.
+def as_exception(error: BaseException) -> Exception:
+    """An error that a task can wait for: itself, or a RuntimeError with its text.
 
-    A future takes no `StopIteration`: its caller would wait for ever. What is no `Exception`, as a
-    panic of a library in Rust (`tokenizers`, `safetensors`), would end all tasks of the pod.
+    A future does not accept `StopIteration`: its waiter would wait for ever. An error that is no
+    `Exception`, like a panic of a library in Rust (`tokenizers`, `safetensors`), would end all
+    tasks of the pod.
     """
     if isinstance(error, Exception) and not isinstance(error, StopIteration):
         return error

@@ -1,10 +1,10 @@
-"""What a pod imports before it takes requests: many libraries load parts only at first use."""
+"""Imports before a pod takes requests: many libraries import parts only at first use."""
 
 from __future__ import annotations
 
 import importlib
 
-PRELOADED = (
+MODULES = (
     "torch",
     "transformers.models.auto.modeling_auto",
     "transformers.models.auto.tokenization_auto",
@@ -32,16 +32,16 @@ PRELOADED = (
 
 
 def import_everything() -> None:
-    """Import it now, 5 to 10 s, so that neither pods nor loads of models pay for it."""
-    for module in PRELOADED:
+    """Import all modules, in 5 to 10 s that pods and loads then do not pay."""
+    for module in MODULES:
         importlib.import_module(module)
-    _go_offline()
+    _disable_hub()
 
 
-def _go_offline() -> None:
-    """Keep this process from asking the Hugging Face Hub; `hf://` is fetched by another one.
+def _disable_hub() -> None:
+    """Keep this process from requests to the Hugging Face Hub; another process fetches `hf://`.
 
-    Not by `HF_HUB_OFFLINE`, which that process inherits and only a user sets.
+    That one inherits the environment, so `HF_HUB_OFFLINE` is left to the user.
     """
     from huggingface_hub import constants
 

@@ -32,7 +32,7 @@ from runtime.errors import (
     QueueFull,
 )
 from runtime.metrics import BATCH_SIZE, BATCHES, DEVICE_WAITING, QUEUE_SECONDS, STUCK_THREADS
-from runtime.threads import as_bearable
+from runtime.threads import as_exception
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -244,7 +244,7 @@ class DeviceWorker:
         try:
             values = jobs[0].infer([job.content for job in jobs])
         except BaseException as raised:  # must not end the thread: other models use it
-            error = as_bearable(raised)
+            error = as_exception(raised)
             if is_out_of_memory(error):
                 self.times.record_out_of_memory(model.key, rows)
             if is_device_lost(error):

@@ -1,1 +1,1 @@
-"""Loads: one per model at a time, into a budget, with those who must leave for it."""
+"""Loads of models to the device: one per model at a time, within the memory budget."""

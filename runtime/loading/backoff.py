@@ -1,4 +1,4 @@
-"""When a failed load may be tried again: after 1 s, then twice as long each time, up to 60 s."""
+"""The time of the next attempt after a failed load: 1 s later, then twice as long, up to 60 s."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 from registry.domain.model import LoadFailure
 
-FIRST_S = 1.0
-LONGEST_S = 60.0
+INITIAL_BACKOFF_S = 1.0
+MAX_BACKOFF_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class LoadFault:
-    """What went wrong with a load."""
+    """The error of a load."""
 
     reason: str
     message: str
@@ -22,9 +22,9 @@ class LoadFault:
 def next_failure(
     key: str, fault: LoadFault, *, previous: LoadFailure | None, now_s: float
 ) -> LoadFailure:
-    """The failure to record, given the last one of the same model; `now_s` is registry time."""
+    """The failure to record after the `previous` one of the same model; `now_s`: registry time."""
     attempts = previous.attempts + 1 if previous is not None and previous.key == key else 1
-    wait_s = min(LONGEST_S, FIRST_S * 2.0 ** min(attempts - 1, 16))
+    wait_s = min(MAX_BACKOFF_S, INITIAL_BACKOFF_S * 2.0 ** min(attempts - 1, 16))
     return LoadFailure(
         key=key,
         reason=fault.reason,

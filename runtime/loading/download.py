@@ -1,4 +1,4 @@
-"""The weights of one model on their way to the disk cache, readable while they come."""
+"""A download of one model's weights to the disk cache, readable while it runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Download:
-    """A fetch in a thread. Owned by the event loop; `end` gives back all it holds."""
+    """A download in a thread, started on creation. Owned by the event loop, which calls `end`."""
 
     def __init__(
         self,
@@ -31,36 +31,35 @@ class Download:
         ticket: LoadTicket,
         threads: Executor,
     ) -> None:
-        """Begin."""
         self._cache = cache
         self._spec = spec
         self._ticket = ticket
         self._threads = threads
-        self._arrivals = DownloadProgress(files, ticket)
+        self._progress = DownloadProgress(files, ticket)
         loop = asyncio.get_running_loop()
         self._fetching = loop.run_in_executor(threads, self._fetch)
-        self._fetching.add_done_callback(self._tell_failure)
+        self._fetching.add_done_callback(self._report_failure)
 
     def _fetch(self) -> None:
         try:
-            self._cache.fetch_weights(self._spec, self._ticket, self._arrivals)
+            self._cache.fetch_weights(self._spec, self._ticket, self._progress)
         except BaseException as error:
-            self._arrivals.fail(error)
+            self._progress.fail(error)
             raise
 
-    def _tell_failure(self, fetching: asyncio.Future[None]) -> None:
-        """It may have ended before it had a thread."""
+    def _report_failure(self, fetching: asyncio.Future[None]) -> None:
+        """Report failures before the fetch has a thread, too."""
         if not fetching.cancelled() and (error := fetching.exception()) is not None:
-            self._arrivals.fail(error)
+            self._progress.fail(error)
 
     async def weights(self) -> StreamingWeights:
-        """The weights, once all headers are here; raises LoadFailed, LoadCancelled."""
-        await asyncio.shield(asyncio.wrap_future(self._arrivals.headers))
-        return await in_thread(self._threads, StreamingWeights, self._arrivals)
+        """The weights, once all headers have arrived; raises LoadFailed, LoadCancelled."""
+        await asyncio.shield(asyncio.wrap_future(self._progress.headers))
+        return await in_thread(self._threads, StreamingWeights, self._progress)
 
     async def end(self) -> None:
-        """Stop what is still on its way, wait for its thread, and close the files."""
+        """Cancel an unfinished download, wait for its thread, and close the files."""
         if not self._fetching.done():
             self._ticket.cancel("the load had ended")
         await asyncio.wait({self._fetching})
-        self._arrivals.close()
+        self._progress.close()

@@ -1,4 +1,4 @@
-"""The failed loads a pod knows of, its own and the pool's, and when they may be tried again."""
+"""Failed loads of this pod and of the pool, which delay the next attempt."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ if TYPE_CHECKING:
     from registry.redis.watch import ClusterWatch
 
 BROKEN_PAUSE_S = 300.0
-"""A model that hung is loaded again after this: each hang costs a thread until the pod ends."""
+"""Before a hung model is loaded again: each hang costs a thread until the pod ends."""
 
 
-class Failures:
-    """Remembers what failed, also while the registry is away."""
+class LoadFailures:
+    """Keeps failures of this pod also during an outage of the registry."""
 
     def __init__(self, watch: ClusterWatch) -> None:
         self._watch = watch
         self._own: dict[str, LoadFailure] = {}
 
     def check(self, spec: ModelSpec) -> None:
-        """Raise LoadFailed where the model was tried too recently."""
+        """Raise LoadFailed before the time of the model's next attempt."""
         failure = self._last(spec)
         if failure is None:
             return
@@ -33,11 +33,11 @@ class Failures:
             return
         if failure.http_status != status_of(ModelTooLarge("")):
             raise LoadFailed(failure.message, retry_after_s=wait_s)
-        if spec.key in self._own:  # another pod's budget says nothing about this one's
+        if spec.key in self._own:  # budgets of pods differ
             raise ModelTooLarge(failure.message, retry_after_s=wait_s)
 
-    def remember(self, spec: ModelSpec, error: LoadFailed) -> LoadFailure:
-        """Record a failed load; the error then says when the next try is due."""
+    def record(self, spec: ModelSpec, error: LoadFailed) -> LoadFailure:
+        """Record a failed load, and set the time of the next attempt in the error."""
         now_s = self._watch.registry_now_s()
         fault = LoadFault(error.reason, str(error), status_of(error))
         failure = next_failure(spec.key, fault, previous=self._last(spec), now_s=now_s)
@@ -45,8 +45,8 @@ class Failures:
         error.retry_after_s = failure.retry_at_s - now_s
         return failure
 
-    def remember_broken(self, key: str, reason: str) -> LoadFailure:
-        """Record that an inference did not end: another try may cost another thread."""
+    def record_broken(self, key: str, reason: str) -> LoadFailure:
+        """Record that an inference of the model hung."""
         failure = LoadFailure(
             key=key,
             reason=ModelBroken.reason,
@@ -57,12 +57,11 @@ class Failures:
         self._own[key] = failure
         return failure
 
-    def forget(self, key: str) -> None:
-        """The model loaded after all."""
+    def clear(self, key: str) -> None:
         self._own.pop(key, None)
 
     def _last(self, spec: ModelSpec) -> LoadFailure | None:
-        """The last failure here, or of any pod of the pool."""
+        """The last failure of this pod or of any pod of the pool."""
         own = self._own.get(spec.key)
         record = self._watch.state.models.get(spec.name)
         shared = record.failure if record is not None else None

@@ -1,8 +1,8 @@
-"""Holding models on the device: one load per model at a time, different models side by side.
+"""Acquires models on the device for requests: one load per model at a time, many models at once.
 
-A request that needs a model holds it: it is there, or the request joins the load under way, or it
-begins one under a claim of the registry. Failed loads are not tried again before their time. What
-a load does is `one_load`.
+A request for a model gets it from the device, joins its running load, or starts a load under a
+claim of the registry. After a failed load the next one waits for the backoff. `load_task` runs a
+single load.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING
 from registry.domain.model import Tier
 from registry.domain.reservation import ClaimScope
 from runtime.errors import DeadlinePassed, ModelBroken, RuntimePackageError
-from runtime.loading.failures import Failures
+from runtime.loading.failures import LoadFailures
 from runtime.loading.load_task import LoadRunner, LoadTask
 from runtime.loading.orphaned_loads import OrphanedLoadParams, should_continue
+from runtime.loading.single_flight import mark_retrieved
 from runtime.loading.tier_preloads import TierPreloads
 from runtime.storage.load_ticket import LoadTicket
 from runtime.threads import in_thread
@@ -35,16 +36,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class AcquiredModel:
-    """A model a request holds on the device; give it back with `Loads.release`."""
+    """A model that a request uses on the device, until `LoadCoordinator.release`."""
 
     entry: StoreEntry
     start: str
-    """`warm`, or the tier the request had to wait from."""
+    """`warm`, or the tier that the load started from."""
     load_s: float
 
     @property
     def model(self) -> ServedModel:
-        """The model."""
         return self.entry.model
 
 
@@ -60,15 +60,15 @@ class LoadCoordinator:
         measurements: Measurements,
         costs: ReloadCosts,
         tasks: asyncio.TaskGroup,
-        abandoned: OrphanedLoadParams = OrphanedLoadParams(),  # noqa: B008 - it is frozen
+        orphaned_loads: OrphanedLoadParams = OrphanedLoadParams(),  # noqa: B008 - it is frozen
     ) -> None:
         self._resolver = loader.resolver
         self._store = loader.store
         self._agent = agent
         self._tasks = tasks
-        self._abandoned = abandoned
-        self._under_way: dict[str, LoadTask] = {}
-        self._failures = Failures(watch)
+        self._orphaned_loads = orphaned_loads
+        self._running: dict[str, LoadTask] = {}
+        self._failures = LoadFailures(watch)
         self._preloads = TierPreloads(loader.resolver, tasks, agent.report_tier)
         self._runner = LoadRunner(
             loader,
@@ -80,12 +80,12 @@ class LoadCoordinator:
 
     @property
     def completed_total(self) -> int:
-        """Loads that ended well."""
+        """Number of successful loads."""
         return self._runner.completed_total
 
     def is_loading(self, key: str) -> bool:
-        """Whether the model is on its way to the device."""
-        return key in self._under_way
+        """Whether a load of the model to the device runs."""
+        return key in self._running
 
     async def acquire(
         self, spec: ModelSpec, *, token: int | None = None, deadline_s: float | None = None
@@ -93,40 +93,42 @@ class LoadCoordinator:
         """The model, on the device until released.
 
         Raises:
-            LoadFailed: it cannot be loaded, or was tried too recently.
-            LoadRefused: the registry gave no claim.
-            MemoryBusy: models in use hold the memory.
+            LoadFailed: it cannot be loaded, or its last load failed too recently.
+            LoadRefused: the registry refused a claim.
+            MemoryBusy: models in use occupy the memory.
             LoadCancelled: the model was unloaded meanwhile.
-            DeadlinePassed: the load takes longer than the request may wait.
+            DeadlinePassed: the load did not end before the deadline.
         """
         started_s = time.monotonic()
         remaining_s = None if deadline_s is None else deadline_s - started_s
         try:
             async with asyncio.timeout(remaining_s):
-                entry = self._pin(spec)
-                while entry is None and (load := self._ending(spec.key)) is not None:
-                    await load.over.wait()
-                    entry = self._pin(spec)
+                entry = self._acquire_entry(spec)
+                while entry is None and (load := self._cancelled_load(spec.key)) is not None:
+                    await load.ended.wait()
+                    entry = self._acquire_entry(spec)
                 if entry is not None:
                     return AcquiredModel(entry, "warm", 0.0)
-                return await self._join(spec, token, started_s)
+                return await self._load_and_acquire(spec, token, started_s)
         except TimeoutError as error:
             raise DeadlinePassed(f"the deadline passed while {spec.key} was loaded") from error
 
-    def _pin(self, spec: ModelSpec) -> StoreEntry | None:
+    def _acquire_entry(self, spec: ModelSpec) -> StoreEntry | None:
         entry = self._store.acquire(spec.key)
         if entry is None and (reason := self._store.broken_reason(spec.key)) is not None:
-            raise ModelBroken(reason)  # it leaves the device; only then may it be loaded again
+            raise ModelBroken(reason)  # it can be loaded again only once it is off the device
         return entry
 
-    def _ending(self, key: str) -> LoadTask | None:
-        """The load under way that was given up, if it is: nobody joins it."""
-        load = self._under_way.get(key)
+    def _cancelled_load(self, key: str) -> LoadTask | None:
+        """The running load, if it is cancelled, so that no request may join it."""
+        load = self._running.get(key)
         return load if load is not None and load.ticket.is_cancelled else None
 
-    async def _join(self, spec: ModelSpec, token: int | None, started_s: float) -> AcquiredModel:
-        """Wait for the load under way, or for a new one."""
-        load = self._under_way.get(spec.key) or self._begin(
+    async def _load_and_acquire(
+        self, spec: ModelSpec, token: int | None, started_s: float
+    ) -> AcquiredModel:
+        """Wait for the running load, or for a new one."""
+        load = self._running.get(spec.key) or self._start(
             spec, ClaimScope.POD, token=token, is_preload=False
         )
         if token is not None:
@@ -142,71 +144,70 @@ class LoadCoordinator:
         return AcquiredModel(entry, load.source.value, time.monotonic() - started_s)
 
     async def release(self, acquired: AcquiredModel) -> None:
-        """Give a held model back."""
         await self._store.release(acquired.entry)
 
     async def _stop_waiting(self, load: LoadTask) -> None:
-        """A waiter leaves: the load pins the model once for each that is left when it is done."""
+        """Remove a waiter; a completed load has acquired the model for each remaining one."""
         if not load.done.done():
             load.waiters -= 1
             if load.waiters == 0:
-                self._abandon(load)
+                self._orphan(load)
         elif not load.done.cancelled() and load.done.exception() is None:
             await self._store.release(load.done.result())
 
-    def _abandon(self, load: LoadTask) -> None:
-        """Nobody waits any more: the load makes way for others, or ends."""
+    def _orphan(self, load: LoadTask) -> None:
+        """Continue a load without waiters as a preload, or cancel it."""
         self._preloads.deprioritise(load.spec.key)
-        if load.is_preload or should_continue(load.ticket.progress, self._abandoned):
+        if load.is_preload or should_continue(load.ticket.progress, self._orphaned_loads):
             load.ticket.deprioritise()
         else:
-            load.ticket.cancel("nobody waits for it any more")
+            load.ticket.cancel("no request waits for it any more")
 
     async def preload(self, spec: ModelSpec, scope: ClaimScope, tier: Tier = Tier.DEVICE) -> None:
-        """Bring a model to a tier without holding it; loads that requests wait for go first.
+        """Load a model to a tier without acquiring it, at lower priority than requests' loads.
 
-        Raises as `hold` does, and HostTierRefused where tier `host` does not take it.
+        Raises as `acquire` does, and HostTierRefused if tier `host` cannot take the model.
         """
         if tier is not Tier.DEVICE:
-            await self._preloads.bring(spec, tier)
+            await self._preloads.preload(spec, tier)
             return
-        while (ending := self._ending(spec.key)) is not None:
-            await ending.over.wait()
+        while (cancelled := self._cancelled_load(spec.key)) is not None:
+            await cancelled.ended.wait()
         if self._store.holds(spec.key):
             return
-        load = self._under_way.get(spec.key)
+        load = self._running.get(spec.key)
         if load is None:
-            load = self._begin(spec, scope, token=None, is_preload=True)
+            load = self._start(spec, scope, token=None, is_preload=True)
         load.is_preload = True
         await asyncio.shield(load.done)
 
     async def cancel(self, key: str, reason: str) -> None:
-        """End what is under way for a model, and give back what it took; requests hear why."""
-        load = self._under_way.get(key)
+        """End all loads of a model and free what they reserved; requests fail with the reason."""
+        load = self._running.get(key)
         self._preloads.cancel(key, reason)
         if load is not None:
             load.ticket.cancel(reason)
-            await load.over.wait()
-        await self._preloads.wait_over(key)
+            await load.ended.wait()
+        await self._preloads.wait_ended(key)
         if not self._store.holds(key):
             await in_thread(self._resolver.threads, self._resolver.cache.discard_partial, key)
 
     async def mark_broken(self, key: str, reason: str) -> None:
-        """Take a model that hangs off the device and say so; requests to it hear the reason."""
-        failure = self._failures.remember_broken(key, reason)
+        """Remove a hung model from the device and report it; its requests fail with the reason."""
+        failure = self._failures.record_broken(key, reason)
         await self._store.retire(key, "broken")
         await self._agent.report_broken(failure)
 
     # One load
 
-    def _begin(
+    def _start(
         self, spec: ModelSpec, scope: ClaimScope, *, token: int | None, is_preload: bool
     ) -> LoadTask:
         done: asyncio.Future[StoreEntry] = asyncio.get_running_loop().create_future()
-        done.add_done_callback(_mark_retrieved)
+        done.add_done_callback(mark_retrieved)
         ticket = LoadTicket(is_urgent=not is_preload)
         load = LoadTask(spec, scope, done, token, ticket, is_preload=is_preload)
-        self._under_way[spec.key] = load
+        self._running[spec.key] = load
         self._tasks.create_task(self._run(load))
         return load
 
@@ -224,13 +225,7 @@ class LoadCoordinator:
             load.done.set_result(entry)
             await self._store.release(entry)
         finally:
-            del self._under_way[key]
-            load.over.set()
-            if not load.is_settled:
-                self._agent.report_tier(key)  # which takes the claim back
-
-
-def _mark_retrieved(future: asyncio.Future[StoreEntry]) -> None:
-    """The last waiter may have left before an error came."""
-    if not future.cancelled():
-        future.exception()
+            del self._running[key]
+            load.ended.set()
+            if not load.is_reported:
+                self._agent.report_tier(key)  # releases the claim

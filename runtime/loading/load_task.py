@@ -1,4 +1,4 @@
-"""One load under its claim: what is said to the registry before, after, and when it fails."""
+"""One load under its claim, reported to the registry when it starts, succeeds or fails."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from runtime.registration.registry_agent import LoadClaim, RegistryAgent
 from runtime.storage.load_ticket import LoadTicket
 
 if TYPE_CHECKING:
-    from runtime.loading.failures import Failures
+    from runtime.loading.failures import LoadFailures
     from runtime.loading.model_loader import LoadedModel, ModelLoader
     from runtime.loading.model_store import StoreEntry
     from runtime.loading.reload_costs import ReloadCosts
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-CLAIM_PATIENCE_S = 6.0
-"""A refused claim is tried again this long: a gateway's unstarted claim is over after 5 s."""
-CLAIM_PAUSE_S = 0.1
+CLAIM_TIMEOUT_S = 6.0
+"""Of retries of a refused claim: a gateway's claim expires after 5 s without a load."""
+CLAIM_RETRY_INTERVAL_S = 0.1
 
 
 @dataclass(slots=True)
 class LoadTask:
-    """A load under way. Mutable: owned by the event loop."""
+    """A running load. Mutable: owned by the event loop."""
 
     spec: ModelSpec
     scope: ClaimScope
@@ -42,23 +42,23 @@ class LoadTask:
     source: Tier = Tier.REMOTE
     waiters: int = 0
     is_preload: bool = False
-    """Whether it is wanted also if no request waits for it."""
-    is_settled: bool = False
-    """Whether the registry heard how it ended."""
-    over: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when nothing of it is under way any more."""
-    begun_s: float = field(default_factory=time.monotonic)
+    """Whether the load continues without waiting requests."""
+    is_reported: bool = False
+    """Whether the registry received the result, or another pod has the claim."""
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once all work of the load has ended."""
+    started_s: float = field(default_factory=time.monotonic)
 
 
 class LoadRunner:
-    """Runs loads; which of them, and for whom, is `loads`."""
+    """Runs the loads that the coordinator starts."""
 
     def __init__(
         self,
         loader: ModelLoader,
         *,
         agent: RegistryAgent,
-        failures: Failures,
+        failures: LoadFailures,
         measurements: Measurements,
         costs: ReloadCosts,
     ) -> None:
@@ -71,22 +71,22 @@ class LoadRunner:
         self.completed_total = 0
 
     async def run(self, load: LoadTask) -> StoreEntry:
-        """The model on the device, pinned once so that it is not evicted before it is used.
+        """The model on the device, acquired once so that it is not evicted before its use.
 
-        Raises as `Loads.hold` does, and LoadCancelled where its wish was withdrawn.
+        Raises as `LoadCoordinator.acquire` does, and LoadCancelled if its ticket is cancelled.
         """
         self._failures.check(load.spec)
         claim = LoadClaim(None, 0)
         try:
             claim = await self._claim(load)
             claim = await self._start(load, claim)
-            loaded = await self._loader.bring(load.spec, load.ticket)
-            load.source = loaded.source  # a nearer copy may have been spoiled, or have gone
+            loaded = await self._loader.load(load.spec, load.ticket)
+            load.source = loaded.source  # not the nearest tier if its copy was damaged or deleted
         except LoadFailed as error:
-            await self._remember_failure(load, claim, error)
+            await self._record_failure(load, claim, error)
             raise
         except LoadRefused:
-            load.is_settled = True  # the claim is somebody else's
+            load.is_reported = True  # another pod has the claim
             raise
         except LoadCancelled:
             LOADS.labels(tier=load.source.value, outcome="cancelled").inc()
@@ -95,81 +95,81 @@ class LoadRunner:
             LOADS.labels(tier=load.source.value, outcome="refused").inc()
             raise
         except Exception as error:
-            logger.exception("load broke", extra={"key": load.spec.key})
+            logger.exception("load raised an unexpected error", extra={"key": load.spec.key})
             failure = LoadFailed(f"{load.spec.key} could not be loaded: {error!r}")
-            await self._remember_failure(load, claim, failure)
+            await self._record_failure(load, claim, failure)
             raise failure from error
         return await self._finish(load, claim, loaded)
 
     async def _claim(self, load: LoadTask) -> LoadClaim:
-        """The gateway's claim where it made one, else one of our own, with some patience."""
-        give_up_s = time.monotonic() + CLAIM_PATIENCE_S
+        """The gateway's claim, if it made one, else a new one; retries a refused one."""
+        deadline_s = time.monotonic() + CLAIM_TIMEOUT_S
         while True:
             load.ticket.raise_if_cancelled()
             if load.token is not None:
-                return self._agent.adopt(load.token)
+                return self._agent.claim_of(load.token)
             try:
                 return await self._agent.claim(load.spec.key, load.scope)
             except LoadRefused:
-                if load.scope is ClaimScope.POOL or time.monotonic() >= give_up_s:
+                if load.scope is ClaimScope.POOL or time.monotonic() >= deadline_s:
                     raise
-            await asyncio.sleep(CLAIM_PAUSE_S)
+            await asyncio.sleep(CLAIM_RETRY_INTERVAL_S)
 
     async def _start(self, load: LoadTask, claim: LoadClaim) -> LoadClaim:
         key = load.spec.key
         load.source = await self._loader.resolver.nearest_tier(key)
         try:
             await self._agent.start_load(key, self._newest(load, claim), load.source)
-        except ClaimLost:  # the gateway's claim was over before we began
+        except ClaimLost:  # the gateway's claim expired before the load started
             load.token = None
             claim = await self._agent.claim(key, ClaimScope.POD)
             try:
                 await self._agent.start_load(key, claim, load.source)
             except ClaimLost as error:
-                raise LoadRefused(f"the load of {key} was given to somebody else") from error
+                raise LoadRefused(f"another pod got the claim for {key}") from error
         return claim
 
     async def _finish(self, load: LoadTask, claim: LoadClaim, loaded: LoadedModel) -> StoreEntry:
         key = load.spec.key
-        entry = self._store.add(loaded.model, loaded.memory_bytes, loaded.release)
+        entry = self._store.add(loaded.model, loaded.memory_bytes, loaded.free)
         self._store.acquire(key)
         try:
             await self._agent.finish_load(key, self._newest(load, claim), loaded.memory_bytes)
         except ClaimLost as error:
-            load.is_settled = True
+            load.is_reported = True
             LOADS.labels(tier=load.source.value, outcome="fenced").inc()
             await self._store.retire(key, "claim-lost")
             await self._store.release(entry)
-            raise LoadRefused(f"the load of {key} was given to somebody else") from error
-        load.is_settled = True
-        self._count_success(load, loaded.memory_bytes)
+            raise LoadRefused(f"another pod got the claim for {key}") from error
+        load.is_reported = True
+        self._record_success(load, loaded.memory_bytes)
         return entry
 
     def _newest(self, load: LoadTask, claim: LoadClaim) -> LoadClaim:
-        """A joiner may have brought a newer token than the load began with."""
+        """The claim, unless a request that joined the load has a newer token."""
         if load.token is not None and (claim.token is None or load.token > claim.token):
-            return self._agent.adopt(load.token)
+            return self._agent.claim_of(load.token)
         return claim
 
-    def _count_success(self, load: LoadTask, size_bytes: int) -> None:
-        seconds, tier = time.monotonic() - load.begun_s, load.source.value
+    def _record_success(self, load: LoadTask, size_bytes: int) -> None:
+        seconds, tier = time.monotonic() - load.started_s, load.source.value
         self._costs.observe(load.spec.key, load.source, size_bytes, seconds)
         self.completed_total += 1
-        self._failures.forget(load.spec.key)
+        self._failures.clear(load.spec.key)
         LOADS.labels(tier=tier, outcome="ok").inc()
         LOAD_SECONDS.labels(tier=tier).observe(seconds)
         self._measurements.add(load.spec.key, f"load:{tier}", seconds)
         logger.info(
-            "model on the device",
+            "model loaded",
             extra={"key": load.spec.key, "source": tier, "seconds": round(seconds, 3)},
         )
 
-    async def _remember_failure(self, load: LoadTask, claim: LoadClaim, error: LoadFailed) -> None:
+    async def _record_failure(self, load: LoadTask, claim: LoadClaim, error: LoadFailed) -> None:
         spec = load.spec
-        failure = self._failures.remember(spec, error)
+        failure = self._failures.record(spec, error)
         LOADS.labels(tier=load.source.value, outcome="failed").inc()
         logger.warning(
             "load failed",
             extra={"key": spec.key, "error": error, "attempts": failure.attempts},
         )
-        load.is_settled = await self._agent.fail_load(spec.key, self._newest(load, claim), failure)
+        load.is_reported = await self._agent.fail_load(spec.key, self._newest(load, claim), failure)

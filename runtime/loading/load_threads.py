@@ -1,7 +1,7 @@
-"""The threads of loads: what somebody waits for goes first, and preloads never take all of them.
+"""Threads of loads: urgent work goes first, and preloads never occupy all threads.
 
-How urgent a piece of work is, is asked when a thread is free, so a load that became urgent
-overtakes also with what it had handed in before.
+The priority of queued work is read when a thread becomes free, so a load that becomes urgent
+overtakes with the work that it queued before, too.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 LOAD_THREADS = 16
-MOST_PRELOADING = 8
-"""A load from storage takes two for a while: one fetches, one puts on the device."""
+MAX_PRELOAD_THREADS = 8
+"""A load from storage takes two for a while: one downloads, one copies to the device."""
 
 Result = TypeVar("Result")
 Arguments = ParamSpec("Arguments")
@@ -32,24 +32,35 @@ class _Job:
     work: Callable[[], Any]
     future: Future[Any]
 
+    def run(self) -> None:
+        if not self.future.set_running_or_notify_cancel():
+            return
+        try:
+            self.ticket.raise_if_cancelled()
+            result = self.work()
+        except BaseException as error:  # raised by the future
+            self.future.set_exception(error)
+        else:
+            self.future.set_result(result)
+
 
 class LoadThreads(Executor):
-    """All threads of a pod's loads; work that is submitted here directly is urgent."""
+    """All threads of a pod's loads; work submitted here is urgent, that of `of` as its ticket."""
 
     def __init__(
-        self, threads: int = LOAD_THREADS, *, most_preloading: int = MOST_PRELOADING
+        self, threads: int = LOAD_THREADS, *, max_preload_threads: int = MAX_PRELOAD_THREADS
     ) -> None:
         self._pool = ThreadPoolExecutor(threads, "load")
-        self._most_preloading = most_preloading
+        self._max_preload_threads = max_preload_threads
         self._lock = threading.Lock()
-        self._waiting: deque[_Job] = deque()
+        self._queue: deque[_Job] = deque()
         self._preloading = 0
-        self._urgent = LoadTicket()
+        self._urgent = _LoadExecutor(self, LoadTicket())
 
     def of(self, ticket: LoadTicket) -> Executor:
-        """The threads for one load's work; what waits when the wish is withdrawn is not run."""
-        ticket.add_listener(self._look)
-        return _ThreadsOf(self, ticket)
+        """An executor for one load; cancelling its ticket removes queued work."""
+        ticket.add_listener(self._reschedule)
+        return _LoadExecutor(self, ticket)
 
     def submit(
         self,
@@ -58,35 +69,33 @@ class LoadThreads(Executor):
         *arguments: Arguments.args,
         **keywords: Arguments.kwargs,
     ) -> Future[Result]:
-        """Run urgent work."""
-        return self.submit_for(self._urgent, partial(function, *arguments, **keywords))
+        return self._urgent.submit(function, *arguments, **keywords)
 
     def submit_for(self, ticket: LoadTicket, work: Callable[[], Result]) -> Future[Result]:
-        """Run a load's work when it is its turn; the future has LoadCancelled if that is over."""
+        """Queue a load's work; the future raises LoadCancelled if the ticket is cancelled first."""
         job = _Job(ticket, work, Future())
         with self._lock:
-            self._waiting.append(job)
+            self._queue.append(job)
         self._pool.submit(self._run_next)
         return job.future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """As every executor's."""
         if cancel_futures:
             with self._lock:
-                waiting, self._waiting = self._waiting, deque()
-            for job in waiting:
+                queue, self._queue = self._queue, deque()
+            for job in queue:
                 job.future.cancel()
         self._pool.shutdown(wait=wait, cancel_futures=cancel_futures)
 
-    def _look(self) -> None:
-        """A wish changed: what waited behind others may be next, or may be over."""
+    def _reschedule(self) -> None:
+        """Remove the work of a cancelled load, and run work that became urgent."""
         with self._lock:
-            over = [job for job in self._waiting if job.ticket.is_cancelled]
-            for job in over:
-                self._waiting.remove(job)
-            has_more = bool(self._waiting)
-        for job in over:
-            _run(job)
+            cancelled = [job for job in self._queue if job.ticket.is_cancelled]
+            for job in cancelled:
+                self._queue.remove(job)
+            has_more = bool(self._queue)
+        for job in cancelled:
+            job.run()
         if has_more:
             self._try_next()
 
@@ -104,26 +113,26 @@ class LoadThreads(Executor):
             is_preload = not job.ticket.is_urgent
             self._preloading += is_preload
         try:
-            _run(job)
+            job.run()
         finally:
             with self._lock:
                 self._preloading -= is_preload
-                has_more = is_preload and bool(self._waiting)
+                has_more = is_preload and bool(self._queue)
         if has_more:
             self._try_next()
 
     def _pick(self) -> _Job | None:
-        """The oldest urgent job, else the oldest preload's that may run beside those that do."""
-        found = next((job for job in self._waiting if job.ticket.is_urgent), None)
-        if found is None and self._waiting and self._preloading < self._most_preloading:
-            found = self._waiting[0]
+        """The oldest urgent job, else the oldest one of a preload, within their limit."""
+        found = next((job for job in self._queue if job.ticket.is_urgent), None)
+        if found is None and self._queue and self._preloading < self._max_preload_threads:
+            found = self._queue[0]
         if found is not None:
-            self._waiting.remove(found)
+            self._queue.remove(found)
         return found
 
 
-class _ThreadsOf(Executor):
-    """The threads as one load sees them."""
+class _LoadExecutor(Executor):
+    """The threads for one load's work."""
 
     def __init__(self, threads: LoadThreads, ticket: LoadTicket) -> None:
         self._threads = threads
@@ -137,15 +146,3 @@ class _ThreadsOf(Executor):
         **keywords: Arguments.kwargs,
     ) -> Future[Result]:
         return self._threads.submit_for(self._ticket, partial(function, *arguments, **keywords))
-
-
-def _run(job: _Job) -> None:
-    if not job.future.set_running_or_notify_cancel():
-        return
-    try:
-        job.ticket.raise_if_cancelled()
-        result = job.work()
-    except BaseException as error:  # it belongs to whoever waits for the work
-        job.future.set_exception(error)
-    else:
-        job.future.set_result(result)

@@ -1,13 +1,13 @@
-"""The work of one load: room on the device, weights, the network, and a first inference.
+"""One load: memory on the device, weights, the network, and a first inference.
 
-Where the files come from is `finding`; they may be on their way while this module works.
+`weight_resolver` provides the files, which may still be downloading while this module works.
 """
 
 from __future__ import annotations
 
 import asyncio
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -39,19 +39,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A network that has made its first inference, in room reserved for it."""
+    """A network that has completed its first inference, in memory reserved for it."""
 
     model: ServedModel
     memory_bytes: int
     source: Tier
-    """Where its weights were."""
-    release: Callable[[], None]
-    """Gives its memory back."""
+    """The tier that its weights were read from."""
+    free: Callable[[], None]
+    """Frees its memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelLoader:
-    """Takes a model from wherever it is to the device, knowing nothing of claims."""
+    """Loads a model to the device from any tier; claims are the caller's."""
 
     store: ModelStore
     resolver: WeightResolver
@@ -60,101 +60,100 @@ class ModelLoader:
     device: DeviceWorker
     request_threads: Executor
 
-    async def bring(self, spec: ModelSpec, ticket: LoadTicket | None = None) -> LoadedModel:
-        """The model, its room in the store still reserved.
+    async def load(self, spec: ModelSpec, ticket: LoadTicket | None = None) -> LoadedModel:
+        """The model, with its memory in the store still reserved.
 
-        Raises LoadFailed, MemoryBusy, and LoadCancelled soon after the wish was withdrawn.
+        Raises LoadFailed, MemoryBusy, and LoadCancelled soon after the ticket is cancelled.
         """
         try:
-            return await self._bring(spec, ticket or LoadTicket())
+            return await self._load(spec, ticket or LoadTicket())
         except ModelInvalid:
-            # The files may be mended at their source: the next try fetches them again.
+            # The source may be corrected: the next attempt fetches the files again.
             resolver = self.resolver
             await in_thread(resolver.threads, resolver.cache.discard, spec.key)
             await in_thread(resolver.threads, resolver.host.discard, spec.key)
             resolver.processors.forget(spec.key)
             raise
 
-    async def _bring(self, spec: ModelSpec, ticket: LoadTicket) -> LoadedModel:
-        resolver = self.resolver
-        hold = await in_thread(resolver.threads, resolver.cache.lock_for_use, spec.key)
-        try:
-            async with resolver.find(spec, ticket) as found:
-                loaded = await self._bring_found(spec, found, ticket)
-        except BaseException:
-            hold.release()
-            raise
-        return replace(loaded, release=_both(loaded.release, hold.release))
+    async def _load(self, spec: ModelSpec, ticket: LoadTicket) -> LoadedModel:
+        threads, cache = self.resolver.threads, self.resolver.cache
+        with ExitStack() as stack:
+            lock = await in_thread(threads, cache.lock_for_use, spec.key)
+            stack.callback(lock.release)
+            async with self.resolver.resolve(spec, ticket) as resolved:
+                memory_bytes = resolved.weights.layout.size_bytes + resolved.working_bytes
+                await unless_cancelled(ticket, self.store.reserve(spec.key, memory_bytes))
+                try:
+                    model, free = await _DeviceLoad(self, spec, resolved, ticket).run()
+                except BaseException:
+                    await self.store.cancel_reservation(spec.key)
+                    raise
+            stack.callback(free)
+            return LoadedModel(model, memory_bytes, resolved.tier, stack.pop_all().close)
 
-    async def _bring_found(
-        self, spec: ModelSpec, found: ResolvedWeights, ticket: LoadTicket
-    ) -> LoadedModel:
-        memory_bytes = found.weights.layout.size_bytes + found.working_bytes
-        await unless_cancelled(ticket, self.store.reserve(spec.key, memory_bytes))
-        try:
-            model, release = await self._put_on_device(spec, found, ticket)
-        except BaseException:
-            await self.store.cancel_reservation(spec.key)
-            raise
-        return LoadedModel(model, memory_bytes, found.tier, release)
 
-    # The device
+@dataclass(frozen=True, slots=True)
+class _DeviceLoad:
+    """One load from open weights to a served model."""
 
-    async def _put_on_device(
-        self, spec: ModelSpec, found: ResolvedWeights, ticket: LoadTicket
-    ) -> tuple[ServedModel, Callable[[], None]]:
-        """Put the model there, evicting one idle model after the other while the device is full."""
+    loader: ModelLoader
+    spec: ModelSpec
+    resolved: ResolvedWeights
+    ticket: LoadTicket
+
+    async def run(self) -> tuple[ServedModel, Callable[[], None]]:
+        """The model and a function that frees its memory.
+
+        Evicts one idle model after the other while the device is full.
+        """
         while True:
             try:
-                with self._told_apart(spec):
-                    return await self._try_device(spec, found, ticket)
+                with self._device_errors():
+                    return await self._run_once()
             except DeviceFull:
-                if not await self.store.evict_one(spec.key):
+                if not await self.loader.store.evict_one(self.spec.key):
                     raise
 
     @contextmanager
-    def _told_apart(self, spec: ModelSpec) -> Iterator[None]:
-        """An error of the device is none of the model: it is full, or its pod is replaced."""
+    def _device_errors(self) -> Iterator[None]:
+        """Device errors are not attributed to the model: raises DeviceFull or PodDraining."""
+        key = self.spec.key
         try:
             yield
         except Exception as error:
             if is_device_lost(error):
-                self.device.mark_lost(error)
-                raise PodDraining(f"the pod's device failed while {spec.key} was loaded") from error
+                self.loader.device.mark_lost(error)
+                raise PodDraining(f"the pod's device failed while {key} was loaded") from error
             if is_out_of_memory(error) and not isinstance(error, DeviceFull):
-                raise DeviceFull(f"{spec.key} has no room: {error}") from error
+                raise DeviceFull(f"the device has no memory for {key}: {error}") from error
             raise
 
-    async def _try_device(
-        self, spec: ModelSpec, found: ResolvedWeights, ticket: LoadTicket
-    ) -> tuple[ServedModel, Callable[[], None]]:
-        weights, skeleton = await self._weights_and_skeleton(spec, found, ticket)
+    async def _run_once(self) -> tuple[ServedModel, Callable[[], None]]:
+        weights, skeleton = await self._weights_and_skeleton()
         skeleton.attach(weights.tensors)
         model = ServedModel(
-            spec,
-            processor=found.processor,
+            self.spec,
+            processor=self.resolved.processor,
             network=skeleton.network,
-            device=self.device,
-            threads=self.request_threads,
+            device=self.loader.device,
+            threads=self.loader.request_threads,
         )
         try:
             await self._warm_up(model, skeleton)
-            if isinstance(found.processor, TextGeneration):
+            if isinstance(self.resolved.processor, TextGeneration):
                 await self._start_generator(model, skeleton.network)
         except BaseException:
             model.stop()
-            skeleton.detach()  # it is not kept: what made it fail may lie in it
+            skeleton.detach()  # not kept, since it may have caused the failure
             weights.release()
             raise
-        return model, lambda: self._release(model, skeleton, weights)
+        return model, lambda: self._free(model, skeleton, weights)
 
-    async def _weights_and_skeleton(
-        self, spec: ModelSpec, found: ResolvedWeights, ticket: LoadTicket
-    ) -> tuple[DeviceWeights, Skeleton]:
-        """The skeleton is built while the weights come; where it cannot be, they need not come."""
+    async def _weights_and_skeleton(self) -> tuple[DeviceWeights, Skeleton]:
+        """Builds the skeleton while the weights arrive; its failure cancels their download."""
         weights, skeleton = await asyncio.gather(
-            in_thread(self.resolver.threads.of(ticket), self._put, found, ticket),
-            self._build_skeleton(spec, found, ticket),
+            in_thread(self.loader.resolver.threads.of(self.ticket), self._copy_weights),
+            self._build_skeleton(),
             return_exceptions=True,
         )
         if isinstance(skeleton, BaseException):
@@ -162,47 +161,43 @@ class ModelLoader:
                 weights.release()
             raise skeleton
         if isinstance(weights, BaseException):
-            self.skeletons.put_back(skeleton)
+            self.loader.skeletons.put_back(skeleton)
             raise weights
         return weights, skeleton
 
-    def _put(self, found: ResolvedWeights, ticket: LoadTicket) -> DeviceWeights:
-        if found.tier is not Tier.REMOTE:
-            ticket.mark_started()
-        return self.memory.put(found.weights)
+    def _copy_weights(self) -> DeviceWeights:
+        if self.resolved.tier is not Tier.REMOTE:
+            self.ticket.mark_started()
+        return self.loader.memory.put(self.resolved.weights)
 
-    async def _build_skeleton(
-        self, spec: ModelSpec, found: ResolvedWeights, ticket: LoadTicket
-    ) -> Skeleton:
+    async def _build_skeleton(self) -> Skeleton:
         try:
-            return await in_thread(self.resolver.threads.of(ticket), self._skeleton, spec, found)
+            return await in_thread(self.loader.resolver.threads.of(self.ticket), self._skeleton)
         except Exception as error:
-            if not is_out_of_memory(error):  # with room, the next try may build it
-                ticket.cancel("its network cannot be built")
+            if not is_out_of_memory(error):  # an eviction may make the next attempt succeed
+                self.ticket.cancel("its network cannot be built")
             raise
 
-    def _skeleton(self, spec: ModelSpec, found: ResolvedWeights) -> Skeleton:
-        tensors = found.weights.layout.tensors
-        key = skeleton_key(found.folder, spec.task, tensors)
-        return self.skeletons.take(
-            key,
-            lambda: build_skeleton(
-                found.folder, spec.task, tensors, key=key, device=self.memory.device
-            ),
+    def _skeleton(self) -> Skeleton:
+        folder, task = self.resolved.folder, self.spec.task
+        tensors, device = self.resolved.weights.layout.tensors, self.loader.memory.device
+        key = skeleton_key(folder, task, tensors)
+        return self.loader.skeletons.take(
+            key, lambda: build_skeleton(folder, task, tensors, key=key, device=device)
         )
 
-    def _release(self, model: ServedModel, skeleton: Skeleton, weights: DeviceWeights) -> None:
-        if model.is_broken:  # a thread may be in it for ever
+    def _free(self, model: ServedModel, skeleton: Skeleton, weights: DeviceWeights) -> None:
+        if model.is_broken:  # a thread may never leave it
             skeleton.detach()
         else:
-            self.skeletons.put_back(skeleton)
+            self.loader.skeletons.put_back(skeleton)
         weights.release()
 
     async def _warm_up(self, model: ServedModel, skeleton: Skeleton) -> None:
-        """One inference, so that no request pays for what the first one sets up.
+        """One inference, so that no request pays for the setup of the first one.
 
-        That is code and buffers of the architecture in this process, which a kept skeleton has
-        behind it; the weights are in memory already, to the last page.
+        It prepares code and buffers of the architecture in this process, which a reused skeleton
+        has; the weights are in memory already, to the last page.
         """
         if skeleton.has_inferred:
             return
@@ -210,25 +205,18 @@ class ModelLoader:
             await model.warm_up()
         except RuntimePackageError:
             raise
-        except Exception as error:  # a network that cannot infer once is not served
+        except Exception as error:  # a network that cannot infer is not served
             if is_out_of_memory(error):
                 raise
-            raise ModelInvalid(f"{model.spec.key} failed its first inference: {error}") from error
+            raise ModelInvalid(f"{self.spec.key} failed its first inference: {error}") from error
         skeleton.has_inferred = True
 
     async def _start_generator(self, model: ServedModel, network: PreTrainedModel) -> None:
-        """The engine, made on the device, and one token of it."""
-        loop, limits = asyncio.get_running_loop(), self.resolver.generation_limits
-        make = partial(TransformersEngine, network, self.device, model.device_model, limits, loop)
-        engine = (await self.device.run(make, model=model.device_model)).value
+        """Create the generation engine on the device and generate one token."""
+        device, limits = self.loader.device, self.loader.resolver.generation_limits
+        loop = asyncio.get_running_loop()
+        make = partial(TransformersEngine, network, device, model.device_model, limits, loop)
+        engine = (await device.run(make, model=model.device_model)).value
         async for _ in engine.generate([0], Sampling(max_tokens=1, seed=0, temperature=0)):
             pass
         model.generator = engine
-
-
-def _both(first: Callable[[], None], second: Callable[[], None]) -> Callable[[], None]:
-    def call() -> None:
-        first()
-        second()
-
-    return call

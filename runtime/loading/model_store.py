@@ -1,9 +1,8 @@
-"""The models on the device: who waits for room, and what happens when a model leaves.
+"""The models on the device: waits for memory, evictions and removals.
 
-The bookkeeping (budget, users, who must leave for whom) is `residents`.
-
-All methods belong to the event loop. It is also KServe's model repository, so KServe's endpoints
-see the same models. Loading is `loads`; this module never blocks.
+`device_cache` does the bookkeeping (budget, users, choice of evictions). All methods belong to the
+event loop and none blocks. The store is also KServe's model repository, so KServe's endpoints serve
+the same models.
 """
 
 from __future__ import annotations
@@ -29,44 +28,39 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-PATIENCE_S = 30.0
-"""How long a load waits for models in use to let go of memory."""
+MEMORY_TIMEOUT_S = 30.0
+"""How long a load waits until requests release memory."""
 
 
 @dataclass(eq=False, slots=True)
 class StoreEntry(CachedModel):
-    """A model on the device, and how it leaves."""
+    """A model on the device and its removal."""
 
     model: ServedModel = field(kw_only=True)
-    release: Callable[[], None] = field(kw_only=True)
-    """Gives its memory back."""
-    retired_for: str | None = None
-    """Why it leaves the device when its last user is done, if it does."""
+    free: Callable[[], None] = field(kw_only=True)
+    """Frees its memory."""
+    retire_reason: str | None = None
+    """Why the model is removed after its last use; None if it stays."""
 
     @property
     def is_pinned(self) -> bool:
-        """Whether its annotations keep it there."""
+        """Whether its annotations exempt it from eviction."""
         return self.model.spec.policy.pin
 
 
 @dataclass(frozen=True, slots=True)
 class Eviction:
-    """A model that has left the device."""
+    """A model that was removed from the device."""
 
     spec: ModelSpec
     freed_bytes: int
     reason: str
-    wanted_by: str | None
-    """The model that needed the room."""
-
-    @property
-    def is_for_room(self) -> bool:
-        """Whether it left only because others needed the memory."""
-        return self.wanted_by is not None
+    evicted_for: str | None
+    """The model that needed the memory; None for other removals."""
 
 
 class ModelStore(ModelRepository):  # type: ignore[misc]  # kserve ships no types
-    """What is on the device and what it costs."""
+    """The models on the device, within a byte budget."""
 
     def __init__(
         self,
@@ -76,13 +70,13 @@ class ModelStore(ModelRepository):  # type: ignore[misc]  # kserve ships no type
         policy: EvictionPolicy = lru,
         reload_s: Callable[[str, int], float] = lambda _key, _bytes: 1.0,
     ) -> None:
-        """A store without models.
+        """An empty store.
 
         Args:
             budget_bytes: for all models together.
-            on_evicted: called after a model has left.
-            policy: which models leave first.
-            reload_s: expected time to bring a model of some size back after its eviction.
+            on_evicted: called after the removal of a model.
+            policy: chooses the models to evict.
+            reload_s: (key, bytes) to the expected time to load the model again after an eviction.
         """
         super().__init__()
         self.budget_bytes = budget_bytes
@@ -96,95 +90,92 @@ class ModelStore(ModelRepository):  # type: ignore[misc]  # kserve ships no type
     # Use
 
     def acquire(self, key: str, users: int = 1) -> StoreEntry | None:
-        """The model if it can infer on the device, kept there until as many `unpin`."""
+        """The model, if it can infer, kept on the device until each user has called `release`."""
         entry = self._on_device.by_key.get(key)
         if entry is None or entry.model.is_broken:
             return None
-        entry.retired_for = None  # wanted again before its last user was done
+        entry.retire_reason = None  # in use again before its removal
         self._on_device.use(entry, users)
         return entry
 
     def broken_reason(self, key: str) -> str | None:
-        """Why a model that is on the device cannot infer, where that is so."""
+        """Why the model on the device cannot infer; None if it can, or is not there."""
         entry = self._on_device.by_key.get(key)
         return entry.model.device_model.broken_reason if entry is not None else None
 
     async def release(self, entry: StoreEntry) -> None:
-        """One user is done."""
+        """End one use; removes a retired model after its last one."""
         self._on_device.end_use(entry)
         if entry.users == 0:
-            if entry.retired_for is not None:
-                self._drop(entry, entry.retired_for)
+            if entry.retire_reason is not None:
+                self._remove(entry, entry.retire_reason)
             async with self._freed:
                 self._freed.notify_all()
 
     def holds(self, key: str) -> bool:
-        """Whether the model is on the device."""
+        """Whether the model is on the device, also if it cannot infer."""
         return key in self._on_device.by_key
 
     def model_keys(self) -> tuple[str, ...]:
-        """All models on the device."""
         return tuple(self._on_device.by_key)
 
     def bytes_of(self, key: str) -> int:
-        """Memory of a model on the device; 0 where it is not."""
+        """Memory of a model on the device; 0 if it is not there."""
         entry = self._on_device.by_key.get(key)
         return entry.memory_bytes if entry else 0
 
     @property
     def used_bytes(self) -> int:
-        """Memory of all models on the device."""
         return self._on_device.used_bytes
 
     @property
     def idle_byte_s(self) -> float:
-        """Bytes of models that no request uses times the seconds they are there, up to now."""
+        """Bytes of idle models times seconds, up to now."""
         return self._on_device.idle_byte_s
 
-    # Room
+    # Memory
 
     @property
     def reserved_bytes(self) -> int:
-        """Room set aside for models on their way."""
         return self._on_device.reserved_bytes
 
     async def reserve(self, key: str, memory_bytes: int) -> None:
-        """Set room aside, evicting others if need be; raises MemoryBusy, ModelTooLarge."""
+        """Reserve memory, evicting others if necessary; raises MemoryBusy, ModelTooLarge."""
         self.check_fits(key, memory_bytes)
         try:
-            async with asyncio.timeout(PATIENCE_S), self._freed:
-                await self._freed.wait_for(lambda: self._make_room(key, memory_bytes))
+            async with asyncio.timeout(MEMORY_TIMEOUT_S), self._freed:
+                await self._freed.wait_for(lambda: self._try_reserve(key, memory_bytes))
         except TimeoutError as error:
             raise MemoryBusy(
-                f"{key} needs {memory_bytes} bytes; models in use hold the pod's memory"
+                f"{key} needs {memory_bytes} bytes; models in use occupy the pod's memory"
             ) from error
 
     def check_fits(self, key: str, memory_bytes: int) -> None:
-        """Raise ModelTooLarge where the whole budget would not do."""
+        """Raise ModelTooLarge if the model exceeds the whole budget."""
         if memory_bytes > self.budget_bytes:
             raise ModelTooLarge(
                 f"{key} needs {memory_bytes} bytes, the pod's memory budget is"
                 f" {self.budget_bytes} bytes"
             )
 
-    def _make_room(self, key: str, memory_bytes: int) -> bool:
-        return self._let_go(self._on_device.reserve(key, memory_bytes), "memory", key)
+    def _try_reserve(self, key: str, memory_bytes: int) -> bool:
+        return self._evict(self._on_device.reserve(key, memory_bytes), "memory", key)
 
-    async def evict_one(self, wanted_by: str) -> bool:
-        """Let the next idle model go, for a device that has less room than the budget says."""
-        has_left = self._let_go(self._on_device.choose_victims(1), "device-full", wanted_by)
-        if has_left:
+    async def evict_one(self, evicted_for: str) -> bool:
+        """Evict the next idle model, since the device has less memory than the budget."""
+        was_evicted = self._evict(self._on_device.choose_victims(1), "device-full", evicted_for)
+        if was_evicted:
             async with self._freed:
                 self._freed.notify_all()
-        return has_left
+        return was_evicted
 
-    def _let_go(self, victims: tuple[str, ...] | None, reason: str, wanted_by: str) -> bool:
+    def _evict(self, victims: tuple[str, ...] | None, reason: str, evicted_for: str) -> bool:
         for key in victims or ():
-            self._drop(self._on_device.by_key[key], reason, wanted_by)
+            self._remove(self._on_device.by_key[key], reason, evicted_for)
         return victims is not None
 
     async def cancel_reservation(self, key: str) -> None:
-        """Give room back that no model took."""
+        """Free reserved memory for which no model was added."""
         if self._on_device.cancel_reservation(key):
             async with self._freed:
                 self._freed.notify_all()
@@ -193,40 +184,40 @@ class ModelStore(ModelRepository):  # type: ignore[misc]  # kserve ships no type
         self,
         model: ServedModel,
         memory_bytes: int,
-        release: Callable[[], None] = lambda: None,
+        free: Callable[[], None] = lambda: None,
     ) -> StoreEntry:
-        """Put a loaded model into the room reserved for it; `release` gives its memory back."""
-        entry = StoreEntry(model.spec.key, memory_bytes, model=model, release=release)
+        """Add a loaded model in place of its reservation; `free` frees its memory."""
+        entry = StoreEntry(model.spec.key, memory_bytes, model=model, free=free)
         self._on_device.add(entry)
         self._publish(model.spec.name)
         TIER_BYTES.labels(tier="device").set(self.used_bytes)
         return entry
 
-    # Leaving
+    # Removal
 
     async def retire(self, key: str, reason: str) -> bool:
-        """Take a model off the device, at once or when its last user is done; False: not there."""
+        """Remove a model, at once or after its last use; False if it is not there."""
         entry = self._on_device.by_key.get(key)
         if entry is None:
             return False
         if entry.users:
-            entry.retired_for = reason
+            entry.retire_reason = reason
             return True
-        self._drop(entry, reason)
+        self._remove(entry, reason)
         async with self._freed:
             self._freed.notify_all()
         return True
 
     async def wait_removed(self, key: str) -> None:
-        """Return once the model is off the device."""
+        """Return once the model is not on the device."""
         async with self._freed:
             await self._freed.wait_for(lambda: key not in self._on_device.by_key)
 
-    def _drop(self, entry: StoreEntry, reason: str, wanted_by: str | None = None) -> None:
+    def _remove(self, entry: StoreEntry, reason: str, evicted_for: str | None = None) -> None:
         key, spec = entry.key, entry.model.spec
         self._on_device.remove(key)
         entry.model.stop()
-        entry.release()
+        entry.free()
         self._publish(spec.name)
         EVICTIONS.labels(tier="device", reason=reason).inc()
         TIER_BYTES.labels(tier="device").set(self.used_bytes)
@@ -235,28 +226,28 @@ class ModelStore(ModelRepository):  # type: ignore[misc]  # kserve ships no type
             extra={
                 "key": key,
                 "reason": reason,
-                "evicted_for": wanted_by,
+                "evicted_for": evicted_for,
                 "freed_bytes": entry.memory_bytes,
                 "reload_s": round(self._reload_s(key, entry.memory_bytes), 3),
             },
         )
-        self._on_evicted(Eviction(spec, entry.memory_bytes, reason, wanted_by))
+        self._on_evicted(Eviction(spec, entry.memory_bytes, reason, evicted_for))
 
-    # What KServe's endpoints see
+    # KServe's repository
 
     def _publish(self, name: ModelName) -> None:
-        """File the newest generation on the device under the model's name."""
-        of_name = [
+        """Store the newest generation on the device under the model's name."""
+        generations = [
             each.model for each in self._on_device.by_key.values() if each.model.spec.name == name
         ]
         names = {name.path_segment}
         if name.namespace == "default":
             names.add(name.name)
         for each in names:
-            if of_name:
-                self.models[each] = of_name[-1]
+            if generations:
+                self.models[each] = generations[-1]
             else:
                 self.models.pop(each, None)
 
     def unload(self, name: str) -> None:
-        """KServe calls this when it stops; models leave with the process."""
+        """Nothing to do when KServe stops: models end with the process."""

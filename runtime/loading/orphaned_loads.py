@@ -1,8 +1,8 @@
-"""Whether a load that nobody waits for any more goes on; a pure rule.
+"""Whether to continue a load that no request waits for any more; a pure rule.
 
-What has begun to come is worth having: a client whose deadline passed mostly comes again, and joins
-the load. Only where the pod is told so does a download end half-way, and then not one that is
-nearly done; what has come stays on disk either way, and the next load goes on from there.
+A started load is worth finishing: a client whose deadline passed usually retries, and joins the
+load. Only if configured does a running download end, and then not one that is nearly complete; the
+fetched bytes stay on disk in any case, and the next load continues from them.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ if TYPE_CHECKING:
     from runtime.storage.load_ticket import LoadProgress
 
 NEARLY_DONE_SHARE = 0.8
-"""Of a download's bytes, from which on it is always finished."""
+"""Share of a download's bytes from which on it is always finished."""
 
 
 @dataclass(frozen=True, slots=True)
 class OrphanedLoadParams:
-    """How a pod treats loads that nobody waits for any more."""
+    """A pod's settings for loads without waiting requests."""
 
     ends_downloads: bool = False
-    """Whether a download ends that has begun and is not nearly done."""
+    """Whether to end a running download that is not nearly complete."""
 
 
 def should_continue(progress: LoadProgress, params: OrphanedLoadParams) -> bool:
-    """Whether a load goes on, as a preload, when its last waiter has left."""
+    """Whether a load continues, as a preload, after its last waiter has left."""
     if not progress.has_started:
         return False
     if not params.ends_downloads:

@@ -1,7 +1,7 @@
-"""The processors a pod has at hand: tokenizers and the like, for models it serves or forwards.
+"""The processors (tokenizers and the like) of the models that a pod serves or forwards.
 
-They are small and live in memory beside the device's budget, the most recently used ones. Models
-with the same small files share one.
+They are small and kept in host memory, the most recently used ones. Models with the same small
+files share one.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MAX_PROCESSORS = 64
 
 
 class Processors:
-    """Fetches the small files of models and builds processors from them, once each."""
+    """Fetches the small files of models and builds a processor from them, once per model."""
 
     def __init__(
         self,
@@ -50,13 +50,13 @@ class Processors:
         self._builds: SingleFlight[str, Processor] = SingleFlight(tasks)
 
     async def folder(self, spec: ModelSpec) -> Path:
-        """The folder with the model's small files, fetched if need be; raises LoadFailed."""
+        """The folder with the model's small files, fetched if necessary; raises LoadFailed."""
         return await self._folders.run(
             spec.key, lambda: in_thread(self._threads, self._cache.fetch_assets, spec)
         )
 
     async def get(self, spec: ModelSpec) -> Processor:
-        """The model's processor; raises LoadFailed."""
+        """The model's processor, built if necessary; raises LoadFailed."""
         processor = self._ready.get(spec.key)
         if processor is None:
             processor = await self._builds.run(spec.key, lambda: self._build(spec))
@@ -65,11 +65,10 @@ class Processors:
         return processor
 
     def has(self, key: str) -> bool:
-        """Whether a model could be forwarded at once."""
+        """Whether the model's processor is ready."""
         return key in self._ready
 
     def keys(self) -> set[str]:
-        """Models with a processor at hand."""
         return set(self._ready)
 
     def forget(self, key: str) -> None:
@@ -80,7 +79,7 @@ class Processors:
         try:
             processor = await self._read(spec)
         except ModelInvalid:
-            # The files may be mended at their source: the next try fetches them again.
+            # The source may be corrected: the next attempt fetches the files again.
             await in_thread(self._threads, self._cache.discard, spec.key)
             raise
         self._ready[spec.key] = processor
@@ -91,30 +90,26 @@ class Processors:
         return processor
 
     async def _read(self, spec: ModelSpec) -> Processor:
-        """The processor, its files kept from other pods that want their room."""
-        hold = await in_thread(self._threads, self._cache.lock_for_use, spec.key)
-        try:
+        with await in_thread(self._threads, self._cache.lock_for_use, spec.key):
             folder = await self.folder(spec)
             contents = await in_thread(self._threads, _digest, folder, spec.task)
             return await self._shared(contents, folder, spec)
-        finally:
-            hold.release()
 
     async def _shared(self, contents: str, folder: Path, spec: ModelSpec) -> Processor:
-        """The processor of these files, which another model may have already."""
-        known = self._by_contents.get(contents)
-        if known is not None:
-            return known
+        """The processor of these files, which another model may share."""
+        existing = self._by_contents.get(contents)
+        if existing is not None:
+            return existing
         processor = await in_thread(self._threads, load_processor, folder, spec.task)
         self._by_contents[contents] = processor
         return processor
 
 
 def _digest(folder: Path, declared: Task | None) -> str:
-    """What makes two processors the same: the task and the contents of all small files."""
+    """Equal for models that can share a processor: of the task and all small files."""
     digest = hashlib.sha256(repr(declared).encode())
     for path in sorted(folder.rglob("*")):
-        is_weights = ".safetensors" in path.name  # they may be on their way just now
+        is_weights = ".safetensors" in path.name  # they may be under download
         if path.suffix == PROGRAM_SUFFIX:
             if not is_hidden(path, folder):
                 from runtime.weights.archive import Archive

@@ -1,6 +1,6 @@
-"""What it would cost to bring a model back: the last loads of this pod say.
+"""Expected time to load a model again, from the past loads of this pod.
 
-A model that was never loaded from a tier is judged by its size and that tier's rate.
+For a model that was never loaded from a tier it follows from its size and the tier's average rate.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from typing import Final
 from registry.domain.model import Tier
 
 PRIOR_BYTES_PER_S: Final = {Tier.HOST: 10e9, Tier.DISK: 2e9, Tier.REMOTE: 1e8}
-"""Before any load of this pod: memory mapped, a warm disk, object storage."""
+"""Rates before any load of this pod: mapped memory, a warm disk, object storage."""
 FIXED_S: Final = 0.02
-"""What a load costs beside the bytes."""
+"""Time of a load besides reading the bytes."""
 NEWEST_SHARE: Final = 0.3
 """Weight of the newest rate in the running average."""
 
@@ -25,7 +25,7 @@ class ReloadCosts:
         self._rates = dict(PRIOR_BYTES_PER_S)
 
     def observe(self, key: str, tier: Tier, size_bytes: int, seconds: float) -> None:
-        """A load ended."""
+        """Record a successful load."""
         self._seconds[key, tier] = seconds
         rate = size_bytes / max(1e-3, seconds - FIXED_S)
         self._rates[tier] += NEWEST_SHARE * (rate - self._rates[tier])
@@ -36,6 +36,5 @@ class ReloadCosts:
         return measured if measured is not None else FIXED_S + size_bytes / self._rates[tier]
 
     def forget(self, key: str) -> None:
-        """The model is withdrawn."""
-        for place in [place for place in self._seconds if place[0] == key]:
-            del self._seconds[place]
+        for observed in [observed for observed in self._seconds if observed[0] == key]:
+            del self._seconds[observed]

@@ -1,4 +1,4 @@
-"""A model on the device, as KServe's SDK knows models: preprocess, predict, postprocess."""
+"""A model on the device with the hooks of KServe's SDK: preprocess, predict, postprocess."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Stage:
-    """Tensors between KServe's hooks, with the request they belong to (None: V1)."""
+    """Tensors between KServe's hooks, with the V2 request that they belong to."""
 
     tensors: tuple[Tensor, ...]
     request: InferRequest | None
 
 
 class ServedModel(Model):  # type: ignore[misc]  # kserve ships no types
-    """One generation of a model with its network; works under KServe's own endpoints too."""
+    """One generation of a model with its network; also works under KServe's own endpoints."""
 
     def __init__(
         self,
@@ -61,16 +61,16 @@ class ServedModel(Model):  # type: ignore[misc]  # kserve ships no types
             max_rows=processor.batching.max_rows,
         )
         self.generator: GenerationEngine | None = None
-        """Makes tokens, where the model generates text."""
+        """Generates tokens, if the model generates text."""
         self.ready = True
 
     @property
     def is_broken(self) -> bool:
-        """Whether an inference of it did not end, so that nothing of it runs any more."""
+        """Whether an inference hung, after which the model runs no more."""
         return self.device_model.broken_reason is not None
 
     async def warm_up(self) -> None:
-        """One short inference; raises whatever the network raises."""
+        """One short inference; raises the network's errors."""
         network = self._network_in_use()
         await self._device.run(lambda: self.processor.warm_up(network), model=self.device_model)
 
@@ -81,9 +81,9 @@ class ServedModel(Model):  # type: ignore[misc]  # kserve ships no types
         deadline_s: float | None = None,
         policy: ModelPolicy | None = None,
     ) -> InferenceResult[tuple[Tensor, ...]]:
-        """Run the network on checked inputs, with others that wait; raises as the device does.
+        """Run the network on checked inputs, batched with queued ones; raises as the device does.
 
-        `policy` is what the model's annotations say now, which bounds its batches.
+        `policy` is that of the model's current annotations, which limits its batches.
         """
         self.device_model.policy = policy or self.device_model.policy
         batching = self.processor.batching
@@ -95,7 +95,7 @@ class ServedModel(Model):  # type: ignore[misc]  # kserve ships no types
         return await self._device.infer(self.device_model, payload, deadline_s=deadline_s)
 
     def infer_together(self, requests: Sequence[tuple[Tensor, ...]]) -> list[tuple[Tensor, ...]]:
-        """The network's outputs for each request, from one inference; called by the device."""
+        """The outputs of each request from one inference; called by the device."""
         network, batching = self._network_in_use(), self.processor.batching
         outputs = self.processor.infer(network, batching.join(requests))
         if len(requests) == 1:
@@ -104,11 +104,11 @@ class ServedModel(Model):  # type: ignore[misc]  # kserve ships no types
 
     def _network_in_use(self) -> PreTrainedModel:
         if self._network is None:
-            raise RuntimeError(f"{self.spec.key} was used after it left the device")
+            raise RuntimeError(f"{self.spec.key} was used after its removal from the device")
         return self._network
 
     async def preprocess(self, payload: Any, headers: Mapping[str, str] | None = None) -> _Stage:
-        """KServe's hook: a V1 dict or an InferRequest to the network's tensors."""
+        """From a V1 dict or an InferRequest to the network's tensors."""
         del headers
         try:
             if isinstance(payload, InferRequest):
@@ -116,7 +116,7 @@ class ServedModel(Model):  # type: ignore[misc]  # kserve ships no types
             else:
                 instances = payload.get("instances", payload.get("inputs"))
                 if not isinstance(instances, list):
-                    raise InvalidRequest("the body must hold a list 'instances'")
+                    raise InvalidRequest("the body must have a list 'instances'")
                 request, items = None, self.processor.read_instances(instances)
         except InvalidRequest as error:
             raise InvalidInput(str(error)) from error
@@ -124,12 +124,11 @@ class ServedModel(Model):  # type: ignore[misc]  # kserve ships no types
         return _Stage(self.processor.batching.validate(tensors), request)
 
     async def predict(self, payload: _Stage, headers: Mapping[str, str] | None = None) -> _Stage:
-        """KServe's hook: inference on the device."""
         del headers
         return _Stage((await self.infer(payload.tensors)).value, payload.request)
 
     async def postprocess(self, result: _Stage, headers: Mapping[str, str] | None = None) -> Any:
-        """KServe's hook: a V1 dict or an InferResponse."""
+        """To a V1 dict or an InferResponse."""
         del headers
         outputs = await in_thread(self._threads, self.processor.postprocess, result.tensors)
         if result.request is None:
@@ -141,15 +140,13 @@ class ServedModel(Model):  # type: ignore[misc]  # kserve ships no types
         )
 
     def get_input_types(self) -> list[dict[str, Any]]:
-        """V2 metadata."""
         return self.processor.input_types()
 
     def get_output_types(self) -> list[dict[str, Any]]:
-        """V2 metadata."""
         return self.processor.output_types()
 
     def stop(self) -> None:
-        """Let go of the network, which unmaps its weights."""
+        """Drop the network, which unmaps its weights."""
         super().stop()
         self._network = None
         if self.generator is not None:

@@ -1,21 +1,30 @@
-"""Where this pod has its models, as the registry is told."""
+"""The tiers that this pod has its models in, for the registry."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from typing import TYPE_CHECKING
 
 from registry.domain.model import Tier
 from runtime.metrics import TIER_BYTES
 from runtime.registration.registry_agent import RegistryAgent, TierState
+from runtime.threads import in_thread
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
     from runtime.loading.model_store import ModelStore
     from runtime.loading.processors import Processors
     from runtime.tiers.disk_cache import DiskCache
     from runtime.tiers.host_tier import HostTier
 
+logger = logging.getLogger(__name__)
 
-def held(
+DISK_POLL_INTERVAL_S = 2.0
+
+
+def tier_state(
     key: str, store: ModelStore, host: HostTier, cache: DiskCache, processors: Processors
 ) -> TierState:
     """The nearest tier of a model, and its bytes there."""
@@ -29,8 +38,8 @@ def held(
     return TierState(Tier.REMOTE, cache.asset_bytes(key) if processors.has(key) else 0)
 
 
-def tier_after(host: HostTier, cache: DiskCache, key: str, size_bytes: int) -> Tier:
-    """Where a model will be once it has left the device."""
+def tier_after_eviction(host: HostTier, cache: DiskCache, key: str, size_bytes: int) -> Tier:
+    """The tier of a model once it is evicted from the device."""
     if host.bytes_of(key) or 0 < size_bytes <= host.budget_bytes:
         return Tier.HOST
     return Tier.DISK if cache.bytes_on_disk(key) else Tier.REMOTE
@@ -39,7 +48,7 @@ def tier_after(host: HostTier, cache: DiskCache, key: str, size_bytes: int) -> T
 def used_bytes(
     store: ModelStore, host: HostTier, cache: DiskCache, agent: RegistryAgent
 ) -> dict[str, int]:
-    """Bytes per tier for a heartbeat; what other pods of the node did to `host` is seen here."""
+    """Bytes per tier for a heartbeat; also reports what other pods changed in the host tier."""
     for key in host.changes():
         agent.report_tier(key)
     used = {
@@ -50,3 +59,16 @@ def used_bytes(
     for tier, size_bytes in used.items():
         TIER_BYTES.labels(tier=tier).set(size_bytes)
     return used
+
+
+async def watch_disk(cache: DiskCache, agent: RegistryAgent, threads: Executor) -> None:
+    """Report what other pods change in the shared disk cache, until cancelled."""
+    while True:
+        await asyncio.sleep(DISK_POLL_INTERVAL_S)
+        try:
+            changed = await in_thread(threads, cache.refresh)
+        except OSError as error:  # retried at the next interval
+            logger.warning("disk cache not read", extra={"error": error})
+            continue
+        for key in changed:
+            agent.report_tier(key)

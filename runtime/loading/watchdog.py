@@ -1,9 +1,9 @@
-"""What follows when an inference does not end, or the device fails: a model's end, or the pod's.
+"""Actions when an inference hangs or the device fails: the model is removed, or the pod ends.
 
-A thread cannot be killed in Python. One that is stuck keeps its model's memory and, on a CPU,
-perhaps a core; the others go on beside it. On a GPU a kernel that does not end blocks whatever
-comes after it, so there the first one ends the pod. A GPU that failed for good, as after an illegal
-address, is of use to no one but a new process. Whoever supervises the pod starts it again.
+A thread cannot be killed in Python. A stuck one keeps its model's memory and, on a CPU, perhaps a
+core, while the others continue. On a GPU a kernel that does not end blocks all later ones, so the
+first hang ends the pod. A GPU that failed permanently, as after an illegal address, works only in a
+new process. The pod's supervisor restarts it.
 """
 
 from __future__ import annotations
@@ -23,46 +23,46 @@ logger = logging.getLogger(__name__)
 
 
 class Watchdog:
-    """Hears of hung inferences from the device's threads and acts on the event loop."""
+    """Receives hung inferences from the device's threads and handles them on the event loop."""
 
     def __init__(
         self,
         device: DeviceWorker,
         coordinator: LoadCoordinator,
         *,
-        most_stuck: int,
+        max_stuck_threads: int,
         end_pod: Callable[[], None],
     ) -> None:
         self._device = device
         self._coordinator = coordinator
-        self._most_stuck = most_stuck
+        self._max_stuck_threads = max_stuck_threads
         self._end_pod = end_pod
-        self._heard: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
-        loop = asyncio.get_running_loop()
-        device.on_hung = lambda key, reason: _tell(loop, self._heard, (key, reason))
-        device.on_lost = lambda reason: _end(loop, end_pod, reason)
+        self._hung: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
+        self._loop = asyncio.get_running_loop()
+        device.on_hung = self._on_hung
+        device.on_lost = self._on_lost
+
+    # In the device's threads
+
+    def _on_hung(self, key: str, reason: str) -> None:
+        self._loop.call_soon_threadsafe(self._hung.put_nowait, (key, reason))
+
+    def _on_lost(self, reason: str) -> None:
+        logger.error("device lost, ending the pod", extra={"reason": reason})
+        with suppress(RuntimeError):  # the loop is closed, since the pod has ended
+            self._loop.call_soon_threadsafe(self._end_pod)
+
+    # On the event loop
 
     async def run(self) -> None:
-        """Give up hung models until cancelled."""
+        """Remove hung models until cancelled."""
         while True:
-            key, reason = await self._heard.get()
-            stuck = self._device.stuck_threads  # some end once their weights are taken from them
+            key, reason = await self._hung.get()
+            stuck = self._device.stuck_threads  # before some end for lack of weights
             await self._coordinator.mark_broken(key, reason)
-            if stuck > self._most_stuck:
+            if stuck > self._max_stuck_threads:
                 logger.error(
-                    "too many inferences hang, the pod ends",
-                    extra={"threads": stuck, "allowed": self._most_stuck},
+                    "too many hung inferences, ending the pod",
+                    extra={"threads": stuck, "allowed": self._max_stuck_threads},
                 )
                 self._end_pod()
-
-
-def _tell(
-    loop: asyncio.AbstractEventLoop, heard: asyncio.Queue[tuple[str, str]], news: tuple[str, str]
-) -> None:
-    loop.call_soon_threadsafe(heard.put_nowait, news)
-
-
-def _end(loop: asyncio.AbstractEventLoop, end_pod: Callable[[], None], reason: str) -> None:
-    logger.error("the pod ends", extra={"reason": reason})
-    with suppress(RuntimeError):  # the loop is closed: the pod has ended
-        loop.call_soon_threadsafe(end_pod)

@@ -1,7 +1,7 @@
-"""Finds a model's files for a load: in tier `host`, on disk, or in storage, and fetches them.
+"""Opens a model's weights for a load: from tier `host`, from disk, or from storage.
 
-What does not need the weights is done while they come: the tokenizer is read, and the weights are
-handed on as soon as their headers are here.
+The processor is read while the weights arrive, and weights under download are open as soon as their
+headers have arrived.
 """
 
 from __future__ import annotations
@@ -39,26 +39,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedWeights:
-    """A model's weights, open for reading or on their way, and what serves it beside them."""
+    """A model's open weights, complete or under download, with its folder and processor."""
 
     folder: Path
     processor: Processor
     weights: WeightSource
     tier: Tier
     working_bytes: int
-    """Memory it takes on the device beside its weights."""
+    """Device memory that the model needs besides its weights."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Source:
-    """Where the weights are read from."""
+class _OpenWeights:
+    """Open weights, their tier, and their download if there is one."""
 
     weights: WeightSource
     tier: Tier
     download: Download | None = None
 
     async def end(self) -> None:
-        """Give back what was open, whatever became of it."""
         self.weights.close()
         if self.download is not None:
             await self.download.end()
@@ -76,69 +75,68 @@ class WeightResolver:
     generation_limits: GenerationLimits
 
     async def nearest_tier(self, key: str) -> Tier:
-        """Where a load of the model would start now."""
+        """The tier that a load of the model would start from now."""
         if self.host.bytes_of(key):
             return Tier.HOST
         is_cached = await in_thread(self.threads, self.cache.has_weights, key)
         return Tier.DISK if is_cached else Tier.REMOTE
 
     @asynccontextmanager
-    async def find(self, spec: ModelSpec, ticket: LoadTicket) -> AsyncIterator[ResolvedWeights]:
-        """The model's files, until the block ends, which ends a download that is under way.
+    async def resolve(self, spec: ModelSpec, ticket: LoadTicket) -> AsyncIterator[ResolvedWeights]:
+        """The model's weights until the end of the block, which cancels a running download.
 
         Raises LoadFailed, LoadCancelled.
         """
         threads = self.threads.of(ticket)
-        was_here = await in_thread(threads, self.cache.has_weights, spec.key)
+        was_on_disk = await in_thread(threads, self.cache.has_weights, spec.key)
         folder = await unless_cancelled(ticket, self.processors.folder(spec))
         files = await in_thread(threads, self.cache.weight_files, spec)
         working_bytes = await in_thread(
             threads, cache_bytes, folder, spec.task, self.generation_limits
         )
         self.store.check_fits(spec.key, sum(file.size_bytes for file in files) + working_bytes)
-        processor, source = await self._open_both(spec, files, ticket)
-        tier = source.tier
-        if tier is Tier.DISK and not was_here and files[0].path.endswith(PROGRAM_SUFFIX):
-            tier = Tier.REMOTE  # a program comes whole with the small files, just now
+        processor, opened = await self._open_with_processor(spec, files, ticket)
+        tier = opened.tier
+        if tier is Tier.DISK and not was_on_disk and files[0].path.endswith(PROGRAM_SUFFIX):
+            tier = Tier.REMOTE  # just downloaded with the small files
             ticket.mark_started()
         try:
-            yield ResolvedWeights(folder, processor, source.weights, tier, working_bytes)
-        except asyncio.CancelledError:  # the pod ends: its threads have no more to wait for
+            yield ResolvedWeights(folder, processor, opened.weights, tier, working_bytes)
+        except asyncio.CancelledError:  # the pod ends
             ticket.cancel("the pod shuts down")
             raise
         except BaseException:
-            await source.end()
+            await opened.end()
             raise
-        await source.end()
+        await opened.end()
 
-    async def _open_both(
+    async def _open_with_processor(
         self, spec: ModelSpec, files: Sequence[RemoteFile], ticket: LoadTicket
-    ) -> tuple[Processor, _Source]:
-        """The tokenizer is read while the weights are looked for or begin to come."""
-        processor, source = await asyncio.gather(
+    ) -> tuple[Processor, _OpenWeights]:
+        processor, opened = await asyncio.gather(
             unless_cancelled(ticket, self.processors.get(spec)),
             self._open(spec, files, ticket),
             return_exceptions=True,
         )
-        if not isinstance(processor, BaseException) and not isinstance(source, BaseException):
-            return processor, source
-        if isinstance(source, _Source):
-            await source.end()
-        raise _cause(processor, source)
+        if not isinstance(processor, BaseException) and not isinstance(opened, BaseException):
+            return processor, opened
+        if isinstance(opened, _OpenWeights):
+            await opened.end()
+        raise _cause(processor, opened)
 
     async def _open(
         self, spec: ModelSpec, files: Sequence[RemoteFile], ticket: LoadTicket
-    ) -> _Source:
+    ) -> _OpenWeights:
         threads = self.threads.of(ticket)
         image = await in_thread(threads, self.host.open, spec.key, files)
         if image is not None:
-            return _Source(image, Tier.HOST)
+            return _OpenWeights(image, Tier.HOST)
         if await in_thread(threads, self.cache.has_weights, spec.key):
             paths = await in_thread(threads, self.cache.fetch_weights, spec, ticket)
-            return _Source(await in_thread(threads, DiskWeights, paths), Tier.DISK)
+            return _OpenWeights(await in_thread(threads, DiskWeights, paths), Tier.DISK)
         download = Download(self.cache, spec, files, ticket=ticket, threads=threads)
         try:
-            return _Source(await download.weights(), Tier.REMOTE, download)
+            return _OpenWeights(await download.weights(), Tier.REMOTE, download)
         except asyncio.CancelledError:
             ticket.cancel("the pod shuts down")
             raise
@@ -148,6 +146,6 @@ class WeightResolver:
 
 
 def _cause(*results: object) -> BaseException:
-    """The error that came first: one part's failure ends the other, which is then cancelled."""
+    """The error that is not LoadCancelled, if any: a failure cancels the other part."""
     errors = [result for result in results if isinstance(result, BaseException)]
     return min(errors, key=lambda error: isinstance(error, LoadCancelled))

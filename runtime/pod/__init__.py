@@ -1,1 +1,1 @@
-"""The life of one pod: its components put together, run, and taken down."""
+"""One pod: its components, their composition and the lifecycle."""

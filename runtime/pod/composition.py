@@ -1,28 +1,17 @@
-"""A pod's parts, put together: what loads, what serves, what keeps an eye on both."""
+"""Composition of a pod: services and servers over its loading components, and background work."""
 
 from __future__ import annotations
 
-import os
 import time
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from registry.domain.pod import PodInfo, host_port
-from registry.redis.watch import ClusterWatch
-from runtime.engines.networks.skeletons import Skeletons
 from runtime.generation.processor_sharing import ProcessorSharing
-from runtime.loading.load_coordinator import LoadCoordinator
-from runtime.loading.model_loader import ModelLoader
-from runtime.loading.model_store import Eviction, ModelStore
-from runtime.loading.orphaned_loads import OrphanedLoadParams
-from runtime.loading.processors import Processors
-from runtime.loading.reload_costs import ReloadCosts
-from runtime.loading.tier_state import held, tier_after, used_bytes
+from runtime.loading.tier_state import watch_disk
 from runtime.loading.watchdog import Watchdog
-from runtime.loading.weight_resolver import WeightResolver
-from runtime.metrics import IDLE_MEMORY
 from runtime.openai.routes import OpenAIRoutes
+from runtime.pod.loading_components import compose_loading
 from runtime.pod.model_sync import ModelSync
 from runtime.profiling.profile_sync import ProfileSync
 from runtime.profiling.profiler import Profiler
@@ -32,299 +21,119 @@ from runtime.protocols.profile_route import profile_route
 from runtime.protocols.routes import Routes
 from runtime.protocols.server import PodServer
 from runtime.registration.inference_end_notifier import InferenceEndNotifier
-from runtime.registration.measurements import Measurements
 from runtime.registration.model_catalog import ModelCatalog
-from runtime.registration.registry_agent import Inventory, RegistryAgent
 from runtime.serving.generation_service import GenerationService
 from runtime.serving.health import Health
 from runtime.serving.in_flight import InFlightRequests
 from runtime.serving.predict_service import PredictService
 from runtime.serving.repository import Repository
 from runtime.serving.single_model import SingleModel, single_model_spec
-from runtime.storage.bandwidth import Bandwidth
-from runtime.storage.load_ticket import LoadTicket
-from runtime.storage.storages import StorageOptions, Storages
-from runtime.tiers.demotion import Demotions
-from runtime.tiers.disk_cache import DiskCache
-from runtime.tiers.eviction import POLICIES
 
 if TYPE_CHECKING:
-    import asyncio
-    from collections.abc import Callable
-    from concurrent.futures import Executor
+    from collections.abc import Callable, Coroutine
 
-    from registry.redis.client import Registry
-    from runtime.device.memory import DeviceMemory
-    from runtime.device.worker import DeviceWorker
-    from runtime.loading.load_threads import LoadThreads
-    from runtime.serving.remote_inference import RemoteInference
-    from runtime.settings import RuntimeSettings
-    from runtime.tiers.host_tier import HostTier
-
-
-@dataclass(frozen=True, slots=True)
-class PodContext:
-    """What the parts stand on; made, and taken down, by the pod itself."""
-
-    settings: RuntimeSettings
-    port: int
-    registry: Registry
-    remote: RemoteInference
-    device: DeviceWorker
-    memory: DeviceMemory
-    host: HostTier
-    load_threads: LoadThreads
-    request_threads: Executor
-    tasks: asyncio.TaskGroup
-    end_pod: Callable[[], None]
-
-    @property
-    def info(self) -> PodInfo:
-        """What the registry is told of the pod."""
-        settings = self.settings
-        return PodInfo(
-            name=settings.name,
-            address=host_port(
-                settings.advertise or settings.host, settings.advertise_port or self.port
-            ),
-            node=settings.node_name,
-            device=str(self.memory.device),
-            slots=settings.slots,
-            memory_bytes=settings.memory_bytes,
-            link_bytes_per_s=settings.link_rate or None,
-            process_id=os.getpid(),
-        )
+    from runtime.pod.loading_components import LoadingComponents, PodContext
 
 
 @dataclass(frozen=True, slots=True)
 class PodComponents:
-    """What runs and what is taken down."""
+    """The components that the lifecycle of a pod starts and stops."""
 
-    watch: ClusterWatch
-    agent: RegistryAgent
-    demotions: Demotions
-    end_notifier: InferenceEndNotifier
-    follower: ModelSync
-    hangs: Watchdog
-    profiles: ProfileSync
-    cache: DiskCache
-    service: PredictService
-    store: ModelStore
+    loading: LoadingComponents
+    in_flight: InFlightRequests
     server: PodServer
     grpc_server: GrpcServer
-    single_model: SingleModel | None
+    background: tuple[Callable[[], Coroutine[Any, Any, None]], ...]
+    """Work that runs until cancelled."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Loading:
-    """What knows and moves models."""
-
-    watch: ClusterWatch
-    measurements: Measurements
-    costs: ReloadCosts
-    cache: DiskCache
-    store: ModelStore
-    agent: RegistryAgent
-    processors: Processors
-    demotions: Demotions
-    coordinator: LoadCoordinator
-    catalog: ModelCatalog
-
-
-def assemble(ground: PodContext) -> PodComponents:
-    """All parts of a pod; none runs yet."""
-    settings, loading = ground.settings, _loading(ground)
-    kind = ground.info.device
+def assemble(context: PodContext) -> PodComponents:
+    """All components of a pod, not yet started."""
+    settings, info, loading = context.settings, context.info, compose_loading(context)
+    watch, agent = loading.watch, loading.agent
     profiles = ProfileSync(
-        ground.device.times,
-        watch=loading.watch,
-        agent=loading.agent,
-        device=kind,
+        context.device.times,
+        watch=watch,
+        agent=agent,
+        device=info.device,
         interval_s=settings.profile_interval,
     )
-    hangs = Watchdog(
-        ground.device,
+    watchdog = Watchdog(
+        context.device,
         loading.coordinator,
-        most_stuck=settings.most_stuck_threads if kind == "cpu" else 0,
-        end_pod=ground.end_pod,
+        max_stuck_threads=settings.most_stuck_threads if info.device == "cpu" else 0,
+        end_pod=context.end_pod,
     )
-    end_notifier = InferenceEndNotifier(loading.agent)
-    service = _service(ground, loading, end_notifier)
-    single_model = _single_model(ground, loading)
-    health = Health(loading.agent, service.in_flight, ground.device, single_model)
-    server, grpc_server = _servers(ground, loading, service, profiles, health)
-    return PodComponents(
-        watch=loading.watch,
-        agent=loading.agent,
-        demotions=loading.demotions,
-        end_notifier=end_notifier,
-        follower=_follower(ground, loading),
-        hangs=hangs,
-        profiles=profiles,
-        cache=loading.cache,
-        service=service,
-        store=loading.store,
-        server=server,
-        grpc_server=grpc_server,
-        single_model=single_model,
-    )
-
-
-def _single_model(ground: PodContext, loading: _Loading) -> SingleModel | None:
-    settings = ground.settings
-    if not settings.model_name:
-        return None
-    return SingleModel(
-        single_model_spec(settings.model_name, settings.model_dir),
-        registry=ground.registry,
-        watch=loading.watch,
-        coordinator=loading.coordinator,
-        store=loading.store,
-    )
-
-
-def _loading(ground: PodContext) -> _Loading:
-    settings, host = ground.settings, ground.host
-    watch = ClusterWatch(ground.registry, counts=False)
-    measurements, costs = Measurements(), ReloadCosts()
-    cache = _disk_cache(settings)
-
-    def on_evicted(eviction: Eviction) -> None:
-        agent.report_tier(eviction.spec.key)
-        if eviction.is_for_room:
-            demotions.offer(eviction.spec)
-
-    def reload_s(key: str, size_bytes: int) -> float:
-        return costs.estimate_s(key, tier_after(host, cache, key, size_bytes), size_bytes)
-
-    store = ModelStore(
-        settings.memory_bytes, on_evicted, policy=POLICIES[settings.eviction], reload_s=reload_s
-    )
-    IDLE_MEMORY.set_function(lambda: store.idle_byte_s)
-    agent = RegistryAgent(
-        ground.registry,
-        ground.info,
-        Inventory(
-            keys=lambda: cache.keys() | host.keys() | set(store.model_keys()) | processors.keys(),
-            held=lambda key: held(key, store, host, cache, processors),
-            is_loading=lambda key: coordinator.is_loading(key),
-            used_bytes=lambda: used_bytes(store, host, cache, agent),
-            loads_total=lambda: coordinator.completed_total,
-            idle_byte_s=lambda: store.idle_byte_s,
-        ),
-        measurements=measurements,
-        heartbeat_s=settings.heartbeat,
-        lease_ttl_s=settings.lease_ttl,
-    )
-    processors = Processors(cache, ground.load_threads, ground.tasks, agent.report_tier)
-    background = ground.load_threads.of(LoadTicket(is_urgent=False))
-    demotions = Demotions(host, cache, background, agent.report_tier)
-    resolver = WeightResolver(
-        store, cache, host, processors, ground.load_threads, settings.generation_limits
-    )
-    loader = ModelLoader(
-        store, resolver, ground.memory, Skeletons(), ground.device, ground.request_threads
-    )
-    coordinator = LoadCoordinator(
-        loader,
-        agent=agent,
-        watch=watch,
-        measurements=measurements,
-        costs=costs,
-        tasks=ground.tasks,
-        abandoned=OrphanedLoadParams(settings.end_abandoned_downloads),
-    )
-    catalog = ModelCatalog(watch, ground.registry)
-    return _Loading(
-        watch, measurements, costs, cache, store, agent, processors, demotions, coordinator, catalog
-    )
-
-
-def _disk_cache(settings: RuntimeSettings) -> DiskCache:
-    options = StorageOptions(
-        secret_folder=settings.storage_config, claim_mounts=Path(settings.pvc_dir)
-    )
-    return DiskCache(
-        settings.cache_path,
-        Storages(options),
-        Bandwidth(settings.link_rate or None),
-        budget_bytes=settings.disk_bytes,
-    )
-
-
-def _service(
-    ground: PodContext, loading: _Loading, end_notifier: InferenceEndNotifier
-) -> PredictService:
-    info = ground.info
-    return PredictService(
+    end_notifier = InferenceEndNotifier(agent)
+    single_model = None
+    if settings.model_name:
+        single_model = SingleModel(
+            single_model_spec(settings.model_name, settings.model_dir),
+            registry=context.registry,
+            watch=watch,
+            coordinator=loading.coordinator,
+            store=loading.store,
+        )
+    catalog = ModelCatalog(watch, context.registry)
+    service = PredictService(
         info.name,
         info.address,
         in_flight=InFlightRequests(
-            info.name, slots=info.slots, allow_simulated_work=ground.settings.allow_simulated_work
+            info.name, slots=info.slots, allow_simulated_work=settings.allow_simulated_work
         ),
-        catalog=loading.catalog,
+        catalog=catalog,
         coordinator=loading.coordinator,
         processors=loading.processors,
-        remote=ground.remote,
+        remote=context.remote,
         end_notifier=end_notifier,
         measurements=loading.measurements,
-        threads=ground.request_threads,
+        threads=context.request_threads,
     )
+    health = Health(agent, service.in_flight, context.device, single_model)
+    server, grpc_server = _servers(context, loading, catalog, service, profiles, health)
+    model_sync = ModelSync(loading, context.load_threads, retire_grace_s=settings.retire_grace)
+    background: list[Callable[[], Coroutine[Any, Any, None]]] = [
+        watch.run,
+        agent.run,
+        loading.demotions.run,
+        end_notifier.run,
+        model_sync.run,
+        partial(watch_disk, loading.cache, agent, context.load_threads),
+        watchdog.run,
+        profiles.run,
+    ]
+    if single_model is not None:
+        background.append(single_model.run)
+    return PodComponents(loading, service.in_flight, server, grpc_server, tuple(background))
 
 
 def _servers(
-    ground: PodContext,
-    loading: _Loading,
+    context: PodContext,
+    loading: LoadingComponents,
+    catalog: ModelCatalog,
     service: PredictService,
     profiles: ProfileSync,
     health: Health,
 ) -> tuple[PodServer, GrpcServer]:
-    """Every protocol that the pod speaks, over the same service."""
-    settings, catalog, coordinator = ground.settings, loading.catalog, loading.coordinator
-    repository = Repository(
-        catalog, coordinator, loading.store, loading.processors, service.in_flight
-    )
-    calls = InferenceService(
-        service,
-        repository,
-        health,
-        threads=ground.request_threads,
-        pod_name=settings.name,
-    )
+    """The servers of all protocols, over the same service."""
+    settings, threads = context.settings, context.request_threads
+    coordinator, processors = loading.coordinator, loading.processors
+    repository = Repository(catalog, coordinator, loading.store, processors, service.in_flight)
+    calls = InferenceService(service, repository, health, threads=threads, pod_name=settings.name)
     generations = GenerationService(
         service,
         catalog=catalog,
         measurements=loading.measurements,
-        threads=ground.request_threads,
+        threads=threads,
         limits=settings.generation_limits,
         device_time=ProcessorSharing(time.monotonic),
     )
-    openai = OpenAIRoutes(
-        settings, service, generations, loading.processors, catalog, ground.remote
-    )
+    openai = OpenAIRoutes(settings, service, generations, processors, catalog, context.remote)
     profiler = Profiler(
-        coordinator=coordinator,
-        device=ground.device,
-        profiles=profiles,
-        threads=ground.request_threads,
+        coordinator=coordinator, device=context.device, profiles=profiles, threads=threads
     )
     routes = Routes(settings, service, repository, health)
     table = [*openai.table(), *routes.table(), profile_route(profiler, catalog)]
     return PodServer(loading.store, table), GrpcServer(
         calls.handler(), max_body_bytes=settings.max_body_bytes, slots=settings.slots
-    )
-
-
-def _follower(ground: PodContext, loading: _Loading) -> ModelSync:
-    return ModelSync(
-        watch=loading.watch,
-        store=loading.store,
-        cache=loading.cache,
-        host=ground.host,
-        costs=loading.costs,
-        processors=loading.processors,
-        coordinator=loading.coordinator,
-        agent=loading.agent,
-        threads=ground.load_threads,
-        retire_grace_s=ground.settings.retire_grace,
     )

@@ -1,4 +1,4 @@
-"""The life of one pod: its parts run, and are taken down in order."""
+"""The lifecycle of one pod: start, serve, drain, deregister, close."""
 
 from __future__ import annotations
 
@@ -17,40 +17,40 @@ from registry.redis.client import Registry
 from runtime.device.memory import open_device
 from runtime.device.worker import DeviceWorker
 from runtime.loading.load_threads import LoadThreads
-from runtime.pod.composition import PodContext, assemble
+from runtime.pod.composition import assemble
+from runtime.pod.loading_components import PodContext
 from runtime.protocols.server import CLOSE_TIMEOUT_S, listen
 from runtime.serving.remote_inference import RemoteInference
 from runtime.threads import in_thread
-from runtime.tiers.disk_watch import watch_disk
 from runtime.tiers.host_tier import enter_host_tier
 
 if TYPE_CHECKING:
     from runtime.pod.composition import PodComponents
-    from runtime.serving.predict_service import PredictService
+    from runtime.serving.in_flight import InFlightRequests
     from runtime.settings import RuntimeSettings
 
 logger = logging.getLogger(__name__)
 
-ABANDON_S = 1.0
-"""How long abandoned requests may take to say so to their clients."""
-LAST_S = CLOSE_TIMEOUT_S + 3.0
-"""From the end of the drain to the end of the process, whatever hangs in it."""
+CANCEL_TIMEOUT_S = 1.0
+"""For cancelled requests to send their error responses."""
+FORCED_EXIT_DELAY_S = CLOSE_TIMEOUT_S + 3.0
+"""From the end of the drain to the forced exit of a process that hangs."""
 
 
 def run_pod(settings: RuntimeSettings) -> int:
     """Run a pod until SIGTERM or SIGINT; returns its exit status."""
     torch.set_num_threads(settings.threads)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_PodLife(settings).run())
+        runner.run(_PodLifecycle(settings).run())
     return 0
 
 
 class _PodStopped(Exception):
-    """The pod was asked to stop and did."""
+    """The pod was stopped in order."""
 
 
-class _PodLife:
-    """A pod's life. Parts that need the event loop are made in `run`."""
+class _PodLifecycle:
+    """One pod. `run` creates the resources that need the event loop."""
 
     def __init__(self, settings: RuntimeSettings) -> None:
         self._settings = settings
@@ -62,7 +62,7 @@ class _PodLife:
         self._request_threads = ThreadPoolExecutor(max(2, settings.threads), "request")
 
     async def run(self) -> None:
-        """Serve until asked to stop; then drain, deregister and close."""
+        """Serve until a signal; then drain, deregister and close."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
@@ -77,40 +77,29 @@ class _PodLife:
         device.start()
         try:
             async with asyncio.TaskGroup() as tasks:
-                ground = PodContext(
-                    settings,
-                    self._listener.getsockname()[1],
-                    registry,
-                    remote,
-                    device,
-                    self._memory,
-                    self._host,
-                    self._load_threads,
-                    self._request_threads,
-                    tasks,
-                    self._stop.set,
+                context = PodContext(
+                    settings=settings,
+                    port=self._listener.getsockname()[1],
+                    registry=registry,
+                    remote=remote,
+                    device=device,
+                    memory=self._memory,
+                    host=self._host,
+                    load_threads=self._load_threads,
+                    request_threads=self._request_threads,
+                    tasks=tasks,
+                    end_pod=self._stop.set,
                 )
-                parts = assemble(ground)
-                await parts.grpc_server.start(settings.host, settings.grpc_port)
-                for work in (
-                    parts.watch.run(),
-                    parts.agent.run(),
-                    parts.demotions.run(),
-                    parts.end_notifier.run(),
-                    parts.follower.run(),
-                    watch_disk(parts.cache, parts.agent, self._load_threads),
-                    parts.hangs.run(),
-                    parts.profiles.run(),
-                ):
-                    tasks.create_task(work)
-                if parts.single_model is not None:
-                    tasks.create_task(parts.single_model.run())
-                serving = tasks.create_task(parts.server.serve(self._listener))
+                components = assemble(context)
+                await components.grpc_server.start(settings.host, settings.grpc_port)
+                for work in components.background:
+                    tasks.create_task(work())
+                serving = tasks.create_task(components.server.serve(self._listener))
                 await self._stop.wait()
-                self._end_at_last()
-                await self._shut_down(parts)
+                self._schedule_forced_exit()
+                await self._shut_down(components)
                 await serving
-                raise _PodStopped  # cancels what is left, loads among it
+                raise _PodStopped  # cancels the remaining tasks, loads among them
         except* _PodStopped:
             logger.info("stopped")
         finally:
@@ -122,36 +111,38 @@ class _PodLife:
             self._load_threads.shutdown(wait=False, cancel_futures=True)
             self._request_threads.shutdown(wait=False, cancel_futures=True)
 
-    def _end_at_last(self) -> None:
-        """End the process also if a forward or a download hangs, which nothing can cancel."""
-        last = threading.Timer(self._settings.drain_timeout + LAST_S, os._exit, (os.EX_TEMPFAIL,))
-        last.daemon = True
-        last.start()
+    def _schedule_forced_exit(self) -> None:
+        """Exit even if an inference or a download hangs, which nothing can cancel."""
+        delay_s = self._settings.drain_timeout + FORCED_EXIT_DELAY_S
+        timer = threading.Timer(delay_s, os._exit, (os.EX_TEMPFAIL,))
+        timer.daemon = True
+        timer.start()
 
-    async def _shut_down(self, parts: PodComponents) -> None:
-        """Take no more, finish what runs, leave the registry, unload, close."""
+    async def _shut_down(self, components: PodComponents) -> None:
+        """Refuse new requests, complete the running ones, deregister, unload, close."""
         logger.info("draining")
-        parts.service.in_flight.is_draining = True
-        await parts.agent.drain()
-        if not await _is_idle(parts.service, self._settings.drain_timeout):
+        loading, in_flight = components.loading, components.in_flight
+        in_flight.is_draining = True
+        await loading.agent.drain()
+        if not await _is_idle(in_flight, self._settings.drain_timeout):
             logger.warning(
                 "requests left unfinished", extra={"after_s": self._settings.drain_timeout}
             )
-            parts.service.in_flight.cancel_all()
-            await _is_idle(parts.service, ABANDON_S)
-        await parts.agent.leave()
-        for key in parts.store.model_keys():
-            await parts.store.retire(key, "shutdown")
-        parts.server.close()
-        await parts.grpc_server.stop(CLOSE_TIMEOUT_S)
-        await in_thread(self._request_threads, parts.cache.close)
+            in_flight.cancel_all()
+            await _is_idle(in_flight, CANCEL_TIMEOUT_S)
+        await loading.agent.leave()
+        for key in loading.store.model_keys():
+            await loading.store.retire(key, "shutdown")
+        components.server.close()
+        await components.grpc_server.stop(CLOSE_TIMEOUT_S)
+        await in_thread(self._request_threads, loading.cache.close)
 
 
-async def _is_idle(service: PredictService, patience_s: float) -> bool:
-    """Whether all requests are answered, now or within `patience_s`."""
+async def _is_idle(in_flight: InFlightRequests, timeout_s: float) -> bool:
+    """Whether all requests have ended within the timeout."""
     try:
-        async with asyncio.timeout(patience_s):
-            await service.in_flight.wait_idle()
+        async with asyncio.timeout(timeout_s):
+            await in_flight.wait_idle()
     except TimeoutError:
         return False
     return True

@@ -1,1 +1,1 @@
-"""What the pod says to the registry, and what it reads there."""
+"""Calls of the pod to the registry, and its copy of the declared models."""

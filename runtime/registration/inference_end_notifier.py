@@ -1,4 +1,4 @@
-"""Telling the registry that inference stages ended, without any request waiting for it."""
+"""Reports ended inference stages to the registry in the background, off the path of requests."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from runtime.registration.registry_agent import RegistryAgent
 
-MOST_WAITING = 10_000
+MAX_QUEUED = 10_000
 
 
 class InferenceEndNotifier:
-    """A queue of reservations whose place in the inference stage is free again."""
+    """A queue of reservations whose inference stage has ended."""
 
     def __init__(self, agent: RegistryAgent) -> None:
         self._agent = agent
-        self._ended: asyncio.Queue[str] = asyncio.Queue(MOST_WAITING)
+        self._ended: asyncio.Queue[str] = asyncio.Queue(MAX_QUEUED)
 
     def notify(self, reservation_id: str | None) -> None:
-        """Free the place soon; one that finds the queue full expires by itself."""
+        """Queue a reservation; one that finds the queue full is left to expire."""
         if reservation_id is not None and not self._ended.full():
             self._ended.put_nowait(reservation_id)
 
     async def run(self) -> None:
-        """Send until cancelled; what ended together goes out together."""
+        """Send until cancelled; everything queued goes out at once."""
         while True:
             batch = [await self._ended.get()]
             while not self._ended.empty():

@@ -1,4 +1,4 @@
-"""What a pod measured since its last heartbeat, per model and measure."""
+"""Measurements of a pod since its last heartbeat, per model and measure."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from typing import Final
 
 from registry.domain.pod import Samples
 
-MOST_PER_HEARTBEAT: Final = 8
-_KEPT: Final = 8 * MOST_PER_HEARTBEAT
-"""Samples of a measure until the older ones are thrown away: seldom, since that costs."""
+MAX_PER_HEARTBEAT: Final = 8
+_MAX_KEPT: Final = 8 * MAX_PER_HEARTBEAT
+"""Samples of a measure before the older ones are dropped: rarely, since that costs time."""
 
 
 class Measurements:
-    """The latest samples of each measure; older ones than a heartbeat carries are forgotten."""
+    """The latest samples of each measure, as many as a heartbeat sends."""
 
     def __init__(self) -> None:
         self._samples: dict[str, dict[str, list[float]]] = {}
 
     def add(self, key: str, measure: str, seconds: float) -> None:
-        """Remember one sample of `measure` (a stage, or `load:<tier>`) of a model."""
+        """Add a sample of `measure` (a stage, or `load:<tier>`) of a model."""
         measures = self._samples.get(key)
         if measures is None:
             measures = self._samples[key] = {}
@@ -27,27 +27,27 @@ class Measurements:
             measures[measure] = [seconds]
             return
         samples.append(seconds)
-        if len(samples) > _KEPT:
-            del samples[:-MOST_PER_HEARTBEAT]
+        if len(samples) > _MAX_KEPT:
+            del samples[:-MAX_PER_HEARTBEAT]
 
     def take(self) -> tuple[Samples, ...]:
-        """All samples since the last call."""
+        """The latest samples since the last call."""
         taken: list[Samples] = []
-        quiet: list[str] = []
+        unused: list[str] = []
         for key, measures in self._samples.items():
             before = len(taken)
             for measure, samples in measures.items():
                 if samples:
-                    taken.append(Samples(key, measure, tuple(samples[-MOST_PER_HEARTBEAT:])))
+                    taken.append(Samples(key, measure, tuple(samples[-MAX_PER_HEARTBEAT:])))
                     samples.clear()
             if len(taken) == before:
-                quiet.append(key)
-        for key in quiet:  # those in use keep their lists, which are many to make anew
+                unused.append(key)
+        for key in unused:  # the others keep their lists, which saves allocations
             del self._samples[key]
         return tuple(taken)
 
     def restore(self, taken: tuple[Samples, ...]) -> None:
-        """Keep samples that could not be sent, unless newer ones have come."""
+        """Put back samples that could not be sent, unless there are newer ones."""
         for samples in taken:
             measures = self._samples.setdefault(samples.key, {})
             if not measures.get(samples.measure):

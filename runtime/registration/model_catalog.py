@@ -1,4 +1,4 @@
-"""Finding what a request asks for among the declared models."""
+"""The declared models, and the generation of one that a request needs."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 
 class ModelCatalog:
-    """The watch's copy first, then the registry: a declaration may be newer than the copy."""
+    """Looks in the watch's copy first, then in the registry, which may be newer."""
 
     def __init__(self, watch: ClusterWatch, registry: Registry) -> None:
         self._watch = watch
         self._registry = registry
 
     async def find(self, name: ModelName, generation: str | None) -> ModelSpec:
-        """The generation that is asked for, or the one that serves now; raises ModelNotFound."""
+        """The requested generation, else the one that serves now; raises ModelNotFound."""
         record = self._watch.state.models.get(name)
         spec = pick_generation(record, generation)
         if spec is not None:
@@ -39,8 +39,8 @@ class ModelCatalog:
     async def is_pod(self, address: str | None) -> bool:
         """Whether a pod of the pool has this address: requests are forwarded nowhere else.
 
-        The gateway may have heard of a new pod before the copy here. Addresses that are unknown
-        cost little: a look at one key each, as many at a time as the pod has slots, in one call.
+        The gateway may know a new pod before the copy here does. An unknown address costs little:
+        a read of one key, with as many in one call as the pod has slots.
         """
         if address is None:
             return False
@@ -52,16 +52,14 @@ class ModelCatalog:
             return False
 
     def names(self) -> list[ModelName]:
-        """All declared models."""
         return sorted(self._watch.state.models)
 
     def record(self, name: ModelName) -> ModelRecord | None:
-        """What is known of a model."""
         return self._watch.state.models.get(name)
 
 
 def pick_generation(record: ModelRecord | None, generation: str | None) -> ModelSpec | None:
-    """The generation of a record that is asked for; None asks for the one that serves now."""
+    """The requested generation of a record; None requests the one that serves now."""
     if record is None:
         return None
     if generation is None:

@@ -1,13 +1,14 @@
-"""The pod's voice in the registry: registration, heartbeats, tiers, claims for loads.
+"""The pod's connection to the registry: registration, heartbeats, tiers, claims for loads.
 
-It keeps the pod serving while the registry is away: what could not be said is said again with the
-next heartbeat, and after a lost lease the pod registers anew with everything it has.
+The pod serves on during an outage of the registry: unsent reports are sent with a later heartbeat,
+and after a lost lease the pod registers again and reports all its models.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -27,10 +28,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+RETRY_INTERVAL_S = 0.2
+"""Between attempts to reach the registry, if the heartbeat interval is longer."""
+
 
 @dataclass(frozen=True, slots=True)
 class TierState:
-    """Where a model's weights are at this pod."""
+    """The nearest tier of a model's weights at this pod."""
 
     tier: Tier
     size_bytes: int
@@ -38,11 +42,11 @@ class TierState:
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """What the agent asks the rest of the pod."""
+    """Queries of the agent about the rest of the pod."""
 
     keys: Callable[[], set[str]]
     """Models of which the pod has anything."""
-    held: Callable[[str], TierState]
+    tier_state: Callable[[str], TierState]
     is_loading: Callable[[str], bool]
     used_bytes: Callable[[], dict[str, int]]
     loads_total: Callable[[], int]
@@ -51,14 +55,14 @@ class Inventory:
 
 @dataclass(frozen=True, slots=True)
 class LoadClaim:
-    """A load this pod may do; `token` is None where the registry was away."""
+    """The right to load a model; `token` is None if the registry was unavailable."""
 
     token: int | None
     epoch: int
 
 
 class RegistryAgent:
-    """One pod's registration and all it says in its name."""
+    """One pod's registration, and its calls to the registry."""
 
     def __init__(
         self,
@@ -71,6 +75,7 @@ class RegistryAgent:
         lease_ttl_s: float,
     ) -> None:
         self._registry = registry
+        self._name = info.name
         self._info = info
         self._inventory = inventory
         self._measurements = measurements
@@ -79,29 +84,29 @@ class RegistryAgent:
         self._epoch = 0
         self._is_draining = False
         self._has_left = False
-        self._is_cut_off = False
-        self._unsaid: set[str] = set()
+        self._is_registry_away = False
+        self._unreported: set[str] = set()
         self._wake = asyncio.Event()
         self._registered = asyncio.Event()
 
     @property
     def is_registered(self) -> bool:
-        """Whether the pod holds a lease, as far as it knows."""
+        """Whether the pod has a lease, unless it has expired since the last heartbeat."""
         return self._registered.is_set()
 
     # The task
 
     async def run(self) -> None:
-        """Register, then beat and tell, until the pod leaves or this is cancelled."""
+        """Register, then send heartbeats and tiers, until the pod leaves or this is cancelled."""
         loop = asyncio.get_running_loop()
-        next_beat_s = loop.time()
+        next_heartbeat_s = loop.time()
         while not self._has_left:
             try:
-                if loop.time() >= next_beat_s or not self.is_registered:
-                    next_beat_s = loop.time() + self._heartbeat_s
-                    await self._beat()
+                if loop.time() >= next_heartbeat_s or not self.is_registered:
+                    next_heartbeat_s = loop.time() + self._heartbeat_s
+                    await self._heartbeat()
                 self._wake.clear()
-                await self._tell_tiers()
+                await self._send_tiers()
             except LeaseLost:
                 logger.warning("lease lost, registering again")
                 HEARTBEATS.labels(outcome="lease-lost").inc()
@@ -109,29 +114,24 @@ class RegistryAgent:
                 continue
             except RegistryUnavailable as error:
                 HEARTBEATS.labels(outcome="unavailable").inc()
-                self._note_outage(error)
-                await asyncio.sleep(min(0.2, self._heartbeat_s))
+                self._log_outage(error)
+                await asyncio.sleep(min(RETRY_INTERVAL_S, self._heartbeat_s))
                 continue
-            await self._sleep_until(next_beat_s)
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(next_heartbeat_s):
+                    await self._wake.wait()
 
-    async def _sleep_until(self, when_s: float) -> None:
-        try:
-            async with asyncio.timeout_at(when_s):
-                await self._wake.wait()
-        except TimeoutError:
-            pass
-
-    async def _beat(self) -> None:
+    async def _heartbeat(self) -> None:
         if not self.is_registered:
             self._epoch = await self._registry.register_pod(
                 self._info, lease_ttl_s=self._lease_ttl_s
             )
             if self._is_draining:
-                await self._registry.set_phase(self._info.name, self._epoch, PodPhase.DRAINING)
-            self._unsaid |= self._inventory.keys()
-            await self._tell_tiers()
+                await self._registry.set_phase(self._name, self._epoch, PodPhase.DRAINING)
+            self._unreported |= self._inventory.keys()
+            await self._send_tiers()
             self._registered.set()
-            logger.info("registered", extra={"pod": self._info.name, "epoch": self._epoch})
+            logger.info("registered", extra={"pod": self._name, "epoch": self._epoch})
         samples = self._measurements.take()
         try:
             await self._send_report(samples)
@@ -139,15 +139,15 @@ class RegistryAgent:
             self._measurements.restore(samples)
             raise
         HEARTBEATS.labels(outcome="ok").inc()
-        if self._is_cut_off:
-            self._is_cut_off = False
-            logger.info("registry back")
+        if self._is_registry_away:
+            self._is_registry_away = False
+            logger.info("registry available again")
 
-    def _note_outage(self, error: RegistryUnavailable) -> None:
+    def _log_outage(self, error: RegistryUnavailable) -> None:
         """One line per outage, not one per heartbeat."""
-        if not self._is_cut_off:
-            self._is_cut_off = True
-            logger.warning("registry away, serving on", extra={"error": error})
+        if not self._is_registry_away:
+            self._is_registry_away = True
+            logger.warning("registry unavailable, serving on", extra={"error": error})
 
     async def _send_report(self, samples: tuple[Samples, ...]) -> None:
         report = PodReport(
@@ -157,104 +157,90 @@ class RegistryAgent:
             idle_byte_s=self._inventory.idle_byte_s(),
         )
         await self._registry.heartbeat(
-            self._info.name, self._epoch, report, lease_ttl_s=self._lease_ttl_s
+            self._name, self._epoch, report, lease_ttl_s=self._lease_ttl_s
         )
 
-    async def _tell_tiers(self) -> None:
-        for key in sorted(self._unsaid):
-            if self._inventory.is_loading(key):
-                continue  # its claim must stand; the load's end says where the model is
-            held = self._inventory.held(key)
-            await self._registry.set_tier(
-                self._info.name, self._epoch, key, held.tier, held.size_bytes
-            )
-            if self._inventory.held(key) == held:
-                self._unsaid.discard(key)
+    async def _send_tiers(self) -> None:
+        for key in sorted(self._unreported):
+            if not self._inventory.is_loading(key):  # a tier would end its claim
+                await self._send_tier(key)
 
-    # What the rest of the pod says
+    async def _send_tier(self, key: str) -> None:
+        state = self._inventory.tier_state(key)
+        await self._registry.set_tier(self._name, self._epoch, key, state.tier, state.size_bytes)
+        if self._inventory.tier_state(key) == state:
+            self._unreported.discard(key)
+
+    # Reports and claims
 
     def report_tier(self, key: str) -> None:
-        """Say soon where a model is; nobody waits for it."""
-        self._unsaid.add(key)
+        """Send the tier of a model soon, in the background."""
+        self._unreported.add(key)
         self._wake.set()
 
     async def claim(self, key: str, scope: ClaimScope) -> LoadClaim:
-        """A claim for a load; raises LoadRefused where the registry gives none."""
+        """A claim for a load; raises LoadRefused if the registry refuses it."""
         if not self.is_registered:
             return LoadClaim(None, self._epoch)
-        if key in self._unsaid:
-            await self._say_now(key)
+        if key in self._unreported:
+            with suppress(RegistryUnavailable, LeaseLost):
+                await self._send_tier(key)
         epoch = self._epoch
         try:
-            token = await self._registry.claim_load(self._info.name, epoch, key, scope)
+            token = await self._registry.claim_load(self._name, epoch, key, scope)
         except (RegistryUnavailable, LeaseLost):
             return LoadClaim(None, epoch)
         if token is None:
-            raise LoadRefused(f"the registry gave no claim for {key} ({scope.value})")
+            raise LoadRefused(f"the registry refused a claim for {key} ({scope.value})")
         return LoadClaim(token, epoch)
 
-    async def _say_now(self, key: str) -> None:
-        held = self._inventory.held(key)
-        try:
-            await self._registry.set_tier(
-                self._info.name, self._epoch, key, held.tier, held.size_bytes
-            )
-        except (RegistryUnavailable, LeaseLost):
-            return
-        self._unsaid.discard(key)
-
-    def adopt(self, token: int) -> LoadClaim:
+    def claim_of(self, token: int) -> LoadClaim:
         """A claim that the gateway made for this pod."""
         return LoadClaim(token, self._epoch)
 
     async def start_load(self, key: str, claim: LoadClaim, source: Tier) -> None:
-        """Say that a claimed load began; raises ClaimLost."""
-        if claim.token is None:
-            return
-        try:
-            await self._registry.start_load(self._info.name, claim.epoch, key, claim.token, source)
-        except (RegistryUnavailable, LeaseLost):
-            return
+        """Report the start of a claimed load; raises ClaimLost."""
+        if claim.token is not None:
+            with suppress(RegistryUnavailable, LeaseLost):
+                await self._registry.start_load(self._name, claim.epoch, key, claim.token, source)
 
     async def finish_load(self, key: str, claim: LoadClaim, memory_bytes: int) -> None:
-        """Say that the pod is warm; raises ClaimLost, upon which the model must go."""
-        if claim.token is None:
-            self.report_tier(key)
-            return
-        try:
-            await self._registry.finish_load(
-                self._info.name, claim.epoch, key, claim.token, memory_bytes
-            )
-        except RegistryUnavailable:
-            self.report_tier(key)
-        except LeaseLost:
-            # The claim went with the old registration; the new one reports what is here.
-            self.report_tier(key)
-        except ClaimLost:
-            if claim.epoch == self._epoch:
-                raise
-            self.report_tier(key)
+        """Report the end of a load; raises ClaimLost, after which the model must be removed."""
+        if claim.token is not None:
+            try:
+                await self._registry.finish_load(
+                    self._name, claim.epoch, key, claim.token, memory_bytes
+                )
+            except (RegistryUnavailable, LeaseLost):
+                pass
+            except ClaimLost:
+                if claim.epoch == self._epoch:
+                    raise
+            else:
+                return
+        # The claim ended with the lease, or the registry is unavailable: report the tier instead.
+        self.report_tier(key)
 
     async def fail_load(self, key: str, claim: LoadClaim, failure: LoadFailure) -> bool:
-        """Say why a load failed, for all pods and gateways to see; False: it was not heard."""
+        """Report a failed load to all pods and gateways; False if the registry did not take it."""
         if claim.token is None:
             return False
         try:
-            await self._registry.fail_load(self._info.name, claim.epoch, key, claim.token, failure)
+            await self._registry.fail_load(self._name, claim.epoch, key, claim.token, failure)
         except (RegistryUnavailable, LeaseLost, ClaimLost) as error:
-            logger.info("load failure not recorded", extra={"key": key, "error": error})
+            logger.info("load failure not reported", extra={"key": key, "error": error})
             return False
         return True
 
     async def report_broken(self, failure: LoadFailure) -> None:
-        """Say that a model stopped working here; without the registry only this pod knows it."""
+        """Report a broken model; during an outage of the registry only this pod knows of it."""
         try:
-            await self._registry.report_model_failure(self._info.name, self._epoch, failure)
+            await self._registry.report_model_failure(self._name, self._epoch, failure)
         except (RegistryUnavailable, LeaseLost) as error:
-            logger.info("broken model not recorded", extra={"key": failure.key, "error": error})
+            logger.info("broken model not reported", extra={"key": failure.key, "error": error})
 
     async def store_profile(self, profile: Profile) -> bool:
-        """Store what a model costs by batch size; False: it was not heard or is not declared."""
+        """Store a model's profile; False if the registry is unavailable or the model unknown."""
         try:
             return await self._registry.put_profile(profile)
         except RegistryUnavailable as error:
@@ -262,29 +248,29 @@ class RegistryAgent:
             return False
 
     async def end_inference(self, reservation_id: str) -> None:
-        """Free a reservation's place in the inference stage; it expires if that is not heard."""
+        """End a reservation's inference stage; without the registry it expires."""
         try:
-            await self._registry.end_inference(self._info.name, reservation_id)
+            await self._registry.end_inference(self._name, reservation_id)
         except RegistryUnavailable:
             logger.debug("reservation left to expire", extra={"reservation": reservation_id})
 
     async def drain(self) -> None:
-        """Say that the pod takes no new requests."""
+        """Report that the pod takes no new requests."""
         self._is_draining = True
         try:
-            await self._registry.set_phase(self._info.name, self._epoch, PodPhase.DRAINING)
+            await self._registry.set_phase(self._name, self._epoch, PodPhase.DRAINING)
         except (RegistryUnavailable, LeaseLost) as error:
-            logger.warning("draining not said", extra={"error": error})
+            logger.warning("draining not reported", extra={"error": error})
 
     async def leave(self) -> None:
-        """Say the last, then deregister for good, so that nobody waits for the lease to end."""
+        """Send a last report and deregister, so that the lease need not expire."""
         self._has_left = True
         if not self.is_registered:
             return
         try:
             await self._send_report(self._measurements.take())
-            await self._registry.deregister_pod(self._info.name, self._epoch)
+            await self._registry.deregister_pod(self._name, self._epoch)
         except LeaseLost:
-            logger.info("the lease was over before the pod left")
+            logger.info("lease expired before deregistration")
         except RegistryUnavailable as error:
             logger.warning("left without deregistering", extra={"error": error})

@@ -53,8 +53,8 @@ class LocalPod:
 
     async def load(self, spec: ModelSpec) -> Tier:
         """Bring a model to the device; returns where its weights were."""
-        loaded = await self.loader.bring(spec)
-        self.loader.store.add(loaded.model, loaded.memory_bytes, loaded.release)
+        loaded = await self.loader.load(spec)
+        self.loader.store.add(loaded.model, loaded.memory_bytes, loaded.free)
         return loaded.source
 
     async def answer(self, spec: ModelSpec, text: str = "some words") -> list[bytes]:
@@ -110,8 +110,8 @@ async def local_pod(
                 limits = RuntimeSettings().generation_limits
                 resolver = WeightResolver(store, cache, host, processors, threads, limits)
                 loader = ModelLoader(store, resolver, memory, Skeletons(), device, threads)
-                abandoned = OrphanedLoadParams(ends_downloads)
-                coordinator = _make_coordinator(loader, tasks, abandoned)
+                orphaned_loads = OrphanedLoadParams(ends_downloads)
+                coordinator = _make_coordinator(loader, tasks, orphaned_loads)
                 yield LocalPod(loader, coordinator, demotions, moved, evictions)
                 running.cancel()
         finally:
@@ -122,14 +122,14 @@ async def local_pod(
 
 
 def _make_coordinator(
-    loader: ModelLoader, tasks: asyncio.TaskGroup, abandoned: OrphanedLoadParams
+    loader: ModelLoader, tasks: asyncio.TaskGroup, orphaned_loads: OrphanedLoadParams
 ) -> LoadCoordinator:
     registry = Registry("redis://127.0.0.1:1/0", "nowhere")
     info = PodInfo("pod", "127.0.0.1:1", "node", "cpu", slots=1, memory_bytes=1 << 30)
     measurements = Measurements()
     inventory = Inventory(
         keys=set,
-        held=lambda _: TierState(Tier.REMOTE, 0),
+        tier_state=lambda _: TierState(Tier.REMOTE, 0),
         is_loading=lambda _: False,
         used_bytes=dict,
         loads_total=lambda: 0,
@@ -145,7 +145,7 @@ def _make_coordinator(
         measurements=measurements,
         costs=ReloadCosts(),
         tasks=tasks,
-        abandoned=abandoned,
+        orphaned_loads=orphaned_loads,
     )
 
 

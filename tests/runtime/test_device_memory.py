@@ -173,7 +173,7 @@ def test_full_device_evicts_idle_models_one_by_one(models: Path, tmp_path: Path)
         await pod.load(specs[3])
         assert [eviction.spec.name.name for eviction in pod.evictions] == ["a"]
         assert pod.evictions[0].reason == "device-full"
-        assert pod.evictions[0].wanted_by == specs[3].key
+        assert pod.evictions[0].evicted_for == specs[3].key
         for spec in specs[1:]:
             await pod.answer(spec)
 

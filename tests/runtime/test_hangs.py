@@ -75,4 +75,4 @@ def test_too_many_hangs_end_the_pod(
         ended = forkserver.wait_event(exited="pod-a")
         forkserver.events.append(ended)
         assert ended["status"] == 0
-    assert "too many inferences hang" in pod.log
+    assert "too many hung inferences" in pod.log

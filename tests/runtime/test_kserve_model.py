@@ -87,14 +87,14 @@ def test_store_shows_models_to_kserve(served: ServedModel) -> None:
         assert store.get_model("m") is None
 
     asyncio.run(run())
-    assert [(each.spec.key, each.wanted_by) for each in evicted] == [(served.spec.key, "other")]
+    assert [(each.spec.key, each.evicted_for) for each in evicted] == [(served.spec.key, "other")]
     assert not served.ready
 
 
 def test_store_waits_for_a_model_in_use(
     served: ServedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runtime.loading.model_store.PATIENCE_S", 0.05)
+    monkeypatch.setattr("runtime.loading.model_store.MEMORY_TIMEOUT_S", 0.05)
 
     async def run() -> None:
         store = ModelStore(1000, lambda _: None)
@@ -104,7 +104,7 @@ def test_store_waits_for_a_model_in_use(
         with pytest.raises(MemoryBusy):
             await store.reserve("other", 500)
         assert store.holds(served.spec.key)
-        monkeypatch.setattr("runtime.loading.model_store.PATIENCE_S", 60.0)
+        monkeypatch.setattr("runtime.loading.model_store.MEMORY_TIMEOUT_S", 60.0)
         async with asyncio.TaskGroup() as tasks:
             waiting = tasks.create_task(store.reserve("other", 500))
             await asyncio.sleep(0)

@@ -18,8 +18,8 @@ PRELOAD, URGENT = False, True
 class Line:
     """One thread, busy until `gate` is set; what waits behind it writes its name when it runs."""
 
-    def __init__(self, *, most_preloading: int = 1) -> None:
-        self.threads = LoadThreads(1, most_preloading=most_preloading)
+    def __init__(self, *, max_preload_threads: int = 1) -> None:
+        self.threads = LoadThreads(1, max_preload_threads=max_preload_threads)
         self.gate = threading.Event()
         self.order: list[str] = []
         self.first = self.threads.submit(self.gate.wait, 240)
@@ -52,7 +52,7 @@ def test_preload_that_becomes_urgent_overtakes_with_what_waits_already() -> None
 
 
 def test_preloads_never_take_all_threads() -> None:
-    threads, gate = LoadThreads(2, most_preloading=1), threading.Event()
+    threads, gate = LoadThreads(2, max_preload_threads=1), threading.Event()
     began: list[str] = []
 
     def hold(name: str) -> None:

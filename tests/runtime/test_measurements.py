@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from registry.domain.pod import Samples
-from runtime.registration.measurements import MOST_PER_HEARTBEAT, Measurements
+from runtime.registration.measurements import MAX_PER_HEARTBEAT, Measurements
 
 
 def test_a_heartbeat_carries_the_latest_samples_of_each_measure_once() -> None:
@@ -11,7 +11,7 @@ def test_a_heartbeat_carries_the_latest_samples_of_each_measure_once() -> None:
     for second in range(1000):
         measurements.add("m@1", "infer", float(second))
     measurements.add("m@1", "network", 0.5)
-    latest = tuple(float(second) for second in range(1000 - MOST_PER_HEARTBEAT, 1000))
+    latest = tuple(float(second) for second in range(1000 - MAX_PER_HEARTBEAT, 1000))
     assert set(measurements.take()) == {
         Samples("m@1", "infer", latest), Samples("m@1", "network", (0.5,)),
     }  # fmt: skip

@@ -74,12 +74,12 @@ def test_cache_folder_that_cannot_be_used_fails_loads_alone(
     assert str(cache) in answer.json()["error"]
     cluster.withdraw("gone")
 
-    def is_cancelled() -> bool:
-        """The files could not be deleted; or a look at the cache, which came first, found none."""
+    def is_removed() -> bool:
+        """The files could not be deleted, or an earlier refresh of the cache found none."""
         tier = cluster.tiers(spec).get("pod-a")
-        return tier != "device" and ("files not taken away" in pod.log or tier == "remote")
+        return tier != "device" and ("files not deleted" in pod.log or tier == "remote")
 
-    servers.wait_until(is_cancelled)
+    servers.wait_until(is_removed)
     assert predict(pod.url, "kept", "x").headers["x-pilotlight-start"] == "warm"
 
 

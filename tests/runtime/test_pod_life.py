@@ -198,7 +198,7 @@ def test_forkserver_outlives_a_fork_that_fails(
         raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
     monkeypatch.setattr(os, "fork", fork)
-    Forkserver()._obey(b'{"spawn": {"name": "x"}}')
+    Forkserver()._execute(b'{"spawn": {"name": "x"}}')
     assert os.strerror(errno.EAGAIN) in json.loads(capfd.readouterr().out)["error"]
 
 

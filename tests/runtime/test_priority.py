@@ -59,7 +59,7 @@ class Ends:
 
 async def weights_begin(pod: LocalPod, spec: ModelSpec) -> None:
     def have_begun() -> bool:
-        load = pod.coordinator._under_way.get(spec.key)
+        load = pod.coordinator._running.get(spec.key)
         return load is not None and load.ticket.progress.has_started
 
     await until(have_begun, "bytes of weights come")
@@ -157,7 +157,7 @@ def test_model_on_disk_is_copied_to_host_without_a_download(
     ("host_bytes", "message", "is_on_disk"),
     [
         pytest.param(0, "it is off at this pod", False, id="off"),
-        pytest.param(10_000, "its budget has no room", True, id="too-small"),
+        pytest.param(10_000, "does not fit into its budget", True, id="too-small"),
     ],
 )
 def test_host_tier_that_takes_no_model_says_why(

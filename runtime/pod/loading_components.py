@@ -1,0 +1,159 @@
+"""The components that hold and load a pod's models, and report them to the registry."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from registry.domain.pod import PodInfo, host_port
+from registry.redis.watch import ClusterWatch
+from runtime.engines.networks.skeletons import Skeletons
+from runtime.loading.load_coordinator import LoadCoordinator
+from runtime.loading.model_loader import ModelLoader
+from runtime.loading.model_store import Eviction, ModelStore
+from runtime.loading.orphaned_loads import OrphanedLoadParams
+from runtime.loading.processors import Processors
+from runtime.loading.reload_costs import ReloadCosts
+from runtime.loading.tier_state import tier_after_eviction, tier_state, used_bytes
+from runtime.loading.weight_resolver import WeightResolver
+from runtime.metrics import IDLE_MEMORY
+from runtime.registration.measurements import Measurements
+from runtime.registration.registry_agent import Inventory, RegistryAgent
+from runtime.storage.bandwidth import Bandwidth
+from runtime.storage.load_ticket import LoadTicket
+from runtime.storage.storages import StorageOptions, Storages
+from runtime.tiers.demotion import Demotions
+from runtime.tiers.disk_cache import DiskCache
+from runtime.tiers.eviction import POLICIES
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+    from concurrent.futures import Executor
+
+    from registry.redis.client import Registry
+    from runtime.device.memory import DeviceMemory
+    from runtime.device.worker import DeviceWorker
+    from runtime.loading.load_threads import LoadThreads
+    from runtime.serving.remote_inference import RemoteInference
+    from runtime.settings import RuntimeSettings
+    from runtime.tiers.host_tier import HostTier
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodContext:
+    """The resources of a pod that its lifecycle opens and closes."""
+
+    settings: RuntimeSettings
+    port: int
+    registry: Registry
+    remote: RemoteInference
+    device: DeviceWorker
+    memory: DeviceMemory
+    host: HostTier
+    load_threads: LoadThreads
+    request_threads: Executor
+    tasks: asyncio.TaskGroup
+    end_pod: Callable[[], None]
+
+    @property
+    def info(self) -> PodInfo:
+        """The pod's registration."""
+        settings = self.settings
+        return PodInfo(
+            name=settings.name,
+            address=host_port(
+                settings.advertise or settings.host, settings.advertise_port or self.port
+            ),
+            node=settings.node_name,
+            device=str(self.memory.device),
+            slots=settings.slots,
+            memory_bytes=settings.memory_bytes,
+            link_bytes_per_s=settings.link_rate or None,
+            process_id=os.getpid(),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LoadingComponents:
+    """The components of one pod that hold, load and report models."""
+
+    watch: ClusterWatch
+    measurements: Measurements
+    costs: ReloadCosts
+    cache: DiskCache
+    host: HostTier
+    store: ModelStore
+    agent: RegistryAgent
+    processors: Processors
+    demotions: Demotions
+    coordinator: LoadCoordinator
+
+
+def compose_loading(context: PodContext) -> LoadingComponents:
+    settings, host, threads = context.settings, context.host, context.load_threads
+    watch = ClusterWatch(context.registry, counts=False)
+    measurements, costs = Measurements(), ReloadCosts()
+    cache = _disk_cache(settings)
+
+    def on_evicted(eviction: Eviction) -> None:
+        agent.report_tier(eviction.spec.key)
+        if eviction.evicted_for is not None:
+            demotions.offer(eviction.spec)
+
+    def reload_s(key: str, size_bytes: int) -> float:
+        tier = tier_after_eviction(host, cache, key, size_bytes)
+        return costs.estimate_s(key, tier, size_bytes)
+
+    store = ModelStore(
+        settings.memory_bytes, on_evicted, policy=POLICIES[settings.eviction], reload_s=reload_s
+    )
+    IDLE_MEMORY.set_function(lambda: store.idle_byte_s)
+    agent = RegistryAgent(
+        context.registry,
+        context.info,
+        Inventory(
+            keys=lambda: cache.keys() | host.keys() | set(store.model_keys()) | processors.keys(),
+            tier_state=lambda key: tier_state(key, store, host, cache, processors),
+            is_loading=lambda key: coordinator.is_loading(key),
+            used_bytes=lambda: used_bytes(store, host, cache, agent),
+            loads_total=lambda: coordinator.completed_total,
+            idle_byte_s=lambda: store.idle_byte_s,
+        ),
+        measurements=measurements,
+        heartbeat_s=settings.heartbeat,
+        lease_ttl_s=settings.lease_ttl,
+    )
+    processors = Processors(cache, threads, context.tasks, agent.report_tier)
+    background = threads.of(LoadTicket(is_urgent=False))
+    demotions = Demotions(host, cache, background, agent.report_tier)
+    resolver = WeightResolver(store, cache, host, processors, threads, settings.generation_limits)
+    loader = ModelLoader(
+        store, resolver, context.memory, Skeletons(), context.device, context.request_threads
+    )
+    coordinator = LoadCoordinator(
+        loader,
+        agent=agent,
+        watch=watch,
+        measurements=measurements,
+        costs=costs,
+        tasks=context.tasks,
+        orphaned_loads=OrphanedLoadParams(settings.end_abandoned_downloads),
+    )
+    return LoadingComponents(
+        watch, measurements, costs, cache, host, store, agent, processors, demotions, coordinator
+    )
+
+
+def _disk_cache(settings: RuntimeSettings) -> DiskCache:
+    options = StorageOptions(
+        secret_folder=settings.storage_config, claim_mounts=Path(settings.pvc_dir)
+    )
+    return DiskCache(
+        settings.cache_path,
+        Storages(options),
+        Bandwidth(settings.link_rate or None),
+        budget_bytes=settings.disk_bytes,
+    )
