@@ -17,8 +17,9 @@ from runtime.engines.building import build_skeleton, skeleton_key
 from runtime.errors import DeviceFull, ModelInvalid, PodDraining, RuntimePackageError
 from runtime.generation.engine import Sampling
 from runtime.generation.transformers_engine import TransformersEngine
+from runtime.loading.cancellation import unless_cancelled
 from runtime.loading.served_model import ServedModel
-from runtime.storage.load_ticket import LoadTicket, unless_cancelled
+from runtime.storage.load_ticket import LoadTicket
 from runtime.tasks.text_generation import TextGeneration
 from runtime.threads import in_thread
 

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 from registry.domain.model import Tier
 from runtime.errors import LoadCancelled
 from runtime.generation.limits import cache_bytes
+from runtime.loading.cancellation import unless_cancelled
 from runtime.loading.download import Download
 from runtime.storage.listing import PROGRAM_SUFFIX
-from runtime.storage.load_ticket import unless_cancelled
 from runtime.threads import in_thread
 from runtime.weights.weight_source import DiskWeights
 

@@ -6,17 +6,14 @@ load is cancelled, and give way to urgent loads while no request waits for this 
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 from runtime.errors import LoadCancelled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
-
-Result = TypeVar("Result")
+    from collections.abc import Callable
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,39 +98,3 @@ class LoadTicket:
     def mark_started(self) -> None:
         """Record that weights of this node are being copied to the device."""
         self.add_arrived(0)
-
-
-async def unless_cancelled(ticket: LoadTicket, work: Coroutine[Any, Any, Result]) -> Result:
-    """The result of `work`; cancels `work` and raises LoadCancelled once the ticket is cancelled.
-
-    If `work` completes all the same, its result is returned, so that resources in it are not lost.
-    """
-    loop = asyncio.get_running_loop()
-    cancelled: asyncio.Future[None] = loop.create_future()
-
-    def on_change() -> None:
-        if ticket.is_cancelled:
-            loop.call_soon_threadsafe(_set_done, cancelled)
-
-    ticket.add_listener(on_change)
-    on_change()
-    task = asyncio.ensure_future(work)
-    try:
-        waited: set[asyncio.Future[Any]] = {task, cancelled}
-        await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            task.cancel()
-            await asyncio.wait({task})
-    except asyncio.CancelledError:
-        task.cancel()
-        raise
-    finally:
-        ticket.remove_listener(on_change)
-    if task.cancelled():
-        ticket.raise_if_cancelled()
-    return task.result()
-
-
-def _set_done(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
