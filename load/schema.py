@@ -1,9 +1,9 @@
-"""What traces and runs are made of: two Arrow schemas that every part of this package shares.
+"""The Arrow schemas of traces and runs, shared by all parts of this package.
 
 A **trace** is an iterable of record batches of `TRACE_SCHEMA`, sorted by `at_s` across batches, so
-that a trace of any length passes through in flat memory. A **run** is record batches of
-`RECORD_SCHEMA`, one row per request, whether a live platform or the simulator answered it: the same
-columns, so that both compare field by field.
+that a trace of any length is processed in flat memory. A **run** is record batches of
+`RECORD_SCHEMA`, a row per request. Live and simulated runs have the same columns and can be
+compared field by field.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ RECORD_SCHEMA: Final = pa.schema(
         pa.field("tenant", _NAME, nullable=False),
         pa.field("model", _NAME, nullable=False),
         pa.field("policy", _NAME),
-        pa.field("scheduled_s", pa.float64(), nullable=False),  # when the trace has it
-        pa.field("sent_s", pa.float64()),  # when it was sent; later than scheduled: late
+        pa.field("scheduled_s", pa.float64(), nullable=False),  # in the trace
+        pa.field("sent_s", pa.float64()),  # later than scheduled: sent late
         pa.field("first_byte_s", pa.float64()),
         pa.field("finished_s", pa.float64()),
-        pa.field("status", pa.int16(), nullable=False),  # HTTP; 0: no answer came
+        pa.field("status", pa.int16(), nullable=False),  # HTTP; 0: no response
         pa.field("reason", _NAME),  # x-pilotlight-reason
         pa.field("error", pa.string()),
         pa.field("entry_pod", _NAME),

@@ -1,6 +1,8 @@
-"""The stages of a request, as `server-timing` tells them; `schema` needs pyarrow, this does not."""
+"""The stages of a request by name, without the dependency of `schema` on pyarrow."""
 
 from typing import Final
 
-STAGES: Final = ("queue", "load", "preprocess", "infer", "postprocess", "network")
-"""In the order a request meets them."""
+from registry.domain.pod import Stage
+
+STAGES: Final = tuple(stage.value for stage in Stage)
+"""In the order of a request."""

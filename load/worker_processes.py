@@ -1,7 +1,7 @@
-"""Worker processes: they end with whoever started them, even by SIGKILL, and stop when told.
+"""Worker processes that end with their parent, also after SIGKILL, and stop on its signal.
 
-They import what they need themselves, compiled where the one who started them runs compiled code.
-Ctrl-C in a terminal does not reach them: who started them hears it, and tells them.
+They import their own code, compiled if the parent runs compiled code. Ctrl-C in a terminal reaches
+only the parent, which then stops the workers.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 _STOPPED: Final = 1
 """Exit status of a worker that was ended."""
 _stop: Final = threading.Event()
-"""Of a worker: set when it was told to stop and may finish what it does."""
+"""In a worker: set when it is to stop and may finish its task."""
 
 
 Task = TypeVar("Task")
-Found = TypeVar("Found")
+TaskResult = TypeVar("TaskResult")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +41,11 @@ class Workers:
 
     pool: ProcessPoolExecutor
     stop: Callable[[], object]
-    """Tell all of them to stop, those that begin later as well. A signal handler may call it."""
+    """Stops all workers, also those that start later. A signal handler may call it."""
 
-    def submit(self, function: Callable[[Task], Found], task: Task) -> Future[Found]:
-        """Have one of them call a module's function; it is started if need be."""
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # what it inherits
+    def submit(self, function: Callable[[Task], TaskResult], task: Task) -> Future[TaskResult]:
+        """Run a module's function in a worker, which is started if necessary."""
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # workers inherit it
         try:
             return self.pool.submit(function, task)
         finally:
@@ -54,63 +54,62 @@ class Workers:
 
 @contextmanager
 def worker_processes(count: int, *, finish: bool = False) -> Iterator[Workers]:
-    """So many processes; an exception in the body stops them.
+    """A pool of `count` processes; an exception in the body stops them.
 
-    Stopped they end at once, or with `finish` as soon as what they do heeds `is_stopping`.
+    A stopped worker ends at once, or with `finish` as soon as its task checks `is_stopping`.
     """
     context = get_context("spawn")
-    told, teller = context.Pipe(duplex=False)
+    stop_signal, stopper = context.Pipe(duplex=False)
     with (
-        told,
-        teller,
+        stop_signal,
+        stopper,
         ProcessPoolExecutor(
             count,
             mp_context=context,
-            initializer=_begin,
-            initargs=(told, finish, _compiled_folder()),
+            initializer=_initialise,
+            initargs=(stop_signal, finish, _compiled_folder()),
         ) as pool,
     ):
         try:
-            yield Workers(pool, teller.close)
+            yield Workers(pool, stopper.close)
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
-            teller.close()
+            stopper.close()
             raise
 
 
 def is_stopping() -> bool:
-    """In a worker that finishes: whether it was told to stop."""
+    """In a worker of a pool with `finish`: True once it is to stop."""
     return _stop.is_set()
 
 
 def end_with_parent() -> None:
-    """Have this process end with its parent, whatever it does then."""
+    """End this process as soon as its parent ends, in the middle of any task."""
     parent = parent_process()
     if parent is not None:
-        threading.Thread(target=_end_after, args=(parent.sentinel,), daemon=True).start()
+        _call_when_ready(parent.sentinel, partial(os._exit, _STOPPED))
 
 
-def _end_after(sentinel: int) -> None:
-    wait([sentinel])
-    os._exit(_STOPPED)
-
-
-def _begin(told: Connection, finish: bool, compiled: Path | None) -> None:
+def _initialise(stop_signal: Connection, finish: bool, compiled: Path | None) -> None:
     if compiled is not None:
         use(compiled)
     end_with_parent()
-    stop = _stop.set if finish else partial(os._exit, _STOPPED)
-    threading.Thread(target=_stop_when_told, args=(told, stop), daemon=True).start()
+    # The parent closes its end of the pipe to stop the workers.
+    _call_when_ready(stop_signal, _stop.set if finish else partial(os._exit, _STOPPED))
 
 
-def _stop_when_told(told: Connection, stop: Callable[[], object]) -> None:
-    """The other end is closed to tell it."""
-    wait([told])
-    stop()
+def _call_when_ready(handle: Connection | int, function: Callable[[], object]) -> None:
+    """Call the function in a thread when the handle is readable."""
+
+    def run() -> None:
+        wait([handle])
+        function()
+
+    threading.Thread(target=run, daemon=True).start()
 
 
 def _compiled_folder() -> Path | None:
-    """Where the compiled modules lie that this process runs; None: it runs plain Python."""
+    """The folder of the compiled modules that this process runs; None for plain Python."""
     event_queue = sys.modules.get("load.simulator.event_queue")
     if event_queue is None or event_queue.__file__ is None or not is_compiled(event_queue):
         return None

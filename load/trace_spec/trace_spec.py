@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     from load.traces.formats.blocks import Block
     from load.traces.formats.formats import Format
     from load.traces.formats.tables import TraceTable
-    from load.traces.parameters import P
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +71,10 @@ TRANSFORMS: Final = {
     "top": Transform(Value[Count], filters.top),
     "map": Transform(MapParameters, mapping.map_functions, renames=True),
     "deadline": Transform(DeadlineParameters, attributes.set_deadline),
-    "tenant": Transform(Value[Name], attributes.set_name("tenant"), renames=True),
-    "model": Transform(Value[Name], attributes.set_name("model"), renames=True),
-    "input": Transform(Value[SizeRange], attributes.set_size("input_size")),
-    "output": Transform(Value[SizeRange], attributes.set_size("output_size")),
+    "tenant": Transform(Value[Name], partial(attributes.set_name, "tenant"), renames=True),
+    "model": Transform(Value[Name], partial(attributes.set_name, "model"), renames=True),
+    "input": Transform(Value[SizeRange], partial(attributes.set_size, "input_size")),
+    "output": Transform(Value[SizeRange], partial(attributes.set_size, "output_size")),
 }
 """By the name that a trace specification uses."""
 
@@ -122,7 +121,7 @@ def _transformed(trace: Trace, stage: SpecStage, seed: Seed, problems: list[str]
     if transform is None:
         problems.append(_unknown("transformation", stage.name, TRANSFORMS))
         return trace
-    given = _validated(transform.parameters, stage, stage.name, problems)
+    given = validated(transform.parameters, stage.given, stage=stage.name, problems=problems)
     if isinstance(given, DeadlineParameters) and given.latencies is not None:
         attributes.read_latencies(given.latencies)  # reports a bad table before anything is drawn
     return trace if given is None else ReplayableTrace(partial(transform.apply, trace, given, seed))
@@ -130,8 +129,8 @@ def _transformed(trace: Trace, stage: SpecStage, seed: Seed, problems: list[str]
 
 def _source(stage: SpecStage, seed: Seed, problems: list[str]) -> Trace:
     if (name := _generator_of(stage)) is not None:
-        bare = SpecStage(name, {})
-        drawn = _validated(GENERATORS[name], stage if stage.name else bare, name, problems)
+        parameters = stage.given if stage.name else {}
+        drawn = validated(GENERATORS[name], parameters, stage=name, problems=problems)
         return () if drawn is None else ReplayableTrace(partial(generate, drawn, seed))
     if stage.name not in {"", "file", *FORMATS}:
         problems.append(_unknown("source", stage.name, [*FORMATS, *GENERATORS, "file"]))
@@ -141,7 +140,7 @@ def _source(stage: SpecStage, seed: Seed, problems: list[str]) -> Trace:
         problems.append(f"{name} needs a path, as in {name}:PATH")
         return ()
     tables, wanted = _tables(stage)
-    given = _validated(wanted.parameters, stage, wanted.name, problems)
+    given = validated(wanted.parameters, stage.given, stage=wanted.name, problems=problems)
     return () if given is None else ReplayableTrace(partial(wanted.read, tables, given, seed))
 
 
@@ -151,14 +150,6 @@ def _tables(stage: SpecStage) -> tuple[list[TraceTable], Format]:
     for table in tables:
         require_format(table, wanted)
     return tables, wanted
-
-
-def _validated(kind: type[P], stage: SpecStage, name: str, problems: list[str]) -> P | None:
-    found = validated(kind, stage.given, stage=name)
-    if isinstance(found, list):
-        problems.extend(found)
-        return None
-    return found
 
 
 def _unknown(kind: str, name: str, known: Iterable[str]) -> str:
@@ -211,6 +202,5 @@ def _blocks(chains: Sequence[Chain]) -> Iterator[Block]:
         elif _generator_of(chain.source) is None:
             tables, wanted = _tables(chain.source)
             if wanted.rows is not None:
-                yield from wanted.rows(
-                    tables, validated(wanted.parameters, chain.source.given, stage=wanted.name)
-                )
+                parameters = wanted.parameters.model_validate(chain.source.given)
+                yield from wanted.rows(tables, parameters)

@@ -167,13 +167,16 @@ _SHORT_RULES: Final = dict.fromkeys(
 P = TypeVar("P", bound=Parameters)
 
 
-def validated(kind: type[P], given: Mapping[str, str], *, stage: str) -> P | list[str]:
-    """The parameters, or every mistake in them, a line each."""
+def validated(
+    kind: type[P], given: Mapping[str, str], *, stage: str, problems: list[str]
+) -> P | None:
+    """The parameters; None if they have mistakes, all of which are added to `problems`."""
     try:
         return kind.model_validate(dict(given))
     except ValidationError as error:
-        problems = [_problem(kind, dict(item), stage) for item in error.errors()]
-        return list(dict.fromkeys(problems))
+        found = [_problem(kind, dict(item), stage) for item in error.errors()]
+        problems += dict.fromkeys(found)
+        return None
 
 
 def _problem(kind: type[Parameters], item: Mapping[str, Any], stage: str) -> str:

@@ -15,7 +15,6 @@ import pyarrow as pa
 from load.errors import UnsortedTrace
 from load.traces.expansion import BIN_COUNT, bin_counts
 from load.traces.formats.external_sort import sort_by_hour
-from load.traces.formats.tables import read_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -43,7 +42,7 @@ def azure_2019(tables: Sequence[TraceTable], index: ModelIndex) -> Iterator[BinC
 def _azure_2019_rows(table: TraceTable, day: int, index: ModelIndex) -> Iterator[BinCounts]:
     minutes = [each for each in table.columns if _MINUTE.fullmatch(each) and int(each) <= 1440]
     start_s = np.array([int(name) - 1 for name in minutes]) * MINUTE_S + day * _DAY_S
-    for block in read_blocks(table, ["HashOwner", "HashFunction", *minutes]):
+    for block in table.blocks(["HashOwner", "HashFunction", *minutes]):
         models = index.codes(block.names("HashFunction"), block.names("HashOwner"))
         yield _matrix_counts(block, minutes, start_s, models[:, None])
 
@@ -114,7 +113,7 @@ def _whole_minutes(
     held = np.empty(0, BIN_COUNT)
     latest_s = -np.inf
     for table in tables:
-        for block in read_blocks(table, columns(table)):
+        for block in table.blocks(columns(table)):
             start_s, counts = read(block)
             before_s = np.concatenate([[latest_s], start_s[:-1]])
             for row in np.flatnonzero(start_s < before_s)[:1].tolist():

@@ -8,7 +8,6 @@ import numpy as np
 
 from load.traces.batches import arrival_batch
 from load.traces.formats.blocks import Block
-from load.traces.formats.tables import read_blocks
 from load.traces.name_columns import ModelIndex
 
 if TYPE_CHECKING:
@@ -53,7 +52,7 @@ def mooncake(tables: Sequence[TraceTable], given: OneModelParameters) -> Iterato
     """Mooncake's requests: the published JSON lines (`timestamp`), or CSV (`timestamp_ms`)."""
     for table in tables:
         time = "timestamp_ms" if "timestamp_ms" in table.columns else "timestamp"
-        for block in read_blocks(table, [time, "input_length", "output_length"]):
+        for block in table.blocks([time, "input_length", "output_length"]):
             yield _arrivals(
                 block,
                 block.numbers(time) / 1000.0,
@@ -83,7 +82,7 @@ def own_columns(tables: Sequence[TraceTable], given: TenantParameters) -> Iterat
     index = ModelIndex(given.tenant)
     for table in tables:
         optional = [name for name in _OPTIONAL if name in table.columns]
-        for block in read_blocks(table, ["at_s", "model", *optional]):
+        for block in table.blocks(["at_s", "model", *optional]):
             at_s = block.numbers("at_s")
             tenants = block.names("tenant", default=given.tenant) if "tenant" in optional else None
             columns = index.columns(index.codes(block.names("model"), tenants))
@@ -99,7 +98,7 @@ def own_columns(tables: Sequence[TraceTable], given: TenantParameters) -> Iterat
 
 def _all(tables: Sequence[TraceTable], wanted: Sequence[str]) -> Iterator[Block]:
     for table in tables:
-        yield from read_blocks(table, wanted)
+        yield from table.blocks(wanted)
 
 
 def _arrivals(block: Block, at_s: NDArray[np.float64], **columns: Any) -> Block:

@@ -10,7 +10,6 @@ import contextlib
 import csv
 import itertools
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 import orjson
@@ -24,18 +23,10 @@ from load.traces.formats.blocks import Block
 from load.traces.formats.compressed import open_uncompressed, translated_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 _BLOCK_BYTES: Final = 1 << 20
 _MAX_HEADER_BYTES: Final = 1 << 20
-
-
-class FileKind(StrEnum):
-    """Encodings of rows."""
-
-    CSV = "CSV"
-    JSON_LINES = "JSON lines"
-    PARQUET = "Parquet"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,36 +34,30 @@ class TraceTable:
     """A file of which the header has been read."""
 
     path: str
-    kind: FileKind
     columns: tuple[str, ...]
+    reader: Callable[[TraceTable, Sequence[str]], Iterator[Block]]
+    """Reads the rows as the file encodes them."""
+
+    def blocks(self, wanted: Sequence[str]) -> Iterator[Block]:
+        """The wanted columns; as text where the file is text."""
+        return self.reader(self, wanted)
 
 
 def read_header(path: str) -> TraceTable:
-    """Kind and columns. Raises UnreadableTrace, and UnknownFormat for a duplicate column."""
+    """Encoding and columns. Raises UnreadableTrace, and UnknownFormat for a duplicate column."""
     with open_uncompressed(path) as content:
         if content.read(4) == b"PAR1":
-            return TraceTable(path, FileKind.PARQUET, tuple(_parquet_names(path)))
+            return TraceTable(path, tuple(_parquet_names(path)), _parquet_blocks)
         content.seek(0)
         start = content.readline(_MAX_HEADER_BYTES)
         if start.lstrip().startswith(b"{"):
-            return TraceTable(path, FileKind.JSON_LINES, tuple(_json_row(path, 1, start)))
+            return TraceTable(path, tuple(_json_row(path, 1, start)), _json_blocks)
         names = _csv_names(path, start)
         if not content.read(65_536).strip():
             raise UnreadableTrace(f"{path} has a header and no rows; is it the whole file?")
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise UnknownFormat(f"{path} has the column {twice[0]!r} twice; rename one")
-    return TraceTable(path, FileKind.CSV, names)
-
-
-def read_blocks(table: TraceTable, wanted: Sequence[str]) -> Iterator[Block]:
-    """The wanted columns; as text where the file is text."""
-    match table.kind:
-        case FileKind.CSV:
-            return _csv_blocks(table, wanted)
-        case FileKind.JSON_LINES:
-            return _json_blocks(table.path, wanted)
-        case FileKind.PARQUET:
-            return _parquet_blocks(table.path, wanted)
+    return TraceTable(path, names, _csv_blocks)
 
 
 def _csv_names(path: str, header: bytes) -> tuple[str, ...]:
@@ -125,7 +110,8 @@ def _parse_csv(table: TraceTable, wanted: Sequence[str], lines: bytes, first_row
         raise UnreadableTrace(f"{table.path} after row {first_row - 1}: {error}") from error
 
 
-def _json_blocks(path: str, wanted: Sequence[str]) -> Iterator[Block]:
+def _json_blocks(table: TraceTable, wanted: Sequence[str]) -> Iterator[Block]:
+    path = table.path
     with open_uncompressed(path) as content:
         lines = enumerate((line for line in content if line.strip()), start=1)
         while chunk := list(itertools.islice(lines, BATCH_ROWS)):
@@ -160,11 +146,11 @@ def _parquet_names(path: str) -> list[str]:
         return names
 
 
-def _parquet_blocks(path: str, wanted: Sequence[str]) -> Iterator[Block]:
+def _parquet_blocks(table: TraceTable, wanted: Sequence[str]) -> Iterator[Block]:
     first_row = 1
-    with _open_parquet(path) as file:
+    with _open_parquet(table.path) as file:
         for batch in file.iter_batches(BATCH_ROWS, columns=list(wanted)):
-            yield Block(path, first_row, batch)
+            yield Block(table.path, first_row, batch)
             first_row += batch.num_rows
 
 

@@ -16,39 +16,31 @@ from pydantic import BeforeValidator, Field, model_validator
 from load.errors import UnknownFormat, UnknownModel
 from load.traces.batches import constant_column, with_column
 from load.traces.formats.compressed import matching_files
-from load.traces.formats.tables import read_blocks, read_header
+from load.traces.formats.tables import read_header
 from load.traces.parameters import DurationRange, NotNegative, Parameters, PositiveS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from load.schema import Trace
     from load.traces.parameters import Value
     from load.traces.seeds import Seed
 
 
-def set_name(column: str) -> Callable[[Trace, Value[str], Seed], Iterator[pa.RecordBatch]]:
-    """The transformation that sets one tenant or one model for all arrivals."""
-
-    def apply(trace: Trace, given: Value[str], _: Seed) -> Iterator[pa.RecordBatch]:
-        for batch in trace:
-            yield with_column(batch, column, constant_column(given.value, batch.num_rows))
-
-    return apply
+def set_name(column: str, trace: Trace, given: Value[str], _: Seed) -> Iterator[pa.RecordBatch]:
+    """One tenant or one model for all arrivals."""
+    for batch in trace:
+        yield with_column(batch, column, constant_column(given.value, batch.num_rows))
 
 
 def set_size(
-    column: str,
-) -> Callable[[Trace, Value[tuple[int, int]], Seed], Iterator[pa.RecordBatch]]:
-    """The transformation that sets sizes in items or tokens, uniform between two bounds."""
-
-    def apply(trace: Trace, given: Value[tuple[int, int]], seed: Seed) -> Iterator[pa.RecordBatch]:
-        rng = seed.rng()
-        for batch in trace:
-            sizes = rng.integers(*given.value, size=batch.num_rows, endpoint=True)
-            yield with_column(batch, column, pa.array(sizes, pa.int64()))
-
-    return apply
+    column: str, trace: Trace, given: Value[tuple[int, int]], seed: Seed
+) -> Iterator[pa.RecordBatch]:
+    """Sizes in items or tokens, uniform between two bounds."""
+    rng = seed.rng()
+    for batch in trace:
+        sizes = rng.integers(*given.value, size=batch.num_rows, endpoint=True)
+        yield with_column(batch, column, pa.array(sizes, pa.int64()))
 
 
 class DeadlineParameters(Parameters):
@@ -114,7 +106,7 @@ def read_latencies(path: str) -> dict[str, float]:
     if missing := {"model", "latency_s"}.difference(table.columns):
         raise UnknownFormat(f"{path} lacks the columns {', '.join(sorted(missing))}")
     latencies: dict[str, float] = {}
-    for block in read_blocks(table, ["model", "latency_s"]):
+    for block in table.blocks(["model", "latency_s"]):
         models, latencies_s = block.names("model").to_pylist(), block.numbers("latency_s")
         for index, (model, latency_s) in enumerate(zip(models, latencies_s, strict=True)):
             if model in latencies:
