@@ -56,7 +56,7 @@ class BatchTimes:
                 _update_points(times)
                 times.is_updated = True
 
-    def load(self, profile: Profile) -> None:
+    def use_profile(self, profile: Profile) -> None:
         """Start from a stored profile."""
         with self._lock:
             times = self._times.setdefault(profile.key, _ModelTimes())

@@ -53,7 +53,9 @@ class GenerationRoute:
         """Respond; the end of the response is sent after the slot is free for a next request."""
         is_chat = isinstance(call.body, ChatBody)
         response_id = f"{'chatcmpl' if is_chat else 'cmpl'}-{call.head.id}"
-        form = CompletionFormat(is_chat, response_id, call.body.model, int(time.time()))
+        form = CompletionFormat(
+            is_chat, response_id, call.body.model, int(time.time()), call.body.wants_usage
+        )
         async with self.generations.open(call.head, _generation_request(call.body)) as generation:
             writer = _ResponseWriter(generation, call.body, form, call.response)
             await generation.run(writer.write)
@@ -92,7 +94,6 @@ class _ResponseWriter:
         self._form = form
         self._response = response
         self._is_stream = bool(body.stream)
-        self._wants_usage = body.wants_usage
         count = body.n or 1
         self._texts = [""] * count
         self._finishes = [Finish.STOP] * count
@@ -110,15 +111,10 @@ class _ResponseWriter:
             await self._write_events(delta)
 
     async def _write_events(self, delta: TextDelta) -> None:
-        events = self._form.delta_events(
-            delta.index, delta.text, delta.finish, wants_usage=self._wants_usage
-        )
+        events = self._form.delta_events(delta.index, delta.text, delta.finish)
         if self._response.status is None:
             await self._response.start([*EVENTS, *self._provenance_headers()])
-            first_events = [
-                self._form.first_event(index, wants_usage=self._wants_usage)
-                for index in range(len(self._texts))
-            ]
+            first_events = map(self._form.first_event, range(len(self._texts)))
             events = b"".join(first_events) + events
         if events:
             await self._response.write(events)
@@ -127,7 +123,7 @@ class _ResponseWriter:
         """Send the rest: all choices are complete."""
         usage = token_usage(len(self._generation.prompt_ids), self._token_total)
         if self._is_stream:
-            last = self._form.usage_event(usage) if self._wants_usage else b""
+            last = self._form.usage_event(usage) if self._form.wants_usage else b""
             await self._response.finish(last + DONE)
         else:
             content = self._form.response(self._texts, self._finishes, usage)

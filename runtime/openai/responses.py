@@ -63,6 +63,8 @@ class CompletionFormat:
     id: str
     model: str
     created_s: int
+    wants_usage: bool = False
+    """Whether events have a field `usage`, which OpenAI sends if a stream is to end with it."""
 
     def response(
         self, texts: Sequence[str], finishes: Sequence[Finish], usage: Mapping[str, int]
@@ -79,38 +81,34 @@ class CompletionFormat:
             return {"message": {"role": "assistant", "content": text, "refusal": None}}
         return {"text": text}
 
-    def first_event(self, index: int, *, wants_usage: bool) -> bytes:
+    def first_event(self, index: int) -> bytes:
         """The event that begins a choice of a chat; completions have none."""
         if not self.is_chat:
             return b""
         delta = {"role": "assistant", "content": ""}
-        return self._event(index, {"delta": delta}, None, wants_usage=wants_usage)
+        return self._event(index, {"delta": delta}, None)
 
-    def delta_events(
-        self, index: int, text: str, finish: Finish | None, *, wants_usage: bool
-    ) -> bytes:
+    def delta_events(self, index: int, text: str, finish: Finish | None) -> bytes:
         """The events of new text and of a choice's end; empty if there is neither."""
         if not text and finish is None:
             return b""
         if not self.is_chat:
-            return self._event(index, {"text": text}, finish, wants_usage=wants_usage)
+            return self._event(index, {"text": text}, finish)
         events = b""
         if text:
-            events = self._event(index, {"delta": {"content": text}}, None, wants_usage=wants_usage)
+            events = self._event(index, {"delta": {"content": text}}, None)
         if finish is not None:
-            events += self._event(index, {"delta": {}}, finish, wants_usage=wants_usage)
+            events += self._event(index, {"delta": {}}, finish)
         return events
 
     def usage_event(self, usage: Mapping[str, int]) -> bytes:
         """The last event but one, sent if the client asks for it."""
         return server_sent_event({**self._head(".chunk"), "choices": [], "usage": usage})
 
-    def _event(
-        self, index: int, content: dict[str, Any], finish: Finish | None, *, wants_usage: bool
-    ) -> bytes:
+    def _event(self, index: int, content: dict[str, Any], finish: Finish | None) -> bytes:
         choice = {"index": index, **content, "logprobs": None, "finish_reason": finish}
         document = {**self._head(".chunk"), "choices": [choice]}
-        if wants_usage:
+        if self.wants_usage:
             document["usage"] = None
         return server_sent_event(document)
 

@@ -30,7 +30,7 @@ class ProfileSync:
         self._watch = watch
         self._agent = agent
         self._interval_s = interval_s
-        self._loaded: dict[str, Profile] = {}
+        self._known: dict[str, Profile] = {}
         self._seen_version = -1
         watch.subscribe(self._refresh)
 
@@ -41,15 +41,15 @@ class ProfileSync:
             return
         self._seen_version = state.profiles_version
         for profile in state.profiles.values():
-            if profile.device == self.device and self._loaded.get(profile.key) != profile:
-                self._loaded[profile.key] = profile
-                self._times.load(profile)
+            if profile.device == self.device and self._known.get(profile.key) != profile:
+                self._known[profile.key] = profile
+                self._times.use_profile(profile)
 
     async def store(self, profile: Profile) -> bool:
         """Use a profile measured here, and store it; False if it could not be stored."""
         self._times.forget(profile.key)
-        self._times.load(profile)
-        self._loaded[profile.key] = profile
+        self._times.use_profile(profile)
+        self._known[profile.key] = profile
         return await self._agent.store_profile(profile)
 
     async def run(self) -> None:
@@ -57,11 +57,11 @@ class ProfileSync:
         while True:
             await asyncio.sleep(self._interval_s)
             for profile in self._times.take_updates(self.device):
-                self._loaded[profile.key] = profile
+                self._known[profile.key] = profile
                 await self._agent.store_profile(profile)
             for key in self._times.keys() - self._declared_keys():
                 self._times.forget(key)
-                self._loaded.pop(key, None)
+                self._known.pop(key, None)
 
     def _declared_keys(self) -> set[str]:
         records = self._watch.state.models.values()

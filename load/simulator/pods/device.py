@@ -106,7 +106,7 @@ class SimulatedDevice:
         model = self._device_models.get(key)
         if model is None:
             model = self._device_models[key] = DeviceModel(key, key, policy=plan.spec.policy)
-            self._times.load(Profile(key, "simulated", plan.infer))
+            self._times.use_profile(Profile(key, "simulated", plan.infer))
         return model
 
     def _next(self) -> None:

@@ -49,7 +49,7 @@ def test_a_size_needs_a_few_samples() -> None:
 
 def test_live_times_refine_a_stored_profile() -> None:
     times = BatchTimes()
-    times.load(Profile(KEY, "cpu", (ProfilePoint(1, 1.0, 7), ProfilePoint(2, 1.1, 9))))
+    times.use_profile(Profile(KEY, "cpu", (ProfilePoint(1, 1.0, 7), ProfilePoint(2, 1.1, 9))))
     for _ in range(3):
         times.observe(KEY, 1, 0.5)
     (profile,) = times.take_updates("cpu")
@@ -59,7 +59,7 @@ def test_live_times_refine_a_stored_profile() -> None:
 
 def test_memory_limits_the_batch_size() -> None:
     times = BatchTimes()
-    times.load(Profile(KEY, "cpu", points(n1=10, n2=11, n4=12), "memory"))
+    times.use_profile(Profile(KEY, "cpu", points(n1=10, n2=11, n4=12), "memory"))
     assert times.max_rows(KEY) == 4
     times.record_out_of_memory(KEY, 4)
     assert times.max_rows(KEY) == 2
@@ -67,7 +67,7 @@ def test_memory_limits_the_batch_size() -> None:
 
 def test_forgotten_models_start_from_the_default() -> None:
     times = BatchTimes()
-    times.load(Profile(KEY, "cpu", points(n1=10, n2=20)))
+    times.use_profile(Profile(KEY, "cpu", points(n1=10, n2=20)))
     times.forget(KEY)
     assert times.max_rows(KEY) == INITIAL_MAX_ROWS
     assert times.keys() == set()
