@@ -22,10 +22,10 @@ from gateway.errors import (
     GatewayError,
     NotReady,
     ShuttingDown,
-    UnknownModel,
+    UndeclaredModel,
 )
-from gateway.http.body import BodyLimits, RequestBody
-from gateway.http.client_request import ClientDisconnected
+from gateway.http.body import BodyLimits, IncomingBody
+from gateway.http.client_request import ClientClosedRequest
 from gateway.http.error_responses import respond_with_error, send_error
 from gateway.http.headers import read_headers
 from gateway.http.openai import parse_model_name
@@ -118,7 +118,7 @@ class GatewayApp:
                 headers = without_credentials(headers)
             read = read_headers(headers)
             request_id = read.request_id
-            body = RequestBody(client, read.content_length, self._body_limits)
+            body = IncomingBody(client, read.content_length, self._body_limits)
             if not client.target.is_named:
                 await self._resolve_by_body(client, body)
             target = client.target
@@ -132,7 +132,7 @@ class GatewayApp:
                 record = await self._find_record(client.target)
             exchange = self._create_exchange(client, read, record, body)
             await self._run_cancellable(exchange, client, read)
-        except ClientDisconnected:
+        except ClientClosedRequest:
             self._context.telemetry.client_disconnected()
         except GatewayError as error:
             if client.response_started:  # the response was counted when it started
@@ -165,7 +165,7 @@ class GatewayApp:
         await access.check_path(unquote(model_path.path), model_path.namespace, headers)
         return model_path
 
-    async def _resolve_by_body(self, client: ClientRequest, body: RequestBody) -> None:
+    async def _resolve_by_body(self, client: ClientRequest, body: IncomingBody) -> None:
         """Set the target of an OpenAI request by the model that its body names."""
         endpoint = client.target.openai_endpoint or ""
         model = parse_model_name(await body.read_model_field())
@@ -179,7 +179,7 @@ class GatewayApp:
             raise NotReady("the gateway has not read the registry yet", retry_after_s=1.0)
         record = await self._watch.find_model(target.model)
         if record is None:
-            raise UnknownModel(f"model {target.model} does not exist")
+            raise UndeclaredModel(f"model {target.model} does not exist")
         return record
 
     def _create_exchange(
@@ -187,7 +187,7 @@ class GatewayApp:
         client: ClientRequest,
         read: RequestHeaders,
         record: ModelRecord,
-        body: RequestBody,
+        body: IncomingBody,
     ) -> Exchange:
         if read.policy is not None and not self._settings.allow_policy_header:
             raise BadRequest("header x-pilotlight-policy is turned off (--allow-policy-header)")
@@ -225,7 +225,7 @@ class GatewayApp:
         client.on_disconnect = cancellation.on_disconnect
         try:
             if client.disconnected:  # before this task ran
-                raise ClientDisconnected
+                raise ClientClosedRequest
             await exchange.run(until_s)
         except asyncio.CancelledError:
             cause = cancellation.take_cause(is_draining=self.is_draining)

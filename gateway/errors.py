@@ -33,7 +33,7 @@ class BadRequest(GatewayError, status=400, reason="bad-request"):
     """A path, header or body is malformed."""
 
 
-class UnknownModel(GatewayError, status=404, reason="model-not-found"):
+class UndeclaredModel(GatewayError, status=404, reason="model-not-found"):
     """The model is not declared."""
 
 

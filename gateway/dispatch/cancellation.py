@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from gateway.errors import BodyTooSlow, ShuttingDown, UpstreamTimeout
-from gateway.http.client_request import ClientDisconnected
+from gateway.http.client_request import ClientClosedRequest
 
 if TYPE_CHECKING:
     from gateway.dispatch.exchange import Exchange
@@ -50,7 +50,7 @@ class RequestCancellation:
         self._cancel(UpstreamTimeout)
 
     def on_disconnect(self) -> None:
-        self._cancel(ClientDisconnected)
+        self._cancel(ClientClosedRequest)
 
     def _cancel(self, cause: type[Exception]) -> None:
         if self._cause is None and self._task is not None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from gateway.dispatch.reservations import Reservation, Reservations
     from gateway.dispatch.retries import RetryBudget
     from gateway.errors import BodyTooSlow
-    from gateway.http.body import RequestBody
+    from gateway.http.body import IncomingBody
     from gateway.http.client_request import ClientRequest
     from gateway.http.headers import RequestHeaders
     from gateway.routing.route_request import IncomingRequest
@@ -71,7 +71,7 @@ class Exchange:
         client: ClientRequest,
         read: RequestHeaders,
         request: IncomingRequest,
-        body: RequestBody,
+        body: IncomingBody,
     ) -> None:
         self._context = context
         self._client = client
@@ -246,7 +246,7 @@ class Exchange:
         lines = telemetry.head_lines(served, response, timings)
         client.start_response(connection.status, lines, has_length=response.has_length)
         is_last = self._forward_body(connection)
-        telemetry.answered(served, timings, connection.status)  # after the write: off its path
+        telemetry.served(served, timings, connection.status)  # after the write: off its path
         while not is_last:
             await client.drain()
             await connection.wait_body()

@@ -8,7 +8,7 @@ from gateway.upstream.pod_connection import PodConnectionLost
 
 if TYPE_CHECKING:
     from gateway.dispatch.dispatcher import Placement
-    from gateway.http.body import RequestBody
+    from gateway.http.body import IncomingBody
     from gateway.http.client_request import ClientRequest
     from gateway.http.headers import RequestHeaders
     from gateway.http.routes import ModelTarget
@@ -19,7 +19,7 @@ def request_head(
     target: ModelTarget,
     read: RequestHeaders,
     placement: Placement,
-    body: RequestBody,
+    body: IncomingBody,
     *,
     left_ms: float,
 ) -> bytes:
@@ -49,7 +49,7 @@ def request_head(
 
 
 async def send_request(
-    connection: PodConnection, head: bytes, body: RequestBody, client: ClientRequest
+    connection: PodConnection, head: bytes, body: IncomingBody, client: ClientRequest
 ) -> None:
     """Send the request and wait for the head of the response. Raises PodConnectionLost."""
     if body.is_complete:
@@ -60,7 +60,7 @@ async def send_request(
 
 
 async def _stream(
-    connection: PodConnection, head: bytes, body: RequestBody, client: ClientRequest
+    connection: PodConnection, head: bytes, body: IncomingBody, client: ClientRequest
 ) -> None:
     is_chunked = body.content_length is None
     connection.on_data = client.interrupt  # a response may come before the end of the body

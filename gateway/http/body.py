@@ -40,7 +40,7 @@ class BodySource(Protocol):
         """Wait for more, the end or an interruption. Raises ClientDisconnected."""
 
 
-class RequestBody:
+class IncomingBody:
     """The body of one request. `buffered` has its beginning, or all of it once `is_complete`.
 
     Chunks stay as they were received: to join 200 KB costs about as much as to forward them.

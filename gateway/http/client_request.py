@@ -28,7 +28,7 @@ _STATUSES_WITHOUT_BODY: Final = (204, 304)
 _UNEXPECTED_ERROR: Final = b'{"error": "the gateway failed unexpectedly; see its log"}'
 
 
-class ClientDisconnected(Exception):
+class ClientClosedRequest(Exception):
     """The client closed its connection before the response was complete."""
 
 
@@ -130,7 +130,7 @@ class ClientRequest:
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         while not self._chunks and not self.is_complete and not self._is_interrupted:
             if self.disconnected:
-                raise ClientDisconnected
+                raise ClientClosedRequest
             self._wakeup = self.loop.create_future()
             await self._wakeup
         self._is_interrupted = False

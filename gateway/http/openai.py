@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from gateway.errors import BadRequest, UnknownModel
+from gateway.errors import BadRequest, UndeclaredModel
 from registry.domain.model import ModelName
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def _read_value(beginning: bytes, at: int) -> str | None:
 def parse_model_name(text: str) -> ModelName:
     """The model of namespace `default` with this name. Raises UnknownModel for an invalid name."""
     if len(text) > _MAX_NAME_LENGTH or not text.isprintable() or any(c in text for c in "/~\\"):
-        raise UnknownModel(
+        raise UndeclaredModel(
             f"model {text[:_MAX_NAME_LENGTH]!r} does not exist here; models of other namespaces are"
             " at /serving/NAMESPACE/NAME/openai/v1"
         )
@@ -86,6 +86,6 @@ def error_document(error: GatewayError) -> dict[str, Any]:
     """An error in OpenAI's format."""
     status = int(error.status)
     kind = _ERROR_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
-    code = "model_not_found" if isinstance(error, UnknownModel) else str(error.reason)
-    param = "model" if isinstance(error, UnknownModel) else None
+    code = "model_not_found" if isinstance(error, UndeclaredModel) else str(error.reason)
+    param = "model" if isinstance(error, UndeclaredModel) else None
     return {"error": {"message": str(error), "type": kind, "param": param, "code": code}}

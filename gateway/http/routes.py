@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote
 
-from gateway.errors import BadRequest, GatewayError, UnknownModel
+from gateway.errors import BadRequest, GatewayError, UndeclaredModel
 from gateway.http import openai
 from registry.domain.canaries import Canaries
 from registry.domain.model import ModelName
@@ -143,7 +143,7 @@ def target_of(model_path: ModelPath) -> ModelTarget:
         raise BadRequest(f"{model_path.path!r} is not an inference path")
     name = _unescape(match[1] or match[2])
     if model_path.name is not None and model_path.name != name:
-        raise UnknownModel(
+        raise UndeclaredModel(
             f"the path names model {name!r}, its prefix or Host "
             f"{model_path.namespace}/{model_path.name}"
         )

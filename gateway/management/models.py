@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 
-from gateway.errors import UnknownModel
+from gateway.errors import UndeclaredModel
 from gateway.http.openai import error_document
 from gateway.selection.select_version import can_be_served
 from registry.domain.model import ModelName
@@ -35,7 +35,7 @@ def kserve_models(watch: ClusterWatch) -> APIRouter:
         model = _model(request, name)
         found = watch.state.models.get(model)
         if found is None:
-            raise UnknownModel(f"model {model} does not exist")
+            raise UndeclaredModel(f"model {model} does not exist")
         return found
 
     def entry(name: str, found: ModelRecord) -> dict[str, str]:
@@ -94,7 +94,7 @@ def openai_models(watch: ClusterWatch) -> APIRouter:
         """One model."""
         found = _model(request, name)
         if found not in watch.state.models:
-            error = UnknownModel(f"model {found} does not exist")
+            error = UndeclaredModel(f"model {found} does not exist")
             return JSONResponse(error_document(error), int(error.status))
         return JSONResponse(_card(found))
 

@@ -72,8 +72,8 @@ class GatewayMetrics:
             registry=self.registry,
         )  # fmt: skip
 
-    def _histogram(self, name: str, documentation: str, label: str) -> LatencyHistogram:
-        return LatencyHistogram(name, documentation, label, _STAGE_BUCKETS, self.registry)
+    def _histogram(self, name: str, documentation: str, label: str) -> LabelledHistogram:
+        return LabelledHistogram(name, documentation, label, _STAGE_BUCKETS, self.registry)
 
 
 class HistogramSeries:
@@ -91,7 +91,7 @@ class HistogramSeries:
         self.total += value
 
 
-class LatencyHistogram(Collector):
+class LabelledHistogram(Collector):
     """A histogram with one label, observed from one thread."""
 
     def __init__(

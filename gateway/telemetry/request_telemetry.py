@@ -111,7 +111,7 @@ class RequestTelemetry:
             lines += (b"x-pilotlight-version: ", request.version, b"\r\n")
         return lines
 
-    def answered(self, request: ServedRequest, timings: StageTimings, status: int) -> None:
+    def served(self, request: ServedRequest, timings: StageTimings, status: int) -> None:
         """Count a pod's response."""
         decision, policy = request.decision, request.policy
         self._count(

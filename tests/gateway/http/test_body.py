@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gateway.errors import BodyTooSlow, RequestBodyTooLarge
-from gateway.http.body import BodyLimits, RequestBody
-from gateway.http.client_request import ClientDisconnected
+from gateway.http.body import BodyLimits, IncomingBody
+from gateway.http.client_request import ClientClosedRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -31,7 +31,7 @@ class FakeSource:
 
     async def receive_chunks(self) -> list[bytes]:
         if not self.remaining and self.ends == "gone":
-            raise ClientDisconnected
+            raise ClientClosedRequest
         if not self.remaining:
             await asyncio.Event().wait()
         chunk = self.remaining.pop(0)
@@ -41,12 +41,12 @@ class FakeSource:
 
 def body_of(
     *chunks: bytes, declared: int | None = None, ends: str = "whole"
-) -> Callable[[], RequestBody]:
-    return lambda: RequestBody(FakeSource(list(chunks), ends), declared, LIMITS)
+) -> Callable[[], IncomingBody]:
+    return lambda: IncomingBody(FakeSource(list(chunks), ends), declared, LIMITS)
 
 
 def run(
-    create: Callable[[], RequestBody], use: Callable[[RequestBody], Coroutine[Any, Any, None]]
+    create: Callable[[], IncomingBody], use: Callable[[IncomingBody], Coroutine[Any, Any, None]]
 ) -> None:
     async def inside() -> None:
         await use(create())
@@ -55,7 +55,7 @@ def run(
 
 
 def test_buffers_a_small_body_completely() -> None:
-    async def use(body: RequestBody) -> None:
+    async def use(body: IncomingBody) -> None:
         await body.buffer()
         assert (b"".join(body.buffered), body.is_complete, body.is_resendable) == (
             b"abcd",
@@ -67,7 +67,7 @@ def test_buffers_a_small_body_completely() -> None:
 
 
 def test_buffers_the_beginning_of_a_long_body_and_streams_the_rest_once() -> None:
-    async def use(body: RequestBody) -> None:
+    async def use(body: IncomingBody) -> None:
         await body.buffer()
         assert (b"".join(body.buffered), body.is_complete, body.is_resendable) == (
             b"a" * 12,
@@ -81,7 +81,7 @@ def test_buffers_the_beginning_of_a_long_body_and_streams_the_rest_once() -> Non
 
 
 def test_a_streamed_body_cannot_be_resent() -> None:
-    async def use(body: RequestBody) -> None:
+    async def use(body: IncomingBody) -> None:
         await body.buffer()
         async for _ in body.stream_rest():
             pass
@@ -96,7 +96,7 @@ def test_rejects_a_declared_length_over_the_limit_without_reading() -> None:
 
 
 def test_rejects_an_undeclared_length_over_the_limit_by_count() -> None:
-    async def use(body: RequestBody) -> None:
+    async def use(body: IncomingBody) -> None:
         await body.buffer()
         with pytest.raises(RequestBodyTooLarge, match="already 102"):
             async for _ in body.stream_rest():
@@ -106,7 +106,7 @@ def test_rejects_an_undeclared_length_over_the_limit_by_count() -> None:
 
 
 def test_rejects_a_body_that_stalls() -> None:
-    async def use(body: RequestBody) -> None:
+    async def use(body: IncomingBody) -> None:
         with pytest.raises(BodyTooSlow, match="received 1 bytes"):
             await body.buffer()
 
@@ -114,8 +114,8 @@ def test_rejects_a_body_that_stalls() -> None:
 
 
 def test_raises_an_error_when_the_client_disconnects() -> None:
-    async def use(body: RequestBody) -> None:
-        with pytest.raises(ClientDisconnected):
+    async def use(body: IncomingBody) -> None:
+        with pytest.raises(ClientClosedRequest):
             await body.buffer()
 
     run(body_of(b"a", ends="gone"), use)

@@ -8,8 +8,8 @@ import time
 import orjson
 import pytest
 
-from gateway.errors import BadRequest, UnknownModel
-from gateway.http.body import BodyLimits, RequestBody
+from gateway.errors import BadRequest, UndeclaredModel
+from gateway.http.body import BodyLimits, IncomingBody
 from gateway.http.openai import find_model_field, parse_model_name
 from registry.domain.model import ModelName
 
@@ -53,7 +53,7 @@ def test_rejects_a_body_without_model(body: bytes) -> None:
 
 @pytest.mark.parametrize("name", ["team/chat", "team~chat", "a\nb", "x" * 300])
 def test_rejects_names_of_other_namespaces(name: str) -> None:
-    with pytest.raises(UnknownModel, match="/serving/NAMESPACE/NAME"):
+    with pytest.raises(UndeclaredModel, match="/serving/NAMESPACE/NAME"):
         parse_model_name(name)
     assert parse_model_name("chat") == ModelName("default", "chat")
 
@@ -81,8 +81,8 @@ class ChunkedBody:
         return [self.remaining.pop(0)] if self.remaining else []
 
 
-def read_name(source: ChunkedBody, *, buffer_bytes: int = 1 << 20) -> tuple[str, RequestBody]:
-    body = RequestBody(source, None, BodyLimits(1 << 30, buffer_bytes, 30.0))
+def read_name(source: ChunkedBody, *, buffer_bytes: int = 1 << 20) -> tuple[str, IncomingBody]:
+    body = IncomingBody(source, None, BodyLimits(1 << 30, buffer_bytes, 30.0))
     return asyncio.run(body.read_model_field()), body
 
 

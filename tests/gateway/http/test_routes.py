@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.errors import BadRequest, UnknownModel
+from gateway.errors import BadRequest, UndeclaredModel
 from gateway.http.routes import (
     ModelPath,
     TargetResolver,
@@ -136,7 +136,7 @@ def test_rejects_an_escaped_slash_in_the_name() -> None:
     ],
 )
 def test_rejects_a_path_that_contradicts_prefix_or_host(path: str, host: str) -> None:
-    with pytest.raises(UnknownModel, match="other"):
+    with pytest.raises(UndeclaredModel, match="other"):
         target_of(parse_path(path, host, KNOWN))
 
 
