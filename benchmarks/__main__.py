@@ -100,7 +100,7 @@ def _proxy(arguments: argparse.Namespace, machine: Machine) -> None:
     if len(os.sched_getaffinity(0)) < 2:
         print("## Warm requests: skipped, needs two cores")
         return
-    plan = compare.Plan(
+    plan = compare.ComparisonPlan(
         seed=arguments.seed,
         repeats=arguments.repeats or (1 if arguments.quick else 3),
         seconds=1.0 if arguments.quick else arguments.seconds,

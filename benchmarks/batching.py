@@ -25,8 +25,8 @@ import orjson
 
 from benchmarks.machine import REPOSITORY
 from benchmarks.marks import Mark
-from benchmarks.proxy.generator import Load, load
-from benchmarks.proxy.processes import Running, answer_of, start
+from benchmarks.proxy.generator import BurstResult, load
+from benchmarks.proxy.processes import BenchmarkProcess, post, start
 from benchmarks.quantiles import spread
 from pilotlight.platform.bundled_servers import redis_command
 from pilotlight.platform.processes import free_port
@@ -68,7 +68,7 @@ class Sample:
     model: str
     server: str
     clients: int
-    load: Load
+    load: BurstResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,14 +98,14 @@ def measure(plan: Plan) -> list[Sample]:
     return samples
 
 
-def _burst(url: str, clients: int, seconds: float) -> Load:
+def _burst(url: str, clients: int, seconds: float) -> BurstResult:
     """Load on one server, which is idle again afterwards.
 
     KServe's server continues with requests of disconnected clients (16 of T5-small: 3.6 s of its
     core, which the next burst would lack). It serves in order, so a last request ends after them.
     """
     result = load(url, _body(), clients=clients, seconds=seconds, core=_OTHER_CORE)
-    answer_of(url, _body())
+    post(url, _body())
     return result
 
 
@@ -131,7 +131,7 @@ def _subjects(folder: Path) -> Iterator[Subject]:
 
 def _check_equal_predictions(urls: dict[str, str]) -> None:
     """Raise if the servers' predictions differ: the comparison would be of different work."""
-    responses = {server: answer_of(url, _body()) for server, url in urls.items()}
+    responses = {server: post(url, _body()) for server, url in urls.items()}
     (first, *others) = (json.loads(body)["predictions"][0] for _, body in responses.values())
     for other in others:
         is_equal = other == first
@@ -160,7 +160,7 @@ def _servers(stack: contextlib.ExitStack, subject: Subject, folder: Path) -> dic
 
 def _start(
     stack: contextlib.ExitStack, command: Sequence[str], log: Path, core: int = _SERVER_CORE
-) -> Running:
+) -> BenchmarkProcess:
     environment = {**os.environ, **_ENVIRONMENT}
     running = start(command, cores={core}, log=log, environment=environment)
     stack.callback(running.end)
@@ -209,11 +209,11 @@ async def _declare(redis_url: str, spec: ModelSpec) -> None:
         await registry.close()
 
 
-def _wait_warm(server: Running, url: str) -> None:
-    server.wait_until(lambda: answer_of(url, _body())[0] == 200, timeout_s=_START_S)
+def _wait_warm(server: BenchmarkProcess, url: str) -> None:
+    server.wait_until(lambda: post(url, _body())[0] == 200, timeout_s=_START_S)
     until_s = time.monotonic() + 1.0
     while time.monotonic() < until_s:
-        answer_of(url, _body())
+        post(url, _body())
 
 
 # The table

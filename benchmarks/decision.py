@@ -1,7 +1,7 @@
 """Time of one routing decision: the policy and its bookkeeping, without any network.
 
-What is timed is what the dispatcher does per request: build the arrival, decide on the watched
-copy, record the explanation. Between decisions the copy changes through its real `apply`, untimed.
+Timed is the work of the dispatcher per request: build the request, decide on the cluster state,
+record the explanation. Between decisions the state changes as by the registry's updates, untimed.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _NOW_S: Final = 1_000_000.0
 _WARM_SHARE: Final = 0.6
 _WARMING_SHARE: Final = 0.1
 _ON_DISK_SHARE: Final = 0.5
-"""Share of models that further pods have on disk; the rest are remote for all others."""
+"""Share of cold models that some pods have on disk; the others are only remote."""
 _BUSY_SHARE: Final = 0.7
-"""Share of all slots that are taken; single pods vary from idle to full."""
+"""Share of slots that are taken; single pods vary from idle to full."""
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
-    """How large a cluster is decided about, and what the design asks of it, in ms."""
+class ClusterSize:
+    """Size of a cluster, and the design's targets in ms."""
 
     pods: int
     models: int
@@ -50,56 +50,56 @@ class Size:
 
 
 SIZES: Final = (
-    Size(pods=8, models=20, decisions=3000),
-    Size(pods=100, models=1_000, decisions=3000, p50_mark_ms=0.1, p95_mark_ms=0.4),
-    Size(pods=1_000, models=10_000, decisions=1000, p95_mark_ms=5.0),
+    ClusterSize(pods=8, models=20, decisions=3000),
+    ClusterSize(pods=100, models=1_000, decisions=3000, p50_mark_ms=0.1, p95_mark_ms=0.4),
+    ClusterSize(pods=1_000, models=10_000, decisions=1000, p95_mark_ms=5.0),
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Timed:
-    """All decisions of one policy at one size: a list of times in us for each repeat."""
+class DecisionTimes:
+    """Times of all decisions of one policy at one size, in us by repeat."""
 
-    size: Size
+    size: ClusterSize
     policy: RoutingPolicy
     repeats_us: list[list[float]]
 
     def quantile_us(self, share: float) -> tuple[float, float, float]:
-        """Median, lowest and highest over the repeats."""
+        """Median, minimum and maximum over the repeats."""
         over = spread([quantile(repeat, share) for repeat in self.repeats_us])
         return over.median, over.lowest, over.highest
 
 
-def measure(*, seed: int, repeats: int) -> list[Timed]:
+def measure(*, seed: int, repeats: int) -> list[DecisionTimes]:
     """Time every policy at every size; repeats are interleaved over the policies."""
     results = []
     for size in SIZES:
         state = build(size, random.Random(f"{seed}:{size.pods}"))
         gc.collect()
         gc.freeze()
-        gc.set_threshold(50_000, 20, 20)  # as the gateway has it
+        gc.set_threshold(50_000, 20, 20)  # as in the gateway
         times: dict[RoutingPolicy, list[list[float]]] = {policy: [] for policy in RoutingPolicy}
         for repeat in range(repeats):
             for policy in RoutingPolicy:
                 rng = random.Random(f"{seed}:{size.pods}:{repeat}")
                 times[policy].append(_decisions(size, state, policy, rng))
         gc.unfreeze()
-        results += [Timed(size, policy, repeats_us) for policy, repeats_us in times.items()]
+        results += [DecisionTimes(size, policy, repeats_us) for policy, repeats_us in times.items()]
     return results
 
 
 def _decisions(
-    size: Size, state: ClusterState, policy: RoutingPolicy, rng: random.Random
+    size: ClusterSize, state: ClusterState, policy: RoutingPolicy, rng: random.Random
 ) -> list[float]:
     names = list(state.models)
     explanations = Explanations()
-    load = _Load(state, rng)
+    count_changes = _CountChanges(state, rng)
     times_us = []
     for sequence in range(size.decisions + size.decisions // 10):
         name, draw, request_id = rng.choice(names), rng.random(), f"{rng.getrandbits(128):032x}"
-        load.move()
+        count_changes.apply_next()
         began_ns = time.perf_counter_ns()
-        arrival = IncomingRequest(
+        request = IncomingRequest(
             id=request_id,
             model=name,
             arrival_s=_NOW_S,
@@ -108,16 +108,16 @@ def _decisions(
             policy=policy,
             deadline_s=_NOW_S + 30.0,
         )
-        decided = route_request(arrival, state.models, state, now_s=_NOW_S)
-        explanations.record(arrival, decided, state)
+        result = route_request(request, state.models, state, now_s=_NOW_S)
+        explanations.record(request, result, state)
         times_us.append((time.perf_counter_ns() - began_ns) / 1000)
-        if isinstance(decided.decision, SendTo):
-            load.move(taken=decided.decision.entry)
-    return times_us[size.decisions // 10 :]  # the first ones find cold caches
+        if isinstance(result.decision, SendTo):
+            count_changes.apply_next(taken=result.decision.entry)
+    return times_us[size.decisions // 10 :]  # without warm-up
 
 
-class _Load:
-    """Keeps the counts of the pods moving, as the registry's pushes do."""
+class _CountChanges:
+    """Changes the counts of pods, as the registry's updates do."""
 
     def __init__(self, state: ClusterState, rng: random.Random) -> None:
         self._state = state
@@ -125,8 +125,8 @@ class _Load:
         self._rng = rng
         self._names = list(state.pods)
 
-    def move(self, taken: str | None = None) -> None:
-        """A request ends or begins at some pod."""
+    def apply_next(self, taken: str | None = None) -> None:
+        """Change the counts of `taken` or of a random pod."""
         name = taken or self._rng.choice(self._names)
         used = _slots_used(self._rng)
         ongoing = self._rng.randint(0, used)
@@ -137,8 +137,8 @@ def _slots_used(rng: random.Random) -> int:
     return sum(rng.random() < _BUSY_SHARE for _ in range(_SLOTS))
 
 
-def build(size: Size, rng: random.Random) -> ClusterState:
-    """A cluster with warm, warming and cold models under load, built from published changes."""
+def build(size: ClusterSize, rng: random.Random) -> ClusterState:
+    """A cluster with warm, warming and cold models under load."""
     state = ClusterState()
     pods = [f"pod-{index:04d}" for index in range(size.pods)]
     changes: list[list[object]] = []
@@ -188,8 +188,8 @@ _TIMES_S: Final = {
 }  # fmt: skip
 
 
-def summary(results: Sequence[Timed]) -> str:
-    """A Markdown table, with the marks that were missed named below it."""
+def summary(results: Sequence[DecisionTimes]) -> str:
+    """A Markdown table of all times and targets."""
     lines = [
         "| pods | models | policy | p50 us | p95 us | p99 us | p95, lowest to highest | mark |",
         "|---|---|---|---|---|---|---|---|",
@@ -204,7 +204,7 @@ def summary(results: Sequence[Timed]) -> str:
     return "\n".join(lines)
 
 
-def _verdict(timed: Timed) -> str:
+def _verdict(timed: DecisionTimes) -> str:
     size = timed.size
     if size.p95_mark_ms is None:
         return "-"

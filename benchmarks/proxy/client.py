@@ -1,4 +1,4 @@
-"""Our own load generator, for machines without wrk: keep-alive connections in a closed loop.
+"""Load generator for machines without wrk: keep-alive connections in a closed loop.
 
 `python -m benchmarks.proxy.client URL BODY_FILE CLIENTS SECONDS` prints one line of JSON.
 """
@@ -19,46 +19,44 @@ from benchmarks.quantiles import quantile
 
 
 class _Client(asyncio.Protocol):
-    """One connection that asks again as soon as it is answered."""
+    """One connection that sends the next request as soon as it has a response."""
 
-    def __init__(self, request: bytes, tally: _Tally) -> None:
+    def __init__(self, request: bytes, counts: _Counts) -> None:
         self._request = request
-        self._tally = tally
+        self._counts = counts
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
-        self._asked_s = 0.0
+        self._sent_s = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Ask for the first time."""
         self._transport = transport  # type: ignore[assignment]
-        self._ask()
+        self._send()
 
-    def _ask(self) -> None:
+    def _send(self) -> None:
         if self._transport is not None:
-            self._asked_s = time.perf_counter()
+            self._sent_s = time.perf_counter()
             self._transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:
-        """Read the answer."""
         self._parser.feed_data(data)
 
     def on_message_complete(self) -> None:
-        """Count the answer; ask again on the same connection."""
+        """Count the response; send the next request on the same connection."""
         now_s = time.perf_counter()
-        self._tally.latencies_s.append(now_s - self._asked_s)
+        self._counts.latencies_s.append(now_s - self._sent_s)
         if self._parser.get_status_code() >= 400:
-            self._tally.errors += 1
+            self._counts.errors += 1
         self._parser = httptools.HttpResponseParser(self)
-        if now_s < self._tally.until_s:
-            self._ask()
+        if now_s < self._counts.until_s:
+            self._send()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """A connection that ends before its time is an error."""
-        if time.perf_counter() < self._tally.until_s:
-            self._tally.errors += 1
+        """Count a connection that is closed early as an error."""
+        if time.perf_counter() < self._counts.until_s:
+            self._counts.errors += 1
 
 
-class _Tally:
+class _Counts:
     def __init__(self, until_s: float) -> None:
         self.until_s = until_s
         self.latencies_s: list[float] = []
@@ -73,23 +71,23 @@ async def _drive(url: str, body: bytes, clients: int, seconds: float) -> bytes:
         f"content-length: {len(body)}\r\n\r\n"
     )
     began_s = time.perf_counter()
-    tally = _Tally(began_s + seconds)
+    counts = _Counts(began_s + seconds)
     loop = asyncio.get_running_loop()
     request = head.encode() + body
     connections = [
-        await loop.create_connection(lambda: _Client(request, tally), host, port)
+        await loop.create_connection(lambda: _Client(request, counts), host, port)
         for _ in range(clients)
     ]
     await asyncio.sleep(seconds)
     took_s = time.perf_counter() - began_s
     for transport, _ in connections:
         transport.abort()
-    latencies_ms = [latency_s * 1000 for latency_s in tally.latencies_s] or [0.0]
+    latencies_ms = [latency_s * 1000 for latency_s in counts.latencies_s] or [0.0]
     return orjson.dumps(
         {
-            "requests": len(tally.latencies_s),
+            "requests": len(counts.latencies_s),
             "seconds": took_s,
-            "errors": tally.errors,
+            "errors": counts.errors,
             "p50_ms": quantile(latencies_ms, 0.5),
             "p95_ms": quantile(latencies_ms, 0.95),
             "p99_ms": quantile(latencies_ms, 0.99),
@@ -99,7 +97,6 @@ async def _drive(url: str, body: bytes, clients: int, seconds: float) -> bytes:
 
 
 def main() -> None:
-    """Make the load that the arguments ask for."""
     url, body_file, clients, seconds = sys.argv[1:]
     body = Path(body_file).read_bytes()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -1,4 +1,4 @@
-"""The comparison: every contestant in every cell, repeats interleaved over the contestants."""
+"""The comparison: every system in every load cell, repeats interleaved over the systems."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from benchmarks.proxy.contestants import TINY, Place, Setting, contestants, running
 from benchmarks.proxy.generator import load
-from benchmarks.proxy.processes import StartFailed, answer_of, machine_busy_s, wait_quiet
+from benchmarks.proxy.processes import ProcessStartFailed, machine_busy_s, post, wait_quiet
+from benchmarks.proxy.serving_systems import TINY, CoreLayout, RoundSetup, running, serving_systems
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from benchmarks.proxy.contestants import Contestant, Round
-    from benchmarks.proxy.generator import Load
+    from benchmarks.proxy.generator import BurstResult
+    from benchmarks.proxy.serving_systems import ReadySystem, ServingSystem
 
 _WARM_UP_S: Final = 1.0
 _QUIET_CORES: Final = 0.1
 _QUIET_WAIT_S: Final = 20.0
-_PATIENCE_S: Final = 600.0
-"""Longest that one run waits for others, and repeats bursts they disturbed, all cells together."""
+_QUIET_BUDGET_S: Final = 600.0
+"""Time of one run for waiting for a quiet machine and for repeating disturbed bursts."""
 FOREIGN_CORES: Final = 0.15
-"""A burst during which others used more of the machine than this is made again."""
-_MOST_TRIES: Final = 3
+"""A burst during which other processes used more of the machine is repeated."""
+_MAX_ATTEMPTS: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
-    """What is asked of a contestant."""
+class LoadCell:
+    """Load on a system."""
 
     clients: int
     body_bytes: int
 
     @property
     def label(self) -> str:
-        """How the cell is headed in a table."""
+        """The column's title in a table."""
         size = "tiny" if self.body_bytes < 1000 else f"{self.body_bytes // 1000} KB"
         return f"{self.clients} clients, {size}"
 
@@ -54,194 +54,196 @@ class Cell:
         return frame % (b"x" * (self.body_bytes - len(frame) + 2))
 
 
-_TINY_CELLS: Final = tuple(Cell(clients, len(TINY)) for clients in (1, 16, 64, 512))
-_BODY_CELLS: Final = (Cell(16, 100_000), Cell(16, 220_000))
+_TINY_CELLS: Final = tuple(LoadCell(clients, len(TINY)) for clients in (1, 16, 64, 512))
+_BODY_CELLS: Final = (LoadCell(16, 100_000), LoadCell(16, 220_000))
 CELLS: Final = _TINY_CELLS + _BODY_CELLS
 _QUICK_CELLS: Final = (_TINY_CELLS[0], _TINY_CELLS[2], _BODY_CELLS[1])
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
-    """One burst of load on one contestant."""
+class LoadSample:
+    """One burst of load on one system."""
 
     contestant: str
-    setting: Setting
-    cell: Cell
+    setting: CoreLayout
+    cell: LoadCell
     repeat: int
-    load: Load
+    load: BurstResult
     answer_status: int
-    """Of a single request just before."""
+    """Status of a single request just before."""
     contestant_cpu_s: float
     others_cpu_s: float
-    """CPU time of the pod behind it, Redis, and what keeps the registration."""
+    """CPU time of the pod behind it, Redis, and the process that keeps the pod registered."""
     foreign_cores: float
-    """Cores that processes of nobody here were using meanwhile."""
+    """Cores that other processes of the machine used meanwhile."""
     probe_ms: float
-    """A fixed piece of work just before: how fast the machine was."""
+    """Time of a fixed piece of work just before: the machine's speed."""
     load_average: float
 
     @property
     def cpu_us(self) -> float:
-        """The contestant's CPU time per request, in us."""
+        """The system's CPU time per request, in us."""
         return self.contestant_cpu_s / max(1, self.load.requests) * 1e6
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """What a run does."""
+class ComparisonPlan:
+    """Extent of a run."""
 
     seed: int
     repeats: int
     seconds: float
     is_quick: bool
     only: tuple[str, ...] = ()
-    """Parts of contestants' names; empty: all."""
+    """Parts of systems' names; empty: all."""
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
-    """All samples, and who could not take part for which reason."""
+class ComparisonResult:
+    """All samples, and reasons of skipped systems."""
 
-    samples: list[Sample]
+    samples: list[LoadSample]
     skipped: dict[str, str]
 
 
 @dataclass(slots=True)
-class _Patience:
-    """What is left of the time for waiting until the machine is quiet."""
+class _QuietBudget:
+    """Remaining time for waiting until the machine is quiet."""
 
-    left_s: float = _PATIENCE_S
+    left_s: float = _QUIET_BUDGET_S
 
     def wait_quiet(self) -> None:
-        """Wait until others do next to nothing, or patience is at its end."""
+        """Wait until other processes are almost idle, or the time is used up."""
         began_s = time.monotonic()
         wait_quiet(busy_below=_QUIET_CORES, timeout_s=max(0.0, min(_QUIET_WAIT_S, self.left_s)))
         self.left_s -= time.monotonic() - began_s
 
 
-def compare(plan: Plan) -> Compared:
-    """Run the plan; takes about 25 minutes with all contestants and three repeats."""
+def compare(plan: ComparisonPlan) -> ComparisonResult:
+    """Run the plan; takes about 25 minutes with all systems and three repeats."""
     chosen, skipped = _chosen(plan)
     comparison = _Comparison(plan, skipped)
     try:
         for repeat in range(plan.repeats):
-            for setting in Setting:
-                here = [one for one in chosen if setting in one.settings]
+            for setting in CoreLayout:
+                here = [one for one in chosen if setting in one.layouts]
                 groups = [[one for one in here if one.is_calm]]
                 groups += [[one] for one in here if not one.is_calm]
                 for group in groups:
-                    comparison.take_turns(group, setting, repeat)
-    except KeyboardInterrupt:  # keep what was measured: a whole run takes long
-        skipped["the rest of the plan"] = "interrupted; the figures are of what came before"
-    return Compared(comparison.samples, skipped)
+                    comparison.measure_in_turns(group, setting, repeat)
+    except KeyboardInterrupt:  # keep the measurements: a complete run takes long
+        skipped["the rest of the plan"] = "interrupted; the figures are of the part before"
+    return ComparisonResult(comparison.samples, skipped)
 
 
 class _Comparison:
     """The state of one run."""
 
-    def __init__(self, plan: Plan, skipped: dict[str, str]) -> None:
+    def __init__(self, plan: ComparisonPlan, skipped: dict[str, str]) -> None:
         self._plan = plan
         self._skipped = skipped
         self._rng = random.Random(plan.seed)
-        self._patience = _Patience(_PATIENCE_S / 3 if plan.is_quick else _PATIENCE_S)
-        self.samples: list[Sample] = []
+        self._quiet_budget = _QuietBudget(_QUIET_BUDGET_S / 3 if plan.is_quick else _QUIET_BUDGET_S)
+        self.samples: list[LoadSample] = []
 
-    def take_turns(self, group: Sequence[Contestant], setting: Setting, repeat: int) -> None:
-        """Start a group, take each through a cell before the next cell begins, end the group.
+    def measure_in_turns(
+        self, group: Sequence[ServingSystem], setting: CoreLayout, repeat: int
+    ) -> None:
+        """Start a group, measure each system in a cell before the next cell, end the group.
 
-        A machine's speed drifts within minutes, so who is compared is measured close together.
+        A machine's speed drifts within minutes, so compared systems are measured in turns.
         """
         with contextlib.ExitStack() as stack:
             path = stack.enter_context(
                 tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True)
             )
-            ready: list[_Ready] = []
-            for number, contestant in enumerate(group):
+            ready: list[_Participant] = []
+            for number, system in enumerate(group):
                 folder = Path(path) / str(number)
                 folder.mkdir()
-                place = _place(setting, folder)
+                setup = _setup(setting, folder)
                 try:
-                    begun = stack.enter_context(running(contestant, place))
-                    ready.append(_Ready(contestant, begun, place, repeat))
-                except StartFailed as error:
-                    self._skipped[f"{contestant.name} ({setting})"] = str(error)
+                    running_system = stack.enter_context(running(system, setup))
+                    ready.append(_Participant(system, running_system, setup, repeat))
+                except ProcessStartFailed as error:
+                    self._skipped[f"{system.name} ({setting})"] = str(error)
             for cell in _QUICK_CELLS if self._plan.is_quick else CELLS:
                 if ready:
-                    _tell(f"repeat {repeat + 1}/{self._plan.repeats}, {setting}, {cell.label}")
+                    _report(f"repeat {repeat + 1}/{self._plan.repeats}, {setting}, {cell.label}")
                 self._rng.shuffle(ready)
                 for one in ready:
-                    self.samples.append(self._quietest(one, cell))
-                    _tell(_line(self.samples[-1]))
+                    self.samples.append(self._quietest_burst(one, cell))
+                    _report(_line(self.samples[-1]))
 
-    def _quietest(self, one: _Ready, cell: Cell) -> Sample:
-        """A burst on one contestant, made again while others disturb it."""
-        core = one.place.generator_core
-        load(one.round.url, cell.body, clients=cell.clients, seconds=_WARM_UP_S, core=core)
-        tries: list[Sample] = []
-        while len(tries) < _MOST_TRIES:
-            self._patience.wait_quiet()
+    def _quietest_burst(self, one: _Participant, cell: LoadCell) -> LoadSample:
+        """A burst on one system, repeated while other processes disturb it."""
+        core = one.setup.generator_core
+        load(one.ready.url, cell.body, clients=cell.clients, seconds=_WARM_UP_S, core=core)
+        attempts: list[LoadSample] = []
+        while len(attempts) < _MAX_ATTEMPTS:
+            self._quiet_budget.wait_quiet()
             began_s = time.monotonic()
-            tries.append(_burst(one, cell, self._plan.seconds))
-            if tries[-1].foreign_cores <= FOREIGN_CORES or self._patience.left_s <= 0:
+            attempts.append(_burst(one, cell, self._plan.seconds))
+            if attempts[-1].foreign_cores <= FOREIGN_CORES or self._quiet_budget.left_s <= 0:
                 break
-            self._patience.left_s -= time.monotonic() - began_s
-        return min(tries, key=lambda sample: sample.foreign_cores)
+            self._quiet_budget.left_s -= time.monotonic() - began_s
+        return min(attempts, key=lambda sample: sample.foreign_cores)
 
 
 @dataclass(frozen=True, slots=True)
-class _Ready:
-    """A contestant in its turn."""
+class _Participant:
+    """A running system of the current group."""
 
-    contestant: Contestant
-    round: Round
-    place: Place
+    system: ServingSystem
+    ready: ReadySystem
+    setup: RoundSetup
     repeat: int
 
 
-def _chosen(plan: Plan) -> tuple[list[Contestant], dict[str, str]]:
+def _chosen(plan: ComparisonPlan) -> tuple[list[ServingSystem], dict[str, str]]:
     chosen, skipped = [], {}
-    for contestant in contestants():
-        if plan.only and not any(part in contestant.name.lower() for part in plan.only):
+    for system in serving_systems():
+        if plan.only and not any(part in system.name.lower() for part in plan.only):
             continue
-        if contestant.missing is not None:
-            skipped[contestant.name] = contestant.missing
-        elif plan.is_quick and contestant.is_slow:
-            skipped[contestant.name] = "--quick"
+        if system.missing is not None:
+            skipped[system.name] = system.missing
+        elif plan.is_quick and system.is_slow:
+            skipped[system.name] = "--quick"
         else:
-            chosen.append(contestant)
+            chosen.append(system)
     return chosen, skipped
 
 
-def _place(setting: Setting, folder: Path) -> Place:
+def _setup(setting: CoreLayout, folder: Path) -> RoundSetup:
     cores = sorted(os.sched_getaffinity(0))
     first, second = cores[0], cores[-1]
     match setting:
-        case Setting.SHARED:
-            return Place(setting, {first}, {first}, second, folder)
-        case Setting.ALONE:
-            return Place(setting, {first}, {second}, second, folder)
-        case Setting.BOTH:
-            return Place(setting, {first, second}, {first, second}, second, folder)
+        case CoreLayout.SHARED:
+            return RoundSetup(setting, {first}, {first}, second, folder)
+        case CoreLayout.ALONE:
+            return RoundSetup(setting, {first}, {second}, second, folder)
+        case CoreLayout.BOTH:
+            return RoundSetup(setting, {first, second}, {first, second}, second, folder)
 
 
-def _burst(one: _Ready, cell: Cell, seconds: float) -> Sample:
-    ready, place = one.round, one.place
-    probe_ms = _probe_ms(min(place.contestant_cores))
-    status, _ = answer_of(ready.url, cell.body)
+def _burst(one: _Participant, cell: LoadCell, seconds: float) -> LoadSample:
+    ready, setup = one.ready, one.setup
+    probe_ms = _probe_ms(min(setup.system_cores))
+    status, _ = post(ready.url, cell.body)
     began_s = time.monotonic()
-    machine_s, own_s = machine_busy_s(), ready.contestant.cpu_s()
+    machine_s, own_s = machine_busy_s(), ready.process.cpu_s()
     others_s = sum(other.cpu_s() for other in ready.others)
-    seen = load(ready.url, cell.body, clients=cell.clients, seconds=seconds,
-                core=place.generator_core)  # fmt: skip
-    own_s = ready.contestant.cpu_s() - own_s
+    burst = load(ready.url, cell.body, clients=cell.clients, seconds=seconds,
+                core=setup.generator_core)  # fmt: skip
+    own_s = ready.process.cpu_s() - own_s
     others_s = sum(other.cpu_s() for other in ready.others) - others_s
-    foreign_s = machine_busy_s() - machine_s - own_s - others_s - seen.generator_cpu_s
-    return Sample(
-        contestant=one.contestant.name,
-        setting=place.setting,
+    foreign_s = machine_busy_s() - machine_s - own_s - others_s - burst.generator_cpu_s
+    return LoadSample(
+        contestant=one.system.name,
+        setting=setup.layout,
         cell=cell,
         repeat=one.repeat,
-        load=seen,
+        load=burst,
         answer_status=status,
         contestant_cpu_s=own_s,
         others_cpu_s=others_s,
@@ -252,7 +254,7 @@ def _burst(one: _Ready, cell: Cell, seconds: float) -> Sample:
 
 
 def _probe_ms(core: int) -> float:
-    """How long a fixed piece of Python takes on a core now, the best of three."""
+    """Time of a fixed piece of Python on a core now, the best of three."""
     allowed = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {core})
     try:
@@ -270,8 +272,8 @@ def _fixed_work_s() -> float:
 
 
 def samples_of(
-    samples: Sequence[Sample], contestant: str, setting: Setting, cell: Cell
-) -> list[Sample]:
+    samples: Sequence[LoadSample], contestant: str, setting: CoreLayout, cell: LoadCell
+) -> list[LoadSample]:
     """The repeats of one cell."""
     return [
         sample
@@ -280,14 +282,14 @@ def samples_of(
     ]
 
 
-def _line(sample: Sample) -> str:
-    seen = sample.load
+def _line(sample: LoadSample) -> str:
+    burst = sample.load
     return (
-        f"  {sample.contestant:26} {seen.requests_per_s:9,.0f}/s  p50 {seen.p50_ms:.2f} "
-        f"p99 {seen.p99_ms:.2f} ms  {sample.cpu_us:6.0f} us CPU  {seen.errors} errors  "
+        f"  {sample.contestant:26} {burst.requests_per_s:9,.0f}/s  p50 {burst.p50_ms:.2f} "
+        f"p99 {burst.p99_ms:.2f} ms  {sample.cpu_us:6.0f} us CPU  {burst.errors} errors  "
         f"foreign {sample.foreign_cores:.2f}  probe {sample.probe_ms:.1f}"
     )
 
 
-def _tell(text: str) -> None:
+def _report(text: str) -> None:
     print(text, file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""Closed-loop load on one URL: `wrk` where it is installed, else our own client."""
+"""Closed-loop load on one URL: `wrk` if it is installed, else `benchmarks.proxy.client`."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ end
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
-    """What one burst of load saw."""
+class BurstResult:
+    """Responses to one burst of load."""
 
     requests: int
     seconds: float
     errors: int
-    """Answers other than 2xx and 3xx, broken connections, timeouts."""
+    """Responses other than 2xx and 3xx, broken connections, timeouts."""
     p50_ms: float
     p95_ms: float
     p99_ms: float
@@ -50,16 +50,16 @@ class Load:
 
     @property
     def requests_per_s(self) -> float:
-        """Requests answered without error per second."""
+        """Requests without error per second."""
         return max(0, self.requests - self.errors) / self.seconds
 
 
 def generator_name() -> str:
-    """What makes the load here."""
+    """Name of the load generator on this machine."""
     return "wrk" if shutil.which("wrk") else "own client (uvloop, httptools)"
 
 
-def load(url: str, body: bytes, *, clients: int, seconds: float, core: int) -> Load:
+def load(url: str, body: bytes, *, clients: int, seconds: float, core: int) -> BurstResult:
     """Keep `clients` connections busy for a while, from one core."""
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         body_file = Path(folder) / "body.json"
@@ -79,7 +79,7 @@ def load(url: str, body: bytes, *, clients: int, seconds: float, core: int) -> L
         return _run(["taskset", "-c", str(core), *command], timeout_s=seconds + 30)
 
 
-def _run(command: Sequence[str], *, timeout_s: float) -> Load:
+def _run(command: Sequence[str], *, timeout_s: float) -> BurstResult:
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(
         command, cwd=REPOSITORY, capture_output=True, check=True, timeout=timeout_s
@@ -87,4 +87,4 @@ def _run(command: Sequence[str], *, timeout_s: float) -> Load:
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     line = next(line for line in done.stdout.splitlines() if line.startswith(b"RESULT "))
     cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return Load(**orjson.loads(line.removeprefix(b"RESULT ")), generator_cpu_s=cpu_s)
+    return BurstResult(**orjson.loads(line.removeprefix(b"RESULT ")), generator_cpu_s=cpu_s)

@@ -1,6 +1,6 @@
-"""A trivial pod: takes a body, answers a constant; registered like a real one where asked.
+"""A trivial pod: reads a body and sends a constant response; can register like a real pod.
 
-`--port` serves with uvicorn; `--address` only keeps the registration of another server alive.
+`--port` serves with uvicorn; `--address` only keeps another server registered.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from registry.redis.client import Registry
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 
-ANSWER: Final = b'{"predictions":[1]}'
+RESPONSE: Final = b'{"predictions":[1]}'
 MODEL: Final = "m"
 NAME: Final = "pod-0"
 TIMING: Final = "load;dur=0.0, preprocess;dur=0.1, infer;dur=0.2, postprocess;dur=0.1"
 _SLOTS: Final = 1024
 _HEADERS: Final = [
     (b"content-type", b"application/json"),
-    (b"content-length", str(len(ANSWER)).encode()),
+    (b"content-length", str(len(RESPONSE)).encode()),
     (b"x-pilotlight-pod", NAME.encode()),
     (b"x-pilotlight-start", b"warm"),
     (b"server-timing", TIMING.encode()),
@@ -40,16 +40,16 @@ async def application(
     receive: Callable[[], Awaitable[MutableMapping[str, Any]]],
     send: Callable[[MutableMapping[str, Any]], Awaitable[None]],
 ) -> None:
-    """Read the whole body, then answer."""
+    """Read the complete body, then respond."""
     while (await receive()).get("more_body"):
         pass
     await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
-    await send({"type": "http.response.body", "body": ANSWER})
+    await send({"type": "http.response.body", "body": RESPONSE})
 
 
 @contextlib.asynccontextmanager
 async def registered(redis_url: str, address: str) -> AsyncIterator[None]:
-    """The pod is in the registry, warm for the model, with measurements; its lease is renewed."""
+    """Keep the pod registered, warm for the model and with measurements."""
     registry = await Registry.connect(redis_url)
     info = PodInfo(NAME, address, "node-0", slots=_SLOTS, memory_bytes=1 << 30)
     epoch = await registry.register_pod(info)
@@ -64,15 +64,15 @@ async def registered(redis_url: str, address: str) -> AsyncIterator[None]:
     samples = tuple(Samples(spec.key, measure, (value,)) for measure, value in times_s.items())
     await registry.heartbeat(NAME, epoch, PodReport(samples=samples))
     async with asyncio.TaskGroup() as group:
-        beats = group.create_task(_beat(registry, epoch))
+        heartbeats = group.create_task(_send_heartbeats(registry, epoch))
         try:
             yield
         finally:
-            beats.cancel()
+            heartbeats.cancel()
     await registry.close()
 
 
-async def _beat(registry: Registry, epoch: int) -> None:
+async def _send_heartbeats(registry: Registry, epoch: int) -> None:
     while True:
         await asyncio.sleep(HEARTBEAT_S)
         with contextlib.suppress(RegistryUnavailable):
@@ -103,7 +103,6 @@ async def _run(port: int | None, address: str | None, redis_url: str | None) -> 
 
 
 def main() -> None:
-    """Serve or register, as the arguments say."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.proxy.pod")
     parser.add_argument("--port", type=int)
     parser.add_argument("--address")

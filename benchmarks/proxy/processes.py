@@ -1,4 +1,4 @@
-"""Processes of a benchmark: pinned, accounted for, and ended with all they started."""
+"""Processes of a benchmark: pinned to cores, with their CPU time, ended with their children."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _PR_SET_PDEATHSIG: Final = 1
 _END_S: Final = 15.0
 
 
-class StartFailed(Exception):
-    """A process ended, or was not ready in time; its last lines of output are in the message."""
+class ProcessStartFailed(Exception):
+    """A process ended or was not ready in time; the message has the end of its output."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
-    """A process in the process table; the start tells it from a later one of the same number."""
+class _ProcessEntry:
+    """A process; `started` distinguishes it from a later one with the same pid."""
 
     pid: int
     parent: int
@@ -39,25 +39,25 @@ class _Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
-    """A started process and what descends from it."""
+class BenchmarkProcess:
+    """A started process and its descendants."""
 
     process: subprocess.Popen[bytes]
     log: Path
 
     def cpu_s(self) -> float:
         """CPU time of the process and its living descendants so far, in seconds."""
-        return sum(seen.cpu_s for seen in self._family())
+        return sum(entry.cpu_s for entry in self._family())
 
-    def _family(self) -> list[_Seen]:
+    def _family(self) -> list[_ProcessEntry]:
         table = list(_process_table())
         found = {self.process.pid}
-        while grown := {seen.pid for seen in table if seen.parent in found} - found:
+        while grown := {entry.pid for entry in table if entry.parent in found} - found:
             found |= grown
-        return [seen for seen in table if seen.pid in found]
+        return [entry for entry in table if entry.pid in found]
 
     def end(self) -> None:
-        """End the process, then whatever it left behind."""
+        """End the process, then its remaining descendants."""
         family = self._family()
         self.process.terminate()
         try:
@@ -65,21 +65,21 @@ class Running:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-        alive = {(seen.pid, seen.started) for seen in _process_table()}
-        for seen in family:
-            if (seen.pid, seen.started) in alive:
+        alive = {(entry.pid, entry.started) for entry in _process_table()}
+        for entry in family:
+            if (entry.pid, entry.started) in alive:
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(seen.pid, signal.SIGKILL)
+                    os.kill(entry.pid, signal.SIGKILL)
 
     def wait_until(self, is_ready: Callable[[], bool], *, timeout_s: float) -> None:
         """Return when ready. Raises StartFailed."""
-        give_up_s = time.monotonic() + timeout_s
+        until_s = time.monotonic() + timeout_s
         while not is_ready():
             status = self.process.poll()
-            if status is not None or time.monotonic() > give_up_s:
-                why = "not ready in time" if status is None else f"ended with status {status}"
+            if status is not None or time.monotonic() > until_s:
+                problem = "not ready in time" if status is None else f"ended with status {status}"
                 tail = self.log.read_text(errors="replace")[-2000:]
-                raise StartFailed(f"{why}: {tail}")
+                raise ProcessStartFailed(f"{problem}: {tail}")
             time.sleep(0.05)
 
 
@@ -89,8 +89,8 @@ def start(
     cores: set[int],
     log: Path,
     environment: Mapping[str, str] | None = None,
-) -> Running:
-    """Start a process on the given cores, its output in `log`; it does not outlive this one."""
+) -> BenchmarkProcess:
+    """Start a process on these cores, with output to `log`; it ends with this process."""
     libc = ctypes.CDLL(None)
 
     def in_child() -> None:
@@ -108,46 +108,46 @@ def start(
             start_new_session=True,
             preexec_fn=in_child,  # no threads here
         )
-    return Running(process, log)
+    return BenchmarkProcess(process, log)
 
 
-def _process_table() -> Iterator[_Seen]:
+def _process_table() -> Iterator[_ProcessEntry]:
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = path.read_text().rpartition(")")[2].split()
         except (FileNotFoundError, ProcessLookupError):
             continue
         cpu_s = (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
-        yield _Seen(int(path.parent.name), int(fields[1]), int(fields[19]), cpu_s)
+        yield _ProcessEntry(int(path.parent.name), int(fields[1]), int(fields[19]), cpu_s)
 
 
 def machine_busy_s() -> float:
-    """CPU seconds spent by everything on this machine so far, all cores together."""
+    """CPU seconds of all processes of the machine so far, summed over cores."""
     fields = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]]
     user, nice, system, _, _, irq, softirq = fields[:7]
     return (user + nice + system + irq + softirq) / _TICKS_PER_S
 
 
 def wait_quiet(*, busy_below: float, timeout_s: float) -> float:
-    """Wait until the machine does next to nothing; returns how many cores were busy at last."""
-    give_up_s = time.monotonic() + timeout_s
+    """Wait until the machine is almost idle; returns the number of busy cores."""
+    until_s = time.monotonic() + timeout_s
     while True:
         before_s, began_s = machine_busy_s(), time.monotonic()
         time.sleep(0.2)
         busy = (machine_busy_s() - before_s) / (time.monotonic() - began_s)
-        if busy <= busy_below or time.monotonic() > give_up_s:
+        if busy <= busy_below or time.monotonic() > until_s:
             return busy
 
 
-def answer_of(url: str, body: bytes) -> tuple[int, bytes]:
-    """Status and body of one POST; status 0 where nobody answers."""
+def post(url: str, body: bytes) -> tuple[int, bytes]:
+    """Status and body of one POST; status 0 if there is no response."""
     request = urllib.request.Request(
         url, data=body, headers={"content-type": "application/json"}, method="POST"
     )
     try:
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with opener.open(request, timeout=10) as answer:
-            return answer.status, answer.read()
+        with opener.open(request, timeout=10) as response:
+            return response.status, response.read()
     except urllib.error.HTTPError as error:
         return error.code, error.read()
     except OSError:

@@ -1,43 +1,48 @@
-"""Tables of a comparison: rates, latencies, ratios, marks."""
+"""Tables of a comparison: rates, latencies, ratios, targets."""
 
 from __future__ import annotations
 
 from statistics import median
 from typing import TYPE_CHECKING, Final
 
-from benchmarks.proxy.compare import CELLS, FOREIGN_CORES, Cell, Compared, samples_of
-from benchmarks.proxy.contestants import (
+from benchmarks.proxy.compare import CELLS, FOREIGN_CORES, ComparisonResult, LoadCell, samples_of
+from benchmarks.proxy.serving_systems import (
     DIRECT,
     NGINX,
     PILOTLIGHT,
     PYTHON_PEERS,
     RAY_HAPROXY,
-    Setting,
+    CoreLayout,
 )
 from benchmarks.quantiles import spread
 
 if TYPE_CHECKING:
-    from benchmarks.proxy.compare import Sample
+    from benchmarks.proxy.compare import LoadSample
 
 _TITLES: Final = {
-    Setting.SHARED: "S: contestant and pod (uvicorn) on one core; generator and Redis on the other",
-    Setting.ALONE: "G: contestant alone on one core; pod (nginx), Redis and generator on the other",
-    Setting.BOTH: "Both: everything on both cores (contestants of many processes)",
+    CoreLayout.SHARED: "S: system and pod (uvicorn) on one core; generator and Redis on the other",
+    CoreLayout.ALONE: "G: system alone on one core; pod (nginx), Redis and generator on the other",
+    CoreLayout.BOTH: "Both: everything on both cores (systems of many processes)",
 }
-_SHARED_16, _SHARED_64 = Cell(16, CELLS[0].body_bytes), Cell(64, CELLS[0].body_bytes)
+_SHARED_16, _SHARED_64 = LoadCell(16, CELLS[0].body_bytes), LoadCell(64, CELLS[0].body_bytes)
 
 
-def summary(compared: Compared) -> str:
-    """Everything in Markdown."""
+def summary(compared: ComparisonResult) -> str:
+    """The whole report in Markdown."""
     parts = []
-    everything, compared = compared, Compared(_undisturbed(compared.samples), compared.skipped)
+    everything, compared = (
+        compared,
+        ComparisonResult(_undisturbed(compared.samples), compared.skipped),
+    )
     for setting, title in _TITLES.items():
         of_setting = [sample for sample in compared.samples if sample.setting is setting]
         if of_setting:
             parts += [f"### {title}", _table(of_setting, setting)]
     parts += ["### Ratios of the gateway's rate", _ratios(compared.samples)]
     parts += ["### Marks", _marks(compared.samples)]
-    parts += [f"Skipped: {name}: {why.splitlines()[0]}" for name, why in compared.skipped.items()]
+    parts += [
+        f"Skipped: {name}: {reason.splitlines()[0]}" for name, reason in compared.skipped.items()
+    ]
     bad = [sample for sample in everything.samples if sample.load.errors or not _is_right(sample)]
     parts += [
         f"ERRORS: {sample.contestant}, {sample.setting}, {sample.cell.label}: "
@@ -49,18 +54,18 @@ def summary(compared: Compared) -> str:
     parts.append(
         f"Of {total} bursts {len(bad)} had errors. {total - kept} were left out, since other work "
         f"ran on the machine and there is an undisturbed one of the same cell; {noisy} disturbed "
-        f"ones (above {FOREIGN_CORES:g} cores) had to be taken."
+        f"ones (above {FOREIGN_CORES:g} cores) are included."
     )
     probes = spread([sample.probe_ms for sample in compared.samples])
     parts.append(
         f"A fixed piece of Python took {probes.lowest:.1f} to {probes.highest:.1f} ms (median "
-        f"{probes.median:.1f}) beside these bursts: so much does the machine's own speed vary."
+        f"{probes.median:.1f}) beside these bursts, by the machine's speed."
     )
     return "\n\n".join(parts)
 
 
-def _undisturbed(samples: list[Sample]) -> list[Sample]:
-    """Of each cell the bursts that had the machine to themselves; all of them where none had."""
+def _undisturbed(samples: list[LoadSample]) -> list[LoadSample]:
+    """By cell, the bursts without other load on the machine; all bursts if there are none."""
     quiet = [sample for sample in samples if sample.foreign_cores <= FOREIGN_CORES]
     has_quiet = {(sample.contestant, sample.setting, sample.cell) for sample in quiet}
     return quiet + [
@@ -70,11 +75,11 @@ def _undisturbed(samples: list[Sample]) -> list[Sample]:
     ]
 
 
-def _is_right(sample: Sample) -> bool:
+def _is_right(sample: LoadSample) -> bool:
     return sample.answer_status == 200
 
 
-def _table(samples: list[Sample], setting: Setting) -> str:
+def _table(samples: list[LoadSample], setting: CoreLayout) -> str:
     cells = [cell for cell in CELLS if any(sample.cell == cell for sample in samples)]
     names = list(dict.fromkeys(sample.contestant for sample in samples))
     names.sort(key=lambda name: -_rate(samples, name, setting, cells[-1]))
@@ -95,7 +100,7 @@ def _order(name: str) -> int:
     return first.index(name) if name in first else len(first)
 
 
-def _entry(samples: list[Sample]) -> str:
+def _entry(samples: list[LoadSample]) -> str:
     if not samples:
         return "-"
     rate = spread([sample.load.requests_per_s for sample in samples])
@@ -108,17 +113,17 @@ def _entry(samples: list[Sample]) -> str:
     )
 
 
-def _rate(samples: list[Sample], name: str, setting: Setting, cell: Cell) -> float:
+def _rate(samples: list[LoadSample], name: str, setting: CoreLayout, cell: LoadCell) -> float:
     found = samples_of(samples, name, setting, cell)
     return median(sample.load.requests_per_s for sample in found) if found else 0.0
 
 
-def _ratios(samples: list[Sample]) -> str:
+def _ratios(samples: list[LoadSample]) -> str:
     lines = [
         "| setting, cell | to nginx | to the best Python peer | to Ray Serve behind HAProxy |",
         "|---|---|---|---|",
     ]
-    for setting in (Setting.SHARED, Setting.ALONE):
+    for setting in (CoreLayout.SHARED, CoreLayout.ALONE):
         for cell in CELLS:
             ours = _rate(samples, PILOTLIGHT, setting, cell)
             if not ours:
@@ -138,17 +143,17 @@ def _ratio(ours: float, theirs: float) -> str:
     return f"{ours / theirs:.2f}" if theirs else "-"
 
 
-def _marks(samples: list[Sample]) -> str:
-    """The marks of the design's section 12 and of the work on the hot path, met or missed."""
-    alone, shared = Setting.ALONE, Setting.SHARED
+def _marks(samples: list[LoadSample]) -> str:
+    """Targets of the design's section 12 and of the work on the request path, met or missed."""
+    alone, shared = CoreLayout.ALONE, CoreLayout.SHARED
     tiny, lines = CELLS[:4], []
 
-    def mark(what: str, value: float, limit: float, *, at_most: bool = False) -> None:
+    def mark(name: str, value: float, limit: float, *, at_most: bool = False) -> None:
         if value:
             is_met = value <= limit if at_most else value >= limit
             sign = "<=" if at_most else ">="
             verdict = "met" if is_met else "MISSED"
-            lines.append(f"- {verdict}: {what}: {value:,.2f} ({sign} {limit:,g})")
+            lines.append(f"- {verdict}: {name}: {value:,.2f} ({sign} {limit:,g})")
 
     for cell in tiny[1:]:
         mark(f"requests/s on one core, {cell.label}", _rate(samples, PILOTLIGHT, alone, cell), 6000)
@@ -173,11 +178,11 @@ def _marks(samples: list[Sample]) -> str:
     return "\n".join(lines)
 
 
-def _p50(samples: list[Sample], name: str, cell: Cell) -> float:
-    found = samples_of(samples, name, Setting.SHARED, cell)
+def _p50(samples: list[LoadSample], name: str, cell: LoadCell) -> float:
+    found = samples_of(samples, name, CoreLayout.SHARED, cell)
     return median(sample.load.p50_ms for sample in found) if found else 0.0
 
 
-def _cpu_us(samples: list[Sample], cell: Cell) -> float:
-    found = samples_of(samples, PILOTLIGHT, Setting.ALONE, cell)
+def _cpu_us(samples: list[LoadSample], cell: LoadCell) -> float:
+    found = samples_of(samples, PILOTLIGHT, CoreLayout.ALONE, cell)
     return median(sample.cpu_us for sample in found) if found else 0.0

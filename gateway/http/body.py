@@ -37,7 +37,7 @@ class BodySource(Protocol):
         """Chunks received since the last call."""
 
     async def receive_chunks(self) -> list[bytes]:
-        """Wait for more, the end or an interruption. Raises ClientDisconnected."""
+        """Wait for more, the end or an interruption. Raises ClientClosedRequest."""
 
 
 class IncomingBody:
@@ -76,7 +76,7 @@ class IncomingBody:
         """Buffer the body until it is complete or longer than the buffer limit.
 
         The first chunk has no timeout here: `RequestCancellation` has a timer for it already.
-        Raises BodyTooSlow, RequestBodyTooLarge, ClientDisconnected.
+        Raises BodyTooSlow, RequestBodyTooLarge, ClientClosedRequest.
         """
         self.buffered += self._count(await self._source.receive_chunks())
         while not self.is_complete and self.received_bytes <= self._limits.buffer_bytes:

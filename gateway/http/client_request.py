@@ -124,7 +124,7 @@ class ClientRequest:
         return chunks
 
     async def receive_chunks(self) -> list[bytes]:
-        """Wait for more of the body, its end or an interruption. Raises ClientDisconnected."""
+        """Wait for more of the body, its end or an interruption. Raises ClientClosedRequest."""
         if self._expects_continue and not self._transport.is_closing():
             self._expects_continue = False
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")

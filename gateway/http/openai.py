@@ -73,7 +73,7 @@ def _read_value(beginning: bytes, at: int) -> str | None:
 
 
 def parse_model_name(text: str) -> ModelName:
-    """The model of namespace `default` with this name. Raises UnknownModel for an invalid name."""
+    """The model of namespace `default` with this name. Raises UndeclaredModel."""
     if len(text) > _MAX_NAME_LENGTH or not text.isprintable() or any(c in text for c in "/~\\"):
         raise UndeclaredModel(
             f"model {text[:_MAX_NAME_LENGTH]!r} does not exist here; models of other namespaces are"

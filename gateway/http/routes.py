@@ -1,6 +1,6 @@
 """Which model a request names, by path or by KServe-style Host header.
 
-OpenAI's paths may name none; then `RequestBody.read_model_field` reads the name from the body.
+OpenAI's paths may name none; then `IncomingBody.read_model_field` reads the name from the body.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def is_inference(path: str) -> bool:
 
 
 def target_of(model_path: ModelPath) -> ModelTarget:
-    """The target of an inference path. Raises BadRequest, UnknownModel."""
+    """The target of an inference path. Raises BadRequest, UndeclaredModel."""
     if endpoint := openai.PATH.fullmatch(model_path.path):
         return openai_target(model_path.namespace, model_path.name, endpoint[1])
     match = _INFERENCE.fullmatch(model_path.path)

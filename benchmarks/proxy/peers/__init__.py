@@ -1,1 +1,1 @@
-"""The peers that are Python programs; each is started as a process of its own."""
+"""Serving systems in Python; each runs as a process."""

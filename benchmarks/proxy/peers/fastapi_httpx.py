@@ -1,4 +1,4 @@
-"""The proxy most Python shops write first: FastAPI in front, httpx behind.
+"""A simple Python proxy: FastAPI with httpx.
 
 `python -m benchmarks.proxy.peers.fastapi_httpx PORT UPSTREAM_URL`.
 """
@@ -31,13 +31,13 @@ def create_app(upstream: str) -> FastAPI:
     app = FastAPI(lifespan=lifespan)
 
     async def forward(path: str, request: Request) -> Response:
-        answer = await client.post(
+        response = await client.post(
             f"/{path}",
             content=await request.body(),
             headers={"content-type": request.headers["content-type"]},
         )
         return Response(
-            answer.content, answer.status_code, media_type=answer.headers["content-type"]
+            response.content, response.status_code, media_type=response.headers["content-type"]
         )
 
     # the signature is read at run time, where this module's annotations are strings

@@ -1,4 +1,4 @@
-"""KServe's own ModelServer with a model that does nothing; it serves itself, there is no proxy.
+"""KServe's own ModelServer with a model that returns a constant; there is no proxy.
 
 `python -m benchmarks.proxy.peers.kserve_model PORT`.
 """
@@ -14,8 +14,8 @@ import kserve
 from benchmarks.proxy.pod import MODEL
 
 
-class Constant(kserve.Model):  # type: ignore[misc]  # kserve has no types
-    """Answers a constant."""
+class ConstantModel(kserve.Model):  # type: ignore[misc]  # kserve has no types
+    """Returns a constant."""
 
     def __init__(self) -> None:
         super().__init__(MODEL)
@@ -24,7 +24,6 @@ class Constant(kserve.Model):  # type: ignore[misc]  # kserve has no types
     async def predict(
         self, payload: Any, headers: Any = None, response_headers: Any = None
     ) -> dict[str, list[int]]:
-        """KServe's predict."""
         del payload, headers, response_headers
         return {"predictions": [1]}
 
@@ -38,4 +37,4 @@ if __name__ == "__main__":
         enable_latency_logging=False,
     )
     logging.disable(logging.WARNING)
-    server.start([Constant()])
+    server.start([ConstantModel()])

@@ -1,4 +1,4 @@
-"""Ray Serve with one replica that answers a constant; runs in the peers' environment.
+"""Ray Serve with one replica that returns a constant; runs in the peers' environment.
 
 `python -m benchmarks.proxy.peers.ray_serve PORT TEMPORARY_FOLDER`. With
 RAY_SERVE_ENABLE_HA_PROXY=1 in the environment its HAProxy takes the requests, else its own proxy.
@@ -16,17 +16,15 @@ from ray import serve
 from starlette.responses import Response
 
 
-class Constant:
-    """Reads the body, answers a constant."""
+class ConstantDeployment:
+    """Reads the body and returns a constant."""
 
     async def __call__(self, request: Any) -> Response:
-        """One request."""
         await request.body()
         return Response(b'{"predictions":[1]}', media_type="application/json")
 
 
 def main() -> None:
-    """Serve until told to stop."""
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     ray.init(
@@ -38,7 +36,7 @@ def main() -> None:
     )
     serve.start(http_options={"host": "127.0.0.1", "port": int(sys.argv[1])})
     deployment = serve.deployment(
-        Constant, max_ongoing_requests=2048, ray_actor_options={"num_cpus": 1}
+        ConstantDeployment, max_ongoing_requests=2048, ray_actor_options={"num_cpus": 1}
     )
     serve.run(deployment.bind(), route_prefix="/")
     print("ready", flush=True)

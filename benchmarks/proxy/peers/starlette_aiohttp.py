@@ -1,4 +1,4 @@
-"""The proxy of a Python shop that looked for speed: Starlette on uvicorn, aiohttp behind.
+"""A faster Python proxy: Starlette on uvicorn with aiohttp.
 
 `python -m benchmarks.proxy.peers.starlette_aiohttp PORT UPSTREAM_URL`.
 """
@@ -37,9 +37,9 @@ def create_app(upstream: str) -> Starlette:
             upstream + request.url.path,
             data=await request.body(),
             headers={"content-type": request.headers["content-type"]},
-        ) as answer:
+        ) as response:
             return Response(
-                await answer.read(), answer.status, media_type=answer.headers["content-type"]
+                await response.read(), response.status, media_type=response.headers["content-type"]
             )
 
     return Starlette(routes=[Route("/{path:path}", forward, methods=["POST"])], lifespan=lifespan)
