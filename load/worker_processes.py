@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from load.compiled.loading import is_compiled, use
+from load.compiled.loading import install, is_compiled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -92,7 +92,7 @@ def end_with_parent() -> None:
 
 def _initialise(stop_signal: Connection, finish: bool, compiled: Path | None) -> None:
     if compiled is not None:
-        use(compiled)
+        install(compiled)
     end_with_parent()
     # The parent closes its end of the pipe to stop the workers.
     _call_when_ready(stop_signal, _stop.set if finish else partial(os._exit, _STOPPED))

@@ -1,7 +1,7 @@
-"""The hot code of a simulation compiled ahead of time by mypyc, from the very sources that serve.
+"""The code that every simulated request runs through, compiled by mypyc from the same sources.
 
     python -m load.compiled MODULE [ARGUMENT...]
 
-runs a module (`benchmarks`, `pilotlight`) like `python -m`, with the compiled code where there is a
-C compiler, and says on standard error which of the two it runs.
+runs a module (`benchmarks`, `pilotlight`) like `python -m`, with the compiled code if there is a C
+compiler; standard error shows whether the code is compiled or plain Python.
 """

@@ -5,26 +5,25 @@ from __future__ import annotations
 import runpy
 import sys
 
-from load.compiled.build import CannotCompile, built
-from load.compiled.loading import use
+from load.compiled.build import CannotCompile, build
+from load.compiled.loading import install
 
 
 def main() -> None:
-    """`python -m load.compiled MODULE [ARGUMENT...]`."""
     if len(sys.argv) < 2:
         sys.exit("usage: python -m load.compiled MODULE [ARGUMENT...]")
     try:
-        folder = built(say=_say)
+        folder = build(log=_log)
     except CannotCompile as error:
-        _say(f"plain Python: {error}")
+        _log(f"plain Python: {error}")
     else:
-        use(folder)
-        _say(f"compiled: {folder}")
+        install(folder)
+        _log(f"compiled: {folder}")
     del sys.argv[0]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 
 
-def _say(text: str) -> None:
+def _log(text: str) -> None:
     sys.stderr.write(f"simulator: {text}\n")
 
 

@@ -1,4 +1,4 @@
-"""What is compiled, where it is kept, and when it is compiled anew."""
+"""Compilation of the simulator's modules, kept until one of their sources changes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 ROOT: Final = Path(__file__).parents[2]
-"""Of the checkout."""
 ROOTS: Final = (
     "load/simulator/simulated_cluster.py", "load/simulator/event_queue.py",
     "load/simulator/results/finished_requests.py",
@@ -45,14 +44,14 @@ setup(packages=[], ext_modules=extensions, script_args=["build_ext", "--build-li
 
 
 class CannotCompile(LoadError):
-    """There is no compiler, or it failed."""
+    """There is no C compiler, or the compilation failed."""
 
 
-def built(*, say: Callable[[str], object]) -> Path:
-    """The folder of the compiled modules, compiled now where their sources are new.
+def build(*, log: Callable[[str], object]) -> Path:
+    """The folder of the compiled modules, compiled now if their sources are new.
 
     Raises:
-        CannotCompile: where that cannot be done here.
+        CannotCompile: there is no C compiler, no mypyc, or it failed.
     """
     home = Path(sys.prefix) / "compiled"
     folder = home / _digest()
@@ -61,7 +60,7 @@ def built(*, say: Callable[[str], object]) -> Path:
     compiler = (sysconfig.get_config_var("CC") or "cc").split()[0]
     if shutil.which(compiler) is None:
         raise CannotCompile(f"there is no C compiler ({compiler})")
-    say("compiling, once for these sources: about a minute")
+    log("compiling, once for these sources: about a minute")
     try:
         home.mkdir(exist_ok=True)
         with TemporaryDirectory(dir=home) as work:
@@ -95,7 +94,7 @@ def _digest() -> str:
     try:
         parts = [sys.version, version("mypy"), _SETUP]
     except PackageNotFoundError:
-        raise CannotCompile("mypyc, which comes with mypy, is not installed") from None
+        raise CannotCompile("mypyc is not installed; it is part of mypy") from None
     parts += rewritten(_sources()).values()
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16] + "-built"
 
@@ -105,12 +104,12 @@ def _sources() -> dict[str, str]:
 
 
 def _compile(work: Path) -> None:
-    """From a copy of the packages, since mypyc reads the types of all; the result is in `out`."""
+    """Compile a copy of the packages into `out`; mypyc reads the types of all of them."""
     for package in _PACKAGES:
         shutil.copytree(
             ROOT / package, work / package, ignore=shutil.ignore_patterns("__pycache__")
         )
-    shutil.copy(ROOT / "pyproject.toml", work / "mypy.toml")  # which setuptools does not read
+    shutil.copy(ROOT / "pyproject.toml", work / "mypy.toml")  # a name that setuptools ignores
     sources = rewritten(_sources())
     for path, source in sources.items():
         (work / path).write_text(source)

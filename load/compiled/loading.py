@@ -1,4 +1,4 @@
-"""Has the interpreter take compiled modules in place of their sources."""
+"""Import of compiled modules in place of their sources."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class _Finder:
-    """Finds the extension modules of a folder by their full names, before all other finders."""
+    """Finds the extension modules of a folder by their full names."""
 
     def __init__(self, folder: Path) -> None:
         suffix = EXTENSION_SUFFIXES[0]
@@ -25,17 +25,15 @@ class _Finder:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: object = None
     ) -> ModuleSpec | None:
-        """As `importlib.abc.MetaPathFinder` has it."""
         del path, target
         file = self._files.get(name)
         return None if file is None else spec_from_file_location(name, file)
 
 
-def use(folder: Path) -> None:
-    """Take the modules of the folder from now on; those imported before stay as they are."""
+def install(folder: Path) -> None:
+    """Import the modules of the folder from now on; modules imported before stay as they are."""
     sys.meta_path.insert(0, _Finder(folder))
 
 
 def is_compiled(module: object) -> bool:
-    """Whether a module that was imported is compiled."""
     return str(getattr(module, "__file__", "")).endswith(tuple(EXTENSION_SUFFIXES))

@@ -1,7 +1,7 @@
-"""Members of enums and functions of the standard library as constants of the module.
+"""Members of enums and functions of the standard library as constants of a module.
 
-mypyc reads a constant from memory, but looks an imported name up in the module's dictionary, and a
-member in its class, at each use.
+mypyc reads a constant from memory, but at each use it looks up an imported name in the module's
+dictionary, and a member in its class.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 ENUMS: Final = frozenset({
     "ClaimScope", "LoadMode", "PodPhase", "Reason", "Refusal", "RoutingPolicy", "Tier",
 })  # fmt: skip
-"""Whose members are looked up once per module."""
+"""Their members become constants."""
 _FUNCTIONS: Final = frozenset({"bisect", "heapq", "math"})
-"""Modules whose names are looked up once per module, as members of enums are."""
+"""Modules whose functions become constants."""
 
 
 def look_up_once(tree: ast.Module) -> None:
-    """Give the module constants for members and functions that its functions use."""
+    """Add constants to the module for the members and functions that its functions use."""
     imports = [each for each in tree.body if isinstance(each, ast.ImportFrom)]
     imported = {alias.asname or alias.name: each.module for each in imports for alias in each.names}
     lookup = _LookedUp(
@@ -35,7 +35,7 @@ def look_up_once(tree: ast.Module) -> None:
 
 
 class _LookedUp(ast.NodeTransformer):
-    """Puts a constant of the module in place of what its functions look up at each call."""
+    """Replaces members and functions by constants of the module."""
 
     def __init__(self, enums: Collection[str], names: Collection[str]) -> None:
         self.found: set[str] = set()
@@ -45,25 +45,23 @@ class _LookedUp(ast.NodeTransformer):
         self._depth = 0
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
-        """Its body; defaults and decorators stay."""
+        """Visit the body only: defaults and decorators stay."""
         self._depth += 1
         node.body = [self.visit(each) for each in node.body]
         self._depth -= 1
         return node
 
     def visit_match_case(self, node: ast.match_case) -> ast.AST:
-        """Patterns stay: a bare name there would catch everything."""
+        """Visit the body only: a name as pattern would match everything."""
         node.body = [self.visit(each) for each in node.body]
         return node
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
-        """A member of an enum."""
         self.generic_visit(node)
         is_member = isinstance(node.value, ast.Name) and node.value.id in self._enums
         return self._constant(node) if is_member and node.attr.isupper() else node
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
-        """A function, or a number."""
         is_read = isinstance(node.ctx, ast.Load)
         return self._constant(node) if is_read and node.id in self._names else node
 

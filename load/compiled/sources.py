@@ -1,8 +1,8 @@
-"""Sources as mypyc compiles them well: constructors written out, containers by their real types.
+"""Sources rewritten for mypyc: constructors of dataclasses written out, concrete containers.
 
-mypyc leaves the constructors of dataclasses to the interpreter, looks up their fields' types when
-the module is imported, and calls methods of abstract containers by name. The rewritten sources have
-the same meaning for a simulation.
+mypyc leaves the constructors of dataclasses to the interpreter, evaluates the types of their fields
+on import, and calls methods of abstract containers by name. The rewritten sources mean the same in
+a simulation.
 """
 
 from __future__ import annotations
@@ -20,27 +20,26 @@ VALUES: Final = frozenset({
     "NodePlan", "PodInfo", "PodPlan", "Profile", "ProfilePoint", "QueueOptions",
     "ReservationRequest",
 })  # fmt: skip
-"""Dataclasses that are compared, hashed or replaced, and not made per request: they stay such."""
+"""Dataclasses that are compared, hashed or replaced; none is made per request."""
 _CONTAINERS: Final = {
     "Sequence[PodState]": "list",
     "Mapping[str, Residency]": "dict", "Mapping[ModelName, ModelRecord]": "dict",
 }  # fmt: skip
-"""What they are in the registry's copy."""
+"""Their types in the registry's copy."""
 
 
 def rewritten(sources: Mapping[str, str]) -> dict[str, str]:
-    """The sources of modules by path, rewritten.
+    """The rewritten sources of modules, by path.
 
-    Dataclasses, but for those of `VALUES`, become classes that have a constructor but no
-    comparison, hash or text, and cannot be frozen; a subclass takes only those fields of its base
-    that have no default.
+    Dataclasses other than `VALUES` become classes with a constructor, but without comparison, hash
+    and text, and not frozen; a subclass takes only the fields of its base without a default.
     """
     trees = {path: ast.parse(source) for path, source in sources.items()}
     found = {path: _dataclasses(tree) for path, tree in trees.items()}
     for path, nodes in found.items():
         _keep_values(trees[path], [node for node in nodes if node.name in VALUES])
     dataclasses = [node for nodes in found.values() for node in nodes if node.name not in VALUES]
-    bases = {node.name: node for node in dataclasses}  # only bases need names of their own
+    bases = {node.name: node for node in dataclasses}  # only bases need unique names
     constructors = [_constructor(node, bases) for node in dataclasses]
     for node, constructor in zip(dataclasses, constructors, strict=True):
         _write_out(node, constructor)
@@ -63,7 +62,7 @@ def _fields(node: ast.ClassDef) -> Iterator[ast.AnnAssign]:
 
 
 def _options(field: ast.AnnAssign) -> dict[str | None, str]:
-    """What `field(...)` says of a field, or its default."""
+    """The arguments of `field(...)`, or the default."""
     value = field.value
     if isinstance(value, ast.Call) and ast.unparse(value.func) == "field":
         return {each.arg: ast.unparse(each.value) for each in value.keywords}
@@ -108,20 +107,20 @@ def _use_real_containers(tree: ast.Module) -> None:
 
 
 def _keep_values(tree: ast.Module, values: Sequence[ast.ClassDef]) -> None:
-    """Dataclasses that mypyc takes as they are: without slots, which it gives to every class."""
+    """Leave the dataclasses, without slots, which mypyc gives to every class."""
     for node in values:
         for each in node.decorator_list:
             if isinstance(each, ast.Call):
                 each.keywords = [option for option in each.keywords if option.arg != "slots"]
         node.body.append(_reduction(node))
     guarded = [each for each in tree.body if _is_for_types(each)] if values else []
-    for block in guarded:  # fields' types are looked up
+    for block in guarded:  # the types of fields are evaluated
         at = tree.body.index(block)
         tree.body[at : at + 1] = block.body
 
 
 def _reduction(node: ast.ClassDef) -> ast.stmt:
-    """How a value is pickled, which mypyc's classes do not know by themselves."""
+    """A method that pickles a value; mypyc's classes have none."""
     given = [field for field in _fields(node) if _options(field).get("init") != "False"]
     values = "".join(f"self.{ast.unparse(field.target)}, " for field in given)
     source = f"def __reduce__(self) -> tuple[object, ...]: return ({node.name}, ({values}))"
