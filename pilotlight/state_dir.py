@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 import time
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Self
 from pilotlight.errors import AlreadyRunning, NotRunning
 
 if TYPE_CHECKING:
-    from types import TracebackType
+    from collections.abc import Iterator
 
 _LOCK_TIMEOUT_S = 0.3
 """`is_locked` holds the lock for microseconds; a starting platform retries for this long."""
@@ -108,6 +109,33 @@ class StateDir:
         """Working directory of the embedded Redis."""
         return self.root / "redis"
 
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Lock the directory until the context or the process ends; raises AlreadyRunning."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(self.lock_file, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            self._acquire(descriptor)
+            self.state_file.unlink(missing_ok=True)  # left by a crash
+            self.write_state(PlatformState(pid=os.getpid(), phase="starting"))
+            try:
+                yield
+            finally:
+                self.state_file.unlink(missing_ok=True)
+        finally:
+            os.close(descriptor)  # closing frees the lock
+
+    def _acquire(self, descriptor: int) -> None:
+        deadline_s = time.monotonic() + _LOCK_TIMEOUT_S
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                if time.monotonic() >= deadline_s:
+                    raise self.already_running_error() from None
+                time.sleep(0.01)
+
     def is_locked(self) -> bool:
         """Whether a platform runs in this directory."""
         try:
@@ -159,41 +187,3 @@ class StateDir:
             f"a platform is already running in {self.root}: pid {state.pid}, "
             f"{state.phase}{address}; stop it with `pilotlight down`, or use another --home"
         )
-
-
-class StateDirLock:
-    """Locks a state directory until the context or the process ends; raises AlreadyRunning."""
-
-    def __init__(self, state_dir: StateDir) -> None:
-        self._state_dir = state_dir
-        self._descriptor: int | None = None
-
-    def __enter__(self) -> Self:
-        self._state_dir.root.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(self._state_dir.lock_file, os.O_RDWR | os.O_CREAT, 0o600)
-        deadline_s = time.monotonic() + _LOCK_TIMEOUT_S
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if time.monotonic() < deadline_s:
-                    time.sleep(0.01)
-                    continue
-                os.close(descriptor)
-                raise self._state_dir.already_running_error() from None
-            break
-        self._descriptor = descriptor
-        self._state_dir.state_file.unlink(missing_ok=True)  # left by a crash
-        self._state_dir.write_state(PlatformState(pid=os.getpid(), phase="starting"))
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._state_dir.state_file.unlink(missing_ok=True)
-        if self._descriptor is not None:
-            os.close(self._descriptor)  # closing frees the lock
-            self._descriptor = None

@@ -7,7 +7,6 @@ changed.
 import asyncio
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -20,7 +19,6 @@ from pilotlight.output import Output
 from registry.domain.model import ModelName, ModelSpec
 from registry.errors import InvalidModel
 from registry.inference_service.reader import read_documents
-from registry.redis.client import Registry
 
 _RESOURCE = "inferenceservice.serving.kserve.io"
 
@@ -64,14 +62,6 @@ def delete(
     asyncio.run(_delete(target, Output(json_), models))
 
 
-@dataclass(frozen=True, slots=True)
-class ApplyResult:
-    """One applied model; `outcome` is `created`, `configured` or `unchanged`."""
-
-    name: ModelName
-    outcome: str
-
-
 def read_models(paths: Sequence[str], namespace: str | None) -> list[ModelSpec]:
     """Specifications in files, folders and standard input; InvalidInput holds every mistake."""
     sources: list[tuple[str, str]] = []
@@ -106,26 +96,19 @@ def _read_sources(path: str) -> list[tuple[str, str]]:
     return [(str(file), file.read_text(encoding="utf-8")) for file in files]
 
 
-async def put_models(registry: Registry, specs: Sequence[ModelSpec]) -> list[ApplyResult]:
-    outcomes = await registry.put_models(specs)
-    return [ApplyResult(spec.name, done) for spec, done in zip(specs, outcomes, strict=True)]
-
-
-def print_applied(output: Output, applied: Sequence[ApplyResult]) -> None:
-    """One line per model, as kubectl prints it."""
-    output.result(
-        [
-            {"namespace": each.name.namespace, "name": each.name.name, "outcome": each.outcome}
-            for each in applied
-        ],
-        [f"{_RESOURCE}/{each.name.name} {each.outcome}" for each in applied],
-    )
-
-
 async def _apply(target: PlatformTarget, output: Output, specs: Sequence[ModelSpec]) -> None:
     async with target.registry() as registry:
-        applied = await put_models(registry, specs)
-    print_applied(output, applied)
+        outcomes = await registry.put_models(specs)
+    print_applied(output, specs, outcomes)
+
+
+def print_applied(output: Output, specs: Sequence[ModelSpec], outcomes: Sequence[str]) -> None:
+    """One line per model, as kubectl prints it; outcomes are created, configured or unchanged."""
+    applied = [(spec.name, outcome) for spec, outcome in zip(specs, outcomes, strict=True)]
+    output.result(
+        [{"namespace": n.namespace, "name": n.name, "outcome": outcome} for n, outcome in applied],
+        [f"{_RESOURCE}/{name.name} {outcome}" for name, outcome in applied],
+    )
 
 
 async def _delete(target: PlatformTarget, output: Output, names: Sequence[ModelName]) -> None:

@@ -1,44 +1,47 @@
 """Flags that several verbs share: name, environment variable, default and help of each."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+
+
+def setting(variable: str, help_text: str, *names: str, **options: Any) -> Any:
+    """An option that the environment variable `PILOTLIGHT_<variable>` sets as well."""
+    return typer.Option(*names, envvar=f"PILOTLIGHT_{variable}", help=help_text, **options)
+
 
 Json = Annotated[
     bool, typer.Option("--json", help="Print one JSON document on standard output, nothing else.")
 ]
 Home = Annotated[
     Path | None,
-    typer.Option(
-        "--home", envvar="PILOTLIGHT_HOME", show_default="~/.pilotlight",
-        help="Folder of the platform: lock, state, logs, caches.",
+    setting(
+        "HOME", "Folder of the platform: lock, state, logs, caches.", "--home",
+        show_default="~/.pilotlight",
     ),
 ]  # fmt: skip
 RedisUrl = Annotated[
     str | None,
-    typer.Option(
-        "--redis-url", envvar="PILOTLIGHT_REDIS_URL",
-        help="URL of the registry's Redis. Default: the registry of the platform in --home.",
+    setting(
+        "REDIS_URL",
+        "URL of the registry's Redis. Default: the registry of the platform in --home.",
+        "--redis-url",
     ),
-]  # fmt: skip
+]
 Gateway = Annotated[
     str | None,
-    typer.Option(
-        "--gateway", envvar="PILOTLIGHT_GATEWAY",
-        help="Address of the gateway. Default: the gateway of the platform in --home.",
+    setting(
+        "GATEWAY",
+        "Address of the gateway. Default: the gateway of the platform in --home.",
+        "--gateway",
     ),
-]  # fmt: skip
-Pool = Annotated[
-    str,
-    typer.Option("--pool", envvar="PILOTLIGHT_POOL", help="Name of the pool, with --redis-url."),
 ]
+Pool = Annotated[str, setting("POOL", "Name of the pool, with --redis-url.", "--pool")]
 Namespace = Annotated[
     str | None,
-    typer.Option(
-        "-n", "--namespace", help="Namespace of models that are named without one.",
-    ),
-]  # fmt: skip
+    typer.Option("-n", "--namespace", help="Namespace of models that are named without one."),
+]
 Files = Annotated[
     list[str],
     typer.Option(
@@ -51,7 +54,6 @@ Overwrite = Annotated[
 Processes = Annotated[
     int | None,
     typer.Option(
-        min=1, max=256, show_default="one per core",
-        help="Processes that simulate, each one run at a time.",
+        min=1, max=256, show_default="one per core", help="Number of processes that simulate."
     ),
-]  # fmt: skip
+]

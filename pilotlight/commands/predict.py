@@ -5,7 +5,6 @@ import base64
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import quote
@@ -50,17 +49,18 @@ def predict(
     json_: flags.Json = False,
 ) -> None:  # fmt: skip
     """Send one inference request through the gateway and print the response."""
-    request = PredictionRequest(
-        texts=texts or [],
-        images=image,
-        data=data,
-        protocol="v2" if v2 else "v1",
-        policy=policy,
-        deadline_ms=deadline_ms,
-    )
     target = PlatformTarget.of(home, gateway=gateway)
     [model] = parse_model_names([name], namespace)
-    asyncio.run(_predict(target, Output(json_), model, request))
+    protocol = "v2" if v2 else "v1"
+    headers = {"content-type": "application/json"}
+    if policy is not None:
+        headers["x-pilotlight-policy"] = policy
+    if deadline_ms is not None:
+        headers["x-pilotlight-deadline-ms"] = str(deadline_ms)
+    body = _request_body(protocol, texts or [], image, data)
+    asyncio.run(
+        _predict(target, Output(json_), model, _request_path(model, protocol), body, headers)
+    )
 
 
 @app.command()
@@ -75,20 +75,6 @@ def explain(
     asyncio.run(_explain(PlatformTarget.of(home, gateway=gateway), Output(json_), request_id))
 
 
-@dataclass(frozen=True, slots=True)
-class PredictionRequest:
-    """The input of one inference request: texts, images, or a whole body."""
-
-    texts: Sequence[str]
-    images: Sequence[Path]
-    data: str | None
-    """A whole request body as JSON, `@file`, or `-`."""
-    protocol: str
-    """`v1` or `v2`."""
-    policy: str | None
-    deadline_ms: int | None
-
-
 def _request_path(name: ModelName, protocol: str) -> str:
     base = (
         f"/serving/{quote(name.namespace)}/{quote(name.name)}/{protocol}/models/{quote(name.name)}"
@@ -96,24 +82,26 @@ def _request_path(name: ModelName, protocol: str) -> str:
     return f"{base}:predict" if protocol == "v1" else f"{base}/infer"
 
 
-def _request_body(request: PredictionRequest) -> bytes:
-    """The JSON body in the chosen protocol; raises InvalidInput."""
-    given = [bool(request.texts), bool(request.images), request.data is not None]
+def _request_body(
+    protocol: str, texts: Sequence[str], images: Sequence[Path], data: str | None
+) -> bytes:
+    """The JSON body from the one of texts, images and data that is given; raises InvalidInput."""
+    given = [bool(texts), bool(images), data is not None]
     if sum(given) != 1:
         raise InvalidInput(["give one of: TEXT…, --image FILE, --data JSON or --data @FILE"])
-    if request.data is not None:
-        return _read_data(request.data)
-    if request.texts:
-        values, tensor = list(request.texts), "text"
+    if data is not None:
+        return _read_data(data)
+    if texts:
+        values, tensor = list(texts), "text"
     else:
-        values, tensor = [_read_image(path) for path in request.images], "image"
-    if request.protocol == "v2":
+        values, tensor = [_read_image(path) for path in images], "image"
+    if protocol == "v2":
         body: dict[str, Any] = {
             "inputs": [
                 {"name": tensor, "shape": [len(values)], "datatype": "BYTES", "data": values}
             ]
         }
-    elif request.texts:
+    elif texts:
         body = {"instances": values}
     else:
         body = {"instances": [{"image_bytes": {"b64": value}} for value in values]}
@@ -150,31 +138,22 @@ def _error_text(response: httpx.Response) -> str:
 
 
 async def _predict(
-    target: PlatformTarget, output: Output, name: ModelName, request: PredictionRequest
-) -> None:
+    target: PlatformTarget, output: Output, name: ModelName, path: str, body: bytes,
+    headers: dict[str, str],
+) -> None:  # fmt: skip
     """Print the response on standard output, the headers about its routing on standard error."""
-    headers = {"content-type": "application/json"}
-    if request.policy is not None:
-        headers["x-pilotlight-policy"] = request.policy
-    if request.deadline_ms is not None:
-        headers["x-pilotlight-deadline-ms"] = str(request.deadline_ms)
-    response = await target.request_gateway(
-        "POST",
-        _request_path(name, request.protocol),
-        content=_request_body(request),
-        headers=headers,
-    )
+    response = await target.request_gateway("POST", path, content=body, headers=headers)
     shown = {
         key: value for key, value in response.headers.items() if key.startswith(_SHOWN_HEADERS)
     }
     if not response.is_success:
         kind = NotFound if response.status_code == 404 else RequestFailed
         raise kind(f"{name}: {_error_text(response)}")
-    body = response.json()
+    document = response.json()
     if output.as_json:
-        output.result({"status": response.status_code, "headers": shown, "body": body})
+        output.result({"status": response.status_code, "headers": shown, "body": document})
         return
-    output.result(body, _response_lines(body))
+    output.result(document, _response_lines(document))
     for key in sorted(shown):
         output.note(f"{key}: {shown[key]}")
 

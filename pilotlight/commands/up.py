@@ -11,8 +11,9 @@ import typer
 from autoscaler.planning.pool_view import Limits
 from autoscaler.scaling.limits import pool_problems
 from pilotlight.commands import flags
-from pilotlight.commands.apply import print_applied, put_models, read_models
+from pilotlight.commands.apply import print_applied, read_models
 from pilotlight.commands.autoscaler import LOADING_NAMES, loading_problems
+from pilotlight.commands.flags import setting
 from pilotlight.commands.target import PlatformTarget
 from pilotlight.errors import InvalidInput
 from pilotlight.output import Output, progress_bar
@@ -35,107 +36,83 @@ app = typer.Typer()
 @app.command()
 def up(
     *,
-    pods: Annotated[
-        int,
-        typer.Option(min=1, max=256, envvar="PILOTLIGHT_PODS", help="Number of pods to start."),
-    ] = 8,
+    pods: Annotated[int, setting("PODS", "Number of pods to start.", min=1, max=256)] = 8,
     filename: flags.Files = [],  # noqa: B006 - typer copies it
     redis_url: Annotated[
         str | None,
-        typer.Option(
-            envvar="PILOTLIGHT_REDIS_URL",
-            help="URL of a Redis to use as registry. Default: start an embedded one.",
-        ),
+        setting("REDIS_URL", "URL of a Redis to use as registry. Default: start an embedded one."),
     ] = None,
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Return when the platform is ready.")
     ] = False,
-    host: Annotated[
-        str, typer.Option(envvar="PILOTLIGHT_HOST", help="Address the gateway listens on.")
-    ] = "127.0.0.1",
+    host: Annotated[str, setting("HOST", "Address the gateway listens on.")] = "127.0.0.1",
     port: Annotated[
-        int,
-        typer.Option(
-            min=0, max=65535, envvar="PILOTLIGHT_PORT",
-            help="Port the gateway listens on; 0 takes a free one.",
-        ),
+        int, setting("PORT", "Port the gateway listens on; 0 takes a free one.", min=0, max=65535)
     ] = 8080,
-    slots: Annotated[
-        int, typer.Option(min=1, envvar="PILOTLIGHT_SLOTS", help="Concurrent requests per pod.")
-    ] = 1,
-    threads: Annotated[
-        int,
-        typer.Option(min=1, envvar="PILOTLIGHT_THREADS", help="CPU threads of one inference."),
-    ] = 1,
+    slots: Annotated[int, setting("SLOTS", "Concurrent requests per pod.", min=1)] = 1,
+    threads: Annotated[int, setting("THREADS", "CPU threads of one inference.", min=1)] = 1,
     pod_memory: Annotated[
-        str,
-        typer.Option(
-            envvar="PILOTLIGHT_POD_MEMORY", help="Memory for models per pod, such as 4Gi or 500MB."
-        ),
+        str, setting("POD_MEMORY", "Memory for models per pod, such as 4Gi or 500MB.")
     ] = "4Gi",
     pod_link_rate: Annotated[
         str,
-        typer.Option(
-            envvar="PILOTLIGHT_POD_LINK_RATE",
-            help="Limit of each pod's download rate from object storage, such as 100MB/s. "
+        setting(
+            "POD_LINK_RATE",
+            "Limit of each pod's download rate from object storage, such as 100MB/s. "
             "For experiments.",
         ),
     ] = "unlimited",
     s3: Annotated[
         bool,
-        typer.Option(
-            "--s3/--no-s3", envvar="PILOTLIGHT_S3",
-            help="Start an object store with the sample models. With --no-s3, AWS_* name yours.",
+        setting(
+            "S3", "Start an object store with the sample models. With --no-s3, AWS_* name yours.",
+            "--s3/--no-s3",
         ),
     ] = True,
     objects: Annotated[
         Path | None,
-        typer.Option(
-            envvar="PILOTLIGHT_OBJECTS", show_default="objects in --home",
-            help="Folder the object store serves, with one folder per bucket. With this flag no "
+        setting(
+            "OBJECTS",
+            "Folder the object store serves, with one folder per bucket. With this flag no "
             "sample models are made.",
+            show_default="objects in --home",
         ),
     ] = None,
     allow_simulated_work: Annotated[
         bool,
-        typer.Option(
-            "--allow-simulated-work", envvar="PILOTLIGHT_ALLOW_SIMULATED_WORK",
-            help="Honour the request header x-pilotlight-simulate. For experiments.",
+        setting(
+            "ALLOW_SIMULATED_WORK",
+            "Honour the request header x-pilotlight-simulate. For experiments.",
+            "--allow-simulated-work",
         ),
     ] = False,
     autoscaler: Annotated[
         bool,
-        typer.Option(
-            "--autoscaler/--no-autoscaler", envvar="PILOTLIGHT_AUTOSCALER",
-            help="Run the autoscaler: preload models ahead of requests and demote idle ones.",
+        setting(
+            "AUTOSCALER",
+            "Run the autoscaler: preload models ahead of requests and demote idle ones.",
+            "--autoscaler/--no-autoscaler",
         ),
     ] = True,
     loading: Annotated[
-        str,
-        typer.Option(
-            envvar="PILOTLIGHT_LOADING", help=f"Loading policy, one of {LOADING_NAMES}."
-        ),
+        str, setting("LOADING", f"Loading policy, one of {LOADING_NAMES}.")
     ] = "predictive",
     min_pods: Annotated[
         int | None,
-        typer.Option(
-            min=0, envvar="PILOTLIGHT_MIN_PODS",
-            help="Scale between this number and --pods; 0 scales to zero. "
-            "Default: keep --pods running.",
+        setting(
+            "MIN_PODS",
+            "Scale between this number and --pods; 0 scales to zero. Default: keep --pods running.",
+            min=0,
         ),
     ] = None,
     pod_idle: Annotated[
         float,
-        typer.Option(
-            min=0.1, envvar="PILOTLIGHT_POD_IDLE",
-            help="Seconds after the last request before the last pod stops.",
-        ),
+        setting("POD_IDLE", "Seconds from the last request to the stop of the last pod.", min=0.1),
     ] = 120.0,
     pod_stable: Annotated[
         float,
-        typer.Option(
-            min=0.1, envvar="PILOTLIGHT_POD_STABLE",
-            help="Seconds for which fewer pods must suffice before a pod stops.",
+        setting(
+            "POD_STABLE", "Seconds for which fewer pods must suffice before a pod stops.", min=0.1
         ),
     ] = 60.0,
     pool: flags.Pool = "default",
@@ -204,12 +181,16 @@ def _run_detached(settings: PlatformSettings, output: Output, specs: Sequence[Mo
 
 async def _apply(target: PlatformTarget, output: Output, specs: Sequence[ModelSpec]) -> None:
     async with target.registry() as registry:
-        applied = await put_models(registry, specs)
-    if not output.as_json:
-        print_applied(output, applied)
-        return
-    for each in applied:
-        output.note(f"{each.name} {each.outcome}")
+        outcomes = await registry.put_models(specs)
+    if output.as_json:
+        _note_applied(output, specs, outcomes)
+    else:
+        print_applied(output, specs, outcomes)
+
+
+def _note_applied(output: Output, specs: Sequence[ModelSpec], outcomes: Sequence[str]) -> None:
+    for spec, outcome in zip(specs, outcomes, strict=True):
+        output.note(f"{spec.name} {outcome}")
 
 
 def _run_in_foreground(
@@ -223,8 +204,7 @@ def _run_in_foreground(
         reporter.close_bar()
         _print_ready(output, platform.state)
         if specs:
-            for each in await put_models(platform.cluster.registry, specs):
-                output.note(f"{each.name} {each.outcome}")
+            _note_applied(output, specs, await platform.cluster.registry.put_models(specs))
         output.note(f"Ready after {time.monotonic() - started_s:.1f} s. Ctrl-C stops everything.")
 
     try:

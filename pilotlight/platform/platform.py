@@ -13,6 +13,7 @@ import asyncio
 import os
 import shutil
 import time
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
@@ -22,7 +23,7 @@ from pilotlight.errors import StartFailed
 from pilotlight.platform.bundled_servers import is_redis_ready
 from pilotlight.platform.cluster_connection import ClusterConnection
 from pilotlight.platform.pod_processes import PodProcesses
-from pilotlight.platform.pod_scaling import PodScaling
+from pilotlight.platform.pod_scaling import follow_wanted_pods
 from pilotlight.platform.process_specs import (
     autoscaler_spec,
     child_environment,
@@ -34,12 +35,11 @@ from pilotlight.platform.process_specs import (
 from pilotlight.platform.processes import free_port, port_is_free
 from pilotlight.platform.progress import StartProgress
 from pilotlight.platform.supervised_process import SupervisedProcess
-from pilotlight.state_dir import PlatformState, StateDirLock
+from pilotlight.state_dir import PlatformState
 from registry.domain.pod import PodPhase
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
-    from types import TracebackType
 
     from pilotlight.platform.pod_processes import PodSpawn
     from pilotlight.platform.settings import (
@@ -68,7 +68,7 @@ class Platform:
         self.s3_endpoint: str | None = None
         self.autoscaler_metrics: str | None = None
         self._on_progress = on_progress or (lambda _: None)
-        self._lock = StateDirLock(settings.state_dir)
+        self._exit_stack = AsyncExitStack()
         self._group = asyncio.TaskGroup()
         self._processes: dict[str, SupervisedProcess] = {}
         self._pods: PodProcesses | None = None
@@ -96,22 +96,19 @@ class Platform:
             pods=tuple(self._pod_names()),
         )
 
-    # Start
-
     async def __aenter__(self) -> Self:
-        self._lock.__enter__()
-        try:
+        async with AsyncExitStack() as stack:
+            stack.enter_context(self.settings.state_dir.lock())
             await self._group.__aenter__()
-            try:
-                await self._start()
-            except BaseException:
-                await self._stop()
-                await self._group.__aexit__(None, None, None)
-                raise
-        except BaseException:
-            self._lock.__exit__(None, None, None)
-            raise
+            # As a callback, the group does not wrap the error of a failed start in a group.
+            stack.push_async_callback(self._group.__aexit__, None, None, None)
+            stack.push_async_callback(self._stop)
+            await self._start()
+            self._exit_stack = stack.pop_all()
         return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._exit_stack.aclose()
 
     async def _start(self) -> None:
         settings = self.settings
@@ -174,18 +171,16 @@ class Platform:
         metrics_port = free_port()
         self.autoscaler_metrics = f"http://{_LOOPBACK}:{metrics_port}/metrics"
         if autoscaler.min_pods is not None and self._pods is not None:
-            scaling = PodScaling(
+            scaling = follow_wanted_pods(
                 self._pods, self.cluster.watch, names=self._pod_names(), spawn=self._pod_spawn,
                 drain_s=self.settings.stop_grace_s,
             )  # fmt: skip
-            self._scaling_task = self._group.create_task(scaling.run())
+            self._scaling_task = self._group.create_task(scaling)
         spec = autoscaler_spec(
             self.settings, autoscaler, env, redis_url=self.redis_url, metrics_port=metrics_port
         )
         self._start_process(spec, _returns_ok(self.autoscaler_metrics))
         self._report_step(f"autoscaler, metrics at {self.autoscaler_metrics}")
-
-    # Pods
 
     def _pod_names(self) -> list[str]:
         return [f"pod-{index}" for index in range(self.settings.pods)]
@@ -226,20 +221,6 @@ class Platform:
         self.settings = replace(self.settings, pod=pod)
         await self._fork_pods()
 
-    # Stop
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        try:
-            await self._stop()
-            await self._group.__aexit__(None, None, None)
-        finally:
-            self._lock.__exit__(None, None, None)
-
     async def _stop(self) -> None:
         """Stop the gateway before the pods, so that no request arrives at them, and Redis last."""
         self._report("stopping")
@@ -258,8 +239,6 @@ class Platform:
                 await self._processes[name].stop(grace_s=3.0)
         self.settings.state_dir.clear_nodes()
         shutil.rmtree(self.settings.state_dir.redis, ignore_errors=True)
-
-    # Progress
 
     def _report_step(self, text: str) -> None:
         self._steps_done += 1

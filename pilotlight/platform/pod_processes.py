@@ -19,9 +19,7 @@ from pilotlight.platform.processes import python_module
 from pilotlight.platform.supervised_process import (
     ProcessSpec,
     RestartBackoff,
-    RestartBackoffParams,
     SupervisedProcess,
-    after_death,
 )
 
 if TYPE_CHECKING:
@@ -182,8 +180,7 @@ class PodProcesses:
         pod.ended.set()
         if not pod.is_wanted or self._stopping.is_set():
             return
-        ran_s = time.monotonic() - pod.started_s
-        pod.backoff, delay_s = after_death(pod.backoff, ran_s=ran_s, params=RestartBackoffParams())
+        delay_s = pod.backoff.next_delay_s(ran_s=time.monotonic() - pod.started_s)
         logger.warning(
             "pod died; restarting it",
             extra={"pod": pod.spawn.name, "status": status, "delay_s": delay_s},

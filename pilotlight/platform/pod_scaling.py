@@ -20,49 +20,32 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class PodScaling:
-    """Keeps the number of pods at the wanted one while `run` runs."""
+async def follow_wanted_pods(
+    pod_processes: PodProcesses, watch: ClusterWatch, *, names: Sequence[str],
+    spawn: Callable[[str], PodSpawn], drain_s: float,
+) -> None:  # fmt: skip
+    """Keep the number of pods at the wanted one until cancelled.
 
-    def __init__(
-        self,
-        pod_processes: PodProcesses,
-        watch: ClusterWatch,
-        *,
-        names: Sequence[str],
-        spawn: Callable[[str], PodSpawn],
-        drain_s: float,
-    ) -> None:
-        """`names` are all pods that may run; pods are started in this order."""
-        self._pod_processes = pod_processes
-        self._watch = watch
-        self._names = names
-        self._spawn = spawn
-        self._drain_s = drain_s
-        self._changed = asyncio.Event()
-        self._applied: WantedPods | None = None
-
-    async def run(self) -> None:
-        self._watch.subscribe(self._changed.set)
-        while True:
-            await self._changed.wait()
-            self._changed.clear()
-            wanted = self._watch.state.wanted
-            if wanted is not None and wanted != self._applied:
-                self._applied = wanted
-                await self._apply(wanted)
-
-    async def _apply(self, wanted: WantedPods) -> None:
-        running = self._pod_processes.wanted
-        retired = pods_to_retire(running, wanted, self._names)
-        if retired:
+    `names` are all pods that may run; pods are started in this order.
+    """
+    changed = asyncio.Event()
+    watch.subscribe(changed.set)
+    applied: WantedPods | None = None
+    while True:
+        await changed.wait()
+        changed.clear()
+        wanted = watch.state.wanted
+        if wanted is None or wanted == applied:
+            continue
+        applied = wanted
+        running = pod_processes.wanted
+        if retired := pods_to_retire(running, wanted, names):
             logger.info("draining pods", extra={"pods": retired})
-            await self._pod_processes.retire(retired, grace_s=self._drain_s)
-        started = pods_to_start(
-            running, wanted, self._names, busy=set(self._pod_processes.process_ids)
-        )
-        if started:
+            await pod_processes.retire(retired, grace_s=drain_s)
+        busy = set(pod_processes.process_ids)
+        if started := pods_to_start(running, wanted, names, busy=busy):
             logger.info("starting pods", extra={"pods": started})
-            self._pod_processes.start([self._spawn(name) for name in started])
+            pod_processes.start([spawn(name) for name in started])
 
 
 def pods_to_retire(running: set[str], wanted: WantedPods, names: Sequence[str]) -> list[str]:

@@ -17,33 +17,21 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+FIRST_DELAY_S = 0.25
+MAX_DELAY_S = 30.0
+HEALTHY_AFTER_S = 30.0
 _READY_POLL_INTERVAL_S = 0.03
 
 
-@dataclass(frozen=True, slots=True)
-class RestartBackoffParams:
-    """Restart delays in seconds: doubled from `first_s` to `max_s`."""
-
-    first_s: float = 0.25
-    max_s: float = 30.0
-    healthy_after_s: float = 30.0
-    """A process that ran for this long restarts the sequence when it dies."""
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RestartBackoff:
-    """Deaths in a row so far."""
+    """Restart delays: doubled with each death in a row, reset by a process that ran for long."""
 
     deaths: int = 0
 
-
-def after_death(
-    state: RestartBackoff, *, ran_s: float, params: RestartBackoffParams
-) -> tuple[RestartBackoff, float]:
-    """The next state, and the delay in seconds before the restart. Pure."""
-    deaths = 1 if ran_s >= params.healthy_after_s else state.deaths + 1
-    delay_s = min(params.max_s, params.first_s * 2.0 ** min(deaths - 1, 30))
-    return RestartBackoff(deaths), delay_s
+    def next_delay_s(self, *, ran_s: float) -> float:
+        self.deaths = 1 if ran_s >= HEALTHY_AFTER_S else self.deaths + 1
+        return min(MAX_DELAY_S, FIRST_DELAY_S * 2.0 ** min(self.deaths - 1, 30))
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +89,7 @@ class SupervisedProcess:
             self.deaths += 1
             if self._on_death is not None:
                 self._on_death()
-            backoff, delay_s = after_death(
-                backoff, ran_s=time.monotonic() - started_s, params=RestartBackoffParams()
-            )
+            delay_s = backoff.next_delay_s(ran_s=time.monotonic() - started_s)
             logger.warning(
                 "process died; restarting it",
                 extra={"process_name": self.spec.name, "status": status, "delay_s": delay_s},

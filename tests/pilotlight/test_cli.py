@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pilotlight.state_dir import PlatformState, StateDir, StateDirLock
+from pilotlight.state_dir import PlatformState, StateDir
 from registry.domain.action_log import POOL, ActionRecord, WantedPods
 from registry.domain.pod import PodInfo
 from registry.redis.autoscaler_log import AutoscalerLog
@@ -250,7 +250,7 @@ def test_says_what_to_do_where_nothing_runs(cli: Cli, arguments: tuple[str, ...]
 def test_mistakes_in_what_was_asked_end_with_status_2(
     cli: Cli, arguments: tuple[str, ...], said: str
 ) -> None:
-    with StateDirLock(cli_home := _home(cli)):
+    with (cli_home := _home(cli)).lock():
         cli_home.write_state(PlatformState(pid=1, phase="ready", gateway="http://127.0.0.1:1"))
         ran = cli(*arguments)
     assert ran.status == 2
@@ -273,7 +273,7 @@ def test_an_absent_gateway_is_told(cli: Cli) -> None:
 @pytest.mark.parametrize("detach", [(), ("--detach",)])
 def test_starting_twice_says_what_is_running(cli: Cli, detach: tuple[str, ...]) -> None:
     home = _home(cli)
-    with StateDirLock(home):
+    with home.lock():
         home.write_state(PlatformState(pid=4711, phase="ready", gateway="http://127.0.0.1:8080"))
         ran = cli("up", *detach, "--json")
     assert ran.status == 2

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pilotlight.errors import AlreadyRunning, NotRunning
-from pilotlight.state_dir import PlatformState, StateDir, StateDirLock
+from pilotlight.state_dir import PlatformState, StateDir
 from tests import servers
 
 if TYPE_CHECKING:
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 HOLD = """
 import sys
 from pathlib import Path
-from pilotlight.state_dir import PlatformState, StateDir, StateDirLock
+from pilotlight.state_dir import PlatformState, StateDir
 home = StateDir(Path(sys.argv[1]))
-with StateDirLock(home):
+with home.lock():
     home.write_state(PlatformState(pid=1, phase="ready", gateway="http://127.0.0.1:1"))
     print("held", flush=True)
     sys.stdin.read()
@@ -53,14 +53,14 @@ def test_nothing_runs_in_a_folder_that_does_not_exist(home: StateDir) -> None:
 
 
 def test_tells_address_and_pid_of_what_is_running(home: StateDir) -> None:
-    with StateDirLock(home):
+    with home.lock():
         home.write_state(PlatformState(pid=77, phase="ready", gateway="http://127.0.0.1:8080"))
         with pytest.raises(AlreadyRunning, match=r"pid 77, ready at http://127\.0\.0\.1:8080"):
-            StateDirLock(home).__enter__()
+            home.lock().__enter__()
 
 
 def test_says_starting_before_it_is_ready(home: StateDir) -> None:
-    with StateDirLock(home):
+    with home.lock():
         state = home.read_state()
         assert state == PlatformState(pid=os.getpid(), phase="starting")
         with pytest.raises(NotRunning, match="still starting"):
@@ -68,18 +68,18 @@ def test_says_starting_before_it_is_ready(home: StateDir) -> None:
 
 
 def test_leaves_neither_state_nor_lock_behind(home: StateDir) -> None:
-    with StateDirLock(home):
+    with home.lock():
         pass
     assert not home.is_locked()
     assert not home.state_file.exists()
-    with StateDirLock(home):
+    with home.lock():
         assert home.is_locked()
 
 
 def test_looking_does_not_keep_a_platform_from_starting(home: StateDir) -> None:
     for _ in range(100):
         home.is_locked()
-        with StateDirLock(home):
+        with home.lock():
             assert home.is_locked()
 
 
@@ -92,7 +92,7 @@ def test_a_state_file_left_by_a_crash_is_known_by_the_free_lock(home: StateDir) 
     # pid 1 of the file is alive, so that a look at the pid would say it runs
     assert json.loads(home.state_file.read_text())["pid"] == 1
     assert home.read_state() is None
-    with StateDirLock(home):
+    with home.lock():
         state = home.read_state()
     assert state is not None
     assert state.phase == "starting"

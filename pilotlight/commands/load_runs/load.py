@@ -26,9 +26,9 @@ def run(
     ],
     url: Annotated[
         str | None,
-        typer.Option(
-            envvar="PILOTLIGHT_GATEWAY", show_default="the gateway of --home",
-            help="URL of a gateway or of any KServe predictor.",
+        flags.setting(
+            "GATEWAY", "URL of a gateway or of any KServe predictor.",
+            show_default="the gateway of --home",
         ),
     ] = None,
     output: Annotated[
