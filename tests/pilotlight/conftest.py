@@ -1,4 +1,4 @@
-"""The command line as tests run it: in this process for speed, or as a process of its own."""
+"""Runs the command line in tests: in this process for speed, or as a process of its own."""
 
 from __future__ import annotations
 
@@ -19,11 +19,30 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SAMPLES = servers.REPOSITORY / "manifests" / "samples"
+SERVICE = """
+apiVersion: serving.kserve.io/v1beta1
+kind: InferenceService
+metadata:
+  name: {name}
+spec:
+  predictor:
+    model:
+      modelFormat: {{name: huggingface}}
+      storageUri: s3://models/{folder}
+"""
+
+
+def write_yaml(folder: Path, **files: str) -> str:
+    """Write each file to the folder, with the suffix `.yaml`; returns the folder."""
+    folder.mkdir(exist_ok=True)
+    for name, text in files.items():
+        (folder / f"{name}.yaml").write_text(text)
+    return str(folder)
 
 
 @dataclass(frozen=True)
-class Ran:
-    """How a command ended."""
+class CommandResult:
+    """Exit status and output of a command."""
 
     status: int
     out: str
@@ -31,12 +50,11 @@ class Ran:
 
     @property
     def document(self) -> Any:
-        """Standard output as JSON: the whole of it."""
+        """Standard output, all of which is JSON."""
         return json.loads(self.out)
 
 
-def run_cli(*arguments: str, timeout_s: float = 600.0) -> Ran:
-    """Run the command line as a process."""
+def run_cli(*arguments: str, timeout_s: float = 600.0) -> CommandResult:
     done = subprocess.run(
         [sys.executable, "-m", "pilotlight", *arguments],
         cwd=servers.REPOSITORY,
@@ -45,25 +63,25 @@ def run_cli(*arguments: str, timeout_s: float = 600.0) -> Ran:
         timeout=timeout_s,
         check=False,
     )
-    return Ran(done.returncode, done.stdout, done.stderr)
+    return CommandResult(done.returncode, done.stdout, done.stderr)
 
 
 @dataclass(frozen=True)
 class Cli:
-    """Runs the command line in this process, in a home of its own."""
+    """Runs the command line in this process, with a state directory of its own."""
 
     monkeypatch: pytest.MonkeyPatch
     capsys: pytest.CaptureFixture[str]
     home: Path
 
-    def __call__(self, *arguments: str) -> Ran:
+    def __call__(self, *arguments: str) -> CommandResult:
         self.monkeypatch.setattr(sys, "argv", ["pilotlight", *arguments])
         try:
             status = main()
         except SystemExit as ended:
             status = int(ended.code or 0)
         captured = self.capsys.readouterr()
-        return Ran(status, captured.out, captured.err)
+        return CommandResult(status, captured.out, captured.err)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Tables as a terminal shows them."""
+"""Tables on a terminal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PROGRAM = f"from pilotlight.output import write_table; write_table({COLUMNS!r}, 
 
 
 def on_a_terminal(width: int) -> list[str]:
-    """The lines that a terminal of this width is sent."""
+    """The lines that a terminal of this width shows."""
     ours, its = os.openpty()
     program = subprocess.Popen(
         [sys.executable, "-P", "-c", PROGRAM],
@@ -26,7 +26,7 @@ def on_a_terminal(width: int) -> list[str]:
     try:
         while piece := os.read(ours, 4096):
             sent += piece
-    except OSError:  # Linux says so that the other side has closed
+    except OSError:  # Linux reports a closed terminal this way
         pass
     os.close(ours)
     assert program.wait() == 0
@@ -34,12 +34,12 @@ def on_a_terminal(width: int) -> list[str]:
 
 
 @pytest.mark.parametrize("width", [20, 40, 200])
-def test_a_row_is_a_line_however_narrow_the_terminal(width: int) -> None:
+def test_a_row_is_one_line_on_a_narrow_terminal(width: int) -> None:
     lines = on_a_terminal(width)
     assert [line for line in lines if all(value in line for value in ROW)]
     assert [line for line in lines if all(name in line for name in COLUMNS)]
 
 
-def test_lines_are_drawn_where_there_is_room() -> None:
+def test_rules_are_drawn_on_a_wide_terminal() -> None:
     assert any("━" in line for line in on_a_terminal(200))
     assert not any("━" in line for line in on_a_terminal(40))

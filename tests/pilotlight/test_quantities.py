@@ -15,12 +15,12 @@ from pilotlight.quantities import format_bytes, parse_bytes, parse_rate
         pytest.param("123", 123, id="plain"),
     ],
 )
-def test_reads_sizes(text: str, expected: int) -> None:
+def test_parses_sizes(text: str, expected: int) -> None:
     assert parse_bytes(text, field="--pod-memory") == expected
 
 
 @pytest.mark.parametrize("text", ["", "-1", "0", "4 apples", "Gi", "1e9", "nan"])
-def test_refuses_what_is_no_size_and_says_what_it_saw(text: str) -> None:
+def test_rejects_invalid_sizes_and_quotes_them(text: str) -> None:
     with pytest.raises(InvalidInput, match="--pod-memory must be a positive size") as error:
         parse_bytes(text, field="--pod-memory")
     assert repr(text) in str(error.value)
@@ -34,11 +34,11 @@ def test_refuses_what_is_no_size_and_says_what_it_saw(text: str) -> None:
         pytest.param("unlimited", None, id="unlimited"),
     ],
 )
-def test_reads_rates(text: str, expected: float | None) -> None:
+def test_parses_rates(text: str, expected: float | None) -> None:
     assert parse_rate(text, field="--pod-link-rate") == expected
 
 
-def test_refuses_what_is_no_rate() -> None:
+def test_rejects_invalid_rates() -> None:
     with pytest.raises(InvalidInput, match=r"must be a rate such as 100MB/s, .* was 'fast'"):
         parse_rate("fast", field="--pod-link-rate")
 
@@ -51,5 +51,5 @@ def test_refuses_what_is_no_rate() -> None:
         pytest.param(242_041_896, "242 MB", id="t5-small"),
     ],
 )
-def test_writes_sizes(amount: float, expected: str) -> None:
+def test_formats_sizes(amount: float, expected: str) -> None:
     assert format_bytes(amount) == expected

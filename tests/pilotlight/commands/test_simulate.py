@@ -1,4 +1,4 @@
-"""`pilotlight simulate`: every combination is run, what ends early is kept, mistakes are told."""
+"""`pilotlight simulate`: all combinations, interrupted runs, invalid input."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests import servers
 if TYPE_CHECKING:
     from tests.pilotlight.conftest import Cli
 
-CLUSTER = Path(__file__).parents[2] / "manifests/simulator/eight-pods.yaml"
+CLUSTER = servers.REPOSITORY / "manifests/simulator/eight-pods.yaml"
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_runs_every_policy_with_every_value(
 
 
 @pytest.mark.parametrize(
-    ("changes", "says"),
+    ("changes", "expected"),
     [
         ({"policies": "best"}, "--policy must be among"),
         ({"sweep": "nodes"}, "--sweep must be KEY"),
@@ -71,9 +71,9 @@ def test_runs_every_policy_with_every_value(
         ({"cluster": Path("no-such.yaml")}, "no-such.yaml: cannot be read"),
     ],
 )
-def test_mistakes_are_told(arrivals: str, changes: dict[str, Any], says: str) -> None:
+def test_invalid_flags_are_reported(arrivals: str, changes: dict[str, Any], expected: str) -> None:
     fields = {"cluster": CLUSTER, "trace": arrivals, "policies": "auto", "sweep": None}
-    with pytest.raises(InvalidInput, match=says):
+    with pytest.raises(InvalidInput, match=expected):
         run_simulations(
             SimulationPlan(**{**fields, **changes}, seed=0, out=None), Output(as_json=True)
         )
@@ -84,7 +84,7 @@ def poisson(seconds: int) -> str:
     return f"poisson:rate=30,duration={seconds}s,tenant=default,names={models}"
 
 
-def test_two_processes_write_what_one_does(
+def test_one_and_two_processes_write_equal_results(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     found = []
@@ -101,24 +101,24 @@ def test_two_processes_write_what_one_does(
     assert [run["run"] for run in found[0][0]] == names
 
 
-def test_the_summary_is_that_of_a_live_run(
+def test_the_summary_equals_that_of_a_live_run(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     trace = f"{poisson(20)}|deadline=3s"
     [row] = simulated(capsys, SimulationPlan(CLUSTER, trace, "auto", None, 3, tmp_path))["runs"]
     again = summarise(read_run(tmp_path / "auto.parquet", "auto"))
     assert again.keys() <= row.keys()
-    told = {key: row[key] for key in again}
-    told["latency_s"].pop("mean")
+    summary = {key: row[key] for key in again}
+    summary["latency_s"].pop("mean")
     table = pq.read_table(tmp_path / "auto.parquet").to_pandas()
     table = table[table["status"] == 200]
     latency_s = table["finished_s"] - table["scheduled_s"]
-    again["latency_s"] |= quantiles(latency_s)  # not between two values
+    again["latency_s"] |= quantiles(latency_s)  # without interpolation
     for key in ("model", "policy"):
         for name, each in again[f"by_{key}"].items():
             each["latency_s"] |= quantiles(latency_s[table[key] == name])
-    assert 0 < told["deadline_misses"] < told["requests"]
-    assert_close(told, {key: again[key] for key in told})
+    assert 0 < summary["deadline_misses"] < summary["requests"]
+    assert_close(summary, {key: again[key] for key in summary})
 
 
 def quantiles(values: Any) -> dict[str, float]:
@@ -129,7 +129,7 @@ def quantiles(values: Any) -> dict[str, float]:
 
 
 def assert_close(one: Any, other: Any) -> None:
-    """Within 1 % in all numbers, the same elsewhere, and in the same order."""
+    """Numbers within 1 %, other values equal, in the same order."""
     if isinstance(one, dict):
         assert list(one) == list(other)
         for key, value in one.items():
@@ -143,7 +143,7 @@ def assert_close(one: Any, other: Any) -> None:
 @pytest.mark.parametrize(
     ("number", "processes", "whole"), [(signal.SIGTERM, 1, 1), (signal.SIGINT, 2, 0)]
 )
-def test_what_was_simulated_before_a_signal_is_kept(
+def test_results_before_a_signal_are_kept(
     tmp_path: Path, number: signal.Signals, processes: int, whole: int
 ) -> None:
     out = tmp_path / "runs"
@@ -159,18 +159,18 @@ def test_what_was_simulated_before_a_signal_is_kept(
         under_way = [path for path in out.glob("*.unfinished") if path.stat().st_size > 100_000]
         return bool(under_way) and len(list(out.glob("*.parquet"))) == whole
 
-    servers.wait_until(is_far_enough, what="so many runs have ended, another is under way")
-    os.killpg(command.pid, number)  # workers as well, as in a terminal
-    told, said = command.communicate(timeout=240)
-    assert command.returncode == 128 + number, said
-    assert "Traceback" not in said
-    found = json.loads(told)
+    servers.wait_until(is_far_enough, what="enough runs have ended and another has begun")
+    os.killpg(command.pid, number)  # with its workers, like Ctrl-C in a terminal
+    stdout, err = command.communicate(timeout=240)
+    assert command.returncode == 128 + number, err
+    assert "Traceback" not in err
+    found = json.loads(stdout)
     assert found["interrupted"]
     assert (
-        f"interrupted: {whole} of 4 runs are complete; {out} holds the requests up to then" in said
+        f"interrupted: {whole} of 4 runs are complete; {out} holds the requests up to then" in err
     )
     rows = found["runs"]
-    cut = len(rows) - whole  # of a run that has just begun there may be nothing
+    cut = len(rows) - whole  # a run that has just begun may have no records
     assert [row["interrupted"] for row in rows] == [False] * whole + [True] * cut
     assert 1 <= cut <= processes
     for row in rows:
@@ -182,7 +182,7 @@ def test_what_was_simulated_before_a_signal_is_kept(
 
 
 def long_trace(tmp_path: Path, *, bad: str) -> Path:
-    """So many bytes that they are read in several blocks, the last of which has a bad row."""
+    """A trace that is read in several blocks, with the row `bad` in the last one."""
     note = "x" * 500
     rows = [f"{0.1 * row:.1f},t5-0{row % 3},{note}" for row in range(5000)]
     path = tmp_path / "long.csv"
@@ -190,7 +190,7 @@ def long_trace(tmp_path: Path, *, bad: str) -> Path:
     return path
 
 
-def test_what_came_before_a_bad_row_is_kept(cli: Cli, tmp_path: Path) -> None:
+def test_results_before_an_invalid_row_are_kept(cli: Cli, tmp_path: Path) -> None:
     trace, out = long_trace(tmp_path, bad="soon,t5-00,"), tmp_path / "runs"
     ran = cli(
         "simulate", "--cluster", str(CLUSTER), "--trace", str(trace), "--policy", "auto,random",
@@ -211,7 +211,7 @@ def test_what_came_before_a_bad_row_is_kept(cli: Cli, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("flags", [[], ["--allow-unknown"]])
-def test_a_first_row_that_is_bad_leaves_no_file(cli: Cli, tmp_path: Path, flags: list[str]) -> None:
+def test_an_invalid_first_row_leaves_no_file(cli: Cli, tmp_path: Path, flags: list[str]) -> None:
     trace = tmp_path / "t.csv"
     trace.write_text("at_s,model\nsoon,t5-00\n")
     ran = cli(
@@ -224,7 +224,7 @@ def test_a_first_row_that_is_bad_leaves_no_file(cli: Cli, tmp_path: Path, flags:
     assert list(tmp_path.rglob("*.parquet*")) == []
 
 
-def test_values_that_are_no_file_names_have_files(
+def test_values_are_escaped_in_file_names(
     capsys: pytest.CaptureFixture[str], arrivals: str, tmp_path: Path
 ) -> None:
     sweep = "nodes.0.disk_rate=100MB/s,200MB/s,100MB/s"
@@ -238,9 +238,7 @@ def test_values_that_are_no_file_names_have_files(
     }
 
 
-def test_files_are_replaced_only_where_that_is_asked_for(
-    cli: Cli, arrivals: str, tmp_path: Path
-) -> None:
+def test_files_are_replaced_only_with_overwrite(cli: Cli, arrivals: str, tmp_path: Path) -> None:
     asked = ["simulate", "--cluster", str(CLUSTER), "--trace", arrivals, "--out", str(tmp_path)]
     assert cli(*asked, "--seed", "1").status == 0
     before = (tmp_path / "own.parquet").read_bytes()
@@ -261,7 +259,7 @@ def test_a_trace_is_not_replaced_by_its_records(cli: Cli, arrivals: str, tmp_pat
     assert trace.read_text().startswith("at_s,")
 
 
-def test_a_folder_that_cannot_be_is_told(cli: Cli, arrivals: str, tmp_path: Path) -> None:
+def test_an_unwritable_folder_is_reported(cli: Cli, arrivals: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     out = tmp_path / "file" / "runs"
     ran = cli("simulate", "--cluster", str(CLUSTER), "--trace", arrivals, "--out", str(out))
@@ -269,7 +267,7 @@ def test_a_folder_that_cannot_be_is_told(cli: Cli, arrivals: str, tmp_path: Path
     assert f"error: --out: cannot write {out}: " in ran.err
 
 
-def test_a_full_disk_is_told(cli: Cli, arrivals: str, tmp_path: Path) -> None:
+def test_a_full_disk_is_reported(cli: Cli, arrivals: str, tmp_path: Path) -> None:
     (tmp_path / "own.parquet.unfinished").symlink_to("/dev/full")
     ran = cli(
         "simulate", "--cluster", str(CLUSTER), "--trace", arrivals, "--out", str(tmp_path), "--json"
@@ -280,7 +278,7 @@ def test_a_full_disk_is_told(cli: Cli, arrivals: str, tmp_path: Path) -> None:
     assert list(tmp_path.glob("own*")) == []
 
 
-def test_models_that_the_cluster_lacks_are_refused(cli: Cli, tmp_path: Path) -> None:
+def test_models_that_the_cluster_lacks_are_rejected(cli: Cli, tmp_path: Path) -> None:
     trace = tmp_path / "t.csv"
     rows = "".join(f"{n},{name}\n" for n, name in enumerate(["t5-00", "t5-01", "b", "a", "b"]))
     trace.write_text("at_s,model\n" + rows)
@@ -296,27 +294,25 @@ def test_models_that_the_cluster_lacks_are_refused(cli: Cli, tmp_path: Path) -> 
     assert row["by_status"] == {"200": 2, "404": 3}
 
 
-def test_a_model_without_a_row_of_its_own_is_refused_by_its_arrival(
-    cli: Cli, arrivals: str
-) -> None:
+def test_a_model_set_by_a_filter_is_rejected_by_its_arrival(cli: Cli, arrivals: str) -> None:
     ran = cli("simulate", "--cluster", str(CLUSTER), "--trace", f"{arrivals}|model=x")
     assert ran.status == 2
     assert "error: arrival 1 (at 0 s) is for default/x" in ran.err
 
 
-def test_two_runs_do_not_write_one_file(cli: Cli, arrivals: str, tmp_path: Path) -> None:
+def test_two_runs_cannot_write_the_same_file(cli: Cli, arrivals: str, tmp_path: Path) -> None:
     asked = ["simulate", "--cluster", str(CLUSTER), "--trace", arrivals, "--out", str(tmp_path)]
     with parquet_writer(tmp_path / "own.parquet", lambda: {"run": "first"}):
         ran = cli(*asked)
     assert ran.status == 1
     assert f"--out: another run writes {tmp_path / 'own.parquet'}; name another folder" in ran.err
-    told = pq.read_metadata(tmp_path / "own.parquet").metadata[b"pilotlight.run"]
-    assert json.loads(told)["run"] == "first"
+    metadata = pq.read_metadata(tmp_path / "own.parquet").metadata[b"pilotlight.run"]
+    assert json.loads(metadata)["run"] == "first"
     assert list(tmp_path.glob("*.unfinished")) == []
 
 
 @pytest.mark.parametrize("flags", [[], ["--allow-unknown"]])
-def test_times_of_a_calendar_are_refused(cli: Cli, tmp_path: Path, flags: list[str]) -> None:
+def test_calendar_times_are_rejected(cli: Cli, tmp_path: Path, flags: list[str]) -> None:
     trace = tmp_path / "t.csv"
     trace.write_text("at_s,model\n1700000000,t5-00\n1700000001,t5-00\n")
     asked = ["simulate", "--cluster", str(CLUSTER), "--processes", "1", *flags]
@@ -327,7 +323,7 @@ def test_times_of_a_calendar_are_refused(cli: Cli, tmp_path: Path, flags: list[s
 
 
 @pytest.mark.parametrize(
-    ("flags", "says"),
+    ("flags", "expected"),
     [
         (["--sweep", ""], "--sweep must be KEY=A,B,C"),
         (["--sweep", "nodes.0.count=1,"], "with nodes.0.count=None: nodes[0].count: "),
@@ -339,15 +335,17 @@ def test_times_of_a_calendar_are_refused(cli: Cli, tmp_path: Path, flags: list[s
         ),
     ],
 )
-def test_flags_that_cannot_be_are_told(
-    cli: Cli, arrivals: str, flags: list[str], says: str
+def test_impossible_values_are_reported(
+    cli: Cli, arrivals: str, flags: list[str], expected: str
 ) -> None:
     ran = cli("simulate", "--cluster", str(CLUSTER), "--trace", arrivals, *flags)
     assert ran.status == 2
-    assert says in ran.err
+    assert expected in ran.err
 
 
-def test_a_folder_in_the_place_of_records_is_told(cli: Cli, arrivals: str, tmp_path: Path) -> None:
+def test_a_folder_at_the_path_of_records_is_reported(
+    cli: Cli, arrivals: str, tmp_path: Path
+) -> None:
     (tmp_path / "own.parquet.unfinished").mkdir()
     ran = cli("simulate", "--cluster", str(CLUSTER), "--trace", arrivals, "--out", str(tmp_path))
     assert ran.status == 1

@@ -1,4 +1,4 @@
-"""What pods do for their models: shown by `get pods`, counted by the autoscaler's metrics."""
+"""The use of pods, in `get pods` and in the autoscaler's metrics."""
 
 from __future__ import annotations
 
@@ -34,31 +34,31 @@ def _spec(name: str) -> ModelSpec:
     return ModelSpec(ModelName("default", name), f"s3://models/{name}")
 
 
-async def _set_the_stage(redis_url: str) -> None:
-    """Four pods, of two models one of which is asked for; one of the pods has a request."""
+async def _create_pods(redis_url: str) -> None:
+    """Four pods and two models, one of them in use; one pod has a request in flight."""
     registry = await Registry.connect(redis_url)
-    await registry.put_models([_spec("asked-for"), _spec("silent")])
+    await registry.put_models([_spec("in-use"), _spec("silent")])
     pods = {name: await Pod.join(registry, name, lease_ttl_s=FOREVER_S) for name in USES}
     await pods["holding"].set_tier(Tier.DEVICE, _spec("silent").key)
-    await pods["ready"].set_tier(Tier.DEVICE, _spec("asked-for").key)
+    await pods["ready"].set_tier(Tier.DEVICE, _spec("in-use").key)
     await pods["working"].set_tier(Tier.DEVICE, _spec("silent").key)
     await reserve(registry, "working", key=_spec("silent").key, ttl_s=FOREVER_S)
     await registry.close()
 
 
-async def _ask(redis_url: str) -> None:
+async def _record_arrival(redis_url: str) -> None:
     registry = await Registry.connect(redis_url)
     await ArrivalLog(registry).report(
-        "gateway", next(_sequence), [(_spec("asked-for").name, 1, 0)], {}
+        "gateway", next(_sequence), [(_spec("in-use").name, 1, 0)], {}
     )
     await registry.close()
 
 
-def test_each_of_the_four_is_shown(cli: Cli, redis: servers.RedisServer) -> None:
-    asyncio.run(_set_the_stage(redis.url))
+def test_get_pods_shows_the_use_of_each_pod(cli: Cli, redis: servers.RedisServer) -> None:
+    asyncio.run(_create_pods(redis.url))
 
     def is_shown() -> bool:
-        asyncio.run(_ask(redis.url))
+        asyncio.run(_record_arrival(redis.url))
         shown = cli("get", "pods", "--json", "--redis-url", redis.url).document
         return {each["name"]: each["use"] for each in shown} == USES
 
@@ -69,12 +69,12 @@ def test_each_of_the_four_is_shown(cli: Cli, redis: servers.RedisServer) -> None
 
 
 @pytest.mark.slow
-def test_each_of_the_four_is_counted_by_the_autoscaler(redis: servers.RedisServer) -> None:
+def test_the_autoscaler_counts_pods_by_use(redis: servers.RedisServer) -> None:
     port = servers.free_port()
-    asyncio.run(_set_the_stage(redis.url))
+    asyncio.run(_create_pods(redis.url))
 
     def is_counted() -> bool:
-        asyncio.run(_ask(redis.url))
+        asyncio.run(_record_arrival(redis.url))
         text = httpx.get(f"http://127.0.0.1:{port}/metrics", trust_env=False, timeout=30).text
         counted = [metric(text, "pilotlight_autoscaler_pods", use=use) for use in USES.values()]
         return counted == [1] * len(USES)

@@ -43,7 +43,7 @@ def test_percentile_is_the_nearest_rank() -> None:
     assert percentile_s([float(value) for value in range(1, 21)], 0.95) == 19.0
 
 
-def test_the_simple_workload_wants_one_cold_start_and_the_gain() -> None:
+def test_the_simple_workload_needs_one_cold_start_and_the_gain() -> None:
     assert all(
         each.is_met for each in check_simple([_run("random", 5, 2.0)], [_run("colocation", 1, 1.0)])
     )
@@ -52,26 +52,26 @@ def test_the_simple_workload_wants_one_cold_start_and_the_gain() -> None:
     )
 
 
-def test_a_workload_wants_its_winner_and_auto_beside_it() -> None:
+def test_a_workload_needs_its_winner_and_an_equal_auto() -> None:
     won = _wins(colocation=3.0, colocation_queueing=5.0, remote_proxy=4.0, auto=3.1)
     assert [each.is_met for each in check_win(won)] == [True, True]
     lost = _wins(colocation=4.5, colocation_queueing=5.0, remote_proxy=4.0, auto=5.0)
     assert [each.is_met for each in check_win(lost)] == [False, False]
 
 
-def test_of_two_runs_the_faster_counts() -> None:
+def test_the_faster_of_two_runs_is_kept() -> None:
     first = _wins(colocation=3.0, auto=4.0)
     second = _wins(colocation=3.5, auto=3.2)
     assert [run.concurrent_s for run in keep_faster(first, second)] == [3.0, 3.2]
 
 
-def test_runs_with_other_sleeps_do_not_compare() -> None:
+def test_runs_with_different_sleeps_are_not_compared() -> None:
     first = _wins(colocation=3.0)
     second = [replace(run, sleep_s=3.0, concurrent_s=9.0) for run in first]
     assert keep_faster(first, second) == second
 
 
-def test_the_pace_is_that_of_the_slowest_load_and_the_middling_inference() -> None:
+def test_the_pace_takes_the_slowest_load_and_the_median_inference() -> None:
     answers = (
         replace(_answer(1.0, "remote"), stages_s={"load": 2.5, "infer": 0.5}),
         replace(_answer(1.0, "remote"), stages_s={"load": 2.0, "infer": 0.4}),
@@ -81,7 +81,7 @@ def test_the_pace_is_that_of_the_slowest_load_and_the_middling_inference() -> No
     assert observed_pace([replace(run, answers=answers)]) == MachinePace(load_s=2.0, infer_s=0.5)
 
 
-def test_simulated_work_is_what_the_thesis_slept() -> None:
+def test_simulated_work_equals_the_sleeps_of_the_thesis() -> None:
     by_section = {scenario.section: scenario.simulated_work(1.5) for scenario in WIN_SCENARIOS}
     assert by_section == {
         "6.4.1": "postprocess=1.5,network=1.5",
@@ -90,7 +90,7 @@ def test_simulated_work_is_what_the_thesis_slept() -> None:
     }
 
 
-def test_sleeps_are_the_thesis_s_in_full_and_fit_the_machine_otherwise() -> None:
+def test_sleeps_are_those_of_the_thesis_in_full_and_scaled_otherwise() -> None:
     fast, slow = MachinePace(load_s=0.8, infer_s=0.3), MachinePace(load_s=1.6, infer_s=0.6)
     assert [each.sleep_s(FULL, slow) for each in WIN_SCENARIOS] == [5.0, 5.0, 5.0]
     assert [each.sleep_s(SHORT, fast) for each in WIN_SCENARIOS] == [1.6, 1.5, 1.5]

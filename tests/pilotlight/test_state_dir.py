@@ -45,21 +45,21 @@ def _hold(home: StateDir) -> subprocess.Popen[bytes]:
     return holder
 
 
-def test_nothing_runs_in_a_folder_that_does_not_exist(home: StateDir) -> None:
+def test_no_platform_runs_in_a_missing_folder(home: StateDir) -> None:
     assert not home.is_locked()
     assert home.read_state() is None
     with pytest.raises(NotRunning, match="pilotlight up --detach"):
         home.require_ready()
 
 
-def test_tells_address_and_pid_of_what_is_running(home: StateDir) -> None:
+def test_a_second_lock_fails_with_address_and_pid(home: StateDir) -> None:
     with home.lock():
         home.write_state(PlatformState(pid=77, phase="ready", gateway="http://127.0.0.1:8080"))
         with pytest.raises(AlreadyRunning, match=r"pid 77, ready at http://127\.0\.0\.1:8080"):
             home.lock().__enter__()
 
 
-def test_says_starting_before_it_is_ready(home: StateDir) -> None:
+def test_the_phase_is_starting_before_ready(home: StateDir) -> None:
     with home.lock():
         state = home.read_state()
         assert state == PlatformState(pid=os.getpid(), phase="starting")
@@ -67,7 +67,7 @@ def test_says_starting_before_it_is_ready(home: StateDir) -> None:
             home.require_ready()
 
 
-def test_leaves_neither_state_nor_lock_behind(home: StateDir) -> None:
+def test_releases_lock_and_state_file(home: StateDir) -> None:
     with home.lock():
         pass
     assert not home.is_locked()
@@ -76,20 +76,20 @@ def test_leaves_neither_state_nor_lock_behind(home: StateDir) -> None:
         assert home.is_locked()
 
 
-def test_looking_does_not_keep_a_platform_from_starting(home: StateDir) -> None:
+def test_checking_the_lock_does_not_prevent_a_start(home: StateDir) -> None:
     for _ in range(100):
         home.is_locked()
         with home.lock():
             assert home.is_locked()
 
 
-def test_a_state_file_left_by_a_crash_is_known_by_the_free_lock(home: StateDir) -> None:
+def test_a_state_file_left_by_a_crash_is_ignored(home: StateDir) -> None:
     holder = _hold(home)
     assert home.require_ready().gateway == "http://127.0.0.1:1"
     holder.send_signal(signal.SIGKILL)
     holder.wait()
     servers.end_process(holder)
-    # pid 1 of the file is alive, so that a look at the pid would say it runs
+    # pid 1 in the file is alive, so a check of the pid would find a platform
     assert json.loads(home.state_file.read_text())["pid"] == 1
     assert home.read_state() is None
     with home.lock():

@@ -1,4 +1,4 @@
-"""`pilotlight forecast backtest`: table, document, and mistakes told."""
+"""`pilotlight forecast backtest`: table, JSON, invalid flags."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
-    """Three days of a model that is asked every half hour."""
+    """Three days of a model with a request every half hour."""
     rows = [f"{minute},m,1" for minute in range(0, 3 * 1440, 30)]
     path = tmp_path / "trace.csv"
     path.write_text("\n".join(["minute,model,count", *rows]))
     return path
 
 
-def test_writes_one_document(cli: Cli, trace: Path) -> None:
+def test_prints_one_json_document(cli: Cli, trace: Path) -> None:
     ran = cli(
         "forecast", "backtest", "--trace", str(trace), "--method", "typed", "--method", "naive",
         "--every", "97", "--json",
@@ -39,7 +39,7 @@ def test_writes_one_document(cli: Cli, trace: Path) -> None:
     assert overall["typed", 60.0]["brier"] < overall["naive", 60.0]["brier"]
 
 
-def test_shows_a_table_and_finds_the_trace_by_the_setting(
+def test_prints_a_table_and_finds_the_trace_in_the_data_folder(
     cli: Cli, trace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PILOTLIGHT_DATA", str(trace.parent))
@@ -50,7 +50,7 @@ def test_shows_a_table_and_finds_the_trace_by_the_setting(
 
 
 @pytest.mark.parametrize(
-    ("flags", "says"),
+    ("flags", "expected"),
     [
         (["--trace", "nowhere.csv"], "PILOTLIGHT_DATA is not set"),
         (["--method", "magic"], "--method must be one of typed"),
@@ -63,8 +63,8 @@ def test_shows_a_table_and_finds_the_trace_by_the_setting(
         (["--from-day", "2.96"], "give an earlier --from-day"),
     ],
 )
-def test_tells_mistakes(cli: Cli, trace: Path, flags: list[str], says: str) -> None:
+def test_reports_invalid_flags(cli: Cli, trace: Path, flags: list[str], expected: str) -> None:
     given = flags if "--trace" in flags else ["--trace", str(trace), *flags]
     ran = cli("forecast", "backtest", *given)
     assert ran.status == 2
-    assert says in ran.err
+    assert expected in ran.err

@@ -1,4 +1,4 @@
-"""Made models: the same bytes each time, true shapes, usable vocabularies."""
+"""Sample models: reproducible bytes, published shapes, usable vocabularies."""
 
 from __future__ import annotations
 
@@ -72,15 +72,15 @@ def test_byte_level_merges_make_each_piece() -> None:
         byte_level_vocabulary(10**7, alphabet, "<|endoftext|>")
 
 
-def test_words_run_out_with_a_message() -> None:
+def test_too_many_words_are_rejected() -> None:
     with pytest.raises(ValueError, match="at most"):
         syllable_words(10**7)
 
 
-def test_making_again_replaces_files_whole(tmp_path: Path) -> None:
+def test_making_a_model_again_replaces_its_files_atomically(tmp_path: Path) -> None:
     folder = make_model("tiny-bert", tmp_path / "m")
     before = (folder / "model.safetensors").open("rb")
     make_model("tiny-bert", folder)
-    with before:  # a reader of the older file still has all of it
+    with before:  # the open former file is unchanged
         assert before.read() == (folder / "model.safetensors").read_bytes()
     assert not list(folder.glob(".making-*"))

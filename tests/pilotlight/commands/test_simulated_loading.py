@@ -1,4 +1,4 @@
-"""`pilotlight simulate --loading`: loading policies at work in the runs, told in every result."""
+"""`pilotlight simulate --loading`: loading policies in simulated runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ nodes:
 models:
   - {name: m, count: 3, size: 100MB, load: {remote: 5s, disk: 2s}}
 """
-"""Room for two models at a time."""
+"""A pod holds two of the three models."""
 
 
 @pytest.fixture
@@ -56,13 +56,15 @@ def test_a_forecast_saves_cold_starts(cli: Cli, asked: list[str], tmp_path: Path
     assert none["actions"] == {}
     assert ahead["actions"]["load"]["forecast"] >= 15
     assert sum(ahead["loads"].values()) > ahead["cold_starts"]
-    told = read_run(tmp_path / "runs" / "own-predictive.parquet", "run").metadata
+    summary = read_run(tmp_path / "runs" / "own-predictive.parquet", "run").metadata
     for key in ("loading", "loading_value", "tick_s", "actions"):
-        assert told[key] == ahead[key]
+        assert summary[key] == ahead[key]
     assert records(none) != records(ahead)
 
 
-def test_a_value_is_the_policys_parameter(cli: Cli, asked: list[str], tmp_path: Path) -> None:
+def test_a_loading_value_sets_the_policys_parameter(
+    cli: Cli, asked: list[str], tmp_path: Path
+) -> None:
     found = {}
     for minutes in ("1", "20"):
         ran = cli(
@@ -78,7 +80,7 @@ def test_a_value_is_the_policys_parameter(cli: Cli, asked: list[str], tmp_path: 
     assert found["20"]["actions"] == {}
 
 
-def test_every_loading_policy_is_the_same_in_any_process(
+def test_results_are_equal_in_any_number_of_processes(
     cli: Cli, asked: list[str], tmp_path: Path
 ) -> None:
     asked += ["--loading", "predictive,round-robin", "--policy", "auto,random"]
@@ -95,7 +97,7 @@ def test_every_loading_policy_is_the_same_in_any_process(
     assert len(found[0][1]) == 8
 
 
-def test_the_table_names_loading_policies_where_there_are_any(cli: Cli, asked: list[str]) -> None:
+def test_the_table_has_a_column_for_loading_policies(cli: Cli, asked: list[str]) -> None:
     asked.remove("--json")
     table = cli(*asked, "--loading", "none,keep-alive").out.splitlines()
     assert table[1].split()[:3] == ["POLICY", "LOADING", "REQUESTS"]
@@ -104,7 +106,7 @@ def test_the_table_names_loading_policies_where_there_are_any(cli: Cli, asked: l
 
 
 @pytest.mark.parametrize(
-    ("flags", "says"),
+    ("flags", "expected"),
     [
         pytest.param(
             "--loading predictiv", "--loading must be among none, predictive, ", id="name"
@@ -139,8 +141,10 @@ def test_the_table_names_loading_policies_where_there_are_any(cli: Cli, asked: l
         pytest.param("--loading keep-alive --tick inf", "at least, was inf", id="no tick"),
     ],
 )
-def test_what_does_not_fit_is_refused(cli: Cli, asked: list[str], flags: str, says: str) -> None:
+def test_invalid_combinations_are_rejected(
+    cli: Cli, asked: list[str], flags: str, expected: str
+) -> None:
     ran = cli(*asked, *flags.split())
     assert ran.status == 2
     [problem] = json.loads(ran.out)["problems"]
-    assert says in problem
+    assert expected in problem

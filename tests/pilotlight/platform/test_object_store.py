@@ -1,4 +1,4 @@
-"""The object store is real software of others: what is ours is how it is started."""
+"""rclone as the platform runs it."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def client(root: Path) -> Iterator[S3Client]:
     finally:
         s3.close()
         process.terminate()
-        process.wait(timeout=60)  # rclone gives its open connections 10 s
+        process.wait(timeout=60)  # rclone waits 10 s for open connections
 
 
 def _answers(s3: S3Client) -> bool:
@@ -79,18 +79,18 @@ def test_serves_objects_and_ranges(client: S3Client) -> None:
     assert _read(client, "a/weights", Range="bytes=10-19") == BODY[10:20]
 
 
-def test_lists_what_is_no_hidden_file(client: S3Client) -> None:
+def test_lists_no_hidden_files(client: S3Client) -> None:
     found = client.list_objects_v2(Bucket="models", Prefix="a/")
     assert [each["Key"] for each in found.get("Contents", [])] == ["a/weights"]
 
 
 @pytest.mark.parametrize("key", ["a/nothing", "../outside", "a/../../outside"])
-def test_has_nothing_else(client: S3Client, key: str) -> None:
+def test_serves_nothing_outside_the_root(client: S3Client, key: str) -> None:
     with pytest.raises(ClientError):
         _read(client, key)
 
 
-def test_etag_is_the_md5_of_what_is_there_now(client: S3Client, root: Path) -> None:
+def test_etag_is_the_md5_of_the_present_content(client: S3Client, root: Path) -> None:
     replaced = root / "models" / "a" / "replaced"
     for body in (b"first", b"second and longer", b"third, and longer"):
         replaced.write_bytes(body)
@@ -101,11 +101,11 @@ def test_etag_is_the_md5_of_what_is_there_now(client: S3Client, root: Path) -> N
 def _has_etag(client: S3Client, key: str, etag: str) -> bool:
     try:
         return client.head_object(Bucket="models", Key=key)["ETag"] == etag
-    except ClientError:  # listings are kept for a second
+    except ClientError:  # listings are cached for a second
         return False
 
 
-def test_takes_nothing(client: S3Client) -> None:
+def test_is_read_only(client: S3Client) -> None:
     with pytest.raises(ClientError):
         client.put_object(Bucket="models", Key="a/new", Body=b"x")
     with pytest.raises(ClientError):

@@ -1,4 +1,4 @@
-"""The autoscaler on a whole platform: to zero and back, and models that are warm ahead of time."""
+"""The autoscaler on a whole platform: scaling to zero and back, preloading."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from registry.redis.client import Registry
 from tests import servers
 from tests.gateway.gateway_harness import metric
 from tests.pilotlight.conftest import run_cli
-from tests.pilotlight.test_platform import Running, command_of, pids_of
+from tests.pilotlight.platform.running import RunningPlatform, command_of, pids_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -36,8 +36,8 @@ LIMIT_S = 180.0
 
 
 @pytest.fixture(scope="module")
-def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """Two pods at most, none while nobody asks; one tiny model."""
+def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningPlatform]:
+    """At most two pods, none without requests; one tiny model."""
     folder = tmp_path_factory.mktemp("platform")
     assert run_cli("make-model", "tiny-t5", str(folder / "tiny-t5")).status == 0
     ran = run_cli(
@@ -45,7 +45,7 @@ def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         "--pods", "2", "--min-pods", "0", "--pod-idle", "8", "--pod-stable", "3",
     )  # fmt: skip
     assert ran.status == 0, ran.err
-    running = Running(folder / "home", ran.document)
+    running = RunningPlatform(folder / "home", ran.document)
     try:
         running.apply(folder, "tiny", policy="auto", uri=f"file://{folder / 'tiny-t5'}")
         yield running
@@ -53,42 +53,42 @@ def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         assert running.cli("down").status == 0
 
 
-def _read(platform: Running, question: Callable[[Registry], Awaitable[T]]) -> T:
+def _read(platform: RunningPlatform, read_from: Callable[[Registry], Awaitable[T]]) -> T:
     async def read() -> T:
         registry = await Registry.connect(platform.facts["redis_url"])
         try:
-            return await question(registry)
+            return await read_from(registry)
         finally:
             await registry.close()
 
     return asyncio.run(read())
 
 
-def _cluster(platform: Running) -> ClusterState:
+def _cluster(platform: RunningPlatform) -> ClusterState:
     return _read(platform, lambda registry: registry.cluster())
 
 
-def _plans(platform: Running) -> AutoscalerRecords:
+def _plans(platform: RunningPlatform) -> AutoscalerRecords:
     return _read(platform, lambda registry: AutoscalerLog(registry).records())
 
 
-def _warm_on(platform: Running) -> list[str]:
+def _warm_on(platform: RunningPlatform) -> list[str]:
     state = _cluster(platform)
     [record] = state.models.values()
     return [pod for pod, each in state.holders(record.spec.key).items() if each.is_warm]
 
 
-def _ask(platform: Running) -> httpx.Response:
+def _predict(platform: RunningPlatform) -> httpx.Response:
     with platform.client() as client:
         return client.post("/v1/models/tiny:predict", json={"instances": ["hello"]})
 
 
-def test_to_zero_and_back_with_one_pod_and_one_load(platform: Running) -> None:
+def test_scales_to_zero_and_back_with_one_pod_and_one_load(platform: RunningPlatform) -> None:
     servers.wait_until(lambda: not _cluster(platform).pods, timeout_s=LIMIT_S, what="no pods")
     with ThreadPoolExecutor(4) as threads:
-        answered = list(threads.map(lambda _: _ask(platform), range(4)))
+        answered = list(threads.map(lambda _: _predict(platform), range(4)))
     assert [answer.status_code for answer in answered] == [200] * 4
-    servers.wait_until(lambda: _loads(platform), timeout_s=LIMIT_S, what="the load told")
+    servers.wait_until(lambda: _loads(platform), timeout_s=LIMIT_S, what="the load is counted")
     assert _loads(platform) == 1
     assert len({answer.headers["x-pilotlight-pod"] for answer in answered}) == 1
     woken = [each for each in _plans(platform).history if each.reason == "waiting"]
@@ -96,22 +96,22 @@ def test_to_zero_and_back_with_one_pod_and_one_load(platform: Running) -> None:
     assert woken[0].detail.startswith("1 pods")
 
 
-def test_a_killed_autoscaler_is_started_again_and_goes_on(platform: Running) -> None:
+def test_a_killed_autoscaler_is_restarted_and_leads_again(platform: RunningPlatform) -> None:
     [before] = _autoscaler_pids(platform)
     leader = _plans(platform).leader
     os.kill(before, signal.SIGKILL)
     servers.wait_until(
-        lambda: _leads_after(platform, leader), timeout_s=LIMIT_S, what="another one leads"
+        lambda: _leads_after(platform, leader), timeout_s=LIMIT_S, what="another autoscaler leads"
     )
     [after] = _autoscaler_pids(platform)
     assert after != before
     servers.wait_until(lambda: not _cluster(platform).pods, timeout_s=LIMIT_S, what="no pods")
-    assert _ask(platform).status_code == 200
-    servers.wait_until(lambda: _loads(platform), timeout_s=LIMIT_S, what="the load told")
+    assert _predict(platform).status_code == 200
+    servers.wait_until(lambda: _loads(platform), timeout_s=LIMIT_S, what="the load is counted")
     assert _loads(platform) == 1
 
 
-def test_its_metrics_are_where_up_says(platform: Running) -> None:
+def test_metrics_are_served_at_the_printed_address(platform: RunningPlatform) -> None:
     url = platform.facts["autoscaler_metrics"]
 
     def answer() -> str:
@@ -130,27 +130,27 @@ def test_its_metrics_are_where_up_says(platform: Running) -> None:
     assert metric(answer(), "pilotlight_autoscaler_is_leader") == 1
 
 
-def _autoscaler_pids(platform: Running) -> list[int]:
+def _autoscaler_pids(platform: RunningPlatform) -> list[int]:
     return [pid for pid in pids_of(platform) if " -m autoscaler " in command_of(pid)]
 
 
-def _leads_after(platform: Running, former: LeaderLease | None) -> bool:
+def _leads_after(platform: RunningPlatform, former: LeaderLease | None) -> bool:
     leader = _plans(platform).leader
     return leader is not None and (former is None or leader.token > former.token)
 
 
-def _loads(platform: Running) -> int:
-    """Loads that all pods have completed, as of their last heartbeats."""
+def _loads(platform: RunningPlatform) -> int:
+    """Loads completed by all pods, as of their last heartbeats."""
     return sum(pod.loads_total for pod in _cluster(platform).pods.values())
 
 
-def _answered(platform: Running) -> int:
+def _answered(platform: RunningPlatform) -> int:
     text = httpx.get(f"{platform.url}/metrics", trust_env=False, timeout=60).text
     return int(metric(text, "pilotlight_gateway_requests_total", code="200"))
 
 
-def test_after_two_periods_no_request_of_the_third_is_cold(
-    platform: Running, tmp_path: Path
+def test_after_two_periods_the_third_has_no_cold_start(
+    platform: RunningPlatform, tmp_path: Path
 ) -> None:
     trace, record = tmp_path / "trace.csv", tmp_path / "run.parquet"
     rows = [
@@ -169,7 +169,7 @@ def test_after_two_periods_no_request_of_the_third_is_cold(
             timeout_s=2 * LIMIT_S,
             what="two periods answered",
         )
-        _take_away(platform)
+        _unload_everywhere(platform)
         servers.wait_until(lambda: _warm_on(platform), timeout_s=LIMIT_S, what="preloaded")
         assert _answered(platform) == before + 2 * BURST, "warm before the third period began"
         done = run.result()
@@ -184,8 +184,8 @@ def test_after_two_periods_no_request_of_the_third_is_cold(
     assert [(each["status"], each["start"]) for each in third] == [(200, "warm")] * BURST
 
 
-def _take_away(platform: Running) -> None:
-    """Unload the model everywhere, as a pod does that needs the memory for another one."""
+def _unload_everywhere(platform: RunningPlatform) -> None:
+    """Unload the model on all pods, as pods do to free memory."""
     for pod in _cluster(platform).pods.values():
         url = f"http://{pod.address}/v2/repository/models/default~tiny/unload"
         assert httpx.post(url, json={}, trust_env=False, timeout=60).status_code == 200

@@ -1,4 +1,4 @@
-"""Child processes: real ones, killed for real."""
+"""Supervised child processes: real ones, really killed."""
 
 from __future__ import annotations
 
@@ -12,9 +12,16 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pilotlight.errors import StartFailed
-from pilotlight.platform.supervised_process import ProcessSpec, SupervisedProcess
+from pilotlight.platform.supervised_process import (
+    MAX_DELAY_S,
+    ProcessSpec,
+    RestartBackoff,
+    SupervisedProcess,
+)
 from tests import servers
 
 if TYPE_CHECKING:
@@ -56,7 +63,7 @@ def _is_alive(pid: int) -> bool:
     return False
 
 
-def test_a_child_that_dies_is_started_again(tmp_path: Path) -> None:
+def test_a_child_that_dies_is_restarted(tmp_path: Path) -> None:
     async def scenario() -> tuple[int, int]:
         service = _service(SLEEP, tmp_path)
         async with asyncio.timeout(60), asyncio.TaskGroup() as group:
@@ -72,7 +79,7 @@ def test_a_child_that_dies_is_started_again(tmp_path: Path) -> None:
     assert not _is_alive(second)
 
 
-def test_a_child_that_ignores_the_request_to_end_is_killed(tmp_path: Path) -> None:
+def test_a_child_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     stubborn = (
         sys.executable,
         "-c",
@@ -92,7 +99,7 @@ def test_a_child_that_ignores_the_request_to_end_is_killed(tmp_path: Path) -> No
     assert not _is_alive(asyncio.run(scenario()))
 
 
-def test_stopping_while_it_waits_to_start_again_ends_at_once(tmp_path: Path) -> None:
+def test_stop_interrupts_the_restart_delay(tmp_path: Path) -> None:
     async def scenario() -> None:
         service = _service(("/bin/false",), tmp_path)
         async with asyncio.timeout(60), asyncio.TaskGroup() as group:
@@ -103,7 +110,7 @@ def test_stopping_while_it_waits_to_start_again_ends_at_once(tmp_path: Path) -> 
     asyncio.run(scenario())
 
 
-def test_a_child_that_dies_at_once_is_an_error_with_the_end_of_its_log(tmp_path: Path) -> None:
+def test_a_child_that_dies_at_once_fails_with_the_end_of_its_log(tmp_path: Path) -> None:
     command = (sys.executable, "-c", "raise SystemExit('no room left')")
 
     async def scenario() -> None:
@@ -155,3 +162,20 @@ def test_a_child_does_not_outlive_a_killed_parent(tmp_path: Path) -> None:
     finally:
         os.close(descriptor)
         parent.stdout.close()
+
+
+def test_doubles_with_each_death_in_a_row() -> None:
+    backoff = RestartBackoff()
+    assert [backoff.next_delay_s(ran_s=0.1) for _ in range(4)] == [0.25, 0.5, 1.0, 2.0]
+
+
+def test_restarts_the_sequence_after_a_healthy_run() -> None:
+    assert RestartBackoff(deaths=7).next_delay_s(ran_s=31.0) == 0.25
+
+
+@given(st.lists(st.floats(0, 29), min_size=1, max_size=200))
+def test_delays_grow_up_to_the_maximum(runs: list[float]) -> None:
+    backoff = RestartBackoff()
+    delays = [backoff.next_delay_s(ran_s=ran_s) for ran_s in runs]
+    assert delays == sorted(delays)
+    assert max(delays) <= MAX_DELAY_S

@@ -1,0 +1,114 @@
+"""`apply` and `delete` with a real registry, without pods."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tests.pilotlight.conftest import SAMPLES, SERVICE, write_yaml
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests import servers
+    from tests.pilotlight.conftest import Cli
+
+TWO_MISTAKES = """
+apiVersion: serving.kserve.io/v1beta1
+kind: InferenceService
+metadata:
+  name: wrong
+  annotations:
+    pilotlight.io/target-ongoing-requests: "-3"
+    pilotlight.io/polcy: auto
+spec:
+  predictor:
+    model:
+      modelFormat: {name: huggingface}
+      storageUri: s3://models/t5-small
+"""
+
+
+def _models(cli: Cli, redis: servers.RedisServer) -> list[str]:
+    shown = cli("get", "models", "--json", "--redis-url", redis.url)
+    return [each["name"] for each in shown.document]
+
+
+def test_prints_outcomes_like_kubectl(cli: Cli, redis: servers.RedisServer, tmp_path: Path) -> None:
+    path = write_yaml(
+        tmp_path / "yaml",
+        a=SERVICE.format(name="a", folder="one"),
+        b=SERVICE.format(name="b", folder="one"),
+    )
+    first = cli("apply", "-f", path, "--redis-url", redis.url)
+    assert first.status == 0
+    assert first.out.splitlines() == [
+        "inferenceservice.serving.kserve.io/a created",
+        "inferenceservice.serving.kserve.io/b created",
+    ]
+    write_yaml(tmp_path / "yaml", b=SERVICE.format(name="b", folder="two"))
+    second = cli("apply", "-f", path, "--redis-url", redis.url, "--json")
+    assert [(each["name"], each["outcome"]) for each in second.document] == [
+        ("a", "unchanged"),
+        ("b", "configured"),
+    ]
+
+
+def test_reports_all_mistakes_and_applies_nothing(
+    cli: Cli, redis: servers.RedisServer, tmp_path: Path
+) -> None:
+    path = write_yaml(
+        tmp_path / "yaml",
+        a_good=SERVICE.format(name="a", folder="one"),
+        broken="kind: [",
+        wrong_kind="apiVersion: v1\nkind: Pod\nmetadata: {name: x}\n",
+        wrong=TWO_MISTAKES,
+    )
+    ran = cli("apply", "-f", path, "-f", "absent.yaml", "--redis-url", redis.url)
+    assert ran.status == 2
+    assert ran.out == ""
+    for expected in (
+        "broken.yaml",
+        "absent.yaml",
+        "'Pod'",
+        "wrong.yaml: InferenceService default/wrong",
+        "'-3'",
+        "pilotlight.io/polcy",
+    ):
+        assert expected in ran.err
+    assert _models(cli, redis) == []
+
+
+def test_mistakes_are_listed_as_json(cli: Cli, redis: servers.RedisServer, tmp_path: Path) -> None:
+    path = write_yaml(tmp_path / "yaml", wrong=TWO_MISTAKES)
+    ran = cli("apply", "-f", path, "--redis-url", redis.url, "--json")
+    assert ran.status == 2
+    assert len(ran.document["problems"]) == 2
+
+
+def test_an_empty_folder_is_rejected(cli: Cli, redis: servers.RedisServer, tmp_path: Path) -> None:
+    ran = cli("apply", "-f", write_yaml(tmp_path / "yaml"), "--redis-url", redis.url)
+    assert ran.status == 2
+    assert "holds no .yaml" in ran.err
+
+
+def test_the_samples_are_valid(cli: Cli, redis: servers.RedisServer) -> None:
+    assert cli("apply", "-f", str(SAMPLES), "--redis-url", redis.url).status == 0
+    assert _models(cli, redis) == ["classify-image", "embed", "translate"]
+
+
+def test_deletes_by_name_namespace_and_file(
+    cli: Cli, redis: servers.RedisServer, tmp_path: Path
+) -> None:
+    at = ("--redis-url", redis.url)
+    cli("apply", "-f", str(SAMPLES), *at)
+    path = write_yaml(tmp_path / "yaml", a=SERVICE.format(name="a", folder="x"))
+    cli("apply", "-f", path, "-n", "t", *at)
+    assert cli("delete", "t/a", *at).out.strip() == (
+        'inferenceservice.serving.kserve.io "a" deleted'
+    )
+    assert cli("delete", "embed", "-n", "default", *at).status == 0
+    again = cli("delete", "embed", *at)
+    assert again.status == 1
+    assert "not found: default/embed" in again.err
+    assert cli("delete", "-f", str(SAMPLES / "translate.yaml"), *at).status == 0
+    assert _models(cli, redis) == ["classify-image"]

@@ -1,0 +1,111 @@
+"""`pilotlight experiment`: list, run by name, print tables or JSON, keep results."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from load.experiments.experiments import EXPERIMENTS
+from pilotlight.commands.experiments.runs import ExperimentOptions, list_experiments, run_experiment
+from pilotlight.errors import InvalidInput
+from pilotlight.output import Output
+from tests import servers
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.pilotlight.conftest import Cli
+
+
+def options(tmp_path: Path, name: str = "liu-wins") -> ExperimentOptions:
+    return ExperimentOptions(name, (1,), is_quick=True, out=tmp_path, processes=1, live=None)
+
+
+def test_lists_all_experiments(capsys: pytest.CaptureFixture[str]) -> None:
+    list_experiments(Output(as_json=True))
+    assert [each["name"] for each in json.loads(capsys.readouterr().out)] == list(EXPERIMENTS)
+
+
+def test_every_experiment_has_a_page() -> None:
+    pages = servers.REPOSITORY / "docs/experiments"
+    assert [name for name in EXPERIMENTS if not (pages / f"{name}.md").is_file()] == []
+
+
+def test_json_contains_every_row_by_column(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    run_experiment(options(tmp_path), Output(as_json=True))
+    found = json.loads(capsys.readouterr().out)
+    rows = found["tables"][0]["rows"]
+    assert {row["workload"] for row in rows} == {"6.4.1", "6.4.2", "6.4.3"}
+    assert all(isinstance(row["simulated s"], float) for row in rows)
+
+
+def test_tables_are_printed_and_kept_as_markdown(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    run_experiment(options(tmp_path), Output())
+    assert "colocation-queueing" in capsys.readouterr().out
+    kept = (tmp_path / "liu-wins" / "result.md").read_text()
+    assert "| workload | policy |" in kept
+
+
+def test_an_unknown_name_is_rejected(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"NAME must be one of liu-simple, .*, was 'liu'"):
+        run_experiment(options(tmp_path, "liu"), Output())
+
+
+@pytest.mark.parametrize(("number", "processes"), [(signal.SIGTERM, 1), (signal.SIGINT, 2)])
+def test_runs_completed_before_a_signal_are_kept(
+    tmp_path: Path, number: signal.Signals, processes: int
+) -> None:
+    kept = tmp_path / "liu-grid" / "runs.jsonl"
+    command = subprocess.Popen(
+        [sys.executable, "-m", "pilotlight", "experiment", "liu-grid", "--simulated-only",
+         "--out", str(tmp_path), "--processes", str(processes), "--json"],
+        cwd=servers.REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    servers.wait_until(
+        lambda: kept.exists() and len(kept.read_bytes().splitlines()) >= 3,
+        what="three runs have ended",
+    )
+    os.killpg(command.pid, number)  # with its workers, like Ctrl-C in a terminal
+    stdout, err = command.communicate(timeout=240)
+    assert command.returncode == 128 + number, err
+    assert "Traceback" not in err
+    rows = [json.loads(line) for line in kept.read_text().splitlines()]
+    assert len(rows) >= 3
+    assert f"interrupted; {kept} holds the results of {len(rows)} runs" in err
+    assert json.loads(stdout) == {"interrupted": True, "runs": len(rows), "kept": str(kept)}
+    for row in rows:
+        assert row["task"]["workload"] in {"pair", "stream"}
+        assert set(row["result"]["mean_s"]) >= {"colocation", "auto"}
+    assert not (tmp_path / "liu-grid" / "result.md").exists()
+
+
+def test_a_result_is_replaced_only_with_overwrite(cli: Cli, tmp_path: Path) -> None:
+    asked = ["experiment", "liu-wins", "--quick", "--simulated-only", "--out", str(tmp_path),
+             "--processes", "1"]  # fmt: skip
+    assert cli(*asked, "--seed", "1").status == 0
+    table = tmp_path / "liu-wins" / "result.md"
+    before = table.read_bytes()
+    again = cli(*asked, "--seed", "2")
+    assert again.status == 2
+    assert f"--out: there is {table} already; name another, or --overwrite" in again.err
+    assert table.read_bytes() == before
+    assert cli(*asked, "--seed", "2", "--overwrite").status == 0
+    assert "over seeds 2 to 2" in table.read_text()
+
+
+def test_an_unwritable_folder_is_reported(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    ran = cli("experiment", "liu-wins", "--quick", "--out", str(tmp_path / "file"))
+    assert ran.status == 2
+    assert f"error: --out: cannot write {tmp_path / 'file' / 'liu-wins'}: " in ran.err

@@ -1,0 +1,95 @@
+"""`get` and `autoscaler` with a real registry, without running pods."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from registry.domain.action_log import POOL, ActionRecord, WantedPods
+from registry.domain.pod import PodInfo
+from registry.redis.autoscaler_log import AutoscalerLog
+from registry.redis.client import Registry
+from tests import servers
+from tests.pilotlight.conftest import SAMPLES, SERVICE, write_yaml
+from tests.registry.redis.clients import act
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.pilotlight.conftest import Cli
+
+
+def test_without_pods_a_model_is_not_ready(cli: Cli, redis: servers.RedisServer) -> None:
+    cli("apply", "-f", str(SAMPLES), "--redis-url", redis.url)
+    [shown] = cli("get", "models", "translate", "--json", "--redis-url", redis.url).document
+    assert (shown["namespace"], shown["name"]) == ("default", "translate")
+    assert shown["policy"] == "colocation"
+    assert shown["ready"] is False
+    assert shown["tiers"] == {}
+    assert shown["failure"] is None
+    table = cli("get", "models", "--redis-url", redis.url)
+    assert "default/translate" in table.out
+    assert "no pod accepts requests" in table.out
+
+
+def test_without_pods_a_model_is_ready_while_an_autoscaler_leads(
+    cli: Cli, redis: servers.RedisServer
+) -> None:
+    async def lead(ttl_s: float) -> None:
+        registry = await Registry.connect(redis.url)
+        scaling = AutoscalerLog(registry)
+        token = await scaling.acquire_lead("autoscaler", ttl_s=ttl_s)
+        assert token is not None
+        await scaling.set_wanted_pods(
+            token, WantedPods(0), ActionRecord("scale", POOL, "idle", "none", 0.0)
+        )
+        await registry.close()
+
+    def is_ready() -> bool:
+        [shown] = cli("get", "models", "embed", "--json", "--redis-url", redis.url).document
+        return bool(shown["ready"])
+
+    cli("apply", "-f", str(SAMPLES), "--redis-url", redis.url)
+    assert not is_ready()
+    asyncio.run(lead(600))
+    assert is_ready()
+    asyncio.run(lead(0.1))
+    servers.wait_until(
+        lambda: not is_ready(), what="not ready: the wanted pods remain, but no autoscaler leads"
+    )
+
+
+def test_a_dry_run_prints_the_plan_and_does_nothing(
+    cli: Cli, redis: servers.RedisServer, tmp_path: Path
+) -> None:
+    floor = 'annotations: {pilotlight.io/min-copies: "1"}'
+    text = SERVICE.format(name="kept", folder="x").replace("spec:", f"  {floor}\nspec:", 1)
+    at = ("--redis-url", redis.url)
+    cli("apply", "-f", write_yaml(tmp_path / "y", kept=text), *at)
+    info = PodInfo("pod-a", "127.0.0.1:1", node="n", memory_bytes=10**10)
+    act(redis.url, "default", lambda registry: registry.register_pod(info, lease_ttl_s=600))
+
+    plan = cli("autoscaler", "--dry-run", "--explain", "--json", *at).document
+    [load] = plan["actions"]
+    assert (load["verb"], load["model"], load["pod"], load["reason"]) == (
+        "load", "default/kept", "pod-a", "floor",
+    )  # fmt: skip
+    [model] = plan["models"]
+    assert (model["model"], model["warm"], model["waiting"], model["idle_s"]) == (
+        "default/kept", 0, 0, None,
+    )  # fmt: skip
+    table = cli("autoscaler", "--dry-run", "--explain", *at).out
+    assert "P(60 S)" in table
+    assert "pod-a" in table
+
+    assert cli("autoscaler", "--json", *at).document == []
+    state = act(redis.url, "default", lambda registry: registry.cluster())
+    assert not state.residency
+    refused = cli("autoscaler", "--dry-run", "--loading", "clairvoyant", *at)
+    assert refused.status == 2
+    assert "must be one of" in refused.err
+
+
+def test_standard_output_is_only_json(cli: Cli, redis: servers.RedisServer) -> None:
+    ran = cli("get", "models", "--json", "--redis-url", redis.url)
+    assert ran.document == []

@@ -1,0 +1,67 @@
+"""The live parts of experiments, on real platforms."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from load.experiments.elastic.spike_scenario import SpikeScenario
+from pilotlight.commands.experiments.runs import ExperimentOptions, run_experiment
+from pilotlight.live_experiments.live_platform import LocalLivePlatform
+from pilotlight.output import Output
+from pilotlight.state_dir import StateDir
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.slow
+
+
+def test_the_simple_workload_runs_live(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    home = StateDir(tmp_path / "home")
+    home.root.mkdir()
+    if (made := StateDir.default().objects).is_dir():  # the sample models take 15 s to make
+        home.objects.symlink_to(made)
+    live = LocalLivePlatform(home, Output(as_json=True))
+    asked = ExperimentOptions(
+        "liu-simple", (1,), is_quick=True, out=tmp_path, processes=1, live=live
+    )
+    run_experiment(asked, Output(as_json=True))
+    rows = json.loads(capsys.readouterr().out)["tables"][0]["rows"]
+    live_ones = {row["policy"]: row for row in rows if row["model"] == "t5-small"}
+    assert live_ones["colocation"]["cold starts: live"] == "1"
+    assert live_ones["random"]["total s: live"] > live_ones["colocation"]["total s: live"]
+    kept = (tmp_path / "liu-simple" / "runs.jsonl").read_text().splitlines()
+    [summary] = [row for row in map(json.loads, kept) if row["what"] == "live: simple"]
+    assert {run["policy"] for run in summary["result"]} == set(live_ones)
+
+
+@pytest.fixture
+def live(tmp_path: Path) -> LocalLivePlatform:
+    home = StateDir(tmp_path / "home")
+    home.root.mkdir()
+    return LocalLivePlatform(home, Output(as_json=True))
+
+
+def test_a_burst_runs_live_from_no_pods(live: LocalLivePlatform) -> None:
+    runs = live.burst(4, pods=2, model="tiny-t5")
+    assert [each.is_known for each in runs] in ([False], [False, True])
+    for each in runs:
+        assert len(each.took_s) == 4
+        assert each.first_pod_s < each.took_s[0]
+        assert each.loads >= 4
+        assert 1 <= each.pods <= 2
+
+
+def test_a_spike_runs_live(live: LocalLivePlatform) -> None:
+    scenario = SpikeScenario(
+        base_rps=1.0, times=4.0, infer_s=0.3, first_pods=1, most_pods=2,
+        spike_at_s=4.0, spike_s=6.0, after_s=1.0,
+    )  # fmt: skip
+    found = live.spike(scenario, seed=1)
+    assert found.failed == 0
+    assert found.worst_p99_s >= scenario.infer_s
+    assert 1 <= found.most_pods <= 2
+    assert len(found.p99_s) == scenario.length_s

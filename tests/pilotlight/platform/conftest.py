@@ -1,0 +1,18 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pilotlight.sample_models.samples import make_samples
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture(scope="session")
+def objects(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The sample models, made once."""
+    folder = tmp_path_factory.mktemp("objects")
+    make_samples(folder, lambda *_: None)
+    return folder
