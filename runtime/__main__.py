@@ -10,7 +10,6 @@ from runtime.settings import read_settings
 
 
 def main() -> int:
-    """Read the settings, prepare the process, run the pod."""
     settings = read_settings(sys.argv[1:], os.environ)
     sys.argv = sys.argv[:1]  # kserve reads the command line when it is imported
     os.environ.setdefault("OMP_NUM_THREADS", str(settings.threads))

@@ -31,7 +31,6 @@ class CounterOf(Collector):
         REGISTRY.register(self)
 
     def set_function(self, read: Callable[[], float]) -> None:
-        """Set the function, as for Prometheus' gauges."""
         self._read = read
 
     def collect(self) -> Iterable[CounterMetricFamily]:

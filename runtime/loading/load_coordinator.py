@@ -70,21 +70,13 @@ class LoadCoordinator:
         self._running: dict[str, LoadTask] = {}
         self._failures = LoadFailures(watch)
         self._preloads = TierPreloads(loader.resolver, tasks, agent.report_tier)
-        self._runner = LoadRunner(
-            loader,
-            agent=agent,
-            failures=self._failures,
-            measurements=measurements,
-            costs=costs,
-        )
+        self._runner = LoadRunner(loader, agent, self._failures, measurements, costs)
 
     @property
     def completed_total(self) -> int:
-        """Number of successful loads."""
         return self._runner.completed_total
 
     def is_loading(self, key: str) -> bool:
-        """Whether a load of the model to the device runs."""
         return key in self._running
 
     async def acquire(
@@ -127,7 +119,6 @@ class LoadCoordinator:
     async def _load_and_acquire(
         self, spec: ModelSpec, token: int | None, started_s: float
     ) -> AcquiredModel:
-        """Wait for the running load, or for a new one."""
         load = self._running.get(spec.key) or self._start(
             spec, ClaimScope.POD, token=token, is_preload=False
         )

@@ -50,37 +50,29 @@ class LoadTask:
     started_s: float = field(default_factory=time.monotonic)
 
 
+@dataclass(slots=True)
 class LoadRunner:
     """Runs the loads that the coordinator starts."""
 
-    def __init__(
-        self,
-        loader: ModelLoader,
-        *,
-        agent: RegistryAgent,
-        failures: LoadFailures,
-        measurements: Measurements,
-        costs: ReloadCosts,
-    ) -> None:
-        self._loader = loader
-        self._store = loader.store
-        self._agent = agent
-        self._failures = failures
-        self._measurements = measurements
-        self._costs = costs
-        self.completed_total = 0
+    loader: ModelLoader
+    agent: RegistryAgent
+    failures: LoadFailures
+    measurements: Measurements
+    costs: ReloadCosts
+    completed_total: int = 0
+    """Number of successful loads."""
 
     async def run(self, load: LoadTask) -> StoreEntry:
         """The model on the device, acquired once so that it is not evicted before its use.
 
         Raises as `LoadCoordinator.acquire` does, and LoadCancelled if its ticket is cancelled.
         """
-        self._failures.check(load.spec)
+        self.failures.check(load.spec)
         claim = LoadClaim(None, 0)
         try:
             claim = await self._claim(load)
             claim = await self._start(load, claim)
-            loaded = await self._loader.load(load.spec, load.ticket)
+            loaded = await self.loader.load(load.spec, load.ticket)
             load.source = loaded.source  # not the nearest tier if its copy was damaged or deleted
         except LoadFailed as error:
             await self._record_failure(load, claim, error)
@@ -107,9 +99,9 @@ class LoadRunner:
         while True:
             load.ticket.raise_if_cancelled()
             if load.token is not None:
-                return self._agent.claim_of(load.token)
+                return self.agent.claim_of(load.token)
             try:
-                return await self._agent.claim(load.spec.key, load.scope)
+                return await self.agent.claim(load.spec.key, load.scope)
             except LoadRefused:
                 if load.scope is ClaimScope.POOL or time.monotonic() >= deadline_s:
                     raise
@@ -117,29 +109,29 @@ class LoadRunner:
 
     async def _start(self, load: LoadTask, claim: LoadClaim) -> LoadClaim:
         key = load.spec.key
-        load.source = await self._loader.resolver.nearest_tier(key)
+        load.source = await self.loader.resolver.nearest_tier(key)
         try:
-            await self._agent.start_load(key, self._newest(load, claim), load.source)
+            await self.agent.start_load(key, self._newest(load, claim), load.source)
         except ClaimLost:  # the gateway's claim expired before the load started
             load.token = None
-            claim = await self._agent.claim(key, ClaimScope.POD)
+            claim = await self.agent.claim(key, ClaimScope.POD)
             try:
-                await self._agent.start_load(key, claim, load.source)
+                await self.agent.start_load(key, claim, load.source)
             except ClaimLost as error:
                 raise LoadRefused(f"another pod got the claim for {key}") from error
         return claim
 
     async def _finish(self, load: LoadTask, claim: LoadClaim, loaded: LoadedModel) -> StoreEntry:
         key = load.spec.key
-        entry = self._store.add(loaded.model, loaded.memory_bytes, loaded.free)
-        self._store.acquire(key)
+        entry = self.loader.store.add(loaded.model, loaded.memory_bytes, loaded.free)
+        self.loader.store.acquire(key)
         try:
-            await self._agent.finish_load(key, self._newest(load, claim), loaded.memory_bytes)
+            await self.agent.finish_load(key, self._newest(load, claim), loaded.memory_bytes)
         except ClaimLost as error:
             load.is_reported = True
             LOADS.labels(tier=load.source.value, outcome="fenced").inc()
-            await self._store.retire(key, "claim-lost")
-            await self._store.release(entry)
+            await self.loader.store.retire(key, "claim-lost")
+            await self.loader.store.release(entry)
             raise LoadRefused(f"another pod got the claim for {key}") from error
         load.is_reported = True
         self._record_success(load, loaded.memory_bytes)
@@ -148,17 +140,17 @@ class LoadRunner:
     def _newest(self, load: LoadTask, claim: LoadClaim) -> LoadClaim:
         """The claim, unless a request that joined the load has a newer token."""
         if load.token is not None and (claim.token is None or load.token > claim.token):
-            return self._agent.claim_of(load.token)
+            return self.agent.claim_of(load.token)
         return claim
 
     def _record_success(self, load: LoadTask, size_bytes: int) -> None:
         seconds, tier = time.monotonic() - load.started_s, load.source.value
-        self._costs.observe(load.spec.key, load.source, size_bytes, seconds)
+        self.costs.observe(load.spec.key, load.source, size_bytes, seconds)
         self.completed_total += 1
-        self._failures.clear(load.spec.key)
+        self.failures.clear(load.spec.key)
         LOADS.labels(tier=tier, outcome="ok").inc()
         LOAD_SECONDS.labels(tier=tier).observe(seconds)
-        self._measurements.add(load.spec.key, f"load:{tier}", seconds)
+        self.measurements.add(load.spec.key, f"load:{tier}", seconds)
         logger.info(
             "model loaded",
             extra={"key": load.spec.key, "source": tier, "seconds": round(seconds, 3)},
@@ -166,10 +158,10 @@ class LoadRunner:
 
     async def _record_failure(self, load: LoadTask, claim: LoadClaim, error: LoadFailed) -> None:
         spec = load.spec
-        failure = self._failures.record(spec, error)
+        failure = self.failures.record(spec, error)
         LOADS.labels(tier=load.source.value, outcome="failed").inc()
         logger.warning(
             "load failed",
             extra={"key": spec.key, "error": error, "attempts": failure.attempts},
         )
-        load.is_reported = await self._agent.fail_load(spec.key, self._newest(load, claim), failure)
+        load.is_reported = await self.agent.fail_load(spec.key, self._newest(load, claim), failure)

@@ -109,8 +109,7 @@ class ModelStore(ModelRepository):  # type: ignore[misc]  # kserve ships no type
         if entry.users == 0:
             if entry.retire_reason is not None:
                 self._remove(entry, entry.retire_reason)
-            async with self._freed:
-                self._freed.notify_all()
+            await self._notify_freed()
 
     def holds(self, key: str) -> bool:
         """Whether the model is on the device, also if it cannot infer."""
@@ -165,8 +164,7 @@ class ModelStore(ModelRepository):  # type: ignore[misc]  # kserve ships no type
         """Evict the next idle model, since the device has less memory than the budget."""
         was_evicted = self._evict(self._on_device.choose_victims(1), "device-full", evicted_for)
         if was_evicted:
-            async with self._freed:
-                self._freed.notify_all()
+            await self._notify_freed()
         return was_evicted
 
     def _evict(self, victims: tuple[str, ...] | None, reason: str, evicted_for: str) -> bool:
@@ -177,8 +175,7 @@ class ModelStore(ModelRepository):  # type: ignore[misc]  # kserve ships no type
     async def cancel_reservation(self, key: str) -> None:
         """Free reserved memory for which no model was added."""
         if self._on_device.cancel_reservation(key):
-            async with self._freed:
-                self._freed.notify_all()
+            await self._notify_freed()
 
     def add(
         self,
@@ -193,6 +190,10 @@ class ModelStore(ModelRepository):  # type: ignore[misc]  # kserve ships no type
         TIER_BYTES.labels(tier="device").set(self.used_bytes)
         return entry
 
+    async def _notify_freed(self) -> None:
+        async with self._freed:
+            self._freed.notify_all()
+
     # Removal
 
     async def retire(self, key: str, reason: str) -> bool:
@@ -204,12 +205,10 @@ class ModelStore(ModelRepository):  # type: ignore[misc]  # kserve ships no type
             entry.retire_reason = reason
             return True
         self._remove(entry, reason)
-        async with self._freed:
-            self._freed.notify_all()
+        await self._notify_freed()
         return True
 
     async def wait_removed(self, key: str) -> None:
-        """Return once the model is not on the device."""
         async with self._freed:
             await self._freed.wait_for(lambda: key not in self._on_device.by_key)
 

@@ -65,14 +65,12 @@ class Processors:
         return processor
 
     def has(self, key: str) -> bool:
-        """Whether the model's processor is ready."""
         return key in self._ready
 
     def keys(self) -> set[str]:
         return set(self._ready)
 
     def forget(self, key: str) -> None:
-        """Drop the processor of a model whose files are deleted."""
         self._ready.pop(key, None)
 
     async def _build(self, spec: ModelSpec) -> Processor:

@@ -25,13 +25,11 @@ class ReloadCosts:
         self._rates = dict(PRIOR_BYTES_PER_S)
 
     def observe(self, key: str, tier: Tier, size_bytes: int, seconds: float) -> None:
-        """Record a successful load."""
         self._seconds[key, tier] = seconds
         rate = size_bytes / max(1e-3, seconds - FIXED_S)
         self._rates[tier] += NEWEST_SHARE * (rate - self._rates[tier])
 
     def estimate_s(self, key: str, tier: Tier, size_bytes: int) -> float:
-        """Expected time of a load from `tier`."""
         measured = self._seconds.get((key, tier))
         return measured if measured is not None else FIXED_S + size_bytes / self._rates[tier]
 

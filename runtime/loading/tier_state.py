@@ -39,7 +39,6 @@ def tier_state(
 
 
 def tier_after_eviction(host: HostTier, cache: DiskCache, key: str, size_bytes: int) -> Tier:
-    """The tier of a model once it is evicted from the device."""
     if host.bytes_of(key) or 0 < size_bytes <= host.budget_bytes:
         return Tier.HOST
     return Tier.DISK if cache.bytes_on_disk(key) else Tier.REMOTE

@@ -115,7 +115,6 @@ def _servers(
     profiles: ProfileSync,
     health: Health,
 ) -> tuple[PodServer, GrpcServer]:
-    """The servers of all protocols, over the same service."""
     settings, threads = context.settings, context.request_threads
     coordinator, processors = loading.coordinator, loading.processors
     repository = Repository(catalog, coordinator, loading.store, processors, service.in_flight)

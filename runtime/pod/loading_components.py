@@ -60,7 +60,6 @@ class PodContext:
 
     @property
     def info(self) -> PodInfo:
-        """The pod's registration."""
         settings = self.settings
         return PodInfo(
             name=settings.name,

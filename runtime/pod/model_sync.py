@@ -50,11 +50,9 @@ class ModelSync:
             self._changed.set()
 
     def _keys(self) -> set[str]:
-        """Models in any tier of this pod."""
         return self._cache.keys() | self._host.keys() | set(self._store.model_keys())
 
     async def run(self) -> None:
-        """Synchronise until cancelled."""
         await self._watch.wait_synced()
         async with asyncio.TaskGroup() as tasks:
             while True:

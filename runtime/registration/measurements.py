@@ -31,7 +31,6 @@ class Measurements:
             del samples[:-MAX_PER_HEARTBEAT]
 
     def take(self) -> tuple[Samples, ...]:
-        """The latest samples since the last call."""
         taken: list[Samples] = []
         unused: list[str] = []
         for key, measures in self._samples.items():

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING
 
 from registry.domain.pod import PodInfo, PodPhase, PodReport, Samples
@@ -61,38 +61,29 @@ class LoadClaim:
     epoch: int
 
 
+@dataclass(eq=False, slots=True)
 class RegistryAgent:
     """One pod's registration, and its calls to the registry."""
 
-    def __init__(
-        self,
-        registry: Registry,
-        info: PodInfo,
-        inventory: Inventory,
-        *,
-        measurements: Measurements,
-        heartbeat_s: float,
-        lease_ttl_s: float,
-    ) -> None:
-        self._registry = registry
-        self._name = info.name
-        self._info = info
-        self._inventory = inventory
-        self._measurements = measurements
-        self._heartbeat_s = heartbeat_s
-        self._lease_ttl_s = lease_ttl_s
-        self._epoch = 0
-        self._is_draining = False
-        self._has_left = False
-        self._is_registry_away = False
-        self._unreported: set[str] = set()
-        self._wake = asyncio.Event()
-        self._registered = asyncio.Event()
+    registry: Registry
+    info: PodInfo
+    inventory: Inventory
+    _: KW_ONLY
+    measurements: Measurements
+    heartbeat_s: float
+    lease_ttl_s: float
+    is_registered: bool = field(default=False, init=False)
+    """Whether the pod has a lease, unless it has expired since the last heartbeat."""
+    _epoch: int = field(default=0, init=False)
+    _is_draining: bool = field(default=False, init=False)
+    _has_left: bool = field(default=False, init=False)
+    _is_registry_away: bool = field(default=False, init=False)
+    _unreported: set[str] = field(default_factory=set, init=False)
+    _wake: asyncio.Event = field(default_factory=asyncio.Event, init=False)
 
     @property
-    def is_registered(self) -> bool:
-        """Whether the pod has a lease, unless it has expired since the last heartbeat."""
-        return self._registered.is_set()
+    def _name(self) -> str:
+        return self.info.name
 
     # The task
 
@@ -103,19 +94,19 @@ class RegistryAgent:
         while not self._has_left:
             try:
                 if loop.time() >= next_heartbeat_s or not self.is_registered:
-                    next_heartbeat_s = loop.time() + self._heartbeat_s
+                    next_heartbeat_s = loop.time() + self.heartbeat_s
                     await self._heartbeat()
                 self._wake.clear()
                 await self._send_tiers()
             except LeaseLost:
                 logger.warning("lease lost, registering again")
                 HEARTBEATS.labels(outcome="lease-lost").inc()
-                self._registered.clear()
+                self.is_registered = False
                 continue
             except RegistryUnavailable as error:
                 HEARTBEATS.labels(outcome="unavailable").inc()
                 self._log_outage(error)
-                await asyncio.sleep(min(RETRY_INTERVAL_S, self._heartbeat_s))
+                await asyncio.sleep(min(RETRY_INTERVAL_S, self.heartbeat_s))
                 continue
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(next_heartbeat_s):
@@ -123,20 +114,18 @@ class RegistryAgent:
 
     async def _heartbeat(self) -> None:
         if not self.is_registered:
-            self._epoch = await self._registry.register_pod(
-                self._info, lease_ttl_s=self._lease_ttl_s
-            )
+            self._epoch = await self.registry.register_pod(self.info, lease_ttl_s=self.lease_ttl_s)
             if self._is_draining:
-                await self._registry.set_phase(self._name, self._epoch, PodPhase.DRAINING)
-            self._unreported |= self._inventory.keys()
+                await self.registry.set_phase(self._name, self._epoch, PodPhase.DRAINING)
+            self._unreported |= self.inventory.keys()
             await self._send_tiers()
-            self._registered.set()
+            self.is_registered = True
             logger.info("registered", extra={"pod": self._name, "epoch": self._epoch})
-        samples = self._measurements.take()
+        samples = self.measurements.take()
         try:
             await self._send_report(samples)
         except RegistryUnavailable:
-            self._measurements.restore(samples)
+            self.measurements.restore(samples)
             raise
         HEARTBEATS.labels(outcome="ok").inc()
         if self._is_registry_away:
@@ -151,24 +140,22 @@ class RegistryAgent:
 
     async def _send_report(self, samples: tuple[Samples, ...]) -> None:
         report = PodReport(
-            used_bytes=self._inventory.used_bytes(),
+            used_bytes=self.inventory.used_bytes(),
             samples=samples,
-            loads_total=self._inventory.loads_total(),
-            idle_byte_s=self._inventory.idle_byte_s(),
+            loads_total=self.inventory.loads_total(),
+            idle_byte_s=self.inventory.idle_byte_s(),
         )
-        await self._registry.heartbeat(
-            self._name, self._epoch, report, lease_ttl_s=self._lease_ttl_s
-        )
+        await self.registry.heartbeat(self._name, self._epoch, report, lease_ttl_s=self.lease_ttl_s)
 
     async def _send_tiers(self) -> None:
         for key in sorted(self._unreported):
-            if not self._inventory.is_loading(key):  # a tier would end its claim
+            if not self.inventory.is_loading(key):  # a tier would end its claim
                 await self._send_tier(key)
 
     async def _send_tier(self, key: str) -> None:
-        state = self._inventory.tier_state(key)
-        await self._registry.set_tier(self._name, self._epoch, key, state.tier, state.size_bytes)
-        if self._inventory.tier_state(key) == state:
+        state = self.inventory.tier_state(key)
+        await self.registry.set_tier(self._name, self._epoch, key, state.tier, state.size_bytes)
+        if self.inventory.tier_state(key) == state:
             self._unreported.discard(key)
 
     # Reports and claims
@@ -187,7 +174,7 @@ class RegistryAgent:
                 await self._send_tier(key)
         epoch = self._epoch
         try:
-            token = await self._registry.claim_load(self._name, epoch, key, scope)
+            token = await self.registry.claim_load(self._name, epoch, key, scope)
         except (RegistryUnavailable, LeaseLost):
             return LoadClaim(None, epoch)
         if token is None:
@@ -202,13 +189,13 @@ class RegistryAgent:
         """Report the start of a claimed load; raises ClaimLost."""
         if claim.token is not None:
             with suppress(RegistryUnavailable, LeaseLost):
-                await self._registry.start_load(self._name, claim.epoch, key, claim.token, source)
+                await self.registry.start_load(self._name, claim.epoch, key, claim.token, source)
 
     async def finish_load(self, key: str, claim: LoadClaim, memory_bytes: int) -> None:
         """Report the end of a load; raises ClaimLost, after which the model must be removed."""
         if claim.token is not None:
             try:
-                await self._registry.finish_load(
+                await self.registry.finish_load(
                     self._name, claim.epoch, key, claim.token, memory_bytes
                 )
             except (RegistryUnavailable, LeaseLost):
@@ -226,7 +213,7 @@ class RegistryAgent:
         if claim.token is None:
             return False
         try:
-            await self._registry.fail_load(self._name, claim.epoch, key, claim.token, failure)
+            await self.registry.fail_load(self._name, claim.epoch, key, claim.token, failure)
         except (RegistryUnavailable, LeaseLost, ClaimLost) as error:
             logger.info("load failure not reported", extra={"key": key, "error": error})
             return False
@@ -235,14 +222,14 @@ class RegistryAgent:
     async def report_broken(self, failure: LoadFailure) -> None:
         """Report a broken model; during an outage of the registry only this pod knows of it."""
         try:
-            await self._registry.report_model_failure(self._name, self._epoch, failure)
+            await self.registry.report_model_failure(self._name, self._epoch, failure)
         except (RegistryUnavailable, LeaseLost) as error:
             logger.info("broken model not reported", extra={"key": failure.key, "error": error})
 
     async def store_profile(self, profile: Profile) -> bool:
         """Store a model's profile; False if the registry is unavailable or the model unknown."""
         try:
-            return await self._registry.put_profile(profile)
+            return await self.registry.put_profile(profile)
         except RegistryUnavailable as error:
             logger.info("profile not stored", extra={"key": profile.key, "error": error})
             return False
@@ -250,15 +237,14 @@ class RegistryAgent:
     async def end_inference(self, reservation_id: str) -> None:
         """End a reservation's inference stage; without the registry it expires."""
         try:
-            await self._registry.end_inference(self._name, reservation_id)
+            await self.registry.end_inference(self._name, reservation_id)
         except RegistryUnavailable:
             logger.debug("reservation left to expire", extra={"reservation": reservation_id})
 
     async def drain(self) -> None:
-        """Report that the pod takes no new requests."""
         self._is_draining = True
         try:
-            await self._registry.set_phase(self._name, self._epoch, PodPhase.DRAINING)
+            await self.registry.set_phase(self._name, self._epoch, PodPhase.DRAINING)
         except (RegistryUnavailable, LeaseLost) as error:
             logger.warning("draining not reported", extra={"error": error})
 
@@ -268,8 +254,8 @@ class RegistryAgent:
         if not self.is_registered:
             return
         try:
-            await self._send_report(self._measurements.take())
-            await self._registry.deregister_pod(self._name, self._epoch)
+            await self._send_report(self.measurements.take())
+            await self.registry.deregister_pod(self._name, self._epoch)
         except LeaseLost:
             logger.info("lease expired before deregistration")
         except RegistryUnavailable as error:

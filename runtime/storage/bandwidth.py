@@ -66,7 +66,6 @@ class Bandwidth:
 
     @contextmanager
     def use(self, ticket: LoadTicket) -> Iterator[BandwidthUse]:
-        """The bandwidth for the downloads of one load."""
         use = BandwidthUse(self, ticket, self._clock())
         ticket.add_listener(self._notify)
         with self._changed:

@@ -109,7 +109,6 @@ class ClaimStorage(FolderStorage):
 
 
 def folder_bytes(folder: Path) -> int:
-    """Bytes of all files below a folder."""
     return sum(
         file_bytes(os.path.join(parent, name))
         for parent, _, names in os.walk(folder)

@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,22 +33,15 @@ POLL_INTERVAL_S = 0.25
 MIN_FREE_BYTES = 64 * 1024**2
 
 
+@dataclass(eq=False, slots=True)
 class LibraryStorage:
     """A model at a URI that a library reads."""
 
-    def __init__(
-        self,
-        uri: str,
-        staging: Path,
-        environment: Mapping[str, str],
-        *,
-        max_bytes: int = MAX_WEIGHT_BYTES,
-    ) -> None:
-        self._uri = uri
-        self._staging = staging
-        self._environment = environment
-        self._max_bytes = max_bytes
-        self._fetched: FolderStorage | None = None
+    uri: str
+    staging: Path
+    environment: Mapping[str, str]
+    max_bytes: int = MAX_WEIGHT_BYTES
+    _fetched: FolderStorage | None = None
 
     def list_files(self) -> tuple[RemoteFile, ...]:
         """All files of the model, which are fetched first; raises LoadFailed."""
@@ -61,27 +55,27 @@ class LibraryStorage:
     def _folder(self) -> FolderStorage:
         """The fetched files, from this call or an earlier one."""
         if self._fetched is None:
-            marker = self._staging / "folder.json"
+            marker = self.staging / "folder.json"
             if not marker.exists():
                 self._run(marker)
-            self._fetched = FolderStorage(self._uri, Path(json.loads(marker.read_text())))
+            self._fetched = FolderStorage(self.uri, Path(json.loads(marker.read_text())))
         return self._fetched
 
     def _run(self, marker: Path) -> None:
-        self._staging.mkdir(parents=True, exist_ok=True)
-        log = self._staging / "log.txt"
+        self.staging.mkdir(parents=True, exist_ok=True)
+        log = self.staging / "log.txt"
         command = [
             sys.executable,
             "-m",
             "runtime.storage.library_fetch",
-            self._uri,
-            str(self._staging),
+            self.uri,
+            str(self.staging),
         ]
         with log.open("wb") as output:
             process = subprocess.Popen(
                 command,
                 cwd=Path(__file__).resolve().parent.parent,
-                env=dict(self._environment),
+                env=dict(self.environment),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -89,16 +83,16 @@ class LibraryStorage:
             try:
                 self._watch(process)
             except BaseException:
-                shutil.rmtree(self._staging, ignore_errors=True)
+                shutil.rmtree(self.staging, ignore_errors=True)
                 raise
             finally:
                 process.kill()
                 process.wait()
         if process.returncode or not marker.exists():
             last = log.read_text(errors="replace").strip().splitlines()[-1:]
-            shutil.rmtree(self._staging, ignore_errors=True)
+            shutil.rmtree(self.staging, ignore_errors=True)
             raise StorageFailed(
-                f"{self._uri} cannot be fetched: {''.join(last) or 'no reason given'}"
+                f"{self.uri} cannot be fetched: {''.join(last) or 'no reason given'}"
             )
 
     def _watch(self, process: subprocess.Popen[bytes]) -> None:
@@ -111,12 +105,12 @@ class LibraryStorage:
                 pass
             else:
                 return
-            if folder_bytes(self._staging) > self._max_bytes:
+            if folder_bytes(self.staging) > self.max_bytes:
                 raise ModelInvalid(
-                    f"{self._uri} has more than {self._max_bytes} bytes, the most that is fetched"
+                    f"{self.uri} has more than {self.max_bytes} bytes, the most that is fetched"
                 )
-            status = os.statvfs(self._staging)
+            status = os.statvfs(self.staging)
             if status.f_bavail * status.f_frsize < MIN_FREE_BYTES:
-                raise DiskFull(f"{self._uri} fills the disk of {self._staging}: free some space")
+                raise DiskFull(f"{self.uri} fills the disk of {self.staging}: free some space")
             if time.monotonic() > deadline_s:
-                raise StorageFailed(f"{self._uri} was not fetched within {FETCH_TIMEOUT_S:g} s")
+                raise StorageFailed(f"{self.uri} was not fetched within {FETCH_TIMEOUT_S:g} s")

@@ -64,7 +64,6 @@ class LoadTicket:
         self._notify()
 
     def raise_if_cancelled(self) -> None:
-        """Raise LoadCancelled if the load is cancelled."""
         if self._cancel_reason is not None:
             raise LoadCancelled(f"the load was cancelled: {self._cancel_reason}")
 

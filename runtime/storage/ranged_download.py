@@ -12,7 +12,7 @@ import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from runtime.errors import StorageFailed
@@ -27,7 +27,7 @@ from runtime.storage.download_concurrency import (
 from runtime.storage.partial_file import SPAN_BYTES, ByteRange
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
     from runtime.storage.bandwidth import BandwidthUse
@@ -83,54 +83,47 @@ def download_ranges(
         span for span in partial.missing_ranges() if span.start < SPAN_BYTES or not head_only
     ]
     if missing:
-        _RangedDownload(open_reader, partial, bandwidth, name, missing).run()
+        _RangedDownload(open_reader, partial, bandwidth, name, deque(missing)).run()
 
 
+@dataclass(eq=False, slots=True)
 class _RangedDownload:
     """One file's download. Workers take ranges until none is left or one has failed."""
 
-    def __init__(
-        self,
-        open_reader: Callable[[], AbstractContextManager[RangeReader]],
-        partial: PartialFile,
-        bandwidth: BandwidthUse,
-        name: str,
-        missing: Sequence[ByteRange],
-    ) -> None:
-        self._open_reader = open_reader
-        self._partial = partial
-        self._bandwidth = bandwidth
-        self._name = name
-        self._pending = deque(missing)
-        self._lock = threading.Lock()
-        self._readers: list[RangeReader] = []
-        self._workers = 0
-        self._downloaded_bytes = 0
-        self._done = threading.Event()
-        self._stop = threading.Event()
-        self._failure: BaseException | None = None
+    open_reader: Callable[[], AbstractContextManager[RangeReader]]
+    partial: PartialFile
+    bandwidth: BandwidthUse
+    name: str
+    pending: deque[ByteRange]
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _readers: list[RangeReader] = field(default_factory=list)
+    _workers: int = 0
+    _downloaded_bytes: int = 0
+    _done: threading.Event = field(default_factory=threading.Event)
+    _stop: threading.Event = field(default_factory=threading.Event)
+    _failure: BaseException | None = None
 
     def run(self) -> None:
-        self._bandwidth.ticket.add_listener(self._abort_if_cancelled)
+        self.bandwidth.ticket.add_listener(self._abort_if_cancelled)
         try:
             self._run_workers()
         finally:
-            self._bandwidth.ticket.remove_listener(self._abort_if_cancelled)
+            self.bandwidth.ticket.remove_listener(self._abort_if_cancelled)
         if self._failure is not None:
             raise self._failure
 
     def _run_workers(self) -> None:
-        if len(self._pending) <= 1:
+        if len(self.pending) <= 1:
             self._workers = 1
             self._work()
         else:
-            with ThreadPoolExecutor(min(MAX_READERS, len(self._pending)), "ranges") as pool:
+            with ThreadPoolExecutor(min(MAX_READERS, len(self.pending)), "ranges") as pool:
                 self._start_workers(pool, INITIAL_READERS)
                 self._add_workers_while_faster(pool)
 
     def _abort_if_cancelled(self) -> None:
         """A cancelled load does not wait for responses under way."""
-        if self._bandwidth.ticket.is_cancelled:
+        if self.bandwidth.ticket.is_cancelled:
             with self._lock:
                 readers = list(self._readers)
             for reader in readers:
@@ -146,14 +139,14 @@ class _RangedDownload:
             if not readers:
                 continue
             now = ReadRate(readers, (downloaded - since_bytes) / (now_s - since_s))
-            if more := additional_readers(now, before, self._bandwidth.shared.bytes_per_s):
+            if more := additional_readers(now, before, self.bandwidth.shared.bytes_per_s):
                 self._start_workers(pool, more)
                 since_s, since_bytes, before = now_s, downloaded, now
 
     def _start_workers(self, pool: ThreadPoolExecutor, count: int) -> None:
         for _ in range(count):
             with self._lock:
-                if not self._pending:
+                if not self.pending:
                     return
                 self._workers += 1
             pool.submit(self._work)
@@ -162,8 +155,8 @@ class _RangedDownload:
         try:
             buffer = memoryview(bytearray(CHUNK_BYTES))
             with (
-                self._bandwidth.connection_slot(),
-                self._open_reader() as reader,
+                self.bandwidth.connection_slot(),
+                self.open_reader() as reader,
                 self._abortable(reader),
             ):
                 while (span := self._next_range()) is not None:
@@ -183,7 +176,7 @@ class _RangedDownload:
         with self._lock:
             self._readers.append(reader)
         try:
-            self._bandwidth.ticket.raise_if_cancelled()
+            self.bandwidth.ticket.raise_if_cancelled()
             yield
         finally:
             with self._lock:
@@ -191,7 +184,7 @@ class _RangedDownload:
 
     def _next_range(self) -> ByteRange | None:
         with self._lock:
-            return self._pending.popleft() if self._pending and not self._stop.is_set() else None
+            return self.pending.popleft() if self.pending and not self._stop.is_set() else None
 
     def _download(self, reader: RangeReader, span: ByteRange, buffer: memoryview) -> None:
         """Read a range, or what arrives of it before the download ends, and record that."""
@@ -200,7 +193,7 @@ class _RangedDownload:
             self._read(reader, span, buffer, progress)
         finally:
             if progress.at > span.start:
-                self._partial.record_written(ByteRange(span.start, progress.at), progress.crc32)
+                self.partial.record_written(ByteRange(span.start, progress.at), progress.crc32)
 
     def _read(
         self, reader: RangeReader, span: ByteRange, buffer: memoryview, progress: _RangeProgress
@@ -210,8 +203,8 @@ class _RangedDownload:
             started_at = progress.at
             try:
                 for chunk in reader.read(progress.at, span.end, buffer):
-                    self._bandwidth.take(len(chunk))
-                    self._partial.write(chunk, progress.at)
+                    self.bandwidth.take(len(chunk))
+                    self.partial.write(chunk, progress.at)
                     progress.crc32 = CRC32.update(chunk, progress.crc32)
                     progress.at += len(chunk)
                     DOWNLOADED_BYTES.inc(len(chunk))
@@ -224,12 +217,12 @@ class _RangedDownload:
                 interruption = ReadInterrupted("the body was shorter than asked for")
             except ReadInterrupted as error:
                 interruption = error
-            self._bandwidth.ticket.raise_if_cancelled()
+            self.bandwidth.ticket.raise_if_cancelled()
             failures = failures + 1 if progress.at == started_at else 1
             if failures >= MAX_ATTEMPTS:
                 raise StorageFailed(
-                    f"the download of {self._name} was interrupted at byte {progress.at} of"
-                    f" {self._partial.file.size_bytes}, {failures} times in a row: {interruption}"
+                    f"the download of {self.name} was interrupted at byte {progress.at} of"
+                    f" {self.partial.file.size_bytes}, {failures} times in a row: {interruption}"
                 ) from interruption
             RANGE_RETRIES.inc()
             pause_s = INITIAL_BACKOFF_S * 2 ** (failures - 1) * random.uniform(0.5, 1.0)

@@ -14,6 +14,8 @@ import threading
 import time
 from collections import deque
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -42,12 +44,10 @@ class S3Connections:
         self._idle: deque[tuple[float, str, http.client.HTTPConnection]] = deque()
         self._lock = threading.Lock()
         self._slots = threading.BoundedSemaphore(MAX_CONNECTIONS)
-        self._tls: ssl.SSLContext | None = None
         self._is_closed = False
 
     @contextmanager
     def reader(self, sign: Callable[[], str], etag: str, size_bytes: int) -> Iterator[S3Reader]:
-        """A reader of one object for one thread; `sign` returns a presigned URL."""
         with self._slots:
             reader = S3Reader(self, sign, etag, size_bytes)
             try:
@@ -95,21 +95,20 @@ class S3Connections:
         if parts.scheme == "http":
             return http.client.HTTPConnection(*address, timeout=self._timeout_s)
         connection = http.client.HTTPSConnection(
-            *address, timeout=self._timeout_s, context=self._tls_context()
+            *address, timeout=self._timeout_s, context=self._tls_context
         )
         if via is not None:
             connection.set_tunnel(host, port or 443)
         return connection
 
+    @cached_property
     def _tls_context(self) -> ssl.SSLContext:
-        with self._lock:
-            if self._tls is None:
-                bundle = self._verify if isinstance(self._verify, str) else None
-                self._tls = ssl.create_default_context(cafile=bundle)
-                if self._verify is False:
-                    self._tls.check_hostname = False
-                    self._tls.verify_mode = ssl.CERT_NONE
-            return self._tls
+        bundle = self._verify if isinstance(self._verify, str) else None
+        context = ssl.create_default_context(cafile=bundle)
+        if self._verify is False:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        return context
 
 
 def _origin(url: str) -> str:
@@ -126,20 +125,18 @@ def _proxy(url: str) -> str | None:
     return proxy if "://" in proxy else f"http://{proxy}"
 
 
+@dataclass(eq=False, slots=True)
 class S3Reader:
     """Reads ranges of one version of one object."""
 
-    def __init__(
-        self, connections: S3Connections, sign: Callable[[], str], etag: str, size_bytes: int
-    ) -> None:
-        self._connections = connections
-        self._sign = sign
-        self._etag = etag
-        self._size_bytes = size_bytes
-        self._idle: http.client.HTTPConnection | None = None
-        self._reading: http.client.HTTPConnection | None = None
-        self._is_aborted = False
-        self._url = ""
+    connections: S3Connections
+    sign: Callable[[], str]
+    etag: str
+    size_bytes: int
+    _idle: http.client.HTTPConnection | None = None
+    _reading: http.client.HTTPConnection | None = None
+    _is_aborted: bool = False
+    _url: str = ""
 
     def abort(self) -> None:
         """Shut the connection that a read in another thread waits for, and refuse later reads."""
@@ -153,13 +150,13 @@ class S3Reader:
     def close(self) -> None:
         """Release the connection, if it is fit for another request."""
         if self._idle is not None:
-            self._connections.release(self._url, self._idle)
+            self.connections.release(self._url, self._idle)
             self._idle = None
 
     def read(self, start: int, end: int, buffer: memoryview) -> Iterator[memoryview]:
         """Bytes [start, end); raises ReadInterrupted, ModelChanged, StorageFailed."""
-        self._url = self._sign()
-        connection = self._idle or self._connections.acquire(self._url)
+        self._url = self.sign()
+        connection = self._idle or self.connections.acquire(self._url)
         self._idle, self._reading = None, connection
         is_complete = False
         try:
@@ -186,11 +183,11 @@ class S3Reader:
         self, connection: http.client.HTTPConnection, start: int, end: int
     ) -> http.client.HTTPResponse:
         headers = {"Range": f"bytes={start}-{end - 1}", "Accept-Encoding": "identity"}
-        if self._etag:
-            headers["If-Match"] = f'"{self._etag}"'
-        connection.request("GET", self._connections.target(self._url), headers=headers)
+        if self.etag:
+            headers["If-Match"] = f'"{self.etag}"'
+        connection.request("GET", self.connections.target(self._url), headers=headers)
         response = connection.getresponse()
-        is_range = (start, end) == (0, self._size_bytes) or response.getheader("Content-Range")
+        is_range = (start, end) == (0, self.size_bytes) or response.getheader("Content-Range")
         if response.status == PARTIAL_CONTENT or (
             response.status == http.HTTPStatus.OK and is_range  # rclone answers ranges with 200
         ):
@@ -200,13 +197,13 @@ class S3Reader:
 
     def _check_version(self, response: http.client.HTTPResponse, start: int, end: int) -> None:
         """Compare ETag and range of the response, since not every server heeds `If-Match`."""
-        etag = plain_etag(response.getheader("ETag", self._etag))
-        expected = f"bytes {start}-{end - 1}/{self._size_bytes}"
+        etag = plain_etag(response.getheader("ETag", self.etag))
+        expected = f"bytes {start}-{end - 1}/{self.size_bytes}"
         seen = response.getheader("Content-Range", expected)
-        if etag != self._etag or seen != expected:
+        if etag != self.etag or seen != expected:
             raise ModelChanged(
                 f"{unquote(urlsplit(self._url).path)} was replaced after it was listed:"
-                f" wanted {expected} of {self._etag}, the server has {seen} of {etag}"
+                f" wanted {expected} of {self.etag}, the server has {seen} of {etag}"
             )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from runtime.errors import RuntimePackageError
@@ -28,25 +29,19 @@ MAX_QUEUED = 64
 """Further evictions are not demoted: their models are on disk."""
 
 
+@dataclass(eq=False, slots=True)
 class Demotions:
     """A queue of models to copy to the host tier."""
 
-    def __init__(
-        self,
-        host: HostTier,
-        cache: DiskCache,
-        threads: Executor,
-        on_moved: Callable[[str], None],
-    ) -> None:
-        self._host = host
-        self._cache = cache
-        self._threads = threads
-        self._on_moved = on_moved
-        self._queue: asyncio.Queue[ModelSpec] = asyncio.Queue(MAX_QUEUED)
+    host: HostTier
+    cache: DiskCache
+    threads: Executor
+    on_moved: Callable[[str], None]
+    _queue: asyncio.Queue[ModelSpec] = field(default_factory=lambda: asyncio.Queue(MAX_QUEUED))
 
     def offer(self, spec: ModelSpec) -> None:
         """Queue a model, if the host tier is on and the queue not full."""
-        if not self._host.is_on:
+        if not self.host.is_on:
             return
         if self._queue.full():
             DEMOTIONS.labels(outcome="queue-full").inc()
@@ -54,18 +49,17 @@ class Demotions:
         self._queue.put_nowait(spec)
 
     async def run(self) -> None:
-        """Copy until cancelled."""
         while True:
             spec = await self._queue.get()
             try:
-                outcome = await in_thread(self._threads, self._copy, spec)
+                outcome = await in_thread(self.threads, self._copy, spec)
             except RuntimePackageError as error:  # its files were deleted or never complete
                 logger.info("model not demoted", extra={"key": spec.key, "error": error})
                 outcome = PutOutcome.FAILED
             DEMOTIONS.labels(outcome=outcome.value).inc()
-            self._on_moved(spec.key)
+            self.on_moved(spec.key)
 
     def _copy(self, spec: ModelSpec) -> PutOutcome:
-        files = self._cache.weight_files(spec)
-        folder = self._cache.folder_of(spec.key)
-        return self._host.put_files(spec.key, files, [folder / file.path for file in files])
+        files = self.cache.weight_files(spec)
+        folder = self.cache.folder_of(spec.key)
+        return self.host.put_files(spec.key, files, [folder / file.path for file in files])

@@ -141,7 +141,6 @@ class DeviceCache(Generic[R]):
         self._idle.begin(entry.memory_bytes)
 
     def remove(self, key: str) -> R:
-        """Remove an idle model."""
         entry = self.by_key.pop(key)
         self._idle.end(entry.memory_bytes)
         return entry

@@ -47,7 +47,6 @@ class _FileProgress:
     header_end: int | None = None
 
     def has_header(self) -> bool:
-        """Whether all bytes of the header have arrived."""
         if self.header_end is None:
             if not self.size_bytes and self.descriptor >= 0:
                 self.header_end = 0

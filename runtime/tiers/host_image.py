@@ -66,7 +66,6 @@ class HostImage:
 
 
 def image_bytes(layout: SlabLayout) -> int:
-    """Size of the image file of this layout."""
     return len(_header(layout)) + layout.size_bytes
 
 

@@ -78,7 +78,6 @@ class HostTier:
     # State of the last refresh; these do not block
 
     def keys(self) -> set[str]:
-        """Models with an image."""
         return set(self._bytes)
 
     def bytes_of(self, key: str) -> int:

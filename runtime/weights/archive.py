@@ -74,7 +74,6 @@ class Archive:
             )
 
     def program_bytes(self) -> bytes:
-        """The program's JSON document."""
         return self.read(self._program)
 
     def tensor_entries(self, directory: str, kind: str) -> Mapping[str, Any]:
@@ -117,7 +116,6 @@ TORCHSCRIPT_ADVICE = (
 
 
 def parse_json(content: bytes, what: str) -> Any:
-    """The JSON value; raises ModelInvalid."""
     try:
         return orjson.loads(content)
     except orjson.JSONDecodeError as error:

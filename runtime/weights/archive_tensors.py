@@ -39,7 +39,6 @@ class TensorView:
     strides: tuple[int, ...]
 
     def apply_to(self, flat: torch.Tensor) -> torch.Tensor:
-        """The weight, without a copy."""
         return flat.as_strided(self.sizes, self.strides)
 
 
@@ -99,7 +98,6 @@ def _view(archive: Archive, directory: str, name: str, entry: Any) -> TensorView
 
 
 def _span(sizes: tuple[int, ...], strides: tuple[int, ...]) -> int:
-    """Number of elements from the first to the last."""
     if 0 in sizes:
         return 0
     return 1 + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))

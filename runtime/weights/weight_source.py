@@ -45,7 +45,6 @@ class FilePiece:
 
 
 def slab_parts(size_bytes: int, max_bytes: int) -> Iterator[SlabPart]:
-    """A slab in parts, in order."""
     for offset in range(0, size_bytes, max_bytes):
         yield SlabPart(offset, min(max_bytes, size_bytes - offset))
 
