@@ -25,7 +25,6 @@ from runtime.threads import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from concurrent.futures import Executor
 
     from transformers import PreTrainedModel
 
@@ -59,7 +58,6 @@ class ModelLoader:
     memory: DeviceMemory
     skeletons: Skeletons
     device: DeviceWorker
-    request_threads: Executor
 
     async def load(self, spec: ModelSpec, ticket: LoadTicket | None = None) -> LoadedModel:
         """The model, with its memory in the store still reserved.
@@ -137,7 +135,6 @@ class _DeviceLoad:
             processor=self.resolved.processor,
             network=skeleton.network,
             device=self.loader.device,
-            threads=self.loader.request_threads,
         )
         try:
             await self._warm_up(model, skeleton)

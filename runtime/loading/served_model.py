@@ -1,22 +1,16 @@
-"""A model on the device with the hooks of KServe's SDK: preprocess, predict, postprocess."""
+"""A model on the device: its network behind the device's queue, and its generation engine."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from kserve import InferOutput, InferRequest, InferResponse, Model
-from kserve.errors import InvalidInput
+from kserve import Model
 
 from runtime.device.device_model import DeviceModel, Payload
 from runtime.device.stepwise import Stepwise, run_steps
-from runtime.errors import InvalidRequest
-from runtime.threads import in_thread
-from runtime.wire.tensors import BYTES, Tensor, bytes_tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from concurrent.futures import Executor
+    from collections.abc import Sequence
 
     from transformers import PreTrainedModel
 
@@ -25,18 +19,14 @@ if TYPE_CHECKING:
     from runtime.device.worker import DeviceWorker
     from runtime.generation.engine import GenerationEngine
     from runtime.tasks.task import Processor
-
-
-@dataclass(frozen=True, slots=True)
-class _Stage:
-    """Tensors between KServe's hooks, with the V2 request that they belong to."""
-
-    tensors: tuple[Tensor, ...]
-    request: InferRequest | None
+    from runtime.wire.tensors import Tensor
 
 
 class ServedModel(Model):  # type: ignore[misc]  # kserve ships no types
-    """One generation of a model with its network; also works under KServe's own endpoints."""
+    """One generation of a model with its network.
+
+    Of KServe's own endpoints only `:explain` reaches it, which responds with 501.
+    """
 
     def __init__(
         self,
@@ -45,14 +35,12 @@ class ServedModel(Model):  # type: ignore[misc]  # kserve ships no types
         processor: Processor,
         network: PreTrainedModel,
         device: DeviceWorker,
-        threads: Executor,
     ) -> None:
         super().__init__(spec.name.path_segment)
         self.spec = spec
         self.processor = processor
         self._network: PreTrainedModel | None = network
         self._device = device
-        self._threads = threads
         self.device_model = DeviceModel(
             spec.key,
             str(spec.name),
@@ -107,44 +95,6 @@ class ServedModel(Model):  # type: ignore[misc]  # kserve ships no types
             raise RuntimeError(f"{self.spec.key} was used after its removal from the device")
         return self._network
 
-    async def preprocess(self, payload: Any, headers: Mapping[str, str] | None = None) -> _Stage:
-        """From a V1 dict or an InferRequest to the network's tensors."""
-        del headers
-        try:
-            if isinstance(payload, InferRequest):
-                request, items = payload, self.processor.read_tensors(_tensors_of(payload))
-            else:
-                instances = payload.get("instances", payload.get("inputs"))
-                if not isinstance(instances, list):
-                    raise InvalidRequest("the body must have a list 'instances'")
-                request, items = None, self.processor.read_instances(instances)
-        except InvalidRequest as error:
-            raise InvalidInput(str(error)) from error
-        tensors = await in_thread(self._threads, self.processor.preprocess, items)
-        return _Stage(self.processor.batching.validate(tensors), request)
-
-    async def predict(self, payload: _Stage, headers: Mapping[str, str] | None = None) -> _Stage:
-        del headers
-        return _Stage((await self.infer(payload.tensors)).value, payload.request)
-
-    async def postprocess(self, result: _Stage, headers: Mapping[str, str] | None = None) -> Any:
-        """To a V1 dict or an InferResponse."""
-        del headers
-        outputs = await in_thread(self._threads, self.processor.postprocess, result.tensors)
-        if result.request is None:
-            return {"predictions": self.processor.predictions(outputs)}
-        return InferResponse(
-            response_id=result.request.id or "",
-            model_name=self.name,
-            infer_outputs=[_infer_output(tensor) for tensor in outputs],
-        )
-
-    def get_input_types(self) -> list[dict[str, Any]]:
-        return self.processor.input_types()
-
-    def get_output_types(self) -> list[dict[str, Any]]:
-        return self.processor.output_types()
-
     def stop(self) -> None:
         """Drop the network, which unmaps its weights."""
         super().stop()
@@ -152,21 +102,3 @@ class ServedModel(Model):  # type: ignore[misc]  # kserve ships no types
         if self.generator is not None:
             self.generator.close()
             self.generator = None
-
-
-def _tensors_of(request: InferRequest) -> list[Tensor]:
-    tensors = []
-    for each in request.inputs:
-        data = each.as_numpy()
-        if each.datatype == BYTES:
-            values = [v.encode() if isinstance(v, str) else bytes(v) for v in data.ravel()]
-            tensors.append(bytes_tensor(each.name, values))
-        else:
-            tensors.append(Tensor(each.name, each.datatype, data))
-    return tensors
-
-
-def _infer_output(tensor: Tensor) -> InferOutput:
-    output = InferOutput(tensor.name, list(tensor.shape), tensor.datatype)
-    output.set_data_from_numpy(tensor.data, binary_data=False)
-    return output

@@ -129,9 +129,7 @@ def compose_loading(context: PodContext) -> LoadingComponents:
     background = threads.of(LoadTicket(is_urgent=False))
     demotions = Demotions(host, cache, background, agent.report_tier)
     resolver = WeightResolver(store, cache, host, processors, threads, settings.generation_limits)
-    loader = ModelLoader(
-        store, resolver, context.memory, Skeletons(), context.device, context.request_threads
-    )
+    loader = ModelLoader(store, resolver, context.memory, Skeletons(), context.device)
     coordinator = LoadCoordinator(
         loader,
         agent=agent,

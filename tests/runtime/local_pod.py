@@ -109,7 +109,7 @@ async def local_pod(
                 running = tasks.create_task(demotions.run())
                 limits = RuntimeSettings().generation_limits
                 resolver = WeightResolver(store, cache, host, processors, threads, limits)
-                loader = ModelLoader(store, resolver, memory, Skeletons(), device, threads)
+                loader = ModelLoader(store, resolver, memory, Skeletons(), device)
                 orphaned_loads = OrphanedLoadParams(ends_downloads)
                 coordinator = _make_coordinator(loader, tasks, orphaned_loads)
                 yield LocalPod(loader, coordinator, demotions, moved, evictions)

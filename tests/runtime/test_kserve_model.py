@@ -1,15 +1,11 @@
-"""A served model under KServe's own hooks, and what the store does as KServe's repository."""
+"""The store of models on the device: memory, evictions, removals, and KServe's repository."""
 
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
 import pytest
-from kserve import InferInput, InferRequest
-from kserve.errors import InvalidInput
 
 from registry.domain.model import ModelName, ModelSpec
 from runtime.errors import MemoryBusy, ModelTooLarge
@@ -19,55 +15,20 @@ from runtime.tasks.processors import load_processor
 from tests.runtime.networks import load_network
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from runtime.device.worker import DeviceWorker
 
 
 @pytest.fixture
-def threads() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(2) as pool:
-        yield pool
-
-
-@pytest.fixture
-def served(models: Path, device: DeviceWorker, threads: ThreadPoolExecutor) -> ServedModel:
+def served(models: Path, device: DeviceWorker) -> ServedModel:
     folder = models / "tiny-bert"
     return ServedModel(
         ModelSpec(ModelName("default", "m"), folder.as_uri()),
         processor=load_processor(folder, None),
         network=load_network(folder),
         device=device,
-        threads=threads,
     )
-
-
-def call(model: ServedModel, body: object) -> Any:
-    async def run() -> Any:
-        answer, _ = await model(body)
-        return answer
-
-    return asyncio.run(run())
-
-
-def test_v1_through_kserves_hooks(served: ServedModel) -> None:
-    (prediction,) = call(served, {"instances": ["a fine day"]})["predictions"]
-    assert prediction["label"].startswith("class-")
-
-
-def test_v2_through_kserves_hooks(served: ServedModel) -> None:
-    text = InferInput("text", [2], "BYTES")
-    text.set_data_from_numpy(np.array(["a fine day", "b"], dtype=object), binary_data=False)
-    answer = call(served, InferRequest("m", [text], request_id="r"))
-    assert [output.name for output in answer.outputs] == ["label", "score"]
-    expected = call(served, {"instances": ["a fine day", "b"]})["predictions"]
-    assert answer.outputs[1].data == pytest.approx([each["score"] for each in expected])
-
-
-def test_bad_input_is_kserves_own_error(served: ServedModel) -> None:
-    with pytest.raises(InvalidInput, match="instances"):
-        call(served, {"instances": [1]})
 
 
 def test_store_shows_models_to_kserve(served: ServedModel) -> None:

@@ -38,13 +38,7 @@ TEXTS = ("a fine day", "one more text", "the quick brown fox")
 
 
 @pytest.fixture
-def threads() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(2) as pool:
-        yield pool
-
-
-@pytest.fixture
-def serve(models: Path, threads: ThreadPoolExecutor) -> Iterator[Callable[..., ServedModel]]:
+def serve(models: Path) -> Iterator[Callable[..., ServedModel]]:
     """Builds served models on one device."""
     device = DeviceWorker(threads=1, max_queued=64)
     device.start()
@@ -56,7 +50,6 @@ def serve(models: Path, threads: ThreadPoolExecutor) -> Iterator[Callable[..., S
             processor=load_processor(folder, task),
             network=load_network(folder, task),
             device=device,
-            threads=threads,
         )
 
     yield make
