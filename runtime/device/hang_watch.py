@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(eq=False, slots=True)
-class Run:
+class RunningBatch:
     """The batch that a thread runs. Mutable: started again for each part of a batch that failed."""
 
     jobs: Sequence[Job]
@@ -27,9 +27,9 @@ class Run:
 class HangWatch:
     """Watches one run at a time. Shares the device worker's lock."""
 
-    def __init__(self, lock: threading.Lock, on_hung: Callable[[Run], None]) -> None:
+    def __init__(self, lock: threading.Lock, on_hung: Callable[[RunningBatch], None]) -> None:
         """`on_hung` is called with the lock held, in the watching thread."""
-        self.run: Run | None = None
+        self.run: RunningBatch | None = None
         """Guarded by the lock."""
         self._lock = lock
         self._on_hung = on_hung
@@ -47,7 +47,7 @@ class HangWatch:
             self._changed.notify_all()
         self._thread.join()
 
-    def begin(self, run: Run, limit_s: float) -> float:
+    def begin(self, run: RunningBatch, limit_s: float) -> float:
         """Start the time of a run; returns now."""
         with self._lock:
             run.begun_s = time.monotonic()

@@ -21,7 +21,7 @@ from runtime.device.batch import QueuedRows
 from runtime.device.batch_times import BatchTimes
 from runtime.device.device_errors import is_device_lost, is_out_of_memory
 from runtime.device.device_model import DeviceModel, Payload
-from runtime.device.hang_watch import HangWatch, Run
+from runtime.device.hang_watch import HangWatch, RunningBatch
 from runtime.device.queue import ASSUMED_DEADLINE_S, DeviceQueue, InferenceResult, Job, resolve
 from runtime.errors import (
     DeadlinePassed,
@@ -205,7 +205,7 @@ class DeviceWorker:
                     self._watch.run = None
                 del run  # it keeps a network alive, which may be evicted before the next batch
 
-    def _next_run(self) -> Run | None:
+    def _next_run(self) -> RunningBatch | None:
         """Wait for the next batch; None when the worker closes."""
         with self._lock:
             while not self._is_closed:
@@ -216,13 +216,13 @@ class DeviceWorker:
                 if jobs:
                     for job in jobs:
                         job.is_running = True
-                    self._watch.run = Run(jobs)
+                    self._watch.run = RunningBatch(jobs)
                     return self._watch.run
                 self._work.wait(wake_s - now_s if math.isfinite(wake_s) else None)
             resolve([(job, QueueFull("the pod is stopping")) for job in self._queue.take_all()])
             return None
 
-    def _run_batch(self, run: Run) -> None:
+    def _run_batch(self, run: RunningBatch) -> None:
         """Run the batch; if it fails, run each job alone, so that only the faulty ones fail."""
         jobs, model = run.jobs, run.jobs[0].model
         outcomes = self._infer(run, jobs)
@@ -237,7 +237,9 @@ class DeviceWorker:
         else:
             _finish(run, jobs, outcomes)
 
-    def _infer(self, run: Run, jobs: Sequence[Job]) -> list[InferenceResult[Any]] | Exception:
+    def _infer(
+        self, run: RunningBatch, jobs: Sequence[Job]
+    ) -> list[InferenceResult[Any]] | Exception:
         """One inference over the jobs' contents: a result per job, or the error of all."""
         model, rows = jobs[0].model, sum(job.queued.rows for job in jobs)
         begun_s = self._watch.begin(run, model.policy.max_infer_s or self._timeout_s)
@@ -261,7 +263,7 @@ class DeviceWorker:
             for job, value in zip(jobs, values, strict=True)
         ]
 
-    def _abandon(self, run: Run) -> None:
+    def _abandon(self, run: RunningBatch) -> None:
         """Give up the thread of a hung inference, and all jobs of its model."""
         model, seconds = run.jobs[0].model, run.timeout_at_s - run.begun_s
         reason = f"an inference of {model.key or 'the pod'} did not end within {seconds:g} s"
@@ -286,7 +288,7 @@ def _call_each(works: Sequence[Callable[[], Any]]) -> list[Any]:
 
 
 def _finish(
-    run: Run, jobs: Sequence[Job], outcomes: list[InferenceResult[Any]] | Exception
+    run: RunningBatch, jobs: Sequence[Job], outcomes: list[InferenceResult[Any]] | Exception
 ) -> None:
     """Resolve the jobs and count the batch; an abandoned run's jobs are resolved already."""
     model = jobs[0].model.name

@@ -9,7 +9,7 @@ from runtime.errors import InvalidRequest
 from runtime.openai.responses import embeddings
 from runtime.protocols.response import JSON, provenance_headers
 from runtime.tasks.embedding import Embedding
-from runtime.wire.bodies import RequestBody, WireProtocol
+from runtime.wire.bodies import DecodedBody, WireProtocol
 from runtime.wire.tensors import bytes_tensor
 from runtime.wire.v2 import EncodedBody, V2Request
 
@@ -57,7 +57,7 @@ class Inferences:
         result = await self.service.predict(
             call.head,
             WireProtocol.V2,
-            RequestBody(v2=V2Request(tuple(inputs))),
+            DecodedBody(v2=V2Request(tuple(inputs))),
             encode=lambda outputs: EncodedBody(encode(outputs), tuple(JSON)),
         )
         headers = [*result.body.headers, *provenance_headers(result)]

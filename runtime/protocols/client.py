@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 
-class ClientDisconnected(Exception):
+class RequestAborted(Exception):
     """The client closed its connection; nobody reads a response."""
 
 
 async def receive_body(headers: Mapping[str, str], receive: Receive, max_bytes: int) -> bytes:
     """The whole body of a request; at most `max_bytes` of it are held in memory.
 
-    Raises BodyTooLarge, InvalidRequest, ClientDisconnected.
+    Raises BodyTooLarge, InvalidRequest, RequestAborted.
     """
     encoding = headers.get("content-encoding", "identity")
     if encoding != "identity":
@@ -37,7 +37,7 @@ async def receive_body(headers: Mapping[str, str], receive: Receive, max_bytes: 
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise ClientDisconnected
+            raise RequestAborted
         chunk = message.get("body", b"")
         total += len(chunk)
         if total > max_bytes:
@@ -55,13 +55,13 @@ def _too_large(max_bytes: int, seen: str) -> BodyTooLarge:
 
 
 async def while_connected(receive: Receive, work: Coroutine[object, object, Result]) -> Result:
-    """The result of `work`; if the client disconnects, cancels it and raises ClientDisconnected."""
+    """The result of `work`; if the client disconnects, cancels it and raises RequestAborted."""
     task = asyncio.ensure_future(work)
     disconnected = asyncio.ensure_future(_wait_disconnected(receive))
     try:
         await asyncio.wait({task, disconnected}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
-            raise ClientDisconnected
+            raise RequestAborted
         return await task
     finally:
         for each in (disconnected, task):

@@ -25,7 +25,7 @@ from runtime.protocols.response import error_headers, error_status, provenance_h
 from runtime.serving.remote_inference import RemoteRefused
 from runtime.serving.repository import EXTENSIONS, SERVER_NAME, server_version
 from runtime.threads import SMALL_BODY_BYTES, in_thread
-from runtime.wire.bodies import RequestBody, WireProtocol
+from runtime.wire.bodies import DecodedBody, WireProtocol
 from runtime.wire.grpc_bodies import decode_message, parse_message
 from runtime.wire.request_head import RequestHead, parse_request_head
 
@@ -67,7 +67,7 @@ class _Call:
 
     model: str
     version: str
-    body: RequestBody
+    body: DecodedBody
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +223,7 @@ def _with_messages(kind: Any, method: Callable[[Any], Awaitable[Any]]) -> Method
 
 def _decode_call(content: bytes) -> _Call:
     message = parse_message(messages.ModelInferRequest, content)
-    body = RequestBody(v2=decode_message(message), protocol=WireProtocol.GRPC_V2)
+    body = DecodedBody(v2=decode_message(message), protocol=WireProtocol.GRPC_V2)
     return _Call(_checked_name(message.model_name), message.model_version, body)
 
 

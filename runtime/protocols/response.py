@@ -15,7 +15,7 @@ import orjson
 
 from runtime.errors import InferenceFailed, RuntimePackageError, status_of
 from runtime.metrics import REQUESTS
-from runtime.protocols.client import ClientDisconnected
+from runtime.protocols.client import RequestAborted
 from runtime.serving.remote_inference import RemoteRefused
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ async def respond(
     """Run `work`, send its error as the response, and count the request."""
     try:
         await work
-    except ClientDisconnected:
+    except RequestAborted:
         REQUESTS.labels(stage=stage, status="gone").inc()
         return
     except (RuntimePackageError, RemoteRefused) as error:

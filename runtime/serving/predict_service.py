@@ -22,7 +22,7 @@ from runtime.errors import (
 )
 from runtime.serving.predict_request import PredictRequest, PredictResponse
 from runtime.threads import SMALL_BODY_BYTES, in_thread
-from runtime.wire.bodies import RequestBody, WireProtocol, decode_body, encode_body
+from runtime.wire.bodies import DecodedBody, WireProtocol, decode_body, encode_body
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -67,7 +67,7 @@ class PredictService:
         self,
         head: RequestHead,
         protocol: WireProtocol,
-        body: bytes | RequestBody,
+        body: bytes | DecodedBody,
         *,
         encode: Encoder | None = None,
     ) -> PredictResponse:
@@ -89,12 +89,12 @@ class PredictService:
                 return await self._serve_inference(request, body)
             return await self._serve_entry(request, body, encode)
 
-    async def _decode(self, head: RequestHead, protocol: WireProtocol, body: bytes) -> RequestBody:
+    async def _decode(self, head: RequestHead, protocol: WireProtocol, body: bytes) -> DecodedBody:
         if len(body) <= SMALL_BODY_BYTES:
             return decode_body(protocol, body, head.v2_header_length)
         return await in_thread(self.threads, decode_body, protocol, body, head.v2_header_length)
 
-    async def _find(self, head: RequestHead, body: RequestBody) -> ModelSpec:
+    async def _find(self, head: RequestHead, body: DecodedBody) -> ModelSpec:
         if head.is_infer_stage and body.v2 is None:
             raise InvalidRequest("the inference stage takes V2 tensors, not V1 instances")
         return await self.catalog.find(head.model, head.generation)
@@ -102,7 +102,7 @@ class PredictService:
     # Entry requests
 
     async def _serve_entry(
-        self, request: PredictRequest, body: RequestBody, encode: Encoder | None
+        self, request: PredictRequest, body: DecodedBody, encode: Encoder | None
     ) -> PredictResponse:
         if request.head.predict_address in {None, self.address}:
             processor, outputs = await self._infer_here(request, body)
@@ -119,7 +119,7 @@ class PredictService:
         return request.response(content)
 
     async def _infer_here(
-        self, request: PredictRequest, body: RequestBody
+        self, request: PredictRequest, body: DecodedBody
     ) -> tuple[Processor, tuple[Tensor, ...]]:
         async with self._acquire(request) as acquired:
             processor = acquired.model.processor
@@ -127,7 +127,7 @@ class PredictService:
             return processor, await self._infer(request, acquired, inputs)
 
     async def _infer_remotely(
-        self, request: PredictRequest, body: RequestBody
+        self, request: PredictRequest, body: DecodedBody
     ) -> tuple[Processor, tuple[Tensor, ...]]:
         head, key = request.head, request.spec.key
         if not await self.catalog.is_pod(head.predict_address):
@@ -151,7 +151,7 @@ class PredictService:
 
     # The inference stage, for another pod
 
-    async def _serve_inference(self, request: PredictRequest, body: RequestBody) -> PredictResponse:
+    async def _serve_inference(self, request: PredictRequest, body: DecodedBody) -> PredictResponse:
         inputs = body.v2.inputs if body.v2 is not None else ()
         async with self._acquire(request) as acquired:
             batching = acquired.model.processor.batching
@@ -197,7 +197,7 @@ class PredictService:
             self.end_notifier.notify(head.reservation)
 
     async def _preprocess(
-        self, request: PredictRequest, processor: Processor, body: RequestBody
+        self, request: PredictRequest, processor: Processor, body: DecodedBody
     ) -> tuple[Tensor, ...]:
         started_s = time.monotonic()
         inputs = await in_thread(self.threads, preprocess_body, processor, body)
@@ -231,7 +231,7 @@ class PredictService:
         return result.value
 
 
-def preprocess_body(processor: Processor, body: RequestBody) -> tuple[Tensor, ...]:
+def preprocess_body(processor: Processor, body: DecodedBody) -> tuple[Tensor, ...]:
     """The network's tensors from a body; blocks, raises InvalidRequest."""
     items = (
         processor.read_instances(body.instances)
@@ -246,7 +246,7 @@ def preprocess_body(processor: Processor, body: RequestBody) -> tuple[Tensor, ..
 
 def postprocess_body(
     processor: Processor,
-    body: RequestBody,
+    body: DecodedBody,
     outputs: Sequence[Tensor],
     model_name: str,
     encode: Encoder | None = None,

@@ -34,7 +34,7 @@ class WireProtocol(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class RequestBody:
+class DecodedBody:
     """A decoded body: V1 instances, or a V2 request."""
 
     instances: Sequence[Any] = ()
@@ -42,24 +42,24 @@ class RequestBody:
     protocol: WireProtocol = WireProtocol.V2
 
 
-def decode_body(protocol: WireProtocol, body: bytes, header_length: str | None) -> RequestBody:
+def decode_body(protocol: WireProtocol, body: bytes, header_length: str | None) -> DecodedBody:
     """Decode the body of an HTTP request; raises InvalidRequest."""
     if protocol is WireProtocol.V2:
-        return RequestBody(v2=decode_request(body, header_length))
+        return DecodedBody(v2=decode_request(body, header_length))
     document = parse_object(body)
     for field in ("instances", "inputs"):
         if field in document:
             instances = document[field]
             if not isinstance(instances, list):
                 raise InvalidRequest(f"{field!r} must be a list, was {type(instances).__name__}")
-            return RequestBody(instances, protocol=WireProtocol.V1)
+            return DecodedBody(instances, protocol=WireProtocol.V1)
     raise InvalidRequest(
         f"the body must hold a list 'instances', held {reprlib.repr(sorted(document)[:5])}"
     )
 
 
 def encode_body(
-    body: RequestBody, outputs: Sequence[Tensor], *, predictions: list[Any], model_name: str
+    body: DecodedBody, outputs: Sequence[Tensor], *, predictions: list[Any], model_name: str
 ) -> EncodedBody:
     """The response in the protocol of the request; raises InvalidRequest."""
     if body.v2 is None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import httpx
 
     from runtime.device.queue import InferenceResult
-    from runtime.wire.bodies import RequestBody
+    from runtime.wire.bodies import DecodedBody
     from tests.runtime.conftest import Cluster
 
 TOGETHER = ModelPolicy(max_batch_size=3, max_batch_wait_s=30.0)
@@ -226,7 +226,7 @@ def send_tensor(url: str, tensor: Tensor) -> httpx.Response:
 
 def test_validates_preprocessed_tensors(models: Path) -> None:
     processor = load_processor(models / "tiny-bert", None)
-    body: RequestBody = _body(["one", "a longer text"])
+    body: DecodedBody = _body(["one", "a longer text"])
     assert [tensor.name for tensor in preprocess_body(processor, body)] == [
         "input_ids",
         "attention_mask",
@@ -234,7 +234,7 @@ def test_validates_preprocessed_tensors(models: Path) -> None:
     ]
 
 
-def _body(instances: list[str]) -> RequestBody:
-    from runtime.wire.bodies import RequestBody
+def _body(instances: list[str]) -> DecodedBody:
+    from runtime.wire.bodies import DecodedBody
 
-    return RequestBody(instances=instances)
+    return DecodedBody(instances=instances)
