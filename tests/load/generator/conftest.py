@@ -1,10 +1,11 @@
-"""The gateway tests' servers, the command line, and traces to play."""
+"""The servers of the gateway tests, the command line, runs and traces."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyarrow import parquet
 
 from tests.gateway.conftest import client, harness, pool, shared_gateway
 from tests.pilotlight.conftest import cli
@@ -12,7 +13,33 @@ from tests.pilotlight.conftest import cli
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tests.pilotlight.conftest import Cli, Ran
+
 __all__ = ["cli", "client", "harness", "pool", "shared_gateway"]
+
+
+@pytest.fixture
+def load_run(cli: Cli, tmp_path: Path) -> LoadRun:
+    return LoadRun(cli, tmp_path / "run.parquet")
+
+
+class LoadRun:
+    """`load run` in this process, and the records that it writes."""
+
+    def __init__(self, cli: Cli, output: Path) -> None:
+        self._cli = cli
+        self.output = output
+
+    def __call__(self, trace: str, url: str, *flags: str) -> Ran:
+        arguments = ("--trace", trace, "--url", url, "-o", str(self.output))
+        return self._cli("load", "run", *arguments, *flags)
+
+    def records(self, trace: str, url: str, *flags: str) -> list[dict[str, Any]]:
+        """The records of a successful run."""
+        ran = self(trace, url, *flags)
+        assert ran.status == 0, ran.err
+        rows: list[dict[str, Any]] = parquet.read_table(self.output).to_pylist()
+        return rows
 
 
 @pytest.fixture

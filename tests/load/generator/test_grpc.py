@@ -9,14 +9,11 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import pytest
 from kserve.protocol.grpc import grpc_predict_v2_pb2 as messages
-from pyarrow import parquet
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
-    from tests.load.generator.conftest import WriteTrace
-    from tests.pilotlight.conftest import Cli
+    from tests.load.generator.conftest import LoadRun, WriteTrace
 
 
 def _infer(request: Any, context: grpc.ServicerContext) -> Any:
@@ -68,28 +65,22 @@ def _serving(*, is_ours: bool) -> Iterator[int]:
     ("is_ours", "name"), [(True, "default~good"), (False, "good")], ids=["pilotlight", "kserve"]
 )
 def test_the_tenant_is_sent_to_our_servers_only(
-    cli: Cli, write_trace: WriteTrace, tmp_path: Path, *, is_ours: bool, name: str
+    load_run: LoadRun, write_trace: WriteTrace, *, is_ours: bool, name: str
 ) -> None:
-    output = tmp_path / "run.parquet"
+    trace = write_trace(["good"], count=1, gap_s=0.0)
     with _serving(is_ours=is_ours) as port:
-        flags = ("--protocol", "grpc", "-o", str(output), "--url", f"127.0.0.1:{port}")
-        ran = cli("load", "run", "--trace", write_trace(["good"], count=1, gap_s=0.0), *flags)
-    assert ran.status == 0, ran.err
-    [row] = parquet.read_table(output).to_pylist()
+        [row] = load_run.records(trace, f"127.0.0.1:{port}", "--protocol", "grpc")
     assert (row["status"], row["predict_pod"]) == (200, name)
 
 
 @pytest.mark.slow
 def test_responses_errors_and_missing_servers_over_grpc(
-    cli: Cli, write_trace: WriteTrace, tmp_path: Path
+    load_run: LoadRun, write_trace: WriteTrace
 ) -> None:
-    output = tmp_path / "run.parquet"
-    trace = write_trace(["good", "full"], count=2, gap_s=0.0)
+    trace, flags = write_trace(["good", "full"], count=2, gap_s=0.0), ("--protocol", "grpc")
     with _serving(is_ours=False) as port:
-        flags = ("--protocol", "grpc", "-o", str(output), "--url", f"127.0.0.1:{port}", "--json")
-        ran = cli("load", "run", "--trace", trace, *flags)
-    assert ran.status == 0, ran.err
-    rows = {row["model"]: row for row in parquet.read_table(output).to_pylist()}
+        url = f"127.0.0.1:{port}"
+        rows = {row["model"]: row for row in load_run.records(trace, url, *flags)}
     assert (rows["good"]["status"], rows["good"]["error"]) == (200, None)
     assert (rows["good"]["start"], rows["good"]["infer_ms"]) == ("disk", 2.5)
     assert rows["good"]["entry_pod"] == "1-2"
@@ -97,6 +88,6 @@ def test_responses_errors_and_missing_servers_over_grpc(
         429,
         "gRPC RESOURCE_EXHAUSTED: no room",
     )
-    again = cli("load", "run", "--trace", trace, *flags, "--overwrite")
+    again = load_run(trace, url, *flags, "--overwrite", "--json")
     assert again.status == 0, again.err
     assert again.document["by_status"] == {"0": 2}

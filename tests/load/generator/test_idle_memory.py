@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 
     from registry.redis.client import Registry
     from tests.gateway.gateway_harness import GatewayHarness
-    from tests.load.generator.conftest import WriteTrace
-    from tests.pilotlight.conftest import Cli
+    from tests.load.generator.conftest import LoadRun, WriteTrace
 
 
 def test_a_run_counts_the_idle_memory_of_a_deregistered_pod(
@@ -55,13 +54,11 @@ def test_a_run_counts_the_idle_memory_of_a_deregistered_pod(
 
 
 def test_idle_memory_is_unknown_for_other_servers(
-    cli: Cli, write_trace: WriteTrace, tmp_path: Path
+    load_run: LoadRun, write_trace: WriteTrace
 ) -> None:
-    trace = write_trace(["m"], count=1, gap_s=1.0)
-    output = tmp_path / "run.parquet"
     with odd_server() as server:
-        ran = cli("load", "run", "--trace", trace, "--url", server.url, "-o", str(output))
+        ran = load_run(write_trace(["m"], count=1, gap_s=1.0), server.url)
     assert ran.status == 0, ran.err
     assert "idle memory is not recorded" in ran.err
     assert "not reported" in ran.out
-    assert read_run(output, "run").wasted_memory_byte_s is None
+    assert read_run(load_run.output, "run").wasted_memory_byte_s is None

@@ -20,8 +20,7 @@ from tests import servers
 from tests.load.generator.odd_server import OddServer, odd_server
 
 if TYPE_CHECKING:
-    from tests.load.generator.conftest import WriteTrace
-    from tests.pilotlight.conftest import Cli
+    from tests.load.generator.conftest import LoadRun, WriteTrace
 
 
 def _start(trace: str, url: str, output: Path) -> subprocess.Popen[str]:
@@ -93,9 +92,9 @@ def test_a_full_disk_is_one_message_and_keeps_the_records_so_far(
 
 @pytest.mark.slow
 def test_a_report_reads_the_parts_of_a_killed_run(
-    cli: Cli, write_trace: WriteTrace, tmp_path: Path
+    load_run: LoadRun, write_trace: WriteTrace
 ) -> None:
-    output = tmp_path / "run.parquet"
+    output = load_run.output
     trace = write_trace(["plain", "hold"], count=2000, gap_s=0.01)
     with odd_server() as server:
         run = _start(trace, server.url, output)
@@ -107,7 +106,7 @@ def test_a_report_reads_the_parts_of_a_killed_run(
         servers.wait_until(
             lambda: not any(servers.is_alive(pid) for pid in workers), what="workers ended"
         )
-        again = cli("load", "run", "--trace", trace, "--url", server.url, "-o", str(output))
+        again = load_run(trace, server.url)
     assert not output.exists()
     found = read_run(output, "run")
     assert found.was_interrupted

@@ -21,23 +21,16 @@ from tests.load.generator.odd_server import odd_server
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.load.generator.conftest import WriteTrace
-    from tests.pilotlight.conftest import Cli
+    from tests.load.generator.conftest import LoadRun, WriteTrace
 
 
-def _rows(path: Path) -> dict[str, dict[str, Any]]:
-    return {row["model"]: row for row in parquet.read_table(path).to_pylist()}
-
-
-def test_every_odd_response_is_recorded(cli: Cli, write_trace: WriteTrace, tmp_path: Path) -> None:
+def test_every_odd_response_is_recorded(load_run: LoadRun, write_trace: WriteTrace) -> None:
     models = ["plain", "busy", "wrong", "odd-headers", "truncated", "garbage", "closed", "hold"]
-    output = tmp_path / "run.parquet"
     trace = write_trace(models, count=len(models), gap_s=0.01)
     with odd_server() as server:
-        ran = cli("load", "run", "--trace", trace, "--url", server.url, "-o", str(output),
-                  "--timeout", "4s")  # fmt: skip
+        ran = load_run(trace, server.url, "--timeout", "4s")
     assert ran.status == 0, ran.err
-    rows = _rows(output)
+    rows = {row["model"]: row for row in parquet.read_table(load_run.output).to_pylist()}
     seen = {model: (row["status"], row["error"]) for model, row in rows.items()}
     assert seen == {
         "plain": (200, None),
@@ -109,25 +102,23 @@ def test_requests_beyond_the_bound_fail_at_once(tmp_path: Path) -> None:
 
 
 def test_an_unreachable_url_is_one_message_before_anything_is_written(
-    cli: Cli, write_trace: WriteTrace, tmp_path: Path
+    load_run: LoadRun, write_trace: WriteTrace
 ) -> None:
-    output = tmp_path / "run.parquet"
     url = f"http://127.0.0.1:{servers.free_port()}"
-    trace = write_trace(["m"], count=1, gap_s=1.0)
-    ran = cli("load", "run", "--trace", trace, "--url", url, "-o", str(output))
+    ran = load_run(write_trace(["m"], count=1, gap_s=1.0), url)
     assert ran.status == 1
     [line] = ran.err.splitlines()
     assert f"no server responds at {url}" in line
     assert "pilotlight up" in line
-    assert list(tmp_path.glob("run*")) == []
+    assert list(load_run.output.parent.glob("run*")) == []
 
 
 def test_all_mistakes_in_flags_are_reported_together(
-    cli: Cli, write_trace: WriteTrace, tmp_path: Path
+    load_run: LoadRun, write_trace: WriteTrace, tmp_path: Path
 ) -> None:
     (tmp_path / "body.txt").write_text("no JSON")
-    ran = cli(
-        "load", "run", "--trace", write_trace(["m"], count=1, gap_s=1.0), "--url", "http://h",
+    ran = load_run(
+        write_trace(["m"], count=1, gap_s=1.0), "http://h",
         "--protocol", "soap", "--policy", "best", "--duration", "5", "--timeout", "0s",
         "--payload", "m", "--payload", f"m={tmp_path / 'body.txt'}", "--payload", "m=absent.json",
         "--host-header", "{name}.example.com",
@@ -139,17 +130,16 @@ def test_all_mistakes_in_flags_are_reported_together(
 
 
 @pytest.mark.parametrize("url", ["ftp://h", "http://", "http://h:x", "http://u:p@h", "http://h?a"])
-def test_a_wrong_url_is_refused(cli: Cli, write_trace: WriteTrace, url: str) -> None:
-    ran = cli("load", "run", "--trace", write_trace(["m"], count=1, gap_s=1.0), "--url", url)
+def test_a_wrong_url_is_refused(load_run: LoadRun, write_trace: WriteTrace, url: str) -> None:
+    ran = load_run(write_trace(["m"], count=1, gap_s=1.0), url)
     assert ran.status == 2
     assert len(ran.err.splitlines()) == 1
     assert "--url" in ran.err
 
 
 @pytest.mark.parametrize("trace", ["absent.parquet", "poisson:rate=fast", "soap:x"])
-def test_a_wrong_trace_is_refused(cli: Cli, tmp_path: Path, trace: str) -> None:
-    ran = cli("load", "run", "--trace", trace, "--url", "http://127.0.0.1:1",
-              "-o", str(tmp_path / "run.parquet"))  # fmt: skip
+def test_a_wrong_trace_is_refused(load_run: LoadRun, trace: str) -> None:
+    ran = load_run(trace, "http://127.0.0.1:1")
     assert ran.status == 2
     assert ran.err.startswith("error: ")
-    assert list(tmp_path.glob("run*")) == []
+    assert list(load_run.output.parent.glob("run*")) == []

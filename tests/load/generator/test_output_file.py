@@ -13,33 +13,29 @@ from load.generator.output_file import claimed_output
 from tests.load.generator.odd_server import odd_server
 
 if TYPE_CHECKING:
-    from tests.load.generator.conftest import WriteTrace
-    from tests.pilotlight.conftest import Cli
+    from tests.load.generator.conftest import LoadRun, WriteTrace
 
 
-def test_an_existing_output_is_not_replaced(
-    cli: Cli, write_trace: WriteTrace, tmp_path: Path
-) -> None:
-    output = tmp_path / "run.parquet"
-    output.write_text("mine")
-    trace = write_trace(["m"], count=1, gap_s=1.0)
+def test_an_existing_output_is_not_replaced(load_run: LoadRun, write_trace: WriteTrace) -> None:
+    load_run.output.write_text("mine")
     with odd_server() as server:
-        ran = cli("load", "run", "--trace", trace, "--url", server.url, "-o", str(output))
+        ran = load_run(write_trace(["m"], count=1, gap_s=1.0), server.url)
     assert ran.status == 2
     assert "--overwrite" in ran.err
-    assert output.read_text() == "mine"
+    assert load_run.output.read_text() == "mine"
 
 
 def test_a_trace_is_never_overwritten_by_its_own_run(
-    cli: Cli, write_trace: WriteTrace, tmp_path: Path
+    load_run: LoadRun, write_trace: WriteTrace, tmp_path: Path
 ) -> None:
     trace = write_trace(["m"], count=1, gap_s=1.0)
     before = Path(trace).read_bytes()
     (tmp_path / "link.parquet").symlink_to(trace)
     with odd_server() as server:
-        ran = cli("load", "run", "--trace", f"({trace} + poisson:rate=1,duration=1s)|rate=1",
-                  "--url", server.url, "-o", str(tmp_path / "link.parquet"),
-                  "--overwrite")  # fmt: skip
+        ran = load_run(
+            f"({trace} + poisson:rate=1,duration=1s)|rate=1", server.url,
+            "-o", str(tmp_path / "link.parquet"), "--overwrite",
+        )  # fmt: skip
     assert ran.status == 2
     assert "link.parquet is a file of the trace; name another" in ran.err
     assert Path(trace).read_bytes() == before

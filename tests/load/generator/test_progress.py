@@ -17,12 +17,10 @@ from tests.load.generator.odd_server import odd_server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     import pytest
 
-    from tests.load.generator.conftest import WriteTrace
-    from tests.pilotlight.conftest import Cli
+    from tests.load.generator.conftest import LoadRun, WriteTrace
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
@@ -56,12 +54,11 @@ def _read_all(master: int) -> bytes:
 
 
 def test_a_terminal_shows_a_bar_with_live_percentiles(
-    cli: Cli, write_trace: WriteTrace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    load_run: LoadRun, write_trace: WriteTrace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trace = write_trace(["plain", "plain", "busy"], count=30, gap_s=0.03)
-    flags = ("-o", str(tmp_path / "run.parquet"), "--processes", "2")
     with odd_server() as server, _terminal_as_standard_error(monkeypatch) as shown:
-        ran = cli("load", "run", "--trace", trace, "--url", server.url, *flags)
+        ran = load_run(trace, server.url, "--processes", "2")
     assert ran.status == 0, shown
     [text] = shown
     last = re.findall(

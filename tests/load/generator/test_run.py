@@ -11,26 +11,20 @@ from pyarrow import parquet
 from load.schema import RECORD_SCHEMA
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tests.gateway.gateway_harness import GatewayHarness
-    from tests.load.generator.conftest import WriteTrace
-    from tests.pilotlight.conftest import Cli
+    from tests.load.generator.conftest import LoadRun, WriteTrace
 
 
 def test_records_every_request_with_the_headers_of_the_gateway(
-    cli: Cli, harness: GatewayHarness, write_trace: WriteTrace, tmp_path: Path
+    load_run: LoadRun, harness: GatewayHarness, write_trace: WriteTrace
 ) -> None:
     warm, cold = harness.declare(), harness.declare()
     harness.start_pods("pod-a", warm=warm, slots=8)
     trace = write_trace([warm.name.name, cold.name.name], count=60, gap_s=0.005, deadline_s=20)
-    output = tmp_path / "run.parquet"
-    ran = cli(
-        "load", "run", "--trace", trace, "--url", harness.gateway.url, "-o", str(output),
-        "--policy", "colocation", "--processes", "2", "--json",
-    )  # fmt: skip
+    flags = ("--policy", "colocation", "--processes", "2", "--json")
+    ran = load_run(trace, harness.gateway.url, *flags)
     assert ran.status == 0, ran.err
-    table = parquet.read_table(output)
+    table = parquet.read_table(load_run.output)
     assert table.schema.equals(RECORD_SCHEMA)
     rows = table.to_pylist()
     assert sorted(row["request_id"] for row in rows) == sorted(f"0-{n}" for n in range(60))
@@ -48,7 +42,7 @@ def test_records_every_request_with_the_headers_of_the_gateway(
     assert starts[warm.name.name] == {"warm"}
     assert "remote" in starts[cold.name.name]
     assert ran.document["requests"] == ran.document["ok"] == 60
-    about = json.loads(parquet.read_schema(output).metadata[b"pilotlight.run"])
+    about = json.loads(parquet.read_schema(load_run.output).metadata[b"pilotlight.run"])
     assert about["interrupted"] is False
 
 
@@ -61,7 +55,7 @@ def test_records_every_request_with_the_headers_of_the_gateway(
     ],
 )
 def test_other_protocols_reach_pods_by_their_own_paths(
-    cli: Cli, harness: GatewayHarness, write_trace: WriteTrace, tmp_path: Path,
+    load_run: LoadRun, harness: GatewayHarness, write_trace: WriteTrace,
     protocol: str, output_size: int, path: str,
 ) -> None:  # fmt: skip
     spec = harness.declare(namespace="team")
@@ -69,11 +63,7 @@ def test_other_protocols_reach_pods_by_their_own_paths(
     trace = write_trace(
         [spec.name.name], count=20, gap_s=0.005, tenant="team", output_size=output_size
     )
-    output = tmp_path / "run.parquet"
-    ran = cli("load", "run", "--trace", trace, "--url", harness.gateway.url, "-o", str(output),
-              "--protocol", protocol)  # fmt: skip
-    assert ran.status == 0, ran.err
-    rows = parquet.read_table(output).to_pylist()
+    rows = load_run.records(trace, harness.gateway.url, "--protocol", protocol)
     columns = ("status", "error", "tenant", "entry_pod", "start", "infer_ms")
     assert {tuple(row[each] for each in columns) for row in rows} == {
         (200, None, "team", "pod-a", "warm", 2.0)
@@ -83,13 +73,12 @@ def test_other_protocols_reach_pods_by_their_own_paths(
 
 
 def test_unknown_models_are_reported_with_their_first_arrival(
-    cli: Cli, harness: GatewayHarness, write_trace: WriteTrace, tmp_path: Path
+    load_run: LoadRun, harness: GatewayHarness, write_trace: WriteTrace
 ) -> None:
     known = harness.declare()
     harness.start_pods("pod-a", warm=known)
     trace = write_trace([known.name.name, "nobody", "nothing"], count=9, gap_s=0.01)
-    output = tmp_path / "run.parquet"
-    ran = cli("load", "run", "--trace", trace, "--url", harness.gateway.url, "-o", str(output))
+    ran = load_run(trace, harness.gateway.url)
     assert ran.status == 0, ran.err
     [note] = ran.err.splitlines()
     assert note == (
@@ -97,5 +86,7 @@ def test_unknown_models_are_reported_with_their_first_arrival(
         "default/nobody (first in arrival 2, at 0.01 s), "
         "default/nothing (first in arrival 3, at 0.02 s)"
     )
-    statuses = {row["model"]: row["status"] for row in parquet.read_table(output).to_pylist()}
+    statuses = {
+        row["model"]: row["status"] for row in parquet.read_table(load_run.output).to_pylist()
+    }
     assert statuses == {known.name.name: 200, "nobody": 404, "nothing": 404}

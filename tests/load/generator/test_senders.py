@@ -17,25 +17,24 @@ from tests.load.generator.odd_server import odd_server
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.load.generator.conftest import WriteTrace
-    from tests.pilotlight.conftest import Cli
+    from tests.load.generator.conftest import LoadRun, WriteTrace
 
 PNG = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNgAAAAAgABSK+kcQAAAABJRU5ErkJggg=="
 )
 
 
-def test_payloads_are_sent_unchanged(cli: Cli, write_trace: WriteTrace, tmp_path: Path) -> None:
+def test_payloads_are_sent_unchanged(
+    load_run: LoadRun, write_trace: WriteTrace, tmp_path: Path
+) -> None:
     whole, drawn = tmp_path / "body.json", tmp_path / "cat.png"
     whole.write_bytes(b'{ "instances" : [[1, 2.50]] }')
     drawn.write_bytes(PNG)
     models = ["whole", "drawn", "made", "words"]
     trace = write_trace(models, count=4, gap_s=0.01)
     with odd_server() as server:
-        ran = cli("load", "run", "--trace", trace, "--url", server.url,
-                  "-o", str(tmp_path / "run.parquet"), "--payload", f"default/whole={whole}",
-                  "--payload", f"drawn={drawn}", "--payload", "made=image")  # fmt: skip
-    assert ran.status == 0, ran.err
+        payloads = (f"default/whole={whole}", f"drawn={drawn}", "made=image")
+        load_run.records(trace, server.url, *(f"--payload={each}" for each in payloads))
     paths = (request.split()[1] for request in server.requests)
     sent = dict(zip(paths, server.bodies, strict=True))
     assert set(sent) == {f"/v1/models/{model}:predict" for model in models}
@@ -49,27 +48,21 @@ def test_payloads_are_sent_unchanged(cli: Cli, write_trace: WriteTrace, tmp_path
     assert [type(text) for text in texts] == [words] * 2
 
 
-def test_the_host_header_reaches_the_server(
-    cli: Cli, write_trace: WriteTrace, tmp_path: Path
-) -> None:
+def test_the_host_header_reaches_the_server(load_run: LoadRun, write_trace: WriteTrace) -> None:
     trace = write_trace(["a", "b"], count=4, gap_s=0.01, tenant="team")
     with odd_server() as server:
-        ran = cli("load", "run", "--trace", trace, "--url", server.url,
-                  "-o", str(tmp_path / "run.parquet"),
-                  "--host-header", "{model}.{tenant}.example.com")  # fmt: skip
-    assert ran.status == 0, ran.err
+        load_run.records(trace, server.url, "--host-header", "{model}.{tenant}.example.com")
     hosts = {"a.team.example.com", "b.team.example.com"}
     assert {host for method, host in server.hosts if method == "POST"} == hosts
     assert {host for method, host in server.hosts if method == "GET"} >= hosts
 
 
 def test_a_model_without_a_valid_host_is_refused_before_anything_is_sent(
-    cli: Cli, write_trace: WriteTrace, tmp_path: Path
+    load_run: LoadRun, write_trace: WriteTrace
 ) -> None:
     trace = write_trace(["a", "ü b"], count=4, gap_s=0.01)
-    flags = ("-o", str(tmp_path / "run.parquet"), "--host-header", "{model}.example.com")
     with odd_server() as server:
-        ran = cli("load", "run", "--trace", trace, "--url", server.url, *flags)
+        ran = load_run(trace, server.url, "--host-header", "{model}.example.com")
         assert server.requests == []
     assert ran.status == 2
     [line] = ran.err.splitlines()
@@ -80,17 +73,16 @@ def test_a_model_without_a_valid_host_is_refused_before_anything_is_sent(
     ("processes", "most"), [pytest.param(3, 2, id="fewer"), pytest.param(2, 3, id="remainder")]
 )
 def test_processes_share_the_bound_on_requests_in_flight(
-    cli: Cli, write_trace: WriteTrace, tmp_path: Path, processes: int, most: int
+    load_run: LoadRun, write_trace: WriteTrace, processes: int, most: int
 ) -> None:
-    output = tmp_path / "run.parquet"
     trace = write_trace(["hold"], count=8, gap_s=0.0)
     with odd_server() as server:
-        ran = cli("load", "run", "--trace", trace, "--url", server.url, "-o", str(output),
-                  "--processes", str(processes), "--max-in-flight", str(most),
-                  "--timeout", "1s")  # fmt: skip
+        ran = load_run(
+            trace, server.url, f"--processes={processes}", f"--max-in-flight={most}", "--timeout=1s"
+        )
         assert server.requests_for("hold") == most
     assert ran.status == 0, ran.err
-    sent = [row["sent_s"] is not None for row in parquet.read_table(output).to_pylist()]
+    sent = [row["sent_s"] is not None for row in parquet.read_table(load_run.output).to_pylist()]
     assert (len(sent), sum(sent)) == (8, most)
     assert ("2 of --processes 3 are used" in ran.err) == (processes > most)
 
