@@ -13,7 +13,7 @@ from tests.pilotlight.conftest import cli
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.pilotlight.conftest import Cli, Ran
+    from tests.pilotlight.conftest import Cli, CommandResult
 
 __all__ = ["cli", "client", "harness", "pool", "shared_gateway"]
 
@@ -30,7 +30,7 @@ class LoadRun:
         self._cli = cli
         self.output = output
 
-    def __call__(self, trace: str, url: str, *flags: str) -> Ran:
+    def __call__(self, trace: str, url: str, *flags: str) -> CommandResult:
         arguments = ("--trace", trace, "--url", url, "-o", str(self.output))
         return self._cli("load", "run", *arguments, *flags)
 

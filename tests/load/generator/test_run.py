@@ -86,7 +86,6 @@ def test_unknown_models_are_reported_with_their_first_arrival(
         "default/nobody (first in arrival 2, at 0.01 s), "
         "default/nothing (first in arrival 3, at 0.02 s)"
     )
-    statuses = {
-        row["model"]: row["status"] for row in parquet.read_table(load_run.output).to_pylist()
-    }
+    rows = parquet.read_table(load_run.output).to_pylist()
+    statuses = {row["model"]: row["status"] for row in rows}
     assert statuses == {known.name.name: 200, "nobody": 404, "nothing": 404}

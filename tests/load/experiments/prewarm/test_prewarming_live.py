@@ -90,10 +90,10 @@ def test_the_slice_runs_live_under_every_policy(
     if (made := StateDir.default().objects).is_dir():  # the sample models take 15 s to make
         home.objects.symlink_to(made)
     live = LocalLivePlatform(home, Output(as_json=True))
-    asked = ExperimentOptions(
+    options = ExperimentOptions(
         "prewarming-live", (), is_quick=True, out=tmp_path, processes=1, live=live
     )
-    run_experiment(asked, Output(as_json=True))
+    run_experiment(options, Output(as_json=True))
     rows = json.loads(capsys.readouterr().out)["tables"][0]["rows"]
     assert len(rows) == 4
     for row in rows:

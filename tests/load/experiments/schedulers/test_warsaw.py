@@ -152,9 +152,9 @@ def test_baseline_loads_a_model_once_and_round_robin_repeatedly(
     short_runs: Mapping[str, SchedulerResult],
 ) -> None:
     """Twelve places for nine models: Baseline never has to unload one."""
-    asked_for = np.count_nonzero(SHORT.counts(1).sum(axis=0))
-    assert short_runs[BASELINE].loads == asked_for
-    assert short_runs["round-robin"].loads > 2 * asked_for
+    requested = np.count_nonzero(SHORT.counts(1).sum(axis=0))
+    assert short_runs[BASELINE].loads == requested
+    assert short_runs["round-robin"].loads > 2 * requested
     assert short_runs["+ renewed quantum"].loads < short_runs["round-robin"].loads
 
 
@@ -167,7 +167,7 @@ def test_the_same_run_gives_the_same_result(short_runs: Mapping[str, SchedulerRe
 
 @pytest.mark.slow
 def test_in_a_spike_baseline_has_one_copy_and_clockwork_more() -> None:
-    """All functions eight times as often: one machine cannot do what one model is asked for."""
+    """All functions eight times as often: one machine cannot serve the requests of one model."""
     work = Workload(
         minutes=2, spikes=1, rate_per_min=300.0, work=(0.3, 0.5), most_busy=0.3, height=8.0,
         spiking_share=1.0,

@@ -215,13 +215,6 @@ def test_incomplete_gzip_data_are_reported_with_their_row(
     assert "\n" not in str(caught.value)
 
 
-def test_gzip_data_without_their_end_are_reported_with_the_last_row(tmp_path: Path) -> None:
-    path = tmp_path / "t.csv.gz"
-    path.write_bytes(_gzip(OWN)[:-4])
-    with pytest.raises(UnreadableTrace, match=r"gz, after row 2: incomplete"):
-        named(str(path))
-
-
 def _damaged(gzipped: bytes) -> bytes:
     """Blocks of the reserved type after the first half, by a flush of the compressor there."""
     packer = zlib.compressobj(wbits=31)
@@ -241,27 +234,22 @@ def test_damage_far_down_is_reported_with_its_row(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "place"),
+    ("content", "place", "problem"),
     [
-        pytest.param(_gzip(OWN)[:-8] + bytes(8), "after row 2", id="checksum"),
-        pytest.param(_gzip(OWN) + b"more", "after row 2", id="something behind"),
-        pytest.param(_gzip(OWN)[:10] + b"\xff" * 100, "before row 1", id="at once"),
-        pytest.param(b"\x1f\x8b" + OWN.encode(), "before row 1", id="no gzip"),
+        pytest.param(_gzip(OWN)[:-8] + bytes(8), "after row 2", "damaged", id="checksum"),
+        pytest.param(_gzip(OWN) + b"more", "after row 2", "damaged", id="more bytes"),
+        pytest.param(_gzip(OWN)[:10] + b"\xff" * 100, "before row 1", "damaged", id="at once"),
+        pytest.param(b"\x1f\x8b" + OWN.encode(), "before row 1", "damaged", id="no gzip"),
+        pytest.param(_gzip(OWN)[:-4], "after row 2", "incomplete", id="end is missing"),
+        pytest.param(_gzip(OWN)[:12], "before row 1", "incomplete", id="rows are missing"),
     ],
 )
-def test_damaged_gzip_data_are_reported_with_their_row(
-    tmp_path: Path, content: bytes, place: str
+def test_bad_gzip_data_are_reported_with_their_row(
+    tmp_path: Path, content: bytes, place: str, problem: str
 ) -> None:
     path = tmp_path / "t.csv.gz"
     path.write_bytes(content)
-    with pytest.raises(UnreadableTrace, match=f"gz, {place}: damaged gzip data [(].*; fetch"):
-        named(str(path))
-
-
-def test_gzip_data_that_end_before_the_first_row(tmp_path: Path) -> None:
-    path = tmp_path / "t.csv.gz"
-    path.write_bytes(_gzip(OWN)[:12])
-    with pytest.raises(UnreadableTrace, match="gz, before row 1: incomplete"):
+    with pytest.raises(UnreadableTrace, match=f"gz, {place}: {problem} gzip data.*; fetch"):
         named(str(path))
 
 
@@ -294,43 +282,43 @@ def test_a_bad_json_line(tmp_path: Path, line: str, problem: str) -> None:
         named(str(path))
 
 
+def _parquet_of(folder: Path, **columns: object) -> str:
+    parquet.write_table(pa.table(columns), folder / "t.parquet")
+    return str(folder / "t.parquet")
+
+
 def test_parquet_without_rows(tmp_path: Path) -> None:
-    path = tmp_path / "t.parquet"
-    parquet.write_table(pa.table({"at_s": pa.array([], pa.float64()), "model": []}), path)
+    path = _parquet_of(tmp_path, at_s=pa.array([], pa.float64()), model=[])
     with pytest.raises(UnreadableTrace, match="has columns and no rows"):
-        named(str(path))
+        named(path)
 
 
 def test_parquet_with_a_null_time(tmp_path: Path) -> None:
-    path = tmp_path / "t.parquet"
-    parquet.write_table(pa.table({"at_s": [0.0, None], "model": ["a", "b"]}), path)
+    path = _parquet_of(tmp_path, at_s=[0.0, None], model=["a", "b"])
     with pytest.raises(InvalidTrace, match="row 2: at_s must be a number of at least 0, was None"):
-        named(str(path))
-
-
-@pytest.mark.parametrize(
-    "columns",
-    [
-        pytest.param({"at_s": [[1.0], [2.0]], "model": ["a", "b"]}, id="list"),
-        pytest.param({"at_s": [1.0, 2.0], "model": [["a"], ["b"]]}, id="list of names"),
-        pytest.param({"at_s": [1.0, 2.0], "model": [b"a", b"\xff"]}, id="bytes"),
-        pytest.param({"at_s": [{"x": 1}, {"x": 2}], "model": ["a", "b"]}, id="struct"),
-    ],
-)
-def test_parquet_of_other_types(tmp_path: Path, columns: dict[str, list[object]]) -> None:
-    path = tmp_path / "t.parquet"
-    parquet.write_table(pa.table(columns), path)
-    with pytest.raises(InvalidTrace, match=r"row 1: (at_s|model) must be text or numbers"):
-        named(str(path))
+        named(path)
 
 
 def test_parquet_with_a_time_beyond_what_python_can_represent(tmp_path: Path) -> None:
-    path = tmp_path / "t.parquet"
     time = pa.array([10**12], pa.timestamp("s"))
-    tokens = {"ContextTokens": [1], "GeneratedTokens": [1]}
-    parquet.write_table(pa.table({"TIMESTAMP": time, **tokens}), path)
+    path = _parquet_of(tmp_path, TIMESTAMP=time, ContextTokens=[1], GeneratedTokens=[1])
     with pytest.raises(InvalidTrace, match="row 1: TIMESTAMP must be a time such as"):
-        named(str(path))
+        named(path)
+
+
+@pytest.mark.parametrize(
+    ("at_s", "model"),
+    [
+        pytest.param([[1.0], [2.0]], ["a", "b"], id="list"),
+        pytest.param([1.0, 2.0], [["a"], ["b"]], id="list of names"),
+        pytest.param([1.0, 2.0], [b"a", b"\xff"], id="bytes"),
+        pytest.param([{"x": 1}, {"x": 2}], ["a", "b"], id="struct"),
+    ],
+)
+def test_parquet_of_other_types(tmp_path: Path, at_s: object, model: object) -> None:
+    path = _parquet_of(tmp_path, at_s=at_s, model=model)
+    with pytest.raises(InvalidTrace, match=r"row 1: (at_s|model) must be text or numbers"):
+        named(path)
 
 
 def test_a_folder(tmp_path: Path) -> None:
