@@ -1,7 +1,7 @@
 """Speed of the simulator: requests per second of CPU time, with the policies of production.
 
-Poisson arrivals of models with Zipf popularity, at half of what the devices can do. One core; the
-time is the process' own CPU time, of the run alone (the trace is made before it).
+Poisson arrivals for models with Zipf popularity, at half of the devices' capacity. One core; the
+time is the process' CPU time of the run alone (the trace is made before).
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _INFER_S: Final = 0.005
 _USED_SHARE: Final = 0.5
 _SKEW: Final = 0.9
 _SPARE: Final = 1.5
-"""Copies at the start, over what the popularity of a model asks for."""
+"""Copies at the start, as a multiple of those that a model's popularity needs."""
 _ROWS: Final = 16_384
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """A cluster and a trace, and the requests per second that the design asks for."""
+    """A cluster and a trace, and the requests per CPU second that are the target."""
 
     pods: int
     models: int
@@ -60,7 +60,7 @@ POLICIES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """One policy at one size: CPU seconds per repeat, and what the run came to."""
+    """One policy at one size: CPU seconds per request for each repeat."""
 
     size: Size
     policy: RoutingPolicy
@@ -69,14 +69,14 @@ class Timed:
 
 
 def kind() -> str:
-    """What is measured: `python -m load.compiled benchmarks simulator` has it compiled."""
+    """Compiled if started by `python -m load.compiled benchmarks simulator`."""
     return "compiled" if is_compiled(route_request) else "plain Python"
 
 
 def measure(*, seed: int, repeats: int, is_quick: bool = False, only: str = "") -> list[Timed]:
     """Time every policy at every size; with `is_quick` on a tenth of the requests.
 
-    `only` are parts of policies' names, with commas between.
+    `only` has parts of policies' names, separated by commas.
     """
     results = []
     for size in SIZES:
@@ -94,26 +94,26 @@ def _time(
     plan: ClusterPlan, batches: Sequence[pa.RecordBatch], policy: RoutingPolicy, seed: int
 ) -> tuple[float, int]:
     run = Simulation(plan, batches, policy, seed)
-    _tell_times(run)
+    _set_times(run)
     gc.collect()
     gc.freeze()
-    began_s = time.process_time()
+    start_s = time.process_time()
     for _ in run:
         pass
-    took_s = time.process_time() - began_s
+    took_s = time.process_time() - start_s
     gc.unfreeze()
     return took_s, run.summary.cold_starts
 
 
-def _tell_times(run: Simulation) -> None:
-    """As after some time in service: the models' times are known."""
+def _set_times(run: Simulation) -> None:
+    """Give the models times, as after some time in service."""
     times_s = {"infer": _INFER_S, "share": _INFER_S, "preprocess": 0.001, "postprocess": 0.001}
     times_s |= {"network": 0.002, "load:remote": 0.25}
     run.set_measured_times({each.spec.key: times_s for each in run.registry.state.models.values()})
 
 
 def cluster(size: Size) -> ClusterPlan:
-    """Pods with room for some forty models each, warm for what they will be asked for."""
+    """Pods with memory for some forty models each, warm for the requests of the trace."""
     width = len(str(size.pods - 1))
     pods = itertools.cycle(f"n-{number:0{width}d}" for number in range(size.pods))
     models = []
@@ -139,7 +139,7 @@ def popularity(size: Size) -> list[float]:
 
 
 def trace(size: Size, count: int, seed: int) -> list[pa.RecordBatch]:
-    """Arrivals at half of what the devices can do."""
+    """Arrivals at half of the devices' capacity."""
     rng = np.random.default_rng(seed)
     names = [f"m{number}" for number in range(size.models)]
     at_s = np.cumsum(rng.exponential(_INFER_S / _USED_SHARE / size.pods, count))

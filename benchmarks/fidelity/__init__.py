@@ -1,1 +1,1 @@
-"""How near the simulator comes to a live platform: latency percentiles of one trace, per policy."""
+"""Fidelity of the simulator: latency percentiles of one trace, live and simulated, per policy."""

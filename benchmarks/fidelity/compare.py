@@ -1,4 +1,4 @@
-"""One trace under every policy, live and simulated, and how far their latencies are apart."""
+"""One trace under every policy, live and simulated, and the difference of their latencies."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from benchmarks.fidelity.live import (
     MODELS,
     PODS,
     SLOTS,
-    Asked,
-    Outcome,
+    FidelityArrival,
+    FidelityOutcome,
     live_platform,
     spec_of,
 )
@@ -42,40 +42,40 @@ POLICIES: Final = (
 )  # fmt: skip
 SHARES: Final = (0.5, 0.9, 0.95, 0.99)
 TARGET: Final = 0.1
-"""Most that a percentile may be off, as a share of the live one."""
+"""Largest accepted error of a percentile, as a share of the live one."""
 _USED_SHARE: Final = 0.5
 """Of all slots."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much is measured."""
+    """Extent of the measurement."""
 
     seed: int
     requests: int
     repeats: int = 1
-    """Traces, one seed each; percentiles are those of all their requests."""
+    """Traces, one seed each; percentiles are over all their requests."""
     only: str = ""
-    """Parts of policies' names, with commas between."""
+    """Parts of policies' names, separated by commas."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """One policy: what came of the same arrivals, live and simulated, in the same order."""
+    """Outcomes of the same arrivals under one policy, live and simulated, in the same order."""
 
     policy: RoutingPolicy
-    live: list[Outcome]
-    simulated: list[Outcome]
+    live: list[FidelityOutcome]
+    simulated: list[FidelityOutcome]
 
-    def off(self, share: float) -> float:
-        """How far the simulated percentile is from the live one, as a share of that."""
+    def error(self, share: float) -> float:
+        """Relative error of the simulated percentile."""
         live = quantile([each.latency_s for each in self.live], share)
         return quantile([each.latency_s for each in self.simulated], share) / live - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The service times that were measured before, and the policies."""
+    """The measured service times, and the outcomes per policy."""
 
     times: ServiceTimes
     pairs: list[Pair]
@@ -100,32 +100,31 @@ async def _measure(plan: Plan) -> Comparison:
     return Comparison(times, pairs)
 
 
-def traces(plan: Plan, times: ServiceTimes) -> list[list[Asked]]:
-    """What is replayed."""
+def traces(plan: Plan, times: ServiceTimes) -> list[list[FidelityArrival]]:
     return [arrivals(plan.seed + number, plan, times) for number in range(plan.repeats)]
 
 
-def arrivals(seed: int, plan: Plan, times: ServiceTimes) -> list[Asked]:
-    """Poisson arrivals at half of what the slots can hold; the first model is asked for most."""
+def arrivals(seed: int, plan: Plan, times: ServiceTimes) -> list[FidelityArrival]:
+    """Poisson arrivals at half of the slots' capacity; the first model is the most popular."""
     rng = random.Random(seed)
     rate = _USED_SHARE * PODS * SLOTS / (2 * AROUND_S + times.infer_s)
     gaps_s = accumulate(rng.expovariate(rate) for _ in range(plan.requests))
     weights = [1 / (1 + number) for number in range(MODELS)]
     return [
-        Asked(at_s, rng.choices(range(MODELS), weights)[0], rng.randrange(1 << 30))
+        FidelityArrival(at_s, rng.choices(range(MODELS), weights)[0], rng.randrange(1 << 30))
         for at_s in gaps_s
     ]
 
 
 def simulated(
-    trace: Sequence[Asked],
+    trace: Sequence[FidelityArrival],
     policy: RoutingPolicy,
     times: ServiceTimes,
     known_s: Sequence[Mapping[str, float]],
-) -> list[Outcome]:
+) -> list[FidelityOutcome]:
     """The same arrivals in a simulated cluster of the same pods and service times.
 
-    `known_s` is what the live registry knew of each model by measure when the trace began.
+    `known_s` has the live registry's estimates at the trace's start, per model and measure.
     """
     run = Simulation(
         cluster_of(document(times), source="fidelity"), [_batch(trace)], policy,
@@ -142,8 +141,8 @@ def simulated(
     return [_outcome(row) for row in rows]
 
 
-def _outcome(row: Mapping[str, Any]) -> Outcome:
-    return Outcome(
+def _outcome(row: Mapping[str, Any]) -> FidelityOutcome:
+    return FidelityOutcome(
         row["finished_s"] - row["scheduled_s"],
         row["start"],
         pod=row["entry_pod"],
@@ -156,7 +155,7 @@ def _outcome(row: Mapping[str, Any]) -> Outcome:
 def document(times: ServiceTimes) -> dict[str, Any]:
     """The live platform as a cluster file: each pod with a link and a cache of its own.
 
-    Loads from object storage share their pod's link; what they take beside that is fixed.
+    Loads from object storage share their pod's link; the rest of their time is constant.
     """
     load_s = dict(times.load_s)
     fixed_s = max(0.0, load_s.pop("remote", 0.0) - times.model_bytes / LINK_BYTES_PER_S)
@@ -185,7 +184,7 @@ def document(times: ServiceTimes) -> dict[str, Any]:
     }
 
 
-def _batch(trace: Sequence[Asked]) -> pa.RecordBatch:
+def _batch(trace: Sequence[FidelityArrival]) -> pa.RecordBatch:
     count = len(trace)
     names = [spec_of(each.model).name.name for each in trace]
     columns = [
@@ -219,8 +218,8 @@ def summary(found: Comparison) -> str:
             late = max(each.late_s for each in outcomes)
             shown = f"{1e3 * late:.0f} ms" if name == "live" else "-"
             lines.append(f"| {pair.policy} | {name} | {cells} | {cold} | {shown} |")
-        offs = [pair.off(share) for share in SHARES]
-        verdict = "met" if all(abs(each) <= TARGET for each in offs) else f"over {TARGET:.0%}"
-        shown = " | ".join(f"{each:+.1%}" for each in offs)
+        errors = [pair.error(share) for share in SHARES]
+        verdict = "met" if all(abs(each) <= TARGET for each in errors) else f"over {TARGET:.0%}"
+        shown = " | ".join(f"{each:+.1%}" for each in errors)
         lines.append(f"| | off | {shown} | {verdict} | |")
     return "\n".join(lines)

