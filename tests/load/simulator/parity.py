@@ -1,7 +1,7 @@
-"""One trace, live and simulated: the same decisions, field by field.
+"""Decisions for one trace, live and simulated.
 
-Live are a real gateway, a real Redis and pods of known times that speak the pods' contract. The
-simulated cluster has the same pods and times. Both draw the same random numbers.
+The live platform has a real gateway, a real Redis, and stub pods with known times. The simulated
+cluster has the same pods and times. Both use the same random numbers.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _pools = itertools.count(1)
 
 @dataclass(frozen=True)
 class Times:
-    """What the stub pods take, in seconds, and what the registry says was measured."""
+    """Times of the stub pods in seconds, and the measurements in the registry."""
 
     load_s: float
     infer_s: float
@@ -44,7 +44,7 @@ class Times:
 
 @dataclass(frozen=True)
 class Decision:
-    """What the client is told of a decision."""
+    """A decision as the client reads it from the response."""
 
     model: str
     status: int
@@ -89,7 +89,7 @@ def simulation(
             for model, policy in policies.items()
         ],
         "network": {"gateway_hop": "0s", "pod_hop": "0s"},
-        "heartbeat": "24h",  # the stub pods report nothing either
+        "heartbeat": "24h",  # stub pods report nothing either
     }
     run = Simulation(cluster_of(document, source="parity"), trace(rows))
     run.set_measured_times(
@@ -99,7 +99,7 @@ def simulation(
 
 
 class Live:
-    """A gateway of its own with stub pods, so that its random numbers begin anew."""
+    """A new gateway, whose random numbers start anew, with stub pods."""
 
     def __init__(
         self, harness: GatewayHarness, times: Times, policies: Mapping[str, RoutingPolicy]
@@ -118,10 +118,10 @@ class Live:
             pods.control(PODS[0], "samples", json.dumps(samples))
             servers.wait_until(lambda: self._are_known(times), what="samples known")
             harness.wait_synced()
-        self._wishes = f"delay={times.infer_s},around={times.around_s}"
+        self._stub_times = f"delay={times.infer_s},around={times.around_s}"
 
     def _are_known(self, times: Times) -> bool:
-        async def look(registry: Registry) -> bool:
+        async def check(registry: Registry) -> bool:
             state = await registry.cluster()
             return all(
                 state.measured(spec.key).get(measure) is not None
@@ -129,19 +129,19 @@ class Live:
                 for measure in times.measured
             )
 
-        return bool(self._harness.run(look))
+        return bool(self._harness.run(check))
 
     def settle(self) -> None:
-        """Return when the gateway has heard of all that happened."""
+        """Return when the gateway has received all published changes."""
         self._harness.wait_synced()
 
     def ask_soon(self, model: str) -> Future[Decision]:
-        """One request in a thread of its own."""
+        """Send one request in a thread."""
         return self._harness.threads.submit(self.ask, model)
 
     def ask(self, model: str) -> Decision:
-        """One request, answered."""
-        answer = self._harness.predict(self._specs[model], x_test=self._wishes)
+        """Send one request."""
+        answer = self._harness.predict(self._specs[model], x_test=self._stub_times)
         headers = answer.headers
         return Decision(
             model,
@@ -156,7 +156,7 @@ class Live:
 
 @contextmanager
 def live(folder: Path, times: Times, policies: Mapping[str, RoutingPolicy]) -> Iterator[Live]:
-    """A platform of the test's own, whose gateway draws its first random number."""
+    """A platform with a new gateway."""
     with ExitStack() as stack:
         redis = stack.enter_context(servers.redis_server(folder / "redis"))
         client = stack.enter_context(httpx.Client(trust_env=False, timeout=120))

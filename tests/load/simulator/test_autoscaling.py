@@ -1,4 +1,4 @@
-"""Loading policies at work in a simulated cluster."""
+"""Autoscalers in a run: scripted steps, and loading policies of the live autoscaler."""
 
 from __future__ import annotations
 
@@ -13,99 +13,80 @@ from autoscaler.loading.predictive import Predictive, predictive
 from load.simulator.autoscaling import PlannedAutoscaler
 from load.simulator.simulation import Simulation
 from registry.domain.model import ModelName, Tier
-from tests.load.simulator.test_simulate import cluster, records
+from tests.load.simulator.small_cluster import M, ScriptedAutoscaler, cluster, records
 from tests.load.simulator.traces import Row, trace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from autoscaler.planning.policy import LoadingPolicy
-
-M = ModelName("default", "m")
-
-
-class Script:
-    """Does what it is told at its ticks, one after the other."""
-
-    every_s = 10.0
-
-    def __init__(self, *steps: Callable[[Any], Any]) -> None:
-        self._steps = list(steps)
-        self.answers: list[Any] = []
-        self.heard: list[tuple[ModelName, float]] = []
-
-    def arrived(self, model: ModelName, now_s: float) -> None:
-        self.heard.append((model, now_s))
-
-    def tick(self, state: Any, now_s: float, actions: Any) -> None:
-        if self._steps:
-            self.answers.append(self._steps.pop(0)(actions))
+    from tests.load.simulator.small_cluster import Step
 
 
-def _played(plan: Any, rows: Sequence[Row], *steps: Callable[[Any], Any]) -> tuple[Any, Script]:
-    script = Script(*steps)
-    return records(Simulation(plan, trace(list(rows)), autoscaler=script)), script
+def _played(plan: Any, rows: Sequence[Row], *steps: Step) -> tuple[Any, ScriptedAutoscaler]:
+    scaler = ScriptedAutoscaler(10.0, *steps)
+    return records(Simulation(plan, trace(list(rows)), autoscaler=scaler)), scaler
 
 
-def _demote(tier: Tier) -> Callable[[Any], Any]:
-    return lambda actions: actions.demote(M, "n", tier)
+def _demote(tier: Tier) -> Step:
+    return lambda state, actions: actions.demote(M, "n", tier)
 
 
-def _preload(tier: Tier) -> Callable[[Any], Any]:
-    return lambda actions: actions.preload(M, "n", tier)
+def _preload(tier: Tier) -> Step:
+    return lambda state, actions: actions.preload(M, "n", tier)
 
 
 @pytest.mark.parametrize(
     ("tier", "start"),
     [(Tier.HOST, "host"), (Tier.DISK, "disk"), (Tier.REMOTE, "remote")],
 )
-def test_a_demoted_model_starts_from_where_it_sank_to(tier: Tier, start: str) -> None:
+def test_demoted_model_starts_from_its_new_tier(tier: Tier, start: str) -> None:
     plan = cluster({"host_memory": "1GB"})
-    rows, script = _played(plan, [(0.0, "m"), (60.0, "m")], _demote(tier))
-    assert script.answers == [True]
+    rows, scaler = _played(plan, [(0.0, "m"), (60.0, "m")], _demote(tier))
+    assert scaler.results == [True]
     assert [row["start"] for row in rows] == ["remote", start]
-    assert script.heard == [(M, 0.0), (M, 60.0)]
+    assert scaler.arrivals == [(M, 0.0), (M, 60.0)]
 
 
-def test_a_model_in_use_or_on_its_way_does_not_sink() -> None:
+def test_model_in_use_or_loading_is_not_demoted() -> None:
     slow = {"infer": {1: "15s"}}
-    rows, script = _played(
+    rows, scaler = _played(
         cluster({}, slow), [(0.0, "m"), (9.5, "m")], _demote(Tier.DISK), _demote(Tier.DISK)
     )
-    assert script.answers == [False, False]
+    assert scaler.results == [False, False]
     assert [row["status"] for row in rows] == [200, 200]
     far = {"load": {"remote": "30s"}}
-    rows, script = _played(cluster({}, far), [(0.0, "m")], _demote(Tier.REMOTE))
-    assert script.answers == [False]
+    rows, scaler = _played(cluster({}, far), [(0.0, "m")], _demote(Tier.REMOTE))
+    assert scaler.results == [False]
     assert rows[0]["status"] == 200
 
 
 @pytest.mark.parametrize(("tier", "start"), [(Tier.HOST, "host"), (Tier.DISK, "disk")])
-def test_a_preload_to_a_lower_tier_shortens_the_cold_start(tier: Tier, start: str) -> None:
+def test_preload_to_a_lower_tier_decides_the_source_of_the_load(tier: Tier, start: str) -> None:
     plan = cluster({"host_memory": "1GB"})
-    rows, script = _played(plan, [(45.0, "m")], _preload(tier), _preload(tier), _preload(tier))
-    assert script.answers == [True, False, False]
+    rows, scaler = _played(plan, [(45.0, "m")], _preload(tier), _preload(tier), _preload(tier))
+    assert scaler.results == [True, False, False]
     assert rows[0]["start"] == start
 
 
-def test_without_host_memory_nothing_is_preloaded_there() -> None:
-    rows, script = _played(cluster({}), [(45.0, "m")], _preload(Tier.HOST))
-    assert script.answers == [False]
+def test_preload_to_host_needs_host_memory() -> None:
+    rows, scaler = _played(cluster({}), [(45.0, "m")], _preload(Tier.HOST))
+    assert scaler.results == [False]
     assert rows[0]["start"] == "remote"
 
 
-def test_room_that_a_demotion_makes_is_taken_by_who_waits_for_it() -> None:
-    """`b` waits for the memory of `a`, which is pinned and so leaves for no load."""
+def test_load_that_waits_for_memory_continues_after_a_demotion() -> None:
+    """`b` waits for the memory of `a`, which is pinned and so is not evicted."""
     plan = cluster(
         {"pods": [{"memory": "150MB"}]},
         {"name": "a", "annotations": {"pin": "true"}},
         {"name": "b"},
     )
-    rows, script = _played(
+    rows, scaler = _played(
         plan, [(0.0, "a"), (5.0, "b")],
-        lambda actions: actions.demote(ModelName("default", "a"), "n", Tier.DISK),
+        lambda state, actions: actions.demote(ModelName("default", "a"), "n", Tier.DISK),
     )  # fmt: skip
-    assert script.answers == [True]
+    assert scaler.results == [True]
     assert [row["status"] for row in rows] == [200, 200]
     assert rows[1]["finished_s"] > 10.0
 
@@ -122,7 +103,7 @@ def _planned(
     return records(simulation), scaler, simulation
 
 
-def test_a_fixed_keep_alive_keeps_for_so_long() -> None:
+def test_keep_alive_demotes_after_its_time() -> None:
     rule = keep_alive(KeepAlive(keep_s=60.0))
     rows, scaler, simulation = _planned(rule, [(0.0, "m"), (50.0, "m"), (150.0, "m")])
     assert [row["start"] for row in rows] == ["remote", "warm", "disk"]
@@ -130,8 +111,8 @@ def test_a_fixed_keep_alive_keeps_for_so_long() -> None:
     assert simulation.summary.wasted_memory_byte_s == pytest.approx(110e6 * 100, rel=0.2)
 
 
-def test_a_periodic_model_is_there_before_its_period_and_gone_between() -> None:
-    """Two minutes of requests every half hour: once that is known, none starts cold."""
+def test_predictive_loads_a_periodic_model_before_its_period() -> None:
+    """Two minutes of requests every half hour: once forecast, none starts cold."""
     rows: list[Row] = [(1800.0 * period + 20.0 * at, "m") for period in range(7) for at in range(6)]
     rule = predictive(Predictive(prices=Prices(device=80.0)))
     found, scaler, simulation = _planned(
@@ -145,7 +126,7 @@ def test_a_periodic_model_is_there_before_its_period_and_gone_between() -> None:
 
 
 @pytest.mark.parametrize("is_planned", [False, True])
-def test_a_stop_is_heard_while_nothing_arrives(is_planned: bool) -> None:
+def test_run_stops_while_nothing_arrives(is_planned: bool) -> None:
     plan = cluster({})
     scaler = PlannedAutoscaler(keep_alive(), plan, every_s=30.0) if is_planned else None
     asked: list[float] = []
@@ -164,7 +145,7 @@ def test_a_stop_is_heard_while_nothing_arrives(is_planned: bool) -> None:
 @pytest.mark.parametrize(
     "name", [name for name, make in LOADING_POLICIES.items() if not make().reads_demand]
 )
-def test_who_reads_no_demand_plans_without_it(name: str) -> None:
+def test_policies_without_demand_plan_the_same_without_forecasts(name: str) -> None:
     plan = cluster({"pods": [{"memory": "250MB"}]}, {"name": "m", "count": 3})
     rows: list[Row] = [(7.0 * at, f"m-{at * at % 3}") for at in range(60)]
     found = []

@@ -1,4 +1,4 @@
-"""The sample of pods of two kinds: who serves what, and what speed alone does."""
+"""The sample cluster with two kinds of pods: shares of requests, and the effect of speed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SPEED = "nodes.0.pods.0.speed=1,3"
 
 
 def fast_share(document: Any, policy: RoutingPolicy) -> float:
-    """What share of the requests is inferred at the two pods of six that the file calls fast."""
+    """Share of the requests that is inferred at the two pods of six named fast."""
     run = Simulation(cluster_of(document, source="sample"), open_trace(TRACE, seed=1), policy, 1)
     pods = Counter(pod for batch in run for pod in batch.column("predict_pod").to_pylist())
     assert run.summary.statuses == {200: pods.total()}
@@ -28,11 +28,11 @@ def fast_share(document: Any, policy: RoutingPolicy) -> float:
 
 
 def fast_shares(policy: RoutingPolicy) -> list[float]:
-    """With fast pods as fast as the others, and three times as fast."""
+    """With fast pods as fast as the others, and with three times their speed."""
     return [fast_share(document, policy) for _, document in variants(SAMPLE, parse_sweep(SPEED))]
 
 
-def test_the_sample_has_pods_of_two_kinds() -> None:
+def test_sample_has_two_kinds_of_pods() -> None:
     plan = read_cluster(SAMPLE)
     kinds = Counter((pod.speed, pod.slots) for node in plan.nodes for pod in node.pods)
     assert kinds == {(3.0, 8): 2, (1.0, 2): 4}
@@ -48,7 +48,7 @@ def test_the_sample_has_pods_of_two_kinds() -> None:
         RoutingPolicy.LEAST_LOADED,
     ],
 )  # fmt: skip
-def test_faster_pods_serve_more_since_they_are_free_sooner(policy: RoutingPolicy) -> None:
+def test_faster_pods_serve_more_requests(policy: RoutingPolicy) -> None:
     as_slow, fast = fast_shares(policy)
     assert fast > as_slow + 0.05
     assert fast > 2 / 6
@@ -58,7 +58,7 @@ def test_faster_pods_serve_more_since_they_are_free_sooner(policy: RoutingPolicy
     "policy",
     [RoutingPolicy.RANDOM, RoutingPolicy.ROUND_ROBIN, RoutingPolicy.COLOCATION_QUEUEING],
 )
-def test_who_draws_takes_turns_or_waits_at_a_copy_does_not_mind_speed(
+def test_policies_that_ignore_load_ignore_speed(
     policy: RoutingPolicy,
 ) -> None:
     as_slow, fast = fast_shares(policy)

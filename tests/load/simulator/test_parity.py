@@ -1,4 +1,4 @@
-"""One trace, live and simulated: every decision is the same, down to the pods."""
+"""One trace, live and simulated: every decision is the same, including the pods."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BY_POLICY = {f"m-{policy.value}": policy for policy in RoutingPolicy}
 
 
 def measured(times: Times) -> Times:
-    """The same times, with the registry told of them."""
+    """The same times, also as measurements in the registry."""
     known = {
         "infer": times.infer_s, "share": times.infer_s, "preprocess": 0.0,
         "postprocess": times.around_s, "network": 0.0, "load:remote": times.load_s,
@@ -29,7 +29,7 @@ def measured(times: Times) -> Times:
     return Times(times.load_s, times.infer_s, times.around_s, known)
 
 
-def test_requests_one_after_the_other_go_where_the_simulator_sends_them(tmp_path: Path) -> None:
+def test_decisions_for_requests_one_by_one_are_those_of_the_simulator(tmp_path: Path) -> None:
     times = measured(Times(load_s=0.02, infer_s=0.004, around_s=0.001))
     models = random.Random(5).choices(sorted(BY_POLICY), k=60)
     rows = [(float(second), model) for second, model in enumerate(models)]
@@ -42,7 +42,7 @@ def test_requests_one_after_the_other_go_where_the_simulator_sends_them(tmp_path
 
 
 PACES = (1, 4, 16)
-"""How many times slower than below the trace is replayed, until a machine keeps its order."""
+"""Factors by which the trace is slowed down until the machine keeps the order of its events."""
 QUEUEING, COLOCATION, PROXY, AUTO = (
     f"m-{policy.value}"
     for policy in (
@@ -56,11 +56,11 @@ CONCURRENT = [
     (1.55, COLOCATION), (1.75, PROXY), (1.89, PROXY), (2.11, QUEUEING), (2.24, QUEUEING),
     (2.48, QUEUEING), (2.59, QUEUEING), (2.68, QUEUEING), (2.88, PROXY), (3.08, AUTO),
 ]  # fmt: skip
-"""No two events of different requests are nearer to each other than 0.03 s."""
+"""Events of different requests are at least 0.03 s apart."""
 
 
 def replayed(folder: Path, rows: Sequence[Row], times: Times) -> list[Decision]:
-    """What a platform of its own decides when the requests come as the trace has them."""
+    """Decisions of a new platform for requests at the times of the trace."""
     with live(folder, times, BY_POLICY) as platform:
         begun_s, asked = time.monotonic(), []
         for at_s, model in rows:
@@ -69,8 +69,8 @@ def replayed(folder: Path, rows: Sequence[Row], times: Times) -> list[Decision]:
         return [each.result() for each in asked]
 
 
-def test_requests_at_once_go_where_the_simulator_sends_them(tmp_path: Path) -> None:
-    for pace in PACES:  # what a busy machine adds weighs less the slower the trace is
+def test_decisions_for_concurrent_requests_are_those_of_the_simulator(tmp_path: Path) -> None:
+    for pace in PACES:  # delays of a busy machine matter less in a slower trace
         times = measured(Times(load_s=0.47 * pace, infer_s=0.23 * pace, around_s=0.08 * pace))
         rows = [(at_s * pace, model) for at_s, model in CONCURRENT]
         expected = simulated(rows, times, BY_POLICY)

@@ -1,8 +1,8 @@
-"""Other ways of queueing than the live gateway's, and what an autoscaler sees of who waits."""
+"""Queue options of a run, and what an autoscaler reads of queued requests."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -11,32 +11,17 @@ from load.simulator.autoscaling import PlannedAutoscaler
 from load.simulator.queueing import QueueOptions
 from load.simulator.simulation import Simulation
 from registry.domain.demand import QueueStats
-from registry.domain.model import ModelName, RoutingPolicy
-from tests.load.simulator.test_simulate import cluster, records, took_s
+from tests.load.simulator.small_cluster import (
+    QUEUEING,
+    M,
+    ScriptedAutoscaler,
+    cluster,
+    records,
+    took_s,
+)
 from tests.load.simulator.traces import Row, trace
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from registry.domain.cluster import ClusterState
-
-M = ModelName("default", "m")
 WARM = {"at": {"n": "device"}, "infer": {1: "1s"}, "preprocess": "0s", "postprocess": "0s"}
-
-
-class Watcher:
-    """Notes what it is told at every tick, and does nothing."""
-
-    def __init__(self, every_s: float, note: Callable[[ClusterState, Any], Any]) -> None:
-        self.every_s = every_s
-        self.noted: list[Any] = []
-        self._note = note
-
-    def arrived(self, model: ModelName, now_s: float) -> None:
-        pass
-
-    def tick(self, state: ClusterState, now_s: float, actions: Any) -> None:
-        self.noted.append(self._note(state, actions))
 
 
 def _run(
@@ -45,13 +30,13 @@ def _run(
     deadline_s = options.pop("deadline_s", None)
     return records(
         Simulation(
-            plan, trace(rows, deadline_s=deadline_s), RoutingPolicy.COLOCATION_QUEUEING,
+            plan, trace(rows, deadline_s=deadline_s), QUEUEING,
             queueing=queueing, **options,
         )
     )  # fmt: skip
 
 
-def test_who_is_late_is_served_where_deadlines_are_wishes() -> None:
+def test_serves_late_serves_requests_past_their_deadline() -> None:
     rows: list[Row] = [(0.0, "m"), (0.1, "m")]
     strict = _run(cluster({}, WARM), rows, QueueOptions(), deadline_s=0.5)
     lenient = _run(cluster({}, WARM), rows, QueueOptions(serves_late=True), deadline_s=0.5)
@@ -62,7 +47,7 @@ def test_who_is_late_is_served_where_deadlines_are_wishes() -> None:
 
 
 @pytest.mark.parametrize(("by_deadline", "last"), [(True, "far"), (False, "near")])
-def test_queues_are_by_deadline_or_by_arrival(by_deadline: bool, last: str) -> None:
+def test_queue_is_ordered_by_deadline_or_by_arrival(by_deadline: bool, last: str) -> None:
     plan = cluster(
         {},
         WARM | {"name": "first"},
@@ -74,38 +59,37 @@ def test_queues_are_by_deadline_or_by_arrival(by_deadline: bool, last: str) -> N
     assert max(found, key=lambda row: row["finished_s"])["model"] == last
 
 
-def test_requests_that_may_not_load_wait_for_who_does() -> None:
+def test_requests_that_may_not_load_wait_for_the_autoscaler() -> None:
     alone = _run(cluster({}), [(0.0, "m")], QueueOptions(may_load=False))
     assert [(row["status"], row["reason"]) for row in alone] == [(504, "queue-timeout")]
 
-    def load(state: ClusterState, actions: Any) -> bool:
-        return bool(actions.preload(M, "n"))
-
-    [row] = _run(
-        cluster({}), [(0.0, "m")], QueueOptions(may_load=False), autoscaler=Watcher(10.0, load)
-    )
+    scaler = ScriptedAutoscaler(10.0, lambda state, actions: actions.preload(M, "n"))
+    [row] = _run(cluster({}), [(0.0, "m")], QueueOptions(may_load=False), autoscaler=scaler)
     assert row["status"] == 200
     assert row["finished_s"] > 10.0
 
 
 @pytest.mark.parametrize("plans_first", [True, False])
-def test_who_plans_first_sees_machines_idle_while_requests_wait(plans_first: bool) -> None:
-    def note(state: ClusterState, actions: Any) -> bool:
-        return not state.pods["n"].slots_busy and bool(actions.waiting())
-
-    watcher = Watcher(0.3, note)
+def test_plans_first_shows_idle_pods_while_requests_are_queued(plans_first: bool) -> None:
+    watcher = ScriptedAutoscaler(
+        0.3,
+        lambda state, actions: not state.pods["n"].slots_busy and bool(actions.waiting()),
+        repeat=True,
+    )
     rows: list[Row] = [(0.05 * at, "m") for at in range(6)]
     _run(cluster({}, WARM), rows, QueueOptions(plans_first=plans_first), autoscaler=watcher)
-    assert any(watcher.noted) is plans_first
+    assert any(watcher.results) is plans_first
 
 
-def test_an_autoscaler_sees_who_waits_and_how_copies_are_used() -> None:
-    watcher = Watcher(1.0, lambda state, actions: (actions.uses(), actions.waiting()))
+def test_autoscaler_reads_queued_requests_and_the_use_of_copies() -> None:
+    watcher = ScriptedAutoscaler(
+        1.0, lambda state, actions: (actions.uses(), actions.waiting()), repeat=True
+    )
     plan = cluster({}, WARM | {"infer": {1: "1500ms"}})
     key = plan.models[0].spec.key
     _run(plan, [(0.0, "m"), (0.2, "m"), (5.0, "m")], QueueOptions(serves_late=True),
          autoscaler=watcher, deadline_s=1.0)  # fmt: skip
-    first, second, _, later = watcher.noted[:4]
+    first, second, _, later = watcher.results[:4]
     assert first[0][key]["n"].ongoing == 1
     assert first[0][key]["n"].served == 0
     assert first[1] == {M: QueueStats(1, 1, 0.2)}
@@ -115,7 +99,7 @@ def test_an_autoscaler_sees_who_waits_and_how_copies_are_used() -> None:
     assert (later[0][key]["n"].ongoing, later[0][key]["n"].served) == (0, 2)
 
 
-def test_a_scheduler_in_the_gateways_place_loads_for_who_waits() -> None:
+def test_baseline_scheduler_loads_for_queued_requests() -> None:
     plan = cluster({})
     scaler = PlannedAutoscaler(baseline(), plan, every_s=0.25, is_forecasting=False)
     found = _run(

@@ -1,4 +1,4 @@
-"""Traces for tests, as rows."""
+"""Traces from rows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
 Row = tuple[float, str]
-"""When, and which model of the tenant `default`."""
+"""Time, and model of the tenant `default`."""
 
 
 def trace(
@@ -23,7 +23,7 @@ def trace(
     tokens: Sequence[int] | None = None,
     items: Sequence[int] | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Arrivals; where nothing is said, of one item each, with no tokens to generate."""
+    """Arrivals; by default of one item each, without tokens to generate."""
     at_s, models = zip(*rows, strict=True)
     count = len(at_s)
     yield pa.RecordBatch.from_arrays(

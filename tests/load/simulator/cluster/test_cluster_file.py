@@ -11,7 +11,7 @@ from load.simulator.cluster.cluster_file import cluster_of, read_cluster
 from load.simulator.cluster.sweep import parse_sweep, variants
 from load.simulator.errors import InvalidCluster
 
-SAMPLE = Path(__file__).parents[3] / "manifests/simulator/eight-pods.yaml"
+SAMPLE = Path(__file__).parents[4] / "manifests/simulator/eight-pods.yaml"
 GOOD: dict[str, Any] = {"nodes": [{"name": "n", "pods": [{}]}], "models": [{"name": "m"}]}
 
 

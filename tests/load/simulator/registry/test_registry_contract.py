@@ -1,7 +1,7 @@
 """The contract tests of the registry's scripts, run against the registry in memory.
 
-All tests of `MODULES` run here under their own names, but for those of `LEFT_OUT`. Which modules of
-`tests/registry/redis` ask a registry something beside these is said too, so that none is forgotten.
+All tests of `MODULES` run here under their own names, but for `LEFT_OUT`. `MODULES_LEFT_OUT` has
+the other modules of `tests/registry/redis` that use a registry, so that none is forgotten.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ LEFT_OUT: Final = {
     "test_idle_memory_is_summed_over_all_pods_ever": _FROM_PODS,
     "test_idle_memory_of_a_pod_that_registers_again_counts_once": _FROM_PODS,
     "test_a_new_process_of_a_pod_counts_idle_memory_from_zero": _FROM_PODS,
-    "test_non_finite_measurements_are_ignored": "it is the client's encoding that does it",
-    "test_an_emptied_redis_repeats_no_epoch": "memory is not emptied while it is used",
+    "test_non_finite_measurements_are_ignored": "the client's encoding does it",
+    "test_an_emptied_redis_repeats_no_epoch": "the memory is not emptied while in use",
     "test_profiles_are_published": "nothing is published: the state is the copy",
     "test_a_failed_operation_does_not_affect_its_batch": "there is no batch",
 }
-"""Tests of these modules that have no meaning here, and why."""
+"""Tests of these modules that do not apply, and why."""
 
 MODULES_LEFT_OUT: Final = {
     "test_arrivals": "a simulated autoscaler counts arrivals itself",
-    "test_autoscaler_log": "a run has one autoscaler, which needs no lead and acts at once",
-    "test_many_models": "its steps are there for others that ask a Redis meanwhile",
+    "test_autoscaler_log": "a run has one autoscaler, which needs no leader election",
+    "test_many_models": "its steps let other clients use Redis meanwhile",
     "test_watch": "nothing is published: the state is the copy",
 }
-"""Modules whose tests ask a registry something, and why none of them is run here."""
+"""Modules whose tests use a registry, and why none of them runs here."""
 
 
 def own_tests(module: ModuleType) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def own_tests(module: ModuleType) -> dict[str, Any]:
     }
 
 
-def asks_a_registry(module: ModuleType) -> bool:
+def uses_a_registry(module: ModuleType) -> bool:
     return any(
         {"registry", "connect"} & inspect.signature(test).parameters.keys()
         for test in own_tests(module).values()
@@ -72,7 +72,7 @@ CONTRACT: Final = [each for module in MODULES for each in own_tests(module).item
 globals().update({name: test for name, test in CONTRACT if name not in LEFT_OUT})
 
 
-def test_every_contract_test_is_run_here_or_left_out_for_a_reason() -> None:
+def test_every_contract_test_runs_here_or_has_a_reason() -> None:
     names = [name for name, _ in CONTRACT]
     assert len(set(names)) == len(names), "two tests of one name: one would hide the other"
     run_here = {name for name, test in CONTRACT if globals().get(name) is test}
@@ -80,13 +80,13 @@ def test_every_contract_test_is_run_here_or_left_out_for_a_reason() -> None:
     assert not run_here & set(LEFT_OUT)
 
 
-def test_every_module_that_asks_a_registry_is_run_here_or_left_out_for_a_reason() -> None:
+def test_every_module_that_uses_a_registry_runs_here_or_has_a_reason() -> None:
     names = [each.name for each in pkgutil.iter_modules(registry_tests.__path__)]
     modules = [
         import_module(f"{registry_tests.__name__}.{name}")
         for name in names
         if name.startswith("test_")
     ]
-    asking = {module.__name__.rpartition(".")[2] for module in modules if asks_a_registry(module)}
+    using = {module.__name__.rpartition(".")[2] for module in modules if uses_a_registry(module)}
     run_here = {module.__name__.rpartition(".")[2] for module in MODULES}
-    assert asking == run_here | set(MODULES_LEFT_OUT)
+    assert using == run_here | set(MODULES_LEFT_OUT)

@@ -11,7 +11,7 @@ import pytest
 
 from load.simulator.registry.memory_registry import MemoryRegistry
 from registry.domain.pod import PodPhase
-from tests.load.simulator.memory_client import MemoryClient
+from tests.load.simulator.registry.memory_client import MemoryClient
 from tests.registry.redis.clients import Pod
 from tests.registry.redis.interleavings import KEYS, PODS, SLOTS, STEPS, RandomRun, RegistryContents
 

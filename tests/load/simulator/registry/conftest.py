@@ -8,7 +8,7 @@ import pytest
 
 from load.simulator.registry.memory_registry import MemoryRegistry
 from registry.redis.client import Registry
-from tests.load.simulator.memory_client import MemoryClient
+from tests.load.simulator.registry.memory_client import MemoryClient
 
 Connect = Callable[[], Awaitable[Registry]]
 
