@@ -21,11 +21,6 @@ class TraceSummary:
     models: dict[str, int]
     """Arrivals by full name, `tenant/model`, in order of first appearance."""
 
-    @property
-    def mean_rps(self) -> float:
-        """Arrivals per second until the last one; 0 where all are at the start."""
-        return self.arrivals / self.last_s if self.last_s > 0.0 else 0.0
-
 
 def summarise(trace: Trace) -> TraceSummary:
     """Read the trace once, in flat memory apart from the names of its models."""
