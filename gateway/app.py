@@ -108,7 +108,6 @@ class GatewayApp:
         await self._api(scope, receive, send)
 
     async def infer(self, client: ClientRequest) -> None:
-        """Serve one inference request."""
         request_id = ""
         exchange: Exchange | None = None
         try:
@@ -131,7 +130,7 @@ class GatewayApp:
             if record is None or self.is_draining:
                 record = await self._find_record(client.target)
             exchange = self._create_exchange(client, read, record, body)
-            await self._run_cancellable(exchange, client, read)
+            await self._run_cancellable(exchange, client, read, body)
         except ClientClosedRequest:
             self._context.telemetry.client_disconnected()
         except GatewayError as error:
@@ -210,7 +209,7 @@ class GatewayApp:
         return Exchange(self._context, client, read, request, body)
 
     async def _run_cancellable(
-        self, exchange: Exchange, client: ClientRequest, read: RequestHeaders
+        self, exchange: Exchange, client: ClientRequest, read: RequestHeaders, body: IncomingBody
     ) -> None:
         """Run the exchange until it ends, its client disconnects or its time is up.
 
@@ -220,7 +219,7 @@ class GatewayApp:
         now_s = client.loop.time()
         until_s = now_s + (read.deadline_s or self._settings.request_timeout)
         cancellation = RequestCancellation(
-            client.loop, exchange, until_s, now_s + self._settings.body_timeout
+            client.loop, body, until_s, now_s + self._settings.body_timeout
         )
         client.on_disconnect = cancellation.on_disconnect
         try:
@@ -236,7 +235,7 @@ class GatewayApp:
                     "the gateway shut down before the pod responded", retry_after_s=1.0
                 ) from None
             if cause is BodyTooSlow:
-                raise exchange.body_timeout_error() from None
+                raise body.timeout_error() from None
             limit = "deadline" if read.deadline_s else "gateway's request timeout"
             raise cause(f"the {limit} passed before the pod responded") from None
         finally:

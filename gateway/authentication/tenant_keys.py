@@ -36,7 +36,6 @@ class TenantKeys:
         self._digests = digests
 
     def contains(self, namespace: str, key: bytes) -> bool:
-        """True if it is one of the tenant's keys."""
         digest = hashlib.sha256(key).digest()
         matches = [hmac.compare_digest(digest, each) for each in self._digests.get(namespace, ())]
         return any(matches)

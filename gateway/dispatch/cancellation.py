@@ -1,4 +1,4 @@
-"""Cancels an exchange before its response: the client disconnected, or its time is up."""
+"""Cancels a request before its response: the client disconnected, or its time is up."""
 
 from __future__ import annotations
 
@@ -9,39 +9,39 @@ from gateway.errors import BodyTooSlow, ShuttingDown, UpstreamTimeout
 from gateway.http.client_request import ClientClosedRequest
 
 if TYPE_CHECKING:
-    from gateway.dispatch.exchange import Exchange
+    from gateway.http.body import IncomingBody
 
 
 class RequestCancellation:
-    """Cancels the task that runs an exchange, and keeps the cause.
+    """Cancels the current task, which serves a request, and keeps the cause.
 
     An object with one timer and no closures: closures that refer to each other are cycles, and
     their garbage collection cost a tenth of the gateway's time.
     """
 
-    __slots__ = ("_cause", "_exchange", "_loop", "_task", "_timer", "_until_s")
+    __slots__ = ("_body", "_cause", "_loop", "_task", "_timer", "_until_s")
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        exchange: Exchange,
+        body: IncomingBody,
         until_s: float,
         body_until_s: float,
     ) -> None:
         self._loop = loop
         self._task = asyncio.current_task(loop)
-        self._exchange = exchange
+        self._body = body
         self._until_s = until_s
         self._cause: type[Exception] | None = None
         self._timer: asyncio.TimerHandle | None
-        if body_until_s < until_s and not exchange.has_body:
+        if body_until_s < until_s and not body.has_started:
             self._timer = self._loop.call_at(body_until_s, self._check_body)
         else:
             self._timer = self._loop.call_at(until_s, self._on_timeout)
 
     def _check_body(self) -> None:
         """At the body timeout: continue to the final timeout if the body has started."""
-        if self._exchange.has_body:
+        if self._body.has_started:
             self._timer = self._loop.call_at(self._until_s, self._on_timeout)
         else:
             self._cancel(BodyTooSlow)

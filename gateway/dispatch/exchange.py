@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from gateway.dispatch.passive_health import PassiveHealth
     from gateway.dispatch.reservations import Reservation, Reservations
     from gateway.dispatch.retries import RetryBudget
-    from gateway.errors import BodyTooSlow
     from gateway.http.body import IncomingBody
     from gateway.http.client_request import ClientRequest
     from gateway.http.headers import RequestHeaders
@@ -111,17 +110,9 @@ class Exchange:
         )
 
     @property
-    def has_body(self) -> bool:
-        """True once anything of the request's body was received."""
-        return self._body.has_started
-
-    @property
     def policy(self) -> str | None:
         """The policy of the last placement; None if the request was not placed."""
         return self._placement.policy.value if self._placement else None
-
-    def body_timeout_error(self) -> BodyTooSlow:
-        return self._body.timeout_error()
 
     async def _attempt(self, until_s: float) -> None:
         placement = await self._context.dispatcher.place(self._request)

@@ -46,7 +46,6 @@ class FairQueue:
         return self.size
 
     def depth(self, tenant: str, model: str) -> int:
-        """Number of queued requests of the model."""
         return len(self._tenants.get(tenant, {}).get(model, ()))
 
     def add(self, key: QueueKey) -> None:

@@ -89,7 +89,7 @@ class Reservations:
         predict.add_pending(ongoing=1)
 
         def on_reply(result: Granted | Refusal | RegistryUnavailable) -> None:
-            outcome = self._on_reply(request, entry, predict, result)
+            outcome = self._outcome(request, entry, predict, result)
             if not reply.done():
                 reply.set_result(outcome)
             elif isinstance(outcome, Reservation):
@@ -143,7 +143,7 @@ class Reservations:
             ttl_s=self._ttl_s,
         )
 
-    def _on_reply(
+    def _outcome(
         self,
         request: ReservationRequest,
         entry: PodState,

@@ -17,7 +17,6 @@ class RetryBudget:
     tokens: float = 100.0
 
     def earn(self) -> None:
-        """Add the part of a token that a request earns."""
         if self.tokens < self.max_tokens:
             self.tokens = min(self.max_tokens, self.tokens + self.earned_per_request)
 

@@ -32,7 +32,6 @@ def _body_and_headers(error: GatewayError, *, is_openai: bool) -> tuple[bytes, H
 
 
 def respond_with_error(client: ClientRequest, error: GatewayError, request_id: str) -> None:
-    """Respond to an inference request that failed."""
     body, headers = _body_and_headers(error, is_openai=client.target.openai_endpoint is not None)
     if request_id:
         headers.append((b"x-request-id", request_id.encode()))

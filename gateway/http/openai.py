@@ -83,7 +83,6 @@ def parse_model_name(text: str) -> ModelName:
 
 
 def error_document(error: GatewayError) -> dict[str, Any]:
-    """An error in OpenAI's format."""
     status = int(error.status)
     kind = _ERROR_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     code = "model_not_found" if isinstance(error, UndeclaredModel) else str(error.reason)

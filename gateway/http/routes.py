@@ -110,7 +110,6 @@ class TargetResolver:
         return self.with_canaries(target)
 
     def with_canaries(self, target: ModelTarget) -> ModelTarget:
-        """The target with the canaries of its model."""
         found = self._canaries.of(target.model) if target.model in self._state.models else ()
         return replace(target, canaries=found) if found else target
 

@@ -147,7 +147,6 @@ def proxy_to(
 def estimate_of(
     decision: SendTo, request: RequestView, cluster: ClusterState, now_s: float
 ) -> LatencyEstimate:
-    """The forecast of a decision of any policy."""
     if decision.forecast is not None:
         return decision.forecast
     predict = cluster.pods[decision.predict]

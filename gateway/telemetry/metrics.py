@@ -110,7 +110,6 @@ class LabelledHistogram(Collector):
         registry.register(self)
 
     def labels(self, value: str) -> HistogramSeries:
-        """The series of a label value."""
         series = self._series.get(value)
         if series is None:
             series = self._series[value] = HistogramSeries(self._bounds)

@@ -50,7 +50,6 @@ class StageTimings(NamedTuple):
         return max(0.0, self.pod_ms - reported_ms)
 
     def server_timing(self) -> bytes:
-        """The value of the `server-timing` header."""
         return (
             f"queue;dur={self.queue_ms:.3f}, load;dur={self.load_ms:.3f}, "
             f"preprocess;dur={self.preprocess_ms:.3f}, infer;dur={self.infer_ms:.3f}, "
@@ -112,7 +111,6 @@ class RequestTelemetry:
         return lines
 
     def served(self, request: ServedRequest, timings: StageTimings, status: int) -> None:
-        """Count a pod's response."""
         decision, policy = request.decision, request.policy
         self._count(
             RequestOutcome(request.model, policy, str(decision.reason), request.start, status)
@@ -140,7 +138,6 @@ class RequestTelemetry:
         self._metrics.retries.labels(reason).inc()
 
     def client_disconnected(self) -> None:
-        """Count a client that disconnected before its response."""
         self._metrics.disconnects.inc()
 
     def _histograms_of(self, policy: str) -> _PolicyHistograms:
