@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
@@ -11,7 +10,6 @@ import httpx
 import pytest
 
 from tests import servers
-from tests.gateway.dispatcher_harness import RunWithDispatcher, Test, running_dispatcher
 from tests.gateway.gateway_harness import GatewayHarness
 
 if TYPE_CHECKING:
@@ -85,15 +83,3 @@ def harness(
         lambda: client.get(f"{gateway.url}/readyz").json()["pods"] == 0, what="pods gone"
     )
     assert gateway.process.poll() is None, gateway.log
-
-
-@pytest.fixture
-def run_with_dispatcher(redis: servers.RedisServer, pool: str) -> RunWithDispatcher:
-    def run(test: Test) -> None:
-        async def inside() -> None:
-            async with running_dispatcher(redis.url, pool) as harness, asyncio.timeout(120):
-                await test(harness)
-
-        asyncio.run(inside())
-
-    return run

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import itertools
-from collections.abc import Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 
 from gateway.dispatch.dispatcher import Dispatcher, Placement
 from gateway.dispatch.reservations import Reservations
@@ -20,7 +20,11 @@ from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable, Coroutine
+
+    from tests.servers import RedisServer
+
+P = ParamSpec("P")
 
 
 @dataclass
@@ -115,5 +119,20 @@ async def running_dispatcher(url: str, pool: str) -> AsyncIterator[DispatcherHar
         await registry.close()
 
 
-Test = Callable[[DispatcherHarness], Coroutine[Any, Any, None]]
-RunWithDispatcher = Callable[[Test], None]
+def with_dispatcher(
+    test: Callable[Concatenate[DispatcherHarness, P], Coroutine[Any, Any, None]],
+) -> Callable[..., None]:
+    """Run a test with a dispatcher in its own pool, as the test's first argument."""
+    _, *parameters = inspect.signature(test).parameters.values()
+
+    def run(redis: RedisServer, pool: str, *args: P.args, **kwargs: P.kwargs) -> None:
+        async def inside() -> None:
+            async with running_dispatcher(redis.url, pool) as harness, asyncio.timeout(120):
+                await test(harness, *args, **kwargs)
+
+        asyncio.run(inside())
+
+    fixtures = list(inspect.signature(run).parameters.values())[:2]
+    run.__name__, run.__doc__ = test.__name__, test.__doc__
+    run.__signature__ = inspect.Signature(fixtures + parameters)  # type: ignore[attr-defined]
+    return run

@@ -124,6 +124,13 @@ class GatewayHarness:
         self.wait_synced()
         return started
 
+    def start_warm_pod(
+        self, *, namespace: str = "default", **policy: Any
+    ) -> tuple[ModelSpec, PodProcess]:
+        """A new model and a pod `pod-a` that is warm for it."""
+        spec = self.declare(namespace=namespace, **policy)
+        return spec, self.start_pods("pod-a", warm=spec)
+
     @contextlib.contextmanager
     def running_pods(self, *names: str, **options: object) -> Iterator[PodProcess]:
         flags = {"redis_url": self.redis_url, "pool": self.pool, "names": ",".join(names)}

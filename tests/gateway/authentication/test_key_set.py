@@ -17,6 +17,7 @@ from gateway.authentication.key_set import (
     read_key_set,
 )
 from gateway.errors import InvalidToken, NotReady
+from tests.gateway.asynchronous import run_async
 from tests.gateway.authentication.identity_provider import (
     Issuer,
     key_set,
@@ -57,81 +58,66 @@ BEFORE = key_set(public_jwk(OLD, "old"))
 AFTER = key_set(public_jwk(NEW, "new"))
 
 
-def test_concurrent_requests_for_an_unknown_key_read_the_keys_once() -> None:
+@run_async
+async def test_concurrent_requests_for_an_unknown_key_read_the_keys_once() -> None:
     location = FakeLocation(BEFORE, AFTER)
-
-    async def rotate() -> None:
-        keys = location.keys()
+    keys = location.keys()
+    await keys.key("old", "ES256")
+    location.now_s += MIN_REFRESH_INTERVAL_S
+    async with asyncio.TaskGroup() as asking:
+        for _ in range(20):
+            asking.create_task(keys.key("new", "RS256"))
+    assert location.reads == 2
+    with pytest.raises(InvalidToken):
         await keys.key("old", "ES256")
-        location.now_s += MIN_REFRESH_INTERVAL_S
-        async with asyncio.TaskGroup() as asking:
-            for _ in range(20):
-                asking.create_task(keys.key("new", "RS256"))
-        assert location.reads == 2
-        with pytest.raises(InvalidToken):
-            await keys.key("old", "ES256")
-
-    asyncio.run(rotate())
     assert (location.reads, location.changes) == (2, 2)
 
 
-def test_many_unknown_keys_read_the_keys_once() -> None:
+@run_async
+async def test_many_unknown_keys_read_the_keys_once() -> None:
     location = FakeLocation(BEFORE)
-
-    async def ask() -> None:
-        keys = location.keys()
-        for number in range(50):
-            with pytest.raises(InvalidToken):
-                await keys.key(f"made-up-{number}", "ES256")
-        await keys.key("old", "ES256")
-
-    asyncio.run(ask())
+    keys = location.keys()
+    for number in range(50):
+        with pytest.raises(InvalidToken):
+            await keys.key(f"made-up-{number}", "ES256")
+    await keys.key("old", "ES256")
     assert (location.reads, location.changes) == (1, 1)
 
 
-def test_a_failed_reading_keeps_the_previous_keys() -> None:
+@run_async
+async def test_a_failed_reading_keeps_the_previous_keys() -> None:
     location = FakeLocation(BEFORE, ValueError("no keys"), OSError("away"))
-
-    async def read() -> None:
-        keys = location.keys()
-        for _ in range(3):
-            await keys.refresh_if_old()
-            location.now_s += MAX_AGE_S
-            await keys.key("old", "ES256")
-
-    asyncio.run(read())
+    keys = location.keys()
+    for _ in range(3):
+        await keys.refresh_if_old()
+        location.now_s += MAX_AGE_S
+        await keys.key("old", "ES256")
     assert location.reads == 3
 
 
-def test_no_token_is_invalid_before_the_keys_are_read() -> None:
+@run_async
+async def test_no_token_is_invalid_before_the_keys_are_read() -> None:
     location = FakeLocation(OSError("away"), BEFORE)
-
-    async def read() -> None:
-        keys = location.keys()
-        for _ in range(2):
-            with pytest.raises(NotReady):
-                await keys.key("old", "ES256")
-        location.now_s += MIN_REFRESH_INTERVAL_S
-        await keys.key("old", "ES256")
-
-    asyncio.run(read())
+    keys = location.keys()
+    for _ in range(2):
+        with pytest.raises(NotReady):
+            await keys.key("old", "ES256")
+    location.now_s += MIN_REFRESH_INTERVAL_S
+    await keys.key("old", "ES256")
     assert location.reads == 2
 
 
-def test_keys_are_read_again_after_their_maximum_age() -> None:
+@run_async
+async def test_keys_are_read_again_after_their_maximum_age() -> None:
     location = FakeLocation(BEFORE, BEFORE, AFTER)
-
-    async def follow() -> None:
-        keys = location.keys()
+    keys = location.keys()
+    await keys.refresh_if_old()
+    location.now_s += MAX_AGE_S / 2
+    await keys.refresh_if_old()
+    assert location.reads == 1
+    for _ in range(2):
+        location.now_s += MAX_AGE_S
         await keys.refresh_if_old()
-        location.now_s += MAX_AGE_S / 2
-        await keys.refresh_if_old()
-        assert location.reads == 1
-        for _ in range(2):
-            location.now_s += MAX_AGE_S
-            await keys.refresh_if_old()
-
-    asyncio.run(follow())
     assert (location.reads, location.changes) == (3, 2)
 
 

@@ -11,11 +11,12 @@ from gateway.dispatch.dispatcher import Placement
 from gateway.errors import Rejected
 from gateway.routing.decision import Reason
 from registry.domain.model import RoutingPolicy, Tier
+from tests.gateway.asynchronous import run_async
 from tests.gateway.dispatcher_harness import (
     DispatcherHarness,
-    RunWithDispatcher,
     eventually,
     running_dispatcher,
+    with_dispatcher,
 )
 
 if TYPE_CHECKING:
@@ -24,166 +25,141 @@ if TYPE_CHECKING:
 QUEUEING = RoutingPolicy.COLOCATION_QUEUEING
 
 
-def test_a_request_gets_the_warm_pod(run_with_dispatcher: RunWithDispatcher) -> None:
-    async def test(harness: DispatcherHarness) -> None:
-        spec = await harness.declare("m")
-        await harness.register_pod("pod-a")
-        await harness.register_pod("pod-b", warm=spec)
-        placement = await harness.place(spec)
-        assert placement.reservation.entry.name == "pod-b"
-        assert placement.reservation.start == "warm"
-        assert await harness.slots_used("pod-b") == 1
-
-    run_with_dispatcher(test)
+@with_dispatcher
+async def test_a_request_gets_the_warm_pod(harness: DispatcherHarness) -> None:
+    spec = await harness.declare("m")
+    await harness.register_pod("pod-a")
+    await harness.register_pod("pod-b", warm=spec)
+    placement = await harness.place(spec)
+    assert placement.reservation.entry.name == "pod-b"
+    assert placement.reservation.start == "warm"
+    assert await harness.slots_used("pod-b") == 1
 
 
-def test_a_queued_request_gets_a_released_slot(
-    run_with_dispatcher: RunWithDispatcher,
+@with_dispatcher
+async def test_a_queued_request_gets_a_released_slot(harness: DispatcherHarness) -> None:
+    spec = await harness.declare("m", routing=QUEUEING)
+    await harness.register_pod("pod-a", warm=spec)
+    first = await harness.place(spec)
+    second = harness.place(spec)
+    await harness.wait_queued(1)
+    harness.release(first)
+    assert (await second).reservation.entry.name == "pod-a"
+    assert await harness.slots_used("pod-a") == 1
+
+
+@with_dispatcher
+async def test_a_request_cancelled_during_its_dispatch_holds_no_slot(
+    harness: DispatcherHarness,
 ) -> None:
-    async def test(harness: DispatcherHarness) -> None:
-        spec = await harness.declare("m", routing=QUEUEING)
-        await harness.register_pod("pod-a", warm=spec)
-        first = await harness.place(spec)
-        second = harness.place(spec)
-        await harness.wait_queued(1)
-        harness.reservations.release(first.reservation)
-        harness.dispatcher.notify_change()
-        assert (await second).reservation.entry.name == "pod-a"
-        assert await harness.slots_used("pod-a") == 1
-
-    run_with_dispatcher(test)
-
-
-def test_a_request_cancelled_during_its_dispatch_holds_no_slot(
-    run_with_dispatcher: RunWithDispatcher,
-) -> None:
-    async def test(harness: DispatcherHarness) -> None:
-        spec = await harness.declare("m", routing=QUEUEING)
-        await harness.register_pod("pod-a", warm=spec)
-        first = await harness.place(spec)
-        second = harness.place(spec)
-        await harness.wait_queued(1)
-        harness.reservations.release(first.reservation)
-        harness.dispatcher.notify_change()
-        second.cancel()
-        await asyncio.gather(second, return_exceptions=True)
-        third = await asyncio.wait_for(harness.place(spec), 60)
-        assert not harness.running.done()
-        assert third.reservation.entry.name == "pod-a"
-        assert harness.reservations.held_total == 1
-        assert await harness.slots_used("pod-a") == 1
-
-    run_with_dispatcher(test)
+    spec = await harness.declare("m", routing=QUEUEING)
+    await harness.register_pod("pod-a", warm=spec)
+    first = await harness.place(spec)
+    second = harness.place(spec)
+    await harness.wait_queued(1)
+    harness.release(first)
+    second.cancel()
+    await asyncio.gather(second, return_exceptions=True)
+    third = await asyncio.wait_for(harness.place(spec), 60)
+    assert not harness.running.done()
+    assert third.reservation.entry.name == "pod-a"
+    assert harness.reservations.held_total == 1
+    assert await harness.slots_used("pod-a") == 1
 
 
 @pytest.mark.parametrize("steps", range(6))
-def test_a_request_cancelled_at_any_step_leaks_no_slot(
-    run_with_dispatcher: RunWithDispatcher, steps: int
+@with_dispatcher
+async def test_a_request_cancelled_at_any_step_leaks_no_slot(
+    harness: DispatcherHarness, steps: int
 ) -> None:
-    async def test(harness: DispatcherHarness) -> None:
-        spec = await harness.declare("m", routing=QUEUEING)
-        await harness.register_pod("pod-a", warm=spec)
-        leaver = harness.place(spec)
-        for _ in range(steps):
-            await asyncio.sleep(0)
-        leaver.cancel()
-        result = (await asyncio.gather(leaver, return_exceptions=True))[0]
-        if isinstance(result, Placement):
-            harness.reservations.release(result.reservation)
-        await asyncio.wait_for(harness.place(spec), 60)
-        assert harness.reservations.held_total == 1
-        assert await harness.slots_used("pod-a") == 1
-
-    run_with_dispatcher(test)
+    spec = await harness.declare("m", routing=QUEUEING)
+    await harness.register_pod("pod-a", warm=spec)
+    leaver = harness.place(spec)
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    leaver.cancel()
+    result = (await asyncio.gather(leaver, return_exceptions=True))[0]
+    if isinstance(result, Placement):
+        harness.reservations.release(result.reservation)
+    await asyncio.wait_for(harness.place(spec), 60)
+    assert harness.reservations.held_total == 1
+    assert await harness.slots_used("pod-a") == 1
 
 
-def test_every_request_that_waits_for_a_load_reports_its_tier(
-    run_with_dispatcher: RunWithDispatcher,
+@with_dispatcher
+async def test_every_request_that_waits_for_a_load_reports_its_tier(
+    harness: DispatcherHarness,
 ) -> None:
-    async def test(harness: DispatcherHarness) -> None:
-        spec = await harness.declare("m", routing=QUEUEING)
-        epoch = await harness.register_pod("pod-a")
-        first = await harness.place(spec)
-        waiting = [harness.place(spec) for _ in range(3)]
-        await harness.wait_queued(3)
-        token = first.reservation.load_token
-        await harness.registry.start_load("pod-a", epoch, spec.key, token, Tier.DISK)
-        await harness.registry.finish_load("pod-a", epoch, spec.key, token, 1)
-        placements = [first]
-        for task in waiting:
-            harness.reservations.release(placements[-1].reservation)
-            harness.dispatcher.notify_change()
-            placements.append(await task)
-        assert [placement.awaited_tier for placement in placements[1:]] == ["remote"] * 3
-
-    run_with_dispatcher(test)
-
-
-def test_a_request_after_the_load_is_warm(run_with_dispatcher: RunWithDispatcher) -> None:
-    async def test(harness: DispatcherHarness) -> None:
-        spec = await harness.declare("m", routing=QUEUEING)
-        await harness.register_pod("pod-a", warm=spec)
-        first = await harness.place(spec)
-        second = harness.place(spec)
-        await harness.wait_queued(1)
-        harness.reservations.release(first.reservation)
+    spec = await harness.declare("m", routing=QUEUEING)
+    epoch = await harness.register_pod("pod-a")
+    first = await harness.place(spec)
+    waiting = [harness.place(spec) for _ in range(3)]
+    await harness.wait_queued(3)
+    token = first.reservation.load_token
+    await harness.registry.start_load("pod-a", epoch, spec.key, token, Tier.DISK)
+    await harness.registry.finish_load("pod-a", epoch, spec.key, token, 1)
+    placements = [first]
+    for task in waiting:
+        harness.reservations.release(placements[-1].reservation)
         harness.dispatcher.notify_change()
-        assert (await second).awaited_tier is None
-
-    run_with_dispatcher(test)
-
-
-def test_50_concurrent_first_requests_claim_one_load(
-    run_with_dispatcher: RunWithDispatcher,
-) -> None:
-    async def test(harness: DispatcherHarness) -> None:
-        spec = await harness.declare("m", routing=QUEUEING)
-        for n in range(4):
-            await harness.register_pod(f"pod-{n}")
-        asked = [harness.place(spec) for _ in range(50)]
-        await harness.wait_queued(49)
-        done = [task.result() for task in asked if task.done()]
-        assert [placement.reservation.load_token > 0 for placement in done] == [True]
-        for task in asked:
-            task.cancel()
-        await asyncio.gather(*asked, return_exceptions=True)
-
-    run_with_dispatcher(test)
+        placements.append(await task)
+    assert [placement.awaited_tier for placement in placements[1:]] == ["remote"] * 3
 
 
-def test_rejects_a_request_if_the_queue_is_full(run_with_dispatcher: RunWithDispatcher) -> None:
-    async def test(harness: DispatcherHarness) -> None:
-        spec = await harness.declare("m", routing=QUEUEING, queue_depth=1)
-        await harness.register_pod("pod-a", warm=spec)
+@with_dispatcher
+async def test_a_request_after_the_load_is_warm(harness: DispatcherHarness) -> None:
+    spec = await harness.declare("m", routing=QUEUEING)
+    await harness.register_pod("pod-a", warm=spec)
+    first = await harness.place(spec)
+    second = harness.place(spec)
+    await harness.wait_queued(1)
+    harness.release(first)
+    assert (await second).awaited_tier is None
+
+
+@with_dispatcher
+async def test_50_concurrent_first_requests_claim_one_load(harness: DispatcherHarness) -> None:
+    spec = await harness.declare("m", routing=QUEUEING)
+    for n in range(4):
+        await harness.register_pod(f"pod-{n}")
+    asked = [harness.place(spec) for _ in range(50)]
+    await harness.wait_queued(49)
+    done = [task.result() for task in asked if task.done()]
+    assert [placement.reservation.load_token > 0 for placement in done] == [True]
+    for task in asked:
+        task.cancel()
+    await asyncio.gather(*asked, return_exceptions=True)
+
+
+@with_dispatcher
+async def test_rejects_a_request_if_the_queue_is_full(harness: DispatcherHarness) -> None:
+    spec = await harness.declare("m", routing=QUEUEING, queue_depth=1)
+    await harness.register_pod("pod-a", warm=spec)
+    await harness.place(spec)
+    second = harness.place(spec)
+    await harness.wait_queued(1)
+    with pytest.raises(Rejected, match="queue-depth is 1") as caught:
         await harness.place(spec)
-        second = harness.place(spec)
-        await harness.wait_queued(1)
-        with pytest.raises(Rejected, match="queue-depth is 1") as caught:
-            await harness.place(spec)
-        assert caught.value.reason is Reason.QUEUE_FULL
-        assert caught.value.retry_after_s
-        second.cancel()
-        await asyncio.gather(second, return_exceptions=True)
-
-    run_with_dispatcher(test)
+    assert caught.value.reason is Reason.QUEUE_FULL
+    assert caught.value.retry_after_s
+    second.cancel()
+    await asyncio.gather(second, return_exceptions=True)
 
 
-def test_a_model_without_queue_is_served_while_another_is_queued(
-    run_with_dispatcher: RunWithDispatcher,
+@with_dispatcher
+async def test_a_model_without_queue_is_served_while_another_is_queued(
+    harness: DispatcherHarness,
 ) -> None:
-    async def test(harness: DispatcherHarness) -> None:
-        busy = await harness.declare("busy", routing=QUEUEING)
-        other = await harness.declare("other", routing=QUEUEING, queue_depth=0)
-        await harness.register_pod("pod-a", warm=busy)
-        await harness.register_pod("pod-b", warm=other)
-        await harness.place(busy)
-        waiting = harness.place(busy)
-        await harness.wait_queued(1)
-        assert (await harness.place(other)).reservation.entry.name == "pod-b"
-        waiting.cancel()
-        await asyncio.gather(waiting, return_exceptions=True)
-
-    run_with_dispatcher(test)
+    busy = await harness.declare("busy", routing=QUEUEING)
+    other = await harness.declare("other", routing=QUEUEING, queue_depth=0)
+    await harness.register_pod("pod-a", warm=busy)
+    await harness.register_pod("pod-b", warm=other)
+    await harness.place(busy)
+    waiting = harness.place(busy)
+    await harness.wait_queued(1)
+    assert (await harness.place(other)).reservation.entry.name == "pod-b"
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
 
 
 @pytest.mark.parametrize(
@@ -193,103 +169,86 @@ def test_a_model_without_queue_is_served_while_another_is_queued(
         pytest.param(5.0, 0.05, Reason.DEADLINE, id="deadline"),
     ],
 )
-def test_queueing_ends_at(
-    run_with_dispatcher: RunWithDispatcher,
-    timeout_s: float,
-    deadline_s: float | None,
-    reason: Reason,
+@with_dispatcher
+async def test_queueing_ends_at(
+    harness: DispatcherHarness, timeout_s: float, deadline_s: float | None, reason: Reason
 ) -> None:
-    async def test(harness: DispatcherHarness) -> None:
-        spec = await harness.declare("m", routing=QUEUEING, queue_timeout_s=timeout_s)
-        await harness.register_pod("pod-a", warm=spec)
-        await harness.place(spec)
-        with pytest.raises(Rejected) as caught:
-            await harness.place(spec, deadline_in_s=deadline_s)
-        assert caught.value.reason is reason
-        assert harness.dispatcher.queued_total == 0
-
-    run_with_dispatcher(test)
+    spec = await harness.declare("m", routing=QUEUEING, queue_timeout_s=timeout_s)
+    await harness.register_pod("pod-a", warm=spec)
+    await harness.place(spec)
+    with pytest.raises(Rejected) as caught:
+        await harness.place(spec, deadline_in_s=deadline_s)
+    assert caught.value.reason is reason
+    assert harness.dispatcher.queued_total == 0
 
 
-def test_deleting_a_model_rejects_its_queued_requests(
-    run_with_dispatcher: RunWithDispatcher,
-) -> None:
-    async def test(harness: DispatcherHarness) -> None:
-        spec = await harness.declare("m", routing=QUEUEING)
-        await harness.register_pod("pod-a", warm=spec)
-        await harness.place(spec)
-        second = harness.place(spec)
-        await harness.wait_queued(1)
-        await harness.registry.delete_models([spec.name])
-        with pytest.raises(Rejected) as caught:
-            await second
-        assert caught.value.reason is Reason.MODEL_GONE
-
-    run_with_dispatcher(test)
+@with_dispatcher
+async def test_deleting_a_model_rejects_its_queued_requests(harness: DispatcherHarness) -> None:
+    spec = await harness.declare("m", routing=QUEUEING)
+    await harness.register_pod("pod-a", warm=spec)
+    await harness.place(spec)
+    second = harness.place(spec)
+    await harness.wait_queued(1)
+    await harness.registry.delete_models([spec.name])
+    with pytest.raises(Rejected) as caught:
+        await second
+    assert caught.value.reason is Reason.MODEL_GONE
 
 
-def test_tenants_take_turns_at_a_saturated_pod(run_with_dispatcher: RunWithDispatcher) -> None:
-    async def test(harness: DispatcherHarness) -> None:
-        loud = await harness.declare("m", namespace="loud", routing=QUEUEING)
-        quiet = await harness.declare("m", namespace="quiet", routing=QUEUEING)
-        epoch = await harness.register_pod("pod-a", warm=loud)
-        await harness.registry.set_tier("pod-a", epoch, quiet.key, Tier.DEVICE, 1)
-        first = await harness.place(loud)
-        asked = [harness.place(loud) for _ in range(4)]
-        await harness.wait_queued(4)
-        asked += [harness.place(quiet) for _ in range(2)]
-        await harness.wait_queued(6)
-        served: list[str] = []
-        held = first
-        while pending := [task for task in asked if not task.done()]:
-            harness.reservations.release(held.reservation)
-            harness.dispatcher.notify_change()
-            done, _ = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-            (task,) = done
-            held = task.result()
-            served.append(held.spec.name.namespace)
-        assert served == ["loud", "quiet", "loud", "quiet", "loud", "loud"]
-
-    run_with_dispatcher(test)
+@with_dispatcher
+async def test_tenants_take_turns_at_a_saturated_pod(harness: DispatcherHarness) -> None:
+    loud = await harness.declare("m", namespace="loud", routing=QUEUEING)
+    quiet = await harness.declare("m", namespace="quiet", routing=QUEUEING)
+    epoch = await harness.register_pod("pod-a", warm=loud)
+    await harness.registry.set_tier("pod-a", epoch, quiet.key, Tier.DEVICE, 1)
+    first = await harness.place(loud)
+    asked = [harness.place(loud) for _ in range(4)]
+    await harness.wait_queued(4)
+    asked += [harness.place(quiet) for _ in range(2)]
+    await harness.wait_queued(6)
+    served: list[str] = []
+    held = first
+    while pending := [task for task in asked if not task.done()]:
+        harness.release(held)
+        done, _ = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+        (task,) = done
+        held = task.result()
+        served.append(held.spec.name.namespace)
+    assert served == ["loud", "quiet", "loud", "quiet", "loud", "loud"]
 
 
-def test_a_new_pod_gets_requests_that_wait_for_pods(run_with_dispatcher: RunWithDispatcher) -> None:
-    async def test(harness: DispatcherHarness) -> None:
-        spec = await harness.declare("m")
-        waiting = harness.place(spec)
-        await harness.wait_queued(1)
-        await harness.register_pod("pod-a")
-        assert (await waiting).reservation.entry.name == "pod-a"
-
-    run_with_dispatcher(test)
+@with_dispatcher
+async def test_a_new_pod_gets_requests_that_wait_for_pods(harness: DispatcherHarness) -> None:
+    spec = await harness.declare("m")
+    waiting = harness.place(spec)
+    await harness.wait_queued(1)
+    await harness.register_pod("pod-a")
+    assert (await waiting).reservation.entry.name == "pod-a"
 
 
-def test_two_dispatchers_never_exceed_the_slots(redis: RedisServer, pool: str) -> None:
-    async def test() -> None:
-        async with (
-            running_dispatcher(redis.url, pool) as one,
-            running_dispatcher(redis.url, pool) as other,
-        ):
-            spec = await one.declare("m", routing=QUEUEING)
-            await one.register_pod("pod-a", slots=2, warm=spec)
-            await one.register_pod("pod-b", slots=1, warm=spec)
-            await eventually(lambda: len(other.watch.state.pods) == 2 and other.watch.state.models)
-            held: dict[str, int] = {"pod-a": 0, "pod-b": 0}
-            most = dict(held)
+@run_async
+async def test_two_dispatchers_never_exceed_the_slots(redis: RedisServer, pool: str) -> None:
+    async with (
+        running_dispatcher(redis.url, pool) as one,
+        running_dispatcher(redis.url, pool) as other,
+    ):
+        spec = await one.declare("m", routing=QUEUEING)
+        await one.register_pod("pod-a", slots=2, warm=spec)
+        await one.register_pod("pod-b", slots=1, warm=spec)
+        await eventually(lambda: len(other.watch.state.pods) == 2 and other.watch.state.models)
+        held: dict[str, int] = {"pod-a": 0, "pod-b": 0}
+        max_held = dict(held)
 
-            async def use(harness: DispatcherHarness) -> None:
-                placement = await harness.place(spec)
-                name = placement.reservation.entry.name
-                held[name] += 1
-                most[name] = max(most[name], held[name])
-                await asyncio.sleep(0.002)
-                held[name] -= 1
-                harness.reservations.release(placement.reservation)
-                harness.dispatcher.notify_change()
+        async def use(harness: DispatcherHarness) -> None:
+            placement = await harness.place(spec)
+            name = placement.reservation.entry.name
+            held[name] += 1
+            max_held[name] = max(max_held[name], held[name])
+            await asyncio.sleep(0.002)
+            held[name] -= 1
+            harness.release(placement)
 
-            await asyncio.gather(*(use(harness) for _ in range(60) for harness in (one, other)))
-            assert most == {"pod-a": 2, "pod-b": 1}
-            await eventually(lambda: one.watch.state.pods["pod-a"].slots_used == 0)
-            await eventually(lambda: other.watch.state.pods["pod-a"].slots_used == 0)
-
-    asyncio.run(test())
+        await asyncio.gather(*(use(harness) for _ in range(60) for harness in (one, other)))
+        assert max_held == {"pod-a": 2, "pod-b": 1}
+        await eventually(lambda: one.watch.state.pods["pod-a"].slots_used == 0)
+        await eventually(lambda: other.watch.state.pods["pod-a"].slots_used == 0)

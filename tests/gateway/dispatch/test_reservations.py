@@ -15,9 +15,9 @@ from registry.domain.pod import PodReport, Samples
 from tests import servers
 from tests.gateway.dispatcher_harness import (
     DispatcherHarness,
-    RunWithDispatcher,
     eventually,
     running_dispatcher,
+    with_dispatcher,
 )
 
 if TYPE_CHECKING:
@@ -58,35 +58,26 @@ def never_registered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("never_registered")
-def test_a_short_request_reserves_without_the_registry(
-    run_with_dispatcher: RunWithDispatcher,
-) -> None:
-    async def test(harness: DispatcherHarness) -> None:
-        spec = await a_warm_pod(harness)
-        placement = await harness.place(spec)
-        pod = harness.watch.state.pods["pod-a"]
-        assert placement.reservation.is_local
-        assert pod.slots_busy == pod.inferring == 1
-        assert await harness.slots_used("pod-a") == 0
-        harness.reservations.release(placement.reservation)
-        assert pod.slots_busy == pod.inferring == harness.reservations.held_total == 0
-
-    run_with_dispatcher(test)
+@with_dispatcher
+async def test_a_short_request_reserves_without_the_registry(harness: DispatcherHarness) -> None:
+    spec = await a_warm_pod(harness)
+    placement = await harness.place(spec)
+    pod = harness.watch.state.pods["pod-a"]
+    assert placement.reservation.is_local
+    assert pod.slots_busy == pod.inferring == 1
+    assert await harness.slots_used("pod-a") == 0
+    harness.reservations.release(placement.reservation)
+    assert pod.slots_busy == pod.inferring == harness.reservations.held_total == 0
 
 
-def test_optimistic_reservations_count_at_once(
-    run_with_dispatcher: RunWithDispatcher,
-) -> None:
-    async def test(harness: DispatcherHarness) -> None:
-        spec = await a_warm_pod(harness, routing=RoutingPolicy.COLOCATION_QUEUEING)
-        held = [await harness.place(spec) for _ in range(2)]
-        third = harness.place(spec)
-        await harness.wait_queued(1)
-        harness.reservations.release(held[0].reservation)
-        harness.dispatcher.notify_change()
-        assert (await third).reservation.entry.name == "pod-a"
-
-    run_with_dispatcher(test)
+@with_dispatcher
+async def test_optimistic_reservations_count_at_once(harness: DispatcherHarness) -> None:
+    spec = await a_warm_pod(harness, routing=RoutingPolicy.COLOCATION_QUEUEING)
+    held = [await harness.place(spec) for _ in range(2)]
+    third = harness.place(spec)
+    await harness.wait_queued(1)
+    harness.release(held[0])
+    assert (await third).reservation.entry.name == "pod-a"
 
 
 @pytest.mark.parametrize(
@@ -100,107 +91,88 @@ def test_optimistic_reservations_count_at_once(
         ),
     ],
 )
-def test_reserves_with_the_registry(
-    run_with_dispatcher: RunWithDispatcher, infer_s: float, policy: dict[str, Any]
+@with_dispatcher
+async def test_reserves_with_the_registry(
+    harness: DispatcherHarness, infer_s: float, policy: dict[str, Any]
 ) -> None:
-    async def test(harness: DispatcherHarness) -> None:
-        spec = await a_warm_pod(harness, infer_s=infer_s, **policy)
-        placement = await harness.place(spec)
-        assert not placement.reservation.is_local
-        assert await harness.slots_used("pod-a") == 1
-
-    run_with_dispatcher(test)
+    spec = await a_warm_pod(harness, infer_s=infer_s, **policy)
+    placement = await harness.place(spec)
+    assert not placement.reservation.is_local
+    assert await harness.slots_used("pod-a") == 1
 
 
-def test_an_unmeasured_request_reserves_with_the_registry(
-    run_with_dispatcher: RunWithDispatcher,
+@with_dispatcher
+async def test_an_unmeasured_request_reserves_with_the_registry(harness: DispatcherHarness) -> None:
+    spec = await harness.declare("m")
+    await harness.register_pod("pod-a", warm=spec)
+    assert not (await harness.place(spec)).reservation.is_local
+
+
+@with_dispatcher
+async def test_an_optimistic_reservation_that_lasts_is_registered(
+    harness: DispatcherHarness,
 ) -> None:
-    async def test(harness: DispatcherHarness) -> None:
-        spec = await harness.declare("m")
-        await harness.register_pod("pod-a", warm=spec)
-        assert not (await harness.place(spec)).reservation.is_local
-
-    run_with_dispatcher(test)
-
-
-def test_an_optimistic_reservation_that_lasts_is_registered(
-    run_with_dispatcher: RunWithDispatcher,
-) -> None:
-    async def test(harness: DispatcherHarness) -> None:
-        spec = await a_warm_pod(harness)
-        placement = await harness.place(spec)
-        await eventually(lambda: not placement.reservation.is_local)
-        assert await harness.slots_used("pod-a") == 1
-        assert harness.watch.state.pods["pod-a"].slots_busy == 1
-        harness.reservations.release(placement.reservation)
-        assert harness.watch.state.pods["pod-a"].slots_busy == 0
-        await harness.wait_slots_used("pod-a", 0)
-
-    run_with_dispatcher(test)
+    spec = await a_warm_pod(harness)
+    placement = await harness.place(spec)
+    await eventually(lambda: not placement.reservation.is_local)
+    assert await harness.slots_used("pod-a") == 1
+    assert harness.watch.state.pods["pod-a"].slots_busy == 1
+    harness.reservations.release(placement.reservation)
+    assert harness.watch.state.pods["pod-a"].slots_busy == 0
+    await harness.wait_slots_used("pod-a", 0)
 
 
-def test_a_refused_registration_is_retried_while_the_request_continues(
-    run_with_dispatcher: RunWithDispatcher, monkeypatch: pytest.MonkeyPatch
+@with_dispatcher
+async def test_a_refused_registration_is_retried_while_the_request_continues(
+    harness: DispatcherHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reservations, "REGISTER_AFTER_S", 2.0)
-
-    async def test(harness: DispatcherHarness) -> None:
-        spec = await a_warm_pod(harness)
-        optimistic = await asyncio.gather(*(harness.place(spec) for _ in range(2)))
-        foreign = await asyncio.gather(
-            *(harness.reserve_elsewhere(spec, "pod-a") for _ in range(2))
-        )  # before ours can be registered
-        await asyncio.sleep(2 * reservations.REGISTER_AFTER_S)  # a registration was refused
-        assert all(placement.reservation.is_local for placement in optimistic)
-        for reservation_id in foreign:
-            harness.registry.release(reservation_id, entry="pod-a", predict="pod-a")
-        await eventually(
-            lambda: not any(placement.reservation.is_local for placement in optimistic)
-        )
-        assert await harness.slots_used("pod-a") == 2
-
-    run_with_dispatcher(test)
+    spec = await a_warm_pod(harness)
+    optimistic = await asyncio.gather(*(harness.place(spec) for _ in range(2)))
+    foreign = await asyncio.gather(
+        *(harness.reserve_elsewhere(spec, "pod-a") for _ in range(2))
+    )  # before ours can be registered
+    await asyncio.sleep(2 * reservations.REGISTER_AFTER_S)  # a registration was refused
+    assert all(placement.reservation.is_local for placement in optimistic)
+    for reservation_id in foreign:
+        harness.registry.release(reservation_id, entry="pod-a", predict="pod-a")
+    await eventually(lambda: not any(placement.reservation.is_local for placement in optimistic))
+    assert await harness.slots_used("pod-a") == 2
 
 
-def test_counts_return_to_zero_whenever_reservations_are_released(
-    run_with_dispatcher: RunWithDispatcher, monkeypatch: pytest.MonkeyPatch
+@with_dispatcher
+async def test_counts_return_to_zero_whenever_reservations_are_released(
+    harness: DispatcherHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before, during and after the registration."""
     monkeypatch.setattr(reservations, "REGISTER_AFTER_S", 0.01)
     holds = random.Random(7)
+    spec = await a_warm_pod(harness, routing=RoutingPolicy.COLOCATION_QUEUEING)
 
-    async def test(harness: DispatcherHarness) -> None:
-        spec = await a_warm_pod(harness, routing=RoutingPolicy.COLOCATION_QUEUEING)
+    async def one() -> None:
+        placement = await harness.place(spec)
+        await asyncio.sleep(holds.uniform(0, 0.03))
+        harness.release(placement)
 
-        async def one() -> None:
-            placement = await harness.place(spec)
-            await asyncio.sleep(holds.uniform(0, 0.03))
-            harness.reservations.release(placement.reservation)
-            harness.dispatcher.notify_change()
-
-        await asyncio.gather(*(one() for _ in range(200)))
-        pod = harness.watch.state.pods["pod-a"]
-        await eventually(lambda: pod.slots_busy == pod.inferring == 0)
-        await harness.wait_slots_used("pod-a", 0)
-        assert pod.slots_pending == pod.ongoing_pending == harness.reservations.held_total == 0
-
-    run_with_dispatcher(test)
+    await asyncio.gather(*(one() for _ in range(200)))
+    pod = harness.watch.state.pods["pod-a"]
+    await eventually(lambda: pod.slots_busy == pod.inferring == 0)
+    await harness.wait_slots_used("pod-a", 0)
+    assert pod.slots_pending == pod.ongoing_pending == harness.reservations.held_total == 0
 
 
 @pytest.mark.usefixtures("never_registered")
-def test_after_a_collision_the_pod_gets_no_optimistic_reservations(
-    run_with_dispatcher: RunWithDispatcher,
+@with_dispatcher
+async def test_after_a_collision_the_pod_gets_no_optimistic_reservations(
+    harness: DispatcherHarness,
 ) -> None:
-    async def test(harness: DispatcherHarness) -> None:
-        spec = await a_warm_pod(harness)
-        first = (await harness.place(spec)).reservation
-        assert harness.reservations.note_collision(first)
-        harness.reservations.release(first)
-        second = (await harness.place(spec)).reservation
-        assert not second.is_local
-        assert not harness.reservations.note_collision(second)
-
-    run_with_dispatcher(test)
+    spec = await a_warm_pod(harness)
+    first = (await harness.place(spec)).reservation
+    assert harness.reservations.note_collision(first)
+    harness.reservations.release(first)
+    second = (await harness.place(spec)).reservation
+    assert not second.is_local
+    assert not harness.reservations.note_collision(second)
 
 
 @pytest.mark.usefixtures("never_registered")

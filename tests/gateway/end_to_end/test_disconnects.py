@@ -39,8 +39,7 @@ def raw_request(
 def test_a_client_that_disconnects_during_execution_frees_the_slot(
     harness: GatewayHarness, size: int
 ) -> None:
-    spec = harness.declare()
-    pods = harness.start_pods("pod-a", warm=spec)
+    spec, pods = harness.start_warm_pod()
     before = harness.metric("pilotlight_gateway_client_disconnects_total")
     with raw_request(harness, spec, "delay=hold", size=size):
         wait_counts(pods, "pod-a", busy=1)
@@ -51,8 +50,7 @@ def test_a_client_that_disconnects_during_execution_frees_the_slot(
 
 
 def test_a_client_that_disconnects_in_the_queue_is_not_served(harness: GatewayHarness) -> None:
-    spec = harness.declare(routing=QUEUEING)
-    pods = harness.start_pods("pod-a", warm=spec)
+    spec, pods = harness.start_warm_pod(routing=QUEUEING)
     held = harness.predict_in_background(spec, x_test="delay=hold")
     wait_counts(pods, "pod-a", busy=1)
     with raw_request(harness, spec):
@@ -67,8 +65,7 @@ def test_a_client_that_disconnects_in_the_queue_is_not_served(harness: GatewayHa
 def test_a_client_that_disconnects_during_the_response_frees_the_slot(
     harness: GatewayHarness,
 ) -> None:
-    spec = harness.declare()
-    pods = harness.start_pods("pod-a", warm=spec)
+    spec, pods = harness.start_warm_pod()
     with raw_request(harness, spec, "pieces=100000") as connection:
         assert connection.recv(1000).startswith(b"HTTP/1.1 200")
         assert harness.metric("pilotlight_gateway_reservations") == 1

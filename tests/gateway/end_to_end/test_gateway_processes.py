@@ -85,8 +85,7 @@ def test_two_gateways_load_once(harness: GatewayHarness, second_gateway: servers
 
 
 def test_reservations_of_a_killed_gateway_expire(harness: GatewayHarness, tmp_path: Path) -> None:
-    spec = harness.declare(routing=QUEUEING)
-    pods = harness.start_pods("pod-a", warm=spec)
+    spec, pods = harness.start_warm_pod(routing=QUEUEING)
     with servers.gateway(
         tmp_path, redis_url=harness.redis_url, pool=harness.pool, reservation_ttl=2.0
     ) as dying:
@@ -108,8 +107,7 @@ def test_reservations_of_a_killed_gateway_expire(harness: GatewayHarness, tmp_pa
 def test_a_long_request_keeps_its_reservation(
     harness: GatewayHarness, short_timeout_gateway: servers.Gateway
 ) -> None:
-    spec = harness.declare(routing=QUEUEING)
-    pods = harness.start_pods("pod-a", warm=spec)
+    spec, pods = harness.start_warm_pod(routing=QUEUEING)
     harness.wait_synced(short_timeout_gateway)
     headers = {"x-test": "delay=3.0"}
     asked = harness.threads.submit(
@@ -125,8 +123,7 @@ def test_a_long_request_keeps_its_reservation(
 
 
 def test_sigterm_lets_requests_in_flight_finish(harness: GatewayHarness, tmp_path: Path) -> None:
-    spec = harness.declare(routing=QUEUEING)
-    pods = harness.start_pods("pod-a", warm=spec)
+    spec, pods = harness.start_warm_pod(routing=QUEUEING)
     with servers.gateway(tmp_path, redis_url=harness.redis_url, pool=harness.pool) as leaving:
         harness.wait_synced(leaving)
         url = harness.url_of(spec, leaving)
@@ -157,8 +154,7 @@ def test_sigterm_lets_requests_in_flight_finish(harness: GatewayHarness, tmp_pat
 
 
 def test_a_drain_ends_at_its_timeout(harness: GatewayHarness, tmp_path: Path) -> None:
-    spec = harness.declare()
-    pods = harness.start_pods("pod-a", warm=spec)
+    spec, pods = harness.start_warm_pod()
     with servers.gateway(
         tmp_path, redis_url=harness.redis_url, pool=harness.pool, drain_timeout=1
     ) as leaving:
@@ -204,8 +200,7 @@ def test_invalid_settings_are_reported_together(tmp_path: Path) -> None:
 def test_the_policy_header_can_be_turned_off(
     harness: GatewayHarness, short_timeout_gateway: servers.Gateway
 ) -> None:
-    spec = harness.declare()
-    harness.start_pods("pod-a", warm=spec)
+    spec, _ = harness.start_warm_pod()
     harness.wait_synced(short_timeout_gateway)
     url = harness.url_of(spec, short_timeout_gateway)
     assert harness.client.post(url, content=b"").status_code == 200

@@ -30,8 +30,7 @@ def ask(harness: GatewayHarness, path: str, body: Any, **headers: str) -> httpx.
 
 @pytest.mark.parametrize("call", CALLS)
 def test_routes_by_the_model_field_of_the_body(harness: GatewayHarness, call: str) -> None:
-    spec = harness.declare()
-    harness.start_pods("pod-a", warm=spec)
+    spec, _ = harness.start_warm_pod()
     body = {"messages": [{"model": "x"}], "model": spec.name.name}
     response = ask(harness, f"/openai/v1/{call}", body, x_test="response=headers")
     assert response.status_code == 200, response.text
@@ -41,24 +40,21 @@ def test_routes_by_the_model_field_of_the_body(harness: GatewayHarness, call: st
 
 
 def test_the_body_is_forwarded_unchanged(harness: GatewayHarness) -> None:
-    spec = harness.declare()
-    harness.start_pods("pod-a", warm=spec)
+    spec, _ = harness.start_warm_pod()
     body = b'{ "model" : "%s", "prompt": "\xc3\xa9\\u00e9" }' % spec.name.name.encode()
     assert ask(harness, "/openai/v1/completions", body).content == body
 
 
 @pytest.mark.parametrize("size", [10_000, 700_000])
 def test_finds_a_name_after_a_long_prompt(harness: GatewayHarness, size: int) -> None:
-    spec = harness.declare()
-    harness.start_pods("pod-a", warm=spec)
+    spec, _ = harness.start_warm_pod()
     body = orjson.dumps({"prompt": "x" * size, "model": spec.name.name})
     response = ask(harness, "/openai/v1/completions", body)
     assert response.headers["x-test-sha256"] == hashlib.sha256(body).hexdigest()
 
 
 def test_a_long_body_that_names_its_model_first_is_streamed(harness: GatewayHarness) -> None:
-    spec = harness.declare()
-    harness.start_pods("pod-a", warm=spec)
+    spec, _ = harness.start_warm_pod()
     body = orjson.dumps({"model": spec.name.name, "prompt": "x" * 5_000_000})
     response = ask(harness, "/openai/v1/completions", body)
     assert response.headers["x-test-sha256"] == hashlib.sha256(body).hexdigest()
@@ -76,8 +72,7 @@ def test_rejects_a_name_beyond_the_buffered_part(harness: GatewayHarness) -> Non
 
 
 def test_prefix_and_host_name_models_of_other_namespaces(harness: GatewayHarness) -> None:
-    spec = harness.declare(namespace="team")
-    harness.start_pods("pod-a", warm=spec)
+    spec, _ = harness.start_warm_pod(namespace="team")
     path = f"/serving/team/{spec.name.name}/openai/v1/chat/completions"
     host = f"{spec.name.name}.team.example.com"
     for response in (
@@ -114,8 +109,7 @@ def test_errors_have_openais_format(
 
 
 def test_a_full_queue_is_a_rate_limit(harness: GatewayHarness) -> None:
-    spec = harness.declare(queue_depth=0, routing=RoutingPolicy.COLOCATION_QUEUEING)
-    pods = harness.start_pods("pod-a", warm=spec)
+    spec, pods = harness.start_warm_pod(queue_depth=0, routing=RoutingPolicy.COLOCATION_QUEUEING)
     busy = harness.predict_in_background(spec, x_test="delay=hold")
     wait_counts(pods, "pod-a", busy=1)
     response = ask(harness, "/openai/v1/completions", {"model": spec.name.name})
@@ -127,16 +121,14 @@ def test_a_full_queue_is_a_rate_limit(harness: GatewayHarness) -> None:
 
 
 def test_errors_of_the_pod_are_forwarded_unchanged(harness: GatewayHarness) -> None:
-    spec = harness.declare()
-    harness.start_pods("pod-a", warm=spec)
+    spec, _ = harness.start_warm_pod()
     body = orjson.dumps({"model": spec.name.name})
     response = ask(harness, "/openai/v1/completions", body, x_test="status=400")
     assert (response.status_code, response.content) == (400, body)
 
 
 def test_a_stream_is_forwarded_chunk_by_chunk(harness: GatewayHarness) -> None:
-    spec = harness.declare()
-    pods = harness.start_pods("pod-a", warm=spec)
+    spec, pods = harness.start_warm_pod()
     with _stream(harness, spec, "pieces=3,gap=hold") as stream:
         pieces = stream.iter_raw()
         assert next(pieces)  # before the others were sent
@@ -147,8 +139,7 @@ def test_a_stream_is_forwarded_chunk_by_chunk(harness: GatewayHarness) -> None:
 
 
 def test_a_client_that_disconnects_from_a_stream_frees_its_slot(harness: GatewayHarness) -> None:
-    spec = harness.declare()
-    pods = harness.start_pods("pod-a", warm=spec)
+    spec, pods = harness.start_warm_pod()
     with _stream(harness, spec, "pieces=1000,gap=0.05") as stream:
         assert next(stream.iter_raw())
     wait_counts(pods, "pod-a", disconnected=1, busy=0)

@@ -26,8 +26,7 @@ MIB = 1 << 20
 
 @pytest.mark.parametrize("refusal", ["slots", "draining"])
 def test_a_refused_request_is_retried_at_another_pod(harness: GatewayHarness, refusal: str) -> None:
-    spec = harness.declare(routing=RoutingPolicy.COLOCATION)
-    pods = harness.start_pods("pod-a", warm=spec)
+    spec, pods = harness.start_warm_pod(routing=RoutingPolicy.COLOCATION)
     harness.start_pods("pod-b")
     before = harness.metric("pilotlight_gateway_retries_total", reason=refusal)
     response = harness.predict(spec, b"abc", x_test=f"refuse={refusal},at=pod-a")
@@ -73,8 +72,7 @@ def test_only_the_full_device_is_avoided(harness: GatewayHarness) -> None:
 
 
 def test_a_temporary_refusal_is_retried_with_backoff(harness: GatewayHarness) -> None:
-    spec = harness.declare(routing=QUEUEING)
-    pods = harness.start_pods("pod-a", warm=spec)
+    spec, pods = harness.start_warm_pod(routing=QUEUEING)
     response = harness.predict(spec, x_test="refuse=slots,times=4")
     assert response.status_code == 200, response.text
     assert pods.counts("pod-a")["refused"] == 4
@@ -93,8 +91,7 @@ def test_a_request_that_every_pod_refuses_fails_with_a_message(
 
 
 def test_a_streamed_body_is_not_resent(harness: GatewayHarness) -> None:
-    spec = harness.declare(routing=RoutingPolicy.COLOCATION)
-    harness.start_pods("pod-a", warm=spec)
+    spec, _ = harness.start_warm_pod(routing=RoutingPolicy.COLOCATION)
     others = harness.start_pods("pod-b")
     response = harness.predict(spec, b"b" * 3 * MIB, x_test="refuse=slots,at=pod-a")
     assert response.status_code == 429
@@ -103,8 +100,7 @@ def test_a_streamed_body_is_not_resent(harness: GatewayHarness) -> None:
 
 
 def test_a_draining_pod_gets_nothing_new(harness: GatewayHarness) -> None:
-    spec = harness.declare()
-    pods = harness.start_pods("pod-a", warm=spec)
+    spec, pods = harness.start_warm_pod()
     others = harness.start_pods("pod-b", warm=spec)
     pods.control("pod-a", "drain")
     harness.wait_synced()
@@ -126,8 +122,7 @@ def test_retries_end_with_the_retry_budget(harness: GatewayHarness) -> None:
 
 
 def test_a_stale_connection_is_replaced_without_an_error(harness: GatewayHarness) -> None:
-    spec = harness.declare()
-    pods = harness.start_pods("pod-a", warm=spec)
+    spec, pods = harness.start_warm_pod()
     for _ in range(3):
         assert harness.predict(spec, x_test="close=after").status_code == 200
     for n in range(3):
@@ -136,8 +131,7 @@ def test_a_stale_connection_is_replaced_without_an_error(harness: GatewayHarness
 
 
 def test_a_long_body_is_sent_over_a_new_connection(harness: GatewayHarness) -> None:
-    spec = harness.declare()
-    pods = harness.start_pods("pod-a", warm=spec)
+    spec, pods = harness.start_warm_pod()
     assert harness.predict(spec).status_code == 200
     response = harness.predict(spec, b"c" * 3 * MIB, x_test="close=reused")
     assert response.status_code == 200, response.text
@@ -146,8 +140,7 @@ def test_a_long_body_is_sent_over_a_new_connection(harness: GatewayHarness) -> N
 
 
 def test_connections_to_pods_are_reused(harness: GatewayHarness) -> None:
-    spec = harness.declare()
-    pods = harness.start_pods("pod-a", warm=spec)
+    spec, pods = harness.start_warm_pod()
     before = pods.counts("pod-a")["connections"]
     for _ in range(20):
         harness.predict(spec)
@@ -155,8 +148,7 @@ def test_connections_to_pods_are_reused(harness: GatewayHarness) -> None:
 
 
 def test_a_pod_that_closes_without_response_is_502(harness: GatewayHarness) -> None:
-    spec = harness.declare()
-    pods = harness.start_pods("pod-a", warm=spec)
+    spec, pods = harness.start_warm_pod()
     response = harness.predict(spec, x_test="close=before")
     assert response.status_code == 502
     assert "may have executed" in response.json()["error"]
@@ -165,8 +157,7 @@ def test_a_pod_that_closes_without_response_is_502(harness: GatewayHarness) -> N
 
 
 def test_a_pod_that_closes_after_its_head_is_502(harness: GatewayHarness) -> None:
-    spec = harness.declare()
-    pods = harness.start_pods("pod-a", warm=spec)
+    spec, pods = harness.start_warm_pod()
     response = harness.predict(spec, x_test="close=head")
     assert response.status_code == 502
     assert response.json()["error"]
@@ -176,8 +167,7 @@ def test_a_pod_that_closes_after_its_head_is_502(harness: GatewayHarness) -> Non
 def test_a_truncated_response_of_the_pod_is_truncated_for_the_client(
     harness: GatewayHarness,
 ) -> None:
-    spec = harness.declare()
-    pods = harness.start_pods("pod-a", warm=spec)
+    spec, pods = harness.start_warm_pod()
     with pytest.raises(httpx.RemoteProtocolError):
         harness.predict(spec, b"0123456789", x_test="close=middle")
     harness.wait_idle(pods)
@@ -189,8 +179,7 @@ def test_a_truncated_response_of_the_pod_is_truncated_for_the_client(
 def test_a_response_before_the_body_was_read_is_forwarded(
     harness: GatewayHarness, size: int
 ) -> None:
-    spec = harness.declare()
-    pods = harness.start_pods("pod-a", warm=spec)
+    spec, pods = harness.start_warm_pod()
     response = harness.predict(spec, b"d" * size, x_test="early=413")
     assert response.status_code == 413
     assert response.json() == {"error": "early"}
@@ -198,8 +187,7 @@ def test_a_response_before_the_body_was_read_is_forwarded(
 
 
 def test_an_early_response_does_not_wait_for_a_stalled_body(harness: GatewayHarness) -> None:
-    spec = harness.declare()
-    pods = harness.start_pods("pod-a", warm=spec)
+    spec, pods = harness.start_warm_pod()
     head = (
         f"POST /v1/models/{spec.name.name}:predict HTTP/1.1\r\nhost: x\r\nx-test: early=413\r\n"
         f"content-length: {3 * MIB}\r\n\r\n"
@@ -211,8 +199,7 @@ def test_an_early_response_does_not_wait_for_a_stalled_body(harness: GatewayHarn
 
 
 def test_an_unreachable_pod_is_avoided(harness: GatewayHarness) -> None:
-    spec = harness.declare(routing=RoutingPolicy.COLOCATION)
-    pods = harness.start_pods("pod-a", warm=spec)
+    spec, pods = harness.start_warm_pod(routing=RoutingPolicy.COLOCATION)
     harness.start_pods("pod-b")
     pods.kill()
     for _ in range(3):

@@ -16,8 +16,7 @@ HOLD = "delay=hold"
 
 
 def test_a_full_queue_is_429(harness: GatewayHarness) -> None:
-    spec = harness.declare(routing=QUEUEING, queue_depth=2)
-    pods = harness.start_pods("pod-a", warm=spec)
+    spec, pods = harness.start_warm_pod(routing=QUEUEING, queue_depth=2)
     held = [harness.predict_in_background(spec, x_test=HOLD)]
     wait_counts(pods, "pod-a", busy=1)
     held += [harness.predict_in_background(spec), harness.predict_in_background(spec)]
@@ -32,8 +31,7 @@ def test_a_full_queue_is_429(harness: GatewayHarness) -> None:
 
 
 def test_a_queue_timeout_is_504(harness: GatewayHarness) -> None:
-    spec = harness.declare(routing=QUEUEING, queue_timeout_s=0.1)
-    pods = harness.start_pods("pod-a", warm=spec)
+    spec, pods = harness.start_warm_pod(routing=QUEUEING, queue_timeout_s=0.1)
     held = harness.predict_in_background(spec, x_test=HOLD)
     wait_counts(pods, "pod-a", busy=1)
     refused = harness.predict(spec)
@@ -47,8 +45,9 @@ def test_a_queue_timeout_is_504(harness: GatewayHarness) -> None:
 
 @pytest.mark.parametrize("by", ["header", "annotation"])
 def test_a_deadline_in_the_queue_is_504(harness: GatewayHarness, by: str) -> None:
-    spec = harness.declare(routing=QUEUEING, deadline_s=0.1 if by == "annotation" else None)
-    pods = harness.start_pods("pod-a", warm=spec)
+    spec, pods = harness.start_warm_pod(
+        routing=QUEUEING, deadline_s=0.1 if by == "annotation" else None
+    )
     held = harness.predict_in_background(spec, x_test=HOLD, x_pilotlight_deadline_ms="20000")
     wait_counts(pods, "pod-a", busy=1)
     headers = {"x_pilotlight_deadline_ms": "100"} if by == "header" else {}
@@ -60,8 +59,7 @@ def test_a_deadline_in_the_queue_is_504(harness: GatewayHarness, by: str) -> Non
 
 
 def test_a_deadline_at_the_pod_is_504_and_frees_the_slot(harness: GatewayHarness) -> None:
-    spec = harness.declare()
-    pods = harness.start_pods("pod-a", warm=spec)
+    spec, pods = harness.start_warm_pod()
     refused = harness.predict(spec, x_test=HOLD, x_pilotlight_deadline_ms="2000")
     assert refused.status_code == 504
     assert "deadline passed" in refused.json()["error"]
@@ -71,8 +69,7 @@ def test_a_deadline_at_the_pod_is_504_and_frees_the_slot(harness: GatewayHarness
 
 
 def test_a_deadline_that_cannot_be_met_is_rejected_at_once(harness: GatewayHarness) -> None:
-    spec = harness.declare()
-    pods = harness.start_pods("pod-a", warm=spec)
+    spec, pods = harness.start_warm_pod()
     measures = ("infer", "preprocess", "postprocess")
     pods.control("pod-a", "samples", json.dumps([[spec.key, m, [5.0]] for m in measures]))
 
@@ -154,8 +151,7 @@ def test_10_successive_requests_start_cold_once(harness: GatewayHarness) -> None
 
 
 def test_many_successive_requests_stay_at_the_warm_pod(harness: GatewayHarness) -> None:
-    spec = harness.declare(routing=RoutingPolicy.COLOCATION)
-    harness.start_pods("pod-a", warm=spec)
+    spec, _ = harness.start_warm_pod(routing=RoutingPolicy.COLOCATION)
     others = harness.start_pods("pod-b", "pod-c")
     for _ in range(200):
         assert harness.predict(spec).headers["x-pilotlight-pod"] == "pod-a"
@@ -163,8 +159,7 @@ def test_many_successive_requests_stay_at_the_warm_pod(harness: GatewayHarness) 
 
 
 def test_colocation_starts_another_copy_while_the_warm_pod_is_busy(harness: GatewayHarness) -> None:
-    spec = harness.declare(routing=RoutingPolicy.COLOCATION)
-    pods = harness.start_pods("pod-a", warm=spec)
+    spec, pods = harness.start_warm_pod(routing=RoutingPolicy.COLOCATION)
     others = harness.start_pods("pod-b")
     held = harness.predict_in_background(spec, x_test=HOLD)
     wait_counts(pods, "pod-a", busy=1)
@@ -178,8 +173,7 @@ def test_colocation_starts_another_copy_while_the_warm_pod_is_busy(harness: Gate
 
 
 def test_remote_proxying_infers_at_the_warm_pod(harness: GatewayHarness) -> None:
-    spec = harness.declare(routing=RoutingPolicy.REMOTE_PROXY)
-    pods = harness.start_pods("pod-a", warm=spec)
+    spec, pods = harness.start_warm_pod(routing=RoutingPolicy.REMOTE_PROXY)
     held = harness.predict_in_background(spec, x_test="around=hold,at=pod-a")
     wait_counts(pods, "pod-a", busy=1)
     others = harness.start_pods("pod-b")
@@ -195,8 +189,9 @@ def test_remote_proxying_infers_at_the_warm_pod(harness: GatewayHarness) -> None
 
 
 def test_remote_proxying_respects_the_target(harness: GatewayHarness) -> None:
-    spec = harness.declare(routing=RoutingPolicy.REMOTE_PROXY, target_ongoing_requests=1)
-    pods = harness.start_pods("pod-a", warm=spec)
+    spec, pods = harness.start_warm_pod(
+        routing=RoutingPolicy.REMOTE_PROXY, target_ongoing_requests=1
+    )
     held = harness.predict_in_background(spec, x_test="delay=hold,at=pod-a")
     wait_counts(pods, "pod-a", busy=1)
     others = harness.start_pods("pod-b")

@@ -97,8 +97,7 @@ def test_pods_register_again_in_an_emptied_redis(
     isolated_harness: GatewayHarness,
 ) -> None:
     harness = isolated_harness
-    spec = harness.declare(routing=QUEUEING)
-    pods = harness.start_pods("pod-a", warm=spec)
+    spec, pods = harness.start_warm_pod(routing=QUEUEING)
 
     async def empty(registry: Registry) -> None:
         redis = redis_client.from_url(harness.redis_url)

@@ -21,8 +21,7 @@ MIB = 1 << 20
 @pytest.mark.parametrize("form", ["v1", "v2", "serving-v1", "serving-v2", "host-v1", "host-v2"])
 def test_a_request_names_its_model_by(harness: GatewayHarness, form: str) -> None:
     namespace = "default" if form in ("v1", "v2") else "team"
-    spec = harness.declare(namespace=namespace)
-    harness.start_pods("pod-a", warm=spec)
+    spec, _ = harness.start_warm_pod(namespace=namespace)
     name, url = spec.name.name, harness.gateway.url
     path = f"/v2/models/{name}/infer" if form.endswith("v2") else f"/v1/models/{name}:predict"
     if form.startswith("serving"):

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from gateway.errors import BodyTooSlow, RequestBodyTooLarge
 from gateway.http.body import BodyLimits, IncomingBody
 from gateway.http.client_request import ClientClosedRequest
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+from tests.gateway.asynchronous import run_async
 
 LIMITS = BodyLimits(max_bytes=100, buffer_bytes=10, timeout_s=0.02)
 
 
 @dataclass
 class FakeSource:
-    """A body that arrives in chunks; `ends`: `whole`, `gone` (disconnect) or `stalls`."""
+    """A body that arrives in chunks; `ends`: `complete`, `disconnected` or `stalled`."""
 
     remaining: list[bytes]
     ends: str
@@ -30,92 +27,59 @@ class FakeSource:
         return []
 
     async def receive_chunks(self) -> list[bytes]:
-        if not self.remaining and self.ends == "gone":
+        if not self.remaining and self.ends == "disconnected":
             raise ClientClosedRequest
         if not self.remaining:
             await asyncio.Event().wait()
         chunk = self.remaining.pop(0)
-        self.is_complete = not self.remaining and self.ends == "whole"
+        self.is_complete = not self.remaining and self.ends == "complete"
         return [chunk]
 
 
-def body_of(
-    *chunks: bytes, declared: int | None = None, ends: str = "whole"
-) -> Callable[[], IncomingBody]:
-    return lambda: IncomingBody(FakeSource(list(chunks), ends), declared, LIMITS)
+def body_of(*chunks: bytes, declared: int | None = None, ends: str = "complete") -> IncomingBody:
+    return IncomingBody(FakeSource(list(chunks), ends), declared, LIMITS)
 
 
-def run(
-    create: Callable[[], IncomingBody], use: Callable[[IncomingBody], Coroutine[Any, Any, None]]
-) -> None:
-    async def inside() -> None:
-        await use(create())
-
-    asyncio.run(inside())
+@run_async
+async def test_buffers_a_small_body_completely() -> None:
+    body = body_of(b"ab", b"cd")
+    await body.buffer()
+    assert (b"".join(body.buffered), body.is_complete, body.is_resendable) == (b"abcd", True, True)
 
 
-def test_buffers_a_small_body_completely() -> None:
-    async def use(body: IncomingBody) -> None:
-        await body.buffer()
-        assert (b"".join(body.buffered), body.is_complete, body.is_resendable) == (
-            b"abcd",
-            True,
-            True,
-        )
-
-    run(body_of(b"ab", b"cd"), use)
-
-
-def test_buffers_the_beginning_of_a_long_body_and_streams_the_rest_once() -> None:
-    async def use(body: IncomingBody) -> None:
-        await body.buffer()
-        assert (b"".join(body.buffered), body.is_complete, body.is_resendable) == (
-            b"a" * 12,
-            False,
-            True,
-        )
-        assert [chunk async for chunk in body.stream_rest()] == [b"b", b"c"]
-        assert not body.is_resendable
-
-    run(body_of(b"a" * 12, b"b", b"c"), use)
-
-
-def test_a_streamed_body_cannot_be_resent() -> None:
-    async def use(body: IncomingBody) -> None:
-        await body.buffer()
-        async for _ in body.stream_rest():
-            pass
-        assert not body.is_resendable
-
-    run(body_of(b"a" * 12, b"b"), use)
+@run_async
+async def test_buffers_the_beginning_of_a_long_body_and_streams_the_rest_once() -> None:
+    body = body_of(b"a" * 12, b"b", b"c")
+    await body.buffer()
+    assert b"".join(body.buffered) == b"a" * 12
+    assert not body.is_complete
+    assert body.is_resendable
+    assert [chunk async for chunk in body.stream_rest()] == [b"b", b"c"]
+    assert body.is_complete
+    assert not body.is_resendable
 
 
 def test_rejects_a_declared_length_over_the_limit_without_reading() -> None:
     with pytest.raises(RequestBodyTooLarge, match="content-length 101"):
-        body_of(b"x", declared=101)()
+        body_of(b"x", declared=101)
 
 
-def test_rejects_an_undeclared_length_over_the_limit_by_count() -> None:
-    async def use(body: IncomingBody) -> None:
-        await body.buffer()
-        with pytest.raises(RequestBodyTooLarge, match="already 102"):
-            async for _ in body.stream_rest():
-                pass
-
-    run(body_of(b"a" * 51, b"b" * 51), use)
-
-
-def test_rejects_a_body_that_stalls() -> None:
-    async def use(body: IncomingBody) -> None:
-        with pytest.raises(BodyTooSlow, match="received 1 bytes"):
-            await body.buffer()
-
-    run(body_of(b"a", ends="stalls"), use)
+@run_async
+async def test_rejects_an_undeclared_length_over_the_limit_by_count() -> None:
+    body = body_of(b"a" * 51, b"b" * 51)
+    await body.buffer()
+    with pytest.raises(RequestBodyTooLarge, match="already 102"):
+        async for _ in body.stream_rest():
+            pass
 
 
-def test_raises_an_error_when_the_client_disconnects() -> None:
-    async def use(body: IncomingBody) -> None:
-        with pytest.raises(ClientClosedRequest):
-            await body.buffer()
+@run_async
+async def test_rejects_a_body_that_stalls() -> None:
+    with pytest.raises(BodyTooSlow, match="received 1 bytes"):
+        await body_of(b"a", ends="stalled").buffer()
 
-    run(body_of(b"a", ends="gone"), use)
+
+@run_async
+async def test_raises_an_error_when_the_client_disconnects() -> None:
+    with pytest.raises(ClientClosedRequest):
+        await body_of(b"a", ends="disconnected").buffer()

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import uvicorn
-import uvloop
 from uvicorn.server import ServerState
 
 from gateway.__main__ import running_app
@@ -23,10 +22,11 @@ from gateway.settings import GatewaySettings
 from registry.domain.model import ModelName, Tier
 from registry.domain.pod import PodInfo
 from tests import servers
+from tests.gateway.asynchronous import run_async
 from tests.gateway.dispatcher_harness import eventually, running_dispatcher
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Coroutine
+    from collections.abc import AsyncIterator
     from pathlib import Path
 
 Handle = Callable[[ClientRequest], Awaitable[None]]
@@ -75,12 +75,6 @@ async def connected(
                 await writer.wait_closed()
 
 
-def run(test: Coroutine[Any, Any, None]) -> None:
-    """Run a test on the event loop that the gateway uses."""
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(test)
-
-
 async def body_of(client: ClientRequest) -> bytes:
     chunks: list[bytes] = []
     while not client.is_complete or not chunks:
@@ -101,200 +95,178 @@ async def read_response(reader: asyncio.StreamReader) -> bytes:
     return await reader.readexactly(int(head.lower().split(b"content-length: ")[1].split()[0]))
 
 
-def test_reads_the_body_of_a_request_that_offers_an_upgrade() -> None:
+@run_async
+async def test_reads_the_body_of_a_request_that_offers_an_upgrade() -> None:
     """Java's own client offers h2c with its first request."""
-
-    async def test() -> None:
-        for head in (HEAD, HEAD.replace(b"/v2/models/m/infer", b"/other")):
-            async with connected(echo) as (reader, writer, _):
-                body = b"GET /smuggled HTTP/1.1\r\nhost: x\r\n\r\n"
-                offer = b"connection: upgrade\r\nupgrade: h2c\r\ncontent-length: %d\r\n\r\n"
-                writer.write(head + offer % len(body) + body[:5])
-                await asyncio.sleep(0.05)
-                writer.write(body[5:] + HEAD + b"content-length: 2\r\n\r\nok")
-                assert await read_response(reader) == body
-                assert await read_response(reader) == b"ok"
-
-    run(test())
-
-
-def test_trailers_are_not_added_to_the_headers() -> None:
-    async def test() -> None:
-        async def names(client: ClientRequest) -> None:
-            await body_of(client)
-            client.respond(200, [], b",".join(name for name, _ in client.headers))
-
-        async with connected(names) as (reader, writer, _):
-            chunks = b"transfer-encoding: chunked\r\n\r\n2\r\nok\r\n0\r\nauthorization: me\r\n\r\n"
-            writer.write(HEAD + chunks)
-            assert await read_response(reader) == b"host,transfer-encoding"
-
-    run(test())
-
-
-def test_a_running_request_is_notified_of_a_disconnect_despite_pipelining() -> None:
-    async def test() -> None:
-        gone = asyncio.Event()
-
-        async def stream(client: ClientRequest) -> None:
-            client.on_disconnect = gone.set
-            client.start_response(200, [], has_length=False)
-            while not gone.is_set():
-                client.write_body(b"x" * 1000, is_last=False)
-                await asyncio.sleep(0.01)
-            assert client.disconnected
-
-        for second in (HEAD, b"GET /other HTTP/1.1\r\nhost: x\r\n"):
-            gone.clear()
-            async with connected(stream) as (reader, writer, protocols):
-                writer.write(HEAD + b"\r\n" + second + b"\r\n")
-                await reader.readexactly(1000)
-                writer.transport.abort()
-                await gone.wait()
-                await eventually(lambda: not protocols[0].tasks)
-
-    run(test())
-
-
-def test_a_client_that_does_not_read_is_not_served_further() -> None:
-    async def test() -> None:
-        served = 0
-
-        async def large(client: ClientRequest) -> None:
-            nonlocal served
-            served += 1
-            client.respond(200, [], b"x" * 1_000_000)
-
-        async with connected(large) as (reader, writer, protocols):
-            writer.write((HEAD + b"\r\n") * 100)
-            await asyncio.sleep(0.3)
-            assert protocols[0].transport.get_write_buffer_size() < 3_000_000
-            for _ in range(100):
-                assert len(await read_response(reader)) == 1_000_000
-            assert served == 100
-
-    run(test())
-
-
-def test_a_connection_is_not_idle_while_a_request_runs() -> None:
-    async def test() -> None:
-        release = [asyncio.Event() for _ in range(2)]
-        served = iter(release)
-
-        async def held(client: ClientRequest) -> None:
-            await next(served).wait()
-            client.respond(200, [], b"ok")
-
-        async with connected(held, keep_alive_s=1) as (reader, writer, _):
-            writer.write(HEAD + b"\r\n" + HEAD)
+    for head in (HEAD, HEAD.replace(b"/v2/models/m/infer", b"/other")):
+        async with connected(echo) as (reader, writer, _):
+            body = b"GET /smuggled HTTP/1.1\r\nhost: x\r\n\r\n"
+            offer = b"connection: upgrade\r\nupgrade: h2c\r\ncontent-length: %d\r\n\r\n"
+            writer.write(head + offer % len(body) + body[:5])
             await asyncio.sleep(0.05)
-            release[0].set()
-            assert await read_response(reader) == b"ok"
-            writer.write(b"\r\n")  # the second began before the first response
-            await asyncio.sleep(1.2)
-            release[1].set()
+            writer.write(body[5:] + HEAD + b"content-length: 2\r\n\r\nok")
+            assert await read_response(reader) == body
             assert await read_response(reader) == b"ok"
 
-    run(test())
+
+@run_async
+async def test_trailers_are_not_added_to_the_headers() -> None:
+    async def names(client: ClientRequest) -> None:
+        await body_of(client)
+        client.respond(200, [], b",".join(name for name, _ in client.headers))
+
+    async with connected(names) as (reader, writer, _):
+        chunks = b"transfer-encoding: chunked\r\n\r\n2\r\nok\r\n0\r\nauthorization: me\r\n\r\n"
+        writer.write(HEAD + chunks)
+        assert await read_response(reader) == b"host,transfer-encoding"
+
+
+@run_async
+async def test_a_running_request_is_notified_of_a_disconnect_despite_pipelining() -> None:
+    gone = asyncio.Event()
+
+    async def stream(client: ClientRequest) -> None:
+        client.on_disconnect = gone.set
+        client.start_response(200, [], has_length=False)
+        while not gone.is_set():
+            client.write_body(b"x" * 1000, is_last=False)
+            await asyncio.sleep(0.01)
+        assert client.disconnected
+
+    for second in (HEAD, b"GET /other HTTP/1.1\r\nhost: x\r\n"):
+        gone.clear()
+        async with connected(stream) as (reader, writer, protocols):
+            writer.write(HEAD + b"\r\n" + second + b"\r\n")
+            await reader.readexactly(1000)
+            writer.transport.abort()
+            await gone.wait()
+            await eventually(lambda: not protocols[0].tasks)
+
+
+@run_async
+async def test_a_client_that_does_not_read_is_not_served_further() -> None:
+    served = 0
+
+    async def large(client: ClientRequest) -> None:
+        nonlocal served
+        served += 1
+        client.respond(200, [], b"x" * 1_000_000)
+
+    async with connected(large) as (reader, writer, protocols):
+        writer.write((HEAD + b"\r\n") * 100)
+        await asyncio.sleep(0.3)
+        assert protocols[0].transport.get_write_buffer_size() < 3_000_000
+        for _ in range(100):
+            assert len(await read_response(reader)) == 1_000_000
+        assert served == 100
+
+
+@run_async
+async def test_a_connection_is_not_idle_while_a_request_runs() -> None:
+    release = [asyncio.Event() for _ in range(2)]
+    served = iter(release)
+
+    async def held(client: ClientRequest) -> None:
+        await next(served).wait()
+        client.respond(200, [], b"ok")
+
+    async with connected(held, keep_alive_s=1) as (reader, writer, _):
+        writer.write(HEAD + b"\r\n" + HEAD)
+        await asyncio.sleep(0.05)
+        release[0].set()
+        assert await read_response(reader) == b"ok"
+        writer.write(b"\r\n")  # the second began before the first response
+        await asyncio.sleep(1.2)
+        release[1].set()
+        assert await read_response(reader) == b"ok"
 
 
 @pytest.mark.parametrize("beginning", [b"", HEAD, b"POST /v2/models/m/infer HT"])
-def test_closes_a_connection_without_a_complete_head(beginning: bytes) -> None:
-    async def test() -> None:
-        async with connected(echo, keep_alive_s=1) as (reader, writer, protocols):
-            writer.write(beginning)
-            assert await reader.read() == b""
-            await eventually(lambda: not protocols[0].connections)
-
-    run(test())
+@run_async
+async def test_closes_a_connection_without_a_complete_head(beginning: bytes) -> None:
+    async with connected(echo, keep_alive_s=1) as (reader, writer, protocols):
+        writer.write(beginning)
+        assert await reader.read() == b""
+        await eventually(lambda: not protocols[0].connections)
 
 
 @pytest.mark.parametrize(
     ("beginning", "more"), [(b"GET /", b"x"), (HEAD + b"x-long: ", b"y"), (HEAD, b"x-many: y\r\n")]
 )
-def test_rejects_an_endless_head(beginning: bytes, more: bytes) -> None:
-    async def test() -> None:
-        async with connected(echo) as (reader, writer, _):
-            writer.write(beginning + more * (MAX_HEAD_BYTES // len(more)))
-            assert (await reader.read()).startswith(b"HTTP/1.1 431 ")
-
-    run(test())
+@run_async
+async def test_rejects_an_endless_head(beginning: bytes, more: bytes) -> None:
+    async with connected(echo) as (reader, writer, _):
+        writer.write(beginning + more * (MAX_HEAD_BYTES // len(more)))
+        assert (await reader.read()).startswith(b"HTTP/1.1 431 ")
 
 
-def test_counts_the_head_of_each_request_separately() -> None:
-    async def test() -> None:
-        async with connected(echo) as (reader, writer, _):
-            for _ in range(3):  # each is counted separately
-                writer.write(HEAD + b"x-long: " + b"y" * (MAX_HEAD_BYTES // 2))
-                await asyncio.sleep(0.02)
-                writer.write(b"\r\ncontent-length: 100000\r\n\r\n" + b"z" * 100_000)
-                assert await read_response(reader) == b"z" * 100_000
-
-    run(test())
+@run_async
+async def test_counts_the_head_of_each_request_separately() -> None:
+    async with connected(echo) as (reader, writer, _):
+        for _ in range(3):  # each is counted separately
+            writer.write(HEAD + b"x-long: " + b"y" * (MAX_HEAD_BYTES // 2))
+            await asyncio.sleep(0.02)
+            writer.write(b"\r\ncontent-length: 100000\r\n\r\n" + b"z" * 100_000)
+            assert await read_response(reader) == b"z" * 100_000
 
 
-def test_sends_a_status_without_phrase() -> None:
-    async def test() -> None:
-        async def odd(client: ClientRequest) -> None:
-            client.respond(799, [], b"odd")
+@run_async
+async def test_sends_a_status_without_phrase() -> None:
+    async def odd(client: ClientRequest) -> None:
+        client.respond(799, [], b"odd")
 
-        async with connected(odd) as (reader, writer, _):
-            writer.write(HEAD + b"\r\n")
-            assert await reader.readline() == b"HTTP/1.1 799 \r\n"
-
-    run(test())
+    async with connected(odd) as (reader, writer, _):
+        writer.write(HEAD + b"\r\n")
+        assert await reader.readline() == b"HTTP/1.1 799 \r\n"
 
 
-def test_aborting_a_response_does_not_wait_for_the_client() -> None:
-    async def test() -> None:
-        broken = asyncio.Event()
+@run_async
+async def test_aborting_a_response_does_not_wait_for_the_client() -> None:
+    broken = asyncio.Event()
 
-        async def broken_off(client: ClientRequest) -> None:
-            client.start_response(200, [], has_length=False)
-            client.write_body(b"x" * 50_000_000, is_last=False)
-            client.abort_response()
-            broken.set()
+    async def broken_off(client: ClientRequest) -> None:
+        client.start_response(200, [], has_length=False)
+        client.write_body(b"x" * 50_000_000, is_last=False)
+        client.abort_response()
+        broken.set()
 
-        async with connected(broken_off) as (_, writer, protocols):
-            writer.transport.pause_reading()  # type: ignore[attr-defined]
-            writer.write(HEAD + b"\r\n")
-            await broken.wait()
-            await eventually(lambda: not protocols[0].connections)
-
-    run(test())
+    async with connected(broken_off) as (_, writer, protocols):
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        writer.write(HEAD + b"\r\n")
+        await broken.wait()
+        await eventually(lambda: not protocols[0].connections)
 
 
-def test_a_client_that_disconnects_during_the_model_lookup_is_not_served(tmp_path: Path) -> None:
+@run_async
+async def test_a_client_that_disconnects_during_the_model_lookup_is_not_served(
+    tmp_path: Path,
+) -> None:
     """The model is looked up before `on_disconnect` is set."""
-
-    async def test() -> None:
-        asked: list[asyncio.StreamWriter] = []
-        pod = await asyncio.start_server(lambda _, writer: asked.append(writer), "127.0.0.1", 0)
-        with servers.redis_server(tmp_path) as redis:
-            settings = GatewaySettings(redis_url=redis.url)
-            async with (
-                pod,
-                running_app(settings) as app,
-                running_dispatcher(redis.url, "default") as harness,
-            ):
-                spec = await harness.declare("m")
-                host, port = pod.sockets[0].getsockname()
-                info = PodInfo("pod-a", f"{host}:{port}", "node", slots=1)
-                epoch = await harness.registry.register_pod(info, lease_ttl_s=60)
-                await harness.registry.set_tier("pod-a", epoch, spec.key, Tier.DEVICE, 1)
-                models = app._watch.state.models
-                await eventually(lambda: app._watch.state.holders(spec.key))
-                async with connected(app.infer) as (_, writer, protocols):
-                    del models[spec.name]  # as if its update had not arrived
-                    assert redis.process is not None
-                    redis.process.send_signal(signal.SIGSTOP)
-                    writer.write(HEAD + b"\r\n")
-                    await eventually(lambda: protocols and protocols[0].tasks)
-                    writer.transport.abort()
-                    await eventually(lambda: protocols[0].cycle.disconnected)
-                    redis.process.send_signal(signal.SIGCONT)
-                    await eventually(lambda: not protocols[0].tasks)
-                assert spec.name in models
-        assert not asked
-
-    run(test())
+    asked: list[asyncio.StreamWriter] = []
+    pod = await asyncio.start_server(lambda _, writer: asked.append(writer), "127.0.0.1", 0)
+    with servers.redis_server(tmp_path) as redis:
+        settings = GatewaySettings(redis_url=redis.url)
+        async with (
+            pod,
+            running_app(settings) as app,
+            running_dispatcher(redis.url, "default") as harness,
+        ):
+            spec = await harness.declare("m")
+            host, port = pod.sockets[0].getsockname()
+            info = PodInfo("pod-a", f"{host}:{port}", "node", slots=1)
+            epoch = await harness.registry.register_pod(info, lease_ttl_s=60)
+            await harness.registry.set_tier("pod-a", epoch, spec.key, Tier.DEVICE, 1)
+            models = app._watch.state.models
+            await eventually(lambda: app._watch.state.holders(spec.key))
+            async with connected(app.infer) as (_, writer, protocols):
+                del models[spec.name]  # as if its update had not arrived
+                assert redis.process is not None
+                redis.process.send_signal(signal.SIGSTOP)
+                writer.write(HEAD + b"\r\n")
+                await eventually(lambda: protocols and protocols[0].tasks)
+                writer.transport.abort()
+                await eventually(lambda: protocols[0].cycle.disconnected)
+                redis.process.send_signal(signal.SIGCONT)
+                await eventually(lambda: not protocols[0].tasks)
+            assert spec.name in models
+    assert not asked

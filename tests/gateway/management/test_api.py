@@ -67,8 +67,7 @@ def test_metrics_parse(shared: GatewayHarness, spec: ModelSpec) -> None:
 
 
 def test_auto_records_the_error_of_its_forecasts(harness: GatewayHarness) -> None:
-    spec = harness.declare(routing=RoutingPolicy.AUTO)
-    pods = harness.start_pods("pod-a", warm=spec)
+    spec, pods = harness.start_warm_pod(routing=RoutingPolicy.AUTO)
     samples = [[spec.key, m, [0.001]] for m in ("infer", "preprocess", "postprocess", "network")]
     before = harness.metric("pilotlight_gateway_prediction_error_seconds_count", policy="auto")
     pods.control("pod-a", "samples", json.dumps(samples))

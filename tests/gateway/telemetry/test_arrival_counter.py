@@ -36,8 +36,7 @@ def _queued(harness: GatewayHarness) -> dict[str, int]:
 
 
 def test_every_request_is_counted_once(harness: GatewayHarness) -> None:
-    spec = harness.declare()
-    harness.start_pods("pod-a", warm=spec)
+    spec, _ = harness.start_warm_pod()
     for _ in range(7):
         assert harness.predict(spec).status_code == 200
     wait_until(lambda: counted(harness, spec.name) == 7, what="7 arrivals")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gateway.upstream.pod_connection import PodConnectionLost, PodConnectionPool, PodUnreachable
+from tests.gateway.asynchronous import run_async
 from tests.servers import free_port
 
 if TYPE_CHECKING:
@@ -58,21 +59,19 @@ async def ask(pool: PodConnectionPool, address: str) -> tuple[int, bytes]:
     return connection.status, body
 
 
-def test_a_connection_is_reused_after_a_complete_exchange() -> None:
-    async def test() -> None:
-        pool = PodConnectionPool()
-        async with a_pod(OK, OK) as address:
-            first = await pool.connect(address)
-            pool.release(address, first)
-            assert not first.can_be_reused  # it was not used
-            assert await ask(pool, address) == (200, b"ok")
-            second = pool.take_idle(address)
-            assert second is not None
-            assert second.used_total == 2
-            second.close()
-        pool.close()
-
-    asyncio.run(test())
+@run_async
+async def test_a_connection_is_reused_after_a_complete_exchange() -> None:
+    pool = PodConnectionPool()
+    async with a_pod(OK, OK) as address:
+        first = await pool.connect(address)
+        pool.release(address, first)
+        assert not first.can_be_reused  # it was not used
+        assert await ask(pool, address) == (200, b"ok")
+        second = pool.take_idle(address)
+        assert second is not None
+        assert second.used_total == 2
+        second.close()
+    pool.close()
 
 
 @pytest.mark.parametrize(
@@ -88,14 +87,12 @@ def test_a_connection_is_reused_after_a_complete_exchange() -> None:
         pytest.param(b"HTTP/1.1 204 No Content\r\n\r\n", b"", id="no-content"),
     ],
 )
-def test_reads_a_complete_response(response: bytes, body: bytes) -> None:
-    async def test() -> None:
-        pool = PodConnectionPool()
-        async with a_pod(response) as address:
-            assert (await ask(pool, address))[1] == body
-        pool.close()
-
-    asyncio.run(test())
+@run_async
+async def test_reads_a_complete_response(response: bytes, body: bytes) -> None:
+    pool = PodConnectionPool()
+    async with a_pod(response) as address:
+        assert (await ask(pool, address))[1] == body
+    pool.close()
 
 
 @pytest.mark.parametrize(
@@ -110,82 +107,72 @@ def test_reads_a_complete_response(response: bytes, body: bytes) -> None:
         ),
     ],
 )
-def test_a_broken_response_raises_connection_lost(response: bytes) -> None:
-    async def test() -> None:
-        pool = PodConnectionPool()
-        async with a_pod(response, closes=True) as address:
-            with pytest.raises(PodConnectionLost):
-                await ask(pool, address)
-        pool.close()
-
-    asyncio.run(test())
+@run_async
+async def test_a_broken_response_raises_connection_lost(response: bytes) -> None:
+    pool = PodConnectionPool()
+    async with a_pod(response, closes=True) as address:
+        with pytest.raises(PodConnectionLost):
+            await ask(pool, address)
+    pool.close()
 
 
 @pytest.mark.parametrize("more", [OK, b"HTTP/1.1 408 Request Time"], ids=["whole", "half"])
 @pytest.mark.parametrize("is_idle", [False, True], ids=["at-once", "while-idle"])
-def test_an_unrequested_response_is_dropped_and_closes_the_connection(
+@run_async
+async def test_an_unrequested_response_is_dropped_and_closes_the_connection(
     more: bytes, is_idle: bool
 ) -> None:
-    async def test() -> None:
-        response_read, is_closed = asyncio.Event(), asyncio.Event()
+    response_read, is_closed = asyncio.Event(), asyncio.Event()
 
-        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await reader.readuntil(b"\r\n\r\n")
-            writer.write(OK if is_idle else OK + more)
-            if is_idle:
-                await response_read.wait()
-                writer.write(more)
-            with contextlib.suppress(ConnectionError):
-                await reader.read()
-            writer.close()
-            is_closed.set()
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(OK if is_idle else OK + more)
+        if is_idle:
+            await response_read.wait()
+            writer.write(more)
+        with contextlib.suppress(ConnectionError):
+            await reader.read()
+        writer.close()
+        is_closed.set()
 
-        pool = PodConnectionPool()
-        server = await asyncio.start_server(serve, "127.0.0.1", 0)
-        async with server:
-            address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-            assert await ask(pool, address) == (200, b"ok")
-            response_read.set()
-            async with asyncio.timeout(60):
-                await is_closed.wait()
-            assert pool.take_idle(address) is None
-        pool.close()
-
-    asyncio.run(test())
+    pool = PodConnectionPool()
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        assert await ask(pool, address) == (200, b"ok")
+        response_read.set()
+        async with asyncio.timeout(60):
+            await is_closed.wait()
+        assert pool.take_idle(address) is None
+    pool.close()
 
 
-def test_trailers_are_not_added_to_the_headers() -> None:
-    async def test() -> None:
-        response = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n0\r\nx-late: 1\r\n\r\n"
-        async with a_pod(response) as address:
-            connection = await PodConnectionPool().connect(address)
-            connection.write(REQUEST)
-            await connection.wait_head()
-            await connection.wait_body()
-            assert connection.headers == [(b"transfer-encoding", b"chunked")]
-            connection.close()
-
-    asyncio.run(test())
+@run_async
+async def test_trailers_are_not_added_to_the_headers() -> None:
+    response = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n0\r\nx-late: 1\r\n\r\n"
+    async with a_pod(response) as address:
+        connection = await PodConnectionPool().connect(address)
+        connection.write(REQUEST)
+        await connection.wait_head()
+        await connection.wait_body()
+        assert connection.headers == [(b"transfer-encoding", b"chunked")]
+        connection.close()
 
 
-def test_an_unreachable_pod_raises_an_error() -> None:
-    async def test() -> None:
-        with pytest.raises(PodUnreachable):
-            await PodConnectionPool().connect(f"127.0.0.1:{free_port()}")
-
-    asyncio.run(test())
+@run_async
+async def test_an_unreachable_pod_raises_an_error() -> None:
+    with pytest.raises(PodUnreachable):
+        await PodConnectionPool().connect(f"127.0.0.1:{free_port()}")
 
 
 @pytest.mark.parametrize(("last_used_s", "is_kept"), [(-60, True), (60, False)])
-def test_connections_idle_for_too_long_are_closed(last_used_s: float, is_kept: bool) -> None:
-    async def test() -> None:
-        pool = PodConnectionPool()
-        async with a_pod(OK) as address:
-            await ask(pool, address)
-            pool.close_idle_since(asyncio.get_running_loop().time() + last_used_s)
-            connection = pool.take_idle(address)
-            assert (connection is not None) is is_kept
-            if connection is not None:
-                connection.close()
-
-    asyncio.run(test())
+@run_async
+async def test_connections_idle_for_too_long_are_closed(last_used_s: float, is_kept: bool) -> None:
+    pool = PodConnectionPool()
+    async with a_pod(OK) as address:
+        await ask(pool, address)
+        pool.close_idle_since(asyncio.get_running_loop().time() + last_used_s)
+        connection = pool.take_idle(address)
+        assert (connection is not None) is is_kept
+        if connection is not None:
+            connection.close()

@@ -43,8 +43,7 @@ def test_classifies_responses_of_the_queue_proxy(
 def test_a_request_that_the_pod_did_not_execute_is_retried_elsewhere(
     harness: GatewayHarness, state: str, reason: str
 ) -> None:
-    spec = harness.declare(routing=RoutingPolicy.COLOCATION)
-    pods = harness.start_pods("pod-a", warm=spec)
+    spec, pods = harness.start_warm_pod(routing=RoutingPolicy.COLOCATION)
     harness.start_pods("pod-b")
     pods.control("pod-a", "queue-proxy", state)
     before = harness.metric("pilotlight_gateway_retries_total", reason=reason)
@@ -59,8 +58,7 @@ def test_a_request_that_the_pod_did_not_execute_is_retried_elsewhere(
 def test_a_request_that_a_live_pod_may_have_executed_is_not_retried(
     harness: GatewayHarness,
 ) -> None:
-    spec = harness.declare(routing=RoutingPolicy.COLOCATION)
-    pods = harness.start_pods("pod-a", warm=spec)
+    spec, pods = harness.start_warm_pod(routing=RoutingPolicy.COLOCATION)
     others = harness.start_pods("pod-b")
     pods.control("pod-a", "queue-proxy", "broken")
     response = harness.predict(spec)
@@ -72,8 +70,7 @@ def test_a_request_that_a_live_pod_may_have_executed_is_not_retried(
 
 @pytest.mark.parametrize("state", ["gone", "full"])
 def test_a_streamed_body_is_not_resent(harness: GatewayHarness, state: str) -> None:
-    spec = harness.declare(routing=RoutingPolicy.COLOCATION)
-    pods = harness.start_pods("pod-a", warm=spec)
+    spec, pods = harness.start_warm_pod(routing=RoutingPolicy.COLOCATION)
     others = harness.start_pods("pod-b")
     pods.control("pod-a", "queue-proxy", state)
     response = harness.predict(spec, b"b" * 3 * MIB)
