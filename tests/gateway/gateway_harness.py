@@ -165,6 +165,12 @@ class GatewayHarness:
         """Send a V1 request in another thread."""
         return self.threads.submit(self.predict, spec, content, **headers)
 
+    def hold_pod(self, pods: PodProcess, spec: ModelSpec, **headers: str) -> Future[httpx.Response]:
+        """Send a request to the idle `pod-a`; return when it is there."""
+        response = self.predict_in_background(spec, **headers)
+        wait_counts(pods, "pod-a", busy=1)
+        return response
+
     def url_of(self, spec: ModelSpec, gateway: servers.Gateway | None = None) -> str:
         """The URL of a model's V1 inference."""
         url, name = (gateway or self.gateway).url, spec.name

@@ -51,8 +51,7 @@ def test_a_client_that_disconnects_during_execution_frees_the_slot(
 
 def test_a_client_that_disconnects_in_the_queue_is_not_served(harness: GatewayHarness) -> None:
     spec, pods = harness.start_warm_pod(routing=QUEUEING)
-    held = harness.predict_in_background(spec, x_test="delay=hold")
-    wait_counts(pods, "pod-a", busy=1)
+    held = harness.hold_pod(pods, spec, x_test="delay=hold")
     with raw_request(harness, spec):
         harness.wait_queued(1)
     harness.wait_queued(0)

@@ -110,8 +110,7 @@ def test_errors_have_openais_format(
 
 def test_a_full_queue_is_a_rate_limit(harness: GatewayHarness) -> None:
     spec, pods = harness.start_warm_pod(queue_depth=0, routing=RoutingPolicy.COLOCATION_QUEUEING)
-    busy = harness.predict_in_background(spec, x_test="delay=hold")
-    wait_counts(pods, "pod-a", busy=1)
+    busy = harness.hold_pod(pods, spec, x_test="delay=hold")
     response = ask(harness, "/openai/v1/completions", {"model": spec.name.name})
     pods.control("pod-a", "release")
     assert busy.result().status_code == 200

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from registry.domain.model import RoutingPolicy
-from tests.gateway.gateway_harness import GatewayHarness, PodProcess, read_response, wait_counts
+from tests.gateway.gateway_harness import GatewayHarness, PodProcess, read_response
 from tests.servers import wait_until
 
 if TYPE_CHECKING:
@@ -58,8 +58,7 @@ def test_an_inference_without_device_memory_is_retried_once(harness: GatewayHarn
 def test_only_the_full_device_is_avoided(harness: GatewayHarness) -> None:
     spec = harness.declare(routing=RoutingPolicy.REMOTE_PROXY)
     full = harness.start_pods("pod-a", warm=spec)
-    held = harness.predict_in_background(spec, x_test="around=hold")
-    wait_counts(full, "pod-a", busy=1)
+    held = harness.hold_pod(full, spec, x_test="around=hold")
     harness.start_pods("pod-b", warm=spec)
     response = harness.predict(spec, x_test="refuse-stage=device-full,at=pod-a")
     assert response.status_code == 200, response.text
@@ -216,8 +215,7 @@ def test_a_request_waits_for_a_pod_that_registered_again_while_busy(
     """The registry lost the long request with the pod's lease; the pod still has no free slot."""
     spec = harness.declare(routing=QUEUEING, queue_timeout_s=3.0)
     pods = harness.start_pods("pod-a", slots=1, warm=spec)
-    long = harness.predict_in_background(spec, x_test="around=hold")
-    wait_counts(pods, "pod-a", busy=1)
+    long = harness.hold_pod(pods, spec, x_test="around=hold")
     epoch = _epoch_of(harness, "pod-a")
     harness.run(lambda registry: registry.deregister_pod("pod-a", epoch))
     wait_until(lambda: harness.slots_used("pod-a") == 0, what="pod registered again")
@@ -268,8 +266,7 @@ def test_a_killed_pod_costs_few_responses_and_no_slot(harness: GatewayHarness) -
 def test_a_load_claimed_by_a_dead_pod_is_started_elsewhere(harness: GatewayHarness) -> None:
     spec = harness.declare(routing=QUEUEING)
     dying = harness.start_pods("pod-a", lease_s=3)
-    first = harness.predict_in_background(spec, x_test="load=hold,at=pod-a")
-    wait_counts(dying, "pod-a", busy=1)
+    first = harness.hold_pod(dying, spec, x_test="load=hold,at=pod-a")
     living = harness.start_pods("pod-b")
     second = harness.predict_in_background(spec)
     harness.wait_queued(1)

@@ -32,8 +32,7 @@ def test_a_full_queue_is_429(harness: GatewayHarness) -> None:
 
 def test_a_queue_timeout_is_504(harness: GatewayHarness) -> None:
     spec, pods = harness.start_warm_pod(routing=QUEUEING, queue_timeout_s=0.1)
-    held = harness.predict_in_background(spec, x_test=HOLD)
-    wait_counts(pods, "pod-a", busy=1)
+    held = harness.hold_pod(pods, spec, x_test=HOLD)
     refused = harness.predict(spec)
     assert refused.status_code == 504
     assert refused.headers["x-pilotlight-reason"] == "queue-timeout"
@@ -48,8 +47,7 @@ def test_a_deadline_in_the_queue_is_504(harness: GatewayHarness, by: str) -> Non
     spec, pods = harness.start_warm_pod(
         routing=QUEUEING, deadline_s=0.1 if by == "annotation" else None
     )
-    held = harness.predict_in_background(spec, x_test=HOLD, x_pilotlight_deadline_ms="20000")
-    wait_counts(pods, "pod-a", busy=1)
+    held = harness.hold_pod(pods, spec, x_test=HOLD, x_pilotlight_deadline_ms="20000")
     headers = {"x_pilotlight_deadline_ms": "100"} if by == "header" else {}
     refused = harness.predict(spec, **headers)
     assert refused.status_code == 504
@@ -161,8 +159,7 @@ def test_many_successive_requests_stay_at_the_warm_pod(harness: GatewayHarness) 
 def test_colocation_starts_another_copy_while_the_warm_pod_is_busy(harness: GatewayHarness) -> None:
     spec, pods = harness.start_warm_pod(routing=RoutingPolicy.COLOCATION)
     others = harness.start_pods("pod-b")
-    held = harness.predict_in_background(spec, x_test=HOLD)
-    wait_counts(pods, "pod-a", busy=1)
+    held = harness.hold_pod(pods, spec, x_test=HOLD)
     response = harness.predict(spec)
     assert response.headers["x-pilotlight-pod"] == "pod-b"
     assert response.headers["x-pilotlight-reason"] == "cold-warm-busy"
@@ -174,8 +171,7 @@ def test_colocation_starts_another_copy_while_the_warm_pod_is_busy(harness: Gate
 
 def test_remote_proxying_infers_at_the_warm_pod(harness: GatewayHarness) -> None:
     spec, pods = harness.start_warm_pod(routing=RoutingPolicy.REMOTE_PROXY)
-    held = harness.predict_in_background(spec, x_test="around=hold,at=pod-a")
-    wait_counts(pods, "pod-a", busy=1)
+    held = harness.hold_pod(pods, spec, x_test="around=hold,at=pod-a")
     others = harness.start_pods("pod-b")
     response = harness.predict(spec)
     assert response.headers["x-pilotlight-pod"] == "pod-b"
@@ -192,8 +188,7 @@ def test_remote_proxying_respects_the_target(harness: GatewayHarness) -> None:
     spec, pods = harness.start_warm_pod(
         routing=RoutingPolicy.REMOTE_PROXY, target_ongoing_requests=1
     )
-    held = harness.predict_in_background(spec, x_test="delay=hold,at=pod-a")
-    wait_counts(pods, "pod-a", busy=1)
+    held = harness.hold_pod(pods, spec, x_test="delay=hold,at=pod-a")
     others = harness.start_pods("pod-b")
     response = harness.predict(spec)
     assert response.headers["x-pilotlight-predict-pod"] == "pod-b"

@@ -11,7 +11,7 @@ from redis import asyncio as redis_client
 
 from registry.domain.model import RoutingPolicy
 from tests import servers
-from tests.gateway.gateway_harness import GatewayHarness, wait_counts
+from tests.gateway.gateway_harness import GatewayHarness
 from tests.gateway.telemetry.test_arrival_counter import counted
 
 if TYPE_CHECKING:
@@ -61,8 +61,7 @@ def test_warm_requests_are_served_without_redis_and_counts_recover(
     harness = isolated_harness
     spec = harness.declare(routing=QUEUEING)
     pods = harness.start_pods("pod-a", slots=2, warm=spec)
-    held = harness.predict_in_background(spec, x_test="around=hold")
-    wait_counts(pods, "pod-a", busy=1)
+    held = harness.hold_pod(pods, spec, x_test="around=hold")
     own_redis.stop()
     responses = [harness.predict(spec, x_test="response=headers") for _ in range(20)]
     assert Counter(response.status_code for response in responses) == {200: 20}
