@@ -1,8 +1,7 @@
 """The models on the device: waits for memory, evictions and removals.
 
 `device_cache` does the bookkeeping (budget, users, choice of evictions). All methods belong to the
-event loop and none blocks. The store is also KServe's model repository, so KServe's endpoints serve
-the same models.
+event loop and none blocks.
 """
 
 from __future__ import annotations
@@ -13,8 +12,6 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from kserve import ModelRepository
-
 from runtime.errors import MemoryBusy, ModelTooLarge
 from runtime.metrics import EVICTIONS, TIER_BYTES
 from runtime.tiers.device_cache import CachedModel, DeviceCache
@@ -23,7 +20,7 @@ from runtime.tiers.eviction import EvictionPolicy, lru
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from registry.domain.model import ModelName, ModelSpec
+    from registry.domain.model import ModelSpec
     from runtime.loading.served_model import ServedModel
 
 logger = logging.getLogger(__name__)
@@ -59,7 +56,7 @@ class Eviction:
     """The model that needed the memory; None for other removals."""
 
 
-class ModelStore(ModelRepository):  # type: ignore[misc]  # kserve ships no types
+class ModelStore:
     """The models on the device, within a byte budget."""
 
     def __init__(
@@ -78,7 +75,6 @@ class ModelStore(ModelRepository):  # type: ignore[misc]  # kserve ships no type
             policy: chooses the models to evict.
             reload_s: (key, bytes) to the expected time to load the model again after an eviction.
         """
-        super().__init__()
         self.budget_bytes = budget_bytes
         self._on_evicted = on_evicted
         self._reload_s = reload_s
@@ -186,7 +182,6 @@ class ModelStore(ModelRepository):  # type: ignore[misc]  # kserve ships no type
         """Add a loaded model in place of its reservation; `free` frees its memory."""
         entry = StoreEntry(model.spec.key, memory_bytes, model=model, free=free)
         self._on_device.add(entry)
-        self._publish(model.spec.name)
         TIER_BYTES.labels(tier="device").set(self.used_bytes)
         return entry
 
@@ -217,7 +212,6 @@ class ModelStore(ModelRepository):  # type: ignore[misc]  # kserve ships no type
         self._on_device.remove(key)
         entry.model.stop()
         entry.free()
-        self._publish(spec.name)
         EVICTIONS.labels(tier="device", reason=reason).inc()
         TIER_BYTES.labels(tier="device").set(self.used_bytes)
         logger.info(
@@ -231,22 +225,3 @@ class ModelStore(ModelRepository):  # type: ignore[misc]  # kserve ships no type
             },
         )
         self._on_evicted(Eviction(spec, entry.memory_bytes, reason, evicted_for))
-
-    # KServe's repository
-
-    def _publish(self, name: ModelName) -> None:
-        """Store the newest generation on the device under the model's name."""
-        generations = [
-            each.model for each in self._on_device.by_key.values() if each.model.spec.name == name
-        ]
-        names = {name.path_segment}
-        if name.namespace == "default":
-            names.add(name.name)
-        for each in names:
-            if generations:
-                self.models[each] = generations[-1]
-            else:
-                self.models.pop(each, None)
-
-    def unload(self, name: str) -> None:
-        """Nothing to do when KServe stops: models end with the process."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kserve import Model
-
 from runtime.device.device_model import DeviceModel, Payload
 from runtime.device.stepwise import Stepwise, run_steps
 
@@ -22,11 +20,8 @@ if TYPE_CHECKING:
     from runtime.wire.tensors import Tensor
 
 
-class ServedModel(Model):  # type: ignore[misc]  # kserve ships no types
-    """One generation of a model with its network.
-
-    Of KServe's own endpoints only `:explain` reaches it, which responds with 501.
-    """
+class ServedModel:
+    """One generation of a model with its network."""
 
     def __init__(
         self,
@@ -36,7 +31,6 @@ class ServedModel(Model):  # type: ignore[misc]  # kserve ships no types
         network: PreTrainedModel,
         device: DeviceWorker,
     ) -> None:
-        super().__init__(spec.name.path_segment)
         self.spec = spec
         self.processor = processor
         self._network: PreTrainedModel | None = network
@@ -50,7 +44,6 @@ class ServedModel(Model):  # type: ignore[misc]  # kserve ships no types
         )
         self.generator: GenerationEngine | None = None
         """Generates tokens, if the model generates text."""
-        self.ready = True
 
     @property
     def is_broken(self) -> bool:
@@ -97,7 +90,6 @@ class ServedModel(Model):  # type: ignore[misc]  # kserve ships no types
 
     def stop(self) -> None:
         """Drop the network, which unmaps its weights."""
-        super().stop()
         self._network = None
         if self.generator is not None:
             self.generator.close()

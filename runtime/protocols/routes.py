@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from registry.domain.model import Tier
-from runtime.errors import BodyTooLarge, InvalidRequest, RuntimePackageError
+from runtime.errors import BodyTooLarge, InvalidRequest, ModelNotFound, RuntimePackageError
 from runtime.protocols.infer_route import InferRoute
 from runtime.protocols.response import error_response
 from runtime.serving.repository import EXTENSIONS, SERVER_NAME, server_version
@@ -55,6 +55,7 @@ class Routes:
             ("GET", f"{v2_version}/ready", self._model_ready),
             ("GET", v2_version, self._metadata),
             ("GET", v2_model, self._metadata),
+            ("POST", f"{v1_model}:explain", self._explain),
             ("GET", "/v1/models", self._models),
             ("GET", "/v2/models", self._models),
             ("GET", "/v2", self._server),
@@ -112,6 +113,14 @@ class Routes:
                 await self.repository.metadata(parameters["model"], parameters.get("version", ""))
             )
         )
+
+    async def _explain(self, request: Request) -> Response:
+        """No model has an explainer: 501 for a model on the device, else 404, like KServe's SDK."""
+        segment = request.path_params["model"]
+        if not await self.repository.is_ready(segment):
+            raise ModelNotFound(f"model {segment} is not on this pod")
+        document = {"error": f"model {segment} has no explainer"}
+        return _json(document, HTTPStatus.NOT_IMPLEMENTED)
 
     # The repository extension
 

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.routing import Route
 
-    from runtime.loading.model_store import ModelStore
-
 KEEP_ALIVE_S = 65
 CLOSE_TIMEOUT_S = 5
 BACKLOG = 1024
@@ -52,13 +50,12 @@ class PodRestServer(RESTServer):  # type: ignore[misc]  # kserve ships no types
 class PodServer(ModelServer):  # type: ignore[misc]  # kserve ships no types
     """KServe's model server in one process with one event loop; `routes` come before KServe's."""
 
-    def __init__(self, store: ModelStore, routes: Sequence[Route]) -> None:
+    def __init__(self, routes: Sequence[Route]) -> None:
         if not kserve_logger.handlers:  # with a handler, KServe does not reconfigure all logging
             kserve_logger.addHandler(logging.NullHandler())
         super().__init__(
             http_port=0,
             workers=1,
-            registered_models=store,
             enable_grpc=False,
             enable_latency_logging=False,
         )
