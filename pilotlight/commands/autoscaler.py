@@ -1,15 +1,12 @@
 """`autoscaler`: the log of its actions, or with `--dry-run` the plan it would make now."""
 
 import asyncio
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from autoscaler.loading.loading_policies import LOADING_POLICIES
 from autoscaler.planning.actions import Action, Demote, DrainPod, Load, SetPods
-from autoscaler.service.loop import Autoscaler, TickPlan
-from autoscaler.service.metrics import AutoscalerMetrics
-from autoscaler.service.settings import AutoscalerSettings
 from pilotlight.commands import flags
 from pilotlight.commands.target import PlatformTarget
 from pilotlight.errors import InvalidInput, RequestFailed
@@ -20,6 +17,9 @@ from registry.domain.model import name_of_key
 from registry.redis.autoscaler_log import AutoscalerLog
 from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch
+
+if TYPE_CHECKING:
+    from autoscaler.service.loop import TickPlan
 
 LOADING_NAMES = ", ".join(LOADING_POLICIES)
 _READ_TIMEOUT_S = 10.0
@@ -68,8 +68,13 @@ async def _autoscaler(
             _print_history(output, (await AutoscalerLog(registry).records()).history)
 
 
-async def _plan_once(registry: Registry, loading: str) -> TickPlan:
+async def _plan_once(registry: Registry, loading: str) -> "TickPlan":
     """The plan of an autoscaler that sees the registry's present state and arrival counts."""
+    # Imported here, as the other verbs need not wait 60 ms for it.
+    from autoscaler.service.loop import Autoscaler
+    from autoscaler.service.metrics import AutoscalerMetrics
+    from autoscaler.service.settings import AutoscalerSettings
+
     watch = ClusterWatch(registry)
     settings = AutoscalerSettings(redis_url=registry.url, pool=registry.pool, loading=loading)
     planner = Autoscaler(
@@ -89,7 +94,7 @@ async def _plan_once(registry: Registry, loading: str) -> TickPlan:
         watching.cancel()
 
 
-def _print_plan(output: Output, plan: TickPlan, *, explain: bool) -> None:
+def _print_plan(output: Output, plan: "TickPlan", *, explain: bool) -> None:
     actions = [_action_document(each) for each in plan.actions]
     models = _model_documents(plan) if explain else []
     if output.as_json:
@@ -139,7 +144,7 @@ def _action_document(action: Action) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _model_documents(plan: TickPlan) -> list[dict[str, Any]]:
+def _model_documents(plan: "TickPlan") -> list[dict[str, Any]]:
     """The observations and forecasts behind the plan, per model."""
     view, documents = plan.view, []
     for row, model in enumerate(view.models):

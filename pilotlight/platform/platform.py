@@ -15,7 +15,7 @@ import shutil
 import time
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import httpx
 
@@ -29,7 +29,7 @@ from pilotlight.platform.process_specs import (
     child_environment,
     gateway_spec,
     object_store_spec,
-    pod_spawn,
+    pod_settings,
     redis_spec,
 )
 from pilotlight.platform.processes import free_port, port_is_free
@@ -41,7 +41,6 @@ from registry.domain.pod import PodPhase
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from pilotlight.platform.pod_processes import PodSpawn
     from pilotlight.platform.settings import (
         LocalAutoscalerSettings,
         LocalPodSettings,
@@ -172,9 +171,12 @@ class Platform:
         self.autoscaler_metrics = f"http://{_LOOPBACK}:{metrics_port}/metrics"
         if autoscaler.min_pods is not None and self._pods is not None:
             scaling = follow_wanted_pods(
-                self._pods, self.cluster.watch, names=self._pod_names(), spawn=self._pod_spawn,
+                self._pods,
+                self.cluster.watch,
+                names=self._pod_names(),
+                settings_of=self._pod_settings,
                 drain_s=self.settings.stop_grace_s,
-            )  # fmt: skip
+            )
             self._scaling_task = self._group.create_task(scaling)
         spec = autoscaler_spec(
             self.settings, autoscaler, env, redis_url=self.redis_url, metrics_port=metrics_port
@@ -185,8 +187,8 @@ class Platform:
     def _pod_names(self) -> list[str]:
         return [f"pod-{index}" for index in range(self.settings.pods)]
 
-    def _pod_spawn(self, name: str) -> PodSpawn:
-        return pod_spawn(self.settings, name, redis_url=self.redis_url)
+    def _pod_settings(self, name: str) -> dict[str, Any]:
+        return pod_settings(self.settings, name, redis_url=self.redis_url)
 
     async def _fork_pods(self) -> None:
         if self._pods is None:
@@ -194,7 +196,7 @@ class Platform:
         await self._pods.forkserver.wait_ready(timeout_s=_START_TIMEOUT_S)
         self._report_step("libraries loaded, forking pods")
         names = self._pod_names()
-        self._pods.start([self._pod_spawn(name) for name in names])
+        self._pods.start({name: self._pod_settings(name) for name in names})
         await self.cluster.wait_until(
             lambda: all(self._is_pod_ready(name) for name in names),
             timeout_s=_START_TIMEOUT_S,

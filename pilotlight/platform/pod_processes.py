@@ -12,7 +12,7 @@ import json
 import logging
 import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pilotlight.platform.processes import python_module
@@ -23,40 +23,16 @@ from pilotlight.platform.supervised_process import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class PodSpawn:
-    """The settings of one pod, under the runtime's names."""
-
-    name: str
-    redis_url: str
-    pool: str
-    node: str
-    slots: int
-    memory_bytes: int
-    cache_dir: str
-    host_dir: str
-    """Folder of the tier `host`."""
-    link_rate: int
-    """Download rate in bytes per second; 0: no limit."""
-    threads: int
-    allow_simulated_work: bool
-    lease_ttl: float
-    drain_timeout: float
-    retire_grace: float
-    log_file: str
-    host: str = "127.0.0.1"
-    port: int = 0
-
-
 @dataclass(slots=True)
 class _PodProcess:
-    spawn: PodSpawn
+    settings: Mapping[str, Any]
+    """Settings of the runtime by name."""
     is_wanted: bool = False
     pid: int | None = None
     started_s: float = 0.0
@@ -90,11 +66,14 @@ class PodProcesses:
         """Process ids of the running pods."""
         return {name: pod.pid for name, pod in self._pods.items() if pod.pid is not None}
 
-    def start(self, spawns: Sequence[PodSpawn]) -> None:
-        """Keep these pods running from now on; they start as soon as the forkserver is ready."""
-        for spawn in spawns:
-            pod = self._pods.setdefault(spawn.name, _PodProcess(spawn))
-            pod.spawn, pod.is_wanted, pod.backoff = spawn, True, RestartBackoff()
+    def start(self, pods: Mapping[str, Mapping[str, Any]]) -> None:
+        """Keep these pods running from now on, with their settings of the runtime, by name.
+
+        They start as soon as the forkserver is ready.
+        """
+        for name, settings in pods.items():
+            pod = self._pods.setdefault(name, _PodProcess(settings))
+            pod.settings, pod.is_wanted, pod.backoff = settings, True, RestartBackoff()
             if self._is_ready:
                 self._group.create_task(self._spawn(pod))
 
@@ -118,7 +97,7 @@ class PodProcesses:
             pod.is_wanted = False
         for pod in running:
             pod.ended.clear()
-            await self._send({"stop": pod.spawn.name, "grace_s": grace_s})
+            await self._send({"stop": pod.settings["name"], "grace_s": grace_s})
         try:
             async with asyncio.timeout(
                 grace_s + 3.0
@@ -145,7 +124,7 @@ class PodProcesses:
                 await self._stopping.wait()
         if pod.is_wanted and pod.pid is None and self._is_ready and not self._stopping.is_set():
             pod.started_s = time.monotonic()
-            await self._send({"spawn": asdict(pod.spawn)})
+            await self._send({"spawn": dict(pod.settings)})
 
     def _on_forkserver_death(self) -> None:
         self._is_ready = False
@@ -183,6 +162,6 @@ class PodProcesses:
         delay_s = pod.backoff.next_delay_s(ran_s=time.monotonic() - pod.started_s)
         logger.warning(
             "pod died; restarting it",
-            extra={"pod": pod.spawn.name, "status": status, "delay_s": delay_s},
+            extra={"pod": pod.settings["name"], "status": status, "delay_s": delay_s},
         )
         self._group.create_task(self._spawn(pod, delay_s))

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from pilotlight.platform.pod_processes import PodProcesses, PodSpawn
+    from pilotlight.platform.pod_processes import PodProcesses
     from registry.domain.action_log import WantedPods
     from registry.redis.watch import ClusterWatch
 
@@ -22,11 +22,12 @@ logger = logging.getLogger(__name__)
 
 async def follow_wanted_pods(
     pod_processes: PodProcesses, watch: ClusterWatch, *, names: Sequence[str],
-    spawn: Callable[[str], PodSpawn], drain_s: float,
+    settings_of: Callable[[str], Mapping[str, Any]], drain_s: float,
 ) -> None:  # fmt: skip
     """Keep the number of pods at the wanted one until cancelled.
 
-    `names` are all pods that may run; pods are started in this order.
+    `names` are all pods that may run; pods are started in this order, with their settings of the
+    runtime.
     """
     changed = asyncio.Event()
     watch.subscribe(changed.set)
@@ -45,7 +46,7 @@ async def follow_wanted_pods(
         busy = set(pod_processes.process_ids)
         if started := pods_to_start(running, wanted, names, busy=busy):
             logger.info("starting pods", extra={"pods": started})
-            pod_processes.start([spawn(name) for name in started])
+            pod_processes.start({name: settings_of(name) for name in started})
 
 
 def pods_to_retire(running: set[str], wanted: WantedPods, names: Sequence[str]) -> list[str]:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pilotlight.platform.bundled_servers import object_store_command, redis_command
-from pilotlight.platform.pod_processes import PodSpawn
 from pilotlight.platform.processes import python_module
 from pilotlight.platform.supervised_process import ProcessSpec
 
@@ -87,24 +86,24 @@ def child_environment(settings: PlatformSettings, s3_endpoint: str | None) -> di
     return env
 
 
-def pod_spawn(settings: PlatformSettings, name: str, *, redis_url: str) -> PodSpawn:
-    """The pod `pod-N`, on the node `node-N`."""
-    pod = settings.pod
+def pod_settings(settings: PlatformSettings, name: str, *, redis_url: str) -> dict[str, Any]:
+    """Settings of the runtime for the pod `pod-N`, on the node `node-N`."""
+    pod, state_dir = settings.pod, settings.state_dir
     node = name.replace("pod-", "node-")
-    return PodSpawn(
-        name=name,
-        redis_url=redis_url,
-        pool=settings.pool,
-        node=node,
-        slots=pod.slots,
-        memory_bytes=pod.memory_bytes,
-        cache_dir=str(settings.state_dir.nodes / node),
-        host_dir=str(settings.state_dir.memory / node),
-        link_rate=int(pod.link_bytes_per_s or 0),
-        threads=pod.threads,
-        allow_simulated_work=pod.allow_simulated_work,
-        lease_ttl=settings.lease_ttl_s,
-        drain_timeout=settings.stop_grace_s,
-        retire_grace=pod.retire_grace_s,
-        log_file=str(settings.state_dir.logs / f"{name}.log"),
-    )
+    return {
+        "name": name,
+        "redis_url": redis_url,
+        "pool": settings.pool,
+        "node": node,
+        "slots": pod.slots,
+        "memory_bytes": pod.memory_bytes,
+        "cache_dir": str(state_dir.nodes / node),
+        "host_dir": str(state_dir.memory / node),
+        "link_rate": int(pod.link_bytes_per_s or 0),
+        "threads": pod.threads,
+        "allow_simulated_work": pod.allow_simulated_work,
+        "lease_ttl": settings.lease_ttl_s,
+        "drain_timeout": settings.stop_grace_s,
+        "retire_grace": pod.retire_grace_s,
+        "log_file": str(state_dir.logs / f"{name}.log"),
+    }

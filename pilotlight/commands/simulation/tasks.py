@@ -69,7 +69,7 @@ def run_tasks(plan: SimulationPlan) -> list[RunTask]:
     """All combinations; raises InvalidInput."""
     policies = [_policy(name.strip()) for name in plan.policies.split(",")]
     folder = _folder(plan)
-    rules = _loading_rules(plan.loading, value=plan.loading_value, tick_s=plan.tick_s)
+    loadings = _loading_options(plan.loading, value=plan.loading_value, tick_s=plan.tick_s)
     try:
         each_variant = _variants(plan)
         open_trace(plan.trace, seed=plan.seed)
@@ -77,9 +77,9 @@ def run_tasks(plan: SimulationPlan) -> list[RunTask]:
         raise InvalidInput(error.problems) from None
     except TraceError as error:
         raise InvalidInput([str(error)]) from None
-    runs = list(product(each_variant, policies, rules))
-    has_loading = any(rules)
-    parts = [_name_parts(rule) if has_loading else () for _, _, rule in runs]
+    runs = list(product(each_variant, policies, loadings))
+    has_loading = any(loadings)
+    parts = [_name_parts(loading) if has_loading else () for _, _, loading in runs]
     names = run_names([
         (_policy_name(policy), *part, *map(str, each.setting.values()))
         for (each, policy, _), part in zip(runs, parts, strict=True)
@@ -90,7 +90,7 @@ def run_tasks(plan: SimulationPlan) -> list[RunTask]:
             metadata={
                 "trace": plan.trace,
                 "policy": _policy_name(policy),
-                **_loading_fields(rule),
+                **_loading_fields(loading),
                 "seed": plan.seed,
                 **each.setting,
             },
@@ -99,9 +99,9 @@ def run_tasks(plan: SimulationPlan) -> list[RunTask]:
             trace=plan.trace,
             seed=plan.seed,
             output=None if folder is None else folder / f"{name}.parquet",
-            loading=rule,
+            loading=loading,
         )
-        for name, (each, policy, rule) in zip(names, runs, strict=True)
+        for name, (each, policy, loading) in zip(names, runs, strict=True)
     ]
 
 
@@ -112,10 +112,10 @@ def _folder(plan: SimulationPlan) -> Path | None:
         raise InvalidInput([f"--out: the user of {plan.out} does not exist"]) from None
 
 
-def _loading_fields(rule: LoadingOptions | None) -> dict[str, Any]:
-    if rule is None:
+def _loading_fields(loading: LoadingOptions | None) -> dict[str, Any]:
+    if loading is None:
         return {"loading": NO_LOADING}
-    return {"loading": rule.name, "loading_value": rule.value, "tick_s": rule.tick_s}
+    return {"loading": loading.name, "loading_value": loading.value, "tick_s": loading.tick_s}
 
 
 def _variants(plan: SimulationPlan) -> list[_Variant]:
@@ -147,10 +147,10 @@ def _policy_name(policy: RoutingPolicy | None) -> str:
     return _OWN if policy is None else policy.value
 
 
-def _loading_rules(
+def _loading_options(
     names: str, *, value: float | None, tick_s: float
 ) -> list[LoadingOptions | None]:
-    """The rules named, where None stands for `none`; raises InvalidInput with every mistake.
+    """The loading policies named, None for `none`; raises InvalidInput with every mistake.
 
     With a value, one policy is named, with or without `none`.
     """
@@ -182,8 +182,8 @@ def _value_problems(names: Sequence[str], value: float) -> list[str]:
     return [f"--loading-value {problem}"] if problem else []
 
 
-def _name_parts(rule: LoadingOptions | None) -> tuple[str, ...]:
+def _name_parts(loading: LoadingOptions | None) -> tuple[str, ...]:
     """The part of a run's name: the loading policy, and its parameter if one was given."""
-    if rule is None:
+    if loading is None:
         return (NO_LOADING,)
-    return (rule.name,) if rule.value is None else (rule.name, f"{rule.value:.12g}")
+    return (loading.name,) if loading.value is None else (loading.name, f"{loading.value:.12g}")
