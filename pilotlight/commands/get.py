@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
@@ -183,7 +184,10 @@ async def _print_pods(target: PlatformTarget, output: Output, names: Sequence[st
         output.note("no pods")
         return
     output.table(
-        ("NAME", "NODE", "PHASE", "USE", "SLOTS", "WARM MODELS", "DEVICE", "HOST", "DISK", "LOADS"),
+        (
+            "NAME", "NODE", "PHASE", "USE", "SLOTS", "WARM MODELS", "DEVICE", "HOST", "DISK",
+            "LOADS", "ACCELERATOR",
+        ),
         [
             (
                 each["name"],
@@ -197,10 +201,17 @@ async def _print_pods(target: PlatformTarget, output: Output, names: Sequence[st
                 format_bytes(each["used_bytes"].get("host", 0)),
                 format_bytes(each["used_bytes"].get("disk", 0)),
                 str(each["loads_total"]),
+                _accelerator(each),
             )
             for each in documents
         ],
-    )
+    )  # fmt: skip
+
+
+def _accelerator(document: dict[str, Any]) -> str:
+    """Such as `NVIDIA H200, 50 %`."""
+    product, share = document["accelerator"]["product"] or "-", document["share"]
+    return product if share == 1 else f"{product}, {share * 100:.3g} %"
 
 
 async def _pods_and_uses(registry: Registry) -> tuple[ClusterState, dict[str, PodUse]]:
@@ -233,6 +244,8 @@ def _pod_document(state: ClusterState, pod: PodState, use: PodUse | None) -> dic
         "memory_bytes": pod.memory_bytes,
         "used_bytes": dict(pod.used_bytes),
         "loads_total": pod.loads_total,
+        "accelerator": asdict(pod.info.accelerator),
+        "share": pod.info.share,
         "warm_models": [str(name_of_key(key)) for key, tier in tiers.items() if tier == "device"],
         "models": {str(name_of_key(key)): str(tier) for key, tier in tiers.items()},
     }

@@ -10,6 +10,7 @@ from typing import Any
 
 import orjson
 
+from registry.domain.accelerator import Accelerator
 from registry.domain.action_log import ActionRecord, WantedPods
 from registry.domain.model import (
     LoadFailure,
@@ -76,7 +77,9 @@ def decode_record(spec: str, previous: str | bool, failure: str | bool) -> Model
 
 
 def decode_pod(text: str) -> PodInfo:
-    return PodInfo(**_known(PodInfo, orjson.loads(text)))
+    stored: dict[str, Any] = _known(PodInfo, orjson.loads(text))
+    accelerator = _known(Accelerator, stored.pop("accelerator", {}))
+    return PodInfo(accelerator=Accelerator(**accelerator), **stored)
 
 
 def decode_profile(text: str) -> Profile:

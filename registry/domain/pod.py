@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
+from registry.domain.accelerator import Accelerator, AcceleratorKind
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -51,6 +53,13 @@ class PodInfo:
     link_bytes_per_s: float | None = None
     """Configured rate of its link to object storage; the prior for load times."""
     process_id: int = 0
+    accelerator: Accelerator = field(default_factory=Accelerator)
+    share: float = 1.0
+    """Part of the accelerator's compute that the pod may use: by MPS, or of a GPU by MIG."""
+
+    @property
+    def kind(self) -> AcceleratorKind:
+        return AcceleratorKind(self.accelerator.product, self.share)
 
 
 @dataclass(frozen=True, slots=True)

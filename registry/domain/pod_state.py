@@ -28,7 +28,7 @@ class PodState:
 
     __slots__ = (
         "accepting_changes", "address", "changed", "counts_version", "epoch", "free_bytes",
-        "has_free_slot", "inferring", "info", "is_accepting", "is_suspect", "loads_total",
+        "has_free_slot", "inferring", "info", "is_accepting", "is_suspect", "kind", "loads_total",
         "memory_bytes", "name", "node", "ongoing", "ongoing_pending", "phase", "slots",
         "slots_busy", "slots_pending", "slots_used", "used_bytes", "version",
     )  # fmt: skip
@@ -40,6 +40,7 @@ class PodState:
         self.node = info.node
         self.slots = info.slots
         self.memory_bytes = info.memory_bytes
+        self.kind = info.kind
         self.epoch = 0
         self.loads_total = 0
         self.changed: set[PodState] = set()

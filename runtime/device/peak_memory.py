@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -56,6 +57,16 @@ def available_bytes(device: str) -> int:
     except (OSError, ValueError):
         return available
     return min(available, int(limit) - used) if limit.isdecimal() else available
+
+
+def container_bytes() -> int:
+    """Memory of the machine, or the limit of the container if that is less."""
+    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        limit = CGROUP_LIMIT.read_text().strip()
+    except OSError:
+        return whole
+    return min(whole, int(limit)) if limit.isdecimal() else whole
 
 
 def _status_bytes(name: str) -> int:

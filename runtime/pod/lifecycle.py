@@ -14,6 +14,7 @@ import torch
 import uvloop
 
 from registry.redis.client import Registry
+from runtime.device.accelerator import find_accelerator
 from runtime.device.memory import open_device
 from runtime.device.worker import DeviceWorker
 from runtime.loading.load_threads import LoadThreads
@@ -89,6 +90,7 @@ class _PodLifecycle:
                     request_threads=self._request_threads,
                     tasks=tasks,
                     end_pod=self._stop.set,
+                    accelerator=find_accelerator(self._memory.device, os.environ),
                 )
                 components = assemble(context)
                 await components.grpc_server.start(settings.host, settings.grpc_port)

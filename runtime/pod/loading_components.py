@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from registry.domain.pod import PodInfo, host_port
 from registry.redis.watch import ClusterWatch
+from runtime.device.accelerator import mig_share, mps_share
 from runtime.engines.networks.skeletons import Skeletons
 from runtime.loading.load_coordinator import LoadCoordinator
 from runtime.loading.model_loader import ModelLoader
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from concurrent.futures import Executor
 
+    from registry.domain.accelerator import Accelerator
     from registry.redis.client import Registry
     from runtime.device.memory import DeviceMemory
     from runtime.device.worker import DeviceWorker
@@ -57,6 +59,7 @@ class PodContext:
     request_threads: Executor
     tasks: asyncio.TaskGroup
     end_pod: Callable[[], None]
+    accelerator: Accelerator
 
     @property
     def info(self) -> PodInfo:
@@ -72,6 +75,8 @@ class PodContext:
             memory_bytes=settings.memory_bytes,
             link_bytes_per_s=settings.link_rate or None,
             process_id=os.getpid(),
+            accelerator=self.accelerator,
+            share=mps_share(os.environ) * mig_share(self.accelerator.product),
         )
 
 

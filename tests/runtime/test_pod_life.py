@@ -38,6 +38,9 @@ def test_pod_registers_what_it_is(cluster: Cluster) -> None:
     info = pods_of(cluster)["pod-a"].info
     assert (info.address, info.node, info.slots) == (pod.address, "node-7", 3)
     assert (info.memory_bytes, info.link_bytes_per_s, info.process_id) == (12345, 1000, pod.pid)
+    assert (info.accelerator.uuid, info.share) == ("", 1.0)
+    assert info.accelerator.product
+    assert info.accelerator.cores >= 1
 
 
 def test_pod_may_be_reached_at_another_address_than_it_listens_on(cluster: Cluster) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from registry.domain.accelerator import Accelerator
 from registry.domain.action_log import POOL, ActionRecord, WantedPods
 from registry.domain.pod import PodInfo
 from registry.redis.autoscaler_log import AutoscalerLog
@@ -88,6 +90,29 @@ def test_a_dry_run_prints_the_plan_and_does_nothing(
     refused = cli("autoscaler", "--dry-run", "--loading", "clairvoyant", *at)
     assert refused.status == 2
     assert "must be one of" in refused.err
+
+
+def test_pods_are_shown_with_their_share_of_an_accelerator(
+    cli: Cli, redis: servers.RedisServer
+) -> None:
+    gpu = Accelerator("GPU-1", "NVIDIA H200", 141 * 10**9, 132)
+    infos = [
+        PodInfo("pod-a", "127.0.0.1:1", node="n", accelerator=gpu, share=0.5),
+        PodInfo("pod-b", "127.0.0.1:2", node="n"),
+    ]
+
+    async def register(registry: Registry) -> None:
+        for info in infos:
+            await registry.register_pod(info, lease_ttl_s=600)
+
+    act(redis.url, "default", register)
+    table = cli("get", "pods", "--redis-url", redis.url).out.splitlines()
+    assert [line.split("  ")[-1].strip() for line in table] == [
+        "ACCELERATOR", "NVIDIA H200, 50 %", "-",
+    ]  # fmt: skip
+    shared, older = cli("get", "pods", "--json", "--redis-url", redis.url).document
+    assert shared["accelerator"] == asdict(gpu)
+    assert (shared["share"], older["share"]) == (0.5, 1.0)
 
 
 def test_standard_output_is_only_json(cli: Cli, redis: servers.RedisServer) -> None:

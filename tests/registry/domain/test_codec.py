@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from registry.domain.accelerator import Accelerator, AcceleratorKind
 from registry.domain.codec import (
     decode_pod,
     decode_profile,
@@ -80,6 +81,8 @@ PODS = st.builds(
     memory_bytes=COUNTS,
     link_bytes_per_s=st.none() | SECONDS,
     process_id=COUNTS,
+    accelerator=st.builds(Accelerator, uuid=TEXT, product=TEXT, memory_bytes=COUNTS, cores=COUNTS),
+    share=SECONDS,
 )
 
 
@@ -140,7 +143,7 @@ def _of_newer_version(value: Any) -> Any:
 
 def test_fields_of_a_newer_version_are_ignored() -> None:
     failure = LoadFailure("a/b@1", "ModelLoadFailed", "no", attempts=1, retry_at_s=2.0)
-    pod = PodInfo("a", "b:1", "n")
+    pod = PodInfo("a", "b:1", "n", accelerator=Accelerator("GPU-1", "NVIDIA H200", 141, 132))
     profile = Profile("a/b@1", "cpu", (ProfilePoint(1, 0.5),))
     profile_text = _of_newer_version(orjson.loads(encode(profile)))
     profile_text["points"] = [_of_newer_version(point) for point in profile_text["points"]]
@@ -151,13 +154,18 @@ def test_fields_of_a_newer_version_are_ignored() -> None:
     )
     assert decode_record(spec_text, spec_text, failure_text) == ModelRecord(SPEC, SPEC, failure)
     assert decode_pod(pod_text) == pod
+    stored = orjson.loads(pod_text)
+    stored["accelerator"]["from_the_future"] = 1
+    assert decode_pod(orjson.dumps(stored).decode()) == pod
 
 
 def test_fields_missing_from_an_older_version_get_defaults() -> None:
     stored = orjson.loads(encode_spec(SPEC))
     del stored["policy"]["max_batch_wait_s"]
     assert decode_spec(orjson.dumps(stored).decode()) == SPEC
-    assert decode_pod('{"name": "a", "address": "b:1", "node": "n"}') == PodInfo("a", "b:1", "n")
+    pod = decode_pod('{"name": "a", "address": "b:1", "node": "n", "device": "cuda:0"}')
+    assert pod == PodInfo("a", "b:1", "n", "cuda:0")
+    assert pod.kind == AcceleratorKind("", 1.0)
 
 
 @pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(ModelPolicy)])

@@ -1,0 +1,36 @@
+"""Accelerators, and the share of one that a pod has.
+
+Profiles hold for one product, estimates of durations for one product and share of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Accelerator:
+    """A GPU, a MIG instance of one, or the CPU of a pod's machine."""
+
+    uuid: str = ""
+    """Pods with one UUID share its memory; empty for a CPU, where each pod has its own."""
+    product: str = ""
+    """As the driver or the operating system calls it; empty: not reported."""
+    memory_bytes: int = 0
+    """Of the whole accelerator; for a CPU, of the machine or container."""
+    cores: int = 0
+    """Multiprocessors of a GPU, cores of a CPU that the pod may use."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class AcceleratorKind:
+    """Pods of one kind need the same time for the same work."""
+
+    product: str = ""
+    """Empty: not reported, by a pod of an older version."""
+    share: float = 1.0
+    """Part of a GPU's compute, in (0, 1]."""
+
+    def __str__(self) -> str:
+        """`product|share`, as in keys; empty for the default kind."""
+        return f"{self.product}|{self.share:.4g}" if self.product or self.share != 1 else ""

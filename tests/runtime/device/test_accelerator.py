@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from runtime.device import accelerator, peak_memory
+from runtime.device.accelerator import MPS_PERCENTAGE, find_accelerator, mig_share, mps_share
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("percentage", "share"),
+    [
+        pytest.param(None, 1.0, id="not-set"),
+        pytest.param("25", 0.25, id="a-quarter"),
+        pytest.param("12.5", 0.125, id="fraction"),
+        pytest.param("100", 1.0, id="whole"),
+        pytest.param("0", 1.0, id="zero"),
+        pytest.param("300", 1.0, id="too-much"),
+        pytest.param("half", 1.0, id="not-a-number"),
+    ],
+)
+def test_share_by_mps(percentage: str | None, share: float) -> None:
+    assert mps_share({} if percentage is None else {MPS_PERCENTAGE: percentage}) == share
+
+
+@pytest.mark.parametrize(
+    ("product", "share"),
+    [
+        ("NVIDIA H200", 1.0),
+        ("NVIDIA H200 MIG 1g.18gb", 1 / 7),
+        ("NVIDIA A100-SXM4-40GB MIG 3g.20gb", 3 / 7),
+        ("NVIDIA A100-SXM4-40GB MIG 1c.3g.20gb", 1 / 7),
+    ],
+)
+def test_share_by_mig_profile(product: str, share: float) -> None:
+    assert mig_share(product) == pytest.approx(share)
+
+
+def test_a_cpu_has_the_cores_and_memory_of_its_container(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {
+        (accelerator, "CPU_INFO"): "processor : 0\nmodel name\t: AMD EPYC 9V74\n",
+        (accelerator, "CGROUP_CPU"): "50000 100000\n",
+        (peak_memory, "CGROUP_LIMIT"): "1048576\n",
+    }
+    for (module, name), text in files.items():
+        (tmp_path / name).write_text(text)
+        monkeypatch.setattr(module, name, tmp_path / name)
+    found = find_accelerator(CPU, {})
+    assert (found.uuid, found.product, found.cores) == ("", "AMD EPYC 9V74", 1)
+    assert found.memory_bytes == 1 << 20
+
+
+def test_a_cpu_without_limits_has_those_of_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module, name in (
+        (accelerator, "CPU_INFO"), (accelerator, "CGROUP_CPU"), (peak_memory, "CGROUP_LIMIT"),
+    ):  # fmt: skip
+        monkeypatch.setattr(module, name, tmp_path / "absent")
+    found = find_accelerator(CPU, {})
+    assert found.product == os.uname().machine
+    assert found.cores == len(os.sched_getaffinity(0))
+    assert found.memory_bytes > 1 << 28
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_gpu_has_the_facts_of_its_driver() -> None:
+    device = torch.device("cuda", 0)
+    found = find_accelerator(device, {})
+    assert found.uuid.startswith("GPU-")
+    assert found.product == torch.cuda.get_device_name(device)
+    assert found.memory_bytes == torch.cuda.mem_get_info(device)[1]
+    assert found.cores > 1
