@@ -64,7 +64,7 @@ class Agent:
 
     def _follow(self) -> None:
         pods = self._cluster.core.list_pod_for_all_namespaces
-        mine = f"manifest.nodeName={self._cluster.node}"
+        mine = f"spec.nodeName={self._cluster.node}"
         listed = json.loads(pods(field_selector=mine, _preload_content=False).data)
         for manifest in listed["items"]:
             self._note("ADDED", manifest)
