@@ -3,9 +3,8 @@
 Source: Blinowski et al. 2024, sections 4.2.1 and 4.2.2: machines in turn; no load on a machine
 that has not served since its last load, unless it was idle for long; several models per machine, by
 memory. Requests take machines in their order of arrival: an idle machine whose model has requests
-further ahead in the order is reserved for them. Which request a pod serves (starved ones first,
-then those that can join a running batch, then the rest) is up to the gateway's queue and routing
-policy.
+further ahead in the order is reserved for them. Which request a pod serves is not decided here: the
+gateway's queue goes by priority and deadline, where the thesis takes starved requests first.
 """
 
 from __future__ import annotations
