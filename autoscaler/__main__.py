@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import socket
@@ -17,12 +18,12 @@ from autoscaler.loading.loading_policies import policy_of, value_problem
 from autoscaler.planning.pool_view import Limits
 from autoscaler.scaling.limits import pool_problems
 from autoscaler.service.executor import ActionExecutor
-from autoscaler.service.logs import configure_logs
 from autoscaler.service.loop import Autoscaler
 from autoscaler.service.metrics import AutoscalerMetrics
 from autoscaler.service.pod_client import PodClient
 from autoscaler.service.settings import AutoscalerSettings
 from registry.errors import RegistryUnavailable
+from registry.logs import configure_logs
 from registry.redis.autoscaler_log import AutoscalerLog
 from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch
@@ -119,7 +120,7 @@ def main() -> None:
     if problems := _problems(settings):
         sys.stderr.write("\n".join(problems) + "\n")
         sys.exit(2)
-    configure_logs(settings.log_level)
+    configure_logs(logging.StreamHandler(sys.stderr), settings.log_level)
     metrics = AutoscalerMetrics()
     if settings.metrics_port:
         start_http_server(

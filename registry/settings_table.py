@@ -22,9 +22,15 @@ def option(
     help_text: str,
     *,
     is_required: bool = False,
+    variable: str | None = None,
 ) -> Any:
-    """A field with its parser, which raises ValueError, and its help text."""
-    metadata = {"parse": parse, "help": help_text, "is_required": is_required}
+    """A field with its parser, which raises ValueError, and its help text.
+
+    `variable`: its environment variable, else `PILOTLIGHT_` and the name in capitals.
+    """
+    metadata = {
+        "parse": parse, "help": help_text, "is_required": is_required, "variable": variable
+    }  # fmt: skip
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -64,8 +70,8 @@ def parse_seconds(text: str) -> float:
     return value
 
 
-def environment_name(field_name: str, prefix: str = "PILOTLIGHT_") -> str:
-    return f"{prefix}{field_name.upper()}"
+def _variable(field: dataclasses.Field[Any]) -> str:
+    return field.metadata["variable"] or f"PILOTLIGHT_{field.name.upper()}"
 
 
 def read_settings(
@@ -74,14 +80,13 @@ def read_settings(
     environment: Mapping[str, str],
     *,
     prog: str,
-    variable: Callable[[str], str] = environment_name,
 ) -> Settings:
     """Settings from flags, environment and defaults; exits with status 2 on mistakes."""
     parser = argparse.ArgumentParser(prog=prog, description=kind.__doc__)
     fields = dataclasses.fields(kind)  # type: ignore[arg-type]  # a dataclass, by contract
     for each in fields:
         flag = "--" + each.name.replace("_", "-")
-        text = f"{each.metadata['help']} (environment {variable(each.name)})".replace("%", "%%")
+        text = f"{each.metadata['help']} (environment {_variable(each)})".replace("%", "%%")
         if isinstance(each.default, bool):
             parser.add_argument(
                 flag, dest=each.name, nargs="?", const="true", metavar="BOOL", help=text
@@ -92,25 +97,20 @@ def read_settings(
     texts = {
         each.name: value
         for each in fields
-        if (value := given[each.name] or environment.get(variable(each.name))) is not None
+        if (value := given[each.name] or environment.get(_variable(each))) is not None
     }
     try:
-        return settings_from_fields(kind, texts, variable=variable)
+        return settings_from_fields(kind, texts)
     except ValueError as error:
         parser.error(str(error))
 
 
-def settings_from_fields(
-    kind: type[Settings],
-    values: Mapping[str, object],
-    *,
-    variable: Callable[[str], str] = environment_name,
-) -> Settings:
+def settings_from_fields(kind: type[Settings], values: Mapping[str, object]) -> Settings:
     """Settings from texts by field name. Raises ValueError with all mistakes together."""
     fields = {each.name: each for each in dataclasses.fields(kind)}  # type: ignore[arg-type]
     problems = [f"unknown setting {name!r}" for name in values if name not in fields]
     problems += [
-        f"--{name.replace('_', '-')} is required, or {variable(name)}"
+        f"--{name.replace('_', '-')} is required, or {_variable(each)}"
         for name, each in fields.items()
         if each.metadata["is_required"] and not values.get(name)
     ]

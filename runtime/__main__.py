@@ -6,21 +6,20 @@ import logging
 import os
 import sys
 
-from runtime.settings import read_settings
+from registry.settings_table import read_settings
+from runtime.settings import RuntimeSettings
 
 
 def main() -> int:
-    settings = read_settings(sys.argv[1:], os.environ)
+    settings = read_settings(RuntimeSettings, sys.argv[1:], os.environ, prog="python -m runtime")
     sys.argv = sys.argv[:1]  # kserve reads the command line when it is imported
     os.environ.setdefault("OMP_NUM_THREADS", str(settings.threads))
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from runtime.warm_imports import import_everything
 
     import_everything()
-    from runtime.logs import configure_logs
     from runtime.pod.lifecycle import run_pod
 
-    configure_logs(settings)
     return run_pod(settings)
 
 

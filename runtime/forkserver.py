@@ -22,7 +22,8 @@ import traceback
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from runtime.settings import RuntimeSettings, settings_from_fields
+from registry.settings_table import settings_from_fields
+from runtime.settings import RuntimeSettings
 from runtime.warm_imports import import_everything
 
 PR_SET_PDEATHSIG = 1
@@ -91,7 +92,7 @@ class Forkserver:
         try:
             command = json.loads(line)
             if "spawn" in command:
-                self._spawn(settings_from_fields(command["spawn"]))
+                self._spawn(settings_from_fields(RuntimeSettings, command["spawn"]))
             elif "stop" in command:
                 self._stop(str(command["stop"]), float(command.get("grace_s", DEFAULT_GRACE_S)))
             else:
@@ -148,10 +149,8 @@ def _run_pod_process(settings: RuntimeSettings, parent: int) -> NoReturn:
         for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
         _redirect(settings)
-        from runtime.logs import configure_logs
         from runtime.pod.lifecycle import run_pod
 
-        configure_logs(settings)
         status = run_pod(settings)
     except BaseException:
         traceback.print_exc()

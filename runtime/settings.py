@@ -7,18 +7,13 @@ import socket
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from registry import settings_table
 from registry.redis.server_address import parse_redis_url
 from registry.settings_table import option, parse_bool, parse_int, parse_seconds
 from runtime.device.batch import MAX_SEQUENCES
 from runtime.generation.limits import GenerationLimits
 from runtime.tiers.eviction import POLICIES
 from runtime.tiers.host_folder import DEFAULT_BASE
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 KSERVE_GRPC_PORT = 8081
 GIB = 1024**3
@@ -41,7 +36,10 @@ def _policy(text: str) -> str:
 class RuntimeSettings:
     """The settings of a pod. Times in seconds, sizes in bytes."""
 
-    name: str = option("", str, "name of the pod, unique in its pool", is_required=True)
+    name: str = option(
+        "", str, "name of the pod, unique in its pool", is_required=True,
+        variable="PILOTLIGHT_POD_NAME",
+    )  # fmt: skip
     redis_url: str = option("redis://127.0.0.1:6379/0", parse_redis_url, "the registry")
     host: str = option("127.0.0.1", str, "address to listen on; 0.0.0.0 in a container")
     port: int = option(0, parse_int(0), "port to listen on; 0: a free one")
@@ -164,20 +162,3 @@ class RuntimeSettings:
     @property
     def node_name(self) -> str:
         return self.node or socket.gethostname()
-
-
-def environment_name(field_name: str) -> str:
-    """The environment variable of a setting; `name` alone is `PILOTLIGHT_POD_NAME`."""
-    return "PILOTLIGHT_POD_NAME" if field_name == "name" else f"PILOTLIGHT_{field_name.upper()}"
-
-
-def read_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> RuntimeSettings:
-    """Settings from flags over environment over defaults; exits with status 2 on mistakes."""
-    return settings_table.read_settings(
-        RuntimeSettings, arguments, environment, prog="python -m runtime", variable=environment_name
-    )
-
-
-def settings_from_fields(values: Mapping[str, object]) -> RuntimeSettings:
-    """Settings from keyword fields; raises ValueError naming all mistakes together."""
-    return settings_table.settings_from_fields(RuntimeSettings, values, variable=environment_name)

@@ -25,7 +25,6 @@ MODULES = (
     "uvicorn.protocols.http.auto",
     "uvicorn.protocols.websockets.auto",
     "runtime.pod.lifecycle",
-    "runtime.logs",
     "runtime.storage.s3",
     "runtime.storage.file",
 )

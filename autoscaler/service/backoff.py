@@ -8,8 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-INITIAL_S: Final = 1.0
+from registry.backoff import Backoff
+
 MAX_S: Final = 300.0
+_BACKOFF: Final = Backoff(initial_s=1.0, max_s=MAX_S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +31,7 @@ class KeyedBackoff:
         """Record a failure; returns the length of the pause in seconds."""
         known = self._pauses.get(key)
         failures = known.failures + 1 if known is not None else 1
-        pause_s = min(MAX_S, INITIAL_S * 2.0 ** min(failures - 1, 16))
+        pause_s = _BACKOFF.pause_s(failures)
         self._pauses[key] = _Pause(failures, now_s, now_s + pause_s)
         self._drop_old(now_s)
         return pause_s

@@ -10,6 +10,7 @@ from typing import Final
 
 from gateway.errors import BadRequest
 from registry.domain.model import RoutingPolicy
+from registry.server_timing import parse_server_timing
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -151,7 +152,7 @@ def read_response(headers: Headers) -> PodResponse:
     response = PodResponse(forwarded)
     for name, value in headers:
         if name == b"server-timing":
-            response.stages_ms = _parse_server_timing(value)
+            response.stages_ms = parse_server_timing(value.decode("latin-1"))
         elif name.startswith(_PILOTLIGHT):
             if name == b"x-pilotlight-start":
                 response.start = value.decode("latin-1")
@@ -166,16 +167,3 @@ def read_response(headers: Headers) -> PodResponse:
             if name == b"content-length":
                 response.has_length = True
     return response
-
-
-def _parse_server_timing(value: bytes) -> dict[str, float]:
-    """Milliseconds by stage of a `server-timing` header; entries of another form are left out."""
-    stages: dict[str, float] = {}
-    for part in value.decode("latin-1").split(","):
-        name, found, duration = part.partition(";dur=")
-        if found:
-            try:
-                stages[name.strip()] = float(duration)
-            except ValueError:
-                continue
-    return stages

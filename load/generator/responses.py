@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
 from load.stages import STAGES
+from registry.server_timing import parse_server_timing
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -48,7 +48,7 @@ class RequestResult:
     def read_headers(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
         for name, value in headers:
             if name == b"server-timing":
-                self.stages_ms = parse_server_timing(value.decode("latin-1"))
+                self.stages_ms = reported_stages_ms(value.decode("latin-1"))
             elif name in _OUR_HEADERS:
                 setattr(self, _OUR_HEADERS[name], value.decode("latin-1").strip())
 
@@ -56,21 +56,10 @@ class RequestResult:
         self.error = error[:_MAX_ERROR_LENGTH]
 
 
-def parse_server_timing(value: str) -> dict[str, float]:
-    """Milliseconds by stage of a `server-timing` header; entries of another form are left out."""
-    found: dict[str, float] = {}
-    for part in value.split(","):
-        name, *parameters = (piece.strip() for piece in part.split(";"))
-        for parameter in parameters:
-            key, _, number = parameter.partition("=")
-            if key == "dur" and name in STAGES:
-                try:
-                    milliseconds = float(number)
-                except ValueError:
-                    continue
-                if math.isfinite(milliseconds):
-                    found[name] = milliseconds
-    return found
+def reported_stages_ms(server_timing: str) -> dict[str, float]:
+    """Milliseconds by stage, of the stages of Pilotlight."""
+    reported = parse_server_timing(server_timing)
+    return {name: reported[name] for name in STAGES if name in reported}
 
 
 def http_error(status: int, body: bytes) -> str:

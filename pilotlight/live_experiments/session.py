@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import httpx
 
 from load.experiments.liu.runs import TimedResponse
-from load.generator.responses import parse_server_timing
+from load.generator.responses import reported_stages_ms
 from pilotlight.errors import PilotlightError, RequestFailed
 from pilotlight.platform.platform import Platform
 from pilotlight.signals import cancelled_by_signals
@@ -85,7 +85,7 @@ class LiveSession:
             raise RequestFailed(f"{path}: HTTP {response.status_code}: {response.text[:300]}")
         found = response.headers
         pod = found.get("x-pilotlight-pod", "")
-        stages_ms = parse_server_timing(found.get("server-timing", ""))
+        stages_ms = reported_stages_ms(found.get("server-timing", ""))
         return TimedResponse(
             latency_s=latency_s,
             start=found.get("x-pilotlight-start", ""),

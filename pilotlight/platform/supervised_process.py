@@ -6,10 +6,11 @@ import asyncio
 import logging
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from pilotlight.errors import StartFailed
 from pilotlight.platform.processes import kill_group, last_lines, start_child, stop_child
+from registry.backoff import Backoff
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -17,10 +18,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-FIRST_DELAY_S = 0.25
-MAX_DELAY_S = 30.0
-HEALTHY_AFTER_S = 30.0
-_READY_POLL_INTERVAL_S = 0.03
+_BACKOFF: Final = Backoff(initial_s=0.25, max_s=30.0)
+_HEALTHY_AFTER_S: Final = 30.0
+_READY_POLL_INTERVAL_S: Final = 0.03
 
 
 @dataclass(slots=True)
@@ -30,8 +30,8 @@ class RestartBackoff:
     deaths: int = 0
 
     def next_delay_s(self, *, ran_s: float) -> float:
-        self.deaths = 1 if ran_s >= HEALTHY_AFTER_S else self.deaths + 1
-        return min(MAX_DELAY_S, FIRST_DELAY_S * 2.0 ** min(self.deaths - 1, 30))
+        self.deaths = 1 if ran_s >= _HEALTHY_AFTER_S else self.deaths + 1
+        return _BACKOFF.pause_s(self.deaths)
 
 
 @dataclass(frozen=True, slots=True)

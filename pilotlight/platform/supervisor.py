@@ -31,6 +31,7 @@ from pilotlight.platform.processes import python_environment, python_module
 from pilotlight.platform.settings import PlatformSettings
 from pilotlight.signals import cancelled_by_signals
 from pilotlight.state_dir import PlatformState
+from registry.logs import configure_logs
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -137,22 +138,7 @@ def log_to_file(settings: PlatformSettings) -> None:
     """Write this process's log lines to the state directory."""
     settings.state_dir.logs.mkdir(parents=True, exist_ok=True)
     handler = logging.FileHandler(settings.state_dir.logs / "supervisor.log")
-    handler.setFormatter(_FieldFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
-    for noisy in ("httpx", "httpcore"):
-        logging.getLogger(noisy).setLevel(logging.WARNING)
-
-
-_STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
-
-
-class _FieldFormatter(logging.Formatter):
-    """Appends the `extra` fields of a record as ` name=value`."""
-
-    def formatMessage(self, record: logging.LogRecord) -> str:  # overrides logging's name
-        extra = vars(record).items()
-        fields = [f" {name}={value}" for name, value in extra if name not in _STANDARD_FIELDS]
-        return super().formatMessage(record) + "".join(fields)
+    configure_logs(handler, "INFO")
 
 
 def main() -> int:

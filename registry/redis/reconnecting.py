@@ -6,6 +6,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Final
 
+from registry.backoff import Backoff
 from registry.errors import RegistryUnavailable
 from registry.redis.redis_connection import RedisConnection
 from registry.redis.server_address import find_server
@@ -13,8 +14,7 @@ from registry.redis.server_address import find_server
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-_MIN_BACKOFF_S: Final = 0.05
-_MAX_BACKOFF_S: Final = 1.0
+_BACKOFF: Final = Backoff(initial_s=0.05, max_s=1.0)
 
 
 class ReconnectingConnection:
@@ -29,7 +29,7 @@ class ReconnectingConnection:
         self._prepare = prepare
         self._connection: RedisConnection | None = None
         self._connecting = asyncio.Lock()
-        self._backoff_s = _MIN_BACKOFF_S
+        self._failures = 0
         self._retry_at_s = 0.0
 
     @property
@@ -45,8 +45,8 @@ class ReconnectingConnection:
 
     def back_off(self) -> None:
         """Make no new connection for a while, after a failure."""
-        self._retry_at_s = time.monotonic() + self._backoff_s
-        self._backoff_s = min(self._backoff_s * 2, _MAX_BACKOFF_S)
+        self._failures += 1
+        self._retry_at_s = time.monotonic() + _BACKOFF.pause_s(self._failures)
 
     async def connect(self, timeout_s: float) -> RedisConnection:
         """The open connection, else a new one. Raises RegistryUnavailable."""
@@ -59,7 +59,7 @@ class ReconnectingConnection:
             except RegistryUnavailable:
                 self.back_off()
                 raise
-            self._backoff_s = _MIN_BACKOFF_S
+            self._failures = 0
             return self._connection
 
     async def _open(self, timeout_s: float) -> RedisConnection:

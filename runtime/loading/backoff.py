@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from registry.backoff import Backoff
 from registry.domain.model import LoadFailure
 
-INITIAL_BACKOFF_S = 1.0
-MAX_BACKOFF_S = 60.0
+BACKOFF = Backoff(initial_s=1.0, max_s=60.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +24,11 @@ def next_failure(
 ) -> LoadFailure:
     """The failure to record after the `previous` one of the same model; `now_s`: registry time."""
     attempts = previous.attempts + 1 if previous is not None and previous.key == key else 1
-    wait_s = min(MAX_BACKOFF_S, INITIAL_BACKOFF_S * 2.0 ** min(attempts - 1, 16))
     return LoadFailure(
         key=key,
         reason=fault.reason,
         message=fault.message,
         attempts=attempts,
-        retry_at_s=now_s + wait_s,
+        retry_at_s=now_s + BACKOFF.pause_s(attempts),
         http_status=fault.http_status,
     )

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import signal
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 import uvloop
 
+from registry.logs import configure_logs
 from registry.redis.client import Registry
 from runtime.device.accelerator import find_accelerator
 from runtime.device.memory import open_device
@@ -36,14 +38,28 @@ CANCEL_TIMEOUT_S = 1.0
 """For cancelled requests to send their error responses."""
 FORCED_EXIT_DELAY_S = CLOSE_TIMEOUT_S + 3.0
 """From the end of the drain to the forced exit of a process that hangs."""
+_QUIET_LIBRARIES = (
+    "httpx", "httpcore", "botocore", "boto3", "urllib3", "transformers", "kserve", "uvicorn",
+)  # fmt: skip
 
 
 def run_pod(settings: RuntimeSettings) -> int:
     """Run a pod until SIGTERM or SIGINT; returns its exit status."""
+    _configure_logs(settings)
     torch.set_num_threads(settings.threads)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_PodLifecycle(settings).run())
     return 0
+
+
+def _configure_logs(settings: RuntimeSettings) -> None:
+    handler = (
+        logging.FileHandler(settings.log_file)
+        if settings.log_file
+        else logging.StreamHandler(sys.stderr)
+    )
+    line_format = f"%(asctime)s %(levelname)s {settings.name} %(name)s: %(message)s"
+    configure_logs(handler, settings.log_level, line_format=line_format, libraries=_QUIET_LIBRARIES)
 
 
 class _PodStopped(Exception):

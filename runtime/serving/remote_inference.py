@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import orjson
 
 from registry import knative_errors
 from registry.knative_errors import QueueProxyFailure
+from registry.server_timing import parse_server_timing
 from runtime.errors import (
     DeadlinePassed,
     InvalidRequest,
@@ -32,7 +32,6 @@ RESPONSE_TIMEOUT_S = 600.0
 MAX_CONNECTIONS = 256
 POD_HEADER = "x-pilotlight-pod"
 FORWARDED_ERROR_HEADERS = ("retry-after", "x-pilotlight-not-executed")
-TIMING = re.compile(r"([a-z-]+);dur=([0-9.]+)")
 
 
 class RemoteRefused(Exception):
@@ -93,8 +92,8 @@ class RemoteInference:
                 if name in response.headers
             }
             raise RemoteRefused(response.status_code, response.content, kept)
-        timings = parse_timings(response.headers.get("server-timing", ""))
-        load_s, infer_s = timings.get("load", 0.0), timings.get("infer", 0.0)
+        timings_ms = parse_server_timing(response.headers.get("server-timing", ""))
+        load_s, infer_s = (timings_ms.get(stage, 0.0) / 1000 for stage in ("load", "infer"))
         try:
             outputs = decode_outputs(response.content, response.headers.get(LENGTH_HEADER))
         except InvalidRequest as error:
@@ -167,11 +166,6 @@ def _check_origin(response: httpx.Response, head: RequestHead) -> None:
             raise RemoteInferenceFailed(detail)
         case other:
             assert_never(other)
-
-
-def parse_timings(text: str) -> dict[str, float]:
-    """Seconds per stage in a `server-timing` header."""
-    return {stage: float(value) / 1000 for stage, value in TIMING.findall(text)}
 
 
 def _request_headers(head: RequestHead, now_s: float) -> dict[str, str]:

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from registry.backoff import Backoff
 from runtime.errors import StorageFailed
 from runtime.metrics import DOWNLOADED_BYTES, RANGE_RETRIES
 from runtime.storage.checksums import CRC32
@@ -40,7 +41,7 @@ CHUNK_BYTES = 256 * 1024
 machine must first get the memory from its host."""
 MAX_ATTEMPTS = 6
 """In a row without a byte; the pauses between them sum up to 3 s."""
-INITIAL_BACKOFF_S = 0.1
+_BACKOFF = Backoff(initial_s=0.1)
 
 
 class ReadInterrupted(Exception):
@@ -225,7 +226,7 @@ class _RangedDownload:
                     f" {self.partial.file.size_bytes}, {failures} times in a row: {interruption}"
                 ) from interruption
             RANGE_RETRIES.inc()
-            pause_s = INITIAL_BACKOFF_S * 2 ** (failures - 1) * random.uniform(0.5, 1.0)
+            pause_s = _BACKOFF.pause_s(failures) * random.uniform(0.5, 1.0)
             if self._stop.wait(pause_s):
                 return
 

@@ -14,7 +14,7 @@ import pytest
 
 from registry.domain.model import Tier
 from registry.domain.reservation import ClaimScope
-from runtime.loading.backoff import INITIAL_BACKOFF_S
+from runtime.loading.backoff import BACKOFF
 from tests import servers
 from tests.runtime.http import get, metric, post, predict, unanswered
 
@@ -199,7 +199,7 @@ def test_failed_load_is_not_tried_again_before_its_time(cluster: Cluster, tmp_pa
     assert {answer.status_code for answer in answers} <= {503, 429}
     tries = metric(pod.url, "pilotlight_loads_total", outcome="failed")
     assert (
-        INITIAL_BACKOFF_S * (2 ** (tries - 2) - 1) <= took_s
+        BACKOFF.initial_s * (2 ** (tries - 2) - 1) <= took_s
     )  # two at once, then one after each pause
 
 

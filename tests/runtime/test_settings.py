@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import pytest
 
-from runtime.settings import read_settings, settings_from_fields
+from registry.settings_table import read_settings, settings_from_fields
+from runtime.settings import RuntimeSettings
+
+
+def read(arguments: list[str], environment: dict[str, str]) -> RuntimeSettings:
+    return read_settings(RuntimeSettings, arguments, environment, prog="test")
 
 
 def test_flag_beats_environment_beats_default() -> None:
     environment = {"PILOTLIGHT_POD_NAME": "a", "PILOTLIGHT_SLOTS": "3", "PILOTLIGHT_PORT": "1"}
-    settings = read_settings(["--slots", "4"], environment)
+    settings = read(["--slots", "4"], environment)
     assert (settings.name, settings.slots, settings.port, settings.threads) == ("a", 4, 1, 1)
 
 
 def test_switch_needs_no_value() -> None:
-    assert read_settings(["--name", "a", "--allow-simulated-work"], {}).allow_simulated_work
-    assert not read_settings(["--name", "a"], {}).allow_simulated_work
+    assert read(["--name", "a", "--allow-simulated-work"], {}).allow_simulated_work
+    assert not read(["--name", "a"], {}).allow_simulated_work
 
 
 def test_all_mistakes_are_told_together() -> None:
     with pytest.raises(ValueError, match="lease") as caught:
         settings_from_fields(
-            {"slots": 0, "lease_ttl": "-1", "nme": "x", "eviction": "fifo", "device": "tpu"}
+            RuntimeSettings,
+            {"slots": 0, "lease_ttl": "-1", "nme": "x", "eviction": "fifo", "device": "tpu"},
         )
     message = str(caught.value)
     slots = "--slots must be a whole number of at least 1, was '0'"
@@ -35,14 +41,14 @@ def test_mistakes_on_the_command_line_end_with_status_2(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with pytest.raises(SystemExit) as caught:
-        read_settings(["--name", "a", "--port", "x"], {})
+        read(["--name", "a", "--port", "x"], {})
     assert caught.value.code == 2
     assert "--port" in capsys.readouterr().err
 
 
 def test_host_folder_is_one_per_pool_and_node() -> None:
-    settings = read_settings(["--name", "a", "--pool", "p", "--node", "n"], {})
+    settings = read(["--name", "a", "--pool", "p", "--node", "n"], {})
     assert settings.host_path.parts[:3] == ("/", "dev", "shm")
     assert settings.host_path.name == "p~n"
-    given = read_settings(["--name", "a"], {"PILOTLIGHT_HOST_DIR": "/mnt/memory"})
+    given = read(["--name", "a"], {"PILOTLIGHT_HOST_DIR": "/mnt/memory"})
     assert str(given.host_path) == "/mnt/memory"

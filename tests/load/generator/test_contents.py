@@ -20,7 +20,7 @@ from load.generator.open_loop import OpenLoop
 from load.generator.progress import LatencyHistogram
 from load.generator.record_parts import RecordPart
 from load.generator.request_bodies import RequestBodies
-from load.generator.responses import RequestResult, parse_server_timing
+from load.generator.responses import RequestResult, reported_stages_ms
 from load.generator.settings import RequestProtocol, RunSettings
 from load.generator.trace_arrivals import TraceArrival, survey, survey_in_thread, worker_share
 from load.generator.worker import WorkerConfig
@@ -120,7 +120,7 @@ def test_metadata_determine_the_content_of_a_model(metadata: Any, expected: Cont
 
 def test_server_timing_is_read_for_our_stages_only() -> None:
     text = "queue;dur=1.5, load;desc=x;dur=2, infer;dur=inf, db;dur=3, odd, network;dur="
-    assert parse_server_timing(text) == {"queue": 1.5, "load": 2.0}
+    assert reported_stages_ms(text) == {"queue": 1.5, "load": 2.0}
 
 
 @pytest.mark.parametrize("workers", [1, 3, 7])

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.eviction import measure
-from runtime.settings import read_settings
+from runtime.settings import RuntimeSettings
 from runtime.tiers.eviction import POLICIES, Candidate, greedy_dual, lru
 
 candidates = st.lists(
@@ -112,4 +112,4 @@ def test_default_policy_has_the_fewest_loads_in_the_replay() -> None:
     for replayed in measure(seed=0, repeats=5):
         if replayed.policy in POLICIES and replayed.access != "shifting zipf":
             loads[replayed.policy] += replayed.loads
-    assert read_settings(["--name", "a"], {}).eviction == min(loads, key=lambda name: loads[name])
+    assert RuntimeSettings(name="a").eviction == min(loads, key=lambda name: loads[name])

@@ -1,0 +1,16 @@
+from __future__ import annotations
+
+import io
+import logging
+
+from registry.logs import FieldFormatter
+
+
+def test_fields_follow_the_message() -> None:
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(FieldFormatter("%(levelname)s %(name)s: %(message)s"))
+    logger = logging.Logger("a.b")
+    logger.addHandler(handler)
+    logger.warning("pod %s", "left", extra={"pod": "p-1", "after_s": 2.5})
+    assert stream.getvalue() == "WARNING a.b: pod left pod=p-1 after_s=2.5\n"
