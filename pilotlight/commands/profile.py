@@ -1,6 +1,9 @@
-"""`profile`: measure a model on a pod at growing batch sizes, and print the result."""
+"""`profile`: measure a model on a pod at growing batch sizes, or exchange profiles by file."""
 
 import asyncio
+import json
+import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import httpx
@@ -8,10 +11,12 @@ import typer
 
 from pilotlight.commands import flags
 from pilotlight.commands.target import PlatformTarget, parse_model_names, require_known
-from pilotlight.errors import NotFound, RequestFailed
+from pilotlight.errors import InvalidInput, NotFound, RequestFailed
 from pilotlight.output import Output
+from pilotlight.profile_file import parse_profiles, profiles_document
 from pilotlight.quantities import format_bytes
 from registry.domain.cluster import ClusterState
+from registry.domain.codec import profile_document
 from registry.domain.model import ModelName, ModelRecord
 from registry.domain.pod_state import PodState
 
@@ -42,15 +47,43 @@ def profile(
     repeats: Annotated[
         int, typer.Option(min=1, max=100, help="Inferences to measure per batch size.")
     ] = 5,
+    export: Annotated[
+        str | None,
+        typer.Option(
+            "--export",
+            metavar="FILE",
+            help="Write the stored profiles to FILE as JSON instead of measuring; -: print them.",
+        ),
+    ] = None,
+    import_: Annotated[
+        str | None,
+        typer.Option(
+            "--import",
+            metavar="FILE",
+            help="Store the profiles in FILE, as --export writes it, instead of measuring.",
+        ),
+    ] = None,
     namespace: flags.Namespace = None,
     home: flags.Home = None,
     redis_url: flags.RedisUrl = None,
     pool: flags.Pool = "default",
     json_: flags.Json = False,
 ) -> None:
-    """Measure latency, throughput and memory by batch size; pods then use the best batch size."""
+    """Measure latency, throughput and memory by batch size; pods then use the best batch size.
+
+    A profile holds for one generation of a model and one product of accelerator, which has the
+    profile that was measured or imported last.
+    """
     target = PlatformTarget.of(home, redis_url=redis_url, pool=pool)
     [model] = parse_model_names([name], namespace)
+    if export is not None and import_ is not None:
+        raise InvalidInput(["give --export or --import, not both"])
+    if export is not None:
+        asyncio.run(_export(target, Output(json_), model, export))
+        return
+    if import_ is not None:
+        asyncio.run(_import(target, Output(json_), model, import_, _read(import_)))
+        return
     plan = {"most_rows": max_batch_size, "tokens": tokens, "repeats": repeats}
     asyncio.run(_profile(target, Output(json_), model, pod=pod, plan=plan))
 
@@ -73,6 +106,57 @@ async def _profile(
         [_row(point, is_best=point["rows"] == best) for point in document["points"]],
     )
     output.line(f"batches of up to {best}: {_LIMITS.get(document['limited_by'], 'as measured')}")
+
+
+async def _export(target: PlatformTarget, output: Output, name: ModelName, file: str) -> None:
+    state = await target.cluster()
+    require_known([str(name)], [str(each) for each in state.models])
+    spec = state.models[name].serving
+    profiles = state.profiles_of(spec.key)
+    if not profiles:
+        raise NotFound(f"{name} has no profile; `pilotlight profile {name}` measures one")
+    document = profiles_document(spec, profiles)
+    text = json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+    if file == "-":
+        sys.stdout.write(text)
+        return
+    _write(file, text)
+    products = [profile.product for profile in profiles]
+    output.result(
+        {"file": file, "model": str(name), "accelerators": products},
+        [f"{file}: {name} on {', '.join(products)}"],
+    )
+
+
+def _write(file: str, text: str) -> None:
+    try:
+        Path(file).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InvalidInput([f"--export: {file} cannot be written: {error}"]) from error
+
+
+def _read(file: str) -> str:
+    try:
+        return sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
+    except (OSError, UnicodeError) as error:
+        raise InvalidInput([f"--import: {file} cannot be read: {error}"]) from error
+
+
+async def _import(
+    target: PlatformTarget, output: Output, name: ModelName, file: str, text: str
+) -> None:
+    async with target.registry() as registry:
+        state = await registry.cluster()
+        require_known([str(name)], [str(each) for each in state.models])
+        spec = state.models[name].serving
+        profiles = parse_profiles(text, spec, file="standard input" if file == "-" else file)
+        for profile in profiles:
+            if not await registry.put_profile(profile):
+                raise RequestFailed(f"{name} was changed or deleted meanwhile; import again")
+    output.result(
+        {"model": str(name), "profiles": [profile_document(profile) for profile in profiles]},
+        [f"{name} on {each.product}: batches of up to {each.best_rows}" for each in profiles],
+    )
 
 
 def _choose_pod(state: ClusterState, record: ModelRecord, pod: str | None) -> PodState:

@@ -35,8 +35,9 @@ class ClusterState:
         self.models: dict[ModelName, ModelRecord] = {}
         self.residency = ResidencyIndex(self.pods)
         self.measurements: dict[str, ModelEstimates] = {}
-        self.profiles: dict[ModelName, Profile] = {}
-        """Per model, of the generation that was profiled last."""
+        self.profiles: dict[ModelName, dict[str, Profile]] = {}
+        """Per model and product, of the generation that was profiled last; a profile that an older
+        version wrote has the empty text as its product here."""
         self.profiles_version = 0
         """Grows with every change of `profiles`."""
         self.wanted: WantedPods | None = None
@@ -80,7 +81,8 @@ class ClusterState:
         """The model's measurements; only priors before the first one."""
         return self.measurements.get(key, UNMEASURED)
 
-    def profile(self, key: str) -> Profile | None:
-        """Cost by batch size of this generation of a model, where it was measured."""
-        found = self.profiles.get(name_of_key(key))
-        return found if found is not None and found.key == key else None
+    def profiles_of(self, key: str) -> list[Profile]:
+        """Cost by batch size of this generation of a model, in the order of products."""
+        stored = self.profiles.get(name_of_key(key), {})
+        found = [each for each in stored.values() if each.key == key]
+        return sorted(found, key=lambda profile: profile.product)

@@ -158,11 +158,17 @@ class ChangeApplier:
     def _apply_profile(self, version: int, text: str, profile: str | bool) -> None:
         if self._is_old(version, "profile", text):
             return
-        name = ModelName.parse(text)
+        name_text, _, product = text.partition("|")  # an older version wrote the name alone
+        name = ModelName.parse(name_text)
         self.state.profiles_version += 1
-        self.state.profiles.pop(name, None)
-        if isinstance(profile, str):
-            self.state.profiles[name] = decode_profile(profile)
+        decoded = decode_profile(profile) if isinstance(profile, str) else None
+        stored = self.state.profiles.setdefault(name, {})
+        if decoded is not None:
+            stored[product] = decoded
+        else:
+            stored.pop(product, None)
+        if not stored:
+            del self.state.profiles[name]
 
     def _apply_wanted(self, version: int, text: str) -> None:
         if not self._is_old(version, "wanted"):

@@ -27,7 +27,7 @@ from registry.domain.pod import PodInfo
 from registry.domain.profile import Profile, ProfilePoint
 
 
-def encode(value: LoadFailure | PodInfo | Profile | WantedPods) -> str:
+def encode(value: LoadFailure | PodInfo | WantedPods) -> str:
     return orjson.dumps(value).decode()
 
 
@@ -82,8 +82,19 @@ def decode_pod(text: str) -> PodInfo:
     return PodInfo(accelerator=Accelerator(**accelerator), **stored)
 
 
+def profile_document(profile: Profile) -> dict[str, Any]:
+    """A profile as in JSON, in Redis and in responses: `device` is the accelerator's product."""
+    document = asdict(profile)
+    return {"device" if key == "product" else key: value for key, value in document.items()}
+
+
+def encode_profile(profile: Profile) -> str:
+    return orjson.dumps(profile_document(profile)).decode()
+
+
 def decode_profile(text: str) -> Profile:
-    stored: dict[str, Any] = _known(Profile, orjson.loads(text))
+    document: dict[str, Any] = orjson.loads(text)
+    stored = _known(Profile, {**document, "product": document["device"]})
     points = tuple(ProfilePoint(**_known(ProfilePoint, point)) for point in stored.pop("points"))
     return Profile(points=points, **stored)
 

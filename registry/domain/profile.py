@@ -1,6 +1,7 @@
-"""Cost of a model's inference by batch size, and the best batch size.
+"""Cost of a model's inference by batch size on one kind of accelerator, and the best batch size.
 
-`pilotlight profile` measures profiles, pods in service refine them, the batcher reads them.
+`pilotlight profile` measures or imports profiles, pods in service refine them, the batcher reads
+them.
 """
 
 from __future__ import annotations
@@ -11,6 +12,12 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+MEASURED: Final = "measured"
+"""Source of a profile: a pod measured it on request."""
+IN_SERVICE: Final = "in-service"
+"""Source of a profile: a pod refined it by the times of live batches."""
+IMPORTED: Final = "imported"
+"""Source of a profile from a file that does not name one."""
 NEAR_PEAK_RATIO: Final = 0.95
 """Share of the highest throughput that counts as equally good."""
 
@@ -32,14 +39,16 @@ class ProfilePoint:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """The batch sizes measured for one generation of a model on one kind of device."""
+    """The batch sizes known for one generation of a model on accelerators of one product."""
 
     key: str
-    device: str
+    product: str
+    """Of the accelerator. An older version wrote the device in its place: `cpu` or `cuda:0`."""
     points: tuple[ProfilePoint, ...]
     """Ascending by rows, one per batch size."""
     limited_by: str = ""
     """Why no larger batch was measured: `throughput`, `memory`, `size`; empty: no reason."""
+    source: str = MEASURED
 
     @property
     def best_rows(self) -> int:

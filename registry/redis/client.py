@@ -15,7 +15,7 @@ import orjson
 
 from registry.domain.cluster import ClusterState
 from registry.domain.cluster_changes import load_snapshot
-from registry.domain.codec import decode_record, encode, encode_spec
+from registry.domain.codec import decode_record, encode, encode_profile, encode_spec
 from registry.domain.model import LoadFailure, ModelName, ModelRecord, ModelSpec, Tier, name_of_key
 from registry.domain.pod import LEASE_TTL_S
 from registry.domain.reservation import (
@@ -108,7 +108,8 @@ class Registry:
     async def put_profile(self, profile: Profile) -> bool:
         """Store a profile; False: its generation of the model is not declared any more."""
         name = str(name_of_key(profile.key))
-        return bool(await self._submit("profile", name, profile.key, encode(profile)))
+        text = encode_profile(profile)
+        return bool(await self._submit("profile", name, profile.key, text, profile.product))
 
     # Pods
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, Final
 
-from registry.domain.profile import Profile, ProfilePoint, best_rows
+from registry.domain.profile import IN_SERVICE, Profile, ProfilePoint, best_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -86,13 +86,16 @@ class BatchTimes:
         times = self._times.get(key)
         return max((each.latency_s for each in times.points), default=0.0) if times else 0.0
 
-    def take_updates(self, device: str) -> list[Profile]:
+    def take_updates(self, product: str) -> list[Profile]:
         """Profiles of the models with new live times since the last call."""
         with self._lock:
             updated = [(key, times) for key, times in self._times.items() if times.is_updated]
             for _, times in updated:
                 times.is_updated = False
-            return [Profile(key, device, times.points, times.limited_by) for key, times in updated]
+            return [
+                Profile(key, product, times.points, times.limited_by, IN_SERVICE)
+                for key, times in updated
+            ]
 
     def forget(self, key: str) -> None:
         with self._lock:

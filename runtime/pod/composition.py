@@ -55,7 +55,7 @@ def assemble(context: PodContext) -> PodComponents:
         context.device.times,
         watch=watch,
         agent=agent,
-        device=info.device,
+        info=info,
         interval_s=settings.profile_interval,
     )
     watchdog = Watchdog(

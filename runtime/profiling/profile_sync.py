@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from registry.domain.pod import PodInfo
     from registry.domain.profile import Profile
     from registry.redis.watch import ClusterWatch
     from runtime.device.batch_times import BatchTimes
@@ -21,11 +22,12 @@ class ProfileSync:
         *,
         watch: ClusterWatch,
         agent: RegistryAgent,
-        device: str,
+        info: PodInfo,
         interval_s: float,
     ) -> None:
-        self.device = device
-        """Profiles of other devices are ignored."""
+        self.device = info.device
+        self.product = info.accelerator.product or info.device
+        """Profiles of other products are ignored; older versions wrote the device in its place."""
         self._times = times
         self._watch = watch
         self._agent = agent
@@ -40,8 +42,11 @@ class ProfileSync:
         if state.profiles_version == self._seen_version:
             return
         self._seen_version = state.profiles_version
-        for profile in state.profiles.values():
-            if profile.device == self.device and self._known.get(profile.key) != profile:
+        for stored in state.profiles.values():
+            profile = stored.get(self.product) or stored.get("")
+            if profile is None or profile.product not in (self.product, self.device):
+                continue
+            if self._known.get(profile.key) != profile:
                 self._known[profile.key] = profile
                 self._times.use_profile(profile)
 
@@ -56,7 +61,7 @@ class ProfileSync:
         """Publish times of live batches until cancelled; forget models that are withdrawn."""
         while True:
             await asyncio.sleep(self._interval_s)
-            for profile in self._times.take_updates(self.device):
+            for profile in self._times.take_updates(self.product):
                 self._known[profile.key] = profile
                 await self._agent.store_profile(profile)
             for key in self._times.keys() - self._declared_keys():

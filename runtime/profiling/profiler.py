@@ -95,7 +95,7 @@ class Profiler:
     def _profile(
         self, model: ServedModel, points: Sequence[ProfilePoint], limited_by: str
     ) -> Profile:
-        return Profile(model.spec.key, self.profiles.device, tuple(points), limited_by)
+        return Profile(model.spec.key, self.profiles.product, tuple(points), limited_by)
 
     async def _measure(self, model: ServedModel, rows: int, plan: ProfilePlan) -> ProfilePoint:
         """The first inference of a size initialises buffers: it measures memory, not time."""

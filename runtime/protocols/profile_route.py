@@ -9,6 +9,7 @@ import orjson
 from starlette.responses import Response
 from starlette.routing import Route
 
+from registry.domain.codec import profile_document
 from registry.domain.model import ModelName
 from runtime.errors import InferenceFailed, InvalidRequest, RuntimePackageError
 from runtime.profiling.profiler import ProfilePlan
@@ -59,4 +60,4 @@ def to_document(profile: Profile) -> dict[str, Any]:
     points = [
         {**asdict(point), "rows_per_s": round(point.rows_per_s, 2)} for point in profile.points
     ]
-    return {**asdict(profile), "points": points, "best_rows": profile.best_rows}
+    return {**profile_document(profile), "points": points, "best_rows": profile.best_rows}

@@ -17,7 +17,7 @@ class ComparableState:
     pods: dict[str, tuple[object, ...]]
     models: dict[ModelName, ModelRecord]
     residency: dict[str, dict[str, Residency]]
-    profiles: dict[ModelName, Profile]
+    profiles: dict[ModelName, dict[str, Profile]]
 
 
 def comparable(state: ClusterState) -> ComparableState:
@@ -29,4 +29,5 @@ def comparable(state: ClusterState) -> ComparableState:
         for pod in state.pods.values()
     }  # fmt: skip
     residency = {key: dict(holders) for key, holders in state.residency.items()}
-    return ComparableState(pods, dict(state.models), residency, dict(state.profiles))
+    profiles = {name: dict(by_product) for name, by_product in state.profiles.items()}
+    return ComparableState(pods, dict(state.models), residency, profiles)

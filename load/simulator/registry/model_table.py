@@ -53,7 +53,7 @@ class ModelTable:
         record = self._state.models.get(name)
         if record is None or profile.key not in (record.spec.key, record.serving.key):
             return False
-        self._state.profiles[name] = profile
+        self._state.profiles.setdefault(name, {})[profile.product] = profile
         self._state.profiles_version += 1
         return True
 

@@ -35,24 +35,40 @@ function op.put(declarations)
   return outcomes
 end
 
+-- Fields of `profiles` are "name|product"; an older version wrote the name alone.
+local function drop_profiles(name)
+  local profiled = key('profiled:' .. name)
+  local fields = {name}
+  for _, product in ipairs(redis.call('SMEMBERS', profiled)) do
+    fields[#fields + 1] = name .. '|' .. product
+  end
+  for _, field in ipairs(fields) do
+    if redis.call('HDEL', key('profiles'), field) > 0 then change('profile', field, false) end
+  end
+  redis.call('DEL', profiled)
+end
+
 function op.delete(name)
   local existed = redis.call('HDEL', key('models'), name)
   for _, hash in ipairs({'keys', 'previous', 'previous_keys', 'failures', 'acted'}) do
     redis.call('HDEL', key(hash), name)
   end
-  if redis.call('HDEL', key('profiles'), name) > 0 then change('profile', name, false) end
+  drop_profiles(name)
   if existed > 0 then publish_model(name) end
   return existed
 end
 
 function op.model(name) return {model_record(name)} end
 
--- Cost of a generation's inference by batch size, kept while its model is declared.
-function op.profile(name, model, profile)
+-- Cost of a generation's inference by batch size on one accelerator product, kept while its model
+-- is declared.
+function op.profile(name, model, profile, product)
   local current_model = redis.call('HGET', key('keys'), name)
   local previous = redis.call('HGET', key('previous_keys'), name)
   if current_model ~= model and previous ~= model then return false end
-  redis.call('HSET', key('profiles'), name, profile)
-  change('profile', name, profile)
+  local field = name .. '|' .. product
+  redis.call('HSET', key('profiles'), field, profile)
+  redis.call('SADD', key('profiled:' .. name), product)
+  change('profile', field, profile)
   return true
 end

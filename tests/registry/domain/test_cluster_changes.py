@@ -3,13 +3,14 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from registry.domain.cluster import ClusterState
 from registry.domain.cluster_changes import ChangeApplier, load_snapshot
-from registry.domain.codec import encode, encode_spec
+from registry.domain.codec import encode, encode_profile, encode_spec
 from registry.domain.model import Tier
 from registry.domain.pod import PodInfo, PodPhase
 from registry.domain.profile import Profile, ProfilePoint
@@ -34,7 +35,7 @@ def model(spec: str | bool = encode_spec(SPEC)) -> Change:
 
 def profile(*rows: int) -> Change:
     points = tuple(ProfilePoint(count, 0.1) for count in rows)
-    return ["profile", str(SPEC.name), encode(Profile(KEY, "cpu", points))]
+    return ["profile", f"{SPEC.name}|cpu", encode_profile(Profile(KEY, "cpu", points))]
 
 
 HISTORY: list[list[Change]] = [
@@ -129,8 +130,9 @@ def snapshot_of(state: ClusterState) -> list[Any]:
         for name, record in state.models.items()
     ]
     profiles: list[str] = []
-    for name, each_profile in state.profiles.items():
-        profiles += [str(name), encode(each_profile)]
+    for name, by_product in state.profiles.items():
+        for product, found in by_product.items():
+            profiles += [f"{name}|{product}" if product else str(name), encode_profile(found)]
     return [pods, models, {}, profiles]
 
 
@@ -157,6 +159,15 @@ def test_unreadable_changes_are_skipped_and_the_rest_applied(change: Change) -> 
     state = state_of([(1, [pod("a", 1)]), (2, [change, ["counts", "a", 3, 2]])])
     assert state.pods["a"].slots_used == 3
     assert "default/z" not in map(str, state.models)
+
+
+def test_a_profile_of_an_older_version_is_kept_beside_those_by_product() -> None:
+    older = orjson.dumps({"key": KEY, "device": "cuda:0", "points": []}).decode()
+    state = state_of([(1, [["profile", str(SPEC.name), older]]), (2, [profile(1)])])
+    assert [(each.product, each.source) for each in state.profiles_of(KEY)] == [
+        ("cpu", "measured"), ("cuda:0", "measured"),
+    ]  # fmt: skip
+    assert state.profiles[SPEC.name][""].product == "cuda:0"
 
 
 def test_pending_slots_are_not_free() -> None:

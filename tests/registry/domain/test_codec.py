@@ -16,6 +16,7 @@ from registry.domain.codec import (
     decode_record,
     decode_spec,
     encode,
+    encode_profile,
     encode_spec,
 )
 from registry.domain.model import (
@@ -89,18 +90,19 @@ PODS = st.builds(
 PROFILES = st.builds(
     Profile,
     key=TEXT,
-    device=TEXT,
+    product=TEXT,
     points=st.lists(
         st.builds(ProfilePoint, rows=COUNTS, latency_s=SECONDS, memory_bytes=st.none() | COUNTS),
         max_size=3,
     ).map(tuple),
     limited_by=TEXT,
+    source=TEXT,
 )
 
 
 @given(PROFILES)
 def test_a_profile_survives_encoding(profile: Profile) -> None:
-    assert decode_profile(encode(profile)) == profile
+    assert decode_profile(encode_profile(profile)) == profile
 
 
 @given(SPECS)
@@ -145,7 +147,7 @@ def test_fields_of_a_newer_version_are_ignored() -> None:
     failure = LoadFailure("a/b@1", "ModelLoadFailed", "no", attempts=1, retry_at_s=2.0)
     pod = PodInfo("a", "b:1", "n", accelerator=Accelerator("GPU-1", "NVIDIA H200", 141, 132))
     profile = Profile("a/b@1", "cpu", (ProfilePoint(1, 0.5),))
-    profile_text = _of_newer_version(orjson.loads(encode(profile)))
+    profile_text = _of_newer_version(orjson.loads(encode_profile(profile)))
     profile_text["points"] = [_of_newer_version(point) for point in profile_text["points"]]
     assert decode_profile(orjson.dumps(profile_text).decode()) == profile
     spec_text, failure_text, pod_text = (

@@ -26,12 +26,23 @@ BROKEN = LoadFailure(KEY, "RuntimeUnhealthy", "inference timed out", attempts=1,
 
 async def test_a_profile_is_stored_and_replaced(registry: Registry) -> None:
     await registry.put_models([SPEC])
-    assert (await registry.cluster()).profile(KEY) is None
+    assert (await registry.cluster()).profiles_of(KEY) == []
     assert await registry.put_profile(PROFILE)
-    assert (await registry.cluster()).profile(KEY) == PROFILE
+    assert (await registry.cluster()).profiles_of(KEY) == [PROFILE]
     other = dataclasses.replace(PROFILE, points=(ProfilePoint(4, 0.2),))
     assert await registry.put_profile(other)
-    assert (await registry.cluster()).profile(KEY) == other
+    assert (await registry.cluster()).profiles_of(KEY) == [other]
+
+
+async def test_every_product_has_a_profile_of_its_own(registry: Registry) -> None:
+    await registry.put_models([SPEC])
+    gpu = dataclasses.replace(PROFILE, product="NVIDIA H200", source="imported")
+    assert await registry.put_profile(PROFILE)
+    assert await registry.put_profile(gpu)
+    assert (await registry.cluster()).profiles_of(KEY) == [gpu, PROFILE]
+    await registry.delete_models([SPEC.name])
+    await registry.put_models([SPEC])
+    assert (await registry.cluster()).profiles_of(KEY) == []
 
 
 async def test_profiles_are_published(registry: Registry, connect: Connect) -> None:
@@ -39,16 +50,16 @@ async def test_profiles_are_published(registry: Registry, connect: Connect) -> N
     watch = ClusterWatch(await connect(), counts=False)
     async with running(watch):
         await registry.put_profile(PROFILE)
-        await until(lambda: watch.state.profile(KEY) == PROFILE)
+        await until(lambda: watch.state.profiles_of(KEY) == [PROFILE])
         await registry.delete_models([SPEC.name])
-        await until(lambda: watch.state.profile(KEY) is None)
+        await until(lambda: not watch.state.profiles_of(KEY))
 
 
 async def test_a_profile_belongs_to_its_generation(registry: Registry) -> None:
     await registry.put_models([SPEC])
     await registry.put_profile(PROFILE)
     await registry.put_models([NEXT])
-    assert (await registry.cluster()).profile(NEXT.key) is None
+    assert (await registry.cluster()).profiles_of(NEXT.key) == []
     assert not await registry.put_profile(PROFILE)
     assert await registry.put_profile(dataclasses.replace(PROFILE, key=NEXT.key))
 
@@ -65,7 +76,7 @@ async def test_a_profile_is_deleted_with_its_model(registry: Registry) -> None:
     await registry.put_profile(PROFILE)
     await registry.delete_models([SPEC.name])
     await registry.put_models([SPEC])
-    assert (await registry.cluster()).profile(KEY) is None
+    assert (await registry.cluster()).profiles_of(KEY) == []
 
 
 async def test_a_model_failure_is_recorded(registry: Registry) -> None:

@@ -42,7 +42,7 @@ def test_a_size_needs_a_few_samples() -> None:
     assert times.take_updates("cpu") == []
     times.observe(KEY, 16, 0.02)
     (profile,) = times.take_updates("cpu")
-    assert profile == Profile(KEY, "cpu", (ProfilePoint(16, 0.01),))
+    assert profile == Profile(KEY, "cpu", (ProfilePoint(16, 0.01),), source="in-service")
     assert times.take_updates("cpu") == []
     assert times.longest_batch_s(KEY) == 0.01
 

@@ -23,7 +23,16 @@ if TYPE_CHECKING:
 
 def stored(cluster: Cluster, spec: ModelSpec) -> Profile | None:
     async def look(registry: Registry) -> Profile | None:
-        return (await registry.cluster()).profile(spec.key)
+        return next(iter((await registry.cluster()).profiles_of(spec.key)), None)
+
+    return cluster.do(look)
+
+
+def product_of(cluster: Cluster) -> str:
+    """The product of the accelerator of the only pod."""
+
+    async def look(registry: Registry) -> str:
+        return (await registry.cluster()).pods["pod-a"].info.accelerator.product
 
     return cluster.do(look)
 
@@ -46,7 +55,8 @@ def test_profiles_a_model_and_stores_the_profile(cluster: Cluster, models: Path,
     assert profile is not None
     assert [point.rows for point in profile.points] == [1, 2, 4]
     assert profile.best_rows == document["best_rows"]
-    assert profile.device == "cpu"
+    assert profile.product == document["device"] == product_of(cluster)
+    assert profile.source == document["source"] == "measured"
 
 
 def test_live_batches_refine_the_profile(cluster: Cluster, models: Path) -> None:

@@ -1,0 +1,153 @@
+"""Profiles of one model generation as a JSON file: export, and import with every mistake found.
+
+    {"pilotlight_profiles": 1, "model": "default/translate", "generation": "0a1b2c3d4e",
+     "profiles": [{"accelerator": "NVIDIA H200", "source": "measured", "limited_by": "throughput",
+                   "points": [{"rows": 1, "latency_s": 0.01, "rows_per_s": 100.0,
+                               "memory_bytes": 1048576}]}]}
+
+`rows` is the batch size, `rows_per_s` follows from it and `latency_s`, and `memory_bytes` is what
+an inference needs beside the weights. Only `profiles`, `accelerator`, `points`, `rows` and
+`latency_s` are required.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING, Any, Final
+
+from pilotlight.errors import InvalidInput
+from registry.domain.profile import IMPORTED, Profile, ProfilePoint
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from registry.domain.model import ModelSpec
+
+_VERSION: Final = 1
+_MAX_ROWS: Final = 1_000_000
+_MAX_TEXT: Final = 200
+_FILE_FIELDS: Final = ("pilotlight_profiles", "model", "generation", "profiles")
+_PROFILE_FIELDS: Final = ("accelerator", "source", "limited_by", "points")
+_POINT_FIELDS: Final = ("rows", "latency_s", "rows_per_s", "memory_bytes")
+_LIMITS: Final = ("", "throughput", "memory", "size")
+
+
+def profiles_document(spec: ModelSpec, profiles: Sequence[Profile]) -> dict[str, Any]:
+    """The content of a file."""
+    return {
+        "pilotlight_profiles": _VERSION,
+        "model": str(spec.name),
+        "generation": spec.generation,
+        "profiles": [
+            {
+                "accelerator": profile.product,
+                "source": profile.source,
+                "limited_by": profile.limited_by,
+                "points": [
+                    {
+                        "rows": point.rows,
+                        "latency_s": point.latency_s,
+                        "rows_per_s": round(point.rows_per_s, 2),
+                        "memory_bytes": point.memory_bytes,
+                    }
+                    for point in profile.points
+                ],
+            }
+            for profile in profiles
+        ],
+    }
+
+
+def parse_profiles(text: str, spec: ModelSpec, *, file: str) -> list[Profile]:
+    """The profiles in a file, for this generation; raises InvalidInput with every mistake.
+
+    A file of another generation is refused: its weights differ. A profile without a source is
+    `imported`.
+    """
+    try:
+        document = json.loads(text)
+    except ValueError as error:
+        raise InvalidInput([f"{file}: not JSON: {error}"]) from None
+    reader = _Reader(file)
+    profiles = reader.read(document, spec)
+    if reader.problems:
+        raise InvalidInput(reader.problems)
+    return profiles
+
+
+class _Reader:
+    """Reads one file and collects what is wrong in it."""
+
+    def __init__(self, file: str) -> None:
+        self._file = file
+        self.problems: list[str] = []
+
+    def read(self, document: Any, spec: ModelSpec) -> list[Profile]:
+        content = self._object(document, "the file", _FILE_FIELDS)
+        version = content.get("pilotlight_profiles", _VERSION)
+        if version != _VERSION:
+            self._refuse("pilotlight_profiles", f"must be {_VERSION}", version)
+        generation = content.get("generation", spec.generation)
+        if generation != spec.generation:
+            allowed = f"must be {spec.generation}, that of {spec.name}: profile the new weights"
+            self._refuse("generation", allowed, generation)
+        listed = self._list(content, "profiles", "")
+        profiles = [
+            self._profile(each, f"profiles[{at}]", spec.key) for at, each in enumerate(listed)
+        ]
+        products = [profile.product for profile in profiles]
+        for product in sorted({each for each in products if products.count(each) > 1}):
+            self._refuse("profiles", "must hold one profile per accelerator", product)
+        return profiles
+
+    def _profile(self, value: Any, at: str, key: str) -> Profile:
+        content = self._object(value, at, _PROFILE_FIELDS)
+        product, source = content.get("accelerator"), content.get("source", IMPORTED)
+        for name, text in (("accelerator", product), ("source", source)):
+            if not isinstance(text, str) or not 0 < len(text.strip()) <= _MAX_TEXT:
+                self._refuse(f"{at}.{name}", f"must be a text of 1 to {_MAX_TEXT} letters", text)
+        limited_by = content.get("limited_by", "")
+        if limited_by not in _LIMITS:
+            allowed = ", ".join(repr(each) for each in _LIMITS)
+            self._refuse(f"{at}.limited_by", f"must be one of {allowed}", limited_by)
+        listed = self._list(content, "points", f"{at}.")
+        points = [self._point(each, f"{at}.points[{row}]") for row, each in enumerate(listed)]
+        rows = [point.rows for point in points]
+        if rows != sorted(set(rows)):
+            self._refuse(f"{at}.points", "must ascend by rows, each size once", rows)
+        return Profile(key, str(product), tuple(points), str(limited_by), str(source))
+
+    def _point(self, value: Any, at: str) -> ProfilePoint:
+        content = self._object(value, at, _POINT_FIELDS)
+        rows, memory_bytes = content.get("rows"), content.get("memory_bytes")
+        latency_s: Any = content.get("latency_s")
+        if type(rows) is not int or not 1 <= rows <= _MAX_ROWS:
+            self._refuse(f"{at}.rows", f"must be an integer from 1 to {_MAX_ROWS}", rows)
+            rows = 1
+        if type(latency_s) not in (int, float) or not 0 < latency_s < math.inf:
+            self._refuse(f"{at}.latency_s", "must be a positive number of seconds", latency_s)
+            latency_s = 1.0
+        if memory_bytes is not None and (type(memory_bytes) is not int or memory_bytes < 0):
+            self._refuse(f"{at}.memory_bytes", "must be null or bytes, 0 or more", memory_bytes)
+        return ProfilePoint(rows, float(latency_s), memory_bytes)
+
+    def _object(self, value: Any, at: str, allowed: Sequence[str]) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            self._refuse(at, f"must be an object with {', '.join(allowed)}", value)
+            return {}
+        for name in value:
+            if name not in allowed:
+                self._refuse(at, f"may hold {', '.join(allowed)}", name)
+        return value
+
+    def _list(self, content: dict[str, Any], name: str, prefix: str) -> list[Any]:
+        value = content.get(name)
+        if isinstance(value, list) and value:
+            return value
+        self._refuse(f"{prefix}{name}", "must be a list that is not empty", value)
+        return []
+
+    def _refuse(self, at: str, allowed: str, value: object) -> None:
+        shown = json.dumps(value, default=repr)
+        self.problems.append(f"{self._file}: {at} {allowed}, was {shown[:_MAX_TEXT]}")

@@ -1,0 +1,156 @@
+"""`profile --export` and `--import` with a real registry, without running pods."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pilotlight.errors import InvalidInput
+from pilotlight.profile_file import parse_profiles, profiles_document
+from registry.domain.model import ModelName, ModelSpec
+from registry.domain.profile import IMPORTED, Profile, ProfilePoint
+from tests.pilotlight.conftest import SERVICE, write_yaml
+from tests.registry.redis.clients import act
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from registry.redis.client import Registry
+    from tests import servers
+    from tests.pilotlight.conftest import Cli
+
+SPEC = ModelSpec(ModelName("default", "m"), "s3://bucket/m")
+POINTS = (ProfilePoint(1, 0.01, 1 << 20), ProfilePoint(2, 0.0125))
+CPU = Profile(SPEC.key, "AMD EPYC 9V74", POINTS, "size", "in-service")
+GPU = Profile(SPEC.key, "NVIDIA H200", POINTS, "throughput")
+
+
+def stored(url: str, name: str) -> list[Profile]:
+    async def read(registry: Registry) -> list[Profile]:
+        state = await registry.cluster()
+        return state.profiles_of(state.models[ModelName("default", name)].serving.key)
+
+    return act(url, "default", read)
+
+
+def test_profiles_survive_export_and_import(
+    cli: Cli, redis: servers.RedisServer, tmp_path: Path
+) -> None:
+    at = ("--redis-url", redis.url)
+    cli("apply", "-f", write_yaml(tmp_path / "y", m=SERVICE.format(name="m", folder="x")), *at)
+    none = cli("profile", "m", "--export", "-", *at)
+    assert none.status == 1
+    assert "has no profile" in none.err
+
+    hand_written = {
+        "profiles": [
+            {"accelerator": "NVIDIA H200", "points": [{"rows": 1, "latency_s": 0.01}]},
+            {
+                "accelerator": "NVIDIA L4", "source": "measured", "limited_by": "memory",
+                "points": [{"rows": 1, "latency_s": 0.1, "memory_bytes": 5}],
+            },
+        ]
+    }  # fmt: skip
+    file = tmp_path / "profiles.json"
+    file.write_text(json.dumps(hand_written))
+    cli("profile", "m", "--import", str(file), *at)
+    before = stored(redis.url, "m")
+    assert [(each.product, each.source, each.limited_by) for each in before] == [
+        ("NVIDIA H200", "imported", ""), ("NVIDIA L4", "measured", "memory"),
+    ]  # fmt: skip
+
+    exported = cli("profile", "m", "--export", "-", *at).document
+    assert exported["model"] == "default/m"
+    assert exported["profiles"][0]["points"] == [
+        {"rows": 1, "latency_s": 0.01, "rows_per_s": 100.0, "memory_bytes": None}
+    ]
+    cli("profile", "m", "--export", str(file), *at)
+    assert json.loads(file.read_text()) == exported
+    cli("delete", "m", *at)
+    cli("apply", "-f", str(tmp_path / "y"), *at)
+    assert stored(redis.url, "m") == []
+    shown = cli("profile", "m", "--import", str(file), "--json", *at).document
+    assert [each["device"] for each in shown["profiles"]] == ["NVIDIA H200", "NVIDIA L4"]
+    assert stored(redis.url, "m") == before
+
+
+def test_a_bad_file_changes_nothing(cli: Cli, redis: servers.RedisServer, tmp_path: Path) -> None:
+    at = ("--redis-url", redis.url)
+    cli("apply", "-f", write_yaml(tmp_path / "y", m=SERVICE.format(name="m", folder="x")), *at)
+    file = tmp_path / "profiles.json"
+    good = {"accelerator": "NVIDIA H200", "points": [{"rows": 1, "latency_s": 0.01}]}
+    file.write_text(json.dumps({"profiles": [good, {"accelerator": "NVIDIA L4"}]}))
+    refused = cli("profile", "m", "--import", str(file), *at)
+    assert refused.status == 2
+    assert "profiles[1].points must be a list that is not empty, was null" in refused.err
+    assert stored(redis.url, "m") == []
+    absent = cli("profile", "m", "--import", str(tmp_path / "absent"), *at)
+    assert absent.status == 2
+    assert "absent cannot be read" in absent.err
+    unknown = cli("profile", "nobody", "--import", str(file), *at)
+    assert "there are: default/m" in unknown.err
+    both = cli("profile", "m", "--import", "-", "--export", "-", *at)
+    assert "not both" in both.err
+
+
+def test_a_file_holds_the_profiles_whole() -> None:
+    text = json.dumps(profiles_document(SPEC, [CPU, GPU]))
+    assert parse_profiles(text, SPEC, file="f") == [CPU, GPU]
+
+
+def test_a_profile_without_a_source_is_imported() -> None:
+    document = profiles_document(SPEC, [GPU])
+    del document["profiles"][0]["source"]
+    [found] = parse_profiles(json.dumps(document), SPEC, file="f")
+    assert found.source == IMPORTED
+
+
+def changed(path: str, value: Any) -> str:
+    """The document of `GPU` with another value at a path such as `profiles.0.source`."""
+    document: Any = profiles_document(SPEC, [GPU])
+    *parents, last = [int(each) if each.isdecimal() else each for each in path.split(".")]
+    inner = document
+    for each in parents:
+        inner = inner[each]
+    inner[last] = value
+    return json.dumps(document)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("pilotlight_profiles", 2, "f: pilotlight_profiles must be 1, was 2"),
+        ("generation", "old", f"f: generation must be {SPEC.generation}, that of default/m"),
+        ("profiles", {}, "f: profiles must be a list that is not empty, was {}"),
+        ("extra", 1, 'f: the file may hold pilotlight_profiles, model, generation, profiles, was'),
+        ("profiles.0", 3, "f: profiles[0] must be an object with accelerator, source"),
+        ("profiles.0.accelerator", " ", "f: profiles[0].accelerator must be a text of 1 to 200"),
+        ("profiles.0.source", 3, "f: profiles[0].source must be a text"),
+        ("profiles.0.limited_by", "x", "f: profiles[0].limited_by must be one of '', 'throughput'"),
+        ("profiles.0.points.0.rows", True, "rows must be an integer from 1 to 1000000, was true"),
+        ("profiles.0.points.1.rows", 1, "points must ascend by rows, each size once, was [1, 1]"),
+        ("profiles.0.points.0.latency_s", -1, "latency_s must be a positive number of seconds"),
+        ("profiles.0.points.0.latency_s", "5 ms", "of seconds, was \"5 ms\""),
+        ("profiles.0.points.0.latency_s", float("nan"), "of seconds, was NaN"),
+        ("profiles.0.points.0.memory_bytes", -1, "memory_bytes must be null or bytes, 0 or more"),
+        ("profiles.0.points.0.latency_ms", 5, "points[0] may hold rows, latency_s, rows_per_s"),
+    ],
+)  # fmt: skip
+def test_says_what_is_wrong_in_a_file(path: str, value: Any, message: str) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        parse_profiles(changed(path, value), SPEC, file="f")
+    assert message in str(refused.value)
+
+
+def test_names_all_mistakes_and_refuses_other_formats() -> None:
+    text = changed("profiles.0.points.0", {"rows": 0, "latency_s": None})
+    with pytest.raises(InvalidInput) as refused:
+        parse_profiles(text, SPEC, file="f")
+    assert len(refused.value.problems) == 2
+    with pytest.raises(InvalidInput, match="not JSON"):
+        parse_profiles("rows,latency\n1,2", SPEC, file="f")
+    twice = json.dumps(profiles_document(SPEC, [GPU, GPU]))
+    with pytest.raises(InvalidInput, match="one profile per accelerator"):
+        parse_profiles(twice, SPEC, file="f")
