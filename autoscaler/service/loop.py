@@ -9,34 +9,32 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from dataclasses import dataclass
+from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
+from autoscaler.forecasting.counts import Counts
 from autoscaler.planning.actions import DrainPod, SetPods
 from autoscaler.planning.pod_use import PodUse, pod_uses
-from autoscaler.planning.pool_snapshot import Observations, read_pool
-from autoscaler.planning.pool_view import Limits
-from autoscaler.planning.time_scale import scale_times
-from autoscaler.scaling.desired_pods import ScalingParams, ScalingState, scale_pods
-from autoscaler.scaling.limits import contradictions
+from autoscaler.planning.pool_snapshot import Observations
+from autoscaler.scaling.desired_pods import ScalingParams, ScalingState
 from autoscaler.service.actuator import RegistryActuator
 from autoscaler.service.background_forecast import BackgroundForecast
 from autoscaler.service.demand_reader import DemandReader
-from autoscaler.service.forecaster import DemandForecaster
-from autoscaler.service.views import with_ongoing_loads, without_paused_pods
+from autoscaler.tick.forecaster import DemandForecaster
+from autoscaler.tick.observed_demand import ObservedDemand
+from autoscaler.tick.planner import Planner
 from registry.domain.action_log import POOL, ActionOutcome, ActionRecord, WantedPods
 from registry.domain.model import name_of_key
 from registry.errors import RegistryUnavailable
 from registry.redis.arrivals import ArrivalLog
 
 if TYPE_CHECKING:
-    from autoscaler.planning.actions import Action
     from autoscaler.planning.policy import LoadingPolicy
-    from autoscaler.planning.pool_view import PoolView
     from autoscaler.service.actuator import Actuator, PoolSize
     from autoscaler.service.executor import ActionExecutor
     from autoscaler.service.metrics import AutoscalerMetrics
     from autoscaler.service.settings import AutoscalerSettings
+    from autoscaler.tick.planner import TickPlan
     from registry.redis.autoscaler_log import AutoscalerLog
     from registry.redis.watch import ClusterWatch
 
@@ -44,16 +42,6 @@ logger = logging.getLogger(__name__)
 
 _MAX_COPY_AGE_S: Final = 3.0
 """No plan is made from a copy of the registry older than this."""
-
-
-@dataclass(frozen=True, slots=True)
-class TickPlan:
-    """The plan of one tick, and the view that it was made from."""
-
-    view: PoolView
-    actions: tuple[Action, ...]
-    contradictions: dict[str, str]
-    """By key: why a model's limits cannot be met."""
 
 
 class Autoscaler:
@@ -75,19 +63,19 @@ class Autoscaler:
         self._watch = watch
         self._log = log
         self._arrivals = ArrivalLog(watch.registry)
-        self._demand_reader = DemandReader(watch.registry, settings.pace)
+        observed = ObservedDemand(Counts(), time_scale=settings.pace)
+        self._demand_reader = DemandReader(watch.registry, observed)
         self._forecast = BackgroundForecast(
-            self._demand_reader,
+            observed,
             forecaster or DemandForecaster(is_partial=not policy.reads_history),
             metrics,
             interval_s=settings.forecast_every,
         )
+        params = ScalingParams(stable_s=settings.pod_stable, idle_s=settings.pod_idle)
+        self._planner = Planner(policy, observed, self._forecast, params)
         self._policy = policy
-        self._policy_state: Any = policy.start
         self._metrics = metrics
         self._holder = holder
-        self._scaling: ScalingState | None = None
-        """None: the number of pods is not planned now."""
         self._last_wanted: WantedPods | None = None
         """The registry's last record. After a loss of its data not all pods are registered yet."""
         self._is_leading = False
@@ -121,11 +109,11 @@ class Autoscaler:
         await self._report_contradictions(plan, token)
         await self._scale(plan, token)
         executor.start(plan.actions, token)
-        self._demand_reader.clear_arrived()
 
     def _set_leading(self, *, is_leading: bool) -> None:
         if not (is_leading and self._is_leading):
-            self._scaling = None  # start from the registry's record, perhaps of another leader
+            # Start from the registry's record, perhaps of another leader.
+            self._planner.scaling = None
             self._leading_since_s = time.monotonic()
         self._is_leading = is_leading
         self._metrics.is_leader.set(int(is_leading))
@@ -142,23 +130,22 @@ class Autoscaler:
         size = self._actuator.size()
         self._update_scaling(size, ongoing.wanted)
         started_s = time.perf_counter()
-        models = tuple(str(name) for name in sorted(self._watch.state.models))
-        self._forecast.update(models, now_s)
-        observations = Observations(
-            arrived=self._demand_reader.arrived,
-            last_arrival_s=self._demand_reader.last_arrival_s,
-            waiting=waiting,
+        plan = self._planner.plan(
+            self._watch.state,
+            now_s,
+            Observations(waiting=waiting),
+            limits=None if size is None else size.limits,
+            ongoing=ongoing.actions,
+            paused=executor.backoff.paused(now_s) if executor else frozenset(),
         )
-        limits = Limits() if size is None else size.limits
-        demand = self._forecast.demand(models)
-        view = read_pool(self._watch.state, now_s, observations, limits=limits, demand=demand)
-        view = scale_times(view, self._settings.pace)
-        view = with_ongoing_loads(view, ongoing.actions)
-        if executor is not None:
-            view = without_paused_pods(view, executor.backoff, now_s)
-        plan = self._plan(view)
         self._metrics.plan_seconds.observe(time.perf_counter() - started_s)
-        self._count_pods(view)
+        if plan.failure is not None:
+            self._metrics.failures.labels("policy").inc()
+            logger.error("the loading policy failed", exc_info=plan.failure,
+                         extra={"policy": self._policy.name})  # fmt: skip
+        uses = Counter(pod_uses(plan.view).values())
+        for use in PodUse:
+            self._metrics.pods.labels(use).set(uses[use])
         return plan
 
     def _update_scaling(self, size: PoolSize | None, wanted: WantedPods | None) -> None:
@@ -169,37 +156,21 @@ class Autoscaler:
         """
         self._last_wanted = last = wanted or self._last_wanted
         if size is None:
-            self._scaling = None
-        elif self._scaling is not None and wanted is not None:
+            self._planner.scaling = None
+        elif self._planner.scaling is not None and wanted is not None:
             return
         elif size.pods is None and wanted is not None:
-            self._scaling = ScalingState(current=wanted.pods)
+            self._planner.scaling = ScalingState(current=wanted.pods)
         elif size.pods is None and last is not None:
-            self._scaling = ScalingState(existing=last.pods)
+            self._planner.scaling = ScalingState(existing=last.pods)
         elif size.pods is None and time.monotonic() - self._leading_since_s < self._settings.lease:
-            self._scaling = None
+            self._planner.scaling = None
         else:
-            self._scaling = ScalingState(existing=size.pods)
+            self._planner.scaling = ScalingState(existing=size.pods)
 
     async def wait_forecast(self) -> None:
         """Return when the forecast in progress is finished."""
         await self._forecast.wait()
-
-    def _plan(self, view: PoolView) -> TickPlan:
-        actions: tuple[Action, ...] = ()
-        try:
-            actions, self._policy_state = self._policy.plan(view, self._policy_state)
-        except Exception:
-            self._metrics.failures.labels("policy").inc()
-            logger.exception("the loading policy failed", extra={"policy": self._policy.name})
-            self._policy_state = self._policy.start
-        if self._scaling is not None:
-            params = ScalingParams(
-                stable_s=self._settings.pod_stable, idle_s=self._settings.pod_idle
-            )
-            scaling, self._scaling = scale_pods(view, self._scaling, params)
-            actions = (*scaling, *actions)
-        return TickPlan(view, actions, contradictions(view))
 
     async def _scale(self, plan: TickPlan, token: int) -> None:
         """Record the wanted number of pods, then pass it to the actuator."""
@@ -215,10 +186,10 @@ class Autoscaler:
         try:
             is_recorded = await self._log.set_wanted_pods(token, wanted, record)
         except RegistryUnavailable:
-            self._scaling = None  # it may have been recorded: read the record again
+            self._planner.scaling = None  # it may have been recorded: read the record again
             raise
         if not is_recorded:
-            self._scaling = None
+            self._planner.scaling = None
             return
         self._actuator.scale_to(wanted)
         self._metrics.wanted_pods.set(action.pods)
@@ -228,7 +199,8 @@ class Autoscaler:
 
     async def _report_contradictions(self, plan: TickPlan, token: int) -> None:
         """Record contradictory limits, once per model and text."""
-        for key, text in plan.contradictions.items():
+        found = plan.contradictions
+        for key, text in found.items():
             if self._reported_contradictions.get(key) != text:
                 record = ActionRecord(
                     "refuse", str(name_of_key(key)), "limits", text, plan.view.time_s,
@@ -238,9 +210,4 @@ class Autoscaler:
                 logger.warning("limits contradict each other", extra=extra)
                 await self._log.begin_action(token, record, ttl_s=0.001)
                 self._metrics.actions.labels("refuse", "limits", ActionOutcome.FAILED).inc()
-        self._reported_contradictions = plan.contradictions
-
-    def _count_pods(self, view: PoolView) -> None:
-        uses = list(pod_uses(view).values())
-        for use in PodUse:
-            self._metrics.pods.labels(use).set(uses.count(use))
+        self._reported_contradictions = found

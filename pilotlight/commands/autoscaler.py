@@ -19,7 +19,7 @@ from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch
 
 if TYPE_CHECKING:
-    from autoscaler.service.loop import TickPlan
+    from autoscaler.tick.planner import TickPlan
 
 LOADING_NAMES = ", ".join(LOADING_POLICIES)
 _READ_TIMEOUT_S = 10.0
@@ -146,7 +146,7 @@ def _action_document(action: Action) -> dict[str, Any]:
 
 def _model_documents(plan: "TickPlan") -> list[dict[str, Any]]:
     """The observations and forecasts behind the plan, per model."""
-    view, documents = plan.view, []
+    view, documents, refused = plan.view, [], plan.contradictions
     for row, model in enumerate(view.models):
         demand = view.demand
         idle_s = view.time_s - model.last_arrival_s
@@ -159,7 +159,7 @@ def _model_documents(plan: "TickPlan") -> list[dict[str, Any]]:
                 "idle_s": idle_s if idle_s < float("inf") else None,
                 "p_minute": None if demand is None else float(demand.p_minute[row]),
                 "mean_minute": None if demand is None else float(demand.forecast.mean[row, column]),
-                "refused": plan.contradictions.get(model.key, ""),
+                "refused": refused.get(model.key, ""),
             }
         )
     return documents

@@ -98,7 +98,7 @@ def run_burst(task: BurstTask) -> BurstResult:
         counts.add_model(str(plan.spec.name))
     counts.advance(_IDLE_S)
     limits = Limits(task.pods_before, MAX_PODS)
-    rule = PredictiveRule(limits, pods=task.pods_before, counts=counts, epoch_s=_IDLE_S)
+    rule = PredictiveRule(cluster, limits, pods=task.pods_before, counts=counts, epoch_s=_IDLE_S)
     scaler = PodScaler(rule, pods, start_s=task.pod_start_s)
     run = Simulation(cluster, _trace(task, names), seed=task.seed, autoscaler=scaler)
     if task.is_known:

@@ -6,7 +6,6 @@ its requests first.
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Protocol
@@ -30,8 +29,8 @@ class PoolObservations:
     """Inputs of a rule besides the clock."""
 
     state: ClusterState
-    arrived: Mapping[ModelName, int]
-    """Requests since the start, by model."""
+    arrivals: Sequence[tuple[ModelName, float]]
+    """Requests since the last plan: model and time."""
     in_system: int
     """Requests without a response yet."""
     waiting: Mapping[ModelName, QueueStats]
@@ -57,7 +56,7 @@ class PodScaler:
         self.every_s = every_s
         self.pods_at: list[tuple[float, int]] = []
         """Time and number of running pods, at every tick."""
-        self._arrived: Counter[ModelName] = Counter()
+        self._arrivals: list[tuple[ModelName, float]] = []
         self._rule = rule
         self._names = pods
         self._start_s = start_s
@@ -65,8 +64,7 @@ class PodScaler:
         self._next_plan_s = 0.0
 
     def arrived(self, model: ModelName, now_s: float) -> None:
-        del now_s
-        self._arrived[model] += 1
+        self._arrivals.append((model, now_s))
 
     def tick(self, state: ClusterState, now_s: float, actions: SimulatedCluster) -> None:
         """Start pods that are due; plan when it is time."""
@@ -77,8 +75,9 @@ class PodScaler:
         if now_s + 1e-9 < self._next_plan_s:
             return
         self._next_plan_s = now_s + self._rule.interval_s
-        pool = PoolObservations(state, self._arrived, actions.open_requests, actions.waiting())
+        pool = PoolObservations(state, self._arrivals, actions.open_requests, actions.waiting())
         wanted = self._rule.plan(now_s, pool, actions)
+        self._arrivals.clear()
         self._set_pods(state, now_s, wanted, actions)
 
     def _set_pods(

@@ -6,80 +6,39 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Final
 
 from autoscaler.loading.predictive import predictive
-from autoscaler.planning.actions import Demote, Load, SetPods
-from autoscaler.planning.pool_snapshot import Observations, read_pool
-from autoscaler.scaling.desired_pods import ScalingParams, ScalingState, scale_pods
 from load.experiments.elastic.kpa import KpaParams, KpaState, kpa_pods
-from load.simulator.autoscaling import LiveForecasts
-from registry.domain.model import name_of_key
+from load.simulator.autoscaling import TICK_S, PlannedAutoscaler
 
 if TYPE_CHECKING:
     from autoscaler.forecasting.counts import Counts
-    from autoscaler.planning.pool_view import Demand, Limits
+    from autoscaler.planning.pool_view import Limits
     from load.experiments.elastic.pod_scaler import PoolObservations
+    from load.simulator.cluster.plan import ClusterPlan
     from load.simulator.simulated_cluster import SimulatedCluster
-    from registry.domain.model import ModelName
 
-_TICK_S: Final = 0.5
-_FORECAST_INTERVAL_S: Final = 2.0
 _KPA_TICK_S: Final = 2.0
 _SCRAPE_INTERVAL_S: Final = 1.0
 
 
 class PredictiveRule:
-    """The default loading policy and `scale_pods`, as in a tick of the live autoscaler."""
+    """The live autoscaler with its default loading policy."""
 
-    interval_s = _TICK_S
+    interval_s = TICK_S
 
     def __init__(
-        self, limits: Limits, *, pods: int, counts: Counts | None = None, epoch_s: float = 0.0
+        self, cluster: ClusterPlan, limits: Limits, *, pods: int, counts: Counts, epoch_s: float
     ) -> None:
         """`counts` of earlier arrivals, at whose clock the run starts at `epoch_s`."""
-        self._limits = limits
-        self._policy = predictive()
-        self._scaling = ScalingState(current=pods)
-        self._counts = counts
-        self._epoch_s = epoch_s
-        self._forecasts = LiveForecasts()
-        self._demand: Demand | None = None
-        self._forecast_at_s = -_FORECAST_INTERVAL_S
-        self._counted: dict[ModelName, int] = {}
-        self._last_arrival_s: dict[ModelName, float] = {}
+        self._autoscaler = PlannedAutoscaler(
+            predictive(), cluster,
+            every_s=TICK_S, epoch_s=epoch_s, counts=counts, limits=limits, pods=pods,
+        )  # fmt: skip
 
     def plan(self, now_s: float, pool: PoolObservations, cluster: SimulatedCluster) -> int:
-        arrived = {name: count - self._counted.get(name, 0) for name, count in pool.arrived.items()}
-        self._counted = dict(pool.arrived)
-        self._last_arrival_s |= {name: now_s for name, count in arrived.items() if count}
-        self._update_forecast(now_s, pool, arrived)
-        observations = Observations(
-            arrived=arrived, last_arrival_s=self._last_arrival_s, waiting=pool.waiting
-        )
-        view = read_pool(pool.state, now_s, observations, limits=self._limits, demand=self._demand)
-        planned, _ = self._policy.plan(view, None)
-        scaling, self._scaling = scale_pods(view, self._scaling, ScalingParams())
-        for action in planned:  # after all plans: loads change the view
-            if isinstance(action, Load):
-                cluster.preload(name_of_key(action.key), action.pod, action.tier)
-            elif isinstance(action, Demote):
-                cluster.demote(name_of_key(action.key), action.pod, action.tier)
-        pods = [each.pods for each in scaling if isinstance(each, SetPods)]
-        return pods[0] if pods else self._scaling.current or 0
-
-    def _update_forecast(
-        self, now_s: float, pool: PoolObservations, arrived: dict[ModelName, int]
-    ) -> None:
-        if self._counts is None:
-            return
-        at_s = self._epoch_s + now_s
-        self._counts.advance(at_s)
-        new = [(str(name), count) for name, count in arrived.items() if count]
-        if new:
-            names, counts = zip(*new, strict=True)
-            self._counts.add(names, [at_s] * len(new), counts)
-        if now_s - self._forecast_at_s >= _FORECAST_INTERVAL_S:
-            self._forecast_at_s = now_s
-            models = tuple(str(name) for name in sorted(pool.state.models))
-            self._demand = self._forecasts(self._counts, models, at_s)
+        for model, at_s in pool.arrivals:
+            self._autoscaler.arrived(model, at_s)
+        self._autoscaler.tick(pool.state, now_s, cluster)
+        return self._autoscaler.wanted_pods or 0
 
 
 class KnativeRule:

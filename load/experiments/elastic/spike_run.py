@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from load.experiments.elastic.pod_scaler import Rule
+    from load.simulator.cluster.plan import ClusterPlan
 
 PREDICTIVE: Final = "predictive"
 KNATIVE: Final = "knative"
@@ -68,9 +69,9 @@ class SpikeResult:
 def run_spike(task: SpikeTask) -> SpikeResult:
     scenario = task.scenario
     pods = [f"pod-{number:03d}" for number in range(scenario.most_pods)]
-    scaler = PodScaler(_rule(task), pods, start_s=scenario.pod_start_s)
     trace = spike_trace(spike_arrivals(scenario, task.seed))
     cluster = spike_cluster(scenario, pods)
+    scaler = PodScaler(_rule(task, cluster), pods, start_s=scenario.pod_start_s)
     run = Simulation(cluster, trace, seed=task.seed, autoscaler=scaler)
     return measure_spike(scenario, *arrivals_and_latencies_s(run), scaler.pods_at)
 
@@ -111,7 +112,7 @@ def _p99(took_s: NDArray[np.float64]) -> float:
     return float(np.quantile(took_s, 0.99, method="higher")) if took_s.size else 0.0
 
 
-def _rule(task: SpikeTask) -> Rule:
+def _rule(task: SpikeTask, cluster: ClusterPlan) -> Rule:
     scenario = task.scenario
     params = KpaParams(slots=1, max_pods=scenario.most_pods)
     if task.rule == KNATIVE:
@@ -119,6 +120,7 @@ def _rule(task: SpikeTask) -> Rule:
     if task.rule == _SCRAPED:
         return ScrapedKnativeRule(params, min_pods=1)
     return PredictiveRule(
+        cluster,
         Limits(1, scenario.most_pods),
         pods=scenario.first_pods,
         counts=past_counts(scenario, task.seed, with_spikes=task.is_known),

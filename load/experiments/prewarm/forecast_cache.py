@@ -10,43 +10,46 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from autoscaler.forecasting.counts import Counts, CountsParams
 from autoscaler.forecasting.history import Forecast, ForecastHorizon
 from autoscaler.planning.demand_forecast import FittedModel, fit_model, forecast_demand
 from autoscaler.planning.pool_view import Demand
 from load.experiments.prewarm.scenario import TICK_S
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
     from pathlib import Path
 
-    from autoscaler.forecasting.history import Floats
+    from autoscaler.forecasting.history import Floats, Integers
+    from autoscaler.tick.forecaster import ForecastInput
     from load.experiments.prewarm.scenario import ReplayWindow
 
 HORIZON: Final = ForecastHorizon(windows_s=(60.0, 300.0, 600.0, 3600.0), probabilities=(0.5, 0.9))
-_NO_PAST: Final = CountsParams(seconds=1, minutes=1, ten_minutes=1, active_minutes=1)
 _FIT_INTERVAL_S: Final = 3600.0
 """Longer than live, to save time."""
 
 
 class ForecastCache:
-    """Forecasts by tick; a `load.simulator.autoscaling.DemandSource`."""
+    """Forecasts by tick; a `Forecaster`."""
 
     def __init__(
         self, window: ReplayWindow, arrays: dict[str, Floats], *, with_history: bool
     ) -> None:
-        """Without history, demands have an empty past, for policies that do not read it."""
+        """Without history, demands have none, for policies that do not read it."""
         self._epoch_s = window.epoch_s
         self._arrays = arrays
         self._with_history = with_history
 
-    def __call__(self, counts: Counts, models: tuple[str, ...], now_s: float) -> Demand | None:
+    def due(
+        self, models: tuple[str, ...], changed: Collection[str], now_s: float
+    ) -> Integers | None:
+        return None if self._with_history else np.empty(0, dtype=np.int64)
+
+    def forecast(self, inputs: ForecastInput) -> Demand:
         """The forecast of a tick, with the history of the run."""
-        tick = round((now_s - self._epoch_s) / TICK_S)
-        past = counts if self._with_history else Counts(_NO_PAST)
-        history = past.history_of(models, now_s)
+        tick = round((inputs.history.origin_s - self._epoch_s) / TICK_S)
         forecast = {name: array[tick].astype(np.float64) for name, array in self._arrays.items()}
         p_minute = forecast.pop("p_minute")
+        history = inputs.history if self._with_history else None
         return Demand(history, HORIZON, Forecast(**forecast), p_minute)
 
 

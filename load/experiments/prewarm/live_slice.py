@@ -1,7 +1,7 @@
 """A compressed slice of the trace for a real pod, and its simulation.
 
 Time is compressed: a minute of the trace takes a second, for arrivals, policies and forecasts
-(`autoscaler.planning.time_scale`). Loads, inferences and heartbeats take their real time, so for
+(`autoscaler.tick.view_changes`). Loads, inferences and heartbeats take their real time, so for
 the policies they take sixty times as long, and so they do in the simulation.
 """
 

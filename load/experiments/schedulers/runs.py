@@ -12,7 +12,7 @@ import pyarrow as pa
 from load.experiments.schedulers.machines import cluster, profiled_s
 from load.experiments.schedulers.scheduler_configs import scheduler_config
 from load.experiments.schedulers.workload import BIN_S
-from load.simulator.autoscaling import PacedForecasts, PlannedAutoscaler
+from load.simulator.autoscaling import PlannedAutoscaler
 from load.simulator.simulation import Simulation
 
 if TYPE_CHECKING:
@@ -75,9 +75,8 @@ def simulate(task: SchedulerTask) -> SchedulerResult:
     config, workload = scheduler_config(task.scheduler), task.workload
     plan = cluster(task.machines, task.seed)
     scaler = PlannedAutoscaler(
-        config.policy, plan, every_s=config.every_s, forecaster=PacedForecasts(),
-        is_forecasting=config.is_forecasting,
-    )  # fmt: skip
+        config.policy, plan, every_s=config.every_s, is_forecasting=config.is_forecasting
+    )
     run = Simulation(
         plan,
         workload.trace(task.seed),

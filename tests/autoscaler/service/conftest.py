@@ -13,11 +13,11 @@ import pytest
 
 from autoscaler.planning.demand_forecast import forecast_demand
 from autoscaler.service.executor import ActionExecutor
-from autoscaler.service.forecaster import DemandForecaster
 from autoscaler.service.loop import Autoscaler
 from autoscaler.service.metrics import AutoscalerMetrics
 from autoscaler.service.pod_client import PodClient
 from autoscaler.service.settings import AutoscalerSettings
+from autoscaler.tick.forecaster import DemandForecaster
 from registry.domain.model import LoadFailure, ModelName, ModelPolicy, ModelSpec, Tier
 from registry.domain.pod import PodInfo, PodReport
 from registry.domain.reservation import ClaimScope

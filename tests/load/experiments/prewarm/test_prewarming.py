@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from autoscaler.planning.demand_forecast import fit_model, forecast_demand
+from autoscaler.tick.forecaster import ForecastInput
 from load.experiments.harness.experiment import ExperimentError, Settings
 from load.experiments.prewarm import forecast_cache
 from load.experiments.prewarm.curves import at_equal_memory
@@ -59,8 +60,9 @@ def test_the_cache_has_the_forecasts_of_each_tick(window: ReplayWindow, forecast
     counts = window.counts_before()
     known = counts.history_of(names, window.epoch_s)
     expected = forecast_demand(known, fit_model(known, names), forecast_cache.HORIZON)
-    found = forecast_cache.read(window, forecasts, with_history=True)(counts, names, window.epoch_s)
-    assert found is not None
+    cache = forecast_cache.read(window, forecasts, with_history=True)
+    assert cache.due(names, (), window.epoch_s) is None
+    found = cache.forecast(ForecastInput(names, None, known, counts.recent_seconds()))
     np.testing.assert_allclose(found.p_minute, expected.p_minute, rtol=1e-5)
     np.testing.assert_allclose(found.forecast.quantiles, expected.forecast.quantiles, rtol=1e-5)
 

@@ -1,33 +1,43 @@
-"""Forecasts of one pool's demand: refits when due, and forecasts only the rows that are due.
+"""Forecasts of one pool's demand: refits when due, and forecasts only the models that are due.
 
-`due` returns the rows that the next `ForecastInput` must hold; `forecast` makes the demand of it.
-No other method may be called in between. `forecast` may run in any thread. Pure.
+A forecast changes at once with new arrivals, and slowly with the time since the last one. So a
+model is due after an arrival, then after each growth of that time by a tenth, and in any case after
+`MAX_AGE_S`, since periodic arrivals come nearer. Pure.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 
 from autoscaler.forecasting.burst_intervals import p_next_burst
+from autoscaler.forecasting.errors import ForecastingError
+from autoscaler.forecasting.history import Forecast
 from autoscaler.planning.demand_forecast import REFIT_INTERVAL_S, fit_model, forecast_demand
-from autoscaler.planning.forecast_refresh import Freshness, due_rows, replace_rows
 from autoscaler.planning.pool_view import NEVER_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-    from autoscaler.forecasting.history import Floats, History, Integers
+    from autoscaler.forecasting.history import Booleans, Floats, History, Integers
     from autoscaler.planning.demand_forecast import FittedModel
     from autoscaler.planning.pool_view import Demand
 
 MIN_REFIT_INTERVAL_S: Final = 10.0
 """Interval of refits to a history of a few minutes; later after each growth by a tenth."""
-
+MAX_AGE_S: Final = 10.0
+"""Age at which every forecast is due."""
+MAX_ROWS: Final = 2_500
+"""Maximum number of models per forecast; the oldest forecasts go first."""
+_IDLE_SHARE: Final = 0.1
 MAX_ARRIVALS: Final = 1e12
 """Sanity bound of arrivals in a window: more than `ForecastHorizon` allows in a day."""
+
+
+class ImpossibleForecast(ForecastingError):
+    """A number of the forecast is negative, not finite or above `MAX_ARRIVALS`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +50,30 @@ class ForecastInput:
     history: History
     seconds: Integers
     """(models, seconds): counts of the last minutes of all models, the current second last."""
+
+
+class Forecaster(Protocol):
+    """Forecasts made now, or recorded ones."""
+
+    def due(
+        self, models: tuple[str, ...], changed: Collection[str], now_s: float
+    ) -> Integers | None:
+        """The rows of `models` that the next input must hold; None: all of them."""
+
+    def forecast(self, inputs: ForecastInput) -> Demand:
+        """The demand of all models; called after `due`, with its rows. May run in any thread.
+
+        Raises ValueError, ArithmeticError or LookupError if there is none.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Freshness:
+    """Times of each model's forecast and last arrival, (models,), seconds on one clock."""
+
+    forecast_s: Floats
+    arrival_s: Floats
+    """Minus infinity without arrivals."""
 
 
 class DemandForecaster:
@@ -74,7 +108,10 @@ class DemandForecaster:
         return None if rows.size == len(models) else rows
 
     def forecast(self, inputs: ForecastInput) -> Demand:
-        """The demand of all models. After an error the next forecast is of all rows."""
+        """The demand of all models. After an error the next forecast is of all rows.
+
+        Raises ImpossibleForecast.
+        """
         base, self._base = self._base, None
         rows = inputs.rows
         if rows is None or base is None or self._model is None:
@@ -83,7 +120,9 @@ class DemandForecaster:
             part = self._forecast_demand(inputs.history, self._model.take(rows))
             base = replace_rows(base, part, rows)
         self._update_freshness(inputs)
-        self._base = base if is_sound(base) else None
+        if not _is_sound(base):
+            raise ImpossibleForecast("the forecast has negative, infinite or absurd numbers")
+        self._base = base
         p_burst = p_next_burst(inputs.seconds, window_s=60.0)
         return replace(base, p_minute=1 - (1 - base.p_minute) * (1 - p_burst))
 
@@ -106,9 +145,46 @@ class DemandForecaster:
             self._freshness.arrival_s[inputs.rows] = arrival_s
 
 
-def is_sound(demand: Demand) -> bool:
-    """True if every number is finite, not negative and below `MAX_ARRIVALS`."""
+def _is_sound(demand: Demand) -> bool:
     parts: tuple[Floats, ...] = (
         demand.forecast.mean, demand.forecast.quantiles, demand.forecast.p_arrival, demand.p_minute,
     )  # fmt: skip
     return all(bool(((each >= 0) & (each <= MAX_ARRIVALS)).all()) for each in parts)
+
+
+def due_rows(
+    known: Freshness, changed: Booleans, now_s: float, *, max_rows: int = MAX_ROWS
+) -> Integers:
+    """Indices of the models to forecast now. `changed`: had arrivals since their forecast.
+
+    A forecast from the future was made before the clock was set back: it is due.
+    """
+    age_s = now_s - known.forecast_s
+    max_age_s = np.minimum(_IDLE_SHARE * np.maximum(now_s - known.arrival_s, 0.0), MAX_AGE_S)
+    is_due = changed | (age_s < 0) | (age_s >= max_age_s)
+    rows = np.flatnonzero(is_due)
+    if rows.size > max_rows:
+        oldest = np.argsort(np.minimum(known.forecast_s, now_s)[rows], kind="stable")
+        rows = np.sort(rows[oldest[:max_rows]])
+    return rows
+
+
+def replace_rows(demand: Demand, part: Demand, rows: Integers) -> Demand:
+    """The demand with new rows. It has no history, since rows have different origins."""
+    new, old = part.forecast, demand.forecast
+    return replace(
+        demand,
+        history=None,
+        forecast=Forecast(
+            mean=_put(old.mean, new.mean, rows),
+            quantiles=_put(old.quantiles, new.quantiles, rows),
+            p_arrival=_put(old.p_arrival, new.p_arrival, rows),
+        ),
+        p_minute=_put(demand.p_minute, part.p_minute, rows),
+    )
+
+
+def _put(whole: Floats, part: Floats, rows: Integers) -> Floats:
+    changed = whole.copy()
+    changed[rows] = part
+    return changed

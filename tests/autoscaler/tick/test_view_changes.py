@@ -8,7 +8,7 @@ import pytest
 
 from autoscaler.loading.loading_policies import policy_of
 from autoscaler.planning.actions import Demote
-from autoscaler.planning.time_scale import scale_times
+from autoscaler.tick.view_changes import scale_times
 from registry.domain.demand import QueueStats
 from registry.domain.model import LoadFailure, Tier
 from tests.autoscaler.pools import NOW_S, model, pod, pool

@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoscaler.planning.forecast_refresh import MAX_AGE_S, Freshness, due_rows, replace_rows
 from autoscaler.planning.pool_view import NEVER_S
+from autoscaler.tick.forecaster import MAX_AGE_S, Freshness, due_rows, replace_rows
 from tests.autoscaler.demands import demand
 
 NOW_S = 1e9

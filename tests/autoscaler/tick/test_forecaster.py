@@ -9,7 +9,7 @@ import pytest
 
 from autoscaler.forecasting.counts import Counts, CountsParams
 from autoscaler.planning.demand_forecast import forecast_demand
-from autoscaler.service.forecaster import DemandForecaster, ForecastInput
+from autoscaler.tick.forecaster import DemandForecaster, ForecastInput
 
 if TYPE_CHECKING:
     from autoscaler.forecasting.history import History, Integers

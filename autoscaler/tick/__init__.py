@@ -1,0 +1,1 @@
+"""One tick of the autoscaler, live and simulated: counts, forecasts, view, plan. All pure."""

@@ -1,0 +1,114 @@
+"""Arrivals of a pool: a history for forecasts, and those since the last plan for policies. Pure.
+
+The live autoscaler adds counts that it reads from the registry, the simulator every request.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from autoscaler.tick.forecaster import ForecastInput
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from autoscaler.forecasting.counts import Counts
+    from autoscaler.forecasting.history import Integers
+    from registry.domain.model import ModelName
+
+
+class ObservedDemand:
+    """The arrivals of one pool. One owner."""
+
+    def __init__(
+        self, counts: Counts | None, *, time_scale: float = 1.0, epoch_s: float = 0.0
+    ) -> None:
+        """Without `counts` there is no history.
+
+        The clock of the counts is `epoch_s` at time 0, and runs `time_scale` times as fast.
+        """
+        self._counts = counts
+        self.time_scale = time_scale
+        self._epoch_s = epoch_s
+        self._models: frozenset[str] = frozenset()
+        self.arrived: defaultdict[ModelName, int] = defaultdict(int)
+        """Requests since the last plan."""
+        self.changed: set[str] = set()
+        """Models with arrivals since their last `forecast_input`."""
+        self.last_arrival_s: dict[ModelName, float] = {}
+
+    def counts_s(self, time_s: float) -> float:
+        """A time on the clock of the counts."""
+        return self._epoch_s + self.time_scale * time_s
+
+    def start_over(self, counts: Counts) -> None:
+        """Continue with counts that hold no arrival yet."""
+        self._counts = counts
+        self._models = frozenset()
+
+    def set_models(self, models: Sequence[ModelName], now_s: float) -> None:
+        """Advance the clock, and keep exactly these models."""
+        if self._counts is not None:
+            self._counts.advance(self.counts_s(now_s))
+        names = frozenset(map(str, models))
+        self.last_arrival_s = {
+            name: min(at_s, now_s)
+            for name, at_s in self.last_arrival_s.items()
+            if str(name) in names
+        }
+        if self._counts is not None and names != self._models:
+            for name in set(self._counts.names) - names:
+                self._counts.remove_model(name)
+            for name in sorted(names - self._models):
+                self._counts.add_model(name)
+        self._models = names
+
+    def add(
+        self,
+        arrivals: Sequence[tuple[ModelName, float, int]],
+        *,
+        length_s: float = 0.0,
+        is_new: bool = True,
+    ) -> None:
+        """Add (model, start, count) of windows of this length, in any order.
+
+        `is_new`: they arrived since the last plan.
+        """
+        for model, start_s, count in arrivals:
+            self.last_arrival_s[model] = max(
+                self.last_arrival_s.get(model, 0.0), start_s + length_s
+            )
+            if is_new:
+                self.arrived[model] += count
+                self.changed.add(str(model))
+        known = [each for each in arrivals if str(each[0]) in self._models]
+        if self._counts is not None and known:
+            self._counts.add(
+                [str(model) for model, _, _ in known],
+                [self.counts_s(start_s) for _, start_s, _ in known],
+                [count for _, _, count in known],
+            )
+
+    def forecast_input(
+        self, now_s: float, models: tuple[str, ...], rows: Integers | None = None
+    ) -> ForecastInput | None:
+        """A copy of the counts of these models, in their order; None if one is not counted.
+
+        With `rows` the history is of those models only. They count as unchanged from then on.
+        """
+        if self._counts is None or not models:
+            return None
+        try:
+            indices = self._counts.rows_of(models)
+        except KeyError:
+            return None  # a model was added after the last `set_models`
+        chosen = indices if rows is None else indices[rows]
+        history = self._counts.history(self.counts_s(now_s), chosen)
+        self.changed -= set(models if rows is None else (models[row] for row in rows.tolist()))
+        seconds = self._counts.recent_seconds(indices)
+        if self.time_scale > 1:  # counts per second of the registry are too coarse for scaled ones
+            seconds = np.zeros_like(seconds)
+        return ForecastInput(models, rows, history, seconds)

@@ -1,0 +1,100 @@
+"""The planner: forecasts when due, arrivals of one plan, mistakes of policies."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from autoscaler.forecasting.counts import Counts
+from autoscaler.planning.actions import Action, ActionReason, Load, SetPods
+from autoscaler.planning.policy import LoadingPolicy
+from autoscaler.planning.pool_snapshot import Observations
+from autoscaler.planning.pool_view import Limits, PoolView
+from autoscaler.scaling.desired_pods import ScalingState
+from autoscaler.tick.forecast_schedule import ForecastSchedule
+from autoscaler.tick.forecaster import DemandForecaster
+from autoscaler.tick.observed_demand import ObservedDemand
+from autoscaler.tick.planner import Planner
+from load.simulator.registry.memory_registry import MemoryRegistry
+from registry.domain.action_log import ActionRecord
+from registry.domain.model import ModelName, ModelSpec, Tier
+from registry.domain.pod import PodInfo
+
+if TYPE_CHECKING:
+    from registry.domain.cluster import ClusterState
+
+M = ModelSpec(ModelName("default", "m"), "s3://models/m")
+
+
+def _state() -> ClusterState:
+    registry = MemoryRegistry()
+    registry.put_models([M], 0.0)
+    registry.register_pod(PodInfo("pod", "10.0.0.1:1", node="node", memory_bytes=10**9), 0.0)
+    return registry.state
+
+
+def _load(view: PoolView, plans: int) -> tuple[tuple[Action, ...], int]:
+    """Fails at its second plan; the reason shows how many plans there were."""
+    if plans == 1:
+        raise ZeroDivisionError("a mistake of the policy")
+    detail = f"plan {plans}"
+    return (Load(M.key, "pod", Tier.DEVICE, ActionReason.FORECAST, detail),), plans + 1
+
+
+def _planner(observed: ObservedDemand) -> Planner:
+    forecasts = ForecastSchedule(observed, DemandForecaster())
+    return Planner(LoadingPolicy("counting", 0, _load), observed, forecasts)
+
+
+def test_a_policy_that_fails_starts_over_and_pods_are_planned_all_the_same() -> None:
+    planner, state = _planner(ObservedDemand(Counts())), _state()
+    planner.scaling = ScalingState(current=1)
+    first, failed, third = (
+        planner.plan(state, float(at), Observations(), limits=Limits(pods, 9))
+        for at, pods in enumerate((1, 2, 3))
+    )
+    assert [each.detail for each in first.actions] == ["plan 0"]
+    assert isinstance(failed.failure, ZeroDivisionError)
+    assert [type(each) for each in failed.actions] == [SetPods]
+    assert [each.detail for each in third.actions] == ["at least 3 pods", "plan 0"]
+
+
+def test_arrivals_count_for_one_plan() -> None:
+    observed = ObservedDemand(None)
+    planner, state = _planner(observed), _state()
+    observed.set_models([M.name], 7.0)
+    observed.add([(M.name, 5.0, 2), (M.name, 6.0, 1)])
+    observed.add([(M.name, 1.0, 9)], is_new=False)
+    views = [planner.plan(state, 7.0, Observations()).view for _ in range(2)]
+    assert [view.models[0].arrived for view in views] == [3, 0]
+    assert [view.models[0].last_arrival_s for view in views] == [6.0, 6.0]
+
+
+def test_a_forecast_is_kept_until_the_next_one_is_due() -> None:
+    observed = ObservedDemand(Counts())
+    planner, state = _planner(observed), _state()
+    demands = []
+    for now_s in (3600.0, 3600.5, 3602.0):
+        observed.set_models([M.name], now_s)
+        observed.add([(M.name, now_s, 5)])
+        demands.append(planner.plan(state, now_s, Observations()).view.demand)
+    assert demands[0] is not None
+    assert demands[1] is demands[0]
+    assert demands[2] is not demands[0]
+
+
+def test_no_forecast_of_models_that_are_not_counted_yet() -> None:
+    observed = ObservedDemand(Counts())
+    assert _planner(observed).plan(_state(), 5.0, Observations()).view.demand is None
+
+
+@pytest.mark.parametrize("is_paused", [False, True])
+def test_the_view_has_ongoing_loads_and_no_paused_pod(*, is_paused: bool) -> None:
+    planner = _planner(ObservedDemand(None))
+    load = ActionRecord("load", str(M.name), "forecast", "", 0.0, pod="pod", tier=str(Tier.DEVICE))
+    view = planner.plan(
+        _state(), 5.0, Observations(), ongoing=[load], paused={"pod"} if is_paused else ()
+    ).view
+    assert view.models[0].holders["pod"].is_warming
+    assert view.pods["pod"].is_accepting is not is_paused
