@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from registry.domain.action_log import PodShape
     from registry.domain.model import Tier
 
 
@@ -61,11 +62,16 @@ class Demote:
 
 @dataclass(frozen=True, slots=True)
 class SetPods:
-    """Have this many pods."""
+    """Have these pods."""
 
-    pods: int
+    shapes: tuple[PodShape, ...]
     reason: ActionReason
     detail: str = ""
+
+    @property
+    def pods(self) -> int:
+        """Of all shapes together."""
+        return sum(shape.count for shape in self.shapes)
 
 
 @dataclass(frozen=True, slots=True)

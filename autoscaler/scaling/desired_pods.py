@@ -16,6 +16,7 @@ import numpy as np
 
 from autoscaler.planning.actions import Action, ActionReason, DrainPod, SetPods
 from autoscaler.planning.pod_use import PodUse, pod_uses
+from registry.domain.action_log import PodShape
 from registry.domain.model import Preload, Tier
 
 if TYPE_CHECKING:
@@ -93,7 +94,8 @@ def scale_pods(
         return (), ScalingState(wanted, current, arrived)
     surplus = max(0, len(view.pods) - pods)
     leaving = [DrainPod(pod, reason, detail) for pod in _drain_order(view)[:surplus]]
-    return (SetPods(pods, reason, detail), *leaving), ScalingState(wanted, pods, arrived)
+    have = SetPods((PodShape(pods),), reason, detail)
+    return (have, *leaving), ScalingState(wanted, pods, arrived)
 
 
 def _arrived(

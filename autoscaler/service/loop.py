@@ -182,7 +182,7 @@ class Autoscaler:
             "scale", POOL, str(action.reason), f"{action.pods} pods: {action.detail}",
             plan.view.time_s, outcome=ActionOutcome.DONE,
         )  # fmt: skip
-        wanted = WantedPods(action.pods, leaving)
+        wanted = WantedPods(action.shapes, leaving)
         try:
             is_recorded = await self._log.set_wanted_pods(token, wanted, record)
         except RegistryUnavailable:

@@ -104,8 +104,8 @@ class PlannedAutoscaler:
                 has_effect = actions.preload(name_of_key(key), pod, tier)
             case Demote(key, pod, tier, reason):
                 has_effect = actions.demote(name_of_key(key), pod, tier)
-            case SetPods(pods):
-                self.wanted_pods = pods
+            case SetPods():
+                self.wanted_pods = action.pods
                 return
             case _:
                 return

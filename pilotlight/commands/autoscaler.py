@@ -134,8 +134,8 @@ def _action_document(action: Action) -> dict[str, Any]:
             verb, model = "load", str(name_of_key(key))
         case Demote(key=key, pod=pod, tier=tier):
             verb, model = "demote", str(name_of_key(key))
-        case SetPods(pods=pods):
-            verb = f"have {pods} pods"
+        case SetPods():
+            verb = f"have {action.pods} pods"
         case DrainPod(pod=pod):
             verb = "drain"
     return {

@@ -4,17 +4,35 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
+from registry.domain.accelerator import AcceleratorKind
+
+_ANY_KIND: Final = AcceleratorKind()
 POOL = "pool"
 """Subject of actions on pods; actions on a model have its name as subject."""
 
 
 @dataclass(frozen=True, slots=True)
-class WantedPods:
-    """How many pods a pool is to have, and which ones to remove first when there are more."""
+class PodShape:
+    """Pods of one kind that a pool is to have."""
 
-    pods: int
+    count: int
+    kind: AcceleratorKind = _ANY_KIND
+    """The default: whatever accelerator the pool's pods have."""
+
+
+@dataclass(frozen=True, slots=True)
+class WantedPods:
+    """The pods that a pool is to have, and which ones to remove first when there are more."""
+
+    shapes: tuple[PodShape, ...]
     leaving: tuple[str, ...] = ()
+
+    @property
+    def pods(self) -> int:
+        """Of all shapes together: the size of a pool whose pods are all alike."""
+        return sum(shape.count for shape in self.shapes)
 
 
 class ActionOutcome(StrEnum):

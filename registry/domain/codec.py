@@ -10,8 +10,8 @@ from typing import Any
 
 import orjson
 
-from registry.domain.accelerator import Accelerator
-from registry.domain.action_log import ActionRecord, WantedPods
+from registry.domain.accelerator import Accelerator, AcceleratorKind
+from registry.domain.action_log import ActionRecord, PodShape, WantedPods
 from registry.domain.model import (
     LoadFailure,
     ModelName,
@@ -27,7 +27,7 @@ from registry.domain.pod import PodInfo
 from registry.domain.profile import Profile, ProfilePoint
 
 
-def encode(value: LoadFailure | PodInfo | WantedPods) -> str:
+def encode(value: LoadFailure | PodInfo) -> str:
     return orjson.dumps(value).decode()
 
 
@@ -99,9 +99,23 @@ def decode_profile(text: str) -> Profile:
     return Profile(points=points, **stored)
 
 
+def encode_wanted(wanted: WantedPods) -> str:
+    """With the number of all pods, which older versions read; alone if it is the only shape."""
+    document: dict[str, Any] = {"pods": wanted.pods, "leaving": wanted.leaving}
+    if wanted.shapes != (PodShape(wanted.pods),):
+        document["shapes"] = wanted.shapes
+    return orjson.dumps(document).decode()
+
+
 def decode_wanted(text: str) -> WantedPods:
     stored = orjson.loads(text)
-    return WantedPods(int(stored["pods"]), tuple(stored["leaving"]))
+    shapes = stored.get("shapes", [{"count": stored["pods"]}])
+    return WantedPods(tuple(_decode_shape(each) for each in shapes), tuple(stored["leaving"]))
+
+
+def _decode_shape(stored: dict[str, Any]) -> PodShape:
+    kind = AcceleratorKind(**_known(AcceleratorKind, stored.get("kind", {})))
+    return PodShape(stored["count"], kind)
 
 
 def action_document(record: ActionRecord) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from registry.domain.action_log import POOL, AutoscalerRecords, LeaderLease, OngoingActions
-from registry.domain.codec import decode_action, decode_wanted, encode, encode_action
+from registry.domain.codec import decode_action, decode_wanted, encode_action, encode_wanted
 
 if TYPE_CHECKING:
     from registry.domain.action_log import ActionRecord, WantedPods
@@ -55,7 +55,9 @@ class AutoscalerLog:
 
     async def set_wanted_pods(self, token: int, wanted: WantedPods, record: ActionRecord) -> bool:
         """Record how many pods are wanted; False: the caller does not lead."""
-        result = await self._submit("scale", token, encode(wanted), POOL, encode_action(record))
+        result = await self._submit(
+            "scale", token, encode_wanted(wanted), POOL, encode_action(record)
+        )
         return str(result) != "fenced"
 
     async def ongoing(self) -> OngoingActions:

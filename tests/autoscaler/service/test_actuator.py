@@ -11,7 +11,7 @@ import pytest
 from autoscaler.loading.loading_policies import LOADING_POLICIES
 from autoscaler.planning.pool_view import Limits
 from autoscaler.service.actuator import PoolSize
-from registry.domain.action_log import WantedPods
+from registry.domain.action_log import PodShape, WantedPods
 from registry.domain.demand import QueueStats
 from registry.errors import RegistryUnavailable
 from registry.redis.arrivals import ArrivalLog
@@ -58,7 +58,7 @@ async def test_starts_from_the_existing_pods_and_respects_the_bounds(stage: Stag
         assert actuator.is_leading
     assert actuator.wanted == [3, 1, 2]
     wanted = (await AutoscalerLog(stage.registry).ongoing()).wanted
-    assert wanted == WantedPods(2)
+    assert wanted == WantedPods((PodShape(2),))
 
 
 async def test_the_actuators_size_precedes_the_registrys_record(stage: Stage) -> None:
@@ -67,7 +67,7 @@ async def test_the_actuators_size_precedes_the_registrys_record(stage: Stage) ->
         scaling = AutoscalerLog(stage.registry)
 
         async def is_recorded() -> bool:
-            return (await scaling.ongoing()).wanted == WantedPods(4)
+            return (await scaling.ongoing()).wanted == WantedPods((PodShape(4),))
 
         await eventually(is_recorded, timeout_s=LIMIT_S, what="four pods wanted")
     actuator = RecordingActuator(PoolSize(Limits(0, None), pods=2))

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from registry.domain.accelerator import Accelerator
-from registry.domain.action_log import POOL, ActionRecord, WantedPods
+from registry.domain.action_log import POOL, ActionRecord, PodShape, WantedPods
 from registry.domain.pod import PodInfo
 from registry.redis.autoscaler_log import AutoscalerLog
 from registry.redis.client import Registry
@@ -43,7 +43,7 @@ def test_without_pods_a_model_is_ready_while_an_autoscaler_leads(
         token = await scaling.acquire_lead("autoscaler", ttl_s=ttl_s)
         assert token is not None
         await scaling.set_wanted_pods(
-            token, WantedPods(0), ActionRecord("scale", POOL, "idle", "none", 0.0)
+            token, WantedPods((PodShape(0),)), ActionRecord("scale", POOL, "idle", "none", 0.0)
         )
         await registry.close()
 

@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 from pilotlight.platform.pod_scaling import pods_to_retire, pods_to_start
-from registry.domain.action_log import WantedPods
+from registry.domain.action_log import PodShape, WantedPods
 
 NAMES = ["pod-0", "pod-1", "pod-2", "pod-3"]
 
 
 def test_named_pods_are_retired_first_then_from_the_end() -> None:
-    wanted = WantedPods(1, ("pod-0", "pod-9"))
+    wanted = WantedPods((PodShape(1),), ("pod-0", "pod-9"))
     assert pods_to_retire({"pod-0", "pod-1", "pod-2"}, wanted, NAMES) == ["pod-0", "pod-2"]
 
 
 def test_only_surplus_pods_are_retired() -> None:
-    wanted = WantedPods(2, ("pod-0", "pod-1", "pod-2"))
+    wanted = WantedPods((PodShape(2),), ("pod-0", "pod-1", "pod-2"))
     assert pods_to_retire({"pod-0", "pod-1", "pod-2"}, wanted, NAMES) == ["pod-0"]
     assert pods_to_retire({"pod-0"}, wanted, NAMES) == []
 
 
 def test_pods_start_in_order_and_pods_still_ending_last() -> None:
-    starting = pods_to_start({"pod-1"}, WantedPods(3), NAMES, busy={"pod-0"})
+    starting = pods_to_start({"pod-1"}, WantedPods((PodShape(3),)), NAMES, busy={"pod-0"})
     assert starting == ["pod-2", "pod-3"]
-    assert pods_to_start({"pod-1"}, WantedPods(1), NAMES, busy=set()) == []
+    assert pods_to_start({"pod-1"}, WantedPods((PodShape(1),)), NAMES, busy=set()) == []
 
 
 def test_only_existing_pod_names_are_started() -> None:
-    assert pods_to_start(set(), WantedPods(9), NAMES, busy=set()) == NAMES
+    assert pods_to_start(set(), WantedPods((PodShape(9),)), NAMES, busy=set()) == NAMES

@@ -10,14 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from registry.domain.accelerator import Accelerator, AcceleratorKind
+from registry.domain.action_log import PodShape, WantedPods
 from registry.domain.codec import (
     decode_pod,
     decode_profile,
     decode_record,
     decode_spec,
+    decode_wanted,
     encode,
     encode_profile,
     encode_spec,
+    encode_wanted,
 )
 from registry.domain.model import (
     LoadFailure,
@@ -131,6 +134,28 @@ def test_a_pod_survives_encoding(pod: PodInfo) -> None:
 
 
 SPEC = ModelSpec(ModelName("a", "b"), "s3://bucket/x", task=Task.TEXT_EMBEDDING)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "text"),
+    [
+        pytest.param(
+            WantedPods((PodShape(2),), ("pod-1",)),
+            '{"pods":2,"leaving":["pod-1"]}',
+            id="one-shape-as-before",
+        ),
+        pytest.param(
+            WantedPods((PodShape(2, AcceleratorKind("NVIDIA A100", 0.5)), PodShape(1))),
+            '{"pods":3,"leaving":[],"shapes":['
+            '{"count":2,"kind":{"product":"NVIDIA A100","share":0.5}},'
+            '{"count":1,"kind":{"product":"","share":1.0}}]}',
+            id="two-shapes-with-their-sum",
+        ),
+    ],
+)
+def test_wanted_pods_survive_encoding(wanted: WantedPods, text: str) -> None:
+    assert encode_wanted(wanted) == text
+    assert decode_wanted(text) == wanted
 
 
 def _of_newer_version(value: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 import redis.asyncio
 
-from registry.domain.action_log import POOL, ActionOutcome, ActionRecord, WantedPods
+from registry.domain.action_log import POOL, ActionOutcome, ActionRecord, PodShape, WantedPods
 from registry.redis.autoscaler_log import AutoscalerLog, BeginResult
 from registry.redis.watch import ClusterWatch
 from tests.registry.redis.clients import SPEC, eventually, running, until
@@ -56,7 +56,7 @@ async def test_another_autoscaler_leads_after_the_lease_ends(registry: Registry)
     await eventually(second_leads)
     assert await _acquire(registry, "two") > first
     assert await log.begin_action(first, LOAD, ttl_s=30) is BeginResult.FENCED
-    assert not await log.set_wanted_pods(first, WantedPods(3), SCALE)
+    assert not await log.set_wanted_pods(first, WantedPods((PodShape(3),)), SCALE)
     assert (await log.ongoing()).wanted is None
 
 
@@ -141,16 +141,16 @@ async def test_wanted_pods_are_published(registry: Registry, connect: Connect) -
     watch = ClusterWatch(await connect())
     async with running(watch):
         assert watch.state.wanted is None
-        assert await log.set_wanted_pods(token, WantedPods(2, ("pod-1",)), SCALE)
-        await until(lambda: watch.state.wanted == WantedPods(2, ("pod-1",)))
+        assert await log.set_wanted_pods(token, WantedPods((PodShape(2),), ("pod-1",)), SCALE)
+        await until(lambda: watch.state.wanted == WantedPods((PodShape(2),), ("pod-1",)))
     later = ClusterWatch(await connect())
     async with running(later):
-        await until(lambda: later.state.wanted == WantedPods(2, ("pod-1",)))
+        await until(lambda: later.state.wanted == WantedPods((PodShape(2),), ("pod-1",)))
 
 
 async def test_the_same_wanted_pods_again_have_no_effect(registry: Registry) -> None:
     log = AutoscalerLog(registry)
     token = await _acquire(registry, "one")
     for _ in range(3):
-        assert await log.set_wanted_pods(token, WantedPods(2), SCALE)
+        assert await log.set_wanted_pods(token, WantedPods((PodShape(2),)), SCALE)
     assert len((await log.records()).history) == 1
