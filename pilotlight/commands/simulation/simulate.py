@@ -43,7 +43,7 @@ def simulate(
             metavar="L[,L…]",
             help="Loading policies of the autoscaler, one run each: none, "
             f"{LOADING_NAMES}. They preload and demote models; the number of pods stays as in the "
-            "cluster file. No forecast is made in the first 60 s of a run.",
+            "cluster file.",
         ),
     ] = "none",
     loading_value: Annotated[
