@@ -20,6 +20,8 @@ class PodShape:
     count: int
     kind: AcceleratorKind = _ANY_KIND
     """The default: whatever accelerator the pool's pods have."""
+    batch_caps: tuple[tuple[str, int], ...] = ()
+    """(model key, rows): the largest batches of models without the annotation `max-batch-size`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,11 @@ class WantedPods:
     def pods(self) -> int:
         """Of all shapes together: the size of a pool whose pods are all alike."""
         return sum(shape.count for shape in self.shapes)
+
+    def batch_caps(self, kind: AcceleratorKind) -> dict[str, int]:
+        """Rows by model key, in pods of this kind."""
+        shapes = [each for each in self.shapes if each.kind in (kind, _ANY_KIND)]
+        return dict(cap for shape in shapes for cap in shape.batch_caps)
 
 
 class ActionOutcome(StrEnum):

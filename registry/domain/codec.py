@@ -115,7 +115,8 @@ def decode_wanted(text: str) -> WantedPods:
 
 def _decode_shape(stored: dict[str, Any]) -> PodShape:
     kind = AcceleratorKind(**_known(AcceleratorKind, stored.get("kind", {})))
-    return PodShape(stored["count"], kind)
+    caps = tuple((key, rows) for key, rows in stored.get("batch_caps", ()))
+    return PodShape(stored["count"], kind, caps)
 
 
 def action_document(record: ActionRecord) -> dict[str, Any]:

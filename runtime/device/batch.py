@@ -19,6 +19,11 @@ MAX_SEQUENCES: Final = 16
 """Default number of requests of a model that generate tokens at once."""
 
 
+def batch_cap(*, annotated: int | None, planned: int | None, measured: int) -> int:
+    """Largest batch: by the model's annotation, else the autoscaler's plan, else measurements."""
+    return annotated or planned or measured
+
+
 @dataclass(frozen=True, slots=True)
 class QueuedRows:
     """One request in the device's queue."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from registry.domain.profile import IN_SERVICE, Profile, ProfilePoint, best_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 WINDOW: Final = 16
 """Number of the latest inferences of one batch size whose median is used."""
@@ -45,6 +45,8 @@ class BatchTimes:
     def __init__(self) -> None:
         self._times: dict[str, _ModelTimes] = {}
         self._lock = threading.Lock()
+        self.planned_rows: Mapping[str, int] = {}
+        """By key: the largest batch by the autoscaler's plan. Replaced as a whole."""
 
     def observe(self, key: str, rows: int, seconds: float) -> None:
         """Record the time of a batch of `rows`."""
@@ -74,7 +76,7 @@ class BatchTimes:
             times.max_rows_in_memory = max(1, rows // 2)
 
     def max_rows(self, key: str) -> int:
-        """The largest batch of a model whose annotations set no limit."""
+        """The largest batch of a model that neither annotations nor a plan limit."""
         times = self._times.get(key)
         if times is None:
             return INITIAL_MAX_ROWS

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from registry.domain.model import ModelPolicy
-from runtime.device.batch import BatchLimits
+from runtime.device.batch import BatchLimits, batch_cap
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
@@ -43,7 +43,11 @@ class DeviceModel:
 
     def limits(self, times: BatchTimes) -> BatchLimits:
         wait_s = self.policy.max_batch_wait_s
-        wanted = self.policy.max_batch_size or times.max_rows(self.key)
+        wanted = batch_cap(
+            annotated=self.policy.max_batch_size,
+            planned=times.planned_rows.get(self.key),
+            measured=times.max_rows(self.key),
+        )
         return BatchLimits(
             max_rows=wanted if self.max_rows is None else min(wanted, self.max_rows),
             max_wait_s=wait_s,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from registry.domain.model import Task
+from runtime.device.batch import batch_cap
 from runtime.engines.networks.configuration import read_config, task_of
 
 if TYPE_CHECKING:
@@ -35,9 +36,11 @@ class GenerationLimits:
     timeout_s: float
     """Time limit of a request."""
 
-    def batch_size(self, policy: ModelPolicy) -> int:
-        """Requests in one step of a model, which its annotations may limit further."""
-        return min(self.max_concurrent, policy.max_batch_size or self.max_concurrent)
+    def batch_size(self, policy: ModelPolicy, planned: int | None = None) -> int:
+        """Requests in one step of a model, which its annotations or a plan may limit further."""
+        limit = self.max_concurrent
+        cap = batch_cap(annotated=policy.max_batch_size, planned=planned, measured=limit)
+        return min(limit, cap)
 
 
 @dataclass(frozen=True, slots=True)

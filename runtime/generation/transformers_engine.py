@@ -171,9 +171,9 @@ class TransformersEngine:
     def _step(self) -> bool:
         """Generate a token for every request, in the device's thread; False if there is no work."""
         processor = self._processor
-        processor.scheduler.max_requests_per_batch = self._limits.batch_size(
-            self._device_model.policy
-        )
+        model = self._device_model
+        planned = self._device.times.planned_rows.get(model.key)
+        processor.scheduler.max_requests_per_batch = self._limits.batch_size(model.policy, planned)
         try:
             if not processor.prepare_next_batch():
                 return False

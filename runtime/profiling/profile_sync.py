@@ -1,4 +1,4 @@
-"""Exchanges profiles with the registry: loads stored ones, publishes times of live batches."""
+"""Exchanges profiles with the registry, and reads the batch limits of the autoscaler's plan."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from registry.domain.action_log import WantedPods
     from registry.domain.pod import PodInfo
     from registry.domain.profile import Profile
     from registry.redis.watch import ClusterWatch
@@ -34,11 +35,16 @@ class ProfileSync:
         self._interval_s = interval_s
         self._known: dict[str, Profile] = {}
         self._seen_version = -1
+        self._kind = info.kind
+        self._wanted: WantedPods | None = None
         watch.subscribe(self._refresh)
 
     def _refresh(self) -> None:
-        """Load new and changed profiles from the registry's copy."""
+        """Load the plan, and new and changed profiles, from the registry's copy."""
         state = self._watch.state
+        if state.wanted is not self._wanted:
+            self._wanted = state.wanted
+            self._times.planned_rows = state.wanted.batch_caps(self._kind) if state.wanted else {}
         if state.profiles_version == self._seen_version:
             return
         self._seen_version = state.profiles_version
