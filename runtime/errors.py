@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from http import HTTPStatus
+from typing import ClassVar
 
 
 class RuntimePackageError(Exception):
     """Root of the runtime's errors."""
 
-    refusal: str | None = None
+    refusal: ClassVar[str | None] = None
     """The value of `x-pilotlight-not-executed`; None if the request may have been executed."""
     retry_after_s: float | None = None
 
@@ -63,7 +64,7 @@ class LoadFailed(RuntimePackageError):
     """A model could not be loaded; `reason` is one of KServe's `lastFailureInfo.reason` values."""
 
     refusal = "load-failed"
-    reason = "ModelLoadFailed"
+    reason: ClassVar[str] = "ModelLoadFailed"
 
     def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
         super().__init__(message)

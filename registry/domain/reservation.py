@@ -17,6 +17,15 @@ class ClaimScope(StrEnum):
     POOL = "pool"
 
 
+@dataclass(frozen=True, slots=True)
+class LoadClaim:
+    """The right of a pod to load a model; `token` is None if the registry was unavailable."""
+
+    token: int | None
+    epoch: int
+    """Of the pod's registration."""
+
+
 class LoadMode(StrEnum):
     """What a reservation accepts at its predict pod: a warm model, or also a load."""
 

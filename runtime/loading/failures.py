@@ -1,26 +1,48 @@
-"""Failed loads of this pod and of the pool, which delay the next attempt."""
+"""Failed loads, of this pod and of the pool, and the time of the next attempt.
+
+Pure, shared with the simulator. The next attempt comes 1 s later, then twice as long, up to 60 s.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from registry.backoff import Backoff
 from registry.domain.model import LoadFailure
 from runtime.errors import LoadFailed, ModelBroken, ModelTooLarge, status_of
-from runtime.loading.backoff import LoadFault, next_failure
 
 if TYPE_CHECKING:
-    from registry.domain.model import ModelSpec
-    from registry.redis.watch import ClusterWatch
+    from collections.abc import Callable
 
-BROKEN_PAUSE_S = 300.0
+    from registry.domain.cluster import ClusterState
+    from registry.domain.model import ModelSpec
+
+BACKOFF: Final = Backoff(initial_s=1.0, max_s=60.0)
+BROKEN_PAUSE_S: Final = 300.0
 """Before a hung model is loaded again: each hang costs a thread until the pod ends."""
+
+
+def next_failure(
+    key: str, error: LoadFailed, *, previous: LoadFailure | None, now_s: float
+) -> LoadFailure:
+    """The failure to record after the `previous` one of the same model; `now_s`: registry time."""
+    attempts = previous.attempts + 1 if previous is not None and previous.key == key else 1
+    return LoadFailure(
+        key=key,
+        reason=error.reason,
+        message=str(error),
+        attempts=attempts,
+        retry_at_s=now_s + BACKOFF.pause_s(attempts),
+        http_status=int(status_of(error)),
+    )
 
 
 class LoadFailures:
     """Keeps failures of this pod also during an outage of the registry."""
 
-    def __init__(self, watch: ClusterWatch) -> None:
-        self._watch = watch
+    def __init__(self, state: Callable[[], ClusterState], registry_now_s: Callable[[], float]):
+        self._state = state
+        self._now_s = registry_now_s
         self._own: dict[str, LoadFailure] = {}
 
     def check(self, spec: ModelSpec) -> None:
@@ -28,7 +50,7 @@ class LoadFailures:
         failure = self._last(spec)
         if failure is None:
             return
-        wait_s = failure.retry_at_s - self._watch.registry_now_s()
+        wait_s = failure.retry_at_s - self._now_s()
         if wait_s <= 0:
             return
         if failure.http_status != status_of(ModelTooLarge("")):
@@ -38,9 +60,8 @@ class LoadFailures:
 
     def record(self, spec: ModelSpec, error: LoadFailed) -> LoadFailure:
         """Record a failed load, and set the time of the next attempt in the error."""
-        now_s = self._watch.registry_now_s()
-        fault = LoadFault(error.reason, str(error), status_of(error))
-        failure = next_failure(spec.key, fault, previous=self._last(spec), now_s=now_s)
+        now_s = self._now_s()
+        failure = next_failure(spec.key, error, previous=self._last(spec), now_s=now_s)
         self._own[spec.key] = failure
         error.retry_after_s = failure.retry_at_s - now_s
         return failure
@@ -52,7 +73,7 @@ class LoadFailures:
             reason=ModelBroken.reason,
             message=reason,
             attempts=1,
-            retry_at_s=self._watch.registry_now_s() + BROKEN_PAUSE_S,
+            retry_at_s=self._now_s() + BROKEN_PAUSE_S,
         )
         self._own[key] = failure
         return failure
@@ -63,7 +84,7 @@ class LoadFailures:
     def _last(self, spec: ModelSpec) -> LoadFailure | None:
         """The last failure of this pod or of any pod of the pool."""
         own = self._own.get(spec.key)
-        record = self._watch.state.models.get(spec.name)
+        record = self._state().models.get(spec.name)
         shared = record.failure if record is not None else None
         if shared is None or shared.key != spec.key:
             return own

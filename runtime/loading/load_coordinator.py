@@ -1,37 +1,49 @@
-"""Acquires models on the device for requests: one load per model at a time, many models at once.
+"""Acquires models on the device for requests, and runs loads on the event loop.
 
 A request for a model gets it from the device, joins its running load, or starts a load under a
-claim of the registry. After a failed load the next one waits for the backoff. `load_task` runs a
-single load.
+claim of the registry. `load_lifecycle` decides the steps of a load.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from registry.domain.model import Tier
-from registry.domain.reservation import ClaimScope
-from runtime.errors import DeadlinePassed, ModelBroken, RuntimePackageError
+from runtime.errors import DeadlinePassed, LoadFailed, ModelBroken
 from runtime.loading.failures import LoadFailures
-from runtime.loading.load_task import LoadRunner, LoadTask
-from runtime.loading.orphaned_loads import OrphanedLoadParams, should_continue
+from runtime.loading.load_lifecycle import (
+    MEMORY_TIMEOUT_S,
+    Load,
+    LoadLifecycle,
+    OrphanedLoadParams,
+)
+from runtime.loading.load_threads import unless_cancelled
+from runtime.loading.model_store import StoreEntry
 from runtime.loading.single_flight import mark_retrieved
 from runtime.loading.tier_preloads import TierPreloads
-from runtime.storage.load_ticket import LoadTicket
+from runtime.loading.weight_resolver import ResolvedWeights
+from runtime.metrics import LOAD_SECONDS, LOADS
 from runtime.threads import in_thread
 
 if TYPE_CHECKING:
-    from registry.domain.model import ModelSpec
+    from collections.abc import Callable
+    from contextlib import AbstractAsyncContextManager
+
+    from registry.domain.model import LoadFailure, ModelSpec
+    from registry.domain.reservation import ClaimScope
     from registry.redis.watch import ClusterWatch
+    from runtime.errors import RuntimePackageError
     from runtime.loading.model_loader import ModelLoader
-    from runtime.loading.model_store import StoreEntry
-    from runtime.loading.reload_costs import ReloadCosts
     from runtime.loading.served_model import ServedModel
     from runtime.registration.measurements import Measurements
     from runtime.registration.registry_agent import RegistryAgent
+    from runtime.tiers.eviction import ReloadCosts
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +60,16 @@ class AcquiredModel:
         return self.entry.model
 
 
-class LoadCoordinator:
+@dataclass(eq=False, slots=True)
+class _LiveLoad(Load):
+    done: asyncio.Future[StoreEntry] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once all work of the load has ended."""
+
+
+class LoadCoordinator(LoadLifecycle[_LiveLoad, ResolvedWeights, StoreEntry]):
     """All loads of a pod."""
 
     def __init__(
@@ -62,22 +83,23 @@ class LoadCoordinator:
         tasks: asyncio.TaskGroup,
         orphaned_loads: OrphanedLoadParams = OrphanedLoadParams(),  # noqa: B008 - it is frozen
     ) -> None:
+        super().__init__(
+            loader.store,
+            agent,
+            failures=LoadFailures(lambda: watch.state, watch.registry_now_s),
+            costs=costs,
+            measurements=measurements,
+            orphaned_loads=orphaned_loads,
+        )
+        self._loader = loader
         self._resolver = loader.resolver
         self._store = loader.store
         self._agent = agent
         self._tasks = tasks
-        self._orphaned_loads = orphaned_loads
-        self._running: dict[str, LoadTask] = {}
-        self._failures = LoadFailures(watch)
         self._preloads = TierPreloads(loader.resolver, tasks, agent.report_tier)
-        self._runner = LoadRunner(loader, agent, self._failures, measurements, costs)
-
-    @property
-    def completed_total(self) -> int:
-        return self._runner.completed_total
 
     def is_loading(self, key: str) -> bool:
-        return key in self._running
+        return key in self.running
 
     async def acquire(
         self, spec: ModelSpec, *, token: int | None = None, deadline_s: float | None = None
@@ -111,48 +133,34 @@ class LoadCoordinator:
             raise ModelBroken(reason)  # it can be loaded again only once it is off the device
         return entry
 
-    def _cancelled_load(self, key: str) -> LoadTask | None:
+    def _cancelled_load(self, key: str) -> _LiveLoad | None:
         """The running load, if it is cancelled, so that no request may join it."""
-        load = self._running.get(key)
+        load = self.running.get(key)
         return load if load is not None and load.ticket.is_cancelled else None
 
     async def _load_and_acquire(
         self, spec: ModelSpec, token: int | None, started_s: float
     ) -> AcquiredModel:
-        load = self._running.get(spec.key) or self._start(
-            spec, ClaimScope.POD, token=token, is_preload=False
-        )
-        if token is not None:
-            load.token = max(token, load.token or 0)
-        load.waiters += 1
-        load.ticket.prioritise()
+        load = self.join(spec, token or 0)
         self._preloads.prioritise(spec.key)
         try:
             entry = await asyncio.shield(load.done)
         except BaseException:
-            await self._stop_waiting(load)
+            self._stop_waiting(load)
             raise
         return AcquiredModel(entry, load.source.value, time.monotonic() - started_s)
 
-    async def release(self, acquired: AcquiredModel) -> None:
-        await self._store.release(acquired.entry)
+    def release(self, acquired: AcquiredModel) -> None:
+        self._store.end_use(acquired.entry)
 
-    async def _stop_waiting(self, load: LoadTask) -> None:
+    def _stop_waiting(self, load: _LiveLoad) -> None:
         """Remove a waiter; a completed load has acquired the model for each remaining one."""
         if not load.done.done():
-            load.waiters -= 1
-            if load.waiters == 0:
-                self._orphan(load)
+            if load.waiters == 1:
+                self._preloads.deprioritise(load.spec.key)
+            self.leave(load)
         elif not load.done.cancelled() and load.done.exception() is None:
-            await self._store.release(load.done.result())
-
-    def _orphan(self, load: LoadTask) -> None:
-        """Continue a load without waiters as a preload, or cancel it."""
-        self._preloads.deprioritise(load.spec.key)
-        if load.is_preload or should_continue(load.ticket.progress, self._orphaned_loads):
-            load.ticket.deprioritise()
-        else:
-            load.ticket.cancel("no request waits for it any more")
+            self._store.end_use(load.done.result())
 
     async def preload(self, spec: ModelSpec, scope: ClaimScope, tier: Tier = Tier.DEVICE) -> None:
         """Load a model to a tier without acquiring it, at lower priority than requests' loads.
@@ -166,15 +174,11 @@ class LoadCoordinator:
             await cancelled.ended.wait()
         if self._store.holds(spec.key):
             return
-        load = self._running.get(spec.key)
-        if load is None:
-            load = self._start(spec, scope, token=None, is_preload=True)
-        load.is_preload = True
-        await asyncio.shield(load.done)
+        await asyncio.shield(self.join_preload(spec, scope).done)
 
     async def cancel(self, key: str, reason: str) -> None:
         """End all loads of a model and free what they reserved; requests fail with the reason."""
-        load = self._running.get(key)
+        load = self.running.get(key)
         self._preloads.cancel(key, reason)
         if load is not None:
             load.ticket.cancel(reason)
@@ -186,37 +190,78 @@ class LoadCoordinator:
     async def mark_broken(self, key: str, reason: str) -> None:
         """Remove a hung model from the device and report it; its requests fail with the reason."""
         failure = self._failures.record_broken(key, reason)
-        await self._store.retire(key, "broken")
+        self._store.retire(key, "broken")
         await self._agent.report_broken(failure)
 
-    # One load
+    # The steps of a load on the event loop
 
-    def _start(
-        self, spec: ModelSpec, scope: ClaimScope, *, token: int | None, is_preload: bool
-    ) -> LoadTask:
-        done: asyncio.Future[StoreEntry] = asyncio.get_running_loop().create_future()
-        done.add_done_callback(mark_retrieved)
-        ticket = LoadTicket(is_urgent=not is_preload)
-        load = LoadTask(spec, scope, done, token, ticket, is_preload=is_preload)
-        self._running[spec.key] = load
-        self._tasks.create_task(self._run(load))
+    def now_s(self) -> float:
+        return time.monotonic()
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    async def wait_for_memory(self, load: _LiveLoad, condition: Callable[[], bool]) -> bool:
+        try:
+            async with asyncio.timeout(MEMORY_TIMEOUT_S):
+                await unless_cancelled(load.ticket, self._store.wait_until(condition))
+        except TimeoutError:
+            return False
+        return True
+
+    def new_load(self, spec: ModelSpec, scope: ClaimScope, *, is_preload: bool) -> _LiveLoad:
+        load = _LiveLoad(spec, scope, is_preload, time.monotonic())
+        load.done.add_done_callback(mark_retrieved)
         return load
 
-    async def _run(self, load: LoadTask) -> None:
-        key = load.spec.key
+    def spawn(self, load: _LiveLoad) -> None:
+        self._tasks.create_task(self._run_to_end(load))
+
+    async def _run_to_end(self, load: _LiveLoad) -> None:
         try:
-            entry = await self._runner.run(load)
-        except asyncio.CancelledError:
-            load.done.cancel()
-            raise
-        except RuntimePackageError as error:
-            load.done.set_exception(error)
-        else:
-            self._store.acquire(key, load.waiters)
-            load.done.set_result(entry)
-            await self._store.release(entry)
+            await self.run(load)
         finally:
-            del self._running[key]
+            self.running.pop(load.spec.key, None)
+            load.done.cancel()  # if the pod ends
             load.ended.set()
-            if not load.is_reported:
-                self._agent.report_tier(key)  # releases the claim
+
+    async def nearest_tier(self, load: _LiveLoad) -> Tier:
+        return await self._resolver.nearest_tier(load.spec.key)
+
+    def open(self, load: _LiveLoad) -> AbstractAsyncContextManager[ResolvedWeights]:
+        return self._loader.open(load.spec, load.ticket)
+
+    async def copy(self, load: _LiveLoad, weights: ResolvedWeights) -> StoreEntry:
+        return await self._loader.copy(load.spec, weights, load.ticket)
+
+    def ended(
+        self, load: _LiveLoad, entry: StoreEntry | None, error: RuntimePackageError | None
+    ) -> None:
+        if error is not None:
+            load.done.set_exception(error)
+        elif entry is not None:
+            load.done.set_result(entry)
+
+    def as_failure(self, load: _LiveLoad, error: Exception) -> LoadFailed:
+        logger.exception("load raised an unexpected error", extra={"key": load.spec.key})
+        return LoadFailed(f"{load.spec.key} could not be loaded: {error!r}")
+
+    def count(
+        self,
+        load: _LiveLoad,
+        outcome: str,
+        *,
+        seconds: float = 0.0,
+        failure: LoadFailure | None = None,
+    ) -> None:
+        key, tier = load.spec.key, load.source.value
+        LOADS.labels(tier=tier, outcome=outcome).inc()
+        if failure is not None:
+            logger.warning(
+                "load failed",
+                extra={"key": key, "error": failure.message, "attempts": failure.attempts},
+            )
+        elif outcome == "ok":
+            LOAD_SECONDS.labels(tier=tier).observe(seconds)
+            extra = {"key": key, "source": tier, "seconds": round(seconds, 3)}
+            logger.info("model loaded", extra=extra)

@@ -1,11 +1,13 @@
-"""Threads of loads: urgent work goes first, and preloads never occupy all threads.
+"""Work of loads, in threads and on the event loop; it ends when its load is cancelled.
 
-The priority of queued work is read when a thread becomes free, so a load that becomes urgent
-overtakes with the work that it queued before, too.
+In threads urgent work goes first, and preloads never occupy all of them. The priority of queued
+work is read when a thread becomes free, so a load that becomes urgent overtakes with the work that
+it queued before, too.
 """
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections import deque
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
@@ -16,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from runtime.storage.load_ticket import LoadTicket
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
 
 LOAD_THREADS = 16
 MAX_PRELOAD_THREADS = 8
@@ -146,3 +148,39 @@ class _LoadExecutor(Executor):
         **keywords: Arguments.kwargs,
     ) -> Future[Result]:
         return self._threads.submit_for(self._ticket, partial(function, *arguments, **keywords))
+
+
+async def unless_cancelled(ticket: LoadTicket, work: Coroutine[Any, Any, Result]) -> Result:
+    """The result of `work`; cancels `work` and raises LoadCancelled once the ticket is cancelled.
+
+    If `work` completes all the same, its result is returned, so that resources in it are not lost.
+    """
+    loop = asyncio.get_running_loop()
+    cancelled: asyncio.Future[None] = loop.create_future()
+
+    def on_change() -> None:
+        if ticket.is_cancelled:
+            loop.call_soon_threadsafe(_set_done, cancelled)
+
+    ticket.add_listener(on_change)
+    on_change()
+    task = asyncio.ensure_future(work)
+    try:
+        waited: set[asyncio.Future[Any]] = {task, cancelled}
+        await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task})
+    except asyncio.CancelledError:
+        task.cancel()
+        raise
+    finally:
+        ticket.remove_listener(on_change)
+    if task.cancelled():
+        ticket.raise_if_cancelled()
+    return task.result()
+
+
+def _set_done(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

@@ -1,4 +1,4 @@
-"""One load: memory on the device, weights, the network, and a first inference.
+"""A model's way from open weights to the device: weights, network and a first inference.
 
 `weight_resolver` provides the files, which may still be downloading while this module works.
 """
@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import ExitStack, contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -17,14 +17,13 @@ from runtime.engines.building import build_skeleton, skeleton_key
 from runtime.errors import DeviceFull, ModelInvalid, PodDraining, RuntimePackageError
 from runtime.generation.engine import Sampling
 from runtime.generation.transformers_engine import TransformersEngine
-from runtime.loading.cancellation import unless_cancelled
+from runtime.loading.model_store import StoreEntry
 from runtime.loading.served_model import ServedModel
-from runtime.storage.load_ticket import LoadTicket
 from runtime.tasks.text_generation import TextGeneration
 from runtime.threads import in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator
 
     from transformers import PreTrainedModel
 
@@ -34,24 +33,13 @@ if TYPE_CHECKING:
     from runtime.engines.networks.skeletons import Skeleton, Skeletons
     from runtime.loading.model_store import ModelStore
     from runtime.loading.weight_resolver import ResolvedWeights, WeightResolver
+    from runtime.storage.load_ticket import LoadTicket
     from runtime.weights.slab import DeviceWeights
 
 
 @dataclass(frozen=True, slots=True)
-class LoadedModel:
-    """A network that has completed its first inference, in memory reserved for it."""
-
-    model: ServedModel
-    memory_bytes: int
-    source: Tier
-    """The tier that its weights were read from."""
-    free: Callable[[], None]
-    """Frees its memory."""
-
-
-@dataclass(frozen=True, slots=True)
 class ModelLoader:
-    """Loads a model to the device from any tier; claims are the caller's."""
+    """Opens weights from any tier and copies them to the device; memory is the caller's."""
 
     store: ModelStore
     resolver: WeightResolver
@@ -59,36 +47,41 @@ class ModelLoader:
     skeletons: Skeletons
     device: DeviceWorker
 
-    async def load(self, spec: ModelSpec, ticket: LoadTicket | None = None) -> LoadedModel:
-        """The model, with its memory in the store still reserved.
+    @asynccontextmanager
+    async def open(self, spec: ModelSpec, ticket: LoadTicket) -> AsyncIterator[ResolvedWeights]:
+        """The open weights; raises LoadFailed, LoadCancelled.
+
+        Their files are protected from deletion until the model is off the device, if the block
+        ends without an error.
+        """
+        resolver = self.resolver
+        lock = await in_thread(resolver.threads, resolver.cache.lock_for_use, spec.key)
+        try:
+            async with resolver.resolve(spec, ticket, lock) as resolved:
+                yield resolved
+        except BaseException as error:
+            lock.release()
+            if isinstance(error, ModelInvalid):
+                # The source may be corrected: the next attempt fetches the files again.
+                await in_thread(resolver.threads, resolver.cache.discard, spec.key)
+                await in_thread(resolver.threads, resolver.host.discard, spec.key)
+                resolver.processors.forget(spec.key)
+            raise
+
+    async def copy(
+        self, spec: ModelSpec, resolved: ResolvedWeights, ticket: LoadTicket
+    ) -> StoreEntry:
+        """The model, which has completed its first inference, in memory reserved for it.
 
         Raises LoadFailed, MemoryBusy, and LoadCancelled soon after the ticket is cancelled.
         """
-        try:
-            return await self._load(spec, ticket or LoadTicket())
-        except ModelInvalid:
-            # The source may be corrected: the next attempt fetches the files again.
-            resolver = self.resolver
-            await in_thread(resolver.threads, resolver.cache.discard, spec.key)
-            await in_thread(resolver.threads, resolver.host.discard, spec.key)
-            resolver.processors.forget(spec.key)
-            raise
+        model, free = await _DeviceLoad(self, spec, resolved, ticket).run()
 
-    async def _load(self, spec: ModelSpec, ticket: LoadTicket) -> LoadedModel:
-        threads, cache = self.resolver.threads, self.resolver.cache
-        with ExitStack() as stack:
-            lock = await in_thread(threads, cache.lock_for_use, spec.key)
-            stack.callback(lock.release)
-            async with self.resolver.resolve(spec, ticket) as resolved:
-                memory_bytes = resolved.weights.layout.size_bytes + resolved.working_bytes
-                await unless_cancelled(ticket, self.store.reserve(spec.key, memory_bytes))
-                try:
-                    model, free = await _DeviceLoad(self, spec, resolved, ticket).run()
-                except BaseException:
-                    await self.store.cancel_reservation(spec.key)
-                    raise
-            stack.callback(free)
-            return LoadedModel(model, memory_bytes, resolved.tier, stack.pop_all().close)
+        def free_all() -> None:
+            free()
+            resolved.lock.release()
+
+        return StoreEntry(spec.key, resolved.memory_bytes, model=model, free=free_all)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +103,7 @@ class _DeviceLoad:
                 with self._device_errors():
                     return await self._run_once()
             except DeviceFull:
-                if not await self.loader.store.evict_one(self.spec.key):
+                if not self.loader.store.evict_one(self.spec.key):
                     raise
 
     @contextmanager

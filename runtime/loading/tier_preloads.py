@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from registry.domain.model import Tier
 from runtime.errors import HostTierRefused
-from runtime.loading.cancellation import unless_cancelled
+from runtime.loading.load_threads import unless_cancelled
 from runtime.loading.single_flight import SingleFlight
 from runtime.storage.load_ticket import LoadTicket
 from runtime.threads import in_thread

@@ -38,12 +38,6 @@ def tier_state(
     return TierState(Tier.REMOTE, cache.asset_bytes(key) if processors.has(key) else 0)
 
 
-def tier_after_eviction(host: HostTier, cache: DiskCache, key: str, size_bytes: int) -> Tier:
-    if host.bytes_of(key) or 0 < size_bytes <= host.budget_bytes:
-        return Tier.HOST
-    return Tier.DISK if cache.bytes_on_disk(key) else Tier.REMOTE
-
-
 def used_bytes(
     store: ModelStore, host: HostTier, cache: DiskCache, agent: RegistryAgent
 ) -> dict[str, int]:

@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING
 from registry.domain.model import Tier
 from runtime.errors import LoadCancelled
 from runtime.generation.limits import cache_bytes
-from runtime.loading.cancellation import unless_cancelled
+from runtime.loading.load_threads import unless_cancelled
 from runtime.storage.listing import PROGRAM_SUFFIX
 from runtime.threads import in_thread
-from runtime.tiers.download_progress import DownloadProgress
-from runtime.tiers.streaming_weights import StreamingWeights
+from runtime.tiers.download_progress import DownloadProgress, StreamingWeights
 from runtime.weights.weight_source import DiskWeights
 
 if TYPE_CHECKING:
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from runtime.storage.listing import RemoteFile
     from runtime.storage.load_ticket import LoadTicket
     from runtime.tasks.task import Processor
+    from runtime.tiers.cache_locks import FileLock
     from runtime.tiers.disk_cache import DiskCache
     from runtime.tiers.host_tier import HostTier
     from runtime.weights.weight_source import WeightSource
@@ -49,6 +49,12 @@ class ResolvedWeights:
     tier: Tier
     working_bytes: int
     """Device memory that the model needs besides its weights."""
+    lock: FileLock
+    """Protects the files from deletion."""
+
+    @property
+    def memory_bytes(self) -> int:
+        return self.weights.layout.size_bytes + self.working_bytes
 
 
 class Download:
@@ -130,7 +136,9 @@ class WeightResolver:
         return Tier.DISK if is_cached else Tier.REMOTE
 
     @asynccontextmanager
-    async def resolve(self, spec: ModelSpec, ticket: LoadTicket) -> AsyncIterator[ResolvedWeights]:
+    async def resolve(
+        self, spec: ModelSpec, ticket: LoadTicket, lock: FileLock
+    ) -> AsyncIterator[ResolvedWeights]:
         """The model's weights until the end of the block, which cancels a running download.
 
         Raises LoadFailed, LoadCancelled.
@@ -149,7 +157,7 @@ class WeightResolver:
             tier = Tier.REMOTE  # just downloaded with the small files
             ticket.mark_started()
         try:
-            yield ResolvedWeights(folder, processor, opened.weights, tier, working_bytes)
+            yield ResolvedWeights(folder, processor, opened.weights, tier, working_bytes, lock)
         except asyncio.CancelledError:  # the pod ends
             ticket.cancel("the pod shuts down")
             raise

@@ -149,8 +149,8 @@ class _PodLifecycle:
             in_flight.cancel_all()
             await _is_idle(in_flight, CANCEL_TIMEOUT_S)
         await loading.agent.leave()
-        for key in loading.store.model_keys():
-            await loading.store.retire(key, "shutdown")
+        for key in tuple(loading.store.by_key):
+            loading.store.retire(key, "shutdown")
         components.server.close()
         await components.grpc_server.stop(CLOSE_TIMEOUT_S)
         await in_thread(self._request_threads, loading.cache.close)

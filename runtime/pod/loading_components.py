@@ -12,12 +12,11 @@ from registry.redis.watch import ClusterWatch
 from runtime.device.accelerator import mig_share, mps_share
 from runtime.engines.networks.skeletons import Skeletons
 from runtime.loading.load_coordinator import LoadCoordinator
+from runtime.loading.load_lifecycle import OrphanedLoadParams
 from runtime.loading.model_loader import ModelLoader
 from runtime.loading.model_store import Eviction, ModelStore
-from runtime.loading.orphaned_loads import OrphanedLoadParams
 from runtime.loading.processors import Processors
-from runtime.loading.reload_costs import ReloadCosts
-from runtime.loading.tier_state import tier_after_eviction, tier_state, used_bytes
+from runtime.loading.tier_state import tier_state, used_bytes
 from runtime.loading.weight_resolver import WeightResolver
 from runtime.metrics import IDLE_MEMORY
 from runtime.registration.measurements import Measurements
@@ -27,7 +26,7 @@ from runtime.storage.load_ticket import LoadTicket
 from runtime.storage.storages import StorageOptions, Storages
 from runtime.tiers.demotion import Demotions
 from runtime.tiers.disk_cache import DiskCache
-from runtime.tiers.eviction import POLICIES
+from runtime.tiers.eviction import POLICIES, ReloadCosts, tier_after_eviction
 
 if TYPE_CHECKING:
     import asyncio
@@ -108,7 +107,12 @@ def compose_loading(context: PodContext) -> LoadingComponents:
             demotions.offer(eviction.spec)
 
     def reload_s(key: str, size_bytes: int) -> float:
-        tier = tier_after_eviction(host, cache, key, size_bytes)
+        tier = tier_after_eviction(
+            size_bytes,
+            host_bytes=host.bytes_of(key),
+            host_budget_bytes=host.budget_bytes,
+            is_on_disk=cache.bytes_on_disk(key) > 0,
+        )
         return costs.estimate_s(key, tier, size_bytes)
 
     store = ModelStore(
@@ -119,7 +123,7 @@ def compose_loading(context: PodContext) -> LoadingComponents:
         context.registry,
         context.info,
         Inventory(
-            keys=lambda: cache.keys() | host.keys() | set(store.model_keys()) | processors.keys(),
+            keys=lambda: cache.keys() | host.keys() | store.by_key.keys() | processors.keys(),
             tier_state=lambda key: tier_state(key, store, host, cache, processors),
             is_loading=lambda key: coordinator.is_loading(key),
             used_bytes=lambda: used_bytes(store, host, cache, agent),

@@ -50,7 +50,7 @@ class ModelSync:
             self._changed.set()
 
     def _keys(self) -> set[str]:
-        return self._cache.keys() | self._host.keys() | set(self._store.model_keys())
+        return self._cache.keys() | self._host.keys() | self._store.by_key.keys()
 
     async def run(self) -> None:
         await self._watch.wait_synced()
@@ -118,7 +118,7 @@ class ModelSync:
             del self._absent_since_s[key]
 
     async def _remove(self, key: str) -> None:
-        await self._store.retire(key, "withdrawn")
+        self._store.retire(key, "withdrawn")
         if self._store.holds(key):
             return  # in use; retried at the next pass
         try:

@@ -70,7 +70,7 @@ class Profiler:
             try:
                 profile = await self._sweep(acquired.model, plan)
             finally:
-                await self.coordinator.release(acquired)
+                self.coordinator.release(acquired)
             await self.profiles.store(profile)
         logger.info("model profiled", extra={"key": spec.key, "best_rows": profile.best_rows})
         return profile

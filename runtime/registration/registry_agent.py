@@ -13,6 +13,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING
 
 from registry.domain.pod import PodInfo, PodPhase, PodReport, Samples
+from registry.domain.reservation import LoadClaim
 from registry.errors import ClaimLost, LeaseLost, RegistryUnavailable
 from runtime.errors import LoadRefused
 from runtime.metrics import HEARTBEATS
@@ -51,14 +52,6 @@ class Inventory:
     used_bytes: Callable[[], dict[str, int]]
     loads_total: Callable[[], int]
     idle_byte_s: Callable[[], float]
-
-
-@dataclass(frozen=True, slots=True)
-class LoadClaim:
-    """The right to load a model; `token` is None if the registry was unavailable."""
-
-    token: int | None
-    epoch: int
 
 
 @dataclass(eq=False, slots=True)

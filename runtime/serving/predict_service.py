@@ -192,7 +192,7 @@ class PredictService:
             try:
                 yield acquired
             finally:
-                await self.coordinator.release(acquired)
+                self.coordinator.release(acquired)
         finally:
             self.end_notifier.notify(head.reservation)
 

@@ -157,7 +157,7 @@ class Repository:
             async with asyncio.timeout(UNLOAD_TIMEOUT_S):
                 for key in keys:
                     await self.coordinator.cancel(key, f"{name} was unloaded")
-                    await self.store.retire(key, "unload")
+                    self.store.retire(key, "unload")
                     await self.store.wait_removed(key)
         except TimeoutError as error:
             raise ModelInUse(f"{name} is still in use after {UNLOAD_TIMEOUT_S} s") from error
@@ -165,7 +165,7 @@ class Repository:
     def _keys(self, name: ModelName) -> list[str]:
         """Keys of all generations of a model that are declared or on the device."""
         prefix = f"{name}@"
-        keys = [key for key in self.store.model_keys() if key.startswith(prefix)]
+        keys = [key for key in self.store.by_key if key.startswith(prefix)]
         record = self.catalog.record(name)
         if record is not None:
             keys += [spec.key for spec in (record.spec, record.previous) if spec is not None]

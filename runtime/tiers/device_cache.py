@@ -1,4 +1,4 @@
-"""Bookkeeping of the models on a device: byte budget, reservations, users and evictions.
+"""The models on a device: byte budget, reservations, users, evictions, and waits for memory.
 
 Pure, shared with the simulator. A model that is in use or pinned is never evicted; a policy of
 `eviction` chooses among the others.
@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from runtime.errors import ModelTooLarge
 from runtime.tiers.eviction import Candidate, EvictionPolicy, lru
-from runtime.tiers.idle_memory import IdleMemory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,11 +28,56 @@ class CachedModel:
     clock: float = 0.0
     """The policy's clock at its last use."""
     last_used: int = 0
+    retire_reason: str | None = None
+    """Why it is removed after its last use; None if it stays."""
 
     @property
     def is_pinned(self) -> bool:
         """Whether it is exempt from eviction."""
         return False
+
+
+class IdleMemory:
+    """Memory of a device's idle models over time, in bytes x seconds: the wasted memory-time.
+
+    Never decreases. Exact: updated whenever a model becomes idle or stops being so.
+
+    Source: Shahrad et al. 2020, "Serverless in the Wild", section 4.1, weighted by size.
+    """
+
+    def __init__(self, now_s: Callable[[], float]) -> None:
+        """Start without idle models; the clock must be monotonic."""
+        self._now_s = now_s
+        self._since_s = now_s()
+        self._idle_bytes = 0
+        self._byte_s = 0.0
+
+    @property
+    def byte_s(self) -> float:
+        return self._byte_s + self._idle_bytes * (self._now_s() - self._since_s)
+
+    def begin(self, memory_bytes: int) -> None:
+        """Record that a model of this size became idle."""
+        self._advance()
+        self._idle_bytes += memory_bytes
+
+    def end(self, memory_bytes: int) -> None:
+        """Record that an idle model is used or removed."""
+        self._advance()
+        self._idle_bytes -= memory_bytes
+
+    def _advance(self) -> None:
+        now_s = self._now_s()
+        self._byte_s += self._idle_bytes * (now_s - self._since_s)
+        self._since_s = now_s
+
+
+@dataclass(eq=False, slots=True)
+class _MemoryWait:
+    """A load that waits until others release memory."""
+
+    condition: Callable[[], bool]
+    done: Callable[[], None]
 
 
 R = TypeVar("R", bound=CachedModel)
@@ -48,6 +93,7 @@ class DeviceCache(Generic[R]):
         policy: EvictionPolicy = lru,
         reload_s: Callable[[str, int], float] = lambda _key, _bytes: 1.0,
         now_s: Callable[[], float] = lambda: 0.0,
+        on_removed: Callable[[R, str, str | None], None] = lambda _entry, _reason, _for: None,
     ) -> None:
         """An empty device.
 
@@ -56,15 +102,19 @@ class DeviceCache(Generic[R]):
             policy: chooses the models to evict.
             reload_s: (key, bytes) to the expected time to load the model again after an eviction.
             now_s: a monotonic clock.
+            on_removed: called after the removal of a model, with the reason and the key of the
+                model that needs its memory, None for other removals.
         """
         self.budget_bytes = budget_bytes
         self.by_key: dict[str, R] = {}
         self._policy = policy
-        self._reload_s = reload_s
+        self.reload_s = reload_s
+        self._on_removed = on_removed
         self._clock = 0.0
         self._reserved: dict[str, int] = {}
         self._uses = 0
         self._idle = IdleMemory(now_s)
+        self._waits: list[_MemoryWait] = []
 
     @property
     def used_bytes(self) -> int:
@@ -79,32 +129,82 @@ class DeviceCache(Generic[R]):
         """Bytes of idle models times seconds, up to now."""
         return self._idle.byte_s
 
+    # Use
+
     def use(self, entry: R, users: int = 1) -> None:
         """Protect a model from eviction until each of the users has called `end_use`."""
         if entry.users == 0:
             self._idle.end(entry.memory_bytes)
         entry.users += users
         entry.uses += users
+        entry.retire_reason = None  # in use again before its removal
         self._mark(entry)
         entry.clock = self._clock
 
     def end_use(self, entry: R) -> None:
+        """End one use; after the last one a retired model is removed, and waiting loads go on."""
         entry.users -= 1
         if entry.users == 0:
             self._idle.begin(entry.memory_bytes)
         self._mark(entry)
+        if entry.users == 0:
+            if entry.retire_reason is not None:
+                self._remove(entry, entry.retire_reason)
+            self.notify_freed()
 
     def _mark(self, entry: R) -> None:
         self._uses += 1
         entry.last_used = self._uses
 
-    def reserve(self, key: str, memory_bytes: int) -> tuple[str, ...] | None:
-        """Reserve memory; returns the models to evict first, None if too few are idle."""
+    # Memory
+
+    def check_fits(self, key: str, memory_bytes: int) -> None:
+        """Raise ModelTooLarge if the model exceeds the whole budget."""
+        if memory_bytes > self.budget_bytes:
+            raise ModelTooLarge(
+                f"{key} needs {memory_bytes} bytes, the pod's memory budget is"
+                f" {self.budget_bytes} bytes"
+            )
+
+    def try_reserve(self, key: str, memory_bytes: int) -> bool:
+        """Reserve memory, evicting idle models if necessary; False if too few are idle."""
         free = self.budget_bytes - self.used_bytes - self.reserved_bytes
         victims = self.choose_victims(memory_bytes - free)
-        if victims is not None:
-            self._reserved[key] = memory_bytes
-        return victims
+        if victims is None:
+            return False
+        self._reserved[key] = memory_bytes
+        for victim in victims:
+            self._remove(self.by_key[victim], "memory", key)
+        return True
+
+    def evict_one(self, evicted_for: str) -> bool:
+        """Evict the next idle model, since the device has less memory than the budget."""
+        victims = self.choose_victims(1)
+        if victims is None:
+            return False
+        for victim in victims:
+            self._remove(self.by_key[victim], "device-full", evicted_for)
+        self.notify_freed()
+        return True
+
+    def when(self, condition: Callable[[], bool], done: Callable[[], None]) -> None:
+        """Call `done` once the condition holds: now, or when memory was freed, in order."""
+        if condition():
+            done()
+        else:
+            self._waits.append(_MemoryWait(condition, done))
+
+    def stop_waiting(self, done: Callable[[], None]) -> None:
+        self._waits = [wait for wait in self._waits if wait.done is not done]
+
+    def notify_freed(self) -> None:
+        """Let waiting loads try again."""
+        if not self._waits:
+            return
+        for wait in tuple(self._waits):
+            if wait in self._waits and wait.condition():
+                self._waits = [each for each in self._waits if each is not wait]
+                wait.done()
 
     def choose_victims(self, needed_bytes: int) -> tuple[str, ...] | None:
         """The idle models to evict for so many bytes; None if all together are not enough."""
@@ -116,7 +216,7 @@ class DeviceCache(Generic[R]):
                 entry.memory_bytes,
                 entry.last_used,
                 uses=max(1, entry.uses),
-                reload_s=self._reload_s(entry.key, entry.memory_bytes),
+                reload_s=self.reload_s(entry.key, entry.memory_bytes),
                 clock=entry.clock,
             )
             for entry in self.by_key.values()
@@ -128,9 +228,12 @@ class DeviceCache(Generic[R]):
         self._clock = chosen.clock
         return chosen.keys
 
-    def cancel_reservation(self, key: str) -> bool:
-        """Free memory reserved for a model that was not added; False without a reservation."""
-        return self._reserved.pop(key, None) is not None
+    def cancel_reservation(self, key: str) -> None:
+        """Free memory reserved for a model that was not added, if there is a reservation."""
+        if self._reserved.pop(key, None) is not None:
+            self.notify_freed()
+
+    # Models
 
     def add(self, entry: R) -> None:
         """Add a loaded, idle model in place of its reservation."""
@@ -140,7 +243,19 @@ class DeviceCache(Generic[R]):
         self.by_key[entry.key] = entry
         self._idle.begin(entry.memory_bytes)
 
-    def remove(self, key: str) -> R:
-        entry = self.by_key.pop(key)
+    def retire(self, key: str, reason: str) -> bool:
+        """Remove a model, at once or after its last use; False if it is not there."""
+        entry = self.by_key.get(key)
+        if entry is None:
+            return False
+        if entry.users:
+            entry.retire_reason = reason
+            return True
+        self._remove(entry, reason)
+        self.notify_freed()
+        return True
+
+    def _remove(self, entry: R, reason: str, evicted_for: str | None = None) -> None:
+        del self.by_key[entry.key]
         self._idle.end(entry.memory_bytes)
-        return entry
+        self._on_removed(entry, reason, evicted_for)

@@ -1,4 +1,4 @@
-"""The spans of a model's weights that have arrived, while they are downloaded.
+"""Weights read while they are downloaded: each part of the slab once its bytes have arrived.
 
 The download reports spans and the reader of the weights waits for them. An arrived span is in the
 file and does not change; whether the whole file is right is known only at the end. The descriptors
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import defaultdict
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -17,10 +18,13 @@ from typing import TYPE_CHECKING
 from runtime.errors import ModelInvalid
 from runtime.storage.partial_file import SPAN_BYTES, split_spans
 from runtime.weights.safetensors_files import read_header_end
+from runtime.weights.weight_source import OpenFiles, SlabPart, slab_parts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
+
+    import torch
 
     from runtime.storage.listing import RemoteFile
     from runtime.storage.load_ticket import LoadTicket
@@ -161,3 +165,48 @@ class DownloadProgress:
     def _notify(self) -> None:
         with self._changed:
             self._changed.notify_all()
+
+
+class StreamingWeights(OpenFiles):
+    """The safetensors files of a running download, whose headers have all arrived."""
+
+    def __init__(self, progress: DownloadProgress) -> None:
+        """Read the headers; raises ModelInvalid."""
+        super().__init__(progress.names, progress.descriptors())
+        self._progress = progress
+
+    def parts(self, max_bytes: int) -> Iterator[SlabPart]:
+        missing: dict[SlabPart, int] = {}
+        waiting: defaultdict[ArrivedSpan, list[SlabPart]] = defaultdict(list)
+        for part in slab_parts(self.layout.size_bytes, min(max_bytes, SPAN_BYTES)):
+            spans = self._spans_of(part)
+            missing[part] = len(spans)
+            for span in spans:
+                waiting[span].append(part)
+            if not spans:
+                yield part
+        for span in self._progress.spans():
+            for part in waiting.pop(span, []):
+                missing[part] -= 1
+                if not missing[part]:
+                    yield part
+
+    def _spans_of(self, part: SlabPart) -> set[ArrivedSpan]:
+        return {
+            ArrivedSpan(piece.file, number)
+            for piece in self.pieces(part.offset, part.size_bytes)
+            for number in range(
+                piece.file_offset // SPAN_BYTES,
+                (piece.file_offset + piece.size_bytes - 1) // SPAN_BYTES + 1,
+            )
+        }
+
+    def wait_verified(self) -> None:
+        self._progress.wait_finished()
+
+    def map_tensors(self) -> dict[str, torch.Tensor]:
+        self.wait_verified()
+        return super().map_tensors()
+
+    def close(self) -> None:
+        """Nothing to do: the files belong to the download."""

@@ -1,4 +1,4 @@
-"""Eviction policies: which idle models to evict when a new one needs memory.
+"""Eviction policies: which idle models to evict when a new one needs memory, and what that costs.
 
 Pure. Each policy orders the idle models; no more of them are evicted than necessary.
 """
@@ -8,6 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
+
+from registry.domain.model import Tier
+
+PRIOR_BYTES_PER_S: Final = {Tier.HOST: 10e9, Tier.DISK: 2e9, Tier.REMOTE: 1e8}
+"""Rates before any load of this pod: mapped memory, a warm disk, object storage."""
+FIXED_S: Final = 0.02
+"""Time of a load besides reading the bytes."""
+NEWEST_SHARE: Final = 0.3
+"""Weight of the newest rate in the running average."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,3 +96,37 @@ def _fewest(
             chosen.remove(candidate)
             freed -= candidate.memory_bytes
     return chosen
+
+
+def tier_after_eviction(
+    size_bytes: int, *, host_bytes: int, host_budget_bytes: int, is_on_disk: bool
+) -> Tier:
+    """The tier that an evicted model will be in; `host_bytes` are those it has there already."""
+    if host_bytes or 0 < size_bytes <= host_budget_bytes:
+        return Tier.HOST
+    return Tier.DISK if is_on_disk else Tier.REMOTE
+
+
+class ReloadCosts:
+    """Expected time to load a model again, from the past loads of this pod.
+
+    For a model that was never loaded from a tier it follows from its size and the tier's average
+    rate.
+    """
+
+    def __init__(self) -> None:
+        self._seconds: dict[tuple[str, Tier], float] = {}
+        self._rates = dict(PRIOR_BYTES_PER_S)
+
+    def observe(self, key: str, tier: Tier, size_bytes: int, seconds: float) -> None:
+        self._seconds[key, tier] = seconds
+        rate = size_bytes / max(1e-3, seconds - FIXED_S)
+        self._rates[tier] += NEWEST_SHARE * (rate - self._rates[tier])
+
+    def estimate_s(self, key: str, tier: Tier, size_bytes: int) -> float:
+        measured = self._seconds.get((key, tier))
+        return measured if measured is not None else FIXED_S + size_bytes / self._rates[tier]
+
+    def forget(self, key: str) -> None:
+        for observed in [observed for observed in self._seconds if observed[0] == key]:
+            del self._seconds[observed]

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING
 
 from registry.domain.model import ModelName, ModelSpec, Tier
 from registry.domain.pod import PodInfo
+from registry.domain.reservation import ClaimScope
 from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch
 from runtime.device.memory import CpuMemory
 from runtime.device.worker import DeviceWorker
 from runtime.engines.networks.skeletons import Skeletons
 from runtime.loading.load_coordinator import LoadCoordinator
+from runtime.loading.load_lifecycle import OrphanedLoadParams
 from runtime.loading.load_threads import LoadThreads
 from runtime.loading.model_loader import ModelLoader
 from runtime.loading.model_store import Eviction, ModelStore
-from runtime.loading.orphaned_loads import OrphanedLoadParams
 from runtime.loading.processors import Processors
-from runtime.loading.reload_costs import ReloadCosts
 from runtime.loading.weight_resolver import WeightResolver
 from runtime.registration.measurements import Measurements
 from runtime.registration.registry_agent import Inventory, RegistryAgent, TierState
@@ -29,7 +29,7 @@ from runtime.storage.bandwidth import Bandwidth
 from runtime.storage.storages import StorageOptions, Storages
 from runtime.tiers.demotion import Demotions
 from runtime.tiers.disk_cache import DiskCache
-from runtime.tiers.eviction import POLICIES
+from runtime.tiers.eviction import POLICIES, ReloadCosts
 from runtime.tiers.host_tier import enter_host_tier
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from runtime.device.memory import DeviceMemory
+    from runtime.storage.load_ticket import LoadTicket
 
 
 @dataclass
@@ -51,11 +52,12 @@ class LocalPod:
     """Models whose demotion has ended."""
     evictions: list[Eviction]
 
-    async def load(self, spec: ModelSpec) -> Tier:
-        """Bring a model to the device; returns where its weights were."""
-        loaded = await self.loader.load(spec)
-        self.loader.store.add(loaded.model, loaded.memory_bytes, loaded.free)
-        return loaded.source
+    async def load(self, spec: ModelSpec, ticket: LoadTicket | None = None) -> Tier:
+        """Load a model to the device without a claim; returns the tier of its weights."""
+        load = self.coordinator.new_load(spec, ClaimScope.POD, is_preload=False)
+        load.ticket = ticket or load.ticket
+        self.loader.store.add(await self.coordinator.bring(load))
+        return load.source
 
     async def answer(self, spec: ModelSpec, text: str = "some words") -> list[bytes]:
         """The raw outputs of a model on the device."""
@@ -66,11 +68,11 @@ class LocalPod:
             ran = await entry.model.infer(inputs)
             return [tensor.data.tobytes() for tensor in ran.value]
         finally:
-            await self.loader.store.release(entry)
+            self.loader.store.end_use(entry)
 
     async def unload(self, spec: ModelSpec) -> None:
         """Take a model off the device."""
-        assert await self.loader.store.retire(spec.key, "test")
+        assert self.loader.store.retire(spec.key, "test")
 
     async def demote(self, spec: ModelSpec) -> None:
         """Copy a model to the host tier and wait for it."""

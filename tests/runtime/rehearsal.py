@@ -75,7 +75,7 @@ async def _answer(pod: LocalPod, spec: ModelSpec, tier: Tier) -> list[Any]:
     try:
         return await _infer(entry.model)
     finally:
-        await pod.loader.store.release(entry)
+        pod.loader.store.end_use(entry)
         await pod.unload(spec)
 
 

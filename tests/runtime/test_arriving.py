@@ -176,7 +176,7 @@ def test_adopted_part_of_a_file_is_on_the_device_before_the_rest_comes(
 
     async def work(pod: LocalPod) -> None:
         ticket = LoadTicket()
-        first = asyncio.create_task(pod.loader.load(large_spec, ticket))
+        first = asyncio.create_task(pod.load(large_spec, ticket))
         await until(lambda: len(engine.done_order) == PARTS_OF_TWO_SPANS, "two spans are copied")
         ticket.cancel("of the test")
         with pytest.raises(LoadCancelled):
@@ -231,7 +231,7 @@ def test_waiting_pod_goes_on_where_a_cancelled_download_stopped(
         async with local_pod(
             tmp_path / "other", cache_folder=cache, environment=environment, memory=staged(engine)
         ) as other:
-            first = asyncio.create_task(pod.loader.load(large_spec, ticket))
+            first = asyncio.create_task(pod.load(large_spec, ticket))
             await until(lambda: ticket.progress.arrived_bytes >= 2 * SPAN_BYTES, "two spans came")
             await until(lambda: len(gated_store.starts()) == SPANS, "the last one is asked for")
             second = asyncio.create_task(other.load(large_spec))

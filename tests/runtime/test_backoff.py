@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from runtime.loading.backoff import LoadFault, next_failure
+from runtime.errors import LoadFailed
+from runtime.loading.failures import next_failure
 
-FAULT = LoadFault("ModelLoadFailed", "broken", 503)
+FAULT = LoadFailed("broken")
 
 
 def test_waits_double_up_to_a_minute() -> None:

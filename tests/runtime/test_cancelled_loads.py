@@ -11,7 +11,7 @@ import pytest
 from registry.domain.model import Tier
 from registry.domain.reservation import ClaimScope
 from runtime.errors import DeadlinePassed, LoadCancelled
-from runtime.loading.orphaned_loads import OrphanedLoadParams, should_continue
+from runtime.loading.load_lifecycle import OrphanedLoadParams, should_continue
 from runtime.storage.load_ticket import LoadProgress
 from runtime.storage.partial_file import SPAN_BYTES
 from tests.runtime.fake_engine import FakeEngine
@@ -106,7 +106,7 @@ def test_request_that_comes_while_a_load_is_given_up_loads_anew(
         await asyncio.wait({first})
         gated_store.open.set()
         async with asyncio.timeout(60):
-            await pod.coordinator.release(await second)
+            pod.coordinator.release(await second)
 
     run(tmp_path, gated_store, work)
 
@@ -119,7 +119,7 @@ def test_download_that_has_begun_goes_on_as_a_preload_and_can_be_joined(
     async def work(pod: LocalPod) -> None:
         first = asyncio.create_task(pod.coordinator.acquire(large_spec))
         await two_spans(engine)
-        ticket = pod.coordinator._running[large_spec.key].ticket
+        ticket = pod.coordinator.running[large_spec.key].ticket
         assert ticket.is_urgent
         await leave(first)
         assert pod.coordinator.is_loading(large_spec.key)
@@ -127,7 +127,7 @@ def test_download_that_has_begun_goes_on_as_a_preload_and_can_be_joined(
         second = asyncio.create_task(pod.coordinator.acquire(large_spec))
         await until(lambda: ticket.is_urgent, "it is urgent again")
         gated_store.open.set()
-        await pod.coordinator.release(await second)
+        pod.coordinator.release(await second)
         assert len(gated_store.starts()) == SPANS
 
     run(tmp_path, gated_store, work, memory=staged(engine))
@@ -146,7 +146,7 @@ def test_download_ends_half_way_where_the_pod_is_told_so(
         assert_nothing_is_held(pod, large_spec, engine)
         gated_store.open.set()
         request = gated_store.starts()
-        await pod.coordinator.release(await pod.coordinator.acquire(large_spec))
+        pod.coordinator.release(await pod.coordinator.acquire(large_spec))
         assert gated_store.starts().count(0) == request.count(0) == 1  # what had come, stayed
 
     gated_store.from_span = 1
@@ -161,7 +161,7 @@ def test_preload_goes_on_when_a_request_that_joined_it_leaves(
     async def work(pod: LocalPod) -> None:
         preload = asyncio.create_task(pod.coordinator.preload(large_spec, ClaimScope.POD))
         await until(lambda: len(gated_store.starts()) >= 2, "the weights are asked for")
-        ticket = pod.coordinator._running[large_spec.key].ticket
+        ticket = pod.coordinator.running[large_spec.key].ticket
         assert not ticket.is_urgent
         joined = asyncio.create_task(pod.coordinator.acquire(large_spec))
         await until(lambda: ticket.is_urgent, "somebody waits")
@@ -195,7 +195,7 @@ def test_unloading_a_model_that_is_loaded_gives_everything_back(
         cache = pod.loader.resolver.cache
         assert not list(cache.folder_of(large_spec.key).rglob("*.part*"))
         gated_store.open.set()
-        await pod.coordinator.release(await pod.coordinator.acquire(large_spec))
+        pod.coordinator.release(await pod.coordinator.acquire(large_spec))
         assert gated_store.starts().count(0) == 2  # nothing was left of the first download
 
     run(tmp_path, gated_store, work, memory=staged(engine))
@@ -209,14 +209,14 @@ def test_load_that_waits_for_room_ends_with_its_last_waiter(
     async def work(pod: LocalPod) -> None:
         store = pod.loader.store
         await pod.coordinator.preload(large_spec, ClaimScope.POD, Tier.DISK)
-        await store.reserve("other", 1 << 30)
+        assert store.try_reserve("other", 1 << 30)
         waiting = asyncio.create_task(pod.coordinator.acquire(large_spec))
-        await until(lambda: bool(store._freed._waiters), "it waits for room")
+        await until(lambda: bool(store._waits), "it waits for room")
         await leave(waiting)
         await until(lambda: not pod.coordinator.is_loading(large_spec.key), "the load is over")
-        await store.cancel_reservation("other")
+        store.cancel_reservation("other")
         assert store.reserved_bytes == 0
-        await pod.coordinator.release(await pod.coordinator.acquire(large_spec))
+        pod.coordinator.release(await pod.coordinator.acquire(large_spec))
 
     run(tmp_path, gated_store, work)
 

@@ -193,7 +193,7 @@ def test_full_device_refuses_while_all_models_are_in_use(models: Path, tmp_path:
         assert isinstance(raised.value, MemoryBusy)
         assert status_of(raised.value) == 503
         await pod.answer(first)  # whom it did no harm
-        await pod.loader.store.release(entry)
+        pod.loader.store.end_use(entry)
         await pod.load(second)
         await pod.answer(second)
 

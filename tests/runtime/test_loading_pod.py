@@ -14,7 +14,7 @@ import pytest
 
 from registry.domain.model import Tier
 from registry.domain.reservation import ClaimScope
-from runtime.loading.backoff import BACKOFF
+from runtime.loading.failures import BACKOFF
 from tests import servers
 from tests.runtime.http import get, metric, post, predict, unanswered
 

@@ -59,7 +59,7 @@ class Ends:
 
 async def weights_begin(pod: LocalPod, spec: ModelSpec) -> None:
     def have_begun() -> bool:
-        load = pod.coordinator._running.get(spec.key)
+        load = pod.coordinator.running.get(spec.key)
         return load is not None and load.ticket.progress.has_started
 
     await until(have_begun, "bytes of weights come")
@@ -132,7 +132,7 @@ def test_preload_to_a_tier_stops_there_and_the_load_starts_from_it(
             await pod.coordinator.preload(spec, ClaimScope.POD, tier)  # which is nothing more to do
             held = await pod.coordinator.acquire(spec)
             assert held.start == tier.value
-            await pod.coordinator.release(held)
+            pod.coordinator.release(held)
 
     asyncio.run(main())
 

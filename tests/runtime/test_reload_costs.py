@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from registry.domain.model import Tier
-from runtime.loading.reload_costs import ReloadCosts
+from runtime.tiers.eviction import ReloadCosts
 
 GB = 1_000_000_000
 

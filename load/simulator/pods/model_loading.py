@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Final
 
 from load.simulator.pods.shared_link import SharedLink
 from registry.domain.model import Tier
-from runtime.loading.backoff import LoadFault
-from runtime.loading.reload_costs import ReloadCosts
+from runtime.errors import ModelTooLarge
 from runtime.tiers.device_cache import CachedModel, DeviceCache
-from runtime.tiers.eviction import POLICIES
+from runtime.tiers.eviction import POLICIES, ReloadCosts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -79,6 +78,7 @@ class ModelLoading:
         self._costs = ReloadCosts()
         self.residents: DeviceCache[SimulatedResident] = DeviceCache(
             plan.memory_bytes, policy=POLICIES[eviction], reload_s=self._reload_s, now_s=events.now,
+            on_removed=self._removed,
         )  # fmt: skip
         self._device_link = SharedLink(events, plan.device_bytes_per_s)
         self._loads: dict[str, _SimulatedLoad] = {}
@@ -124,13 +124,11 @@ class ModelLoading:
         return load
 
     def _fail_too_large(self, load: _SimulatedLoad) -> None:
-        plan = load.plan
         load.is_over = True
-        message = (
-            f"{plan.spec.key} needs {plan.memory_bytes} bytes, the pod's memory budget is "
-            f"{self.residents.budget_bytes} bytes"
-        )
-        self._agent.fail_load(plan.spec, load.token, LoadFault("ModelLoadFailed", message, 507))
+        try:
+            self.residents.check_fits(load.plan.spec.key, load.plan.memory_bytes)
+        except ModelTooLarge as error:
+            self._agent.fail_load(load.plan.spec, load.token, error)
 
     # Memory
 
@@ -141,11 +139,8 @@ class ModelLoading:
 
     def _try_to_reserve(self, load: _SimulatedLoad) -> bool:
         plan = load.plan
-        victims = self.residents.reserve(plan.spec.key, plan.memory_bytes)
-        if victims is None:
+        if not self.residents.try_reserve(plan.spec.key, plan.memory_bytes):
             return False
-        for key in victims:
-            self._node.demote(self._remove(key).plan)
         if load.source in plan.load_s:
             self._events.after(plan.load_s[load.source], self._loaded, load)
         else:
@@ -179,11 +174,10 @@ class ModelLoading:
             load for load in self._waiting_for_memory if not self._try_to_reserve(load)
         ]
 
-    def _remove(self, key: str) -> SimulatedResident:
-        """Free the memory of an idle model."""
-        removed = self.residents.remove(key)
-        self.publish_tier(key)
-        return removed
+    def _removed(self, entry: SimulatedResident, _reason: str, evicted_for: str | None) -> None:
+        self.publish_tier(entry.key)
+        if evicted_for is not None:
+            self._node.demote(entry.plan)
 
     # The end of a load
 
@@ -232,7 +226,7 @@ class ModelLoading:
             return key not in self._loads and self._node.drop(key, tier)
         if resident.users or tier is Tier.DEVICE:
             return False
-        self._remove(key)
+        self.residents.retire(key, "demoted")
         if tier is Tier.HOST:
             self._node.demote(plan)
         else:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from registry.domain.pod import LEASE_TTL_S
 from registry.domain.reservation import ClaimScope
 from registry.errors import ClaimLost, LeaseLost
-from runtime.loading.backoff import LoadFault, next_failure
+from runtime.loading.failures import next_failure
 from runtime.registration.measurements import Measurements
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from load.simulator.registry.memory_registry import MemoryRegistry
     from registry.domain.model import ModelSpec, Tier
     from registry.domain.pod import PodInfo, PodPhase, PodReport
+    from runtime.errors import LoadFailed
 
 
 class SimulatedRegistryAgent:
@@ -140,11 +141,11 @@ class SimulatedRegistryAgent:
             return True
         return True
 
-    def fail_load(self, spec: ModelSpec, token: int, fault: LoadFault) -> None:
+    def fail_load(self, spec: ModelSpec, token: int, error: LoadFailed) -> None:
         now_s = self._events.now_s
         record = self._registry.state.models.get(spec.name)
         failure = next_failure(
-            spec.key, fault, previous=record.failure if record else None, now_s=now_s
+            spec.key, error, previous=record.failure if record else None, now_s=now_s
         )
         try:
             self._registry.fail_load(self.name, self.epoch, spec.key, token, failure, now_s)

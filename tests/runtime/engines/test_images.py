@@ -55,7 +55,7 @@ async def pixels(pod: LocalPod, spec: ModelSpec, *requests: dict[str, Any]) -> n
     processor = entry.model.processor
     inputs = processor.batching.validate(processor.preprocess(processor.read_instances(requests)))
     result = await entry.model.infer(inputs)
-    await pod.loader.store.release(entry)
+    pod.loader.store.end_use(entry)
     values: np.ndarray[Any, Any] = result.value[0].data
     return values
 

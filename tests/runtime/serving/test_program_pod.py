@@ -200,7 +200,7 @@ async def infer_bytes(pod: LocalPod, spec: ModelSpec) -> bytes:
     assert entry is not None
     inputs = entry.model.processor.batching.validate([numeric_tensor("features", ROWS)])
     result = await entry.model.infer(inputs)
-    await pod.loader.store.release(entry)
+    pod.loader.store.end_use(entry)
     return b"".join(tensor.data.tobytes() for tensor in result.value)
 
 

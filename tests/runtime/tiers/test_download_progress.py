@@ -17,9 +17,8 @@ from runtime.storage.load_ticket import LoadTicket
 from runtime.storage.partial_file import SPAN_BYTES
 from runtime.storage.storages import StorageOptions, Storages
 from runtime.tiers.disk_cache import DiskCache
-from runtime.tiers.download_progress import DownloadProgress
+from runtime.tiers.download_progress import DownloadProgress, StreamingWeights
 from runtime.tiers.generation_download import MAX_PARALLEL_FILES
-from runtime.tiers.streaming_weights import StreamingWeights
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -44,7 +44,7 @@ def test_counts_only_idle_models() -> None:
     assert cache.idle_byte_s == 5 * 1 + 3 * 10
     clock.now_s = 10.0
     assert cache.idle_byte_s == 5 * 1 + 5 * 10 + 2 * 1
-    cache.remove("large")
+    cache.retire("large", "test")
     clock.now_s = 20.0
     assert cache.idle_byte_s == 5 * 1 + 5 * 10 + 12 * 1
 
@@ -71,7 +71,7 @@ def test_equals_the_sum_over_time(steps: list[tuple[int, int, str]]) -> None:
         elif what == "end" and entry.users:
             cache.end_use(entry)
         elif what == "drop" and not entry.users:
-            cache.remove(str(which))
+            cache.retire(str(which), "test")
         assert cache.idle_byte_s == expected
 
 

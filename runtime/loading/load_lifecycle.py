@@ -1,0 +1,354 @@
+"""The life of a load: claim, start, open weights, reserve memory, copy, finish, or fail.
+
+Pure. `load_coordinator` runs it on a pod's event loop, `load.simulator.pods.model_loading` in
+virtual time: each drives the coroutine of a load, and carries out the steps that are abstract here.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
+
+from registry.domain.model import Tier
+from registry.domain.reservation import ClaimScope, LoadClaim
+from registry.errors import ClaimLost
+from runtime.errors import (
+    LoadCancelled,
+    LoadFailed,
+    LoadRefused,
+    MemoryBusy,
+    RuntimePackageError,
+)
+from runtime.storage.load_ticket import LoadTicket
+from runtime.tiers.device_cache import CachedModel, DeviceCache
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractAsyncContextManager
+
+    from registry.domain.model import LoadFailure, ModelSpec
+    from runtime.loading.failures import LoadFailures
+    from runtime.registration.measurements import Measurements
+    from runtime.storage.load_ticket import LoadProgress
+    from runtime.tiers.eviction import ReloadCosts
+
+CLAIM_TIMEOUT_S: Final = 6.0
+"""Of retries of a refused claim: a gateway's claim expires after 5 s without a load."""
+CLAIM_RETRY_INTERVAL_S: Final = 0.1
+MEMORY_TIMEOUT_S: Final = 30.0
+"""How long a load waits until requests release memory."""
+NEARLY_DONE_SHARE: Final = 0.8
+"""Share of a download's bytes from which on it is always finished."""
+
+
+@dataclass(frozen=True, slots=True)
+class OrphanedLoadParams:
+    """A pod's settings for loads without waiting requests."""
+
+    ends_downloads: bool = False
+    """Whether to end a running download that is not nearly complete."""
+
+
+def should_continue(progress: LoadProgress, params: OrphanedLoadParams) -> bool:
+    """Whether a load continues, as a preload, after its last waiter has left.
+
+    A started load is worth finishing: a client whose deadline passed usually retries, and joins
+    the load. Only if configured does a running download end, and then not one that is nearly
+    complete; the fetched bytes stay on disk in any case, and the next load continues from them.
+    """
+    if not progress.has_started:
+        return False
+    if not params.ends_downloads:
+        return True
+    return progress.arrived_bytes >= NEARLY_DONE_SHARE * progress.total_bytes
+
+
+@dataclass(eq=False, slots=True)
+class Load:
+    """A running load. Mutable: owned by the event loop."""
+
+    spec: ModelSpec
+    scope: ClaimScope
+    is_preload: bool
+    """Whether the load continues without waiting requests."""
+    started_s: float
+    token: int = 0
+    """Of the newest claim that the gateway made for a waiting request; 0: none."""
+    ticket: LoadTicket = field(default_factory=LoadTicket)
+    source: Tier = Tier.REMOTE
+    waiters: int = 0
+    is_reported: bool = False
+    """Whether the registry received the result, or another pod has the claim."""
+
+
+class Weights(Protocol):
+    """A model's open weights, complete or under download."""
+
+    @property
+    def tier(self) -> Tier: ...
+
+    @property
+    def memory_bytes(self) -> int:
+        """Device memory that the model needs."""
+
+
+class LoadReports(Protocol):
+    """A pod's claims for loads, and its reports to the registry."""
+
+    def claim_of(self, token: int) -> LoadClaim:
+        """A claim that the gateway made for this pod."""
+
+    async def claim(self, key: str, scope: ClaimScope) -> LoadClaim:
+        """A claim for a load; raises LoadRefused if the registry refuses it."""
+
+    async def start_load(self, key: str, claim: LoadClaim, source: Tier) -> None:
+        """Report the start of a claimed load; raises ClaimLost."""
+
+    async def finish_load(self, key: str, claim: LoadClaim, memory_bytes: int) -> None:
+        """Report the end of a load; raises ClaimLost, after which the model must be removed."""
+
+    async def fail_load(self, key: str, claim: LoadClaim, failure: LoadFailure) -> bool:
+        """Report a failed load; False if the registry did not take it."""
+
+    def report_tier(self, key: str) -> None:
+        """Publish the nearest tier of a model, which ends the pod's claim for it."""
+
+
+L = TypeVar("L", bound=Load)
+W = TypeVar("W", bound=Weights)
+R = TypeVar("R", bound=CachedModel)
+
+
+class LoadLifecycle(Generic[L, W, R]):
+    """All loads of a pod: one per model at a time, many models at once."""
+
+    def __init__(
+        self,
+        cache: DeviceCache[R],
+        reports: LoadReports,
+        *,
+        failures: LoadFailures,
+        costs: ReloadCosts,
+        measurements: Measurements,
+        orphaned_loads: OrphanedLoadParams,
+    ) -> None:
+        self.cache = cache
+        self.completed_total = 0
+        """Number of successful loads."""
+        self.running: dict[str, L] = {}
+        self._reports = reports
+        self._failures = failures
+        self._costs = costs
+        self._measurements = measurements
+        self._orphaned_loads = orphaned_loads
+
+    # The steps that each driver carries out
+
+    @abstractmethod
+    def now_s(self) -> float:
+        """A monotonic clock."""
+
+    @abstractmethod
+    async def sleep(self, seconds: float) -> None: ...
+
+    @abstractmethod
+    async def wait_for_memory(self, load: L, condition: Callable[[], bool]) -> bool:
+        """Wait until the condition holds (`DeviceCache.when`); False after MEMORY_TIMEOUT_S."""
+
+    @abstractmethod
+    def new_load(self, spec: ModelSpec, scope: ClaimScope, *, is_preload: bool) -> L: ...
+
+    @abstractmethod
+    def spawn(self, load: L) -> None:
+        """Call `run` soon, not before this returns."""
+
+    @abstractmethod
+    async def nearest_tier(self, load: L) -> Tier:
+        """The tier that the load would start from now."""
+
+    @abstractmethod
+    def open(self, load: L) -> AbstractAsyncContextManager[W]:
+        """The weights, which may still be under download; raises LoadFailed, LoadCancelled."""
+
+    @abstractmethod
+    async def copy(self, load: L, weights: W) -> R:
+        """The model on the device, in the memory reserved for it; not yet in the cache."""
+
+    @abstractmethod
+    def ended(self, load: L, entry: R | None, error: RuntimePackageError | None) -> None:
+        """Pass the model, in use once for each waiter, or the error to those who wait."""
+
+    @abstractmethod
+    def count(
+        self, load: L, outcome: str, *, seconds: float = 0.0, failure: LoadFailure | None = None
+    ) -> None:
+        """Count and log the end of a load: ok, failed, refused, cancelled or fenced."""
+
+    def as_failure(self, load: L, error: Exception) -> LoadFailed:
+        """The failure to report for an unexpected error."""
+        raise error
+
+    # Those who wait for a load
+
+    def join(self, spec: ModelSpec, token: int = 0) -> L:
+        """The load of the model for one more waiting request, started if none is running."""
+        load = self.running.get(spec.key)
+        if load is None:
+            load = self._begin(spec, ClaimScope.POD, is_preload=False)
+        load.token = max(token, load.token)
+        load.waiters += 1
+        load.ticket.prioritise()
+        return load
+
+    def join_preload(self, spec: ModelSpec, scope: ClaimScope) -> L:
+        """The load of the model, which now continues without waiting requests."""
+        load = self.running.get(spec.key)
+        if load is None:
+            load = self._begin(spec, scope, is_preload=True)
+        load.is_preload = True
+        return load
+
+    def leave(self, load: L) -> None:
+        """A request waits no more; the last one makes the load a preload, or ends it."""
+        load.waiters -= 1
+        if load.waiters == 0:
+            if load.is_preload or should_continue(load.ticket.progress, self._orphaned_loads):
+                load.ticket.deprioritise()
+            else:
+                load.ticket.cancel("no request waits for it any more")
+
+    def _begin(self, spec: ModelSpec, scope: ClaimScope, *, is_preload: bool) -> L:
+        load = self.new_load(spec, scope, is_preload=is_preload)
+        if is_preload:
+            load.ticket.deprioritise()
+        self.running[spec.key] = load
+        self.spawn(load)
+        return load
+
+    # One load
+
+    async def run(self, load: L) -> None:
+        """Run the load to its end. Errors other than the runtime's are raised."""
+        key = load.spec.key
+        try:
+            entry = await self._load(load)
+        except RuntimePackageError as error:
+            del self.running[key]
+            self.ended(load, None, error)
+        else:
+            del self.running[key]
+            self.cache.use(entry, load.waiters)
+            self.ended(load, entry, None)
+            self.cache.end_use(entry)
+        if not load.is_reported:
+            self._reports.report_tier(key)  # releases the claim
+
+    async def _load(self, load: L) -> R:
+        """The model on the device, used once so that it is not evicted before its use."""
+        self._failures.check(load.spec)
+        claim = LoadClaim(None, 0)
+        try:
+            claim = await self._claim(load)
+            claim = await self._start(load, claim)
+            entry = await self.bring(load)
+        except LoadFailed as error:
+            await self._fail(load, claim, error)
+            raise
+        except LoadRefused:
+            load.is_reported = True  # another pod has the claim
+            raise
+        except LoadCancelled:
+            self.count(load, "cancelled")
+            raise
+        except RuntimePackageError:
+            self.count(load, "refused")
+            raise
+        except Exception as error:
+            failure = self.as_failure(load, error)
+            await self._fail(load, claim, failure)
+            raise failure from error
+        await self._finish(load, claim, entry)
+        return entry
+
+    async def _claim(self, load: L) -> LoadClaim:
+        """The gateway's claim, if it made one, else a new one; retries a refused one."""
+        deadline_s = self.now_s() + CLAIM_TIMEOUT_S
+        while True:
+            load.ticket.raise_if_cancelled()
+            if load.token:
+                return self._reports.claim_of(load.token)
+            try:
+                return await self._reports.claim(load.spec.key, load.scope)
+            except LoadRefused:
+                if load.scope is ClaimScope.POOL or self.now_s() >= deadline_s:
+                    raise
+            await self.sleep(CLAIM_RETRY_INTERVAL_S)
+
+    async def _start(self, load: L, claim: LoadClaim) -> LoadClaim:
+        key = load.spec.key
+        load.source = await self.nearest_tier(load)
+        try:
+            await self._reports.start_load(key, self._newest(load, claim), load.source)
+        except ClaimLost:  # the gateway's claim expired before the load started
+            load.token = 0
+            claim = await self._reports.claim(key, ClaimScope.POD)
+            try:
+                await self._reports.start_load(key, claim, load.source)
+            except ClaimLost as error:
+                raise LoadRefused(f"another pod got the claim for {key}") from error
+        return claim
+
+    async def bring(self, load: L) -> R:
+        """Open the weights, reserve memory, evicting others, and copy."""
+        key = load.spec.key
+        async with self.open(load) as weights:
+            try:
+                await self._reserve(load, weights.memory_bytes)
+                entry = await self.copy(load, weights)
+            except BaseException:
+                self.cache.cancel_reservation(key)
+                raise
+            load.source = weights.tier  # not the nearest if its copy was damaged or deleted
+        return entry
+
+    async def _reserve(self, load: L, memory_bytes: int) -> None:
+        key = load.spec.key
+        self.cache.check_fits(key, memory_bytes)
+        if not await self.wait_for_memory(load, lambda: self.cache.try_reserve(key, memory_bytes)):
+            raise MemoryBusy(
+                f"{key} needs {memory_bytes} bytes; models in use occupy the pod's memory"
+            )
+
+    async def _finish(self, load: L, claim: LoadClaim, entry: R) -> None:
+        key = load.spec.key
+        self.cache.add(entry)
+        self.cache.use(entry)
+        try:
+            await self._reports.finish_load(key, self._newest(load, claim), entry.memory_bytes)
+        except ClaimLost as error:
+            load.is_reported = True
+            self.count(load, "fenced")
+            self.cache.retire(key, "claim-lost")
+            self.cache.end_use(entry)
+            raise LoadRefused(f"another pod got the claim for {key}") from error
+        load.is_reported = True
+        seconds = self.now_s() - load.started_s
+        self._costs.observe(key, load.source, entry.memory_bytes, seconds)
+        self.completed_total += 1
+        self._failures.clear(key)
+        self._measurements.add(key, f"load:{load.source.value}", seconds)
+        self.count(load, "ok", seconds=seconds)
+
+    def _newest(self, load: L, claim: LoadClaim) -> LoadClaim:
+        """The claim, unless a request that joined the load has a newer token."""
+        if load.token and (claim.token is None or load.token > claim.token):
+            return self._reports.claim_of(load.token)
+        return claim
+
+    async def _fail(self, load: L, claim: LoadClaim, error: LoadFailed) -> None:
+        failure = self._failures.record(load.spec, error)
+        self.count(load, "failed", failure=failure)
+        load.is_reported = await self._reports.fail_load(
+            load.spec.key, self._newest(load, claim), failure
+        )

@@ -1,0 +1,78 @@
+"""The store of models on the device: memory, evictions, removals."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from registry.domain.model import ModelName, ModelSpec
+from runtime.loading.model_store import Eviction, ModelStore, StoreEntry
+from runtime.loading.served_model import ServedModel
+from runtime.tasks.processors import load_processor
+from tests.runtime.networks import load_network
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from runtime.device.worker import DeviceWorker
+
+
+@pytest.fixture
+def served(models: Path, device: DeviceWorker) -> ServedModel:
+    folder = models / "tiny-bert"
+    return ServedModel(
+        ModelSpec(ModelName("default", "m"), folder.as_uri()),
+        processor=load_processor(folder, None),
+        network=load_network(folder),
+        device=device,
+    )
+
+
+def is_stopped(model: ServedModel) -> bool:
+    return model._network is None
+
+
+def entry_of(served: ServedModel) -> StoreEntry:
+    return StoreEntry(served.spec.key, 600, model=served, free=lambda: None)
+
+
+def test_store_evicts_within_its_budget(served: ServedModel) -> None:
+    evicted: list[Eviction] = []
+    store = ModelStore(1000, evicted.append)
+    assert store.try_reserve(served.spec.key, 600)
+    store.add(entry_of(served))
+    assert evicted == []
+    assert store.try_reserve("other", 500)
+    assert not store.holds(served.spec.key)
+    assert [(each.spec.key, each.evicted_for) for each in evicted] == [(served.spec.key, "other")]
+    assert is_stopped(served)
+
+
+def test_retired_model_is_removed_after_its_last_use(served: ServedModel) -> None:
+    store = ModelStore(1000, lambda _: None)
+    store.add(entry_of(served))
+    entry = store.acquire(served.spec.key, users=2)
+    assert entry is not None
+    assert store.retire(served.spec.key, "withdrawn")
+    store.end_use(entry)
+    assert not is_stopped(served)
+    store.end_use(entry)
+    assert is_stopped(served)
+    assert not store.retire(served.spec.key, "withdrawn")
+
+
+def test_broken_model_is_not_acquired_and_removed_after_its_last_use(
+    served: ServedModel,
+) -> None:
+    store = ModelStore(1000, lambda _: None)
+    store.add(entry_of(served))
+    entry = store.acquire(served.spec.key)
+    assert entry is not None
+    assert store.broken_reason(served.spec.key) is None
+    served.device_model.broken_reason = "it hung"
+    store.retire(served.spec.key, "broken")
+    assert store.acquire(served.spec.key) is None
+    assert store.broken_reason(served.spec.key) == "it hung"
+    store.end_use(entry)
+    assert not store.holds(served.spec.key)
