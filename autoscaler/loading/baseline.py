@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from autoscaler.loading.idle import IdlePod, idle_pods
+from autoscaler.placement.idle import IdlePod, idle_pods
 from autoscaler.planning.actions import Action, ActionReason, Demote, Load
 from autoscaler.planning.policy import LoadingPolicy
 from registry.domain.model import Tier

@@ -15,8 +15,8 @@ from functools import partial
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
-from autoscaler.loading.idle import IdlePod, idle_pods
-from autoscaler.loading.work_allocation import WorkAllocation
+from autoscaler.placement.idle import IdlePod, idle_pods
+from autoscaler.placement.work_allocation import WorkAllocation
 from autoscaler.planning.actions import Action, ActionReason, Demote, Load
 from autoscaler.planning.policy import LoadingPolicy
 from registry.domain.model import Tier

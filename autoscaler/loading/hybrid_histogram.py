@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from autoscaler.forecasting.baselines.idle_time_histogram import IdleTimeHistogram, warm_window
-from autoscaler.loading.idle import idle_copies
-from autoscaler.loading.load_placer import LoadPlacer
-from autoscaler.loading.marginal_value import MarginalValue
+from autoscaler.placement.idle import idle_copies
+from autoscaler.placement.load_placer import LoadPlacer
+from autoscaler.placement.marginal_value import MarginalValue
 from autoscaler.planning.actions import Action, ActionReason, Demote, Load
 from autoscaler.planning.policy import LoadingPolicy
 from registry.domain.model import Preload, Tier

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from autoscaler.loading.idle import idle_copies
+from autoscaler.placement.idle import idle_copies
 from autoscaler.planning.actions import Action, ActionReason, Demote
 from autoscaler.planning.policy import LoadingPolicy
 from registry.domain.model import Tier

@@ -18,9 +18,9 @@ import numpy as np
 
 from autoscaler.loading.copy_targets import CopyParams, expected_copies, target_copies
 from autoscaler.loading.holding_value import Prices, holding_value
-from autoscaler.loading.idle import idle_copies
-from autoscaler.loading.load_placer import LoadPlacer
-from autoscaler.loading.marginal_value import HORIZON_S, MarginalValue
+from autoscaler.placement.idle import idle_copies
+from autoscaler.placement.load_placer import LoadPlacer
+from autoscaler.placement.marginal_value import HORIZON_S, MarginalValue
 from autoscaler.planning.actions import Action, ActionReason, Demote, Load
 from autoscaler.planning.policy import LoadingPolicy
 from registry.domain.model import Preload, Tier
@@ -147,7 +147,7 @@ def _loads(
     ]
     if not candidates:
         return []
-    marginal_value = MarginalValue(view, value, params.horizon_s)
+    marginal_value = MarginalValue(view, value.saved_per_s if value else None, params.horizon_s)
 
     def rank(candidate: _LoadCandidate) -> tuple[bool, float, int]:
         gain = candidate.gain

@@ -15,7 +15,7 @@ from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Final
 
-from autoscaler.loading.idle import IdlePod, idle_pods
+from autoscaler.placement.idle import IdlePod, idle_pods
 from autoscaler.planning.actions import Action, ActionReason, Demote, Load
 from autoscaler.planning.policy import LoadingPolicy
 from registry.domain.model import Tier

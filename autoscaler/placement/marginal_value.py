@@ -1,7 +1,7 @@
 """The value of a copy for all models together, in seconds of delay saved per second.
 
 A copy does work that no other copy does in time (`work_allocation`: queued and expected requests)
-and saves cold starts (`holding_value`). A second of late work counts as much as a second of cold
+and saves cold starts. A second of late work counts as much as a second of cold
 start, so that the queue of one model can be compared with the only copy of another.
 """
 
@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from autoscaler.loading.work_allocation import WorkAllocation
+from autoscaler.placement.work_allocation import WorkAllocation
 
 if TYPE_CHECKING:
-    from autoscaler.loading.holding_value import HoldingValue
+    from collections.abc import Callable
+
     from autoscaler.planning.pool_view import Demand, ModelView, PoolView
 
 _MINUTE_S: Final = 60.0
@@ -26,10 +27,13 @@ class MarginalValue:
     """Gain and loss by adding and removing copies, while a plan is made."""
 
     def __init__(
-        self, view: PoolView, value: HoldingValue | None, horizon_s: float = HORIZON_S
+        self,
+        view: PoolView,
+        saved_per_s: Callable[[int], float] | None,
+        horizon_s: float = HORIZON_S,
     ) -> None:
-        """Without `value` cold starts do not count."""
-        self._value = value
+        """`saved_per_s`: by row, of cold starts by the only copy; None: they do not count."""
+        self._saved_per_s = saved_per_s
         self._horizon_s = horizon_s
         self._row = {model.key: row for row, model in enumerate(view.models)}
         self._copies = {
@@ -55,7 +59,7 @@ class MarginalValue:
         The value of avoiding cold starts is divided by the model's number of copies.
         """
         unserved_s = self._work.unserved_without_s(model, pod)
-        saved = 0.0 if self._value is None else self._value.saved_per_s(self._row[model.key])
+        saved = 0.0 if self._saved_per_s is None else self._saved_per_s(self._row[model.key])
         return unserved_s / self._horizon_s + saved / max(1, self._copies[model.key])
 
     def remove_copy(self, model: ModelView, pod: str) -> None:

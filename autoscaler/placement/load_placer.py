@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING
 
-from autoscaler.loading.idle import idle_copies
+from autoscaler.placement.idle import idle_copies
 from autoscaler.planning.actions import Demote
 from registry.domain.model import Tier
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from autoscaler.loading.marginal_value import MarginalValue
+    from autoscaler.placement.marginal_value import MarginalValue
     from autoscaler.planning.actions import Action
     from autoscaler.planning.pool_view import ModelView, PlannedPod, PoolView
 
