@@ -64,7 +64,7 @@ class DemandReader:
             counts = [(each.model, float(each.start_s), each.count) for each in window]
             self._observed.add(counts, length_s=length_s, is_new=False)
         self._added = {}
-        self._observed.add(self._not_added(seconds), length_s=1.0)
+        self._observed.add(self._not_added(seconds), length_s=1.0, is_new=False)
 
     def _not_added(self, seconds: Sequence[ArrivalCount]) -> list[tuple[ModelName, float, int]]:
         """What earlier reads of these seconds did not have."""

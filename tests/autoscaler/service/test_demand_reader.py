@@ -53,6 +53,7 @@ async def test_a_new_reader_reads_back_all_counts(stage: Stage) -> None:
     assert demand.history.ten_minutes.sum(axis=1).tolist() == pytest.approx([15, 2], abs=8)
     assert demand.history.minutes.sum() + demand.history.recent.sum() >= 14
     assert now_s - observed.last_arrival_s[NAMES[0]] < 60
+    assert not observed.arrived, "earlier arrivals are not new ones for the first plan"
 
 
 async def test_a_new_reader_finds_the_latest_arrival_of_each_model(stage: Stage) -> None:
