@@ -6,35 +6,23 @@ its requests first.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
     from load.simulator.simulated_cluster import SimulatedCluster
     from load.simulator.simulation import Simulation
     from registry.domain.cluster import ClusterState
-    from registry.domain.demand import QueueStats
     from registry.domain.model import ModelName
 
-
-@dataclass(frozen=True, slots=True)
-class PoolObservations:
-    """Inputs of a rule besides the clock."""
-
-    state: ClusterState
-    arrivals: Sequence[tuple[ModelName, float]]
-    """Requests since the last plan: model and time."""
-    in_system: int
-    """Requests without a response yet."""
-    waiting: Mapping[ModelName, QueueStats]
-    """Requests that no pod has taken yet, by model."""
+    Arrivals = list[tuple[ModelName, float]]
+    """Models and times."""
 
 
 class Rule(Protocol):
@@ -42,8 +30,8 @@ class Rule(Protocol):
 
     interval_s: float
 
-    def plan(self, now_s: float, pool: PoolObservations, cluster: SimulatedCluster) -> int:
-        """The number of pods from now on; starts loads in the cluster."""
+    def plan(self, now_s: float, arrivals: Arrivals, cluster: SimulatedCluster) -> int:
+        """The number of pods from now on, after the arrivals since the last plan; starts loads."""
 
 
 class PodScaler:
@@ -56,7 +44,7 @@ class PodScaler:
         self.every_s = every_s
         self.pods_at: list[tuple[float, int]] = []
         """Time and number of running pods, at every tick."""
-        self._arrivals: list[tuple[ModelName, float]] = []
+        self._arrivals: Arrivals = []
         self._rule = rule
         self._names = pods
         self._start_s = start_s
@@ -75,8 +63,7 @@ class PodScaler:
         if now_s + 1e-9 < self._next_plan_s:
             return
         self._next_plan_s = now_s + self._rule.interval_s
-        pool = PoolObservations(state, self._arrivals, actions.open_requests, actions.waiting())
-        wanted = self._rule.plan(now_s, pool, actions)
+        wanted = self._rule.plan(now_s, self._arrivals, actions)
         self._arrivals.clear()
         self._set_pods(state, now_s, wanted, actions)
 

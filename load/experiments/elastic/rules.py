@@ -12,7 +12,7 @@ from load.simulator.autoscaling import TICK_S, PlannedAutoscaler
 if TYPE_CHECKING:
     from autoscaler.forecasting.counts import Counts
     from autoscaler.planning.pool_view import Limits
-    from load.experiments.elastic.pod_scaler import PoolObservations
+    from load.experiments.elastic.pod_scaler import Arrivals
     from load.simulator.cluster.plan import ClusterPlan
     from load.simulator.simulated_cluster import SimulatedCluster
 
@@ -34,10 +34,10 @@ class PredictiveRule:
             every_s=TICK_S, epoch_s=epoch_s, counts=counts, limits=limits, pods=pods,
         )  # fmt: skip
 
-    def plan(self, now_s: float, pool: PoolObservations, cluster: SimulatedCluster) -> int:
-        for model, at_s in pool.arrivals:
+    def plan(self, now_s: float, arrivals: Arrivals, cluster: SimulatedCluster) -> int:
+        for model, at_s in arrivals:
             self._autoscaler.arrived(model, at_s)
-        self._autoscaler.tick(pool.state, now_s, cluster)
+        self._autoscaler.tick(cluster.registry.state, now_s, cluster)
         return self._autoscaler.wanted_pods or 0
 
 
@@ -51,13 +51,12 @@ class KnativeRule:
         self._min_pods = min_pods
         self._state = KpaState()
 
-    def plan(self, now_s: float, pool: PoolObservations, cluster: SimulatedCluster) -> int:
-        _load_everywhere(pool, cluster)
-        return self.pods_for(pool.in_system, now_s, pool)
+    def plan(self, now_s: float, arrivals: Arrivals, cluster: SimulatedCluster) -> int:
+        _load_everywhere(cluster)
+        return self.pods_for(cluster.open_requests, now_s, len(cluster.registry.state.pods))
 
-    def pods_for(self, concurrency: float, now_s: float, pool: PoolObservations) -> int:
+    def pods_for(self, concurrency: float, now_s: float, current: int) -> int:
         """The number of pods after one more sample of the concurrency."""
-        current = len(pool.state.pods)
         pods, self._state = kpa_pods(concurrency, current, self._state, now_s, self._params)
         return max(pods, self._min_pods)
 
@@ -78,21 +77,23 @@ class ScrapedKnativeRule:
         self._latest = min_pods
         self._planned: int | None = None
 
-    def plan(self, now_s: float, pool: PoolObservations, cluster: SimulatedCluster) -> int:
-        _load_everywhere(pool, cluster)
-        self._samples.append(pool.in_system)
+    def plan(self, now_s: float, arrivals: Arrivals, cluster: SimulatedCluster) -> int:
+        _load_everywhere(cluster)
+        current = len(cluster.registry.state.pods)
+        self._samples.append(cluster.open_requests)
         if now_s + 1e-9 >= self._scrape_s:
             self._scrape_s += _SCRAPE_INTERVAL_S
-            self._latest = self._rule.pods_for(fmean(self._samples), now_s, pool)
+            self._latest = self._rule.pods_for(fmean(self._samples), now_s, current)
             self._samples.clear()
         if now_s + 1e-9 >= self._plan_s:
             self._plan_s += _KPA_TICK_S
             self._planned = self._latest
-        return len(pool.state.pods) if self._planned is None else self._planned
+        return current if self._planned is None else self._planned
 
 
-def _load_everywhere(pool: PoolObservations, cluster: SimulatedCluster) -> None:
-    for name, record in pool.state.models.items():
-        for pod in pool.state.pods:
-            if pod not in pool.state.holders(record.serving.key):
+def _load_everywhere(cluster: SimulatedCluster) -> None:
+    state = cluster.registry.state
+    for name, record in state.models.items():
+        for pod in state.pods:
+            if pod not in state.holders(record.serving.key):
                 cluster.preload(name, pod)
