@@ -104,13 +104,13 @@ class Reservations:
             return None
         if decision.entry != decision.predict:
             return None
-        times = self._state.measured(key).stages
+        pod = self._state.pods[decision.entry]
+        times = pod.estimates[key].stages
         if not times.is_measured or times.hold_s > MAX_OPTIMISTIC_S:
             return None
         until_s = self._paused_until_s.get(decision.entry)
         if until_s is not None and until_s > self._loop.time():
             return None
-        pod = self._state.pods[decision.entry]
         pod.add_pending(slots=1, ongoing=1)
         reservation = self._hold(Reservation("", pod, pod, "warm", 0, is_local=True))
         self._unregistered[reservation] = (decision, key)

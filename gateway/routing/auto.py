@@ -4,6 +4,8 @@ Source: Liu 2025, section 6.5, which leaves the dynamic choice as future work. T
 those of `latency_model`; the shortest wins, on a tie an option without a load. A new copy also
 serves later requests: what earlier requests lost for want of one is subtracted from a cold start's
 forecast (`gateway.routing.ski_rental`), unless the request would then miss its deadline.
+
+In a pool of several kinds of accelerators each option is considered at the best pod of each kind.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ def auto(request: RequestView, cluster: ClusterState, now_s: float) -> Decision:
     warm = cluster.warm(request.key)
     warming = cluster.warming(request.key)
     options: list[RoutingOption] = []
-    if pod := fewest_inferring(warm):
+    if len(cluster.pods.kinds) > 1:
+        options = _options_by_kind(request, cluster, warm, warming, now_s)
+    elif pod := fewest_inferring(warm):
         forecast = run_at(pod, request, cluster, now_s)
         if pod.inferring == 0:  # no option ends sooner: every one takes at least this long
             return SendTo(pod.name, pod.name, LoadMode.WARM, Reason.WARM, forecast=forecast)
@@ -59,9 +63,34 @@ def auto(request: RequestView, cluster: ClusterState, now_s: float) -> Decision:
     best = _soonest(options)
     loss = None
     if cold is not None and best is not cold and warm and not warming:
-        hold_s = cluster.measured(request.key).stages.hold_s
+        hold_s = cluster.pods[cold.predict].estimates[request.key].stages.hold_s
         loss = _loss(best.forecast, cold.forecast, hold_s)
     return _decision(best, tuple(options), loss)
+
+
+def _options_by_kind(
+    request: RequestView,
+    cluster: ClusterState,
+    warm: Sequence[PodState],
+    warming: Sequence[PodState],
+    now_s: float,
+) -> list[RoutingOption]:
+    """Colocate with, or join, the best pod of each kind of accelerator.
+
+    Of one kind a pod without other inferences is best; a faster kind may end sooner in spite of a
+    queue or a load.
+    """
+    options = []
+    for kind in cluster.pods.kinds:
+        if pod := fewest_inferring([pod for pod in warm if pod.kind == kind]):
+            name, reason, mode = "colocate", Reason.WARM, LoadMode.WARM
+        elif pod := fewest_inferring([pod for pod in warming if pod.kind == kind]):
+            name, reason, mode = "join", Reason.WARMING, LoadMode.JOIN
+        else:
+            continue
+        forecast = run_at(pod, request, cluster, now_s)
+        options.append(RoutingOption(name, forecast, reason, pod.name, pod.name, mode))
+    return options
 
 
 def _proxy(
@@ -106,7 +135,7 @@ def _cold_start(
     now_s: float,
 ) -> RoutingOption | None:
     """A load at a pod that neither holds nor loads the model, if one has a free slot."""
-    pod = best_cold(cluster, request.key, request.draw, {pod.name for pod in (*warm, *warming)})
+    pod = _best_cold(request, cluster, {pod.name for pod in (*warm, *warming)}, now_s)
     if pod is None:
         return None
     forecast = run_at(pod, request, cluster, now_s)
@@ -122,6 +151,20 @@ def _cold_start(
         max_other_copies=len(warm) + len(warming),
         credit_s=0.0 if is_late else request.lost_s,
     )
+
+
+def _best_cold(
+    request: RequestView, cluster: ClusterState, excluded: set[str], now_s: float
+) -> PodState | None:
+    """The cheapest cold start of each kind of accelerator; of these, the first to respond."""
+    if len(cluster.pods.kinds) <= 1:
+        return best_cold(cluster, request.key, request.draw, excluded)
+    found = [
+        pod
+        for kind in cluster.pods.kinds
+        if (pod := best_cold(cluster, request.key, request.draw, excluded, kind))
+    ]
+    return min(found, key=lambda pod: run_at(pod, request, cluster, now_s).seconds, default=None)
 
 
 def _soonest(options: Sequence[RoutingOption]) -> RoutingOption:

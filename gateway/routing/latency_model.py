@@ -5,7 +5,8 @@ postprocess, T_N = network, n = requests ongoing at the warm pod; extended by ti
 on where the weights are), loads in progress (their rest), several slots per pod, queue position,
 work that ends while a request is on its way, and requests that share an inference: those ahead
 each take their share of the device, a request's own inference takes as long as its batch. All times
-are medians of live measurements, or priors that mark the forecast as unmeasured.
+are medians of live measurements at pods of the same kind of accelerator; those of other kinds, and
+priors, mark the forecast as unmeasured.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def run_at(
     Liu's eq. 1 without its second term: other requests may end later than this one. Inference waits
     for the device's backlog, which is worked off while the model loads.
     """
-    measured = cluster.measured(request.key)
+    measured = pod.estimates[request.key]
     times = measured.stages
     load = load_rest(cluster.holders(request.key).get(pod.name), pod, measured, now_s)
     load_s = load.seconds if load else 0.0
@@ -78,20 +79,34 @@ def wait_for(
     is expected to stall as long again, which makes `auto` prefer other options; where a slot's
     request is past its inference, only a queue stalled for the time of two requests.
     """
-    measured = cluster.measured(request.key)
+    estimates = pods[0].estimates
+    measured = estimates[request.key]
     times = measured.stages
     holders = cluster.holders(request.key)
     free_at_s: list[float] = []
     is_measured = times.is_measured
+    is_mixed = False
     for pod in pods:
+        if pod.estimates is not estimates:
+            is_mixed, estimates = True, pod.estimates
+            measured = estimates[request.key]
+            times = measured.stages
+            is_measured = is_measured and times.is_measured
         load = load_rest(holders.get(pod.name), pod, measured, now_s)
         free_at_s += _slots_free_at_s(pod, times, load.seconds if load else 0.0)
         is_measured = is_measured and (load is None or load.is_measured)
     is_ending = any(pod.inferring < pod.slots for pod in pods)
-    wait_s = turn_after(free_at_s, times.hold_s, request.ahead)
-    if request.stalled_s > (2 * times.hold_s if is_ending else 0.0):
+    hold_s = _mean_hold_s(pods, request.key) if is_mixed else times.hold_s
+    wait_s = turn_after(free_at_s, hold_s, request.ahead)
+    if request.stalled_s > (2 * hold_s if is_ending else 0.0):
         wait_s = max(wait_s, request.stalled_s)
-    return LatencyEstimate(wait_s + times.hold_s, is_measured)
+    return LatencyEstimate(wait_s + hold_s, is_measured)
+
+
+def _mean_hold_s(pods: Sequence[PodState], key: str) -> float:
+    """Slots by the rate at which all of them together serve requests."""
+    rates = [pod.slots / pod.estimates[key].stages.hold_s for pod in pods]
+    return sum(pod.slots for pod in pods) / sum(rates)
 
 
 def _slots_free_at_s(pod: PodState, times: StageTimes, load_s: float) -> list[float]:
@@ -127,17 +142,19 @@ def proxy_to(
     The transfer (the entry pod's first fetch of the tokenizer, the network) and the backlog (the
     rest of a load, other inferences) overlap: the longer of them counts, not their sum.
     """
-    measured = cluster.measured(request.key)
+    measured = predict.estimates[request.key]
+    at_entry = entry.estimates[request.key]
     holders = cluster.holders(request.key)
-    times = measured.stages
-    network = measured.network
-    assets = None if entry.name in holders else measured.assets
+    times, around = measured.stages, at_entry.stages
+    network = at_entry.network
+    assets = None if entry.name in holders else at_entry.assets
     transfer_s = network.seconds + (assets.seconds if assets else 0.0)
     load = load_rest(holders.get(predict.name), predict, measured, now_s)
     backlog_s = (load.seconds if load else 0.0) + predict.inferring * times.infer_s
     return LatencyEstimate(
-        max(transfer_s, backlog_s) + times.hold_s,
+        max(transfer_s, backlog_s) + (times.infer_s + around.preprocess_s + around.postprocess_s),
         times.is_measured
+        and around.is_measured
         and network.is_measured
         and (assets is None or assets.is_measured)
         and (load is None or load.is_measured),

@@ -11,6 +11,7 @@ from registry.domain.model import Tier
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
+    from registry.domain.accelerator import AcceleratorKind
     from registry.domain.cluster import ClusterState
     from registry.domain.pod_state import PodState
 
@@ -98,18 +99,25 @@ def least_loaded_free(
 
 
 def best_cold(
-    cluster: ClusterState, key: str, draw: float, excluded: Collection[str] = ()
+    cluster: ClusterState,
+    key: str,
+    draw: float,
+    excluded: Collection[str] = (),
+    kind: AcceleratorKind | None = None,
 ) -> PodState | None:
     """The pod with the cheapest cold start: nearest tier, then most memory without an eviction.
 
     A load that evicts causes the next cold start. Ties: least loaded, then by `draw` in the order
-    of names. None if no pod has a free slot, except those in `excluded`.
+    of names. None if no pod has a free slot, except those in `excluded`. Only pods of `kind`,
+    unless it is None.
     """
-    if nearest := _nearest_free(cluster, key, excluded):
+    if nearest := _nearest_free(cluster, key, excluded, kind):
         return most_free_memory(nearest, draw)
     if len(cluster.pods) > _MAX_SCANNED:
-        return cluster.most_free_memory(draw, excluded)
+        return cluster.most_free_memory(draw, excluded, kind)
     free = _free_except(cluster, excluded)
+    if kind is not None:
+        free = [pod for pod in free if pod.kind == kind]
     return most_free_memory(free, draw) if free else None
 
 
@@ -118,7 +126,9 @@ def _free_except(cluster: ClusterState, excluded: Collection[str]) -> list[PodSt
     return [pod for pod in free if pod.name not in excluded] if excluded else free
 
 
-def _nearest_free(cluster: ClusterState, key: str, excluded: Collection[str]) -> list[PodState]:
+def _nearest_free(
+    cluster: ClusterState, key: str, excluded: Collection[str], kind: AcceleratorKind | None
+) -> list[PodState]:
     """Pods with a free slot that hold the model at the nearest tier; none if it is remote only."""
     pods = cluster.pods
     min_distance = _REMOTE
@@ -128,7 +138,7 @@ def _nearest_free(cluster: ClusterState, key: str, excluded: Collection[str]) ->
         if distance > min_distance or distance == _REMOTE or name in excluded:
             continue
         pod = pods.get(name)
-        if pod is not None and pod.has_free_slot:
+        if pod is not None and pod.has_free_slot and (kind is None or pod.kind == kind):
             if distance < min_distance:
                 min_distance, nearest = distance, []
             nearest.append(pod)

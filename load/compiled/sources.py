@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 VALUES: Final = frozenset({
-    "Accelerator", "AcceleratorKind", "ClusterPlan", "LoadFailure", "ModelPlan", "ModelPolicy",
-    "ModelRecord", "ModelSpec", "NodePlan", "PodInfo", "PodPlan", "Profile", "ProfilePoint",
-    "QueueOptions", "ReservationRequest",
+    "Accelerator", "ClusterPlan", "LoadFailure", "ModelPlan", "ModelPolicy", "ModelRecord",
+    "ModelSpec", "NodePlan", "PodInfo", "PodPlan", "Profile", "ProfilePoint", "QueueOptions",
+    "ReservationRequest",
 })  # fmt: skip
 """Dataclasses that are compared, hashed or replaced; none is made per request."""
 _CONTAINERS: Final = {

@@ -15,6 +15,7 @@ from load.simulator.event_queue import EventQueue
 from load.simulator.results.records import RecordBuffer
 from load.simulator.results.summary import Summary
 from load.simulator.simulated_cluster import SimulatedCluster
+from registry.domain.accelerator import AcceleratorKind
 from registry.domain.pod import Samples
 
 if TYPE_CHECKING:
@@ -108,7 +109,8 @@ class Simulation:
                 Samples(key, measure, (seconds,))
                 for key, measures in times_s.items()
                 for measure, seconds in measures.items()
-            ]
+            ],
+            AcceleratorKind(),
         )
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:

@@ -6,6 +6,7 @@ Profiles hold for one product, estimates of durations for one product and share 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,15 +23,23 @@ class Accelerator:
     """Multiprocessors of a GPU, cores of a CPU that the pod may use."""
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class AcceleratorKind:
-    """Pods of one kind need the same time for the same work."""
+class AcceleratorKind(NamedTuple):
+    """Pods of one kind need the same time for the same work.
+
+    A tuple, because it is hashed several times per request.
+    """
 
     product: str = ""
     """Empty: not reported, by a pod of an older version."""
     share: float = 1.0
-    """Part of a GPU's compute, in (0, 1]."""
+    """Part of a GPU's compute, in (0, 1], to four digits."""
 
     def __str__(self) -> str:
-        """`product|share`, as in keys; empty for the default kind."""
-        return f"{self.product}|{self.share:.4g}" if self.product or self.share != 1 else ""
+        """`product|share`, as in Redis; empty for the default kind."""
+        return f"{self.product}|{self.share:g}" if self.product or self.share != 1 else ""
+
+    @classmethod
+    def parse(cls, text: str) -> AcceleratorKind:
+        """Read `product|share`; raises ValueError."""
+        product, _, share = text.rpartition("|")
+        return cls(product, float(share)) if text else cls()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from registry.domain.estimates import UNMEASURED, ModelEstimates
+from registry.domain.estimates import Measurements, ModelEstimates
 from registry.domain.model import ModelName, ModelRecord, name_of_key
 from registry.domain.pod_index import PodIndex
 from registry.domain.residency_index import ResidencyIndex
@@ -15,6 +15,7 @@ from registry.domain.residency_index import ResidencyIndex
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
+    from registry.domain.accelerator import AcceleratorKind
     from registry.domain.action_log import WantedPods
     from registry.domain.pod_state import PodState
     from registry.domain.profile import Profile
@@ -31,10 +32,10 @@ class ClusterState:
         """Registry version up to which changes are applied."""
         self.models_version = 0
         """Grows with every change of `models`, for readers that follow only these."""
-        self.pods = PodIndex()
+        self.measurements = Measurements()
+        self.pods = PodIndex(self.measurements)
         self.models: dict[ModelName, ModelRecord] = {}
         self.residency = ResidencyIndex(self.pods)
-        self.measurements: dict[str, ModelEstimates] = {}
         self.profiles: dict[ModelName, dict[str, Profile]] = {}
         """Per model and product, of the generation that was profiled last; a profile that an older
         version wrote has the empty text as its product here."""
@@ -47,10 +48,10 @@ class ClusterState:
         """Remove everything; the versions of models and profiles grow."""
         self.models_version += 1
         self.profiles_version += 1
-        self.pods = PodIndex()
+        self.measurements = Measurements()
+        self.pods = PodIndex(self.measurements)
         self.models = {}
         self.residency = ResidencyIndex(self.pods)
-        self.measurements = {}
         self.profiles = {}
         self.wanted = None
 
@@ -61,9 +62,14 @@ class ClusterState:
         """
         return self.pods.least_loaded(draw, excluded)
 
-    def most_free_memory(self, draw: float, excluded: Collection[str] = ()) -> PodState | None:
-        """The pod with a free slot and the most free memory, then as `least_loaded`."""
-        return self.pods.most_free_memory(draw, excluded)
+    def most_free_memory(
+        self, draw: float, excluded: Collection[str] = (), kind: AcceleratorKind | None = None
+    ) -> PodState | None:
+        """The pod of a kind with a free slot and the most free memory, then as `least_loaded`.
+
+        Of any kind if `kind` is None.
+        """
+        return self.pods.most_free_memory(draw, excluded, kind)
 
     def holders(self, key: str) -> Mapping[str, Residency]:
         """The model's residency by name of pod, for every pod that has some of its files."""
@@ -78,8 +84,8 @@ class ClusterState:
         return self.residency.serving(key).warming
 
     def measured(self, key: str) -> ModelEstimates:
-        """The model's measurements; only priors before the first one."""
-        return self.measurements.get(key, UNMEASURED)
+        """The model's estimates where no pod is in question; else see `PodState.estimates`."""
+        return self.measurements.anywhere()[key]
 
     def profiles_of(self, key: str) -> list[Profile]:
         """Cost by batch size of this generation of a model, in the order of products."""

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from registry.domain.accelerator import AcceleratorKind
 from registry.domain.codec import decode_pod, decode_profile, decode_record, decode_wanted
-from registry.domain.estimates import ModelEstimates
 from registry.domain.model import ModelName, Tier
 from registry.domain.pod import PodPhase
 from registry.domain.pod_state import PodState
@@ -153,7 +153,8 @@ class ChangeApplier:
 
     def _apply_samples(self, key: str, measure: str, values_s: Sequence[float]) -> None:
         """Samples only add up: they carry no version, and the watch applies each change once."""
-        self.state.measurements.setdefault(key, ModelEstimates()).add(measure, values_s)
+        name, _, kind = measure.partition("|")  # an older version wrote the measure alone
+        self.state.measurements.add(key, AcceleratorKind.parse(kind), name, values_s)
 
     def _apply_profile(self, version: int, text: str, profile: str | bool) -> None:
         if self._is_old(version, "profile", text):

@@ -1,20 +1,24 @@
 """Estimated durations of loads, stages and network hops: medians of the latest measurements.
 
-Pods measure, the registry distributes the samples, policies read medians. Priors replace missing
-measurements and are marked, since a request is never rejected for its deadline because of a prior.
+Pods measure, the registry distributes the samples, policies read medians for the kind of
+accelerator of the pod in question. What was not measured there is taken from other kinds, else from
+priors, and marked: a request is never rejected for its deadline because of such an estimate.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Final
 
 from registry.domain.model import Tier
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Mapping
+
+    from registry.domain.accelerator import AcceleratorKind
 
 WINDOW: Final = 32
 """Samples kept per model and measure: few, so that medians follow a change within seconds."""
@@ -22,10 +26,11 @@ WINDOW: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """An expected duration, and whether it was measured or is a prior."""
+    """An expected duration."""
 
     seconds: float
     is_measured: bool
+    """At this kind of accelerator; False for those of other kinds, and priors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +80,21 @@ _FROM_AND_BELOW: Final = {
 
 
 class ModelEstimates:
-    """The latest samples of one model generation, with cached medians."""
+    """The latest samples of one model generation at one kind of accelerator, with cached medians.
 
-    __slots__ = ("_medians", "_samples", "_stages")
+    Those of the kind None have no samples of their own: they stand for all kinds together.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_elsewhere", "_kind", "_medians", "_samples", "_stages")
+
+    def __init__(
+        self,
+        kind: AcceleratorKind | None = None,
+        elsewhere: Callable[[str], Mapping[AcceleratorKind, float]] | None = None,
+    ) -> None:
+        self._kind = kind
+        self._elsewhere = elsewhere
+        """Medians of a measure in seconds, at other kinds of accelerator."""
         self._samples: dict[str, deque[float]] = {}
         self._medians: dict[str, Estimate] = {}
         """Computed on demand: most models get samples more often than they are read."""
@@ -90,6 +105,10 @@ class ModelEstimates:
         if samples is None:
             samples = self._samples[measure] = deque(maxlen=WINDOW)
         samples.extend(values_s)
+        self.forget(measure)
+
+    def forget(self, measure: str) -> None:
+        """Drop what was computed from samples of this measure."""
         self._medians.pop(measure, None)
         self._stages = None
 
@@ -107,11 +126,22 @@ class ModelEstimates:
         return self._stages
 
     def get(self, measure: str) -> Estimate | None:
-        """The median of a measure; None without samples."""
+        """The median of a measure, else that of other kinds; None without samples anywhere."""
         known = self._medians.get(measure)
-        if known is None and (samples := self._samples.get(measure)):
-            known = self._medians[measure] = Estimate(median(samples), is_measured=True)
+        if known is None:
+            median_s = self.median_s(measure)
+            if median_s is not None:
+                known = Estimate(median_s, is_measured=True)
+            elif self._elsewhere is not None and (others := self._elsewhere(measure)):
+                known = Estimate(_nearest(self._kind, others), is_measured=False)
+            if known is not None:
+                self._medians[measure] = known
         return known
+
+    def median_s(self, measure: str) -> float | None:
+        """The median of this kind's own samples; None without them."""
+        samples = self._samples.get(measure)
+        return median(samples) if samples else None
 
     def load_from(self, tier: Tier, link_bytes_per_s: float | None) -> Estimate:
         """Time of a load from `tier`; where unmeasured, a slower tier's time is the upper bound."""
@@ -152,4 +182,79 @@ class ModelEstimates:
         return self.get("assets") or Estimate(PRIORS.assets_s, is_measured=False)
 
 
+def _nearest(kind: AcceleratorKind | None, medians_s: Mapping[AcceleratorKind, float]) -> float:
+    """The median at the nearest share of the same product, else the one among all kinds."""
+    if kind is not None:
+        distances = [
+            (abs(other.share - kind.share), other)
+            for other in medians_s
+            if other.product == kind.product
+        ]
+        if distances:
+            return medians_s[min(distances)[1]]
+    return median(medians_s.values())
+
+
 UNMEASURED: Final = ModelEstimates()
+
+
+class KindEstimates(dict[str, ModelEstimates]):
+    """Estimates at one kind of accelerator, by model key; pods of the kind share this table.
+
+    `[key]` falls back to other kinds for what was not measured at this one, and to priors.
+    """
+
+    def __init__(self, kind: AcceleratorKind | None, measurements: Measurements) -> None:
+        super().__init__()
+        self.kind = kind
+        self._measurements = measurements
+
+    def __missing__(self, key: str) -> ModelEstimates:
+        return self.enter(key) if self._measurements.has(key) else UNMEASURED
+
+    def enter(self, key: str) -> ModelEstimates:
+        """The estimates of a model, with an entry of their own."""
+        found = self.get(key)
+        if found is None:
+            elsewhere = partial(self._measurements.medians_s, key)
+            found = self[key] = ModelEstimates(self.kind, elsewhere)
+        return found
+
+
+class Measurements:
+    """The estimates of a pool by kind of accelerator and model."""
+
+    def __init__(self) -> None:
+        self._by_kind: dict[AcceleratorKind, KindEstimates] = {}
+        self._together = KindEstimates(None, self)
+
+    def at(self, kind: AcceleratorKind) -> KindEstimates:
+        """The table of one kind."""
+        found = self._by_kind.get(kind)
+        if found is None:
+            found = self._by_kind[kind] = KindEstimates(kind, self)
+        return found
+
+    def anywhere(self) -> KindEstimates:
+        """The table of the only kind, else of what lies between the kinds."""
+        return next(iter(self._by_kind.values())) if len(self._by_kind) == 1 else self._together
+
+    def add(self, key: str, kind: AcceleratorKind, measure: str, values_s: Iterable[float]) -> None:
+        """Add measurements of a model at a pod of this kind."""
+        self.at(kind).enter(key).add(measure, values_s)
+        if len(self._by_kind) > 1:
+            for table in (self._together, *self._by_kind.values()):
+                found = table.get(key)
+                if found is not None:
+                    found.forget(measure)
+
+    def has(self, key: str) -> bool:
+        return any(key in table for table in self._by_kind.values())
+
+    def medians_s(self, key: str, measure: str) -> dict[AcceleratorKind, float]:
+        """By kind, where it was measured."""
+        return {
+            kind: median_s
+            for kind, table in self._by_kind.items()
+            if (found := table.get(key)) and (median_s := found.median_s(measure)) is not None
+        }

@@ -59,7 +59,7 @@ class PodInfo:
 
     @property
     def kind(self) -> AcceleratorKind:
-        return AcceleratorKind(self.accelerator.product, self.share)
+        return AcceleratorKind(self.accelerator.product, round(self.share, 4))
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,8 @@ from registry.domain.pod_state import ChangeCounter
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
+    from registry.domain.accelerator import AcceleratorKind
+    from registry.domain.estimates import Measurements
     from registry.domain.pod_state import PodState
 
 Rank = tuple[float, ...]
@@ -34,11 +36,18 @@ def free_memory_rank(pod: Any) -> Rank:
 class PodRanking:
     """The pods of one pool that can be an entry pod, by a rank; ties by name."""
 
-    def __init__(self, pods: Mapping[str, PodState], rank_of: Callable[[PodState], Rank]) -> None:
+    def __init__(
+        self,
+        pods: Mapping[str, PodState],
+        rank_of: Callable[[PodState], Rank],
+        kind: AcceleratorKind | None = None,
+    ) -> None:
         self.changed: set[PodState] = set()
         """Pods added, removed, or possibly of another rank since the groups were updated."""
         self._pods = pods
         self._rank_of = rank_of
+        self._kind = kind
+        """Only pods of this kind of accelerator; None: of any."""
         self._rank: dict[PodState, Rank] = {}
         self._groups: dict[Rank, list[str]] = {}
         self._ranks: list[Rank] = []
@@ -60,9 +69,13 @@ class PodRanking:
         return None
 
     def _update_groups(self) -> None:
-        pods, ranks, rank_of = self._pods, self._rank, self._rank_of
+        pods, ranks, rank_of, kind = self._pods, self._rank, self._rank_of, self._kind
         for pod in self.changed:
-            is_ranked = pod.has_free_slot and pods.get(pod.name) is pod
+            is_ranked = (
+                pod.has_free_slot
+                and pods.get(pod.name) is pod
+                and (kind is None or pod.kind == kind)
+            )
             rank = rank_of(pod) if is_ranked else None
             before = ranks.get(pod)
             if rank != before:
@@ -93,18 +106,25 @@ class PodRanking:
 class PodIndex(dict[str, "PodState"]):
     """Pods by name. Collects changed pods and updates its rankings at the next query."""
 
-    def __init__(self) -> None:
+    def __init__(self, measurements: Measurements) -> None:
         super().__init__()
+        self._measurements = measurements
         self.changed: set[PodState] = set()
         self.accepting_changes = ChangeCounter()
         """Counts pods added, removed, and started or stopped accepting requests."""
+        self.kinds: list[AcceleratorKind] = []
+        """Of the pods here, each once, in order: decisions in a pool of one kind are simpler."""
+        self._kind_counts: dict[AcceleratorKind, int] = {}
         self._by_load = PodRanking(self, load_rank)
         self._by_free_memory = PodRanking(self, free_memory_rank)
+        self._by_free_memory_of: dict[AcceleratorKind, PodRanking] = {}
 
     def __setitem__(self, name: str, pod: PodState) -> None:
         if (before := self.get(name)) is not None:
             self._detach(before)
         super().__setitem__(name, pod)
+        pod.estimates = self._measurements.at(pod.kind)
+        self._count_kind(pod.kind, 1)
         pod.changed = self.changed
         pod.accepting_changes = self.accepting_changes
         self.accepting_changes.count += 1
@@ -114,7 +134,17 @@ class PodIndex(dict[str, "PodState"]):
         self._detach(self[name])
         super().__delitem__(name)
 
+    def _count_kind(self, kind: AcceleratorKind, change: int) -> None:
+        count = self._kind_counts.get(kind, 0) + change
+        if count:
+            self._kind_counts[kind] = count
+        else:
+            del self._kind_counts[kind]
+        if len(self._kind_counts) != len(self.kinds):
+            self.kinds = sorted(self._kind_counts)
+
     def _detach(self, pod: PodState) -> None:
+        self._count_kind(pod.kind, -1)
         self.changed.add(pod)
         pod.changed = set()
         pod.accepting_changes = ChangeCounter()
@@ -125,15 +155,29 @@ class PodIndex(dict[str, "PodState"]):
         self._distribute_changes()
         return self._by_load.first(draw, excluded)
 
-    def most_free_memory(self, draw: float, excluded: Collection[str] = ()) -> PodState | None:
-        """The pod with a free slot and the most free memory, then the least loaded."""
+    def most_free_memory(
+        self, draw: float, excluded: Collection[str] = (), kind: AcceleratorKind | None = None
+    ) -> PodState | None:
+        """The pod with a free slot and the most free memory, then the least loaded.
+
+        Only pods of `kind`, unless it is None.
+        """
         self._distribute_changes()
-        return self._by_free_memory.first(draw, excluded)
+        ranking = self._by_free_memory
+        if kind is not None:
+            found = self._by_free_memory_of.get(kind)
+            if found is None:
+                found = self._by_free_memory_of[kind] = PodRanking(self, free_memory_rank, kind)
+                found.changed |= set(self.values())
+            ranking = found
+        return ranking.first(draw, excluded)
 
     def _distribute_changes(self) -> None:
         if self.changed:
             self._by_load.changed |= self.changed
             self._by_free_memory.changed |= self.changed
+            for ranking in self._by_free_memory_of.values():
+                ranking.changed |= self.changed
             self.changed.clear()
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from registry.domain.estimates import Measurements
 from registry.domain.model import Tier
 from registry.domain.pod import PodInfo, PodPhase
 
@@ -27,10 +28,10 @@ class PodState:
     """One pod. One task writes it, by the methods; decisions, which never await, read it."""
 
     __slots__ = (
-        "accepting_changes", "address", "changed", "counts_version", "epoch", "free_bytes",
-        "has_free_slot", "inferring", "info", "is_accepting", "is_suspect", "kind", "loads_total",
-        "memory_bytes", "name", "node", "ongoing", "ongoing_pending", "phase", "slots",
-        "slots_busy", "slots_pending", "slots_used", "used_bytes", "version",
+        "accepting_changes", "address", "changed", "counts_version", "epoch", "estimates",
+        "free_bytes", "has_free_slot", "inferring", "info", "is_accepting", "is_suspect", "kind",
+        "loads_total", "memory_bytes", "name", "node", "ongoing", "ongoing_pending", "phase",
+        "slots", "slots_busy", "slots_pending", "slots_used", "used_bytes", "version",
     )  # fmt: skip
 
     def __init__(self, info: PodInfo) -> None:
@@ -41,6 +42,8 @@ class PodState:
         self.slots = info.slots
         self.memory_bytes = info.memory_bytes
         self.kind = info.kind
+        self.estimates = Measurements().at(self.kind)
+        """By model key; in a `PodIndex` those of all pods of its kind."""
         self.epoch = 0
         self.loads_total = 0
         self.changed: set[PodState] = set()

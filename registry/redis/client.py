@@ -116,8 +116,9 @@ class Registry:
     async def register_pod(self, info: PodInfo, *, lease_ttl_s: float = LEASE_TTL_S) -> int:
         """Add a pod and remove the state of an older process of its name; returns its epoch."""
         epoch: int = await self._submit(
-            "register", info.name, encode(info), info.slots, int(lease_ttl_s * 1000)
-        )
+            "register", info.name, encode(info), info.slots, int(lease_ttl_s * 1000),
+            str(info.kind),
+        )  # fmt: skip
         return epoch
 
     async def heartbeat(

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from gateway.routing.decision import RequestView
+from registry.domain.accelerator import Accelerator
 from registry.domain.cluster import ClusterState
 from registry.domain.cluster_changes import ChangeApplier
 from registry.domain.codec import encode, encode_spec
@@ -36,12 +37,13 @@ class PodSketch:
     used_bytes: int = 0
     loading_since_s: float = NOW_S
     link_bytes_per_s: float | None = None
+    product: str = ""
 
 
 def cluster(
     *pods: PodSketch, key: str = KEY, measured: Mapping[str, float] | None = None
 ) -> ClusterState:
-    """A cluster of these pods in this order; `measured`: seconds by measure."""
+    """A cluster of these pods in this order; `measured`: seconds by measure, or `measure|kind`."""
     state = ClusterState()
     changes: list[list[Any]] = []
     for pod in pods:
@@ -62,6 +64,7 @@ def _pod_changes(pod: PodSketch, key: str) -> list[list[Any]]:
         slots=pod.slots,
         memory_bytes=pod.memory_bytes,
         link_bytes_per_s=pod.link_bytes_per_s,
+        accelerator=Accelerator(product=pod.product),
     )
     used = f'{{"device":{pod.used_bytes}}}'
     ongoing = pod.busy if pod.ongoing is None else pod.ongoing

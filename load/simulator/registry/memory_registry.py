@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Final
 from load.simulator.registry.model_table import ModelTable
 from load.simulator.registry.pod_table import PodTable
 from registry.domain.cluster import ClusterState
-from registry.domain.estimates import ModelEstimates
 from registry.domain.model import Tier
 from registry.domain.pod_state import PodState
 from registry.domain.reservation import CLAIM_TTL_S, ClaimScope, Granted, LoadMode, Refusal
@@ -23,6 +22,7 @@ from registry.errors import ClaimLost
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from registry.domain.accelerator import AcceleratorKind
     from registry.domain.model import LoadFailure, ModelSpec
     from registry.domain.pod import PodInfo, PodPhase, PodReport, Samples
 
@@ -81,15 +81,12 @@ class MemoryRegistry:
         entry.state.set_used_bytes(report.used_bytes)
         entry.state.loads_total = report.loads_total
         entry.state.set_suspect(is_suspect=False)
-        self.add_samples(report.samples)
+        self.add_samples(report.samples, entry.state.kind)
 
-    def add_samples(self, samples: Sequence[Samples]) -> None:
-        """Add measurements of models."""
+    def add_samples(self, samples: Sequence[Samples], kind: AcceleratorKind) -> None:
+        """Add measurements of models at pods of this kind."""
         for sample in samples:
-            known = self.state.measurements.get(sample.key)
-            if known is None:
-                known = self.state.measurements[sample.key] = ModelEstimates()
-            known.add(sample.measure, sample.values_s)
+            self.state.measurements.add(sample.key, kind, sample.measure, sample.values_s)
 
     def set_phase(self, pod: str, epoch: int, phase: PodPhase, now_s: float) -> None:
         """Set whether the pod takes requests. Raises LeaseLost."""

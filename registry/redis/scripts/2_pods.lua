@@ -34,11 +34,12 @@ local function expire_pods()
   for _, pod in ipairs(expired) do remove_pod(pod) end
 end
 
-function op.register(pod, info, slots, lease_ms)
+-- kind: of its accelerator; empty if the pod does not know it.
+function op.register(pod, info, slots, lease_ms, kind)
   remove_pod(pod, true)
   local epoch = next_fence()
   redis.call('HSET', key('pod:' .. pod), 'info', info, 'slots', slots, 'epoch', epoch,
-    'phase', 'ready', 'used', '{}', 'loads', 0)
+    'phase', 'ready', 'used', '{}', 'loads', 0, 'kind', kind)
   redis.call('HSET', key('addresses'), address_of(info), pod)
   redis.call('ZADD', key('leases'), now + lease_ms, pod)
   publish_pod(pod)
@@ -50,6 +51,7 @@ function op.has_address(address)
   return pod and is_alive(pod) or false
 end
 
+-- Fields are measures, "measure|kind" where the pod knows the kind of its accelerator.
 local function append_samples(model, measure, values)
   local hash = key('samples:' .. model)
   local stored = redis.call('HGET', hash, measure)
@@ -82,12 +84,15 @@ function op.beat(pod, epoch, lease_ms, used, loads, samples, idle_byte_s)
   if not holds_lease(pod, epoch) then return {'lost'} end
   redis.call('ZADD', key('leases'), now + lease_ms, pod)
   local hash = key('pod:' .. pod)
-  local known = redis.call('HMGET', hash, 'used', 'loads')
+  local known = redis.call('HMGET', hash, 'used', 'loads', 'kind')
   if known[1] ~= used or known[2] ~= tostring(loads) then
     redis.call('HSET', hash, 'used', used, 'loads', loads)
     publish_pod(pod)
   end
-  for _, sample in ipairs(samples) do append_samples(sample[1], sample[2], sample[3]) end
+  local suffix = known[3] and known[3] ~= '' and '|' .. known[3] or ''
+  for _, sample in ipairs(samples) do
+    append_samples(sample[1], sample[2] .. suffix, sample[3])
+  end
   add_idle_memory(pod, idle_byte_s)
   return {'ok'}
 end

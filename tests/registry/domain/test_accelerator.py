@@ -12,11 +12,17 @@ from registry.domain.pod import PodInfo
         pytest.param(AcceleratorKind(), "", id="not-reported"),
         pytest.param(AcceleratorKind("NVIDIA H200"), "NVIDIA H200|1", id="whole"),
         pytest.param(AcceleratorKind("NVIDIA H200", 0.25), "NVIDIA H200|0.25", id="quarter"),
-        pytest.param(AcceleratorKind("NVIDIA H200", 1 / 7), "NVIDIA H200|0.1429", id="slice"),
+        pytest.param(AcceleratorKind("H200|x", 0.1429), "H200|x|0.1429", id="slice"),
     ],
 )
 def test_a_kind_as_text(kind: AcceleratorKind, text: str) -> None:
     assert str(kind) == text
+    assert AcceleratorKind.parse(text) == kind
+
+
+def test_a_share_is_rounded_as_its_text_is() -> None:
+    kind = PodInfo("a", "a:1", "n", share=1 / 7).kind
+    assert AcceleratorKind.parse(str(kind)) == kind
 
 
 def test_pods_of_one_product_and_share_are_of_one_kind() -> None:

@@ -2,7 +2,15 @@ from __future__ import annotations
 
 import pytest
 
-from registry.domain.estimates import PRIORS, UNMEASURED, WINDOW, Estimate, ModelEstimates
+from registry.domain.accelerator import AcceleratorKind
+from registry.domain.estimates import (
+    PRIORS,
+    UNMEASURED,
+    WINDOW,
+    Estimate,
+    Measurements,
+    ModelEstimates,
+)
 from registry.domain.model import Tier
 
 
@@ -52,3 +60,47 @@ def test_a_known_link_rate_gives_the_prior_of_a_load_from_storage() -> None:
 def test_without_batching_the_share_is_the_whole_inference() -> None:
     assert measured(infer=[2.0]).stages.share_s == 2.0
     assert measured(infer=[2.0], share=[0.5]).stages.share_s == 0.5
+
+
+WHOLE, HALF, TENTH = (AcceleratorKind("H200", share) for share in (1.0, 0.5, 0.1))
+CPU = AcceleratorKind("EPYC")
+
+
+def test_every_kind_has_estimates_of_its_own() -> None:
+    measurements = Measurements()
+    measurements.add("m", WHOLE, "infer", [0.1])
+    measurements.add("m", CPU, "infer", [1.0])
+    assert measurements.at(WHOLE)["m"].infer == Estimate(0.1, is_measured=True)
+    assert measurements.at(CPU)["m"].infer == Estimate(1.0, is_measured=True)
+
+
+def test_an_unmeasured_kind_takes_the_nearest_share_of_its_product() -> None:
+    measurements = Measurements()
+    assert measurements.at(TENTH)["m"].infer == Estimate(PRIORS.infer_s, is_measured=False)
+    measurements.add("m", CPU, "infer", [1.0])
+    assert measurements.at(TENTH)["m"].infer == Estimate(1.0, is_measured=False)
+    measurements.add("m", WHOLE, "infer", [0.1])
+    assert measurements.at(TENTH)["m"].infer == Estimate(0.1, is_measured=False)
+    measurements.add("m", HALF, "infer", [0.2])
+    assert measurements.at(TENTH)["m"].infer == Estimate(0.2, is_measured=False)
+    assert not measurements.at(TENTH)["m"].stages.is_measured
+    measurements.add("m", TENTH, "infer", [0.7])
+    assert measurements.at(TENTH)["m"].infer == Estimate(0.7, is_measured=True)
+
+
+def test_a_kind_of_another_product_takes_the_median_of_all() -> None:
+    measurements = Measurements()
+    for kind, seconds in ((TENTH, 3.0), (HALF, 2.0), (WHOLE, 1.0)):
+        measurements.add("m", kind, "load:disk", [seconds])
+    assert measurements.at(CPU)["m"].load_from(Tier.DISK, None) == Estimate(2.0, is_measured=False)
+
+
+def test_without_a_pod_in_question_the_only_kind_counts_else_what_lies_between() -> None:
+    measurements = Measurements()
+    assert measurements.anywhere()["m"] is UNMEASURED
+    measurements.add("m", CPU, "infer", [1.0])
+    assert measurements.anywhere()["m"].infer == Estimate(1.0, is_measured=True)
+    measurements.add("m", WHOLE, "infer", [0.5])
+    assert measurements.anywhere()["m"].infer == Estimate(0.75, is_measured=False)
+    measurements.add("m", WHOLE, "infer", [0.1, 0.1])
+    assert measurements.anywhere()["m"].infer == Estimate(0.55, is_measured=False)

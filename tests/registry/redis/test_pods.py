@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from registry.domain.accelerator import Accelerator
 from registry.domain.model import Tier
 from registry.domain.pod import PodInfo, PodPhase, PodReport, Samples
 from registry.domain.reservation import LoadMode, Refusal
@@ -37,6 +38,25 @@ async def test_a_heartbeat_stores_the_report(registry: Registry) -> None:
     assert state.pods["a"].loads_total == 3
     assert state.measured(KEY).infer.seconds == pytest.approx(0.2)
     assert state.measured(KEY).load_from(Tier.REMOTE, None).seconds == pytest.approx(2.5)
+
+
+async def test_samples_are_kept_by_kind_of_accelerator(registry: Registry) -> None:
+    reports = {"a": ("NVIDIA H200", 0.5, 0.1), "b": ("AMD EPYC", 1.0, 1.0), "c": ("", 1.0, 3.0)}
+    for name, (product, share, infer_s) in reports.items():
+        gpu = Accelerator(product=product)
+        info = PodInfo(name, f"127.0.0.1:{len(name)}", "n", accelerator=gpu, share=share)
+        epoch = await registry.register_pod(info)
+        samples = (Samples(KEY, "infer", (infer_s,)),)
+        await registry.heartbeat(name, epoch, PodReport(samples=samples))
+    await registry.register_pod(
+        PodInfo("d", "127.0.0.1:9", "n", accelerator=Accelerator(product="NVIDIA H200"))
+    )
+    pods = (await registry.cluster()).pods
+    found = {name: pod.estimates[KEY].infer for name, pod in pods.items()}
+    assert {name: each.seconds for name, each in found.items()} == {
+        "a": 0.1, "b": 1.0, "c": 3.0, "d": 0.1,
+    }  # fmt: skip
+    assert [name for name, each in found.items() if not each.is_measured] == ["d"]
 
 
 async def test_a_pod_has_its_address_until_its_lease_ends(registry: Registry) -> None:
