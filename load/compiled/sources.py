@@ -1,16 +1,14 @@
-"""Sources rewritten for mypyc: constructors of dataclasses written out, concrete containers.
+"""Sources rewritten for mypyc: constructors of dataclasses written out.
 
-mypyc leaves the constructors of dataclasses to the interpreter, evaluates the types of their fields
-on import, and calls methods of abstract containers by name. The rewritten sources mean the same in
-a simulation.
+mypyc leaves the constructors of dataclasses to the interpreter, which makes a run 30 % slower
+(`docs/benchmarks.md`), evaluates the types of their fields on import, and refuses `slots`. The
+rewritten sources mean the same in a simulation.
 """
 
 from __future__ import annotations
 
 import ast
 from typing import TYPE_CHECKING, Final, TypeGuard
-
-from load.compiled.lookups import look_up_once
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -21,11 +19,6 @@ VALUES: Final = frozenset({
     "ReservationRequest",
 })  # fmt: skip
 """Dataclasses that are compared, hashed or replaced; none is made per request."""
-_CONTAINERS: Final = {
-    "Sequence[PodState]": "list",
-    "Mapping[str, Residency]": "dict", "Mapping[ModelName, ModelRecord]": "dict",
-}  # fmt: skip
-"""Their types in the registry's copy."""
 
 
 def rewritten(sources: Mapping[str, str]) -> dict[str, str]:
@@ -43,9 +36,6 @@ def rewritten(sources: Mapping[str, str]) -> dict[str, str]:
     constructors = [_constructor(node, bases) for node in dataclasses]
     for node, constructor in zip(dataclasses, constructors, strict=True):
         _write_out(node, constructor)
-    for tree in trees.values():
-        _use_real_containers(tree)
-        look_up_once(tree)
     return {path: ast.unparse(tree) for path, tree in trees.items()}
 
 
@@ -98,12 +88,6 @@ def _write_out(node: ast.ClassDef, constructor: ast.stmt) -> None:
         field.value = None
     node.body.append(constructor)
     node.decorator_list = []
-
-
-def _use_real_containers(tree: ast.Module) -> None:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Subscript) and (real := _CONTAINERS.get(ast.unparse(node))):
-            node.value = ast.Name(real, ast.Load())
 
 
 def _keep_values(tree: ast.Module, values: Sequence[ast.ClassDef]) -> None:

@@ -13,7 +13,6 @@ import pytest
 
 from load.compiled.build import ROOT, compiled_paths
 from load.compiled.sources import VALUES, rewritten
-from registry.domain.model import Tier
 
 SOURCE = """
 from __future__ import annotations
@@ -80,41 +79,6 @@ def test_values_of_factories_are_not_shared(module: dict[str, Any]) -> None:
 
 def test_a_factory_s_field_may_be_given(module: dict[str, Any]) -> None:
     assert module["Special"]("m", 2, holder="h", waiting=[5]).waiting == [5]
-
-
-LOOKED_UP = """
-from __future__ import annotations
-from heapq import heappush
-from registry.domain.model import Tier
-
-NEAREST = Tier.DEVICE
-
-def named(tier: Tier, default: Tier = Tier.HOST) -> str:
-    match tier:
-        case Tier.DEVICE:
-            return 'device'
-        case other:
-            return 'other' if other is Tier.DISK else str(default)
-
-def pushed(heap: list[int]) -> list[int]:
-    heappush(heap, 3)
-    return heap
-"""
-
-
-def test_members_and_functions_are_looked_up_once_and_patterns_stay() -> None:
-    text = rewritten({"a.py": LOOKED_UP})["a.py"]
-    body = text[text.index("def named") :]
-    assert "case Tier.DEVICE:" in body
-    assert "Tier.DISK" not in body
-    assert "    heappush(" not in body
-    namespace: dict[str, Any] = {}
-    exec(compile(text, "a.py", "exec"), namespace)
-    named = namespace["named"]
-    assert [named(tier) for tier in (Tier.DEVICE, Tier.DISK, Tier.REMOTE)] == [
-        "device", "other", "host",
-    ]  # fmt: skip
-    assert namespace["pushed"]([5]) == [3, 5]
 
 
 def test_values_stay_dataclasses_that_compare_and_pickle(monkeypatch: pytest.MonkeyPatch) -> None:
