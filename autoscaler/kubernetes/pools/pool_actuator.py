@@ -17,12 +17,12 @@ from autoscaler.kubernetes.errors import Changed, Gone, KubernetesError, PoolNot
 from autoscaler.kubernetes.pools.draining import PodDrain
 from autoscaler.kubernetes.pools.pool_size import (
     Owner,
+    ScaleConflict,
     ScaledElsewhere,
     ScaleTo,
     deletion_costs,
     within_bounds,
 )
-from autoscaler.kubernetes.pools.scale_conflict import ScaleConflict
 from autoscaler.planning.pool_view import Limits
 from autoscaler.service.actuator import PoolSize
 from registry.domain.model import ModelName

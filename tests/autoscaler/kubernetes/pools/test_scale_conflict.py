@@ -1,7 +1,6 @@
 from __future__ import annotations
 
-from autoscaler.kubernetes.pools.pool_size import Owner
-from autoscaler.kubernetes.pools.scale_conflict import ScaleConflict
+from autoscaler.kubernetes.pools.pool_size import Owner, ScaleConflict
 
 
 def _pause_s(conflict: ScaleConflict, pods: int, from_s: int) -> int:
