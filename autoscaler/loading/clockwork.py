@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING
 
 from autoscaler.placement.idle import IdlePod, idle_pods
 from autoscaler.placement.work_allocation import WorkAllocation
-from autoscaler.planning.actions import Action, ActionReason, Demote, Load
-from autoscaler.planning.policy import LoadingPolicy
+from autoscaler.planning.policy import Action, ActionReason, Demote, Load, LoadingPolicy
 from registry.domain.model import Tier
 
 if TYPE_CHECKING:

@@ -14,8 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from autoscaler.placement.idle import idle_copies
-from autoscaler.planning.actions import Action, ActionReason, Demote
-from autoscaler.planning.policy import LoadingPolicy
+from autoscaler.planning.policy import Action, ActionReason, Demote, LoadingPolicy
 from registry.domain.model import Tier
 
 if TYPE_CHECKING:

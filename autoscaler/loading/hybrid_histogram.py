@@ -17,8 +17,7 @@ from autoscaler.forecasting.baselines.idle_time_histogram import IdleTimeHistogr
 from autoscaler.placement.idle import idle_copies
 from autoscaler.placement.load_placer import LoadPlacer
 from autoscaler.placement.marginal_value import MarginalValue
-from autoscaler.planning.actions import Action, ActionReason, Demote, Load
-from autoscaler.planning.policy import LoadingPolicy
+from autoscaler.planning.policy import Action, ActionReason, Demote, Load, LoadingPolicy
 from registry.domain.model import Preload, Tier
 
 if TYPE_CHECKING:

@@ -16,8 +16,7 @@ from math import inf
 from typing import TYPE_CHECKING, Final
 
 from autoscaler.placement.idle import IdlePod, idle_pods
-from autoscaler.planning.actions import Action, ActionReason, Demote, Load
-from autoscaler.planning.policy import LoadingPolicy
+from autoscaler.planning.policy import Action, ActionReason, Demote, Load, LoadingPolicy
 from registry.domain.model import Tier
 
 if TYPE_CHECKING:

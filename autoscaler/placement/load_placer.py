@@ -12,14 +12,14 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from autoscaler.placement.idle import idle_copies
-from autoscaler.planning.actions import Demote
+from autoscaler.planning.policy import Demote
 from registry.domain.model import Tier
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from autoscaler.placement.marginal_value import MarginalValue
-    from autoscaler.planning.actions import Action
+    from autoscaler.planning.policy import Action
     from autoscaler.planning.pool_view import ModelView, PlannedPod, PoolView
 
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from autoscaler.planning.actions import Action, ActionReason, DrainPod, SetPods
 from autoscaler.planning.pod_use import PodUse, pod_uses
+from autoscaler.planning.policy import Action, ActionReason, DrainPod, SetPods
 from registry.domain.action_log import PodShape
 from registry.domain.model import Preload, Tier
 

@@ -10,7 +10,7 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from autoscaler.planning.actions import Demote, Load
+from autoscaler.planning.policy import Demote, Load
 from autoscaler.service.backoff import KeyedBackoff
 from autoscaler.service.pod_client import PodRefused
 from registry.domain.action_log import ActionOutcome, ActionRecord
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Iterable
 
-    from autoscaler.planning.actions import Action
+    from autoscaler.planning.policy import Action
     from autoscaler.service.metrics import AutoscalerMetrics
     from autoscaler.service.pod_client import PodClient
     from registry.domain.cluster import ClusterState

@@ -13,8 +13,8 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 from autoscaler.forecasting.counts import Counts
-from autoscaler.planning.actions import DrainPod, SetPods
 from autoscaler.planning.pod_use import PodUse, pod_uses
+from autoscaler.planning.policy import DrainPod, SetPods
 from autoscaler.planning.pool_snapshot import Observations
 from autoscaler.scaling.desired_pods import ScalingParams, ScalingState
 from autoscaler.service.actuator import RegistryActuator

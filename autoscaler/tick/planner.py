@@ -17,8 +17,7 @@ from autoscaler.tick.view_changes import scale_times, with_ongoing_loads, withou
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from autoscaler.planning.actions import Action
-    from autoscaler.planning.policy import LoadingPolicy
+    from autoscaler.planning.policy import Action, LoadingPolicy
     from autoscaler.planning.pool_view import Limits, PoolView
     from autoscaler.tick.forecast_schedule import ForecastSchedule
     from autoscaler.tick.observed_demand import ObservedDemand

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from autoscaler.forecasting.counts import Counts, CountsParams
 from autoscaler.loading.loading_policies import policy_of
-from autoscaler.planning.actions import Demote, Load, SetPods
+from autoscaler.planning.policy import Demote, Load, SetPods
 from autoscaler.planning.pool_snapshot import Observations
 from autoscaler.scaling.desired_pods import ScalingState
 from autoscaler.tick.forecast_schedule import ForecastSchedule
@@ -22,8 +22,7 @@ from autoscaler.tick.planner import Planner
 from registry.domain.model import Tier, name_of_key
 
 if TYPE_CHECKING:
-    from autoscaler.planning.actions import Action
-    from autoscaler.planning.policy import LoadingPolicy
+    from autoscaler.planning.policy import Action, LoadingPolicy
     from autoscaler.planning.pool_view import Limits
     from autoscaler.tick.forecaster import Forecaster
     from load.simulator.cluster.plan import ClusterPlan

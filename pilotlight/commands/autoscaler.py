@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from autoscaler.loading.loading_policies import LOADING_POLICIES
-from autoscaler.planning.actions import Action, Demote, DrainPod, Load, SetPods
+from autoscaler.planning.policy import Action, Demote, DrainPod, Load, SetPods
 from pilotlight.commands import flags
 from pilotlight.commands.target import PlatformTarget
 from pilotlight.errors import InvalidInput, RequestFailed

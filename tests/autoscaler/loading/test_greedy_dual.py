@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from autoscaler.loading.greedy_dual import GreedyDual, GreedyDualState, greedy_dual
-from autoscaler.planning.actions import Action, ActionReason, Demote
+from autoscaler.planning.policy import Action, ActionReason, Demote
 from autoscaler.planning.pool_view import CopyUse
 from registry.domain.model import Tier
 from tests.autoscaler.pools import model, pod, pool

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from autoscaler.forecasting.baselines.idle_time_histogram import IdleTimeHistogram
 from autoscaler.loading.hybrid_histogram import HybridHistogram, WarmWindows, hybrid_histogram
-from autoscaler.planning.actions import Action, Demote, Load
+from autoscaler.planning.policy import Action, Demote, Load
 from registry.domain.model import Preload, Tier
 from tests.autoscaler.demands import demand, history
 from tests.autoscaler.pools import NOW_S, model, pod, pool

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from autoscaler.loading.keep_alive import KeepAlive, keep_alive
-from autoscaler.planning.actions import ActionReason, Demote
+from autoscaler.planning.policy import ActionReason, Demote
 from autoscaler.planning.pool_view import CopyUse
 from registry.domain.demand import QueueStats
 from registry.domain.model import Tier

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from autoscaler.loading.holding_value import Prices
 from autoscaler.loading.predictive import Predictive, predictive
-from autoscaler.planning.actions import ActionReason, Demote, Load
+from autoscaler.planning.policy import ActionReason, Demote, Load
 from autoscaler.planning.pool_view import CopyUse
 from registry.domain.demand import QueueStats
 from registry.domain.model import LoadFailure, Preload, Tier
@@ -22,7 +22,7 @@ from tests.autoscaler.pools import NOW_S, model, pod, pool
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from autoscaler.planning.actions import Action
+    from autoscaler.planning.policy import Action
     from autoscaler.planning.pool_view import ModelView, PlannedPod, PoolView
 
 PRICE = 9e6

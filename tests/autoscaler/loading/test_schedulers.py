@@ -17,7 +17,7 @@ from autoscaler.loading.round_robin import (
     RoundRobinState,
     round_robin,
 )
-from autoscaler.planning.actions import ActionReason, Demote, Load
+from autoscaler.planning.policy import ActionReason, Demote, Load
 from autoscaler.planning.pool_view import CopyUse
 from registry.domain.demand import QueueStats
 from registry.domain.model import LoadFailure, Tier
@@ -26,7 +26,7 @@ from tests.autoscaler.pools import NOW_S, model, pod, pool
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from autoscaler.planning.actions import Action
+    from autoscaler.planning.policy import Action
     from autoscaler.planning.pool_view import PoolView
 
 BASELINE = baseline(Baseline(idle_s=10.0))

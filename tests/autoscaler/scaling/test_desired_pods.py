@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoscaler.planning.actions import ActionReason, DrainPod, SetPods
+from autoscaler.planning.policy import ActionReason, DrainPod, SetPods
 from autoscaler.planning.pool_view import Limits, ModelView, PlannedPod, PoolView
 from autoscaler.scaling.desired_pods import ScalingParams, ScalingState, scale_pods
 from autoscaler.scaling.limits import contradictions, pool_problems
@@ -18,7 +18,7 @@ from registry.domain.model import ModelName, ModelPolicy, ModelSpec, Preload, Ti
 from registry.domain.residency_index import Residency
 
 if TYPE_CHECKING:
-    from autoscaler.planning.actions import Action
+    from autoscaler.planning.policy import Action
 
 PARAMS = ScalingParams(stable_s=60.0, idle_s=120.0)
 

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from autoscaler.loading.loading_policies import LOADING_POLICIES
-from autoscaler.planning.actions import Action, ActionReason, Load
 from autoscaler.planning.demand_forecast import forecast_demand
-from autoscaler.planning.policy import LoadingPolicy
+from autoscaler.planning.policy import Action, ActionReason, Load, LoadingPolicy
 from registry.domain.action_log import ActionOutcome
 from registry.domain.demand import QueueStats
 from registry.domain.model import Preload, Tier

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from autoscaler.forecasting.counts import Counts
-from autoscaler.planning.actions import Action, ActionReason, Load, SetPods
-from autoscaler.planning.policy import LoadingPolicy
+from autoscaler.planning.policy import Action, ActionReason, Load, LoadingPolicy, SetPods
 from autoscaler.planning.pool_snapshot import Observations
 from autoscaler.planning.pool_view import Limits, PoolView
 from autoscaler.scaling.desired_pods import ScalingState

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from autoscaler.loading.loading_policies import policy_of
-from autoscaler.planning.actions import Demote
+from autoscaler.planning.policy import Demote
 from autoscaler.tick.view_changes import scale_times
 from registry.domain.demand import QueueStats
 from registry.domain.model import LoadFailure, Tier
