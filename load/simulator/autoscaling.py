@@ -46,23 +46,21 @@ class PlannedAutoscaler:
         epoch_s: float = 0.0,
         counts: Counts | None = None,
         forecaster: Forecaster | None = None,
-        is_forecasting: bool = True,
         limits: Limits | None = None,
         pods: int | None = None,
     ) -> None:
         """`counts` are those of arrivals before the run, on a clock that is `epoch_s` at its start.
 
-        Without `is_forecasting` nothing is counted: for policies that do not read demand. With
-        `pods`, their number at the start, it plans the number of pods within `limits`.
+        With `pods`, their number at the start, it plans the number of pods within `limits`.
         """
         self.every_s = every_s
         self.actions: Counter[str] = Counter()
         """Actions that had an effect, by `verb reason`."""
         self.wanted_pods = pods
         counts = counts or Counts(CountsParams(models=max(1, len(cluster.models))))
-        self._observed = ObservedDemand(counts if is_forecasting else None, epoch_s=epoch_s)
+        self._observed = ObservedDemand(counts if policy.reads_demand else None, epoch_s=epoch_s)
         forecaster = forecaster or DemandForecaster(is_partial=not policy.reads_history)
-        forecasts = ForecastSchedule(self._observed, forecaster) if is_forecasting else None
+        forecasts = ForecastSchedule(self._observed, forecaster) if policy.reads_demand else None
         self._planner = Planner(policy, self._observed, forecasts)
         self._planner.scaling = None if pods is None else ScalingState(current=pods)
         self._limits = limits
@@ -125,9 +123,7 @@ class LoadingOptions:
 
     def new_autoscaler(self, cluster: ClusterPlan) -> PlannedAutoscaler:
         policy = policy_of(self.name, self.value)
-        return PlannedAutoscaler(
-            policy, cluster, every_s=self.tick_s, is_forecasting=policy.reads_demand
-        )
+        return PlannedAutoscaler(policy, cluster, every_s=self.tick_s)
 
 
 def _host_budgets(cluster: ClusterPlan) -> dict[str, dict[Tier, int]]:

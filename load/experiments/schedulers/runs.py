@@ -74,9 +74,7 @@ def simulate(task: SchedulerTask) -> SchedulerResult:
     began_s = time.process_time()
     config, workload = scheduler_config(task.scheduler), task.workload
     plan = cluster(task.machines, task.seed)
-    scaler = PlannedAutoscaler(
-        config.policy, plan, every_s=config.every_s, is_forecasting=config.is_forecasting
-    )
+    scaler = PlannedAutoscaler(config.policy, plan, every_s=config.every_s)
     run = Simulation(
         plan,
         workload.trace(task.seed),

@@ -54,7 +54,6 @@ class SchedulerConfig:
     policy: LoadingPolicy[Any]
     queueing: QueueOptions
     every_s: float
-    is_forecasting: bool = False
 
 
 def scheduler_config(name: str) -> SchedulerConfig:
@@ -63,9 +62,7 @@ def scheduler_config(name: str) -> SchedulerConfig:
     In the thesis one scheduler loads models and places requests, and is notified of idle machines.
     """
     if name == SHIPPED:
-        return SchedulerConfig(
-            predictive(), QueueOptions(serves_late=True), _LIVE_TICK_S, is_forecasting=True
-        )
+        return SchedulerConfig(predictive(), QueueOptions(serves_late=True), _LIVE_TICK_S)
     refinements = ROUND_ROBIN.get(name, 0)
     queueing = QueueOptions(
         serves_late=True,
@@ -73,8 +70,7 @@ def scheduler_config(name: str) -> SchedulerConfig:
         plans_first=True,
         may_load=False,
     )
-    policy = _policy(name, refinements)
-    return SchedulerConfig(policy, queueing, _TICK_S, is_forecasting=name == PREDICTIVE)
+    return SchedulerConfig(_policy(name, refinements), queueing, _TICK_S)
 
 
 def _policy(name: str, refinements: int) -> LoadingPolicy[Any]:

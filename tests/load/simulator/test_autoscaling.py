@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -150,8 +151,7 @@ def test_policies_without_demand_plan_the_same_without_forecasts(name: str) -> N
     rows: list[Row] = [(7.0 * at, f"m-{at * at % 3}") for at in range(60)]
     found = []
     for is_forecasting in (False, True):
-        scaler = PlannedAutoscaler(
-            LOADING_POLICIES[name](), plan, every_s=3.0, is_forecasting=is_forecasting
-        )
+        policy = replace(LOADING_POLICIES[name](), reads_demand=is_forecasting)
+        scaler = PlannedAutoscaler(policy, plan, every_s=3.0)
         found.append((records(Simulation(plan, trace(rows), autoscaler=scaler)), scaler.actions))
     assert found[0] == found[1]

@@ -101,7 +101,7 @@ def test_autoscaler_reads_queued_requests_and_the_use_of_copies() -> None:
 
 def test_baseline_scheduler_loads_for_queued_requests() -> None:
     plan = cluster({})
-    scaler = PlannedAutoscaler(baseline(), plan, every_s=0.25, is_forecasting=False)
+    scaler = PlannedAutoscaler(baseline(), plan, every_s=0.25)
     found = _run(
         plan, [(1.0, "m"), (30.0, "m")], QueueOptions(plans_first=True, may_load=False),
         autoscaler=scaler,
