@@ -17,7 +17,7 @@ import uvicorn
 import uvloop
 
 from gateway.app import GatewayApp
-from gateway.dispatch.dispatcher import Dispatcher
+from gateway.dispatch.dispatcher import Dispatcher, LoopTimers
 from gateway.dispatch.exchange import ExchangeContext
 from gateway.dispatch.passive_health import PassiveHealth
 from gateway.dispatch.reservations import Reservations
@@ -90,7 +90,7 @@ async def running_app(settings: GatewaySettings) -> AsyncIterator[GatewayApp]:
     )
     context = ExchangeContext(
         dispatcher,
-        PassiveHealth(dispatcher.notify_change),
+        PassiveHealth(LoopTimers(), dispatcher.notify_change),
         connections,
         RetryBudget(),
         RequestTelemetry(metrics),
@@ -107,7 +107,6 @@ async def running_app(settings: GatewaySettings) -> AsyncIterator[GatewayApp]:
     async with asyncio.TaskGroup() as group:
         runs = [
             watch.run,
-            dispatcher.run,
             reservations.renew_periodically,
             reservations.register_periodically,
             connections.close_idle_periodically,

@@ -112,7 +112,7 @@ class Exchange:
     @property
     def policy(self) -> str | None:
         """The policy of the last placement; None if the request was not placed."""
-        return self._placement.policy.value if self._placement else None
+        return self._placement.policy if self._placement else None
 
     async def _attempt(self, until_s: float) -> None:
         placement = await self._context.dispatcher.place(self._request)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from gateway.dispatch.pending_placement import Timers
     from registry.domain.pod_state import PodState
 
 _SUSPECT_S: Final = 1.0
@@ -19,9 +19,9 @@ _MAX_FULL_S: Final = 0.5
 class PassiveHealth:
     """Marks pods in the cluster state and removes the marks; then calls `on_recovery`."""
 
-    def __init__(self, on_recovery: Callable[[], None]) -> None:
+    def __init__(self, timers: Timers, on_recovery: Callable[[], None]) -> None:
+        self._timers = timers
         self._on_recovery = on_recovery
-        self._loop = asyncio.get_running_loop()
 
     def suspect(self, pod: PodState) -> None:
         """Send nothing to the pod for a while, or until the registry reports it again."""
@@ -33,20 +33,20 @@ class PassiveHealth:
 
     def _avoid(self, pod: PodState, for_s: float) -> None:
         pod.set_suspect(is_suspect=True)
+        self._timers.after(for_s, self._trust, pod)
 
-        def restore() -> None:
-            pod.set_suspect(is_suspect=False)
-            self._on_recovery()
-
-        self._loop.call_later(for_s, restore)
+    def _trust(self, pod: PodState) -> None:
+        pod.set_suspect(is_suspect=False)
+        self._on_recovery()
 
     def mark_full(self, pod: PodState, refusals: int) -> None:
         """Count all slots of the pod as taken; longer after each of the request's refusals."""
         slots = pod.slots
         pod.add_pending(slots=slots)
+        for_s = min(_FIRST_FULL_S * 2**refusals, _MAX_FULL_S)
+        self._timers.after(for_s, self._free, (pod, slots))
 
-        def restore() -> None:
-            pod.add_pending(slots=-slots)
-            self._on_recovery()
-
-        self._loop.call_later(min(_FIRST_FULL_S * 2**refusals, _MAX_FULL_S), restore)
+    def _free(self, marked: tuple[PodState, int]) -> None:
+        pod, slots = marked
+        pod.add_pending(slots=-slots)
+        self._on_recovery()

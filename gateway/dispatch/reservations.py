@@ -72,31 +72,27 @@ class Reservations:
     def held_total(self) -> int:
         return len(self._held)
 
-    def reserve(self, decision: SendTo, key: str) -> asyncio.Future[Reservation | Refusal]:
+    def reserve(
+        self, decision: SendTo, key: str, on_outcome: Callable[[Reservation | Refusal], object]
+    ) -> bool:
         """Reserve what a decision needs; a refusal means that the local state was outdated.
 
-        The slots count as taken in the local state from this call on. Cancelling the future
-        releases the reservation.
+        The slots count as taken in the local state from this call on. Returns False, without a call
+        of `on_outcome`, if a pod is gone.
         """
-        reply: asyncio.Future[Reservation | Refusal] = self._loop.create_future()
         pods = self._state.pods
         entry, predict = pods.get(decision.entry), pods.get(decision.predict)
         if entry is None or predict is None:
-            reply.set_result(Refusal.GONE)
-            return reply
+            return False
         request = self._request(decision, key)
         entry.add_pending(slots=1)
         predict.add_pending(ongoing=1)
 
         def on_reply(result: Granted | Refusal | RegistryUnavailable) -> None:
-            outcome = self._outcome(request, entry, predict, result)
-            if not reply.done():
-                reply.set_result(outcome)
-            elif isinstance(outcome, Reservation):
-                self.release(outcome)  # the request was cancelled
+            on_outcome(self._outcome(request, entry, predict, result))
 
         self._registry.reserve(request, on_reply)
-        return reply
+        return True
 
     def reserve_optimistically(self, decision: SendTo, key: str) -> Reservation | None:
         """Reserve without the registry, if the request is short; None: use `reserve`."""

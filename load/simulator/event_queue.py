@@ -34,7 +34,7 @@ class EventQueue:
         self._number = number = self._number + 1
         heappush(self._heap, (when_s, number, do, argument))
 
-    def after(self, delay_s: float, do: Callable[[Any], object], argument: Any = None) -> None:
+    def after(self, delay_s: float, do: Callable[[Any], object], argument: Any = None, /) -> None:
         self._number = number = self._number + 1
         heappush(self._heap, (self.now_s + delay_s, number, do, argument))
 

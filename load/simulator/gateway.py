@@ -1,28 +1,29 @@
-"""The simulated gateway: the dispatcher's way of placing requests, in virtual time.
+"""The simulated gateway: the live gateway's placer in virtual time, with pods that are simulated.
 
-Decisions, the admission queue and the retry budget are the live gateway's own. Here waiting is an
-event instead of a future, and the registry answers in no time.
+The registry replies in no time.
 """
 
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from gateway.dispatch.admission_queue import rejection_error
+from gateway.dispatch.passive_health import PassiveHealth
+from gateway.dispatch.pending_placement import PlacementDriver
+from gateway.dispatch.placer import Placer
 from gateway.dispatch.retries import RetryBudget
-from gateway.errors import Rejected
-from gateway.routing.decision import SendTo, Wait
-from gateway.routing.route_request import IncomingRequest, RoutingResult
+from gateway.routing.route_request import IncomingRequest
 from load.simulator.cluster.plan import ModelPlan
 from load.simulator.pods.simulated_request import PodListener, RequestPod, SimulatedRequest
-from load.simulator.queueing import QueueOptions, SimulatedQueue
 from registry.domain.model import ModelName, ModelSpec
 from registry.domain.reservation import Refusal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from gateway.errors import Rejected
+    from gateway.routing.decision import SendTo
     from load.simulator.arrivals import Row
     from load.simulator.event_queue import EventQueue
     from load.simulator.registry.memory_registry import MemoryRegistry
@@ -30,9 +31,22 @@ if TYPE_CHECKING:
     from load.simulator.results.summary import Summary
     from registry.domain.model import RoutingPolicy, Tier
 
-_MAX_IMMEDIATE_TRIES: Final = 4
 _MAX_ATTEMPTS: Final = 10
-_SUSPECT_S: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class QueueOptions:
+    """How the gateway of a run queues. The defaults are the live gateway's."""
+
+    serves_late: bool = False
+    """Serve requests past their deadline as well, as in Blinowski et al. 2024."""
+    by_deadline: bool = True
+    """The earliest deadline first; else by arrival."""
+    plans_first: bool = False
+    """While requests are queued, run the autoscaler after each change, before they are tried, so
+    that it sees pods that have just become idle; else by the clock."""
+    may_load: bool = True
+    """Requests start loads; else only the autoscaler does, and they are queued."""
 
 
 class SimulatedGateway(PodListener):
@@ -57,6 +71,8 @@ class SimulatedGateway(PodListener):
         """Requests that came and have no response yet."""
         self.on_arrival: Callable[[ModelName, float], None] | None = None
         """Called for each request for a declared model."""
+        self.before_dispatch: Callable[[], None] | None = None
+        """Called before queued requests are tried."""
         self._events = events
         self._registry = registry
         self._state = registry.state
@@ -72,9 +88,11 @@ class SimulatedGateway(PodListener):
         self._sequence = 0
         self._budget = RetryBudget()
         self._serves_late = queueing.serves_late
-        self.queue = SimulatedQueue(
-            events, registry.state, queueing, reserve=self._reserve, reject=self._reject
-        )
+        self.placer: Placer[SimulatedRequest] = Placer(
+            registry.state, _SimulatedPlacements(self), events, events.now,
+            by_deadline=queueing.by_deadline, may_load=queueing.may_load,
+        )  # fmt: skip
+        self._health = PassiveHealth(events, self.placer.notify_change)
         self._in_flight: dict[str, SimulatedRequest] = {}
 
     # Arrival
@@ -104,7 +122,7 @@ class SimulatedGateway(PodListener):
         request = SimulatedRequest(arrival, plan, input_size, output_size)
         if arrival.deadline_s is not None:
             self._events.at(arrival.deadline_s, self._deadline_passed, arrival)
-        self._place(request)
+        self.placer.place(request)
 
     def _reject_unknown(self, id_: str, row: Row) -> None:
         now_s, tenant, model, input_size, output_size, deadline_s = row
@@ -119,66 +137,44 @@ class SimulatedGateway(PodListener):
 
     # Placement
 
-    def _place(self, request: SimulatedRequest) -> None:
-        arrival = request.arrival
-        for _ in range(_MAX_IMMEDIATE_TRIES):  # again if the state changed before the reservation
-            if self.queue.is_changed:  # queued requests go first, so that tenants take turns
-                self.queue.dispatch()
-            decided = self.queue.admission.route(arrival)
-            decision = decided.decision
-            if isinstance(decision, SendTo):
-                if self._reserve(request, decided, decision):
-                    return
-            elif isinstance(decision, Wait):
-                break
-            else:
-                self._reject(request, rejection_error(decision))
-                return
-        self._enqueue(request, decided)
-
-    def _reserve(self, request: SimulatedRequest, decided: RoutingResult, decision: SendTo) -> bool:
-        arrival, spec = request.arrival, decided.spec
-        if spec is None:
-            return False
+    def reserve(self, request: SimulatedRequest, decision: SendTo) -> bool:
+        """Reserve; False: the registry refuses."""
         now_s = self._events.now_s
         granted = self._registry.reserve(
-            arrival.id, decision.entry, decision.predict, spec.key, decision.mode, now_s,
-            max_other_copies=decision.max_other_copies, target_ongoing=decision.target_ongoing,
+            request.arrival.id, decision.entry, decision.predict, request.spec.key, decision.mode,
+            now_s, max_other_copies=decision.max_other_copies,
+            target_ongoing=decision.target_ongoing,
         )  # fmt: skip
         if isinstance(granted, Refusal):
             return False
-        request.policy = decided.policy
         request.reason = decision.reason
         request.placed_s = now_s
         request.token = granted.load_token
-        request.entry = entry = self._pods[decision.entry]
+        request.entry = self._pods[decision.entry]
         request.predict = self._pods[decision.predict]
-        self._in_flight[arrival.id] = request
-        if entry.agent.is_alive:
-            entry.take(request)
-        else:
-            self._mark_suspect(entry)
-            self._events.after(0.0, self._retry, request)  # once it has left the queue
         return True
+
+    def send(self, request: SimulatedRequest) -> None:
+        """Send a placed request to its entry pod."""
+        self._in_flight[request.arrival.id] = request
+        if request.entry.agent.is_alive:
+            request.entry.take(request)
+        else:
+            self._suspect(request.entry)
+            self._events.after(0.0, self._retry, request)
+
+    def reject(self, request: SimulatedRequest, error: Rejected) -> None:
+        self._finish(request, int(error.status), str(error), str(error.reason))
 
     def _release(self, request: SimulatedRequest) -> None:
         id_ = request.arrival.id
         self._in_flight.pop(id_, None)
         self._registry.pods.release(id_, request.entry.name, request.predict.name)
 
-    def _enqueue(self, request: SimulatedRequest, decided: RoutingResult) -> None:
-        try:
-            self.queue.enter(request, decided)
-        except Rejected as error:
-            self._reject(request, error)
-        else:
-            request.policy = decided.policy
-            self._in_flight[request.arrival.id] = request
-
     # Reports of pods
 
     def on_change(self) -> None:
-        self.queue.on_change()
+        self.placer.notify_change()
 
     def on_response(self, request: SimulatedRequest) -> None:
         self._release(request)
@@ -209,7 +205,7 @@ class SimulatedGateway(PodListener):
         self._summary.wasted_memory_byte_s += idle_byte_s
 
     def on_pod_death(self, pod: RequestPod) -> None:
-        self._mark_suspect(pod)
+        self._suspect(pod)
         for request in list(self._in_flight.values()):
             if request.placed_s < 0:
                 continue
@@ -218,17 +214,10 @@ class SimulatedGateway(PodListener):
             elif request.predict is pod:
                 self.on_unreachable(request)
 
-    def _mark_suspect(self, pod: RequestPod) -> None:
+    def _suspect(self, pod: RequestPod) -> None:
         state = self._state.pods.get(pod.name)
-        if state is None:
-            return
-        state.set_suspect(is_suspect=True)
-
-        def trust_again(_: None) -> None:
-            state.set_suspect(is_suspect=False)
-            self.on_change()
-
-        self._events.after(_SUSPECT_S, trust_again)
+        if state is not None:
+            self._health.suspect(state)
 
     def _retry(self, request: SimulatedRequest) -> None:
         """Place the request again, while the retry budget lasts."""
@@ -238,7 +227,7 @@ class SimulatedGateway(PodListener):
         if request.attempts >= _MAX_ATTEMPTS or not self._budget.spend():
             self._finish(request, 503, "the pod did not take the request; no retry is left")
         else:
-            self._place(request.retry())
+            self.placer.place(request.retry())
 
     # Responses
 
@@ -251,10 +240,6 @@ class SimulatedGateway(PodListener):
             self._finish(request, 504, message, "deadline")
             self.on_change()
 
-    def _reject(self, request: SimulatedRequest, error: Rejected) -> None:
-        self._in_flight.pop(request.arrival.id, None)
-        self._finish(request, int(error.status), str(error), str(error.reason))
-
     def _finish(
         self, request: SimulatedRequest, status: int, error: str | None, reason: str | None = None
     ) -> None:
@@ -265,3 +250,23 @@ class SimulatedGateway(PodListener):
             request, finished_s=self._events.now_s, status=status, reason=reason or request.reason,
             error=error, deadline_s=None if due_s is None else due_s - arrival_s,
         )  # fmt: skip
+
+
+class _SimulatedPlacements(PlacementDriver[SimulatedRequest]):
+    """Passes the placer's decisions on to the gateway, which has another base class."""
+
+    def __init__(self, gateway: SimulatedGateway) -> None:
+        self._gateway = gateway
+
+    def reserve(self, placement: SimulatedRequest, decision: SendTo) -> bool:
+        return self._gateway.reserve(placement, decision)
+
+    def on_placed(self, placement: SimulatedRequest) -> None:
+        self._gateway.send(placement)
+
+    def on_rejected(self, placement: SimulatedRequest, error: Rejected) -> None:
+        self._gateway.reject(placement, error)
+
+    def before_dispatch(self) -> None:
+        if self._gateway.before_dispatch is not None:
+            self._gateway.before_dispatch()

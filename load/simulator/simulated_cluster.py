@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from load.simulator.cluster.plan import ClusterPlan, PodPlan
     from load.simulator.event_queue import EventQueue
-    from load.simulator.queueing import QueueOptions
+    from load.simulator.gateway import QueueOptions
     from load.simulator.results.finished_requests import FinishedRequests
     from load.simulator.results.summary import Summary
     from registry.domain.demand import QueueStats
@@ -70,7 +70,7 @@ class SimulatedCluster:
 
     def waiting(self) -> dict[ModelName, QueueStats]:
         """Requests queued in the gateway, by model."""
-        return self.gateway.queue.admission.stats()
+        return self.gateway.placer.queue_stats()
 
     def idle_byte_s(self) -> float:
         """Of pods alive: bytes of models that no request used, times seconds."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from load.schema import Trace
     from load.simulator.cluster.plan import ClusterPlan
-    from load.simulator.queueing import QueueOptions
+    from load.simulator.gateway import QueueOptions
     from registry.domain.cluster import ClusterState
     from registry.domain.model import ModelName, RoutingPolicy
 
@@ -118,7 +118,7 @@ class Simulation:
         if self._autoscaler is not None:
             gateway.on_arrival = self._autoscaler.arrived
             if self._plans_first:
-                gateway.queue.before_dispatch = partial(self._tick_if_due, self._autoscaler)
+                gateway.before_dispatch = partial(self._tick_if_due, self._autoscaler)
             self.events.after(self._autoscaler.every_s, self._tick, self._autoscaler)
         self.events.after(_CHECK_INTERVAL_S, self._check_again)
         broken: LoadError | None = None
@@ -176,7 +176,7 @@ class Simulation:
     def _tick(self, autoscaler: SimulatedAutoscaler) -> None:
         self._check()
         # With plans_first, queued requests have it act after changes instead.
-        if not (self._plans_first and self._cluster.gateway.queue.admission):
+        if not (self._plans_first and self._cluster.gateway.placer.queued_total):
             self._tick_if_due(autoscaler)
         self.events.after(autoscaler.every_s, self._tick, autoscaler)
 

@@ -35,7 +35,6 @@ class DispatcherHarness:
     watch: ClusterWatch
     reservations: Reservations
     dispatcher: Dispatcher
-    running: asyncio.Task[None]
     sequence: itertools.count[int] = field(default_factory=itertools.count)
 
     async def register_pod(
@@ -107,11 +106,11 @@ async def running_dispatcher(url: str, pool: str) -> AsyncIterator[DispatcherHar
     reservations = Reservations(registry, watch.state, "g")
     dispatcher = Dispatcher(watch.state, reservations, Explanations(), watch.registry_now_s)
     watch.subscribe(dispatcher.notify_change)
-    runs = (watch.run, dispatcher.run, reservations.register_periodically)
+    runs = (watch.run, reservations.register_periodically)
     tasks = [asyncio.create_task(run()) for run in runs]
     await watch.wait_synced()
     try:
-        yield DispatcherHarness(registry, watch, reservations, dispatcher, tasks[1])
+        yield DispatcherHarness(registry, watch, reservations, dispatcher)
     finally:
         for task in tasks:
             task.cancel()

@@ -214,7 +214,12 @@ async def _reserve_repeatedly(
     granted = refused = 0
     while time.monotonic() < end_s:
         pod, key = rng.choice(copies)
-        result = await reservations.reserve(SendTo(pod, pod, LoadMode.WARM, Reason.WARM), key)
+        reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        decision = SendTo(pod, pod, LoadMode.WARM, Reason.WARM)
+        if not reservations.reserve(decision, key, reply.set_result):
+            refused += 1
+            continue
+        result = await reply
         if isinstance(result, Reservation):
             granted += 1
             reservations.release(result)

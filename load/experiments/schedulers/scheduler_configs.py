@@ -16,7 +16,7 @@ from autoscaler.loading.round_robin import (
     RoundRobin,
     round_robin,
 )
-from load.simulator.queueing import QueueOptions
+from load.simulator.gateway import QueueOptions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

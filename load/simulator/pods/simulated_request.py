@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from gateway.dispatch.pending_placement import PendingPlacement
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -15,24 +17,22 @@ if TYPE_CHECKING:
     from gateway.routing.route_request import IncomingRequest
     from load.simulator.cluster.plan import ModelPlan, PodPlan
     from load.simulator.pods.registry_agent import SimulatedRegistryAgent
-    from registry.domain.model import RoutingPolicy, Tier
+    from registry.domain.model import Tier
 
 
-class SimulatedRequest:
+class SimulatedRequest(PendingPlacement):
     """One attempt of a request; mutable. A retry is another object with the same `arrival`."""
 
     __slots__ = (
-        "arrival", "at_device_s", "attempts", "entry", "infer_s", "input_size", "is_over", "load_s",
-        "model_needed_s", "output_size", "placed_s", "plan", "policy", "postprocess_s", "predict",
-        "preprocess_s", "reason", "rows", "start", "token", "waited_from",
+        "at_device_s", "attempts", "entry", "infer_s", "input_size", "is_over", "load_s",
+        "model_needed_s", "output_size", "placed_s", "plan", "postprocess_s", "predict",
+        "preprocess_s", "reason", "rows", "start", "token",
     )  # fmt: skip
 
-    arrival: IncomingRequest
     plan: ModelPlan
     input_size: int
     output_size: int
     rows: int
-    policy: RoutingPolicy | None
     reason: Reason | None
     entry: RequestPod
     predict: RequestPod
@@ -41,7 +41,6 @@ class SimulatedRequest:
     token: int
     """Of the load claim that the gateway made for it; 0: none."""
     attempts: int
-    waited_from: str | None
     placed_s: float
     """When it was sent to its entry pod; negative: it was not."""
     model_needed_s: float
@@ -57,14 +56,12 @@ class SimulatedRequest:
     def __init__(
         self, arrival: IncomingRequest, plan: ModelPlan, input_size: int, output_size: int
     ) -> None:
-        self.arrival = arrival
+        super().__init__(arrival)
         self.plan = plan
         self.input_size = input_size
         self.output_size = output_size
         self.rows = 1 if plan.counts_tokens or input_size < 1 else input_size
-        self.policy = None
         self.reason = None
-        self.waited_from = None
         self.start = ""
         self.placed_s = -1.0
         self.token = self.attempts = 0
@@ -75,7 +72,7 @@ class SimulatedRequest:
         """End this attempt; returns the next one."""
         self.is_over = True
         another = SimulatedRequest(self.arrival, self.plan, self.input_size, self.output_size)
-        another.waited_from = self.waited_from
+        another.awaited_tier = self.awaited_tier
         another.attempts = self.attempts + 1
         return another
 

@@ -60,8 +60,8 @@ class FinishedRequests:
         entry = predict = start = None
         if request.placed_s >= 0:
             entry, predict, start = request.entry.name, request.predict.name, request.start
-            if start == "warm" and request.waited_from:
-                start = request.waited_from
+            if start == "warm" and request.awaited_tier:
+                start = request.awaited_tier
         self.request_id.append(arrival.id)
         self.model.append(arrival.model)
         self.policy.append(request.policy)

@@ -10,7 +10,7 @@ import pytest
 from gateway.dispatch.dispatcher import Placement
 from gateway.errors import Rejected
 from gateway.routing.decision import Reason
-from registry.domain.model import RoutingPolicy, Tier
+from registry.domain.model import RoutingPolicy
 from tests.gateway.asynchronous import run_async
 from tests.gateway.dispatcher_harness import (
     DispatcherHarness,
@@ -61,7 +61,6 @@ async def test_a_request_cancelled_during_its_dispatch_holds_no_slot(
     second.cancel()
     await asyncio.gather(second, return_exceptions=True)
     third = await asyncio.wait_for(harness.place(spec), 60)
-    assert not harness.running.done()
     assert third.reservation.entry.name == "pod-a"
     assert harness.reservations.held_total == 1
     assert await harness.slots_used("pod-a") == 1
@@ -84,37 +83,6 @@ async def test_a_request_cancelled_at_any_step_leaks_no_slot(
     await asyncio.wait_for(harness.place(spec), 60)
     assert harness.reservations.held_total == 1
     assert await harness.slots_used("pod-a") == 1
-
-
-@with_dispatcher
-async def test_every_request_that_waits_for_a_load_reports_its_tier(
-    harness: DispatcherHarness,
-) -> None:
-    spec = await harness.declare("m", routing=QUEUEING)
-    epoch = await harness.register_pod("pod-a")
-    first = await harness.place(spec)
-    waiting = [harness.place(spec) for _ in range(3)]
-    await harness.wait_queued(3)
-    token = first.reservation.load_token
-    await harness.registry.start_load("pod-a", epoch, spec.key, token, Tier.DISK)
-    await harness.registry.finish_load("pod-a", epoch, spec.key, token, 1)
-    placements = [first]
-    for task in waiting:
-        harness.reservations.release(placements[-1].reservation)
-        harness.dispatcher.notify_change()
-        placements.append(await task)
-    assert [placement.awaited_tier for placement in placements[1:]] == ["remote"] * 3
-
-
-@with_dispatcher
-async def test_a_request_after_the_load_is_warm(harness: DispatcherHarness) -> None:
-    spec = await harness.declare("m", routing=QUEUEING)
-    await harness.register_pod("pod-a", warm=spec)
-    first = await harness.place(spec)
-    second = harness.place(spec)
-    await harness.wait_queued(1)
-    harness.release(first)
-    assert (await second).awaited_tier is None
 
 
 @with_dispatcher
@@ -147,42 +115,6 @@ async def test_rejects_a_request_if_the_queue_is_full(harness: DispatcherHarness
 
 
 @with_dispatcher
-async def test_a_model_without_queue_is_served_while_another_is_queued(
-    harness: DispatcherHarness,
-) -> None:
-    busy = await harness.declare("busy", routing=QUEUEING)
-    other = await harness.declare("other", routing=QUEUEING, queue_depth=0)
-    await harness.register_pod("pod-a", warm=busy)
-    await harness.register_pod("pod-b", warm=other)
-    await harness.place(busy)
-    waiting = harness.place(busy)
-    await harness.wait_queued(1)
-    assert (await harness.place(other)).reservation.entry.name == "pod-b"
-    waiting.cancel()
-    await asyncio.gather(waiting, return_exceptions=True)
-
-
-@pytest.mark.parametrize(
-    ("timeout_s", "deadline_s", "reason"),
-    [
-        pytest.param(0.05, None, Reason.QUEUE_TIMEOUT, id="queue-timeout"),
-        pytest.param(5.0, 0.05, Reason.DEADLINE, id="deadline"),
-    ],
-)
-@with_dispatcher
-async def test_queueing_ends_at(
-    harness: DispatcherHarness, timeout_s: float, deadline_s: float | None, reason: Reason
-) -> None:
-    spec = await harness.declare("m", routing=QUEUEING, queue_timeout_s=timeout_s)
-    await harness.register_pod("pod-a", warm=spec)
-    await harness.place(spec)
-    with pytest.raises(Rejected) as caught:
-        await harness.place(spec, deadline_in_s=deadline_s)
-    assert caught.value.reason is reason
-    assert harness.dispatcher.queued_total == 0
-
-
-@with_dispatcher
 async def test_deleting_a_model_rejects_its_queued_requests(harness: DispatcherHarness) -> None:
     spec = await harness.declare("m", routing=QUEUEING)
     await harness.register_pod("pod-a", warm=spec)
@@ -193,28 +125,6 @@ async def test_deleting_a_model_rejects_its_queued_requests(harness: DispatcherH
     with pytest.raises(Rejected) as caught:
         await second
     assert caught.value.reason is Reason.MODEL_GONE
-
-
-@with_dispatcher
-async def test_tenants_take_turns_at_a_saturated_pod(harness: DispatcherHarness) -> None:
-    loud = await harness.declare("m", namespace="loud", routing=QUEUEING)
-    quiet = await harness.declare("m", namespace="quiet", routing=QUEUEING)
-    epoch = await harness.register_pod("pod-a", warm=loud)
-    await harness.registry.set_tier("pod-a", epoch, quiet.key, Tier.DEVICE, 1)
-    first = await harness.place(loud)
-    asked = [harness.place(loud) for _ in range(4)]
-    await harness.wait_queued(4)
-    asked += [harness.place(quiet) for _ in range(2)]
-    await harness.wait_queued(6)
-    served: list[str] = []
-    held = first
-    while pending := [task for task in asked if not task.done()]:
-        harness.release(held)
-        done, _ = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-        (task,) = done
-        held = task.result()
-        served.append(held.spec.name.namespace)
-    assert served == ["loud", "quiet", "loud", "quiet", "loud", "loud"]
 
 
 @with_dispatcher

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.dispatch.admission_queue import AdmissionQueue, QueuedRequest
 from gateway.routing.decision import ColdStartLoss, Reason, SendTo, Wait
-from gateway.routing.route_request import IncomingRequest
 from gateway.routing.ski_rental import ColdStartCredit
 from registry.domain.cluster_changes import ChangeApplier
 from registry.domain.model import ModelName
 from registry.domain.reservation import LoadMode
 from tests.gateway.cluster_states import NOW_S, PodSketch, cluster, declare
+from tests.gateway.virtual_placer import VirtualPlacer
 
 NAME = ModelName("default", "m")
 LOAD_S = 4.0
@@ -76,7 +75,6 @@ def test_repeated_queueing_leads_to_another_copy() -> None:
     times = {
         "load:remote": 3.0, "infer": 1.0, "preprocess": 0.0, "postprocess": 0.0, "network": 9.0,
     }  # fmt: skip
-    now_s = NOW_S
     state = cluster(PodSketch("pod-a", "warm", busy=1), PodSketch("pod-b"), measured=times)
     spec = declare(state)
     ChangeApplier(state).apply(
@@ -84,12 +82,14 @@ def test_repeated_queueing_leads_to_another_copy() -> None:
         [["at", spec.key, "pod-a", f"device|-|{int(NOW_S * 1000)}|100"]]
         + [["samples", spec.key, measure, [seconds]] for measure, seconds in times.items()],
     )
-    queue: AdmissionQueue[QueuedRequest] = AdmissionQueue(state, lambda: now_s)
-    decisions = []
-    for number in range(12):
-        request = IncomingRequest(f"r-{number}", spec.name, now_s, 0.0, number)
-        decisions.append(queue.route(request).decision)
-        now_s += 10.0
+    virtual = VirtualPlacer(state)
+    for _ in range(12):
+        placement = virtual.place(spec)
+        virtual.placer.cancel(placement)
+        if not state.pods["pod-b"].has_free_slot:
+            virtual.free_slot("pod-b")
+        virtual.events.now_s += 10.0
+    decisions = virtual.decisions
     loads = [number for number, each in enumerate(decisions) if isinstance(each, SendTo)]
     assert loads == [3, 7, 11]
     bought = decisions[3]

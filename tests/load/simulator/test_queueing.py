@@ -8,7 +8,7 @@ import pytest
 
 from autoscaler.loading.baseline import baseline
 from load.simulator.autoscaling import PlannedAutoscaler
-from load.simulator.queueing import QueueOptions
+from load.simulator.gateway import QueueOptions
 from load.simulator.simulation import Simulation
 from registry.domain.demand import QueueStats
 from tests.load.simulator.small_cluster import (

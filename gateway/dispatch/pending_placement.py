@@ -1,0 +1,101 @@
+"""A request on its way to a pod, and the interface by which it gets there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gateway.dispatch.fair_queue import QueueKey
+    from gateway.errors import Rejected
+    from gateway.routing.decision import Reason, SendTo
+    from gateway.routing.route_request import IncomingRequest
+    from registry.domain.model import ModelSpec, RoutingPolicy
+
+
+class PendingPlacement:
+    """One attempt to place a request; mutable. Drivers add what they reserve.
+
+    Attributes without a value in the constructor are set when the request is routed or queued.
+    """
+
+    __slots__ = (
+        "arrival", "awaited_tier", "direct_tries", "enqueued_s", "is_pending", "policy",
+        "queue_key", "refusals", "spec", "timeout", "wait_reason",
+    )  # fmt: skip
+
+    arrival: IncomingRequest
+    awaited_tier: str | None
+    """The source tier of a load that it waited for in the queue; None: it waited for none."""
+    is_pending: bool
+    """False once it is placed, rejected or cancelled."""
+    direct_tries: int
+    """Reservations that it tried before it was queued."""
+    queue_key: QueueKey | None
+    """Its place in the queue, also while a reservation is tried; None: it was never queued."""
+    policy: RoutingPolicy | None
+    """The policy that sent or queued it; None: neither happened."""
+    spec: ModelSpec
+    """The model's generation that it was routed to last."""
+    wait_reason: Reason
+    """Reason of the last decision to wait."""
+    enqueued_s: float
+    refusals: int
+    """Reservations that were refused after it was queued."""
+    timeout: Timer | None
+
+    def __init__(self, arrival: IncomingRequest) -> None:
+        self.arrival = arrival
+        self.awaited_tier = None
+        self.policy = None
+        self.queue_key = None
+        self.direct_tries = 0
+        self.is_pending = True
+
+
+P = TypeVar("P", bound=PendingPlacement)
+
+
+class PlacementDriver(Generic[P]):
+    """Carries out the placer's decisions: against Redis, or in a simulated cluster.
+
+    A base class, not a protocol: mypyc compiles calls through a base class to a jump, calls through
+    a protocol to a lookup by name.
+    """
+
+    def reserve(self, placement: P, decision: SendTo) -> bool | None:
+        """Reserve what a decision needs; False: refused, since the local state was outdated.
+
+        None: `Placer.on_reply` is called later.
+        """
+        raise NotImplementedError
+
+    def release(self, placement: P) -> None:
+        """Release a reservation that was granted after the placement was over."""
+        raise NotImplementedError
+
+    def on_placed(self, placement: P) -> None:
+        raise NotImplementedError
+
+    def on_rejected(self, placement: P, error: Rejected) -> None:
+        raise NotImplementedError
+
+    def before_dispatch(self) -> None:
+        """Called before queued requests are tried."""
+
+
+class Timer(Protocol):
+    """A call in the future."""
+
+    def cancel(self) -> None: ...
+
+
+class Timers(Protocol):
+    """Real or virtual time."""
+
+    def after(self, delay_s: float, do: Callable[[Any], object], argument: Any, /) -> Timer | None:
+        """Call `do(argument)` after a delay; a delay of 0: once the current callbacks are over.
+
+        Returns None if the call cannot be cancelled.
+        """

@@ -1,0 +1,246 @@
+"""Places requests: route and reserve, or queue and retry when the cluster changes.
+
+Without tasks or I/O: a driver takes reservations, timers are real or virtual. A decision is made on
+the local cluster state; the registry checks the reservation that follows, and a refusal leads to
+another decision on newer state. A request that never waits does not enter the queue.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Generic
+
+from gateway.dispatch.admission_queue import AdmissionQueue
+from gateway.dispatch.pending_placement import P
+from gateway.errors import Rejected
+from gateway.routing.decision import Reject, SendTo, Wait
+from gateway.routing.route_request import route_request
+from gateway.routing.ski_rental import ColdStartCredit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gateway.dispatch.pending_placement import PlacementDriver, Timers
+    from gateway.routing.route_request import IncomingRequest, RoutingResult
+    from registry.domain.cluster import ClusterState
+    from registry.domain.demand import QueueStats
+    from registry.domain.model import ModelName
+
+POLL_INTERVAL_S: Final = 0.25
+"""Forecasts change with time alone, so queued requests are routed again without a change."""
+_MAX_DIRECT_TRIES: Final = 4
+_FIRST_BACKOFF_S: Final = 0.001
+_MAX_BACKOFF_S: Final = 0.1
+
+
+class Placer(Generic[P]):
+    """Decides where requests go and when. `state` must not change during a call."""
+
+    def __init__(
+        self,
+        state: ClusterState,
+        driver: PlacementDriver[P],
+        timers: Timers,
+        now_s: Callable[[], float],
+        on_routed: Callable[[IncomingRequest, RoutingResult], None] | None = None,
+        *,
+        by_deadline: bool = True,
+        may_load: bool = True,
+    ) -> None:
+        """Without `by_deadline` a queue is in order of arrival; `may_load`: see `route_request`."""
+        self._state = state
+        self._driver = driver
+        self._timers = timers
+        self._now_s = now_s
+        self._on_routed = on_routed
+        self._may_load = may_load
+        self._queue: AdmissionQueue[P] = AdmissionQueue(state, by_deadline=by_deadline)
+        self._cold_start_credit = ColdStartCredit()
+        self._is_changed = False
+        """True if queued requests are to be routed again, before new ones."""
+        self._is_polling = False
+
+    @property
+    def queued_total(self) -> int:
+        return self._queue.size
+
+    def queue_stats(self) -> dict[ModelName, QueueStats]:
+        return self._queue.stats(self._now_s())
+
+    def place(self, placement: P) -> None:
+        """Place a request; the driver gets the result, perhaps before this returns."""
+        driver = self._driver
+        while placement.direct_tries < _MAX_DIRECT_TRIES:
+            placement.direct_tries += 1
+            if self._is_changed:  # queued requests first, so that tenants take turns
+                self._dispatch_ready(only_if_free=True)
+            result = self._route_new(placement)
+            decision = result.decision
+            if isinstance(decision, SendTo):
+                placement.policy = result.policy
+                is_granted = driver.reserve(placement, decision)
+                if is_granted is None:
+                    return
+                if is_granted:
+                    placement.is_pending = False
+                    driver.on_placed(placement)
+                    return
+            elif isinstance(decision, Wait):
+                placement.policy = result.policy
+                self._enqueue(placement, decision)
+                return
+            else:
+                self._reject(placement, rejection_error(decision))
+                return
+        self._enqueue(placement, None)
+
+    def on_reply(self, placement: P, *, is_granted: bool) -> None:
+        """The registry replied to a reservation that the driver did not get at once."""
+        if not placement.is_pending:
+            if is_granted:
+                self._driver.release(placement)
+        elif placement.queue_key is not None:
+            self._on_queued_reply(placement, is_granted=is_granted)
+        elif is_granted:
+            placement.is_pending = False
+            self._driver.on_placed(placement)
+        else:
+            self.place(placement)
+
+    def cancel(self, placement: P) -> None:
+        """Give up a request that is not placed yet."""
+        if placement.is_pending:
+            self._end_pending(placement)
+
+    def notify_change(self) -> None:
+        """Route queued requests again, after the current callbacks: the cluster changed."""
+        if not self._is_changed and self._queue.size:
+            self._is_changed = True
+            self._timers.after(0.0, self._dispatch_if_changed, None)
+
+    # Routing
+
+    def _route_new(self, placement: P) -> RoutingResult:
+        """Route a new request, which comes after the queued requests of its model."""
+        model, now_s = placement.arrival.model, self._now_s()
+        result = self._route(placement, now_s, self._queue.depth(model))
+        self._cold_start_credit.note(model, result.decision, now_s)
+        return result
+
+    def _route(self, placement: P, now_s: float, ahead: int) -> RoutingResult:
+        request, state = placement.arrival, self._state
+        result = route_request(
+            request, state.models, state, now_s=now_s, ahead=ahead,
+            stalled_s=self._queue.stalled_s(request.model, now_s),
+            lost_s=self._cold_start_credit.counted_s(request.model, now_s),
+            may_load=self._may_load,
+        )  # fmt: skip
+        if result.spec is not None:
+            placement.spec = result.spec
+        if self._on_routed is not None:
+            self._on_routed(request, result)
+        return result
+
+    # The queue
+
+    def _enqueue(self, placement: P, decision: Wait | None) -> None:
+        try:
+            self._queue.add(placement, self._now_s())
+        except Rejected as error:
+            self._reject(placement, error)
+            return
+        if decision is not None:
+            self._queue.note_wait(placement, decision.reason)
+        timeout_s = self._queue.timeout_s(placement)
+        placement.timeout = self._timers.after(timeout_s, self._on_timeout, placement)
+        self.notify_change()
+        self._poll_later()
+
+    def _on_timeout(self, placement: P) -> None:
+        if placement.is_pending:
+            self._reject(placement, self._queue.timeout_error(placement))
+
+    def _reject(self, placement: P, error: Rejected) -> None:
+        self._end_pending(placement)
+        self._driver.on_rejected(placement, error)
+
+    def _end_pending(self, placement: P) -> None:
+        placement.is_pending = False
+        if placement.queue_key is not None:
+            self._queue.remove(placement)
+            if placement.timeout is not None:
+                placement.timeout.cancel()
+
+    def _dispatch_if_changed(self, _: None) -> None:
+        if self._is_changed:
+            self._dispatch_ready(only_if_free=True)
+
+    def _poll_later(self) -> None:
+        if not self._is_polling:
+            self._is_polling = True
+            self._timers.after(POLL_INTERVAL_S, self._poll, None)
+
+    def _poll(self, _: None) -> None:
+        self._is_polling = False
+        if self._queue.size:
+            self._poll_later()
+            self._dispatch_ready(only_if_free=False)
+
+    def _dispatch_ready(self, *, only_if_free: bool) -> None:
+        """Route the head of every model's queue in fair order; repeat while one is dispatched.
+
+        With `only_if_free` nothing is routed while no pod has a free slot, nor are requests that no
+        free slot can help: with thousands queued, each freed slot would cost thousands of
+        decisions. A request due for rejection is then rejected by the next poll.
+        """
+        self._is_changed = False
+        if self._queue.size:
+            self._driver.before_dispatch()
+        while not (only_if_free and self._is_full()):
+            for placement in self._queue.heads(only_placeable=only_if_free):
+                if self._try_dispatch(placement):
+                    break
+            else:
+                break
+
+    def _is_full(self) -> bool:
+        return not any(pod.has_free_slot for pod in self._state.pods.values())
+
+    def _try_dispatch(self, placement: P) -> bool:
+        now_s = self._now_s()
+        decision = self._route(placement, now_s, 0).decision
+        if isinstance(decision, Wait):
+            self._queue.note_wait(placement, decision.reason)
+            return False
+        if isinstance(decision, Reject):
+            self._reject(placement, rejection_error(decision))
+            return True
+        self._queue.take(placement, now_s)
+        self._cold_start_credit.settle(placement.arrival.model, decision)
+        is_granted = self._driver.reserve(placement, decision)
+        if is_granted is not None:
+            self._on_queued_reply(placement, is_granted=is_granted)
+        return True
+
+    def _on_queued_reply(self, placement: P, *, is_granted: bool) -> None:
+        if is_granted:
+            self._end_pending(placement)
+            self._driver.on_placed(placement)
+            return
+        placement.refusals += 1  # the local state is outdated: wait for the update on its way
+        backoff_s = min(_FIRST_BACKOFF_S * 2**placement.refusals, _MAX_BACKOFF_S)
+        self._timers.after(backoff_s, self._requeue, placement)
+
+    def _requeue(self, placement: P) -> None:
+        if placement.is_pending:
+            self._queue.requeue(placement)
+            self.notify_change()
+            self._poll_later()
+
+
+def rejection_error(decision: Reject) -> Rejected:
+    return Rejected(
+        decision.reason,
+        decision.message,
+        retry_after_s=decision.retry_after_s,
+        http_status=decision.http_status,
+    )

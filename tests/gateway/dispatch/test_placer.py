@@ -1,0 +1,231 @@
+"""Direct placement, queueing, timeouts and passive health in virtual time."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from gateway.dispatch.passive_health import PassiveHealth
+from gateway.dispatch.placer import POLL_INTERVAL_S
+from gateway.routing.decision import Reason
+from registry.domain.model import ModelName, ModelSpec, RoutingPolicy
+from tests.gateway.cluster_states import NOW_S, PodSketch, cluster, declare
+from tests.gateway.virtual_placer import VirtualPlacer
+
+QUEUEING = RoutingPolicy.COLOCATION_QUEUEING
+KEY = ModelSpec(ModelName("default", "m"), "file:///m").key
+"""Of the model that `declare` declares by default."""
+
+
+def busy_pod(**policy: Any) -> tuple[VirtualPlacer, ModelSpec]:
+    """A warm pod whose only slot is taken."""
+    state = cluster(PodSketch("pod-a", "warm"), key=KEY)
+    spec = declare(state, routing=QUEUEING, **policy)
+    virtual = VirtualPlacer(state)
+    state.pods["pod-a"].add_pending(slots=1, ongoing=1)
+    return virtual, spec
+
+
+def test_a_request_for_a_free_warm_pod_is_placed_at_once_without_a_timer() -> None:
+    state = cluster(PodSketch("pod-a", "warm"), key=KEY)
+    virtual = VirtualPlacer(state)
+    placement = virtual.place(declare(state))
+    assert virtual.placed == [placement]
+    assert not placement.is_pending
+    assert placement.queue_key is None
+    assert virtual.is_idle
+
+
+def test_a_refused_request_is_routed_again_then_queued_with_a_growing_backoff() -> None:
+    state = cluster(PodSketch("pod-a", "warm"), key=KEY)
+    virtual = VirtualPlacer(state)
+    virtual.replies.extend([False] * 13)
+    virtual.place(declare(state, routing=QUEUEING))
+    assert virtual.reserved_s == [0.0] * 4
+    virtual.run_for(1.0)
+    backoff_s = [0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.1, 0.1, 0.1]
+    expected = list(itertools.accumulate(backoff_s, initial=0.0))
+    assert virtual.reserved_s[4:] == pytest.approx(expected)
+    assert len(virtual.placed) == 1
+
+
+def test_a_late_refusal_leads_to_another_try_and_a_late_grant_places() -> None:
+    state = cluster(PodSketch("pod-a", "warm"), key=KEY)
+    virtual = VirtualPlacer(state)
+    virtual.replies.extend([None, None])
+    placement = virtual.place(declare(state))
+    virtual.placer.on_reply(placement, is_granted=False)
+    assert len(virtual.reserved_s) == 2
+    virtual.placer.on_reply(placement, is_granted=True)
+    assert virtual.placed == [placement]
+
+
+@pytest.mark.parametrize("is_queued", [False, True])
+def test_a_grant_for_a_cancelled_request_is_released(is_queued: bool) -> None:
+    virtual, spec = busy_pod()
+    virtual.replies.append(None)
+    if not is_queued:
+        virtual.free_slot("pod-a")
+    placement = virtual.place(spec)
+    if is_queued:
+        virtual.end_request("pod-a")
+        virtual.run_for(0.0)
+    assert len(virtual.reserved_s) == 1
+    virtual.placer.cancel(placement)
+    virtual.placer.on_reply(placement, is_granted=True)
+    assert (virtual.placed, virtual.released) == ([], [placement])
+    assert virtual.placer.queue_stats() == {}
+
+
+def test_a_queued_request_gets_a_released_slot_before_a_new_one() -> None:
+    virtual, spec = busy_pod()
+    queued = virtual.place(spec)
+    virtual.end_request("pod-a")
+    newcomer = virtual.place(spec)
+    assert virtual.placed == [queued]
+    virtual.end_request("pod-a")
+    virtual.run_for(0.0)
+    assert virtual.placed == [queued, newcomer]
+
+
+def test_queued_requests_are_routed_again_at_intervals_without_a_change() -> None:
+    virtual, spec = busy_pod()
+    virtual.place(spec)
+    virtual.run_for(0.0)
+    virtual.free_slot("pod-a")
+    virtual.run_for(POLL_INTERVAL_S - 0.01)
+    assert virtual.placed == []
+    virtual.run_for(0.02)
+    assert len(virtual.placed) == 1
+
+
+def test_polls_continue_after_an_interval_in_which_the_only_request_had_a_reservation() -> None:
+    virtual, spec = busy_pod()
+    placement = virtual.place(spec)
+    virtual.run_for(0.0)
+    virtual.replies.append(None)
+    virtual.end_request("pod-a")
+    virtual.run_for(2 * POLL_INTERVAL_S)
+    virtual.state.pods["pod-a"].add_pending(slots=1, ongoing=1)
+    virtual.placer.on_reply(placement, is_granted=False)
+    virtual.run_for(0.01)
+    virtual.free_slot("pod-a")
+    virtual.run_for(2 * POLL_INTERVAL_S)
+    assert virtual.placed == [placement]
+
+
+def test_a_queued_request_reports_the_tier_of_the_load_that_it_waited_for() -> None:
+    state = cluster(PodSketch("pod-a", "loading:disk", busy=1), key=KEY)
+    virtual = VirtualPlacer(state)
+    placement = virtual.place(declare(state, routing=QUEUEING))
+    assert placement.wait_reason is Reason.QUEUE_WARMING
+    virtual.end_request("pod-a")
+    virtual.run_for(0.0)
+    assert virtual.placed == [placement]
+    assert placement.awaited_tier == "disk"
+
+
+def test_rejects_a_request_if_the_queue_is_full() -> None:
+    virtual, spec = busy_pod(queue_depth=1)
+    virtual.place(spec)
+    virtual.place(spec)
+    [error] = virtual.errors
+    assert error.reason is Reason.QUEUE_FULL
+    assert "queue-depth is 1" in str(error)
+    assert error.retry_after_s
+
+
+def test_a_model_without_queue_is_served_while_another_is_queued() -> None:
+    state = cluster(PodSketch("pod-a", "warm", busy=1), PodSketch("pod-b"), key=KEY)
+    waiting = declare(state, routing=QUEUEING)
+    other = declare(state, "other", routing=QUEUEING, queue_depth=0)
+    virtual = VirtualPlacer(state)
+    virtual.place(waiting)
+    assert virtual.place(other) in virtual.placed
+
+
+def test_deleting_a_model_rejects_its_queued_requests() -> None:
+    virtual, spec = busy_pod()
+    virtual.place(spec)
+    del virtual.state.models[spec.name]
+    virtual.end_request("pod-a")
+    virtual.run_for(0.0)
+    assert [error.reason for error in virtual.errors] == [Reason.MODEL_GONE]
+
+
+def test_tenants_take_turns_at_a_saturated_pod() -> None:
+    state = cluster(PodSketch("pod-a"))
+    least_loaded = RoutingPolicy.LEAST_LOADED
+    loud, quiet = (declare(state, namespace=name, routing=least_loaded) for name in ("l", "q"))
+    virtual = VirtualPlacer(state)
+    for spec in [loud] * 5 + [quiet] * 2:
+        virtual.place(spec)
+    for _ in range(6):
+        virtual.end_request("pod-a")
+        virtual.run_for(0.0)
+    assert [each.spec.name.namespace for each in virtual.placed] == list("llqlqll")
+
+
+@pytest.mark.parametrize(
+    ("deadline_in_s", "reason"),
+    [
+        pytest.param(10.0, Reason.DEADLINE, id="deadline"),
+        pytest.param(40.0, Reason.QUEUE_TIMEOUT, id="queue-timeout"),
+        pytest.param(None, Reason.QUEUE_TIMEOUT, id="no-deadline"),
+    ],
+)
+@pytest.mark.parametrize("is_reserving", [False, True])
+def test_queueing_ends_at_the_nearer_limit(
+    deadline_in_s: float | None, reason: Reason, is_reserving: bool
+) -> None:
+    virtual, spec = busy_pod(queue_timeout_s=20.0)
+    placement = virtual.place(spec, deadline_in_s=deadline_in_s)
+    if is_reserving:
+        virtual.replies.append(None)
+        virtual.end_request("pod-a")
+    limit_s = min(20.0, deadline_in_s or 20.0)
+    virtual.run_for(limit_s - 0.01)
+    assert virtual.errors == []
+    virtual.run_for(0.02)
+    assert [error.reason for error in virtual.errors] == [reason]
+    assert virtual.placer.queued_total == 0
+    if is_reserving:
+        virtual.placer.on_reply(placement, is_granted=True)
+        assert virtual.released == [placement]
+
+
+@pytest.mark.parametrize("elapsed_s", [9.995, 10.0, 11.0], ids=["early", "on-time", "late"])
+def test_the_error_of_a_timeout_does_not_depend_on_the_clock(elapsed_s: float) -> None:
+    virtual, spec = busy_pod(queue_timeout_s=20.0)
+    virtual.place(spec, deadline_in_s=10.0)
+    timeout = next(each for each in virtual.events._heap if each[0] == NOW_S + 10.0)
+    virtual.events.now_s = NOW_S + elapsed_s
+    timeout[2](timeout[3])
+    assert [error.reason for error in virtual.errors] == [Reason.DEADLINE]
+
+
+# Passive health
+
+
+@pytest.mark.parametrize(
+    ("mark", "for_s"),
+    [
+        pytest.param(PassiveHealth.suspect, 1.0, id="suspect"),
+        pytest.param(PassiveHealth.mark_device_full, 0.1, id="device-full"),
+        pytest.param(lambda health, pod: health.mark_full(pod, 0), 0.02, id="full"),
+        pytest.param(lambda health, pod: health.mark_full(pod, 9), 0.5, id="full-again"),
+    ],
+)
+def test_a_pod_is_avoided_for_a_while(mark: object, for_s: float) -> None:
+    state = cluster(PodSketch("pod-a", "warm", slots=2), key=KEY)
+    virtual = VirtualPlacer(state)
+    health = PassiveHealth(virtual.events, virtual.placer.notify_change)
+    assert callable(mark)
+    mark(health, state.pods["pod-a"])
+    virtual.place(declare(state, routing=QUEUEING))
+    virtual.run_for(for_s - 0.001)
+    assert virtual.placed == []
+    virtual.run_for(0.002)
+    assert len(virtual.placed) == 1
