@@ -1,6 +1,7 @@
 """One shared connection to Redis on which concurrent calls are pipelined.
 
-redis-py costs about 170 us of CPU per asyncio call, this 57 us, so the warm path uses this one.
+redis-py costs 57 us of CPU per asyncio call, its connection without the pool 29 us, this 15 us
+(`docs/benchmarks.md`).
 """
 
 from __future__ import annotations
