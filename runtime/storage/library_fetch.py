@@ -52,6 +52,7 @@ def from_library(uri: str, folder: Path) -> str:
     except ImportError as error:
         raise ValueError(
             f"{uri} is read by KServe's storage library: install kserve-storage"
+            " (pip install 'pilotlight[storage]') in the pods' environment"
         ) from error
     folder.mkdir(parents=True, exist_ok=True)
     confine(folder.parent)

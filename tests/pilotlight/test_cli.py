@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from tests.pilotlight.conftest import Cli
 
-_WITHOUT_PYARROW = (
-    "import sys; sys.modules['pyarrow'] = None; "
+_WITHOUT_EXTRAS = (
+    "import sys; sys.modules['pyarrow'] = sys.modules['kubernetes'] = None; "
     "from pilotlight.cli import main; raise SystemExit(main())"
 )
 
@@ -120,22 +120,25 @@ def test_down_without_a_platform_succeeds(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    ("arguments", "package", "extra"),
     [
-        pytest.param(["simulate", "--cluster", "c.yaml", "--trace", "t.csv"], id="simulate"),
-        pytest.param(["experiment"], id="experiment"),
-        pytest.param(["report", "run.parquet"], id="report"),
-        pytest.param(["load", "run", "--trace", "t.csv", "--url", "http://gateway"], id="load-run"),
+        (["simulate", "--cluster", "c.yaml", "--trace", "t.csv"], "pyarrow", "load"),
+        (["experiment"], "pyarrow", "load"),
+        (["report", "run.parquet"], "pyarrow", "load"),
+        (["load", "run", "--trace", "t.csv", "--url", "http://gateway"], "pyarrow", "load"),
+        (["controller", "--help"], "kubernetes", "kubernetes"),
+        (["scale", "default", "--pods", "1"], "kubernetes", "kubernetes"),
     ],
+    ids=["simulate", "experiment", "report", "load-run", "controller", "scale"],
 )
-def test_a_missing_extra_is_named(arguments: list[str]) -> None:
+def test_a_missing_extra_is_named(arguments: list[str], package: str, extra: str) -> None:
     ended = subprocess.run(
-        [sys.executable, "-c", _WITHOUT_PYARROW, *arguments],
+        [sys.executable, "-c", _WITHOUT_EXTRAS, *arguments],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert ended.returncode == 1
     assert ended.stdout == ""
-    assert "pyarrow is not installed; it comes with `pip install 'pilotlight[load]'`" in (
+    assert f"{package} is not installed; it comes with `pip install 'pilotlight[{extra}]'`" in (
         " ".join(ended.stderr.split())
     )
 
