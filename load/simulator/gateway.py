@@ -186,10 +186,6 @@ class SimulatedGateway(PodListener):
         self._finish(request, status, message)
         self.on_change()
 
-    def on_no_memory(self, request: SimulatedRequest) -> None:
-        self._retry(request)
-        self.on_change()
-
     def on_unreachable(self, request: SimulatedRequest) -> None:
         if not request.is_over:
             message = f"predict pod {request.predict.name} cannot be reached"

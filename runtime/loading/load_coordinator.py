@@ -198,7 +198,7 @@ class LoadCoordinator(LoadLifecycle[_LiveLoad, ResolvedWeights, StoreEntry]):
     def now_s(self) -> float:
         return time.monotonic()
 
-    async def sleep(self, seconds: float) -> None:
+    async def sleep(self, load: _LiveLoad, seconds: float) -> None:
         await asyncio.sleep(seconds)
 
     async def wait_for_memory(self, load: _LiveLoad, condition: Callable[[], bool]) -> bool:

@@ -150,7 +150,8 @@ class LoadLifecycle(Generic[L, W, R]):
         """A monotonic clock."""
 
     @abstractmethod
-    async def sleep(self, seconds: float) -> None: ...
+    async def sleep(self, load: L, seconds: float) -> None:
+        """Return after this time, or earlier if the load is cancelled."""
 
     @abstractmethod
     async def wait_for_memory(self, load: L, condition: Callable[[], bool]) -> bool:
@@ -283,7 +284,7 @@ class LoadLifecycle(Generic[L, W, R]):
             except LoadRefused:
                 if load.scope is ClaimScope.POOL or self.now_s() >= deadline_s:
                     raise
-            await self.sleep(CLAIM_RETRY_INTERVAL_S)
+            await self.sleep(load, CLAIM_RETRY_INTERVAL_S)
 
     async def _start(self, load: L, claim: LoadClaim) -> LoadClaim:
         key = load.spec.key
@@ -306,7 +307,7 @@ class LoadLifecycle(Generic[L, W, R]):
             try:
                 await self._reserve(load, weights.memory_bytes)
                 entry = await self.copy(load, weights)
-            except BaseException:
+            except Exception:  # the process ends with any other
                 self.cache.cancel_reservation(key)
                 raise
             load.source = weights.tier  # not the nearest if its copy was damaged or deleted

@@ -1,21 +1,28 @@
-"""Loads of models to a simulated pod's device, and evictions from it.
+"""Loads of models to a simulated pod's device, and evictions from it, in virtual time.
 
-The order of a load is the runtime's: claim, start from the nearest tier, fetch, reserve memory,
-copy, finish. Evictions are chosen by `runtime.tiers.device_cache`, reload costs estimated by
-`runtime.loading.reload_costs`.
+The order of a load is the runtime's own (`runtime.loading.load_lifecycle`), as are evictions and
+waits for memory (`runtime.tiers.device_cache`). Here a step is a transfer over shared links.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from math import inf
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
+from load.simulator.pods.load_state import SimulatedLoad, SimulatedResident, SimulatedWeights
 from load.simulator.pods.shared_link import SharedLink
+from load.simulator.pods.virtual_tasks import VirtualFuture, VirtualTasks
 from registry.domain.model import Tier
-from runtime.errors import ModelTooLarge
-from runtime.tiers.device_cache import CachedModel, DeviceCache
-from runtime.tiers.eviction import POLICIES, ReloadCosts
+from registry.domain.reservation import ClaimScope
+from runtime.errors import RuntimePackageError, status_of
+from runtime.loading.failures import LoadFailures
+from runtime.loading.load_lifecycle import (
+    MEMORY_TIMEOUT_S,
+    LoadLifecycle,
+    OrphanedLoadParams,
+)
+from runtime.tiers.device_cache import DeviceCache
+from runtime.tiers.eviction import POLICIES, ReloadCosts, tier_after_eviction
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,37 +32,11 @@ if TYPE_CHECKING:
     from load.simulator.pods.node import SimulatedNode
     from load.simulator.pods.registry_agent import SimulatedRegistryAgent
     from load.simulator.pods.simulated_request import PodListener, SimulatedRequest
-
-MEMORY_TIMEOUT_S: Final = 30.0
-"""As in `runtime.loading.model_store`: how long a load waits for memory that models in use hold."""
-
-
-@dataclass(eq=False, slots=True)
-class SimulatedResident(CachedModel):
-    """A model on a simulated device."""
-
-    plan: ModelPlan = field(kw_only=True)
-    served: int = 0
-    """Requests that have released it."""
-    last_s: float = -inf
-    """When the last of them did."""
-
-    @property
-    def is_pinned(self) -> bool:
-        return self.plan.spec.policy.pin
+    from registry.domain.cluster import ClusterState
+    from registry.domain.model import LoadFailure, ModelSpec
 
 
-@dataclass(eq=False, slots=True)
-class _SimulatedLoad:
-    plan: ModelPlan
-    token: int
-    start_s: float
-    source: Tier = Tier.REMOTE
-    waiting: list[SimulatedRequest] = field(default_factory=list)
-    is_over: bool = False
-
-
-class ModelLoading:
+class ModelLoading(LoadLifecycle[SimulatedLoad, SimulatedWeights, SimulatedResident]):
     """The models on one pod's device, and the loads under way to it."""
 
     def __init__(
@@ -66,6 +47,7 @@ class ModelLoading:
         events: EventQueue,
         listener: PodListener,
         *,
+        state: ClusterState,
         eviction: str,
         on_loaded: Callable[[SimulatedRequest, str], None],
     ) -> None:
@@ -75,155 +57,198 @@ class ModelLoading:
         self._events = events
         self._listener = listener
         self._on_loaded = on_loaded
+        self.tasks = VirtualTasks()
+        self._device_link = SharedLink(events, plan.device_bytes_per_s)
+        self._assets_ready_s: dict[str, float] = {}
+        self._plans: dict[str, ModelPlan] = {}
         self._costs = ReloadCosts()
         self.residents: DeviceCache[SimulatedResident] = DeviceCache(
             plan.memory_bytes, policy=POLICIES[eviction], reload_s=self._reload_s, now_s=events.now,
             on_removed=self._removed,
         )  # fmt: skip
-        self._device_link = SharedLink(events, plan.device_bytes_per_s)
-        self._loads: dict[str, _SimulatedLoad] = {}
-        self._waiting_for_memory: list[_SimulatedLoad] = []
-        self._assets_ready_s: dict[str, float] = {}
-        self.loads_total = 0
+        agent.report_tier = self.publish_tier
+        super().__init__(
+            self.residents, agent,
+            failures=LoadFailures(lambda: state, events.now), costs=self._costs,
+            measurements=agent.measurements, orphaned_loads=OrphanedLoadParams(),
+        )  # fmt: skip
 
     def _reload_s(self, key: str, memory_bytes: int) -> float:
-        host_bytes = self._node.plan.host_memory_bytes
-        tier = Tier.HOST if memory_bytes <= host_bytes else Tier.DISK
+        tier = tier_after_eviction(
+            memory_bytes,
+            host_bytes=self._node.bytes_in(Tier.HOST, key),
+            host_budget_bytes=self._node.plan.host_memory_bytes,
+            is_on_disk=self._node.bytes_in(Tier.DISK, key) > 0,
+        )
         return self._costs.estimate_s(key, tier, memory_bytes)
+
+    # Requests
 
     def load_for(self, request: SimulatedRequest) -> None:
         """Start the load of the request's model, or join it."""
-        load = self._loads.get(request.plan.spec.key)
-        if load is None:
-            load = self.start_load(request.plan, request.token)
-        elif request.token > load.token:
-            load.token = request.token
-        if load.is_over:
-            self._listener.on_error(request, 507, "the model does not fit the pod's memory")
-        else:
-            load.waiting.append(request)
+        self._plans[request.plan.spec.key] = request.plan
+        load = self.join(request.plan.spec, request.token)
+        load.requests.append(request)
+        deadline_s = request.arrival.deadline_s
+        if deadline_s is not None and deadline_s > self._events.now_s:
+            self._events.at(deadline_s, self._deadline_passed, (load, request))
 
-    def start_load(self, plan: ModelPlan, token: int = 0) -> _SimulatedLoad:
-        """Start a load, with the gateway's claim or one of the pod's own."""
-        key = plan.spec.key
-        load = _SimulatedLoad(plan, token or self._agent.claim_load(key), self._events.now_s)
-        if plan.memory_bytes > self.residents.budget_bytes:
-            self._fail_too_large(load)
-            return load
-        self._loads[key] = load
-        self._listener.on_load_start(key)
-        load.source = source = self._node.nearest(key)
-        load.token = self._agent.start_load(key, load.token, source)
-        self._node.mark_used(key)
-        if source is Tier.REMOTE and source not in plan.load_s:
-            self._node.fetch(plan, self._reserve_memory, load)
-        elif source is Tier.DISK and source not in plan.load_s:
-            self._node.disk_link.send(plan.size_bytes, self._reserve_memory, load)
-        else:
-            self._reserve_memory(load)
-        return load
-
-    def _fail_too_large(self, load: _SimulatedLoad) -> None:
-        load.is_over = True
-        try:
-            self.residents.check_fits(load.plan.spec.key, load.plan.memory_bytes)
-        except ModelTooLarge as error:
-            self._agent.fail_load(load.plan.spec, load.token, error)
-
-    # Memory
-
-    def _reserve_memory(self, load: _SimulatedLoad) -> None:
-        if not self._try_to_reserve(load):
-            self._waiting_for_memory.append(load)
-            self._events.after(MEMORY_TIMEOUT_S, self._memory_timed_out, load)
-
-    def _try_to_reserve(self, load: _SimulatedLoad) -> bool:
-        plan = load.plan
-        if not self.residents.try_reserve(plan.spec.key, plan.memory_bytes):
-            return False
-        if load.source in plan.load_s:
-            self._events.after(plan.load_s[load.source], self._loaded, load)
-        else:
-            self._device_link.send(plan.memory_bytes, self._copied, load)
-        return True
-
-    def _copied(self, load: _SimulatedLoad) -> None:
-        self._events.after(load.plan.load_fixed_s, self._loaded, load)
-
-    def _memory_timed_out(self, load: _SimulatedLoad) -> None:
-        if load not in self._waiting_for_memory:
+    def _deadline_passed(self, waiting: tuple[SimulatedLoad, SimulatedRequest]) -> None:
+        load, request = waiting
+        if request not in load.requests:
             return
-        self._waiting_for_memory.remove(load)
-        load.is_over = True
-        key = load.plan.spec.key
-        del self._loads[key]
-        self.publish_tier(key)
-        for request in load.waiting:
-            self._listener.on_no_memory(request)
+        load.requests.remove(request)
+        self.leave(load)
+        if load.ticket.is_cancelled and load.wait is not None:
+            load.wait.set(False)  # it ends with LoadCancelled
 
     def release(self, resident: SimulatedResident) -> None:
-        """A request is done with the model; loads that wait for memory try again."""
-        self.residents.end_use(resident)
+        """A request is done with the model."""
         resident.served += 1
         resident.last_s = self._events.now_s
-        if resident.users == 0 and self._waiting_for_memory:
-            self._retry_reservations()
-
-    def _retry_reservations(self) -> None:
-        self._waiting_for_memory = [
-            load for load in self._waiting_for_memory if not self._try_to_reserve(load)
-        ]
+        self.residents.end_use(resident)
 
     def _removed(self, entry: SimulatedResident, _reason: str, evicted_for: str | None) -> None:
         self.publish_tier(entry.key)
         if evicted_for is not None:
             self._node.demote(entry.plan)
 
-    # The end of a load
+    # The steps of a load
 
-    def _loaded(self, load: _SimulatedLoad) -> None:
-        agent, plan = self._agent, load.plan
-        if not agent.is_alive:
+    def now_s(self) -> float:
+        return self._events.now_s
+
+    async def sleep(self, load: SimulatedLoad, seconds: float) -> None:
+        await self._unless_cancelled(load, self._after(seconds))
+
+    async def wait_for_memory(self, load: SimulatedLoad, condition: Callable[[], bool]) -> bool:
+        granted = self.tasks.future()
+
+        def grant() -> None:
+            granted.set(True)
+
+        self.residents.when(condition, grant)
+        if not granted.is_set:
+            self._events.after(MEMORY_TIMEOUT_S, granted.set, False)
+        try:
+            return await self._unless_cancelled(load, granted)
+        finally:
+            self.residents.stop_waiting(grant)
+
+    async def _unless_cancelled(self, load: SimulatedLoad, future: VirtualFuture) -> bool:
+        load.wait = future
+        result = await future
+        load.wait = None
+        load.ticket.raise_if_cancelled()
+        return result
+
+    def _after(self, seconds: float) -> VirtualFuture:
+        future = self.tasks.future()
+        self._events.after(seconds, future.set, True)
+        return future
+
+    def new_load(self, spec: ModelSpec, scope: ClaimScope, *, is_preload: bool) -> SimulatedLoad:
+        return SimulatedLoad(
+            spec, scope, is_preload, self._events.now_s, plan=self._plans[spec.key]
+        )
+
+    def spawn(self, load: SimulatedLoad) -> None:
+        self._events.after(0.0, self._begin_run, load)
+
+    def _begin_run(self, load: SimulatedLoad) -> None:
+        self.tasks.run(self.run(load))
+
+    async def nearest_tier(self, load: SimulatedLoad) -> Tier:
+        return self._node.nearest(load.spec.key)
+
+    def open(self, load: SimulatedLoad) -> SimulatedWeights:
+        return SimulatedWeights(load, self._open_weights)
+
+    async def _open_weights(self, weights: SimulatedWeights) -> None:
+        """Begin the download, or wait for that of another pod of the machine."""
+        load, plan = weights.load, weights.load.plan
+        self.residents.check_fits(load.spec.key, plan.memory_bytes)  # before the download
+        self._listener.on_load_start(load.spec.key)
+        self._node.mark_used(load.spec.key)
+        if load.source is not Tier.REMOTE or load.source in plan.load_s:
             return
-        key = plan.spec.key
-        del self._loads[key]
-        seconds = self._events.now_s - load.start_s
-        resident = SimulatedResident(key, plan.memory_bytes, plan=plan)
-        self.residents.add(resident)
-        if load.source is Tier.REMOTE and load.source in plan.load_s:
+        arrived = self.tasks.future()
+        if self._node.fetch(plan, arrived.set, True):
+            load.ticket.mark_started()
+            weights.arrived = arrived
+        else:
+            await self._unless_cancelled(load, arrived)
+
+    async def copy(self, load: SimulatedLoad, weights: SimulatedWeights) -> SimulatedResident:
+        """Bytes are copied as they arrive: the slower of the two links takes the time."""
+        plan, source = load.plan, load.source
+        load.ticket.mark_started()
+        if source in plan.load_s:
+            await self._after(plan.load_s[source])
+        else:
+            copied = self.tasks.future()
+            self._device_link.send(plan.memory_bytes, copied.set, True)
+            if source is Tier.DISK:
+                weights.arrived = self.tasks.future()
+                self._node.disk_link.send(plan.size_bytes, weights.arrived.set, True)
+            await copied
+            if weights.arrived is not None:
+                await weights.arrived
+            await self._after(plan.load_fixed_s)
+        if source is Tier.REMOTE and source in plan.load_s:
             self._node.put(plan, Tier.DISK)
-        if not agent.finish_load(key, load.token, plan.memory_bytes):
-            self.publish_tier(key)
-        self._costs.observe(key, load.source, plan.memory_bytes, seconds)
-        self.loads_total += 1
-        self._listener.on_load_end(load.source, seconds)
-        agent.measurements.add(key, f"load:{load.source}", seconds)
-        agent.plan_heartbeat()
-        waiting = [request for request in load.waiting if not request.is_over]
-        if waiting:
-            self.residents.use(resident, len(waiting))
+        return SimulatedResident(load.spec.key, plan.memory_bytes, plan=plan)
+
+    def ended(
+        self,
+        load: SimulatedLoad,
+        entry: SimulatedResident | None,
+        error: RuntimePackageError | None,
+    ) -> None:
+        waiting, load.requests = load.requests, []
+        if error is not None:
+            for request in waiting:
+                if not request.is_over:
+                    self._listener.on_error(request, int(status_of(error)), str(error))
+            return
         for request in waiting:
-            self._on_loaded(request, load.source.value)
+            if request.is_over and entry is not None:  # its entry pod died
+                self.residents.end_use(entry)
+            else:
+                self._on_loaded(request, load.source.value)
         self._listener.on_change()
+
+    def count(
+        self,
+        load: SimulatedLoad,
+        outcome: str,
+        *,
+        seconds: float = 0.0,
+        failure: LoadFailure | None = None,
+    ) -> None:
+        if outcome == "ok":
+            self._listener.on_load_end(load.source, seconds)
+            self._agent.plan_heartbeat()
 
     # Orders of an autoscaler, and the start of a run
 
     def preload(self, plan: ModelPlan, tier: Tier = Tier.DEVICE) -> bool:
         """Load a model to a tier; False: it is there or on a nearer one, or being loaded."""
         key = plan.spec.key
-        if key in self.residents.by_key or key in self._loads:
+        if key in self.residents.by_key or key in self.running:
             return False
-        if tier is Tier.DEVICE:
-            self.start_load(plan)
-            return True
-        return self._node.preload(plan, tier)
+        if tier is not Tier.DEVICE:
+            return self._node.preload(plan, tier)
+        self._plans[key] = plan
+        self.join_preload(plan.spec, ClaimScope.POD)
+        return True
 
     def demote(self, plan: ModelPlan, tier: Tier) -> bool:
         """Move a model down to a tier; False: a request uses it, or it is not above the tier."""
         key = plan.spec.key
         resident = self.residents.by_key.get(key)
         if resident is None:
-            return key not in self._loads and self._node.drop(key, tier)
+            return key not in self.running and self._node.drop(key, tier)
         if resident.users or tier is Tier.DEVICE:
             return False
         self.residents.retire(key, "demoted")
@@ -232,8 +257,6 @@ class ModelLoading:
         else:
             self._node.drop(key, tier)
         self._agent.plan_heartbeat()
-        if self._waiting_for_memory:
-            self._retry_reservations()
         self._listener.on_change()
         return True
 
@@ -260,14 +283,14 @@ class ModelLoading:
 
     def publish_tier(self, key: str) -> None:
         """Publish where the model is at this pod, but for a load, whose end publishes it."""
-        if not self._agent.is_alive or key in self._loads:
+        if not self._agent.is_alive or key in self.running:
             return
         tier, size_bytes = self._node.nearest(key), 0
         resident = self.residents.by_key.get(key)
         if resident is not None:
             tier, size_bytes = Tier.DEVICE, resident.memory_bytes
         elif tier is not Tier.REMOTE:
-            size_bytes = self._node.bytes_of(key)
+            size_bytes = self._node.bytes_in(tier, key)
         elif self._assets_ready_s.get(key, inf) <= self._events.now_s:
             size_bytes = 1
         self._agent.set_tier(key, tier, size_bytes)

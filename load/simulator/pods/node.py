@@ -40,9 +40,9 @@ class SimulatedNode:
             return Tier.HOST
         return Tier.DISK if key in self._disk else Tier.REMOTE
 
-    def bytes_of(self, key: str) -> int:
-        """Bytes of a model on this machine; 0 if it is not here."""
-        return self._host.get(key) or self._disk.get(key, 0)
+    def bytes_in(self, tier: Tier, key: str) -> int:
+        """Bytes of a model in host memory or on disk; 0 if it is not there."""
+        return (self._host if tier is Tier.HOST else self._disk).get(key, 0)
 
     def mark_used(self, key: str) -> None:
         """Make the model the last to be evicted from disk and host memory."""
@@ -50,15 +50,19 @@ class SimulatedNode:
             if key in tier:
                 tier[key] = tier.pop(key)
 
-    def fetch(self, plan: ModelPlan, done: Callable[[Any], None], argument: Any) -> None:
-        """Download the model to the disk, once for all pods that need it at the same time."""
+    def fetch(self, plan: ModelPlan, done: Callable[[Any], None], argument: Any) -> bool:
+        """Download the model to the disk, once for all pods that need it at the same time.
+
+        False: another download of the model was under way.
+        """
         key = plan.spec.key
         waiting = self._fetching.get(key)
         if waiting is not None:
             waiting.append((done, argument))
-            return
+            return False
         self._fetching[key] = [(done, argument)]
         self._storage_link.send(plan.size_bytes, self._fetched, plan)
+        return True
 
     def _fetched(self, plan: ModelPlan) -> None:
         self.put(plan, Tier.DISK)

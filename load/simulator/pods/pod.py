@@ -64,7 +64,7 @@ class SimulatedPod(RequestPod):
         )  # fmt: skip
         self.loading = ModelLoading(
             plan, node, self.agent, events, listener,
-            eviction=cluster.eviction, on_loaded=self._prepare,
+            state=registry.state, eviction=cluster.eviction, on_loaded=self._prepare,
         )  # fmt: skip
         self._residents = self.loading.residents.by_key
         # Bound once, since every request uses them.
@@ -113,6 +113,7 @@ class SimulatedPod(RequestPod):
     def _end(self) -> None:
         self._listener.on_pod_end(self.loading.residents.idle_byte_s)
         self.agent.is_alive = False
+        self.loading.tasks.close()
 
     def _report(self) -> PodReport:
         used_bytes: dict[str, int] = {
@@ -120,7 +121,7 @@ class SimulatedPod(RequestPod):
             Tier.HOST: self.node.host_bytes,
             Tier.DISK: self.node.disk_bytes,
         }
-        return PodReport(used_bytes, self.agent.measurements.take(), self.loading.loads_total)
+        return PodReport(used_bytes, self.agent.measurements.take(), self.loading.completed_total)
 
     # A request's stages
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from registry.domain.pod import LEASE_TTL_S
-from registry.domain.reservation import ClaimScope
+from registry.domain.reservation import LoadClaim
 from registry.errors import ClaimLost, LeaseLost
-from runtime.loading.failures import next_failure
+from runtime.errors import LoadRefused
 from runtime.registration.measurements import Measurements
 
 if TYPE_CHECKING:
@@ -15,9 +16,9 @@ if TYPE_CHECKING:
 
     from load.simulator.event_queue import EventQueue
     from load.simulator.registry.memory_registry import MemoryRegistry
-    from registry.domain.model import ModelSpec, Tier
+    from registry.domain.model import LoadFailure, Tier
     from registry.domain.pod import PodInfo, PodPhase, PodReport
-    from runtime.errors import LoadFailed
+    from registry.domain.reservation import ClaimScope
 
 
 class SimulatedRegistryAgent:
@@ -25,7 +26,7 @@ class SimulatedRegistryAgent:
 
     __slots__ = (
         "_events", "_offset_s", "_on_change", "_period_s", "_registry", "_report", "epoch",
-        "is_alive", "is_heartbeat_planned", "measurements", "name",
+        "is_alive", "is_heartbeat_planned", "measurements", "name", "report_tier",
     )  # fmt: skip
 
     def __init__(
@@ -54,6 +55,8 @@ class SimulatedRegistryAgent:
         self._offset_s = offset_s
         self._report = report
         self._on_change = on_change
+        self.report_tier: Callable[[str], None] = lambda _key: None
+        """Set by the pod's loads."""
 
     # Lease
 
@@ -99,58 +102,42 @@ class SimulatedRegistryAgent:
 
     # Loads
 
-    def claim_load(self, key: str) -> int:
-        """The claim's token; 0 if the model is there or loading, or the lease is lost."""
+    def claim_of(self, token: int) -> LoadClaim:
+        return LoadClaim(token, self.epoch)
+
+    async def claim(self, key: str, scope: ClaimScope) -> LoadClaim:
         try:
-            token = self._registry.claim_load(
-                self.name, self.epoch, key, ClaimScope.POD, self._events.now_s
-            )
+            token = self._registry.claim_load(self.name, self.epoch, key, scope, self._events.now_s)
         except LeaseLost:
-            return 0
-        return token or 0
+            return LoadClaim(None, self.epoch)
+        if token is None:
+            raise LoadRefused(f"the registry refused a claim for {key} ({scope.value})")
+        return LoadClaim(token, self.epoch)
 
-    def start_load(self, key: str, token: int, source: Tier) -> int:
-        """Publish that a load starts; returns the token of its claim, 0 without one.
-
-        The gateway's claim may have expired before the request came; the load is claimed again.
-        """
-        for _ in range(2):
-            if not token:
-                return 0
-            try:
+    async def start_load(self, key: str, claim: LoadClaim, source: Tier) -> None:
+        if claim.token is not None:
+            with suppress(LeaseLost):
                 self._registry.start_load(
-                    self.name, self.epoch, key, token, source, self._events.now_s
+                    self.name, claim.epoch, key, claim.token, source, self._events.now_s
                 )
-            except ClaimLost:
-                token = self.claim_load(key)
-            except LeaseLost:
-                return token
-            else:
-                return token
-        return token
 
-    def finish_load(self, key: str, token: int, memory_bytes: int) -> bool:
-        """False if the claim was lost."""
-        try:
-            self._registry.finish_load(
-                self.name, self.epoch, key, token, memory_bytes, self._events.now_s
-            )
-        except ClaimLost:
+    async def finish_load(self, key: str, claim: LoadClaim, memory_bytes: int) -> None:
+        if claim.token is not None:
+            with suppress(LeaseLost):
+                self._registry.finish_load(
+                    self.name, claim.epoch, key, claim.token, memory_bytes, self._events.now_s
+                )
+
+    async def fail_load(self, key: str, claim: LoadClaim, failure: LoadFailure) -> bool:
+        if claim.token is None:
             return False
-        except LeaseLost:
-            return True
-        return True
-
-    def fail_load(self, spec: ModelSpec, token: int, error: LoadFailed) -> None:
-        now_s = self._events.now_s
-        record = self._registry.state.models.get(spec.name)
-        failure = next_failure(
-            spec.key, error, previous=record.failure if record else None, now_s=now_s
-        )
         try:
-            self._registry.fail_load(self.name, self.epoch, spec.key, token, failure, now_s)
+            self._registry.fail_load(
+                self.name, claim.epoch, key, claim.token, failure, self._events.now_s
+            )
         except (ClaimLost, LeaseLost):
-            return
+            return False
+        return True
 
     def set_tier(self, key: str, tier: Tier, size_bytes: int) -> None:
         """Publish where the weights are; 0 bytes: nowhere at this pod."""

@@ -110,10 +110,6 @@ class PodListener:
     def on_error(self, request: SimulatedRequest, status: int, message: str) -> None:
         raise NotImplementedError
 
-    def on_no_memory(self, request: SimulatedRequest) -> None:
-        """Models in use hold the predict pod's memory, so the request is to be retried."""
-        raise NotImplementedError
-
     def on_unreachable(self, request: SimulatedRequest) -> None:
         """The entry pod cannot reach the predict pod."""
         raise NotImplementedError

@@ -52,7 +52,7 @@ def test_evicted_models_and_dead_pods_waste_no_more_memory() -> None:
     plan = cluster(node, {"count": 2})
     simulation = simulate(plan, [(0.0, "m-0"), (10.0, "m-1"), (60.0, "m-0")])
     [first, second, _] = [row["load_ms"] / 1e3 for row in records(simulation)]
-    idle_s = (10.0 + 1.0 - first - HOLD_S) + (30.0 - 10.0 - second - HOLD_S)
+    idle_s = (10.0 - first - HOLD_S) + (30.0 - 10.0 - second - HOLD_S)
     last_s = 0.02  # the last request is postprocessed while its model is idle
     assert simulation.summary.wasted_memory_byte_s == pytest.approx(BYTES * (idle_s + last_s))
 

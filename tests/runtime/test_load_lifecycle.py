@@ -1,0 +1,339 @@
+"""The life of a load, in virtual time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Self
+
+import pytest
+
+from load.simulator.event_queue import EventQueue
+from load.simulator.pods.virtual_tasks import VirtualTasks
+from registry.domain.cluster import ClusterState
+from registry.domain.model import ModelName, ModelSpec, Tier
+from registry.domain.reservation import ClaimScope, LoadClaim
+from registry.errors import ClaimLost
+from runtime.errors import (
+    LoadCancelled,
+    LoadFailed,
+    LoadRefused,
+    MemoryBusy,
+    ModelTooLarge,
+    RuntimePackageError,
+)
+from runtime.loading.failures import LoadFailures
+from runtime.loading.load_lifecycle import (
+    CLAIM_TIMEOUT_S,
+    MEMORY_TIMEOUT_S,
+    Load,
+    LoadLifecycle,
+    OrphanedLoadParams,
+)
+from runtime.registration.measurements import Measurements
+from runtime.tiers.device_cache import CachedModel, DeviceCache
+from runtime.tiers.eviction import ReloadCosts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from registry.domain.model import LoadFailure
+
+SPEC = ModelSpec(ModelName("default", "m"), "s3://bucket/m")
+KEY = SPEC.key
+COPY_S = 2.0
+
+
+@dataclass
+class Reports:
+    """A registry that refuses or loses claims, as often as a test says."""
+
+    events: EventQueue
+    refusals: int = 0
+    lost_starts: int = 0
+    lost_finishes: int = 0
+    calls: list[tuple[float, str, int | None]] = field(default_factory=list)
+    """Time, call and token."""
+    claimed: int = 0
+
+    def _note(self, call: str, token: int | None) -> None:
+        self.calls.append((self.events.now_s, call, token))
+
+    def claim_of(self, token: int) -> LoadClaim:
+        return LoadClaim(token, 1)
+
+    async def claim(self, key: str, scope: ClaimScope) -> LoadClaim:
+        if self.refusals:
+            self.refusals -= 1
+            raise LoadRefused("refused")
+        self.claimed += 1
+        self._note("claim", self.claimed)
+        return LoadClaim(self.claimed, 1)
+
+    async def start_load(self, key: str, claim: LoadClaim, source: Tier) -> None:
+        if self.lost_starts:
+            self.lost_starts -= 1
+            raise ClaimLost("expired")
+        self._note("start", claim.token)
+
+    async def finish_load(self, key: str, claim: LoadClaim, memory_bytes: int) -> None:
+        if self.lost_finishes:
+            raise ClaimLost("replaced")
+        self._note("finish", claim.token)
+
+    async def fail_load(self, key: str, claim: LoadClaim, failure: LoadFailure) -> bool:
+        self._note("fail", claim.token)
+        return True
+
+    def report_tier(self, key: str) -> None:
+        self._note("tier", None)
+
+
+@dataclass
+class Weights:
+    tier: Tier = Tier.REMOTE
+    memory_bytes: int = 60
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        return
+
+
+class Loads(LoadLifecycle[Load, Weights, CachedModel]):
+    """Loads of 60 bytes to a device of 100, which take `COPY_S`."""
+
+    def __init__(self, *, ends_downloads: bool = False) -> None:
+        self.events = EventQueue()
+        self.tasks = VirtualTasks()
+        self.reports = Reports(self.events)
+        self.weights = Weights()
+        self.errors: list[Exception] = []
+        """Raised by the next copies."""
+        self.results: list[CachedModel | RuntimePackageError] = []
+        self.outcomes: list[str] = []
+        cache: DeviceCache[CachedModel] = DeviceCache(100)
+        super().__init__(
+            cache,
+            self.reports,
+            failures=LoadFailures(ClusterState, self.events.now),
+            costs=ReloadCosts(),
+            measurements=Measurements(),
+            orphaned_loads=OrphanedLoadParams(ends_downloads),
+        )
+
+    def now_s(self) -> float:
+        return self.events.now_s
+
+    async def sleep(self, load: Load, seconds: float) -> None:
+        future = self.tasks.future()
+        self.events.after(seconds, future.set, True)
+        await future
+
+    async def wait_for_memory(self, load: Load, condition: Callable[[], bool]) -> bool:
+        granted = self.tasks.future()
+        self.cache.when(condition, lambda: granted.set(True))
+        self.events.after(MEMORY_TIMEOUT_S, granted.set, False)
+        return await granted
+
+    def new_load(self, spec: ModelSpec, scope: ClaimScope, *, is_preload: bool) -> Load:
+        return Load(spec, scope, is_preload, self.events.now_s)
+
+    def spawn(self, load: Load) -> None:
+        self.events.after(0.0, lambda _: self.tasks.run(self.run(load)))
+
+    async def nearest_tier(self, load: Load) -> Tier:
+        return Tier.DISK
+
+    def open(self, load: Load) -> Weights:
+        return self.weights
+
+    async def copy(self, load: Load, weights: Weights) -> CachedModel:
+        await self.sleep(load, COPY_S)
+        load.ticket.raise_if_cancelled()
+        if self.errors:
+            raise self.errors.pop(0)
+        return CachedModel(load.spec.key, weights.memory_bytes)
+
+    def ended(
+        self, load: Load, entry: CachedModel | None, error: RuntimePackageError | None
+    ) -> None:
+        result = entry or error
+        assert result is not None
+        self.results += [result] * max(1, load.waiters)
+
+    def count(
+        self,
+        load: Load,
+        outcome: str,
+        *,
+        seconds: float = 0.0,
+        failure: LoadFailure | None = None,
+    ) -> None:
+        self.outcomes.append(outcome)
+
+    def until(self, when_s: float) -> None:
+        """Run the events up to a time."""
+        self.events.run_through([(when_s,)], lambda _: None)
+
+    def steps(self) -> list[str]:
+        return [call for _, call, _ in self.reports.calls]
+
+
+@pytest.fixture
+def loads() -> Loads:
+    return Loads()
+
+
+def hold_memory(loads: Loads) -> CachedModel:
+    """Occupy the device with a model in use."""
+    held = CachedModel("held", 100)
+    loads.cache.add(held)
+    loads.cache.use(held)
+    return held
+
+
+def test_requests_share_a_load_and_each_uses_the_model(loads: Loads) -> None:
+    assert loads.join(SPEC) is loads.join(SPEC)
+    loads.until(COPY_S)
+    entry = loads.cache.by_key[KEY]
+    assert loads.results == [entry, entry]
+    assert (entry.users, entry.memory_bytes) == (2, 60)
+    assert loads.reports.calls == [(0.0, "claim", 1), (0.0, "start", 1), (COPY_S, "finish", 1)]
+    assert (loads.outcomes, loads.completed_total, loads.running) == (["ok"], 1, {})
+
+
+def test_newest_token_of_the_gateway_is_used(loads: Loads) -> None:
+    load = loads.join(SPEC, 7)
+    loads.until(1.0)
+    loads.join(SPEC, 9)
+    loads.join(SPEC)
+    loads.until(COPY_S)
+    assert loads.reports.calls == [(0.0, "start", 7), (COPY_S, "finish", 9)]
+    assert load.source is Tier.REMOTE  # that of the weights, not the nearest before
+
+
+def test_refused_claim_is_retried_until_a_request_brings_one(loads: Loads) -> None:
+    loads.reports.refusals = 1000
+    loads.join_preload(SPEC, ClaimScope.POD)
+    loads.until(3.0)
+    loads.join(SPEC, 5)
+    loads.until(3.2)
+    assert loads.steps() == ["start"]
+
+
+@pytest.mark.parametrize(
+    ("scope", "at_s"), [(ClaimScope.POOL, 0.0), (ClaimScope.POD, CLAIM_TIMEOUT_S)]
+)
+def test_claim_refused_for_too_long_ends_the_load(
+    loads: Loads, scope: ClaimScope, at_s: float
+) -> None:
+    loads.reports.refusals = 1000
+    loads.join_preload(SPEC, scope)
+    loads.until(at_s - 0.2 if at_s else 0.0)
+    assert bool(loads.results) is (at_s == 0.0)
+    loads.until(at_s + 0.2)
+    assert isinstance(loads.results[0], LoadRefused)
+    assert loads.steps() == []  # the registry keeps what the other claim reports
+
+
+@pytest.mark.parametrize(("lost", "is_loaded"), [(1, True), (2, False)])
+def test_expired_claim_is_made_again_once(loads: Loads, lost: int, *, is_loaded: bool) -> None:
+    loads.reports.lost_starts = lost
+    loads.join(SPEC, 7)
+    loads.until(COPY_S)
+    assert isinstance(loads.results[0], LoadRefused) is not is_loaded
+    assert loads.steps() == (["claim", "start", "finish"] if is_loaded else ["claim"])
+
+
+def test_model_whose_claim_was_lost_is_removed(loads: Loads) -> None:
+    loads.reports.lost_finishes = 1
+    loads.join(SPEC)
+    loads.until(COPY_S)
+    assert isinstance(loads.results[0], LoadRefused)
+    assert (loads.cache.by_key, loads.outcomes) == ({}, ["fenced"])
+
+
+def test_failed_load_is_reported_and_waits_for_the_backoff(loads: Loads) -> None:
+    loads.errors = [LoadFailed("broken")]
+    loads.join(SPEC)
+    loads.until(COPY_S + 0.5)
+    assert loads.steps() == ["claim", "start", "fail"]
+    assert loads.cache.reserved_bytes == 0
+    loads.join(SPEC)
+    loads.until(COPY_S + 0.6)
+    refused = loads.results[-1]
+    assert isinstance(refused, LoadFailed)
+    assert refused.retry_after_s == pytest.approx(0.5)
+    assert loads.steps() == ["claim", "start", "fail", "tier"]
+    loads.join(SPEC)
+    loads.until(COPY_S + 1.1)
+    assert loads.outcomes == ["failed"]
+    loads.until(10.0)
+    loads.join(SPEC)
+    loads.until(10.0 + COPY_S)
+    assert loads.outcomes == ["failed", "ok"]
+
+
+def test_model_larger_than_the_device_fails(loads: Loads) -> None:
+    loads.weights.memory_bytes = 101
+    loads.join(SPEC)
+    loads.until(0.0)
+    assert isinstance(loads.results[0], ModelTooLarge)
+    assert loads.steps() == ["claim", "start", "fail"]
+
+
+def test_unexpected_error_is_raised(loads: Loads) -> None:
+    loads.errors = [ZeroDivisionError()]
+    loads.join(SPEC)
+    with pytest.raises(ZeroDivisionError):
+        loads.until(COPY_S)
+
+
+def test_load_waits_for_memory_in_use(loads: Loads) -> None:
+    held = hold_memory(loads)
+    loads.join(SPEC)
+    loads.until(5.0)
+    assert not loads.cache.reserved_bytes
+    loads.cache.end_use(held)
+    assert (loads.cache.reserved_bytes, "held" in loads.cache.by_key) == (60, False)
+    loads.until(5.0 + COPY_S)
+    assert loads.results == [loads.cache.by_key[KEY]]
+
+
+def test_wait_for_memory_has_an_end(loads: Loads) -> None:
+    hold_memory(loads)
+    loads.join(SPEC)
+    loads.until(MEMORY_TIMEOUT_S)
+    assert isinstance(loads.results[0], MemoryBusy)
+    assert (loads.outcomes, loads.steps()) == (["refused"], ["claim", "start", "tier"])
+
+
+@pytest.mark.parametrize(
+    ("has_started", "is_preload", "ends_downloads", "outcome"),
+    [
+        pytest.param(False, False, False, "cancelled", id="nothing-has-come"),
+        pytest.param(True, False, False, "ok", id="bytes-come"),
+        pytest.param(True, False, True, "cancelled", id="bytes-come-but-ends"),
+        pytest.param(False, True, True, "ok", id="preload"),
+    ],
+)
+def test_load_without_waiting_requests(
+    *, has_started: bool, is_preload: bool, ends_downloads: bool, outcome: str
+) -> None:
+    loads = Loads(ends_downloads=ends_downloads)
+    if is_preload:
+        loads.join_preload(SPEC, ClaimScope.POD)
+    load = loads.join(SPEC)
+    loads.until(1.0)
+    if has_started:
+        load.ticket.start_download(100, 0)
+        load.ticket.add_arrived(1)
+    loads.leave(load)
+    assert load.ticket.is_urgent is (outcome == "cancelled")
+    loads.until(COPY_S)
+    assert loads.outcomes == [outcome]
+    assert isinstance(loads.results[0], LoadCancelled) is (outcome == "cancelled")
+    assert loads.steps()[-1] == ("tier" if outcome == "cancelled" else "finish")
+    assert loads.cache.reserved_bytes == 0
+    assert all(not entry.users for entry in loads.cache.by_key.values())
