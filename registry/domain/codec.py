@@ -103,7 +103,10 @@ def encode_wanted(wanted: WantedPods) -> str:
     """With the number of all pods, which older versions read; alone if it is the only shape."""
     document: dict[str, Any] = {"pods": wanted.pods, "leaving": wanted.leaving}
     if wanted.shapes != (PodShape(wanted.pods),):
-        document["shapes"] = wanted.shapes
+        document["shapes"] = [
+            {"count": shape.count, **shape.kind._asdict(), "batch_caps": shape.batch_caps}
+            for shape in wanted.shapes
+        ]
     return orjson.dumps(document).decode()
 
 
@@ -114,7 +117,7 @@ def decode_wanted(text: str) -> WantedPods:
 
 
 def _decode_shape(stored: dict[str, Any]) -> PodShape:
-    kind = AcceleratorKind(**_known(AcceleratorKind, stored.get("kind", {})))
+    kind = AcceleratorKind(stored.get("product", ""), stored.get("share", 1.0))
     caps = tuple((key, rows) for key, rows in stored.get("batch_caps", ()))
     return PodShape(stored["count"], kind, caps)
 

@@ -147,14 +147,14 @@ SPEC = ModelSpec(ModelName("a", "b"), "s3://bucket/x", task=Task.TEXT_EMBEDDING)
         pytest.param(
             WantedPods((PodShape(2, AcceleratorKind("NVIDIA A100", 0.5)), PodShape(1))),
             '{"pods":3,"leaving":[],"shapes":['
-            '{"count":2,"kind":{"product":"NVIDIA A100","share":0.5},"batch_caps":[]},'
-            '{"count":1,"kind":{"product":"","share":1.0},"batch_caps":[]}]}',
+            '{"count":2,"product":"NVIDIA A100","share":0.5,"batch_caps":[]},'
+            '{"count":1,"product":"","share":1.0,"batch_caps":[]}]}',
             id="two-shapes-with-their-sum",
         ),
         pytest.param(
             WantedPods((PodShape(1, batch_caps=(("a/m@1", 8),)),)),
             '{"pods":1,"leaving":[],"shapes":['
-            '{"count":1,"kind":{"product":"","share":1.0},"batch_caps":[["a/m@1",8]]}]}',
+            '{"count":1,"product":"","share":1.0,"batch_caps":[["a/m@1",8]]}]}',
             id="batch-caps",
         ),
     ],
