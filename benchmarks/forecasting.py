@@ -20,7 +20,7 @@ import numpy as np
 
 from autoscaler.forecasting import negative_binomial
 from autoscaler.forecasting.counts import Counts, CountsParams
-from autoscaler.forecasting.fitting import fit, fit_shared
+from autoscaler.forecasting.fitting import fit
 from autoscaler.forecasting.history import NEVER, ForecastHorizon, History
 from autoscaler.forecasting.methods import METHODS
 from benchmarks import autoscaler_tick
@@ -72,7 +72,6 @@ def main() -> None:
     adding = cpu_s(lambda: store.add(names, [1e9] * models, [1] * models))
     print(f"add            {adding:.3f}")
     print(f"history        {cpu_s(lambda: store.history(1e9 + 90)):.3f}")
-    print(f"share          {cpu_s(lambda: fit_shared(history)):.3f}")
     start = time.process_time()
     fitted = fit(history)
     print(f"fit, all       {time.process_time() - start:.3f}")

@@ -1,17 +1,14 @@
-"""Classifies models by the pattern of their arrivals, with hysteresis.
+"""Classifies models by the pattern of their arrivals.
 
-Rules, in this order (classification before forecasting: SPES, Lee et al. 2024). Values in brackets
-are for a model that has the pattern already.
+Rules, in this order (classification before forecasting: SPES, Lee et al. 2024):
 
-- dead: no arrival for a day and for 8 (6) times its longest recent gap, or for 7 days.
-- periodic: the autocorrelation of its counts has a peak of at least 0.5 (0.35) at a lag of 5
-  minutes to 12 hours, or the gaps between its active minutes vary by less than 0.25 (0.35) of
-  their mean.
-- sparse: arrivals in less than 25 % (30 %) of minutes.
-- bursty: the variance of arrivals per ten minutes is at least 3 (2) times their mean (Fano factor).
+- periodic: the autocorrelation of its counts has a peak of at least 0.5 at a lag of 5 minutes to
+  12 hours; or the gaps between its active minutes are longer and vary by less than 0.25 of their
+  mean.
+- sparse: arrivals in less than 25 % of minutes.
 - steady: all others.
 
-A model's first pattern is assigned at once, another one after it was found three times in a row.
+Why no more than these three: docs/notes/forecast-ablation.md.
 """
 
 from __future__ import annotations
@@ -22,25 +19,20 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from autoscaler.forecasting.history import (
-    MINUTES_OF_DAY,
-    MINUTES_OF_TEN,
-    Booleans,
-    Floats,
-    History,
-    Integers,
-)
-
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_CONFIRMATIONS: Final = 3
+    from autoscaler.forecasting.history import Booleans, Floats, History, Integers
+
+_MIN_CORRELATION: Final = 0.5
+_MAX_GAP_VARIATION: Final = 0.25
+_MAX_SPARSE_SHARE: Final = 0.25
 _SHORTEST_PERIOD_MIN: Final = 5
 _LONGEST_PERIOD_MIN: Final = 720
 _CYCLES: Final = 4
 """Minimum number of observed cycles of a period."""
-_MIN_GAPS: Final = 6
-"""Minimum number of gaps that can count as regular."""
+_MIN_ACTIVE_MINUTES: Final = 6
+"""Minimum number of minutes with arrivals, and of gaps, of a model with a period."""
 _NEAR_BEST: Final = 0.85
 """The period is the shortest lag with a peak of this share of the highest; others are multiples."""
 
@@ -48,126 +40,49 @@ _NEAR_BEST: Final = 0.85
 class ArrivalPattern(IntEnum):
     """Patterns of arrivals."""
 
-    DEAD = 0
-    SPARSE = 1
-    PERIODIC = 2
-    STEADY = 3
-    BURSTY = 4
+    SPARSE = 0
+    PERIODIC = 1
+    STEADY = 2
 
 
 @dataclass(frozen=True, slots=True)
 class PatternAssignment:
-    """Pattern of each model, and the state of the hysteresis. All arrays (models,)."""
+    """Pattern of each model. Both arrays (models,)."""
 
     pattern: Integers
     period_min: Floats
-    """Minutes; 0 without a period."""
-    candidate: Integers
-    """Pattern found last."""
-    streak: Integers
-    """How many times in a row the candidate was found."""
+    """Minutes; 0 without a peak of the autocorrelation, of any height."""
 
 
-@dataclass(frozen=True, slots=True)
-class ArrivalFeatures:
-    """Input of the rules. All arrays (models,)."""
-
-    age_min: Floats
-    longest_gap_min: Floats
-    gap_variation: Floats
-    """Standard deviation of gaps over their mean; infinity with fewer than six gaps."""
-    mean_gap_min: Floats
-    active_share: Floats
-    fano: Floats
-    correlation: Floats
-    period_min: Floats
-
-
-def classify(history: History, previous: PatternAssignment | None = None) -> PatternAssignment:
-    """`previous` is of the same models, in the same order."""
-    features = _features(history)
-    found = _rules(features, None if previous is None else previous.pattern)
-    is_regular = (features.gap_variation < 0.35) & (features.correlation < 0.5)
-    period = np.where(is_regular, features.mean_gap_min, features.period_min)
-    if previous is None:
-        return PatternAssignment(found, period, found, np.full(history.models, _CONFIRMATIONS))
-    streak = np.where(found == previous.candidate, previous.streak + 1, 1)
-    streak = np.minimum(streak, _CONFIRMATIONS)
-    pattern = np.where(streak >= _CONFIRMATIONS, found, previous.pattern)
-    period = np.where(found == ArrivalPattern.PERIODIC, period, previous.period_min)
-    return PatternAssignment(pattern, period, found, streak)
-
-
-def _features(history: History) -> ArrivalFeatures:
-    longest, mean, variation = _gap_statistics(history.gaps_min)
+def classify(history: History) -> PatternAssignment:
     correlation, period = _periods(history)
-    return ArrivalFeatures(
-        age_min=np.minimum(history.age_minutes, history.origin_minute - history.since_minute),
-        longest_gap_min=longest,
-        gap_variation=variation,
-        mean_gap_min=mean,
-        active_share=(history.minutes != 0).sum(axis=1) / history.known_minutes,
-        fano=_fano(history),
-        correlation=correlation,
-        period_min=period,
-    )
-
-
-def _rules(features: ArrivalFeatures, current: Integers | None) -> Integers:
-    def limit(pattern: ArrivalPattern, enter: float, stay: float) -> Floats | float:
-        return enter if current is None else np.where(current == pattern, stay, enter)
-
-    age = features.age_min
-    is_quiet = age >= limit(ArrivalPattern.DEAD, 8.0, 6.0) * np.maximum(
-        features.longest_gap_min, 1.0
-    )
-    is_dead = ((age >= MINUTES_OF_DAY) & is_quiet) | (age >= 7 * MINUTES_OF_DAY)
-    is_periodic = (features.correlation >= limit(ArrivalPattern.PERIODIC, 0.5, 0.35)) | (
-        (features.gap_variation < limit(ArrivalPattern.PERIODIC, 0.25, 0.35))
-        & (features.mean_gap_min >= _SHORTEST_PERIOD_MIN)
-        & (age < 2 * features.mean_gap_min)
-    )
-    is_sparse = features.active_share < limit(ArrivalPattern.SPARSE, 0.25, 0.30)
-    is_bursty = features.fano >= limit(ArrivalPattern.BURSTY, 3.0, 2.0)
-    return np.select(
-        [is_dead, is_periodic, is_sparse, is_bursty],
-        [
-            ArrivalPattern.DEAD,
-            ArrivalPattern.PERIODIC,
-            ArrivalPattern.SPARSE,
-            ArrivalPattern.BURSTY,
-        ],
+    gap = _regular_gaps(history)
+    active_share = (history.minutes != 0).sum(axis=1) / history.known_minutes
+    pattern = np.select(
+        [(correlation >= _MIN_CORRELATION) | (gap > 0), active_share < _MAX_SPARSE_SHARE],
+        [ArrivalPattern.PERIODIC, ArrivalPattern.SPARSE],
         default=ArrivalPattern.STEADY,
-    ).astype(np.int64)
+    )
+    return PatternAssignment(pattern.astype(np.int64), np.where(gap > 0, gap, period))
 
 
-def _gap_statistics(gaps: Floats) -> tuple[Floats, Floats, Floats]:
-    """(models,) longest, mean, and standard deviation over mean."""
+def _regular_gaps(history: History) -> Floats:
+    """(models,): mean gap in minutes if gaps are regular and too long for `_periods`; else 0."""
+    gaps = history.gaps_min
     is_gap = np.isfinite(gaps)
-    count = is_gap.sum(axis=1)
-    filled = np.where(is_gap, gaps, 0.0)
-    mean = filled.sum(axis=1) / np.maximum(count, 1)
-    variance = np.where(is_gap, (gaps - mean[:, None]) ** 2, 0.0).sum(axis=1)
-    variation = np.sqrt(variance / np.maximum(count, 1)) / np.maximum(mean, 1e-9)
-    return filled.max(axis=1), mean, np.where(count >= _MIN_GAPS, variation, np.inf)
-
-
-def _fano(history: History) -> Floats:
-    """(models,): variance over mean of arrivals per ten minutes, in the last known day."""
-    bins = min(history.ten_minutes.shape[1], MINUTES_OF_DAY // MINUTES_OF_TEN)
-    recent = history.ten_minutes[:, history.ten_minutes.shape[1] - bins :].astype(np.float64)
-    known = np.clip(history.known_minutes // MINUTES_OF_TEN, 1, bins)
-    mean = recent.sum(axis=1) / known
-    variance = np.maximum((recent**2).sum(axis=1) / known - mean**2, 0.0)
-    result: Floats = variance / np.maximum(mean, 1e-9)
-    return result
+    count = np.maximum(is_gap.sum(axis=1), 1)
+    mean = np.where(is_gap, gaps, 0.0).sum(axis=1) / count
+    variance = np.where(is_gap, (gaps - mean[:, None]) ** 2, 0.0).sum(axis=1) / count
+    is_regular = (count >= _MIN_ACTIVE_MINUTES) & (variance < (_MAX_GAP_VARIATION * mean) ** 2)
+    is_long = (mean > _LONGEST_PERIOD_MIN) & (history.age_minutes < 2 * mean)
+    return np.where(is_regular & is_long, mean, 0.0)
 
 
 def _periods(history: History) -> tuple[Floats, Floats]:
     """(models,): highest autocorrelation at a peak, and its lag in minutes; 0 without a peak."""
     longest = min(_LONGEST_PERIOD_MIN, history.minutes.shape[1] // _CYCLES)
     peaks, lags = np.zeros(history.models), np.zeros(history.models)
-    rows = np.flatnonzero((history.minutes != 0).sum(axis=1) >= _MIN_GAPS)
+    rows = np.flatnonzero((history.minutes != 0).sum(axis=1) >= _MIN_ACTIVE_MINUTES)
     if longest <= _SHORTEST_PERIOD_MIN:
         return peaks, lags
     for part in np.array_split(rows, max(1, rows.size // 512)):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from autoscaler.forecasting.arrival_patterns import ArrivalPattern, PatternAssignment
+from autoscaler.forecasting.arrival_patterns import ArrivalPattern
 from autoscaler.forecasting.errors import BadHorizon
 from autoscaler.forecasting.fitting import Fit, fit
 from autoscaler.forecasting.history import NEVER, Floats, ForecastHorizon, History, Integers
@@ -108,12 +108,10 @@ def backtest(
     last = min(params.last_minute, counts.shape[1] - max(ends) + 1)
     origins = range(params.first_minute, last, params.every_min)
     result, fitted = Backtest(), None
-    patterns: PatternAssignment | None = None
     for at, minute in enumerate(origins):
         history = history_at(counts, minute)
         if fitted is None or at % params.refit_every == 0:
-            fitted = fit(history, patterns)
-            patterns = fitted.patterns
+            fitted = fit(history)
         observed = np.stack([counts[:, minute : minute + end].sum(axis=1) for end in ends], axis=1)
         _score(result, history, fitted, methods, horizon, observed.astype(np.float64))
         if progress:

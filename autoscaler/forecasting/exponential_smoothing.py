@@ -66,15 +66,11 @@ def smoothed_means(
     period_min: Floats,
     fit: SmoothingFit,
     windows_min: Floats,
-    lag_min: int = 0,
-) -> tuple[Floats, Floats]:
-    """(models, windows): means of the mixture; (models, windows, experts): means of each expert.
-
-    With `lag_min`: as of this many minutes before the origin.
-    """
-    means = _means(history, profiles, period_min, [lag_min], windows_min)[:, 0]
-    weights = _between(fit.weights, windows_min)
-    return (means * weights).sum(axis=-1), means
+) -> Floats:
+    """(models, windows): means of the mixture."""
+    means = _means(history, profiles, period_min, [0], windows_min)[:, 0]
+    result: Floats = (means * _between(fit.weights, windows_min)).sum(axis=-1)
+    return result
 
 
 def smoothed_sizes(fit: SmoothingFit, windows_min: Floats) -> Floats:

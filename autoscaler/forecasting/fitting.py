@@ -1,7 +1,7 @@
 """Fits all parameters of the forecasts to arrival counts.
 
 `fit` costs more than a forecast and is due every ten minutes or so. Everything can be refitted from
-the counts after a restart, except the hysteresis of patterns.
+the counts after a restart.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, TypeVar
 from autoscaler.forecasting.arrival_patterns import PatternAssignment, classify
 from autoscaler.forecasting.day_profile import own_profiles, shared_profile
 from autoscaler.forecasting.exponential_smoothing import SmoothingFit, fit_smoothing
-from autoscaler.forecasting.interarrival import fit_gap_survival
 
 if TYPE_CHECKING:
     from autoscaler.forecasting.history import Floats, History, Integers
@@ -21,23 +20,14 @@ _Rows = TypeVar("_Rows", PatternAssignment, SmoothingFit)
 
 
 @dataclass(frozen=True, slots=True)
-class SharedFit:
-    """Parameters that all models share."""
-
-    profile: Floats
-    """(144,): relative load of each ten minutes of the day, mean 1."""
-    gap_survival: Floats
-    """(classes, ages): see `interarrival`."""
-
-
-@dataclass(frozen=True, slots=True)
 class Fit:
     """Parameters per model, rows as in the history, and those that all share."""
 
-    shared: SharedFit
+    shared_profile: Floats
+    """(144,): relative load of each ten minutes of the day, mean 1."""
     patterns: PatternAssignment
     profiles: Floats
-    """(models, 144): relative load of each ten minutes of the day, mean 1."""
+    """(models, 144): as `shared_profile`, of each model."""
     smoothing: SmoothingFit
 
     def take(self, rows: Integers) -> Fit:
@@ -50,22 +40,12 @@ class Fit:
         )
 
 
-def fit_shared(history: History) -> SharedFit:
-    profile = shared_profile(history)
-    return SharedFit(profile=profile, gap_survival=fit_gap_survival(history, profile))
-
-
-def fit(history: History, previous: PatternAssignment | None = None) -> Fit:
-    """`previous`: patterns of the same models, for their hysteresis."""
-    shared = fit_shared(history)
-    profiles = own_profiles(history, shared.profile)
-    patterns = classify(history, previous)
-    return Fit(
-        shared=shared,
-        patterns=patterns,
-        profiles=profiles,
-        smoothing=fit_smoothing(history, profiles, patterns.period_min),
-    )
+def fit(history: History) -> Fit:
+    shared = shared_profile(history)
+    profiles = own_profiles(history, shared)
+    patterns = classify(history)
+    smoothing = fit_smoothing(history, profiles, patterns.period_min)
+    return Fit(shared, patterns, profiles, smoothing)
 
 
 def _take(of: _Rows, rows: Integers) -> _Rows:

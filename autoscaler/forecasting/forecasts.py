@@ -9,7 +9,7 @@ import numpy as np
 from autoscaler.forecasting import negative_binomial
 from autoscaler.forecasting.arrival_patterns import ArrivalPattern
 from autoscaler.forecasting.exponential_smoothing import smoothed_means, smoothed_sizes
-from autoscaler.forecasting.history import Booleans, Floats, Forecast, ForecastHorizon, History
+from autoscaler.forecasting.history import Floats, Forecast, ForecastHorizon, History
 from autoscaler.forecasting.interarrival import p_arrival_by_interarrival
 from autoscaler.forecasting.log_odds import pool_log_odds
 from autoscaler.forecasting.seasonal import seasonal
@@ -17,11 +17,6 @@ from autoscaler.forecasting.seasonal import seasonal
 if TYPE_CHECKING:
     from autoscaler.forecasting.fitting import Fit
 
-_CHANGE_P: Final = 0.999
-_CHANGE_MIN: Final = 5
-_NEW_LEVEL_SHARE: Final = 0.3
-"""Weight of the shortest average after a change, in windows up to `_NEW_LEVEL_MIN`."""
-_NEW_LEVEL_MIN: Final = 10.0
 _FEW: Final = 4.0
 """Below this mean the noise follows from P(arrival)."""
 _CHUNK: Final = 512
@@ -34,11 +29,8 @@ _GAPS_SHARE: Final = 0.5
 def sparse(history: History, fit: Fit, horizon: ForecastHorizon) -> Forecast:
     """P(arrival) by the gaps between arrivals and the averages; counts by the averages."""
     windows = horizon.windows_min
-    mean, _ = _means(history, fit, windows)
-    mean = _within(mean, horizon)
-    by_gaps = p_arrival_by_interarrival(
-        history, fit.shared.profile, fit.shared.gap_survival, windows
-    )
+    mean = _within(_means(history, fit, windows), horizon)
+    by_gaps = p_arrival_by_interarrival(history, fit.shared_profile, windows)
     by_mean = negative_binomial.p_at_least_one(mean, smoothed_sizes(fit.smoothing, windows))
     p_arrival = np.maximum.accumulate(pool_log_odds(by_gaps, by_mean, _GAPS_SHARE), axis=1)
     mean = np.maximum(mean, p_arrival)
@@ -49,17 +41,7 @@ def sparse(history: History, fit: Fit, horizon: ForecastHorizon) -> Forecast:
 def steady(history: History, fit: Fit, horizon: ForecastHorizon) -> Forecast:
     """Exponential averages weighted by their past errors, with the noise of these errors."""
     windows = horizon.windows_min
-    mean, _ = _means(history, fit, windows)
-    return _forecast(mean, smoothed_sizes(fit.smoothing, windows), horizon)
-
-
-def bursty(history: History, fit: Fit, horizon: ForecastHorizon) -> Forecast:
-    """As `steady`, but a changed level of the last minutes gets weight at once."""
-    windows = horizon.windows_min
-    mean, each = _means(history, fit, windows)
-    share = _NEW_LEVEL_SHARE * np.minimum(1.0, _NEW_LEVEL_MIN / windows)
-    share = share * has_changed(history, fit)[:, None]
-    mean = (1 - share) * mean + share * np.maximum(each[..., 0], _rise(history) * windows)
+    mean = _means(history, fit, windows)
     return _forecast(mean, smoothed_sizes(fit.smoothing, windows), horizon)
 
 
@@ -100,40 +82,13 @@ def forecast_by_pattern(history: History, fit: Fit, horizon: ForecastHorizon) ->
 
 
 _BY_PATTERN: Final = {
-    ArrivalPattern.DEAD: sparse,
     ArrivalPattern.SPARSE: sparse,
     ArrivalPattern.PERIODIC: periodic,
     ArrivalPattern.STEADY: steady,
-    ArrivalPattern.BURSTY: bursty,
 }
 
 
-def has_changed(history: History, fit: Fit) -> Booleans:
-    """(models,): True if more arrived in the last minutes than the `_CHANGE_P` quantile for them.
-
-    The quantile is of the forecast just before these minutes, so that models with bursty arrivals
-    or a peak at this time of day need a larger change.
-    """
-    span = np.array([float(_CHANGE_MIN)])
-    if history.minutes.shape[1] <= _CHANGE_MIN:
-        return np.zeros(history.models, dtype=bool)
-    expected, _ = smoothed_means(
-        history, fit.profiles, fit.patterns.period_min, fit.smoothing, span, lag_min=_CHANGE_MIN
-    )
-    size = smoothed_sizes(fit.smoothing, span)
-    most = negative_binomial.quantiles(np.maximum(expected, 1e-9), size, (_CHANGE_P,))
-    arrived = history.minutes[:, -_CHANGE_MIN:-1].sum(axis=1) + history.recent
-    result: Booleans = arrived > most[:, 0, 0]
-    return result
-
-
-def _rise(history: History) -> Floats:
-    """(models, 1): arrivals in the last 60 seconds, 0 unless more than in the last whole minute."""
-    last = history.minutes[:, -1].astype(np.float64)
-    return np.where(history.recent > last, history.recent, 0.0)[:, None]
-
-
-def _means(history: History, fit: Fit, windows_min: Floats) -> tuple[Floats, Floats]:
+def _means(history: History, fit: Fit, windows_min: Floats) -> Floats:
     return smoothed_means(
         history, fit.profiles, fit.patterns.period_min, fit.smoothing, windows_min
     )

@@ -10,7 +10,7 @@ from autoscaler.forecasting.baselines.holt_winters import holt_winters
 from autoscaler.forecasting.baselines.idle_time_histogram import hybrid_histogram
 from autoscaler.forecasting.baselines.simple_methods import ewma, naive, seasonal_naive
 from autoscaler.forecasting.fitting import Fit
-from autoscaler.forecasting.forecasts import bursty, forecast_by_pattern, periodic, sparse, steady
+from autoscaler.forecasting.forecasts import forecast_by_pattern, periodic, sparse, steady
 from autoscaler.forecasting.history import Forecast, ForecastHorizon, History
 
 Method: TypeAlias = Callable[[History, Fit, ForecastHorizon], Forecast]
@@ -19,7 +19,6 @@ METHODS: Final[Mapping[str, Method]] = {
     "typed": forecast_by_pattern,
     "sparse": sparse,
     "steady": steady,
-    "bursty": bursty,
     "periodic": periodic,
     "naive": naive,
     "seasonal-naive": seasonal_naive,
@@ -28,4 +27,4 @@ METHODS: Final[Mapping[str, Method]] = {
     "hybrid-histogram": hybrid_histogram,
     "fft": fft,
 }
-"""`typed` is the default, the next four are its parts applied to all models, then baselines."""
+"""`typed` is the default, the next three are its parts applied to all models, then baselines."""

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+_CHUNK: Final = 512
+"""Models at a time, so that their running totals reuse memory."""
 _MAX_CYCLES: Final = 24
 _LEVEL_CYCLES: Final = 2.0
 """The level is measured over this many periods, up to `_LEVEL_MAX_MIN`."""
@@ -86,12 +88,16 @@ def recurring_means(
     """
     first = history.minutes.shape[1] - history.known_minutes[:, None]
     result = np.full((history.models, len(lags), windows_min.size, 2), np.nan)
-    own = np.flatnonzero(period_min > 0)
-    total = _running_totals(history.minutes[own])
-    for at, lag in enumerate(lags):
-        past = total[:, : total.shape[1] - lag]
-        result[own, at, :, 0] = _cycle_means(past, first[own], period_min[own], windows_min)
-        result[:, at, :, 1] = _day_means(history.minutes, first[:, 0], lag, windows_min)
+    for start in range(0, history.models, _CHUNK):
+        rows = np.arange(start, min(start + _CHUNK, history.models))
+        total = _running_totals(history.minutes[rows])
+        own = rows[period_min[rows] > 0]
+        day = np.full(rows.size, float(MINUTES_OF_DAY))
+        for at, lag in enumerate(lags):
+            past = total[:, : total.shape[1] - lag]
+            by_own = _cycle_means(past[own - start], first[own], period_min[own], windows_min)
+            result[own, at, :, 0] = by_own
+            result[rows, at, :, 1] = _cycle_means(past, first[rows], day, windows_min)
     return result
 
 
@@ -99,55 +105,6 @@ def _running_totals(minutes: NDArray[np.generic]) -> Floats:
     """(models, bins + 1): arrivals before each minute, and in total."""
     total = np.zeros((minutes.shape[0], minutes.shape[1] + 1))
     np.cumsum(minutes, axis=1, dtype=np.float64, out=total[:, 1:])
-    return total
-
-
-def _day_means(
-    minutes: NDArray[np.generic], first: Floats, lag: int, windows_min: Floats
-) -> Floats:
-    """`_cycle_means` for a period of a day, without running totals.
-
-    All models then have their windows at the same minutes.
-    """
-    end = minutes.shape[1] - lag
-    level = _day_level(minutes, first, end)
-    starts = [end - each * MINUTES_OF_DAY for each in range(1, max(2, end // MINUTES_OF_DAY + 1))]
-    means = np.full((minutes.shape[0], windows_min.size), np.nan)
-    for column, length in enumerate(windows_min):
-        count, arrived = np.zeros(first.shape), np.zeros(first.shape)
-        for start in starts[:_MAX_CYCLES]:
-            stop = start + max(length, 1.0)
-            usable = (start >= first) & (stop <= end)
-            if usable.any():
-                count += usable
-                arrived += usable * _arrivals(minutes, start, stop)
-        mean = arrived * min(length, 1.0) / np.maximum(count, 1) * level
-        means[:, column] = np.where(count > 0, mean, np.nan)
-    return means
-
-
-def _day_level(minutes: NDArray[np.generic], first: Floats, end: int) -> Floats:
-    """`_level` for a period of a day."""
-    count, then = np.zeros(first.shape), np.zeros(first.shape)
-    for day in range(1, _LEVEL_PAST + 1):
-        stop = end - day * MINUTES_OF_DAY
-        usable = stop - _LEVEL_MAX_MIN >= first
-        if usable.any():
-            count += usable
-            then += usable * _arrivals(minutes, stop - _LEVEL_MAX_MIN, stop)
-    now = _arrivals(minutes, end - _LEVEL_MAX_MIN, end)
-    level = (now + _LEVEL_ARRIVALS) / (then / np.maximum(count, 1) + _LEVEL_ARRIVALS)
-    return np.where(count > 0, level, 1.0)
-
-
-def _arrivals(minutes: NDArray[np.generic], start: float, stop: float) -> Floats:
-    """(models,): arrivals between two fractional minutes."""
-    (left, before), (right, after) = (divmod(max(each, 0.0), 1.0) for each in (start, stop))
-    total: Floats = minutes[:, int(left) : int(right)].sum(axis=1, dtype=np.float64)
-    if after:
-        total = total + after * minutes[:, int(right)].astype(np.float64)
-    if before:
-        total = total - before * minutes[:, int(left)].astype(np.float64)
     return total
 
 

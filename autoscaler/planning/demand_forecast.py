@@ -42,12 +42,11 @@ def fit_model(
     interval_s: float = REFIT_INTERVAL_S,
 ) -> FittedModel:
     """Refit if `previous` is `interval_s` old or of other models, or if the clock was set back."""
-    if previous is None or previous.models != models:
-        return FittedModel(fit(history, None), fit_recency(history), models, history.origin_s)
-    if 0 <= history.origin_s - previous.origin_s < interval_s:
-        return previous
-    fitted = fit(history, previous.fit.patterns)
-    return FittedModel(fitted, fit_recency(history), models, history.origin_s)
+    if previous is not None and previous.models == models:
+        age_s = history.origin_s - previous.origin_s
+        if 0 <= age_s < interval_s:
+            return previous
+    return FittedModel(fit(history), fit_recency(history), models, history.origin_s)
 
 
 def forecast_demand(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -12,7 +10,7 @@ from hypothesis.extra import numpy as arrays
 
 from autoscaler.forecasting.errors import BadCounts, BadHorizon
 from autoscaler.forecasting.fitting import fit
-from autoscaler.forecasting.forecasts import forecast_by_pattern, has_changed
+from autoscaler.forecasting.forecasts import forecast_by_pattern
 from autoscaler.forecasting.history import Forecast, ForecastHorizon, History, Integers
 from autoscaler.forecasting.methods import METHODS
 from tests.autoscaler.forecasting import streams
@@ -58,34 +56,6 @@ def test_forecasts_hourly_arrivals() -> None:
     assert p_arrival[8][1] < 0.05
     assert p_arrival[30][1] < 0.05
     assert min(each[2] for each in p_arrival.values()) > 0.9
-
-
-def test_reacts_to_a_burst_at_once() -> None:
-    rng = np.random.default_rng(8)
-    is_on = np.repeat(rng.random((20, MINUTES // 30)) < 0.3, 30, axis=1)
-    counts = rng.poisson(np.where(is_on, 6.0, 0.3)).astype(np.uint32)
-    calm, burst = counts.copy(), counts.copy()
-    calm[:, -120:] = rng.poisson(0.3, (20, 120))
-    burst[:, -120:] = calm[:, -120:]
-    burst[:, -5:] = 40
-    quiet, loud = streams.of(calm), streams.of(burst)
-    fitted = fit(quiet)
-    assert has_changed(loud, fitted).all()
-    assert has_changed(quiet, fitted).mean() <= 0.1
-    before, after = (METHODS["bursty"](each, fitted, HORIZON) for each in (quiet, loud))
-    assert (after.mean[:, 1] > 8 * before.mean[:, 1]).all()
-
-
-def test_reacts_to_a_burst_within_its_first_minute() -> None:
-    rng = np.random.default_rng(8)
-    is_on = np.repeat(rng.random((20, MINUTES // 30)) < 0.3, 30, axis=1)
-    counts = rng.poisson(np.where(is_on, 6.0, 0.3)).astype(np.uint32)
-    counts[:, -120:] = rng.poisson(0.3, (20, 120))
-    calm = streams.of(counts)
-    fitted = fit(calm)
-    half_a_minute_on = replace(calm, origin_s=calm.origin_s + 30, recent=np.full(20, 200.0))
-    before, after = (METHODS["bursty"](each, fitted, HORIZON) for each in (calm, half_a_minute_on))
-    assert (after.mean[:, 1] > before.mean[:, 1] + 0.2 * 200).all()
 
 
 def test_p_arrival_falls_with_the_time_since_the_last_arrival() -> None:
