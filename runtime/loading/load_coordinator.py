@@ -15,15 +15,9 @@ from typing import TYPE_CHECKING
 from registry.domain.model import Tier
 from runtime.errors import DeadlinePassed, LoadFailed, ModelBroken
 from runtime.loading.failures import LoadFailures
-from runtime.loading.load_lifecycle import (
-    MEMORY_TIMEOUT_S,
-    Load,
-    LoadLifecycle,
-    OrphanedLoadParams,
-)
-from runtime.loading.load_threads import unless_cancelled
+from runtime.loading.load_lifecycle import MEMORY_TIMEOUT_S, Load, LoadLifecycle
+from runtime.loading.load_threads import mark_retrieved, unless_cancelled
 from runtime.loading.model_store import StoreEntry
-from runtime.loading.single_flight import mark_retrieved
 from runtime.loading.tier_preloads import TierPreloads
 from runtime.loading.weight_resolver import ResolvedWeights
 from runtime.metrics import LOAD_SECONDS, LOADS
@@ -81,7 +75,7 @@ class LoadCoordinator(LoadLifecycle[_LiveLoad, ResolvedWeights, StoreEntry]):
         measurements: Measurements,
         costs: ReloadCosts,
         tasks: asyncio.TaskGroup,
-        orphaned_loads: OrphanedLoadParams = OrphanedLoadParams(),  # noqa: B008 - it is frozen
+        ends_downloads: bool = False,
     ) -> None:
         super().__init__(
             loader.store,
@@ -89,7 +83,7 @@ class LoadCoordinator(LoadLifecycle[_LiveLoad, ResolvedWeights, StoreEntry]):
             failures=LoadFailures(lambda: watch.state, watch.registry_now_s),
             costs=costs,
             measurements=measurements,
-            orphaned_loads=orphaned_loads,
+            ends_downloads=ends_downloads,
         )
         self._loader = loader
         self._resolver = loader.resolver

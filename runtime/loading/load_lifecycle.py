@@ -13,13 +13,7 @@ from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 from registry.domain.model import Tier
 from registry.domain.reservation import ClaimScope, LoadClaim
 from registry.errors import ClaimLost
-from runtime.errors import (
-    LoadCancelled,
-    LoadFailed,
-    LoadRefused,
-    MemoryBusy,
-    RuntimePackageError,
-)
+from runtime.errors import LoadCancelled, LoadFailed, LoadRefused, MemoryBusy, RuntimePackageError
 from runtime.storage.load_ticket import LoadTicket
 from runtime.tiers.device_cache import CachedModel, DeviceCache
 
@@ -42,24 +36,16 @@ NEARLY_DONE_SHARE: Final = 0.8
 """Share of a download's bytes from which on it is always finished."""
 
 
-@dataclass(frozen=True, slots=True)
-class OrphanedLoadParams:
-    """A pod's settings for loads without waiting requests."""
-
-    ends_downloads: bool = False
-    """Whether to end a running download that is not nearly complete."""
-
-
-def should_continue(progress: LoadProgress, params: OrphanedLoadParams) -> bool:
+def should_continue(progress: LoadProgress, *, ends_downloads: bool) -> bool:
     """Whether a load continues, as a preload, after its last waiter has left.
 
     A started load is worth finishing: a client whose deadline passed usually retries, and joins
-    the load. Only if configured does a running download end, and then not one that is nearly
-    complete; the fetched bytes stay on disk in any case, and the next load continues from them.
+    the load. With `ends_downloads` a running download ends, unless it is nearly complete; the
+    fetched bytes stay on disk in any case, and the next load continues from them.
     """
     if not progress.has_started:
         return False
-    if not params.ends_downloads:
+    if not ends_downloads:
         return True
     return progress.arrived_bytes >= NEARLY_DONE_SHARE * progress.total_bytes
 
@@ -94,25 +80,14 @@ class Weights(Protocol):
 
 
 class LoadReports(Protocol):
-    """A pod's claims for loads, and its reports to the registry."""
+    """A pod's claims for loads and its reports of them, as `registration.registry_agent` has."""
 
-    def claim_of(self, token: int) -> LoadClaim:
-        """A claim that the gateway made for this pod."""
-
-    async def claim(self, key: str, scope: ClaimScope) -> LoadClaim:
-        """A claim for a load; raises LoadRefused if the registry refuses it."""
-
-    async def start_load(self, key: str, claim: LoadClaim, source: Tier) -> None:
-        """Report the start of a claimed load; raises ClaimLost."""
-
-    async def finish_load(self, key: str, claim: LoadClaim, memory_bytes: int) -> None:
-        """Report the end of a load; raises ClaimLost, after which the model must be removed."""
-
-    async def fail_load(self, key: str, claim: LoadClaim, failure: LoadFailure) -> bool:
-        """Report a failed load; False if the registry did not take it."""
-
-    def report_tier(self, key: str) -> None:
-        """Publish the nearest tier of a model, which ends the pod's claim for it."""
+    def claim_of(self, token: int) -> LoadClaim: ...
+    async def claim(self, key: str, scope: ClaimScope) -> LoadClaim: ...
+    async def start_load(self, key: str, claim: LoadClaim, source: Tier) -> None: ...
+    async def finish_load(self, key: str, claim: LoadClaim, memory_bytes: int) -> None: ...
+    async def fail_load(self, key: str, claim: LoadClaim, failure: LoadFailure) -> bool: ...
+    def report_tier(self, key: str) -> None: ...
 
 
 L = TypeVar("L", bound=Load)
@@ -131,7 +106,7 @@ class LoadLifecycle(Generic[L, W, R]):
         failures: LoadFailures,
         costs: ReloadCosts,
         measurements: Measurements,
-        orphaned_loads: OrphanedLoadParams,
+        ends_downloads: bool = False,
     ) -> None:
         self.cache = cache
         self.completed_total = 0
@@ -141,7 +116,7 @@ class LoadLifecycle(Generic[L, W, R]):
         self._failures = failures
         self._costs = costs
         self._measurements = measurements
-        self._orphaned_loads = orphaned_loads
+        self._ends_downloads = ends_downloads
 
     # The steps that each driver carries out
 
@@ -214,7 +189,8 @@ class LoadLifecycle(Generic[L, W, R]):
         """A request waits no more; the last one makes the load a preload, or ends it."""
         load.waiters -= 1
         if load.waiters == 0:
-            if load.is_preload or should_continue(load.ticket.progress, self._orphaned_loads):
+            progress = load.ticket.progress
+            if load.is_preload or should_continue(progress, ends_downloads=self._ends_downloads):
                 load.ticket.deprioritise()
             else:
                 load.ticket.cancel("no request waits for it any more")

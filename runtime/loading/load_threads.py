@@ -1,4 +1,4 @@
-"""Work of loads, in threads and on the event loop; it ends when its load is cancelled.
+"""Work of loads, in threads and on the event loop: prioritised, cancellable, shared.
 
 In threads urgent work goes first, and preloads never occupy all of them. The priority of queued
 work is read when a thread becomes free, so a load that becomes urgent overtakes with the work that
@@ -13,17 +13,18 @@ from collections import deque
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 from runtime.storage.load_ticket import LoadTicket
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Awaitable, Callable, Coroutine
 
 LOAD_THREADS = 16
 MAX_PRELOAD_THREADS = 8
 """A load from storage takes two for a while: one downloads, one copies to the device."""
 
+Key = TypeVar("Key")
 Result = TypeVar("Result")
 Arguments = ParamSpec("Arguments")
 
@@ -184,3 +185,46 @@ async def unless_cancelled(ticket: LoadTicket, work: Coroutine[Any, Any, Result]
 def _set_done(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)
+
+
+class SingleFlight(Generic[Key, Result]):
+    """Runs at most one piece of work per key; a cancelled caller does not cancel it."""
+
+    def __init__(self, tasks: asyncio.TaskGroup) -> None:
+        self._tasks = tasks
+        self._running: dict[Key, asyncio.Future[Result]] = {}
+
+    async def run(self, key: Key, work: Callable[[], Awaitable[Result]]) -> Result:
+        """The result of the running work of this key, else of `work`."""
+        future = self._running.get(key)
+        if future is None:
+            future = asyncio.get_running_loop().create_future()
+            future.add_done_callback(mark_retrieved)
+            self._running[key] = future
+            self._tasks.create_task(self._execute(key, work, future))
+        return await asyncio.shield(future)
+
+    async def wait_ended(self, key: Key) -> None:
+        """Return once no work of the key runs."""
+        future = self._running.get(key)
+        if future is not None:
+            await asyncio.wait({future})
+
+    async def _execute(
+        self, key: Key, work: Callable[[], Awaitable[Result]], future: asyncio.Future[Result]
+    ) -> None:
+        try:
+            future.set_result(await work())
+        except asyncio.CancelledError:
+            future.cancel()
+            raise
+        except Exception as error:  # raised by `run`
+            future.set_exception(error)
+        finally:
+            del self._running[key]
+
+
+def mark_retrieved(future: asyncio.Future[Any]) -> None:
+    """Prevent asyncio's warning about an error that no caller waits for any more."""
+    if not future.cancelled():
+        future.exception()

@@ -18,7 +18,6 @@ from runtime.tiers.eviction import EvictionPolicy, lru
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from registry.domain.model import ModelSpec
     from runtime.loading.served_model import ServedModel
 
 logger = logging.getLogger(__name__)
@@ -38,29 +37,17 @@ class StoreEntry(CachedModel):
         return self.model.spec.policy.pin
 
 
-@dataclass(frozen=True, slots=True)
-class Eviction:
-    """A model that was removed from the device."""
-
-    spec: ModelSpec
-    freed_bytes: int
-    reason: str
-    evicted_for: str | None
-    """The model that needed the memory; None for other removals."""
-
-
 class ModelStore(DeviceCache[StoreEntry]):
     """The models on the device, within a byte budget."""
 
     def __init__(
         self,
         budget_bytes: int,
-        on_evicted: Callable[[Eviction], None],
+        on_removed: Callable[[StoreEntry, str, str | None], None],
         *,
         policy: EvictionPolicy = lru,
         reload_s: Callable[[str, int], float] = lambda _key, _bytes: 1.0,
     ) -> None:
-        """An empty store, as DeviceCache; `on_evicted` is called after the removal of a model."""
         super().__init__(
             budget_bytes,
             policy=policy,
@@ -68,7 +55,7 @@ class ModelStore(DeviceCache[StoreEntry]):
             now_s=time.monotonic,
             on_removed=self._removed,
         )
-        self._on_evicted = on_evicted
+        self._after_removal = on_removed
 
     def acquire(self, key: str, users: int = 1) -> StoreEntry | None:
         """The model, if it can infer, kept on the device until each user has called `end_use`."""
@@ -128,4 +115,4 @@ class ModelStore(DeviceCache[StoreEntry]):
                 "reload_s": round(self.reload_s(entry.key, entry.memory_bytes), 3),
             },
         )
-        self._on_evicted(Eviction(entry.model.spec, entry.memory_bytes, reason, evicted_for))
+        self._after_removal(entry, reason, evicted_for)

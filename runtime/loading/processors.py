@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 
 from runtime.engines.building import is_hidden
 from runtime.errors import ModelInvalid
-from runtime.loading.single_flight import SingleFlight
+from runtime.loading.load_threads import SingleFlight
 from runtime.storage.listing import PROGRAM_SUFFIX
 from runtime.tasks.processors import load_processor
 from runtime.threads import in_thread

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 from registry.domain.model import Tier
 from runtime.errors import HostTierRefused
-from runtime.loading.load_threads import unless_cancelled
-from runtime.loading.single_flight import SingleFlight
+from runtime.loading.load_threads import SingleFlight, unless_cancelled
 from runtime.storage.load_ticket import LoadTicket
 from runtime.threads import in_thread
 from runtime.tiers.host_tier import PutOutcome

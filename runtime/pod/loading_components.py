@@ -12,9 +12,8 @@ from registry.redis.watch import ClusterWatch
 from runtime.device.accelerator import mig_share, mps_share
 from runtime.engines.networks.skeletons import Skeletons
 from runtime.loading.load_coordinator import LoadCoordinator
-from runtime.loading.load_lifecycle import OrphanedLoadParams
 from runtime.loading.model_loader import ModelLoader
-from runtime.loading.model_store import Eviction, ModelStore
+from runtime.loading.model_store import ModelStore, StoreEntry
 from runtime.loading.processors import Processors
 from runtime.loading.tier_state import tier_state, used_bytes
 from runtime.loading.weight_resolver import WeightResolver
@@ -101,10 +100,10 @@ def compose_loading(context: PodContext) -> LoadingComponents:
     measurements, costs = Measurements(), ReloadCosts()
     cache = _disk_cache(settings)
 
-    def on_evicted(eviction: Eviction) -> None:
-        agent.report_tier(eviction.spec.key)
-        if eviction.evicted_for is not None:
-            demotions.offer(eviction.spec)
+    def on_removed(entry: StoreEntry, _reason: str, evicted_for: str | None) -> None:
+        agent.report_tier(entry.key)
+        if evicted_for is not None:
+            demotions.offer(entry.model.spec)
 
     def reload_s(key: str, size_bytes: int) -> float:
         tier = tier_after_eviction(
@@ -116,7 +115,7 @@ def compose_loading(context: PodContext) -> LoadingComponents:
         return costs.estimate_s(key, tier, size_bytes)
 
     store = ModelStore(
-        settings.memory_bytes, on_evicted, policy=POLICIES[settings.eviction], reload_s=reload_s
+        settings.memory_bytes, on_removed, policy=POLICIES[settings.eviction], reload_s=reload_s
     )
     IDLE_MEMORY.set_function(lambda: store.idle_byte_s)
     agent = RegistryAgent(
@@ -146,7 +145,7 @@ def compose_loading(context: PodContext) -> LoadingComponents:
         measurements=measurements,
         costs=costs,
         tasks=context.tasks,
-        orphaned_loads=OrphanedLoadParams(settings.end_abandoned_downloads),
+        ends_downloads=settings.end_abandoned_downloads,
     )
     return LoadingComponents(
         watch, measurements, costs, cache, host, store, agent, processors, demotions, coordinator

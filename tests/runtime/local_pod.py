@@ -16,10 +16,9 @@ from runtime.device.memory import CpuMemory
 from runtime.device.worker import DeviceWorker
 from runtime.engines.networks.skeletons import Skeletons
 from runtime.loading.load_coordinator import LoadCoordinator
-from runtime.loading.load_lifecycle import OrphanedLoadParams
 from runtime.loading.load_threads import LoadThreads
 from runtime.loading.model_loader import ModelLoader
-from runtime.loading.model_store import Eviction, ModelStore
+from runtime.loading.model_store import ModelStore
 from runtime.loading.processors import Processors
 from runtime.loading.weight_resolver import WeightResolver
 from runtime.registration.measurements import Measurements
@@ -50,7 +49,8 @@ class LocalPod:
     demotions: Demotions
     moved: asyncio.Queue[str]
     """Models whose demotion has ended."""
-    evictions: list[Eviction]
+    evictions: list[tuple[str, str, str | None]]
+    """Key and reason of each removal from the device, and the model that needed the memory."""
 
     async def load(self, spec: ModelSpec, ticket: LoadTicket | None = None) -> Tier:
         """Load a model to the device without a claim; returns the tier of its weights."""
@@ -100,8 +100,12 @@ async def local_pod(
     host = enter_host_tier(folder / "host", host_bytes)
     device = DeviceWorker(threads=1, max_queued=16)
     device.start()
-    evictions: list[Eviction] = []
-    store = ModelStore(budget_bytes, evictions.append, policy=POLICIES[policy])
+    evictions: list[tuple[str, str, str | None]] = []
+    store = ModelStore(
+        budget_bytes,
+        lambda entry, *why: evictions.append((entry.key, *why)),
+        policy=POLICIES[policy],
+    )
     with LoadThreads(6) as threads:
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -112,8 +116,7 @@ async def local_pod(
                 limits = RuntimeSettings().generation_limits
                 resolver = WeightResolver(store, cache, host, processors, threads, limits)
                 loader = ModelLoader(store, resolver, memory, Skeletons(), device)
-                orphaned_loads = OrphanedLoadParams(ends_downloads)
-                coordinator = _make_coordinator(loader, tasks, orphaned_loads)
+                coordinator = _make_coordinator(loader, tasks, ends_downloads=ends_downloads)
                 yield LocalPod(loader, coordinator, demotions, moved, evictions)
                 running.cancel()
         finally:
@@ -124,7 +127,7 @@ async def local_pod(
 
 
 def _make_coordinator(
-    loader: ModelLoader, tasks: asyncio.TaskGroup, orphaned_loads: OrphanedLoadParams
+    loader: ModelLoader, tasks: asyncio.TaskGroup, *, ends_downloads: bool
 ) -> LoadCoordinator:
     registry = Registry("redis://127.0.0.1:1/0", "nowhere")
     info = PodInfo("pod", "127.0.0.1:1", "node", "cpu", slots=1, memory_bytes=1 << 30)
@@ -147,7 +150,7 @@ def _make_coordinator(
         measurements=measurements,
         costs=ReloadCosts(),
         tasks=tasks,
-        orphaned_loads=orphaned_loads,
+        ends_downloads=ends_downloads,
     )
 
 

@@ -11,7 +11,7 @@ import pytest
 from registry.domain.model import Tier
 from registry.domain.reservation import ClaimScope
 from runtime.errors import DeadlinePassed, LoadCancelled
-from runtime.loading.load_lifecycle import OrphanedLoadParams, should_continue
+from runtime.loading.load_lifecycle import should_continue
 from runtime.storage.load_ticket import LoadProgress
 from runtime.storage.partial_file import SPAN_BYTES
 from tests.runtime.fake_engine import FakeEngine
@@ -48,7 +48,7 @@ COPIES = 7
     ],
 )
 def test_rule(progress: LoadProgress, *, ends_downloads: bool, expected: bool) -> None:
-    assert should_continue(progress, OrphanedLoadParams(ends_downloads)) is expected
+    assert should_continue(progress, ends_downloads=ends_downloads) is expected
 
 
 async def two_spans(engine: FakeEngine, copies: int = COPIES) -> None:

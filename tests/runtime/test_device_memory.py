@@ -171,9 +171,7 @@ def test_full_device_evicts_idle_models_one_by_one(models: Path, tmp_path: Path)
         for spec in specs[:3]:
             await pod.load(spec)
         await pod.load(specs[3])
-        assert [eviction.spec.name.name for eviction in pod.evictions] == ["a"]
-        assert pod.evictions[0].reason == "device-full"
-        assert pod.evictions[0].evicted_for == specs[3].key
+        assert pod.evictions == [(specs[0].key, "device-full", specs[3].key)]
         for spec in specs[1:]:
             await pod.answer(spec)
 
@@ -223,6 +221,6 @@ def test_pinned_model_is_never_evicted(models: Path, tmp_path: Path) -> None:
     async def work(pod: LocalPod) -> None:
         for spec in (pinned, *others):
             await pod.load(spec)
-        assert [eviction.spec.key for eviction in pod.evictions] == [others[0].key]
+        assert [key for key, _, _ in pod.evictions] == [others[0].key]
 
     run(tmp_path, work, budget_bytes=2 * tiny_bert_slab(models) + 100)

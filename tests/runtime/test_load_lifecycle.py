@@ -27,7 +27,6 @@ from runtime.loading.load_lifecycle import (
     MEMORY_TIMEOUT_S,
     Load,
     LoadLifecycle,
-    OrphanedLoadParams,
 )
 from runtime.registration.measurements import Measurements
 from runtime.tiers.device_cache import CachedModel, DeviceCache
@@ -119,7 +118,7 @@ class Loads(LoadLifecycle[Load, Weights, CachedModel]):
             failures=LoadFailures(ClusterState, self.events.now),
             costs=ReloadCosts(),
             measurements=Measurements(),
-            orphaned_loads=OrphanedLoadParams(ends_downloads),
+            ends_downloads=ends_downloads,
         )
 
     def now_s(self) -> float:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from registry.domain.model import ModelName, ModelSpec
-from runtime.loading.model_store import Eviction, ModelStore, StoreEntry
+from runtime.loading.model_store import ModelStore, StoreEntry
 from runtime.loading.served_model import ServedModel
 from runtime.tasks.processors import load_processor
 from tests.runtime.networks import load_network
@@ -38,19 +38,19 @@ def entry_of(served: ServedModel) -> StoreEntry:
 
 
 def test_store_evicts_within_its_budget(served: ServedModel) -> None:
-    evicted: list[Eviction] = []
-    store = ModelStore(1000, evicted.append)
+    evicted: list[tuple[str, str | None]] = []
+    store = ModelStore(1000, lambda entry, _, needed_by: evicted.append((entry.key, needed_by)))
     assert store.try_reserve(served.spec.key, 600)
     store.add(entry_of(served))
     assert evicted == []
     assert store.try_reserve("other", 500)
     assert not store.holds(served.spec.key)
-    assert [(each.spec.key, each.evicted_for) for each in evicted] == [(served.spec.key, "other")]
+    assert evicted == [(served.spec.key, "other")]
     assert is_stopped(served)
 
 
 def test_retired_model_is_removed_after_its_last_use(served: ServedModel) -> None:
-    store = ModelStore(1000, lambda _: None)
+    store = ModelStore(1000, lambda *_: None)
     store.add(entry_of(served))
     entry = store.acquire(served.spec.key, users=2)
     assert entry is not None
@@ -65,7 +65,7 @@ def test_retired_model_is_removed_after_its_last_use(served: ServedModel) -> Non
 def test_broken_model_is_not_acquired_and_removed_after_its_last_use(
     served: ServedModel,
 ) -> None:
-    store = ModelStore(1000, lambda _: None)
+    store = ModelStore(1000, lambda *_: None)
     store.add(entry_of(served))
     entry = store.acquire(served.spec.key)
     assert entry is not None

@@ -16,11 +16,7 @@ from registry.domain.model import Tier
 from registry.domain.reservation import ClaimScope
 from runtime.errors import RuntimePackageError, status_of
 from runtime.loading.failures import LoadFailures
-from runtime.loading.load_lifecycle import (
-    MEMORY_TIMEOUT_S,
-    LoadLifecycle,
-    OrphanedLoadParams,
-)
+from runtime.loading.load_lifecycle import MEMORY_TIMEOUT_S, LoadLifecycle
 from runtime.tiers.device_cache import DeviceCache
 from runtime.tiers.eviction import POLICIES, ReloadCosts, tier_after_eviction
 
@@ -70,7 +66,7 @@ class ModelLoading(LoadLifecycle[SimulatedLoad, SimulatedWeights, SimulatedResid
         super().__init__(
             self.residents, agent,
             failures=LoadFailures(lambda: state, events.now), costs=self._costs,
-            measurements=agent.measurements, orphaned_loads=OrphanedLoadParams(),
+            measurements=agent.measurements,
         )  # fmt: skip
 
     def _reload_s(self, key: str, memory_bytes: int) -> float:

@@ -209,7 +209,7 @@ def test_no_room_for_a_key_value_cache_evicts_and_keeps_the_files(
             patch.setattr(cache, "get_device_and_memory_breakdown", nothing_left)
             with pytest.raises(DeviceFull, match="key-value cache"):
                 await pod.load(generating)
-        assert [each.reason for each in pod.evictions] == ["device-full"]
+        assert [reason for _, reason, _ in pod.evictions] == ["device-full"]
         assert await pod.load(generating) is Tier.DISK
 
     _in_pod(tmp_path, work)
