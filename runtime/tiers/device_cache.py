@@ -144,13 +144,13 @@ class DeviceCache(Generic[R]):
     def end_use(self, entry: R) -> None:
         """End one use; after the last one a retired model is removed, and waiting loads go on."""
         entry.users -= 1
-        if entry.users == 0:
-            self._idle.begin(entry.memory_bytes)
         self._mark(entry)
         if entry.users == 0:
+            self._idle.begin(entry.memory_bytes)
             if entry.retire_reason is not None:
                 self._remove(entry, entry.retire_reason)
-            self.notify_freed()
+            if self._waits:
+                self.notify_freed()
 
     def _mark(self, entry: R) -> None:
         self._uses += 1
@@ -199,8 +199,6 @@ class DeviceCache(Generic[R]):
 
     def notify_freed(self) -> None:
         """Let waiting loads try again."""
-        if not self._waits:
-            return
         for wait in tuple(self._waits):
             if wait in self._waits and wait.condition():
                 self._waits = [each for each in self._waits if each is not wait]
