@@ -16,7 +16,6 @@ from load.simulator.results.records import RecordBuffer
 from load.simulator.results.summary import Summary
 from load.simulator.simulated_cluster import SimulatedCluster
 from registry.domain.accelerator import AcceleratorKind
-from registry.domain.pod import Samples
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -104,14 +103,10 @@ class Simulation:
 
     def set_measured_times(self, times_s: Mapping[str, Mapping[str, float]]) -> None:
         """Give the registry models' times, by key and measure, as if they had been in service."""
-        self.registry.add_samples(
-            [
-                Samples(key, measure, (seconds,))
-                for key, measures in times_s.items()
-                for measure, seconds in measures.items()
-            ],
-            AcceleratorKind(),
-        )
+        estimates = self.registry.state.measurements.at(AcceleratorKind())
+        for key, measures in times_s.items():
+            for measure, seconds in measures.items():
+                estimates.add(key, measure, (seconds,))
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         gateway = self._cluster.gateway

@@ -24,10 +24,7 @@ class Accelerator:
 
 
 class AcceleratorKind(NamedTuple):
-    """Pods of one kind need the same time for the same work.
-
-    A tuple, because it is hashed several times per request.
-    """
+    """Pods of one kind need the same time for the same work."""
 
     product: str = ""
     """Empty: not reported, by a pod of an older version."""

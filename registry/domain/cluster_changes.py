@@ -154,7 +154,7 @@ class ChangeApplier:
     def _apply_samples(self, key: str, measure: str, values_s: Sequence[float]) -> None:
         """Samples only add up: they carry no version, and the watch applies each change once."""
         name, _, kind = measure.partition("|")  # an older version wrote the measure alone
-        self.state.measurements.add(key, AcceleratorKind.parse(kind), name, values_s)
+        self.state.measurements.at(AcceleratorKind.parse(kind)).add(key, name, values_s)
 
     def _apply_profile(self, version: int, text: str, profile: str | bool) -> None:
         if self._is_old(version, "profile", text):

@@ -105,7 +105,8 @@ class ModelEstimates:
         if samples is None:
             samples = self._samples[measure] = deque(maxlen=WINDOW)
         samples.extend(values_s)
-        self.forget(measure)
+        self._medians.pop(measure, None)
+        self._stages = None
 
     def forget(self, measure: str) -> None:
         """Drop what was computed from samples of this measure."""
@@ -210,14 +211,17 @@ class KindEstimates(dict[str, ModelEstimates]):
         self._measurements = measurements
 
     def __missing__(self, key: str) -> ModelEstimates:
-        return self.enter(key) if self._measurements.has(key) else UNMEASURED
+        return self._enter(key) if self._measurements.has(key) else UNMEASURED
 
-    def enter(self, key: str) -> ModelEstimates:
-        """The estimates of a model, with an entry of their own."""
-        found = self.get(key)
-        if found is None:
-            elsewhere = partial(self._measurements.medians_s, key)
-            found = self[key] = ModelEstimates(self.kind, elsewhere)
+    def add(self, key: str, measure: str, values_s: Iterable[float]) -> None:
+        """Add measurements of a model at a pod of this kind."""
+        (self.get(key) or self._enter(key)).add(measure, values_s)
+        if self._measurements.is_mixed:
+            self._measurements.forget(key, measure)
+
+    def _enter(self, key: str) -> ModelEstimates:
+        elsewhere = partial(self._measurements.medians_s, key)
+        found = self[key] = ModelEstimates(self.kind, elsewhere)
         return found
 
 
@@ -227,26 +231,27 @@ class Measurements:
     def __init__(self) -> None:
         self._by_kind: dict[AcceleratorKind, KindEstimates] = {}
         self._together = KindEstimates(None, self)
+        self.is_mixed = False
+        """Whether there is more than one kind."""
 
     def at(self, kind: AcceleratorKind) -> KindEstimates:
         """The table of one kind."""
         found = self._by_kind.get(kind)
         if found is None:
             found = self._by_kind[kind] = KindEstimates(kind, self)
+            self.is_mixed = len(self._by_kind) > 1
         return found
 
     def anywhere(self) -> KindEstimates:
         """The table of the only kind, else of what lies between the kinds."""
         return next(iter(self._by_kind.values())) if len(self._by_kind) == 1 else self._together
 
-    def add(self, key: str, kind: AcceleratorKind, measure: str, values_s: Iterable[float]) -> None:
-        """Add measurements of a model at a pod of this kind."""
-        self.at(kind).enter(key).add(measure, values_s)
-        if len(self._by_kind) > 1:
-            for table in (self._together, *self._by_kind.values()):
-                found = table.get(key)
-                if found is not None:
-                    found.forget(measure)
+    def forget(self, key: str, measure: str) -> None:
+        """Drop what any kind computed from a model's samples of this measure."""
+        for table in (self._together, *self._by_kind.values()):
+            found = table.get(key)
+            if found is not None:
+                found.forget(measure)
 
     def has(self, key: str) -> bool:
         return any(key in table for table in self._by_kind.values())

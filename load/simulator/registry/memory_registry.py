@@ -22,9 +22,8 @@ from registry.errors import ClaimLost
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from registry.domain.accelerator import AcceleratorKind
     from registry.domain.model import LoadFailure, ModelSpec
-    from registry.domain.pod import PodInfo, PodPhase, PodReport, Samples
+    from registry.domain.pod import PodInfo, PodPhase, PodReport
 
 _WARM: Final = Granted("warm", 0)
 
@@ -81,12 +80,8 @@ class MemoryRegistry:
         entry.state.set_used_bytes(report.used_bytes)
         entry.state.loads_total = report.loads_total
         entry.state.set_suspect(is_suspect=False)
-        self.add_samples(report.samples, entry.state.kind)
-
-    def add_samples(self, samples: Sequence[Samples], kind: AcceleratorKind) -> None:
-        """Add measurements of models at pods of this kind."""
-        for sample in samples:
-            self.state.measurements.add(sample.key, kind, sample.measure, sample.values_s)
+        for sample in report.samples:
+            entry.state.estimates.add(sample.key, sample.measure, sample.values_s)
 
     def set_phase(self, pod: str, epoch: int, phase: PodPhase, now_s: float) -> None:
         """Set whether the pod takes requests. Raises LeaseLost."""

@@ -68,8 +68,8 @@ CPU = AcceleratorKind("EPYC")
 
 def test_every_kind_has_estimates_of_its_own() -> None:
     measurements = Measurements()
-    measurements.add("m", WHOLE, "infer", [0.1])
-    measurements.add("m", CPU, "infer", [1.0])
+    measurements.at(WHOLE).add("m", "infer", [0.1])
+    measurements.at(CPU).add("m", "infer", [1.0])
     assert measurements.at(WHOLE)["m"].infer == Estimate(0.1, is_measured=True)
     assert measurements.at(CPU)["m"].infer == Estimate(1.0, is_measured=True)
 
@@ -77,30 +77,30 @@ def test_every_kind_has_estimates_of_its_own() -> None:
 def test_an_unmeasured_kind_takes_the_nearest_share_of_its_product() -> None:
     measurements = Measurements()
     assert measurements.at(TENTH)["m"].infer == Estimate(PRIORS.infer_s, is_measured=False)
-    measurements.add("m", CPU, "infer", [1.0])
+    measurements.at(CPU).add("m", "infer", [1.0])
     assert measurements.at(TENTH)["m"].infer == Estimate(1.0, is_measured=False)
-    measurements.add("m", WHOLE, "infer", [0.1])
+    measurements.at(WHOLE).add("m", "infer", [0.1])
     assert measurements.at(TENTH)["m"].infer == Estimate(0.1, is_measured=False)
-    measurements.add("m", HALF, "infer", [0.2])
+    measurements.at(HALF).add("m", "infer", [0.2])
     assert measurements.at(TENTH)["m"].infer == Estimate(0.2, is_measured=False)
     assert not measurements.at(TENTH)["m"].stages.is_measured
-    measurements.add("m", TENTH, "infer", [0.7])
+    measurements.at(TENTH).add("m", "infer", [0.7])
     assert measurements.at(TENTH)["m"].infer == Estimate(0.7, is_measured=True)
 
 
 def test_a_kind_of_another_product_takes_the_median_of_all() -> None:
     measurements = Measurements()
     for kind, seconds in ((TENTH, 3.0), (HALF, 2.0), (WHOLE, 1.0)):
-        measurements.add("m", kind, "load:disk", [seconds])
+        measurements.at(kind).add("m", "load:disk", [seconds])
     assert measurements.at(CPU)["m"].load_from(Tier.DISK, None) == Estimate(2.0, is_measured=False)
 
 
 def test_without_a_pod_in_question_the_only_kind_counts_else_what_lies_between() -> None:
     measurements = Measurements()
     assert measurements.anywhere()["m"] is UNMEASURED
-    measurements.add("m", CPU, "infer", [1.0])
+    measurements.at(CPU).add("m", "infer", [1.0])
     assert measurements.anywhere()["m"].infer == Estimate(1.0, is_measured=True)
-    measurements.add("m", WHOLE, "infer", [0.5])
+    measurements.at(WHOLE).add("m", "infer", [0.5])
     assert measurements.anywhere()["m"].infer == Estimate(0.75, is_measured=False)
-    measurements.add("m", WHOLE, "infer", [0.1, 0.1])
+    measurements.at(WHOLE).add("m", "infer", [0.1, 0.1])
     assert measurements.anywhere()["m"].infer == Estimate(0.55, is_measured=False)
