@@ -18,10 +18,10 @@ import uvloop
 
 from gateway.app import GatewayApp
 from gateway.dispatch.dispatcher import Dispatcher, LoopTimers
-from gateway.dispatch.exchange import ExchangeContext
+from gateway.dispatch.inference_call import CallContext
 from gateway.dispatch.passive_health import PassiveHealth
 from gateway.dispatch.reservations import Reservations
-from gateway.dispatch.retries import RetryBudget
+from gateway.dispatch.retries import Retries
 from gateway.http.server import create_protocol
 from gateway.management.api import create_api
 from gateway.settings import GatewaySettings
@@ -88,13 +88,12 @@ async def running_app(settings: GatewaySettings) -> AsyncIterator[GatewayApp]:
     arrival_counter = ArrivalCounter(
         registry, gateway_id, dispatcher.queue_stats, lambda: dispatcher.queued_total
     )
-    context = ExchangeContext(
+    context = CallContext(
         dispatcher,
-        PassiveHealth(LoopTimers(), dispatcher.notify_change),
-        connections,
-        RetryBudget(),
-        RequestTelemetry(metrics),
         reservations,
+        Retries(PassiveHealth(LoopTimers(), dispatcher.notify_change)),
+        connections,
+        RequestTelemetry(metrics),
         arrival_counter,
     )
     app: GatewayApp

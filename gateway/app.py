@@ -16,6 +16,7 @@ from urllib.parse import unquote
 from gateway.authentication.access import create_access, without_credentials
 from gateway.dispatch.cancellation import RequestCancellation
 from gateway.dispatch.exchange import Exchange
+from gateway.dispatch.inference_call import InferenceCall
 from gateway.errors import (
     BadRequest,
     BodyTooSlow,
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from gateway.authentication.access import Access
-    from gateway.dispatch.exchange import ExchangeContext
+    from gateway.dispatch.inference_call import CallContext
     from gateway.http.client_request import ClientRequest
     from gateway.http.headers import Headers, RequestHeaders
     from gateway.http.routes import ModelPath, ModelTarget
@@ -64,7 +65,7 @@ class GatewayApp:
     """ASGI application for everything but inference; `infer` serves inference requests."""
 
     def __init__(
-        self, api: ASGIApp, context: ExchangeContext, watch: ClusterWatch, settings: GatewaySettings
+        self, api: ASGIApp, context: CallContext, watch: ClusterWatch, settings: GatewaySettings
     ) -> None:
         self._api = api
         self._context = context
@@ -191,8 +192,6 @@ class GatewayApp:
         if read.policy is not None and not self._settings.allow_policy_header:
             raise BadRequest("header x-pilotlight-policy is turned off (--allow-policy-header)")
         self._sequence += 1
-        self._context.arrival_counter.count(client.target.model)
-        self._context.retry_budget.earn()
         deadline_s = read.deadline_s or record.serving.policy.deadline_s
         now_s = self._watch.registry_now_s()
         draws = self._random if read.seed is None else random.Random(read.seed)
@@ -206,7 +205,8 @@ class GatewayApp:
             deadline_s=None if deadline_s is None else now_s + deadline_s,
         )
         read.deadline_s = deadline_s
-        return Exchange(self._context, client, read, request, body)
+        call = InferenceCall(self._context, client.target, read, request, body)
+        return Exchange(call, client, body, self._context.telemetry)
 
     async def _run_cancellable(
         self, exchange: Exchange, client: ClientRequest, read: RequestHeaders, body: IncomingBody

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from registry.backoff import Backoff
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -12,8 +14,7 @@ if TYPE_CHECKING:
 
 _SUSPECT_S: Final = 1.0
 _DEVICE_FULL_S: Final = 0.1
-_FIRST_FULL_S: Final = 0.02
-_MAX_FULL_S: Final = 0.5
+_FULL: Final = Backoff(0.02, 0.5)
 
 
 class PassiveHealth:
@@ -40,11 +41,10 @@ class PassiveHealth:
         self._on_recovery()
 
     def mark_full(self, pod: PodState, refusals: int) -> None:
-        """Count all slots of the pod as taken; longer after each of the request's refusals."""
+        """Count all slots of the pod as taken; longer after each earlier refusal of the request."""
         slots = pod.slots
         pod.add_pending(slots=slots)
-        for_s = min(_FIRST_FULL_S * 2**refusals, _MAX_FULL_S)
-        self._timers.after(for_s, self._free, (pod, slots))
+        self._timers.after(_FULL.pause_s(refusals + 1), self._free, (pod, slots))
 
     def _free(self, marked: tuple[PodState, int]) -> None:
         pod, slots = marked

@@ -15,6 +15,7 @@ from gateway.errors import Rejected
 from gateway.routing.decision import Reject, SendTo, Wait
 from gateway.routing.route_request import route_request
 from gateway.routing.ski_rental import ColdStartCredit
+from registry.backoff import Backoff
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,8 +29,7 @@ if TYPE_CHECKING:
 POLL_INTERVAL_S: Final = 0.25
 """Forecasts change with time alone, so queued requests are routed again without a change."""
 _MAX_DIRECT_TRIES: Final = 4
-_FIRST_BACKOFF_S: Final = 0.001
-_MAX_BACKOFF_S: Final = 0.1
+_BACKOFF: Final = Backoff(0.002, 0.1)
 
 
 class Placer(Generic[P]):
@@ -227,8 +227,7 @@ class Placer(Generic[P]):
             self._driver.on_placed(placement)
             return
         placement.refusals += 1  # the local state is outdated: wait for the update on its way
-        backoff_s = min(_FIRST_BACKOFF_S * 2**placement.refusals, _MAX_BACKOFF_S)
-        self._timers.after(backoff_s, self._requeue, placement)
+        self._timers.after(_BACKOFF.pause_s(placement.refusals), self._requeue, placement)
 
     def _requeue(self, placement: P) -> None:
         if placement.is_pending:

@@ -9,7 +9,6 @@ from gateway.upstream.pod_connection import PodConnectionLost
 if TYPE_CHECKING:
     from gateway.dispatch.dispatcher import Placement
     from gateway.http.body import IncomingBody
-    from gateway.http.client_request import ClientRequest
     from gateway.http.headers import RequestHeaders
     from gateway.http.routes import ModelTarget
     from gateway.upstream.pod_connection import PodConnection
@@ -48,22 +47,18 @@ def request_head(
     return b"".join(lines)
 
 
-async def send_request(
-    connection: PodConnection, head: bytes, body: IncomingBody, client: ClientRequest
-) -> None:
+async def send_request(connection: PodConnection, head: bytes, body: IncomingBody) -> None:
     """Send the request and wait for the head of the response. Raises PodConnectionLost."""
     if body.is_complete:
         connection.write_all(head, body.buffered)
     else:
-        await _stream(connection, head, body, client)
+        await _stream(connection, head, body)
     await connection.wait_head()
 
 
-async def _stream(
-    connection: PodConnection, head: bytes, body: IncomingBody, client: ClientRequest
-) -> None:
+async def _stream(connection: PodConnection, head: bytes, body: IncomingBody) -> None:
     is_chunked = body.content_length is None
-    connection.on_data = client.interrupt  # a response may come before the end of the body
+    connection.on_data = body.interrupt  # a response may come before the end of the body
     connection.write_all(head, [_frame(chunk, is_chunked) for chunk in body.buffered])
     async for chunk in body.stream_rest():
         if connection.has_head:

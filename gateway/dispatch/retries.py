@@ -1,11 +1,41 @@
-"""The retry budget, which keeps a failing pool from getting many more requests than clients send.
+"""Retries of requests that a pod did not execute: which, how often, and while which pod is avoided.
 
-Source: the token form of Finagle's `RetryBudget`: every request earns a part of a retry.
+Source of the budget: the token form of Finagle's `RetryBudget`, which keeps a failing pool from
+getting many more requests than clients send: every request earns a part of a retry.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from gateway.dispatch.passive_health import PassiveHealth
+    from registry.domain.pod_state import PodState
+
+MAX_ATTEMPTS: Final = 10
+
+
+class NotExecuted(StrEnum):
+    """Why a pod did not execute a request, though it or another may execute the next attempt."""
+
+    UNREACHABLE = "unreachable"
+    POD_DIED = "pod-died"
+    SLOTS = "slots"
+    DRAINING = "draining"
+    DEVICE_FULL = "device-full"
+    """The device has no memory for the inference itself."""
+
+
+@dataclass(slots=True)
+class FailedAttempts:
+    """Attempts of one request that no pod executed."""
+
+    total: int = 0
+    for_slots: int = 0
+    """Those that cost a retry and failed for want of a slot."""
+    was_device_full: bool = False
 
 
 @dataclass(slots=True)
@@ -26,3 +56,55 @@ class RetryBudget:
             return False
         self.tokens -= 1.0
         return True
+
+
+class Retries:
+    """Decides about the next attempt of requests."""
+
+    def __init__(self, health: PassiveHealth) -> None:
+        self._health = health
+        self.budget = RetryBudget()
+
+    def note_failure(
+        self, failed: FailedAttempts, reason: NotExecuted, *, entry: PodState, predict: PodState
+    ) -> None:
+        """Avoid the pod that caused a failed attempt for a while."""
+        match reason:
+            case NotExecuted.DEVICE_FULL:
+                failed.was_device_full = True
+                self._health.mark_device_full(predict)
+            case NotExecuted.SLOTS:
+                self._health.mark_full(entry, failed.for_slots)
+                failed.for_slots += 1
+            case _:
+                self._health.suspect(entry)
+
+    def take_retry(
+        self, failed: FailedAttempts, reason: NotExecuted, *, is_free: bool = False
+    ) -> str | None:
+        """Take another attempt after a failed one; returns the error if there is none.
+
+        `is_free`: it costs no retry budget.
+        """
+        failed.total += 1
+        if not is_free and not self.budget.spend():
+            return f"the pod did not accept the request ({reason}) and the retry budget is spent"
+        if failed.total >= MAX_ATTEMPTS:
+            return f"no pod accepted the request in {MAX_ATTEMPTS} attempts"
+        return None
+
+
+def refusal_to_retry(refusal: str | None, failed: FailedAttempts | None) -> NotExecuted | None:
+    """The reason for another attempt after a pod's refusal; None: it is the client's response.
+
+    Refusals that the request or its model caused are not retried, nor is an inference that two
+    devices had no memory for: it is too large.
+    """
+    match refusal:
+        case "slots":
+            return NotExecuted.SLOTS
+        case "draining":
+            return NotExecuted.DRAINING
+        case "device-full" if failed is None or not failed.was_device_full:
+            return NotExecuted.DEVICE_FULL
+    return None

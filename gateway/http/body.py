@@ -28,7 +28,7 @@ class BodyLimits:
 
 
 class BodySource(Protocol):
-    """The client's connection, as far as a body needs it."""
+    """Where a body comes from: a client's connection."""
 
     is_complete: bool
     """True once the end of the body was received."""
@@ -38,6 +38,9 @@ class BodySource(Protocol):
 
     async def receive_chunks(self) -> list[bytes]:
         """Wait for more, the end or an interruption. Raises ClientClosedRequest."""
+
+    def interrupt(self) -> None:
+        """Make `receive_chunks` return now, if need be with nothing."""
 
 
 class IncomingBody:
@@ -88,6 +91,10 @@ class IncomingBody:
         while not self.is_complete:
             for chunk in await self._receive() or (b"",):
                 yield chunk
+
+    def interrupt(self) -> None:
+        """Make `stream_rest` yield an empty chunk now."""
+        self._source.interrupt()
 
     async def read_model_field(self) -> str:
         """The `model` that an OpenAI body names; the body stays complete for the pod.

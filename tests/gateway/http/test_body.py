@@ -35,6 +35,8 @@ class FakeSource:
         self.is_complete = not self.remaining and self.ends == "complete"
         return [chunk]
 
+    def interrupt(self) -> None: ...
+
 
 def body_of(*chunks: bytes, declared: int | None = None, ends: str = "complete") -> IncomingBody:
     return IncomingBody(FakeSource(list(chunks), ends), declared, LIMITS)

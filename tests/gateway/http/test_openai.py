@@ -80,6 +80,8 @@ class ChunkedBody:
         self.calls += 1
         return [self.remaining.pop(0)] if self.remaining else []
 
+    def interrupt(self) -> None: ...
+
 
 def read_name(source: ChunkedBody, *, buffer_bytes: int = 1 << 20) -> tuple[str, IncomingBody]:
     body = IncomingBody(source, None, BodyLimits(1 << 30, buffer_bytes, 30.0))

@@ -1,0 +1,226 @@
+"""One inference request from its placement to the head of a pod's response, with retries.
+
+It needs no client connection: the body may be in memory. A request is retried at another pod only
+if the first cannot have produced a response, and only while the retry budget lasts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gateway.dispatch.pod_request import request_head, send_request
+from gateway.dispatch.retries import FailedAttempts, NotExecuted, refusal_to_retry
+from gateway.errors import NoPodAccepted, UpstreamLost
+from gateway.http.headers import PodResponse, read_response
+from gateway.upstream.pod_connection import PodConnectionLost, PodUnreachable
+from gateway.upstream.queue_proxy import MESSAGES, classify_response, is_from_pod
+from registry.knative_errors import QueueProxyFailure
+
+if TYPE_CHECKING:
+    from gateway.dispatch.dispatcher import Dispatcher, Placement
+    from gateway.dispatch.reservations import Reservations
+    from gateway.dispatch.retries import Retries
+    from gateway.http.body import IncomingBody
+    from gateway.http.headers import RequestHeaders
+    from gateway.http.routes import ModelTarget
+    from gateway.routing.route_request import IncomingRequest
+    from gateway.telemetry.arrival_counter import ArrivalCounter
+    from gateway.telemetry.request_telemetry import RequestTelemetry
+    from gateway.upstream.pod_connection import PodConnection, PodConnectionPool
+    from registry.domain.pod_state import PodState
+
+
+@dataclass(frozen=True, slots=True)
+class CallContext:
+    """The parts of the gateway that every call uses."""
+
+    dispatcher: Dispatcher
+    reservations: Reservations
+    retries: Retries
+    connections: PodConnectionPool
+    telemetry: RequestTelemetry
+    arrival_counter: ArrivalCounter
+
+
+class _RetryElsewhere(Exception):
+    """The pod has not executed the request; another attempt may succeed."""
+
+    def __init__(self, reason: NotExecuted, *, is_free: bool = False) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.is_free = is_free
+        """The refusal follows from an optimistic reservation: it costs no retry budget."""
+
+
+class InferenceCall:
+    """Holds its slot and connection from `send` until `end`; call `release` to free the slot."""
+
+    placement: Placement
+    """Of the last attempt; `is_placed` says whether there was one."""
+    connection: PodConnection
+    response: PodResponse
+    """Head of the response."""
+    sent_s: float
+    queue_s: float
+    """Time from the call's creation to its placement."""
+
+    def __init__(
+        self,
+        context: CallContext,
+        target: ModelTarget,
+        read: RequestHeaders,
+        request: IncomingRequest,
+        body: IncomingBody,
+    ) -> None:
+        self.request = request
+        self.awaited_tier: str | None = None
+        """The source tier of a load that it waited for in the queue; None: it waited for none."""
+        self.is_placed = False
+        self._context = context
+        self._target = target
+        self._read = read
+        self._body = body
+        self._holds_reservation = False
+        self._failed: FailedAttempts | None = None
+        self._loop = asyncio.get_running_loop()
+        self._started_s = time.perf_counter()
+        context.arrival_counter.count(request.model)
+        context.retries.budget.earn()
+
+    async def send(self, until_s: float) -> None:
+        """Place and send the request until a pod responds; `until_s`: its deadline, in loop time.
+
+        Raises GatewayError if there is no response.
+        """
+        while True:
+            try:
+                self.placement = placement = await self._context.dispatcher.place(self.request)
+                self.is_placed = self._holds_reservation = True
+                self.awaited_tier = self.awaited_tier or placement.awaited_tier
+                self.queue_s = time.perf_counter() - self._started_s
+                await self._send_to_pod(placement, until_s)
+                return
+            except _RetryElsewhere as retry:
+                self.release()
+                self._take_retry(retry)
+            except BaseException:
+                self.release()
+                raise
+
+    def _take_retry(self, retry: _RetryElsewhere) -> None:
+        self._context.telemetry.retried(retry.reason)
+        error = self._context.retries.take_retry(
+            self._failures(), retry.reason, is_free=retry.is_free
+        )
+        if error is not None:
+            raise NoPodAccepted(error, retry_after_s=1.0) from None
+
+    def _failures(self) -> FailedAttempts:
+        if self._failed is None:
+            self._failed = FailedAttempts()
+        return self._failed
+
+    def release(self) -> None:
+        """Free the slot, if it is still held."""
+        if self._holds_reservation:
+            self._holds_reservation = False
+            self._context.reservations.release(self.placement.reservation)
+            self._context.dispatcher.notify_change()
+
+    def end(self, *, is_complete: bool) -> None:
+        """Free slot and connection, which another call may use after a complete response."""
+        if is_complete:
+            self._context.connections.release(
+                self.placement.reservation.entry.address, self.connection
+            )
+        else:
+            self.connection.close()
+        self.release()
+
+    # One attempt
+
+    async def _send_to_pod(self, placement: Placement, until_s: float) -> None:
+        entry, connections = placement.reservation.entry, self._context.connections
+        left_ms = (until_s - self._loop.time()) * 1000
+        head = request_head(self._target, self._read, placement, self._body, left_ms=left_ms)
+        connection = connections.take_idle(entry.address) if self._body.is_complete else None
+        if connection is None:
+            connection = await self._connect(entry)
+        self.sent_s = time.perf_counter()
+        try:
+            try:
+                await send_request(connection, head, self._body)
+            except PodConnectionLost as lost:
+                connection.close()
+                connection = await self._resend(lost, entry, head)
+            self.response = response = read_response(connection.headers)
+            if not is_from_pod(connection, response):
+                raise self._unanswered_error(
+                    await classify_response(connection, connections, entry.address)
+                )
+            reason = refusal_to_retry(response.not_executed, self._failed)
+            if reason is not None and self._body.is_resendable:
+                raise self._retry(reason)
+        except BaseException:
+            connection.close()
+            raise
+        self.connection = connection
+
+    async def _connect(self, entry: PodState) -> PodConnection:
+        try:
+            return await self._context.connections.connect(entry.address)
+        except PodUnreachable:
+            raise self._retry(NotExecuted.UNREACHABLE) from None
+
+    async def _resend(self, lost: PodConnectionLost, entry: PodState, head: bytes) -> PodConnection:
+        """Send again over a new connection if the lost one was stale: it may have sent nothing."""
+        if not self._body.is_resendable:
+            self._note_failure(NotExecuted.POD_DIED)
+            raise UpstreamLost(f"the pod was lost inside the request: {lost}") from lost
+        try:
+            fresh = await self._context.connections.connect(entry.address)
+        except PodUnreachable:  # its process is gone without a response
+            raise self._retry(NotExecuted.POD_DIED) from None
+        if not lost.was_reused:
+            fresh.close()
+            raise UpstreamLost(
+                "the pod closed the connection without a response; it may have executed the request"
+            )
+        try:
+            await send_request(fresh, head, self._body)
+        except PodConnectionLost:
+            fresh.close()
+            raise self._retry(NotExecuted.POD_DIED) from lost
+        except BaseException:
+            fresh.close()
+            raise
+        return fresh
+
+    def _retry(self, reason: NotExecuted) -> _RetryElsewhere:
+        reservation, reservations = self.placement.reservation, self._context.reservations
+        if reason is NotExecuted.SLOTS:
+            if reservations.note_collision(reservation):
+                return _RetryElsewhere(reason, is_free=True)
+            reservations.reassert(reservation.entry)
+        self._note_failure(reason)
+        return _RetryElsewhere(reason)
+
+    def _note_failure(self, reason: NotExecuted) -> None:
+        reservation = self.placement.reservation
+        self._context.retries.note_failure(
+            self._failures(), reason, entry=reservation.entry, predict=reservation.predict
+        )
+
+    def _unanswered_error(self, cause: QueueProxyFailure) -> Exception:
+        """The error of a response that came from the pod's queue-proxy, not from the pod."""
+        if self._body.is_resendable:
+            if cause is QueueProxyFailure.FULL:
+                return self._retry(NotExecuted.SLOTS)
+            if cause is QueueProxyFailure.NOT_REACHED:
+                return self._retry(NotExecuted.POD_DIED)
+        elif cause is QueueProxyFailure.NOT_REACHED:
+            self._note_failure(NotExecuted.POD_DIED)
+        return UpstreamLost(MESSAGES[cause])
