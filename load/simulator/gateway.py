@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from gateway.dispatch.passive_health import PassiveHealth
 from gateway.dispatch.pending_placement import PlacementDriver
 from gateway.dispatch.placer import Placer
-from gateway.dispatch.retries import RetryBudget
+from gateway.dispatch.retries import FailedAttempts, NotExecuted, Retries
 from gateway.routing.route_request import IncomingRequest
 from load.simulator.cluster.plan import ModelPlan
 from load.simulator.pods.simulated_request import PodListener, RequestPod, SimulatedRequest
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from load.simulator.results.finished_requests import FinishedRequests
     from load.simulator.results.summary import Summary
     from registry.domain.model import RoutingPolicy, Tier
-
-_MAX_ATTEMPTS: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,14 +84,14 @@ class SimulatedGateway(PodListener):
         self._row = -1
         """Of the trace, from 0, as a live run numbers its requests."""
         self._sequence = 0
-        self._budget = RetryBudget()
         self._serves_late = queueing.serves_late
         self.placer: Placer[SimulatedRequest] = Placer(
             registry.state, _SimulatedPlacements(self), events, events.now,
             by_deadline=queueing.by_deadline, may_load=queueing.may_load,
         )  # fmt: skip
-        self._health = PassiveHealth(events, self.placer.notify_change)
+        self._retries = Retries(PassiveHealth(events, self.placer.notify_change))
         self._in_flight: dict[str, SimulatedRequest] = {}
+        """Placed requests by id."""
 
     # Arrival
 
@@ -111,7 +109,7 @@ class SimulatedGateway(PodListener):
         if self.on_arrival is not None:
             self.on_arrival(name, now_s)
         self._sequence += 1
-        self._budget.earn()
+        self._retries.budget.earn()
         if deadline_s is None:
             deadline_s = plan.spec.policy.deadline_s
         at_s = None if deadline_s is None else now_s + deadline_s
@@ -160,8 +158,7 @@ class SimulatedGateway(PodListener):
         if request.entry.agent.is_alive:
             request.entry.take(request)
         else:
-            self._suspect(request.entry)
-            self._events.after(0.0, self._retry, request)
+            self._events.after(0.0, self._on_entry_unreachable, request)
 
     def reject(self, request: SimulatedRequest, error: Rejected) -> None:
         self._finish(request, int(error.status), str(error), str(error.reason))
@@ -170,6 +167,7 @@ class SimulatedGateway(PodListener):
         id_ = request.arrival.id
         self._in_flight.pop(id_, None)
         self._registry.pods.release(id_, request.entry.name, request.predict.name)
+        self.placer.notify_change()
 
     # Reports of pods
 
@@ -179,12 +177,10 @@ class SimulatedGateway(PodListener):
     def on_response(self, request: SimulatedRequest) -> None:
         self._release(request)
         self._finish(request, 200, None)
-        self.on_change()
 
     def on_error(self, request: SimulatedRequest, status: int, message: str) -> None:
         self._release(request)
         self._finish(request, status, message)
-        self.on_change()
 
     def on_unreachable(self, request: SimulatedRequest) -> None:
         if not request.is_over:
@@ -201,40 +197,39 @@ class SimulatedGateway(PodListener):
         self._summary.wasted_memory_byte_s += idle_byte_s
 
     def on_pod_death(self, pod: RequestPod) -> None:
-        self._suspect(pod)
         for request in list(self._in_flight.values()):
-            if request.placed_s < 0:
-                continue
             if request.entry is pod:
-                self._retry(request)
+                self._retry(request, NotExecuted.POD_DIED)
             elif request.predict is pod:
                 self.on_unreachable(request)
 
-    def _suspect(self, pod: RequestPod) -> None:
-        state = self._state.pods.get(pod.name)
-        if state is not None:
-            self._health.suspect(state)
+    def _on_entry_unreachable(self, request: SimulatedRequest) -> None:
+        self._retry(request, NotExecuted.UNREACHABLE)
 
-    def _retry(self, request: SimulatedRequest) -> None:
-        """Place the request again, while the retry budget lasts."""
+    def _retry(self, request: SimulatedRequest, reason: NotExecuted) -> None:
+        """Place a request again that its entry pod did not execute, if it has a retry left."""
         if request.is_over:
             return
         self._release(request)
-        if request.attempts >= _MAX_ATTEMPTS or not self._budget.spend():
-            self._finish(request, 503, "the pod did not take the request; no retry is left")
-        else:
+        failed = request.failed = request.failed or FailedAttempts()
+        entry = self._state.pods.get(request.entry.name)
+        if entry is not None:
+            self._retries.note_failure(failed, reason, entry=entry, predict=entry)
+        error = self._retries.take_retry(failed, reason)
+        if error is None:
             self.placer.place(request.retry())
+        else:
+            self._finish(request, 503, error)
 
     # Responses
 
     def _deadline_passed(self, arrival: IncomingRequest) -> None:
-        """Respond in the pod's place; in the queue the timeout ends at the deadline as well."""
+        """Respond in the pod's place; a request in the queue has a timeout of its own."""
         request = self._in_flight.get(arrival.id)
-        if request is not None and request.placed_s >= 0:
+        if request is not None:
             self._release(request)
             message = "the deadline passed before the pod responded"
             self._finish(request, 504, message, "deadline")
-            self.on_change()
 
     def _finish(
         self, request: SimulatedRequest, status: int, error: str | None, reason: str | None = None

@@ -13,6 +13,7 @@ from gateway.dispatch.pending_placement import PendingPlacement
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from gateway.dispatch.retries import FailedAttempts
     from gateway.routing.decision import Reason
     from gateway.routing.route_request import IncomingRequest
     from load.simulator.cluster.plan import ModelPlan, PodPlan
@@ -24,7 +25,7 @@ class SimulatedRequest(PendingPlacement):
     """One attempt of a request; mutable. A retry is another object with the same `arrival`."""
 
     __slots__ = (
-        "at_device_s", "attempts", "entry", "infer_s", "input_size", "is_over", "load_s",
+        "at_device_s", "entry", "failed", "infer_s", "input_size", "is_over", "load_s",
         "model_needed_s", "output_size", "placed_s", "plan", "postprocess_s", "predict",
         "preprocess_s", "reason", "rows", "start", "token",
     )  # fmt: skip
@@ -40,7 +41,8 @@ class SimulatedRequest(PendingPlacement):
     """The tier that its model was loaded from, or `warm`."""
     token: int
     """Of the load claim that the gateway made for it; 0: none."""
-    attempts: int
+    failed: FailedAttempts | None
+    """Earlier attempts of the request; None if this is the first."""
     placed_s: float
     """When it was sent to its entry pod; negative: it was not."""
     model_needed_s: float
@@ -64,7 +66,8 @@ class SimulatedRequest(PendingPlacement):
         self.reason = None
         self.start = ""
         self.placed_s = -1.0
-        self.token = self.attempts = 0
+        self.failed = None
+        self.token = 0
         self.load_s = self.preprocess_s = self.infer_s = self.postprocess_s = 0.0
         self.is_over = False
 
@@ -73,7 +76,7 @@ class SimulatedRequest(PendingPlacement):
         self.is_over = True
         another = SimulatedRequest(self.arrival, self.plan, self.input_size, self.output_size)
         another.awaited_tier = self.awaited_tier
-        another.attempts = self.attempts + 1
+        another.failed = self.failed
         return another
 
 

@@ -164,6 +164,12 @@ def test_request_sent_to_a_dead_pod_is_queued_again() -> None:
     assert {row["status"] for row in rows} == {200, 504}
 
 
+def test_dead_pod_is_found_by_its_next_request() -> None:
+    node = {"pods": [{"kill": "50ms"}, {}]}
+    [row] = run(cluster(node, {"at": {"n-0": "device"}}), [(1.0, "m")])
+    assert (row["status"], row["entry_pod"]) == (200, "n-1")
+
+
 def test_draining_pod_finishes_its_requests_and_takes_no_more() -> None:
     node = {"pods": [{"drain": "50ms"}, {}]}
     rows = run(cluster(node, {"at": {"n-0": "device"}}), [(0.0, "m"), (0.1, "m")])
