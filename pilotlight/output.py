@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -117,6 +117,29 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int, str], None]]:
             bar.update(task, completed=done, total=total, text=text)
 
         yield update
+
+
+class ProgressReporter:
+    """Progress of a platform that starts: a bar until `close_bar`, later steps as lines."""
+
+    def __init__(self, output: Output) -> None:
+        self._output = output
+        self._bar = ExitStack()
+        self._update = self._bar.enter_context(progress_bar("platform"))
+        self._is_bar_open = True
+        self.is_quiet = False
+        """Whether steps after the start are left out."""
+
+    def on_progress(self, done: int, total: int, text: str) -> None:
+        if self._is_bar_open:
+            self._update(done, total, text)
+        elif not self.is_quiet:
+            self._output.note(text)
+
+    def close_bar(self) -> None:
+        """Idempotent."""
+        self._is_bar_open = False
+        self._bar.close()
 
 
 def _write_error_line(line: str) -> None:

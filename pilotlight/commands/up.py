@@ -16,9 +16,8 @@ from pilotlight.commands.autoscaler import LOADING_NAMES, loading_problems
 from pilotlight.commands.flags import setting
 from pilotlight.commands.target import PlatformTarget
 from pilotlight.errors import InvalidInput
-from pilotlight.output import Output, progress_bar
+from pilotlight.output import Output, ProgressReporter, progress_bar
 from pilotlight.platform.platform import Platform
-from pilotlight.platform.progress import ProgressReporter
 from pilotlight.platform.settings import (
     LocalAutoscalerSettings,
     LocalPodSettings,

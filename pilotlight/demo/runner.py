@@ -23,8 +23,7 @@ from pilotlight.demo.report import (
 from pilotlight.errors import ExpectationFailed
 from pilotlight.live_experiments.liu_workloads import measure_machine_pace, run_simple, run_win
 from pilotlight.live_experiments.session import live_session
-from pilotlight.output import progress_bar
-from pilotlight.platform.progress import ProgressReporter
+from pilotlight.output import ProgressReporter, progress_bar
 from pilotlight.platform.settings import LocalPodSettings, PlatformSettings
 from pilotlight.platform.supervisor import log_to_file
 from pilotlight.quantities import format_bytes

@@ -22,10 +22,9 @@ from pilotlight.live_experiments.elastic import burst_models, run_burst, run_spi
 from pilotlight.live_experiments.liu_workloads import measure_machine_pace, run_simple, run_win
 from pilotlight.live_experiments.prewarming import play_slice, prewarming_settings
 from pilotlight.live_experiments.session import live_session
-from pilotlight.output import progress_bar
+from pilotlight.output import ProgressReporter, progress_bar
 from pilotlight.platform.bundled_servers import redis_binary
 from pilotlight.platform.processes import free_port, python_environment
-from pilotlight.platform.progress import ProgressReporter
 from pilotlight.platform.settings import (
     LocalAutoscalerSettings,
     LocalPodSettings,

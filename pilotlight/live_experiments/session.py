@@ -20,7 +20,6 @@ from pilotlight.signals import cancelled_by_signals
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 
-    from pilotlight.platform.progress import StartProgress
     from pilotlight.platform.settings import PlatformSettings
     from registry.domain.model import ModelSpec
 
@@ -100,7 +99,7 @@ class LiveSession:
 
 @asynccontextmanager
 async def live_session(
-    settings: PlatformSettings, on_progress: Callable[[StartProgress], None] | None = None
+    settings: PlatformSettings, on_progress: Callable[[int, int, str], None] | None = None
 ) -> AsyncIterator[LiveSession]:
     """A platform that runs until the context ends or a signal arrives, which raises Interrupted."""
     async with (

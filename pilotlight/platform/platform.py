@@ -33,7 +33,6 @@ from pilotlight.platform.process_specs import (
     redis_spec,
 )
 from pilotlight.platform.processes import free_port, port_is_free
-from pilotlight.platform.progress import StartProgress
 from pilotlight.platform.supervised_process import SupervisedProcess
 from pilotlight.state_dir import PlatformState
 from registry.domain.pod import PodPhase
@@ -59,14 +58,14 @@ class Platform:
     """A running platform between `__aenter__` and `__aexit__`."""
 
     def __init__(
-        self, settings: PlatformSettings, on_progress: Callable[[StartProgress], None] | None = None
+        self, settings: PlatformSettings, on_progress: Callable[[int, int, str], None] | None = None
     ) -> None:
         self.settings = settings
         self.redis_url = settings.redis_url or ""
         self.gateway_url = ""
         self.s3_endpoint: str | None = None
         self.autoscaler_metrics: str | None = None
-        self._on_progress = on_progress or (lambda _: None)
+        self._on_progress = on_progress or (lambda _done, _total, _text: None)
         self._exit_stack = AsyncExitStack()
         self._group = asyncio.TaskGroup()
         self._processes: dict[str, SupervisedProcess] = {}
@@ -250,7 +249,7 @@ class Platform:
         settings = self.settings
         total = settings.pods + 2 + int(settings.redis_url is None) + int(settings.s3)
         total += int(settings.autoscaler is not None)
-        self._on_progress(StartProgress(min(self._steps_done, total), total, text))
+        self._on_progress(min(self._steps_done, total), total, text)
 
 
 async def _wait_for_port(host: str, port: int) -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Self
+from dataclasses import dataclass
+from pathlib import Path  # noqa: TC003 - pydantic resolves it in the supervisor process
 
-from pilotlight.state_dir import StateDir
+from pilotlight.state_dir import StateDir  # noqa: TC001 - as above
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,24 +69,3 @@ class PlatformSettings:
     """How long a pod counts as alive after its last heartbeat."""
     stop_grace_s: float = 10.0
     """How long requests in flight may take while the platform stops."""
-
-    def to_json(self) -> str:
-        """The settings as one line, for the supervisor process of a detached platform."""
-        values = asdict(self)
-        return json.dumps(
-            {**values, "state_dir": str(self.state_dir.root), "objects": str(self.objects)}
-        )
-
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        values = json.loads(text)
-        return cls(
-            **{
-                **values,
-                "state_dir": StateDir(Path(values["state_dir"])),
-                "objects": Path(values["objects"]),
-                "pod": LocalPodSettings(**values["pod"]),
-                "autoscaler": values["autoscaler"]
-                and LocalAutoscalerSettings(**values["autoscaler"]),
-            }
-        )

@@ -36,7 +36,6 @@ from registry.logs import configure_logs
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from pilotlight.platform.progress import StartProgress
     from pilotlight.state_dir import StateDir
 
 _STOP_TIMEOUT_S = 60.0
@@ -45,7 +44,7 @@ _STOP_TIMEOUT_S = 60.0
 async def supervise(
     settings: PlatformSettings,
     *,
-    on_progress: Callable[[StartProgress], None],
+    on_progress: Callable[[int, int, str], None],
     on_ready: Callable[[Platform], Awaitable[None]],
 ) -> None:
     """Run a platform until a signal ends it; raises Interrupted if it was not ready by then."""
@@ -64,11 +63,14 @@ def start_detached(
     settings: PlatformSettings, on_progress: Callable[[int, int, str], None]
 ) -> PlatformState:
     """Start a platform as a process of its own; returns when it is ready, or raises StartFailed."""
+    from pydantic import TypeAdapter  # 0.1 s that other verbs need not wait for
+
+    settings_as_json = TypeAdapter(PlatformSettings).dump_json(settings).decode()
     error_log = settings.state_dir.logs / "supervisor.err"
     error_log.parent.mkdir(parents=True, exist_ok=True)
     with error_log.open("wb") as errors:
         supervisor = subprocess.Popen(
-            [*python_module("pilotlight.platform.supervisor"), settings.to_json()],
+            [*python_module("pilotlight.platform.supervisor"), settings_as_json],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=errors,
@@ -142,7 +144,9 @@ def log_to_file(settings: PlatformSettings) -> None:
 
 
 def main() -> int:
-    settings = PlatformSettings.from_json(sys.argv[1])
+    from pydantic import TypeAdapter
+
+    settings = TypeAdapter(PlatformSettings).validate_json(sys.argv[1])
     log_to_file(settings)
     is_listened_to = True
 
@@ -154,6 +158,9 @@ def main() -> int:
             except BrokenPipeError:
                 is_listened_to = False
 
+    def write_progress(done: int, total: int, text: str) -> None:
+        write({"done": done, "total": total, "text": text})
+
     async def on_ready(platform: Platform) -> None:
         nonlocal is_listened_to
         write({"ready": asdict(platform.state)})
@@ -163,9 +170,7 @@ def main() -> int:
         os.close(null)
 
     try:
-        asyncio.run(
-            supervise(settings, on_progress=lambda step: write(asdict(step)), on_ready=on_ready)
-        )
+        asyncio.run(supervise(settings, on_progress=write_progress, on_ready=on_ready))
     except PilotlightError as error:
         logging.getLogger(__name__).error("the platform ended", exc_info=error)
         write({"error": str(error), "status": 2 if isinstance(error, AlreadyRunning) else 1})
