@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import re
 
+from load.simulator.cluster.values import size
 from pilotlight.errors import InvalidInput
-
-_FACTORS = {
-    "": 1,
-    "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12,
-    "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40,
-}  # fmt: skip
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?", re.IGNORECASE)
 
 
 def parse_bytes(text: str, *, field: str) -> int:
     """Bytes of a Kubernetes quantity (`4Gi`), a size (`100MB`) or a plain number."""
-    found = _SIZE.fullmatch(text.strip())
-    factor = _FACTORS.get(found[2].lower()) if found else None
-    amount = int(float(found[1]) * factor) if found and factor else 0
+    try:
+        amount = size(text)
+    except ValueError:
+        amount = 0
     if amount <= 0:
         raise InvalidInput([f"{field} must be a positive size such as 4Gi or 500MB, was {text!r}"])
     return amount
