@@ -37,8 +37,6 @@ TaskResult = TypeVar("TaskResult")
 
 @dataclass(frozen=True, slots=True)
 class Workers:
-    """A pool of processes."""
-
     pool: ProcessPoolExecutor
     stop: Callable[[], object]
     """Stops all workers, also those that start later. A signal handler may call it."""

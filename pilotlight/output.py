@@ -51,7 +51,6 @@ class Output:
             sys.stdout.flush()
 
     def note(self, text: str) -> None:
-        """Print a line on standard error."""
         _write_error_line(text)
 
     def failure(

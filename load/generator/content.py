@@ -18,8 +18,6 @@ _IMAGE_SUFFIXES: Final = {".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp"}
 
 
 class ContentKind(StrEnum):
-    """Kinds of content."""
-
     TEXT = "text"
     IMAGE = "image"
     TENSORS = "tensors"

@@ -58,7 +58,6 @@ class Connections:
             connection.close()
 
     def close(self) -> None:
-        """Close the idle connections."""
         while self._idle:
             self._idle.pop().close()
 

@@ -22,8 +22,6 @@ _MAX_CONCURRENT: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class TargetDescription:
-    """The layout of a target, and its models."""
-
     layout: Layout
     contents: dict[str, Content]
     """By `tenant/model`, where the metadata name inputs."""

@@ -58,7 +58,6 @@ class RequestBodies:
         self._text = SyntheticText(seed)
 
     def body(self, arrival: TraceArrival, content: Content) -> RequestBody:
-        """The body of one HTTP request."""
         if content.kind is ContentKind.BODY:
             return RequestBody(base64.b64decode(content.data))
         if self._protocol is RequestProtocol.OPENAI:

@@ -90,8 +90,6 @@ def _require_hosts(settings: RunSettings, survey: TraceSurvey) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """The end of a run."""
-
     progress: RunProgress
     was_interrupted: bool
     has_idle_memory: bool
@@ -151,8 +149,6 @@ def _metadata(prepared: Prepared) -> dict[str, Any]:
 
 
 class _WorkerPool:
-    """The worker processes of one run."""
-
     def __init__(
         self, prepared: Prepared, parts: Path, on_progress: Callable[[RunProgress], None]
     ) -> None:

@@ -17,8 +17,6 @@ SERVER_NAME: Final = "pilotlight"
 
 
 class RequestProtocol(StrEnum):
-    """Inference protocols of requests."""
-
     V1 = "v1"
     V2 = "v2"
     OPENAI = "openai"
@@ -38,8 +36,6 @@ class Layout(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RunSettings:
-    """One run. Times in seconds."""
-
     trace: str
     url: str
     protocol: RequestProtocol = RequestProtocol.V1

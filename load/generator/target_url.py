@@ -16,8 +16,6 @@ _PORTS: Final = {"http": 80, "https": 443, "grpc": 80, "grpcs": 443}
 
 @dataclass(frozen=True, slots=True)
 class TargetUrl:
-    """A parsed URL."""
-
     scheme: str
     host: str
     port: int

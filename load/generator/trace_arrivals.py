@@ -52,8 +52,6 @@ class ModelAppearance(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TraceSurvey:
-    """The requests and models of a run."""
-
     requests: int
     last_s: float
     models: tuple[ModelAppearance, ...]

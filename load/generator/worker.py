@@ -42,8 +42,6 @@ _GC_THRESHOLD: Final = 50_000
 
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
-    """The configuration of one worker."""
-
     settings: RunSettings
     worker: int
     part: str

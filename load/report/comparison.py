@@ -33,8 +33,6 @@ PLOTS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class WrittenReport:
-    """The files of a report, and its summaries."""
-
     page: Path
     images: tuple[Path, ...]
     left_out: tuple[LeftOut, ...]

@@ -117,8 +117,6 @@ def floats(column: pa.ChunkedArray) -> Floats:
 
 @dataclass(frozen=True)
 class Run(Requests):
-    """All requests of one run."""
-
     name: str
     metadata: Mapping[str, Any]
     """From the file and the summary beside it."""
@@ -127,7 +125,6 @@ class Run(Requests):
 
     @property
     def was_interrupted(self) -> bool:
-        """True if the run ended before its trace did."""
         return bool(self.metadata.get("interrupted"))
 
     @property

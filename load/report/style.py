@@ -59,8 +59,6 @@ SETTINGS: Final[dict[Any, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """One figure of the report."""
-
     name: str
     """Of the PNG file, without its suffix."""
     heading: str

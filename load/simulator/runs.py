@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RunTask:
-    """One run to be simulated."""
-
     name: str
     metadata: Mapping[str, Any]
     """For its document, as JSON."""
@@ -60,8 +58,6 @@ class RunProblem:
 
 @dataclass(frozen=True, slots=True)
 class RunOutcome:
-    """Result of a run."""
-
     document: Mapping[str, Any] | None
     """Its summary as JSON, with `interrupted` if it ended before its trace did. None: it has no
     records."""

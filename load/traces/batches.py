@@ -66,7 +66,6 @@ def arrival_batch(
 
 
 def times_s(batch: pa.RecordBatch) -> NDArray[np.float64]:
-    """Arrival times in seconds."""
     at_s: NDArray[np.float64] = batch.column("at_s").to_numpy()
     return at_s
 

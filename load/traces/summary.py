@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TraceSummary:
-    """Totals of one pass over a trace."""
-
     arrivals: int
     last_s: float
     models: dict[str, int]

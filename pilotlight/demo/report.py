@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class DemoReport:
-    """All results of the demo."""
-
     ready_s: float
     duration_s: float
     scale: DemoScale

@@ -41,8 +41,6 @@ class _PodProcess:
 
 
 class PodProcesses:
-    """Runs the forkserver and its pods."""
-
     def __init__(self, group: asyncio.TaskGroup, *, log_file: Path, env: Mapping[str, str]) -> None:
         self._group = group
         self._pods: dict[str, _PodProcess] = {}
@@ -63,7 +61,6 @@ class PodProcesses:
 
     @property
     def process_ids(self) -> dict[str, int]:
-        """Process ids of the running pods."""
         return {name: pod.pid for name, pod in self._pods.items() if pod.pid is not None}
 
     def start(self, pods: Mapping[str, Mapping[str, Any]]) -> None:

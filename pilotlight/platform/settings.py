@@ -47,8 +47,6 @@ class LocalAutoscalerSettings:
 
 @dataclass(frozen=True, slots=True)
 class PlatformSettings:
-    """One platform on one machine."""
-
     state_dir: StateDir
     objects: Path
     """Folder the object store serves; each folder in it is a bucket."""

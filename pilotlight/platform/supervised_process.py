@@ -36,8 +36,6 @@ class RestartBackoff:
 
 @dataclass(frozen=True, slots=True)
 class ProcessSpec:
-    """How to run one process."""
-
     name: str
     command: Sequence[str]
     log_file: Path

@@ -30,8 +30,6 @@ class ExperimentError(LoadError):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Settings of one run of an experiment."""
-
     seeds: tuple[int, ...] = ()
     """Empty: the experiment's own."""
     is_quick: bool = False
@@ -67,8 +65,6 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The result of an experiment."""
-
     tables: tuple[Table, ...]
     notes: tuple[str, ...] = ()
     """For readers of the tables: seeds, conditions, what was left out and why."""
@@ -77,8 +73,6 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """An entry of the list of experiments."""
-
     name: str
     description: str
     """One line."""

@@ -41,8 +41,6 @@ class CellTask:
 
 @dataclass(frozen=True, slots=True)
 class CellResult:
-    """The result of a cell."""
-
     mean_s: Mapping[str, float]
     """Mean latency by policy, `auto` included."""
 

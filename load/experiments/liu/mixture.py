@@ -21,8 +21,6 @@ OWN_WINNER: Final = "each its winner"
 
 @dataclass(frozen=True, slots=True)
 class MixtureTask:
-    """One run."""
-
     policy: str
     """A routing policy, or `OWN_WINNER`."""
     pairs_per_s: float
@@ -33,8 +31,6 @@ class MixtureTask:
 
 @dataclass(frozen=True, slots=True)
 class MixtureResult:
-    """The result of a run. Seconds."""
-
     mean_s: float
     p99_s: float
     cold_starts: int

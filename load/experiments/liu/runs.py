@@ -88,7 +88,6 @@ def latencies_s(runs: Sequence[SimpleRun]) -> list[float]:
 
 
 def mean_stages_s(responses: Sequence[TimedResponse]) -> dict[str, float]:
-    """Mean time per request in each stage."""
     return {
         stage: mean_s([each.stages_s.get(stage, 0.0) for each in responses]) for stage in STAGES
     }

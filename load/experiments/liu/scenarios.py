@@ -29,7 +29,6 @@ class SimpleFigures:
 
     @property
     def mean_s(self) -> float:
-        """Mean latency of the ten."""
         return self.total_s / SIMPLE_REQUESTS
 
 
@@ -88,7 +87,6 @@ class WinScenario:
 
     @property
     def title(self) -> str:
-        """The conditions in words."""
         return (
             f"{'pre-warmed' if self.is_prewarmed else 'cold'}, "
             f"{'slow' if self.has_postprocessing else 'no'} post-processing, "

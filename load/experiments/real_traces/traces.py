@@ -96,8 +96,6 @@ CASES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class TraceTask:
-    """One run."""
-
     case: TraceCase
     trace: str
     cluster: ClusterPlan

@@ -43,8 +43,6 @@ _MAX_DECISIONS: Final = 1_000
 
 @dataclass(frozen=True, slots=True)
 class ClusterSizeTask:
-    """One run."""
-
     pods: int
     models: int
     requests: int
@@ -54,8 +52,6 @@ class ClusterSizeTask:
 
 @dataclass(frozen=True, slots=True)
 class ClusterSizeResult:
-    """The result of a run."""
-
     cold_starts: int
     p50_s: float
     p99_s: float

@@ -29,8 +29,6 @@ _BACKLOG_MINUTES: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class SchedulerTask:
-    """One run."""
-
     scheduler: str
     seed: int
     machines: int

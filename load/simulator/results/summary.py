@@ -53,7 +53,6 @@ class Summary(RunTotals[StreamingLatencies]):
 
     @property
     def mean_s(self) -> float:
-        """Mean latency."""
         return self.latencies.mean_s()
 
     def quantile_s(self, share: float) -> float:
