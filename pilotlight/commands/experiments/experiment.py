@@ -51,25 +51,19 @@ def experiment(
 ) -> None:  # fmt: skip
     """Run an experiment of the documentation: its tables beside the published figures."""
     with requires_extra("load"):
-        from pilotlight.commands.experiments.runs import (
-            ExperimentOptions,
-            list_experiments,
-            run_experiment,
-        )
+        from load.experiments.harness.experiment import Settings
+        from pilotlight.commands.experiments.runs import list_experiments, run_experiment
         from pilotlight.live_experiments.live_platform import LocalLivePlatform
 
     output = Output(json_)
     if name is None:
         list_experiments(output)
         return
-    options = ExperimentOptions(
-        name=name,
+    settings = Settings(
         seeds=tuple(seed),
         is_quick=quick,
-        out=out,
         processes=processes or os.cpu_count() or 1,
         live=LocalLivePlatform(StateDir.of(home), output) if live else None,
         models=tuple(model),
-        overwrite=overwrite,
     )
-    run_experiment(options, output)
+    run_experiment(name, settings, output, out=out, overwrite=overwrite)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import signal
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from load.errors import LoadError
 from load.experiments.experiments import EXPERIMENTS
-from load.experiments.harness.experiment import Settings
 from load.experiments.harness.rendering import as_document, as_markdown, as_text
 from load.experiments.harness.result_log import ResultLog
 from pilotlight.commands.output_files import clear_outputs, require_free
@@ -23,27 +22,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import NoReturn
 
-    from load.experiments.harness.experiment import Experiment, Result
-    from load.experiments.harness.live_platform import LivePlatform
+    from load.experiments.harness.experiment import Experiment, Result, Settings
     from pilotlight.output import Output
 
 _DATA = "PILOTLIGHT_DATA"
 _TABLES_FILE: Final = "result.md"
 _RUNS_FILE: Final = "runs.jsonl"
-
-
-@dataclass(frozen=True, slots=True)
-class ExperimentOptions:
-    """The flags of `experiment`."""
-
-    name: str
-    seeds: tuple[int, ...]
-    is_quick: bool
-    out: Path
-    processes: int
-    live: LivePlatform | None
-    models: tuple[str, ...] = ()
-    overwrite: bool = False
 
 
 def list_experiments(output: Output) -> None:
@@ -53,8 +37,10 @@ def list_experiments(output: Output) -> None:
         output.result([{"name": name, "description": line} for name, line in rows])
 
 
-def run_experiment(options: ExperimentOptions, output: Output) -> None:
-    """Run an experiment, print its tables, and write them as Markdown and plots.
+def run_experiment(
+    name: str, settings: Settings, output: Output, *, out: Path, overwrite: bool = False
+) -> None:
+    """Run an experiment, print its tables, and write them and plots to a folder in `out`.
 
     The result of each single run is appended to `runs.jsonl` when the run ends.
 
@@ -62,27 +48,21 @@ def run_experiment(options: ExperimentOptions, output: Output) -> None:
         InvalidInput: the experiment does not exist, or the folder cannot be written.
         Interrupted: by a signal.
     """
-    experiment = EXPERIMENTS.get(options.name)
+    experiment = EXPERIMENTS.get(name)
     if experiment is None:
         known = ", ".join(EXPERIMENTS)
-        raise InvalidInput([f"NAME must be one of {known}, was {options.name!r}"])
-    folder = _cleared_folder(options)
+        raise InvalidInput([f"NAME must be one of {known}, was {name!r}"])
+    folder = out.expanduser() / name
+    files = [folder / _TABLES_FILE, folder / _RUNS_FILE]
+    require_free(files, overwrite=overwrite)
+    clear_outputs(files)
     with _report_unwritable(folder):
         with ResultLog(folder / _RUNS_FILE) as log:
-            result = _run(experiment, options, folder, log, output)
+            result = _run(experiment, replace(settings, out=folder), log, output)
         written = folder / _TABLES_FILE
         written.write_text(as_markdown(result), encoding="utf-8")
     _print_result(result, output)
     output.note(f"written: {', '.join(str(path) for path in (written, *result.images))}")
-
-
-def _cleared_folder(options: ExperimentOptions) -> Path:
-    """The experiment's folder, without earlier results."""
-    folder = options.out.expanduser() / options.name
-    files = [folder / _TABLES_FILE, folder / _RUNS_FILE]
-    require_free(files, overwrite=options.overwrite)
-    clear_outputs(files)
-    return folder
 
 
 @contextmanager
@@ -96,9 +76,7 @@ def _report_unwritable(folder: Path) -> Iterator[None]:
         raise PilotlightError(f"--out: cannot write {folder}: {error}") from error
 
 
-def _run(
-    experiment: Experiment, options: ExperimentOptions, folder: Path, log: ResultLog, output: Output
-) -> Result:
+def _run(experiment: Experiment, settings: Settings, log: ResultLog, output: Output) -> Result:
     received: list[int] = []
 
     def interrupt(number: int) -> NoReturn:
@@ -106,16 +84,12 @@ def _run(
         raise KeyboardInterrupt
 
     try:
-        with on_first_signal(interrupt), progress_bar(options.name) as progress:
+        with on_first_signal(interrupt), progress_bar(experiment.name) as progress:
             return experiment.run(
-                Settings(
-                    seeds=options.seeds,
-                    is_quick=options.is_quick,
+                replace(
+                    settings,
                     data=_data_folder(),
-                    out=folder,
-                    processes=options.processes,
-                    live=options.live if experiment.has_live_part else None,
-                    models=options.models,
+                    live=settings.live if experiment.has_live_part else None,
                     progress=progress,
                     keep=log.keep,
                 )

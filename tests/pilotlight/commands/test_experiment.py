@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from load.experiments.experiments import EXPERIMENTS
-from pilotlight.commands.experiments.runs import ExperimentOptions, list_experiments, run_experiment
+from load.experiments.harness.experiment import Settings
+from pilotlight.commands.experiments.runs import list_experiments, run_experiment
 from pilotlight.errors import InvalidInput
 from pilotlight.output import Output
 from tests import servers
@@ -23,8 +24,7 @@ if TYPE_CHECKING:
     from tests.pilotlight.conftest import Cli
 
 
-def options(tmp_path: Path, name: str = "liu-wins") -> ExperimentOptions:
-    return ExperimentOptions(name, (1,), is_quick=True, out=tmp_path, processes=1, live=None)
+SETTINGS = Settings(seeds=(1,), is_quick=True)
 
 
 def test_lists_all_experiments(capsys: pytest.CaptureFixture[str]) -> None:
@@ -40,7 +40,7 @@ def test_every_experiment_has_a_page() -> None:
 def test_json_contains_every_row_by_column(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    run_experiment(options(tmp_path), Output(as_json=True))
+    run_experiment("liu-wins", SETTINGS, Output(as_json=True), out=tmp_path)
     found = json.loads(capsys.readouterr().out)
     rows = found["tables"][0]["rows"]
     assert {row["workload"] for row in rows} == {"6.4.1", "6.4.2", "6.4.3"}
@@ -50,7 +50,7 @@ def test_json_contains_every_row_by_column(
 def test_tables_are_printed_and_kept_as_markdown(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    run_experiment(options(tmp_path), Output())
+    run_experiment("liu-wins", SETTINGS, Output(), out=tmp_path)
     assert "colocation-queueing" in capsys.readouterr().out
     kept = (tmp_path / "liu-wins" / "result.md").read_text()
     assert "| workload | policy |" in kept
@@ -58,7 +58,7 @@ def test_tables_are_printed_and_kept_as_markdown(
 
 def test_an_unknown_name_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"NAME must be one of liu-simple, .*, was 'liu'"):
-        run_experiment(options(tmp_path, "liu"), Output())
+        run_experiment("liu", SETTINGS, Output(), out=tmp_path)
 
 
 @pytest.mark.parametrize(("number", "processes"), [(signal.SIGTERM, 1), (signal.SIGINT, 2)])

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from load.experiments.elastic.spike_scenario import SpikeScenario
-from pilotlight.commands.experiments.runs import ExperimentOptions, run_experiment
+from load.experiments.harness.experiment import Settings
+from pilotlight.commands.experiments.runs import run_experiment
 from pilotlight.live_experiments.live_platform import LocalLivePlatform
 from pilotlight.output import Output
 from pilotlight.state_dir import StateDir
@@ -25,10 +26,8 @@ def test_the_simple_workload_runs_live(tmp_path: Path, capsys: pytest.CaptureFix
     if (made := StateDir.default().objects).is_dir():  # the sample models take 15 s to make
         home.objects.symlink_to(made)
     live = LocalLivePlatform(home, Output(as_json=True))
-    asked = ExperimentOptions(
-        "liu-simple", (1,), is_quick=True, out=tmp_path, processes=1, live=live
-    )
-    run_experiment(asked, Output(as_json=True))
+    settings = Settings(seeds=(1,), is_quick=True, live=live)
+    run_experiment("liu-simple", settings, Output(as_json=True), out=tmp_path)
     rows = json.loads(capsys.readouterr().out)["tables"][0]["rows"]
     live_ones = {row["policy"]: row for row in rows if row["model"] == "t5-small"}
     assert live_ones["colocation"]["cold starts: live"] == "1"

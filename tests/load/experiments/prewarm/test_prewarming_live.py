@@ -20,7 +20,7 @@ from load.experiments.prewarm.prewarming import FILE
 from load.experiments.prewarm.prewarming_live import run
 from load.experiments.prewarm.scenario import MODEL_BYTES
 from load.report.run_file import read_run
-from pilotlight.commands.experiments.runs import ExperimentOptions, run_experiment
+from pilotlight.commands.experiments.runs import run_experiment
 from pilotlight.live_experiments.live_platform import LocalLivePlatform
 from pilotlight.output import Output
 from pilotlight.state_dir import StateDir
@@ -90,10 +90,8 @@ def test_the_slice_runs_live_under_every_policy(
     if (made := StateDir.default().objects).is_dir():  # the sample models take 15 s to make
         home.objects.symlink_to(made)
     live = LocalLivePlatform(home, Output(as_json=True))
-    options = ExperimentOptions(
-        "prewarming-live", (), is_quick=True, out=tmp_path, processes=1, live=live
-    )
-    run_experiment(options, Output(as_json=True))
+    settings = Settings(is_quick=True, live=live)
+    run_experiment("prewarming-live", settings, Output(as_json=True), out=tmp_path)
     rows = json.loads(capsys.readouterr().out)["tables"][0]["rows"]
     assert len(rows) == 4
     for row in rows:
