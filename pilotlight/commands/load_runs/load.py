@@ -77,21 +77,19 @@ def run(
 ) -> None:  # fmt: skip
     """Send a trace's requests at their times (open loop) and record each of them."""
     with requires_extra("load"):
-        from pilotlight.commands.load_runs.play import LoadRunOptions, run_load
+        from load.generator.settings import RunSettings
+        from pilotlight.commands.load_runs.play import read_settings, run_load
 
-    options = LoadRunOptions(
-        trace=trace,
-        url=url or PlatformTarget.of(home).gateway_url,
-        output=output,
-        protocol=protocol,
+    plain = RunSettings(
+        trace,
+        url or PlatformTarget.of(home).gateway_url,
         policy=policy,
         host_header=host_header,
         processes=processes,
-        duration=duration,
         seed=seed,
         max_in_flight=max_in_flight,
-        timeout=timeout,
-        payloads=payload,
-        overwrite=overwrite,
     )
-    run_load(options, Output(json_))
+    settings = read_settings(
+        plain, protocol=protocol, duration=duration, timeout=timeout, payloads=payload
+    )
+    run_load(settings, output, Output(json_), overwrite=overwrite)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from load.errors import TraceError
@@ -37,29 +37,11 @@ if TYPE_CHECKING:
 _MAX_MODELS_NAMED = 5
 
 
-@dataclass(frozen=True, slots=True)
-class LoadRunOptions:
-    """The flags of `load run`, not yet validated."""
-
-    trace: str
-    url: str
-    output: Path
-    protocol: str
-    policy: str | None
-    host_header: str | None
-    processes: int
-    duration: str | None
-    seed: int
-    max_in_flight: int
-    timeout: str
-    payloads: Sequence[str]
-    overwrite: bool
-
-
-def run_load(options: LoadRunOptions, output: Output) -> None:
-    settings = _settings(options)
+def run_load(settings: RunSettings, path: Path, output: Output, *, overwrite: bool) -> None:
+    """Play the trace and print the summary; `path` gets the records. Raises PilotlightError."""
+    path = path.expanduser().absolute()
     try:
-        path, ended = asyncio.run(_run(settings, options, output))
+        ended = asyncio.run(_run(settings, path, output, overwrite=overwrite))
     except (TargetUnreachable, WorkerFailed, RecordsNotWritten) as error:
         raise RequestFailed(str(error)) from error
     except (GeneratorError, TraceError) as error:
@@ -82,15 +64,12 @@ class _PlayedRun:
     signal_number: int | None
 
 
-async def _run(
-    settings: RunSettings, options: LoadRunOptions, output: Output
-) -> tuple[Path, _PlayedRun]:
-    path = options.output.expanduser().absolute()
+async def _run(settings: RunSettings, path: Path, output: Output, *, overwrite: bool) -> _PlayedRun:
     prepared = await prepare(settings)
-    with claimed_output(path, overwrite=options.overwrite, inputs=files_of(settings.trace)):
+    with claimed_output(path, overwrite=overwrite, inputs=files_of(settings.trace)):
         _note_missing(output, prepared)
         _note_processes(output, settings, prepared.settings)
-        return path, await _run_trace(prepared, path)
+        return await _run_trace(prepared, path)
 
 
 async def _run_trace(prepared: Prepared, path: Path) -> _PlayedRun:
@@ -113,8 +92,11 @@ async def _run_trace(prepared: Prepared, path: Path) -> _PlayedRun:
     return _PlayedRun(result, received[0] if received else None)
 
 
-def _settings(options: LoadRunOptions) -> RunSettings:
-    """The validated settings; InvalidInput holds every mistake."""
+def read_settings(
+    plain: RunSettings, *, protocol: str, duration: str | None, timeout: str,
+    payloads: Sequence[str],
+) -> RunSettings:  # fmt: skip
+    """The settings with the flags given as text; raises InvalidInput with every mistake."""
     problems: list[str] = []
 
     def seconds(flag: str, text: str) -> float:
@@ -127,39 +109,31 @@ def _settings(options: LoadRunOptions) -> RunSettings:
             problems.append(f"{flag} must be longer than 0, was {text!r}")
         return value
 
-    if options.protocol not in list(RequestProtocol):
-        problems.append(
-            f"--protocol must be one of {', '.join(RequestProtocol)}, was {options.protocol!r}"
-        )
-    if options.policy is not None and options.policy not in list(RoutingPolicy):
+    if protocol not in list(RequestProtocol):
+        problems.append(f"--protocol must be one of {', '.join(RequestProtocol)}, was {protocol!r}")
+    if plain.policy is not None and plain.policy not in list(RoutingPolicy):
         allowed = ", ".join(RoutingPolicy)
-        problems.append(f"--policy must be one of {allowed}, was {options.policy!r}")
-    hosts = host_headers(options.host_header, "tenant", "model").values()
+        problems.append(f"--policy must be one of {allowed}, was {plain.policy!r}")
+    hosts = host_headers(plain.host_header, "tenant", "model").values()
     if not all(is_host(host) for host in hosts):
         problems.append(
             "--host-header must be a host name, in which {model} and {tenant} are replaced, "
-            f"was {options.host_header!r}"
+            f"was {plain.host_header!r}"
         )
-    duration_s = None if options.duration is None else seconds("--duration", options.duration)
-    timeout_s = seconds("--timeout", options.timeout)
+    duration_s = None if duration is None else seconds("--duration", duration)
+    timeout_s = seconds("--timeout", timeout)
     try:
-        payloads = read_payloads(options.payloads)
+        contents = read_payloads(payloads)
     except GeneratorError as error:
         problems += str(error).splitlines()
     if problems:
         raise InvalidInput(problems)
-    return RunSettings(
-        trace=options.trace,
-        url=options.url,
-        protocol=RequestProtocol(options.protocol),
-        policy=options.policy,
-        host_header=options.host_header,
-        processes=options.processes,
+    return replace(
+        plain,
+        protocol=RequestProtocol(protocol),
         duration_s=duration_s,
-        seed=options.seed,
-        max_in_flight=options.max_in_flight,
         timeout_s=timeout_s,
-        payloads=payloads,
+        payloads=contents,
     )
 
 
