@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+REQUESTS_FILE: Final = "gentd26_requests.csv.gz"
+BASE_MODELS_FILE: Final = "gentd26_load_latency_base_model.csv.gz"
 _GB: Final = 10**9
 _CHECKPOINT_BYTES: Final = 5 * _GB
 """A Stable Diffusion checkpoint with its parts."""
@@ -31,10 +33,14 @@ _PREFILL_S: Final = 0.1
 _QUEUE_TIMEOUT_S: Final = 600.0
 
 
-def image_cluster(
-    names: Sequence[str], *, infer_s: float, load_s: float, disk_s: float
-) -> ClusterPlan:
-    """Four machines with one device each: memory for three checkpoints, disk for twenty."""
+def image_cluster(names: Sequence[str], data: Path) -> ClusterPlan:
+    """Four machines with one device each: memory for three checkpoints, disk for twenty.
+
+    Median generation and load times of the data set; from disk, the fastest tenth of loads.
+    """
+    infer_s = column_quantile(data / REQUESTS_FILE, "exec_time_seconds", 0.5)
+    load_s = column_quantile(data / BASE_MODELS_FILE, "latency_ms", 0.5) / 1000
+    disk_s = column_quantile(data / BASE_MODELS_FILE, "latency_ms", 0.1) / 1000
     nodes = [
         NodePlan(
             name,
@@ -56,7 +62,7 @@ def image_cluster(
     return ClusterPlan(tuple(nodes), tuple(models))
 
 
-def function_cluster(names: Sequence[str]) -> ClusterPlan:
+def function_cluster(names: Sequence[str], _: Path) -> ClusterPlan:
     """Eight machines of four slots with memory for two of five models, of T5-small's size."""
     nodes = [
         NodePlan(
@@ -71,7 +77,7 @@ def function_cluster(names: Sequence[str]) -> ClusterPlan:
     return ClusterPlan(tuple(nodes), tuple(models))
 
 
-def language_cluster(names: Sequence[str], *, is_continuous: bool) -> ClusterPlan:
+def language_cluster(names: Sequence[str], _: Path, *, is_continuous: bool) -> ClusterPlan:
     """Sixteen devices of eight slots with memory for one Llama 7B each."""
     per_token = tuple(
         ProfilePoint(rows, seconds / 512) for rows, seconds in _LLAMA_512_TOKENS_S.items()

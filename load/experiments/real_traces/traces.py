@@ -8,12 +8,14 @@ al., EuroSys 2025): a day of five regions, with cold starts per minute in place 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from load.experiments.harness.experiment import Experiment, Result, Settings, Table
 from load.experiments.harness.parallel_map import group_results, parallel_map
 from load.experiments.real_traces.clusters import (
-    column_quantile,
+    BASE_MODELS_FILE,
+    REQUESTS_FILE,
     function_cluster,
     image_cluster,
     language_cluster,
@@ -34,35 +36,11 @@ if TYPE_CHECKING:
     """The cluster for full names of models, with figures of the data folder."""
 
 _GENTD26: Final = "gentd26_per_minute.csv.gz"
-_REQUESTS: Final = "gentd26_requests.csv.gz"
-_BASE_MODELS: Final = "gentd26_load_latency_base_model.csv.gz"
 _HUAWEI: Final = "huawei_cold_starts_per_minute.csv.gz"
 _CODE: Final = "azure_llm_2023_code.csv.gz"
 _CHAT: Final = "azure_llm_2023_conv.csv.gz"
 _AZURE: Final = f"azure-llm:'{{data}}/{_CODE}',model=code + azure-llm:'{{data}}/{_CHAT}',model=chat"
 QUICK_REQUESTS: Final = 200
-
-
-def _image_cluster(names: Sequence[str], data: Path) -> ClusterPlan:
-    """Median generation and load times of the data set; from disk, the fastest tenth of loads."""
-    return image_cluster(
-        names,
-        infer_s=column_quantile(data / _REQUESTS, "exec_time_seconds", 0.5),
-        load_s=column_quantile(data / _BASE_MODELS, "latency_ms", 0.5) / 1000,
-        disk_s=column_quantile(data / _BASE_MODELS, "latency_ms", 0.1) / 1000,
-    )
-
-
-def _function_cluster(names: Sequence[str], _: Path) -> ClusterPlan:
-    return function_cluster(names)
-
-
-def _language_cluster(names: Sequence[str], _: Path) -> ClusterPlan:
-    return language_cluster(names, is_continuous=False)
-
-
-def _continuous_language_cluster(names: Sequence[str], _: Path) -> ClusterPlan:
-    return language_cluster(names, is_continuous=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,17 +58,19 @@ class TraceCase:
 CASES: Final = (
     TraceCase("gentd26-day", "GenTD26, day 18, 87 image models; 4 devices with room for 3 each",
               f"gentd26-per-minute:'{{data}}/{_GENTD26}'|slice=432h:456h",
-              (_GENTD26, _REQUESTS, _BASE_MODELS), _image_cluster),
+              (_GENTD26, REQUESTS_FILE, BASE_MODELS_FILE), image_cluster),
     TraceCase("gentd26-week", "GenTD26, days 14 to 21, the same cluster",
               f"gentd26-per-minute:'{{data}}/{_GENTD26}'|slice=336h:504h",
-              (_GENTD26, _REQUESTS, _BASE_MODELS), _image_cluster),
+              (_GENTD26, REQUESTS_FILE, BASE_MODELS_FILE), image_cluster),
     TraceCase("huawei-day", "Huawei, day 1, five regions as models; 8 pods of 4 slots with room "
               "for 2", f"huawei:'{{data}}/{_HUAWEI}'|slice=24h:48h", (_HUAWEI,),
-              _function_cluster),
+              function_cluster),
     TraceCase("azure-llm-hour", "Azure LLM 2023, an hour, two models; 16 devices of 8 slots, room "
-              "for 1; static batches", _AZURE, (_CODE, _CHAT), _language_cluster),
+              "for 1; static batches", _AZURE, (_CODE, _CHAT),
+              partial(language_cluster, is_continuous=False)),
     TraceCase("azure-llm-hour-continuous", "Azure LLM 2023, the same hour and cluster; continuous "
-              "batching", _AZURE, (_CODE, _CHAT), _continuous_language_cluster),
+              "batching", _AZURE, (_CODE, _CHAT),
+              partial(language_cluster, is_continuous=True)),
 )  # fmt: skip
 
 

@@ -6,18 +6,19 @@ other formats are in order of time.
 
 from __future__ import annotations
 
+import contextlib
 import re
-from typing import TYPE_CHECKING, Final
+import tempfile
+from typing import IO, TYPE_CHECKING, Final
 
 import numpy as np
 import pyarrow as pa
 
 from load.errors import UnsortedTrace
 from load.traces.expansion import BIN_COUNT, bin_counts
-from load.traces.formats.external_sort import sort_by_hour
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from load.traces.name_columns import ModelIndex
 
 MINUTE_S: Final = 60.0
+_HOUR_S: Final = 3600.0
 _DAY_S: Final = 86_400.0
 _MAX_COUNT: Final = 5_000_000
 """Arrivals of a function in a minute, which are drawn in memory; public counts are far below."""
@@ -45,6 +47,22 @@ def _azure_2019_rows(table: TraceTable, day: int, index: ModelIndex) -> Iterator
     for block in table.blocks(["HashOwner", "HashFunction", *minutes]):
         models = index.codes(block.names("HashFunction"), block.names("HashOwner"))
         yield _matrix_counts(block, minutes, start_s, models[:, None])
+
+
+def sort_by_hour(unordered: Iterable[BinCounts]) -> Iterator[BinCounts]:
+    """Sorts by bin, then model, through a temporary file per hour; one hour is in memory."""
+    with contextlib.ExitStack() as stack:
+        files: dict[int, IO[bytes]] = {}
+        for counts in unordered:
+            hours = (counts["start_s"] // _HOUR_S).astype(np.int64)
+            for hour in np.unique(hours).tolist():
+                if hour not in files:
+                    files[hour] = stack.enter_context(tempfile.TemporaryFile())
+                files[hour].write(counts[hours == hour].tobytes())
+        for hour in sorted(files):
+            files[hour].seek(0)
+            rows = np.frombuffer(files[hour].read(), BIN_COUNT)
+            yield rows[np.lexsort((rows["model"], rows["start_s"]))]
 
 
 def gentd26_per_minute(tables: Sequence[TraceTable], index: ModelIndex) -> Iterator[BinCounts]:

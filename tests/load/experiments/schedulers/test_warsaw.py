@@ -12,8 +12,13 @@ import pytest
 
 from load.experiments.harness.experiment import ExperimentError, Settings
 from load.experiments.harness.published_figures import published_figures
-from load.experiments.schedulers.machines import MODELS_PER_MACHINE, cluster
-from load.experiments.schedulers.runs import SchedulerResult, SchedulerTask, simulate
+from load.experiments.schedulers.runs import (
+    MODELS_PER_MACHINE,
+    SchedulerResult,
+    SchedulerTask,
+    cluster,
+    simulate,
+)
 from load.experiments.schedulers.scheduler_configs import (
     BASELINE,
     CLOCKWORK,
