@@ -13,6 +13,7 @@ from kserve.protocol.grpc import grpc_predict_v2_pb2 as messages
 from load.generator.request_bodies import RequestBodies
 from load.generator.settings import SERVER_NAME, Layout
 from load.generator.target_url import inference_path
+from runtime.wire.raw_tensors import to_raw
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -93,7 +94,7 @@ class GrpcSender:
                 )
                 for each in tensors
             ],
-            raw_input_contents=[each.data for each in tensors],
+            raw_input_contents=[to_raw(each) for each in tensors],
         )
 
     async def close(self) -> None:

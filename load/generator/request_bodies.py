@@ -16,17 +16,14 @@ import numpy as np
 from load.generator.content import Content, ContentKind
 from load.generator.settings import RequestProtocol
 from load.generator.synthetic_content import SyntheticText, synthetic_image
+from runtime.wire.tensors import BYTES, NUMPY_OF, Tensor, bytes_tensor
+from runtime.wire.v2 import encode_request
 
 if TYPE_CHECKING:
     from load.generator.trace_arrivals import TraceArrival
 
 _WORDS_PER_ITEM: Final = 8
 _JSON: Final = (("content-type", "application/json"),)
-_DTYPES: Final = {
-    "BOOL": np.bool_, "UINT8": np.uint8, "UINT16": np.uint16, "UINT32": np.uint32,
-    "UINT64": np.uint64, "INT8": np.int8, "INT16": np.int16, "INT32": np.int32,
-    "INT64": np.int64, "FP16": np.float16, "FP32": np.float32, "FP64": np.float64,
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,16 +34,6 @@ class RequestBody:
     headers: tuple[tuple[str, str], ...] = _JSON
     is_streamed: bool = False
     """Whether it requests server-sent events."""
-
-
-@dataclass(frozen=True, slots=True)
-class RawTensor:
-    """One V2 input in its binary form."""
-
-    name: str
-    datatype: str
-    shape: tuple[int, ...]
-    data: bytes
 
 
 class RequestBodies:
@@ -64,15 +51,14 @@ class RequestBodies:
             return self._openai(arrival)
         if self._protocol is RequestProtocol.V1:
             return _json({"instances": self._instances(arrival, content)})
-        return _binary(self.tensors(arrival, content))
+        encoded = encode_request(self.tensors(arrival, content))
+        return RequestBody(encoded.content, encoded.headers)
 
-    def tensors(self, arrival: TraceArrival, content: Content) -> list[RawTensor]:
+    def tensors(self, arrival: TraceArrival, content: Content) -> list[Tensor]:
         """The V2 inputs of one request."""
         if content.kind is ContentKind.TENSORS:
             return [self._random_tensor(arrival, *each) for each in content.inputs]
-        items = self._items(arrival, content)
-        data = b"".join(map(_length_prefixed, items))
-        return [RawTensor(content.tensor, "BYTES", (len(items),), data)]
+        return [bytes_tensor(content.tensor, self._items(arrival, content))]
 
     def _items(self, arrival: TraceArrival, content: Content) -> list[bytes]:
         count = max(1, arrival.input_size)
@@ -84,10 +70,8 @@ class RequestBodies:
         return [self._text.text(row, _WORDS_PER_ITEM).encode() for row in rows]
 
     def _instances(self, arrival: TraceArrival, content: Content) -> list[Any]:
-        if content.kind is ContentKind.TENSORS and content.inputs[0][1] != "BYTES":
-            tensor = self._random_tensor(arrival, *content.inputs[0])
-            array: np.ndarray[Any, Any] = np.frombuffer(tensor.data, _DTYPES[tensor.datatype])
-            values: list[Any] = array.reshape(tensor.shape).tolist()
+        if content.kind is ContentKind.TENSORS and content.inputs[0][1] != BYTES:
+            values: list[Any] = self._random_tensor(arrival, *content.inputs[0]).data.tolist()
             return values
         texts = [item.decode() for item in self._items(arrival, content)]
         if content.kind is ContentKind.IMAGE:
@@ -96,16 +80,16 @@ class RequestBodies:
 
     def _random_tensor(
         self, arrival: TraceArrival, name: str, datatype: str, shape: tuple[int, ...]
-    ) -> RawTensor:
+    ) -> Tensor:
         variable = [max(1, arrival.input_size), *[1] * len(shape)]
         sizes = tuple(size if size > 0 else variable[axis] for axis, size in enumerate(shape))
-        if datatype == "BYTES":
-            item = _length_prefixed(self._text.text(arrival.row, _WORDS_PER_ITEM).encode())
-            return RawTensor(name, datatype, sizes, item * int(np.prod(sizes)))
+        if datatype == BYTES:
+            item = self._text.text(arrival.row, _WORDS_PER_ITEM).encode()
+            return Tensor(name, datatype, np.full(sizes, item, np.object_))
         values = np.random.default_rng((self._seed, arrival.row)).random(sizes, np.float32)
         if not datatype.startswith("FP"):
             values *= 2  # 0 and 1: within every vocabulary
-        return RawTensor(name, datatype, sizes, values.astype(_DTYPES[datatype]).tobytes())
+        return Tensor(name, datatype, values.astype(NUMPY_OF[datatype]))
 
     def _openai(self, arrival: TraceArrival) -> RequestBody:
         if arrival.output_size <= 0:
@@ -116,31 +100,5 @@ class RequestBodies:
         return _json({"model": arrival.model, **fields}, is_streamed=True)
 
 
-def _length_prefixed(item: bytes) -> bytes:
-    """One element of a BYTES tensor."""
-    return len(item).to_bytes(4, "little") + item
-
-
 def _json(document: dict[str, Any], *, is_streamed: bool = False) -> RequestBody:
     return RequestBody(json.dumps(document).encode(), is_streamed=is_streamed)
-
-
-def _binary(tensors: list[RawTensor]) -> RequestBody:
-    """V2's binary tensors: a JSON header, then the bytes of each tensor."""
-    inputs = [
-        {
-            "name": each.name,
-            "shape": each.shape,
-            "datatype": each.datatype,
-            "parameters": {"binary_data_size": len(each.data)},
-        }
-        for each in tensors
-    ]
-    header = json.dumps({"inputs": inputs, "parameters": {"binary_data_output": True}}).encode()
-    return RequestBody(
-        b"".join((header, *(each.data for each in tensors))),
-        (
-            ("content-type", "application/octet-stream"),
-            ("inference-header-content-length", str(len(header))),
-        ),
-    )
