@@ -125,11 +125,6 @@ def good_shares(run: Run) -> dict[str, float]:
     return tenants.good_shares()
 
 
-def fairness(run: Run) -> float | None:
-    """Jain's index of the tenants' shares served in time; see `jain`."""
-    return jain(list(good_shares(run).values()))
-
-
 def jain(values: Sequence[float]) -> float | None:
     """How even shares are: 1 is even, 1/n one takes all. None for one, or if all are 0.
 

@@ -23,7 +23,7 @@ from load.report.style import (
     row_height_in,
     run_index,
 )
-from load.report.summary import fairness, good_shares
+from load.report.summary import good_shares, jain
 from load.stages import STAGES
 
 if TYPE_CHECKING:
@@ -126,13 +126,15 @@ def _stages_title(
 def tenants(runs: Sequence[Run]) -> Plot | LeftOut:
     """Jain's index, and the share of each tenant's requests that were served in time."""
     heading = "Fairness between tenants"
-    shown = [run for run in runs if fairness(run) is not None]
+    by_run = {run.name: good_shares(run) for run in runs}
+    found = {name: jain(list(shares.values())) for name, shares in by_run.items()}
+    indices = {name: index for name, index in found.items() if index is not None}
+    shown = [run for run in runs if run.name in indices]
     if not shown:
         return LeftOut(heading, "there is only one tenant, or no request was served")
     run_labels = labels([run.name for run in runs])
-    indices = {run.name: fairness(run) or 0.0 for run in shown}
     worst = min(shown, key=lambda run: (indices[run.name], run.name))
-    shares = good_shares(worst)
+    shares = by_run[worst.name]
     least, most = min(shares.values()), max(shares.values())
     figure, axes = one_axes(
         f"{run_labels[worst.name]} serves between {least:.1%} and {most:.1%} of a tenant's "
@@ -140,7 +142,7 @@ def tenants(runs: Sequence[Run]) -> Plot | LeftOut:
         "Share of a tenant's requests served in time", "", height_in=row_height_in(shown),
     )  # fmt: skip
     for row, run in enumerate(shown):
-        dots = np.array(sorted(good_shares(run).values()))
+        dots = np.array(sorted(by_run[run.name].values()))
         if len(dots) > _MAX_DOTS:
             dots = np.quantile(dots, np.linspace(0, 1, _MAX_DOTS))
         index = run_index(runs, run)

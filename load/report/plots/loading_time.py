@@ -26,8 +26,6 @@ from load.report.times import axis_unit, format_duration
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from matplotlib.axes import Axes
-
     from load.report.run import Run
 
 _THICK: Final = 0.8
@@ -54,8 +52,9 @@ def loading_time(runs: Sequence[Run]) -> Plot | LeftOut:
     for row, run in enumerate(shown):
         colour = COLOURS[run_index(runs, run)]
         whole_s, waited_s = whole.get(run.name), waited.get(run.name)
-        _bar(axes, row, (whole_s or 0.0) / unit_s, _THICK, colour, _PALE)
-        _bar(axes, row, (waited_s or 0.0) / unit_s, _THIN, colour, 1.0)
+        for time_s, height, opacity in ((whole_s, _THICK, _PALE), (waited_s, _THIN, 1.0)):
+            length = (time_s or 0.0) / unit_s
+            axes.barh(row, length, height, color=colour, alpha=opacity, linewidth=0)
         end = max(whole_s or 0.0, waited_s or 0.0) / unit_s
         axes.annotate(f" {_beside(whole_s, waited_s)}", (end, row), va="center", fontsize=9.5)
     name_rows(axes, run_labels, shown, most / unit_s)
@@ -64,12 +63,6 @@ def loading_time(runs: Sequence[Run]) -> Plot | LeftOut:
         axes.broken_barh([], (0, 1), color=_GREY, label="loads that an answered request waited for")
         legend_below(axes)
     return Plot("loading_time", heading, _caption(shown, whole, run_labels), figure)
-
-
-def _bar(
-    axes: Axes, row: int, length: float, height: float, colour: str, opacity: float
-) -> None:  # fmt: skip
-    axes.barh(row, length, height, color=colour, alpha=opacity, linewidth=0)
 
 
 def _has_starts(run: Run) -> bool:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from load.report.pod_usage import PodUsage, TimeSpans
-    from load.report.run import Floats, Run
+    from load.report.run import Run
 
 _MAX_PODS: Final = 4
 _MAX_MODELS: Final = 10
@@ -39,8 +39,8 @@ def machine_usage(run: Run, number: int) -> Plot | LeftOut:
     busy: dict[str, float] = {}
     for pod in dict.fromkeys(each.pod for each in found):
         spans = [s for each in found if each.pod == pod for s in (each.loading, each.inferring)]
-        begins, ends = (np.concatenate(edges) for edges in zip(*_edges(spans), strict=True))
-        busy[pod] = union(begins, ends).total_s
+        begins, ends = [each.begins for each in spans], [each.ends for each in spans]
+        busy[pod] = union(np.concatenate(begins), np.concatenate(ends)).total_s
     pods = sorted(sorted(busy, key=lambda pod: (-busy[pod], pod))[:_MAX_PODS])
     shown = {pod: _busiest([each for each in found if each.pod == pod]) for pod in pods}
     unit_s, unit = axis_unit(run.duration_s)
@@ -61,10 +61,6 @@ def machine_usage(run: Run, number: int) -> Plot | LeftOut:
         "request."
     )
     return Plot(f"machine_usage_{number}", heading, caption, figure)
-
-
-def _edges(spans: Sequence[TimeSpans]) -> list[tuple[Floats, Floats]]:
-    return [(each.begins, each.ends) for each in spans]
 
 
 def _busiest(found: list[PodUsage]) -> list[PodUsage]:

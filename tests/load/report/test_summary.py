@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from load.report.summary import fairness, summarise
+from load.report.summary import summarise
 from tests.load.report.runs import steady_run
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def test_latency_is_from_the_scheduled_time_and_goodput_by_deadline(tmp_path: Pa
 )
 def test_jains_index(tmp_path: Path, status: list[int], expected: float | None) -> None:
     run = steady_run(tmp_path, tenant=["a", "b", "c", "d"], status=status, deadline_s=[None] * 4)
-    assert fairness(run) == expected
+    assert summarise(run)["fairness"] == expected
 
 
 def test_run_of_one_request_has_no_rate(tmp_path: Path) -> None:
