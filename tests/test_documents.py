@@ -1,0 +1,37 @@
+"""Links between documents lead somewhere, and docs/architecture.md shows every room."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+PACKAGES = ("autoscaler", "gateway", "load", "pilotlight", "registry", "runtime")
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_links_lead_to_files_and_headings(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if link.startswith("https://"):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_the_architecture_shows_every_room(package: str) -> None:
+    text = (ROOT / "docs/architecture.md").read_text()
+    tree = text.partition(f"    {package}/\n")[2].partition("\n\n")[0]
+    rooms = {room.parent.name for room in (ROOT / package).glob("*/__init__.py")}
+    assert set(re.findall(r"^ {6}(\w+)/", tree, re.MULTILINE)) == rooms
