@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final, TypeAlias
 
-from autoscaler.forecasting.baselines.fft import fft
-from autoscaler.forecasting.baselines.holt_winters import holt_winters
 from autoscaler.forecasting.baselines.idle_time_histogram import hybrid_histogram
-from autoscaler.forecasting.baselines.simple_methods import ewma, naive, seasonal_naive
+from autoscaler.forecasting.baselines.mean_forecasts import (
+    ewma,
+    fft,
+    holt_winters,
+    naive,
+    seasonal_naive,
+)
 from autoscaler.forecasting.fitting import Fit
 from autoscaler.forecasting.forecasts import forecast_by_pattern, periodic, sparse, steady
 from autoscaler.forecasting.history import Forecast, ForecastHorizon, History
