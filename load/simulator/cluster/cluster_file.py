@@ -114,11 +114,6 @@ class _Cluster(_Section):
     jitter: Annotated[float, Field(ge=0, le=2)] = 0.0
 
 
-def read_cluster(path: Path) -> ClusterPlan:
-    """Raises InvalidCluster with every mistake in the file."""
-    return cluster_of(read_document(path), source=str(path))
-
-
 def read_document(path: Path) -> Any:
     """The content of a YAML file. Raises InvalidCluster if it cannot be read."""
     try:
@@ -133,7 +128,7 @@ def read_document(path: Path) -> Any:
 
 
 def cluster_of(document: Any, *, source: str) -> ClusterPlan:
-    """`source` names the document in error messages. Raises InvalidCluster."""
+    """`source` names the document in error messages. Raises InvalidCluster with every mistake."""
     if not isinstance(document, dict):
         raise InvalidCluster([f"{source}: must be a mapping with nodes and models"])
     try:

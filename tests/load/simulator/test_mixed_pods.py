@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from load.simulator.cluster.cluster_file import cluster_of, read_cluster
+from load.simulator.cluster.cluster_file import cluster_of, read_document
 from load.simulator.cluster.sweep import parse_sweep, variants
 from load.simulator.simulation import Simulation
 from load.trace_spec.trace_spec import open_trace
@@ -33,7 +33,7 @@ def fast_shares(policy: RoutingPolicy) -> list[float]:
 
 
 def test_sample_has_two_kinds_of_pods() -> None:
-    plan = read_cluster(SAMPLE)
+    plan = cluster_of(read_document(SAMPLE), source="sample")
     kinds = Counter((pod.speed, pod.slots) for node in plan.nodes for pod in node.pods)
     assert kinds == {(3.0, 8): 2, (1.0, 2): 4}
     assert {node.object_storage_bytes_per_s for node in plan.nodes} == {4e8, 1e8}

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from load.simulator.cluster.cluster_file import cluster_of, read_cluster
+from load.simulator.cluster.cluster_file import cluster_of, read_document
 from load.simulator.cluster.sweep import parse_sweep, variants
 from load.simulator.errors import InvalidCluster
 
@@ -16,7 +16,7 @@ GOOD: dict[str, Any] = {"nodes": [{"name": "n", "pods": [{}]}], "models": [{"nam
 
 
 def test_reads_the_sample() -> None:
-    plan = read_cluster(SAMPLE)
+    plan = cluster_of(read_document(SAMPLE), source="sample")
     assert len(plan.nodes) == 8
     assert len(plan.models) == 12
     assert plan.nodes[0].pods[0].memory_bytes == 10**9
@@ -191,7 +191,7 @@ def test_refuses_files_that_are_no_cluster(tmp_path: Path, text: str) -> None:
     path = tmp_path / "c.yaml"
     path.write_text(text)
     with pytest.raises(InvalidCluster, match=str(path)):
-        read_cluster(path)
+        cluster_of(read_document(path), source=str(path))
 
 
 def test_sweep_sets_one_key() -> None:
