@@ -40,20 +40,18 @@ class Block:
         if not good.all():
             raise self._invalid_cell(name, int(np.argmin(good)), allowed)
 
-    def numbers(
-        self, name: str, *, minimum: float = 0.0, default: float | None = None
-    ) -> NDArray[np.float64]:
-        """Finite numbers of at least `minimum`; an empty cell is `default`, or invalid."""
+    def numbers(self, name: str, *, default: float | None = None) -> NDArray[np.float64]:
+        """Finite numbers of at least 0; an empty cell is `default`, or invalid."""
         column = self._column(name)
         if pa.types.is_string(column.type):
             column = pc.utf8_trim_whitespace(column)
             column = pc.if_else(pc.equal(column, ""), pa.scalar(None, pa.string()), column)
-        allowed = f"a number of at least {minimum:g}" if minimum > -np.inf else "a number"
+        allowed = "a number of at least 0"
         cast = self._cast(name, column, pa.float64(), allowed)
         values = cast.to_numpy(zero_copy_only=False)
         empty = column.is_null().to_numpy(zero_copy_only=False)
         filled: NDArray[np.float64] = np.where(empty, 0.0 if default is None else default, values)
-        good = empty | (np.isfinite(filled) & (filled >= minimum))
+        good = empty | (np.isfinite(filled) & (filled >= 0))
         self.check(name, good if default is not None else good & ~empty, allowed)
         return filled
 
