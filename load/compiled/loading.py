@@ -25,7 +25,6 @@ class _Finder:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: object = None
     ) -> ModuleSpec | None:
-        del path, target
         file = self._files.get(name)
         return None if file is None else spec_from_file_location(name, file)
 

@@ -85,7 +85,7 @@ class Simulation:
             WrongTrace: the trace has other columns, or goes back in time.
             LoadError: what the trace itself raises.
         """
-        self.is_stopping: Callable[[], bool] = _never
+        self.is_stopping: Callable[[], bool] = lambda: False
         """Called now and then; when it returns True the run ends with what is finished by then."""
         self.was_stopped = False
         self.summary = Summary()
@@ -193,7 +193,3 @@ def _gc_paused(is_paused: bool) -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
-
-
-def _never() -> bool:
-    return False

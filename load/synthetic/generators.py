@@ -71,7 +71,6 @@ class GeneratorParameters(Parameters):
 
     def steps(self, rng: np.random.Generator) -> Iterator[RateStep]:
         """The rate over time, in order, over the whole duration."""
-        del rng
         yield RateStep(0.0, self.duration, self.rate)
 
 
@@ -104,7 +103,6 @@ class Diurnal(Bursty):
         return super().changes() | {"period": self.period}
 
     def steps(self, rng: np.random.Generator) -> Iterator[RateStep]:
-        del rng
         turn = 2.0 * math.pi / self.period
         step_s = self.period / _STEPS_PER_PERIOD
         count = math.ceil(self.duration / step_s)
@@ -127,7 +125,6 @@ class Spike(Bursty):
     length: PositiveS
 
     def steps(self, rng: np.random.Generator) -> Iterator[RateStep]:
-        del rng
         start_s, end_s = (min(each, self.duration) for each in (self.at, self.at + self.length))
         for step in (
             RateStep(0.0, start_s, self.rate),

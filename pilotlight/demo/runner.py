@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from load.experiments.liu.scenarios import FULL, MOST_ATTEMPTS, POLICIES, SHORT, WIN_SCENARIOS
+from load.experiments.liu.scenarios import FULL, MAX_ATTEMPTS, POLICIES, SHORT, WIN_SCENARIOS
 from pilotlight.demo.expectations import check_simple, check_win, keep_faster, observed_pace
 from pilotlight.demo.invocations import invoke_samples
 from pilotlight.demo.report import (
@@ -138,7 +138,7 @@ async def _win_runs(session: LiveSession, scale: DemoScale) -> list[WinRun]:
         async def run_all(scenario: WinScenario, attempt: int) -> list[WinRun]:
             sleep_s = scenario.sleep_s(scale, pace)
             done: list[WinRun] = []
-            how = f", attempt {attempt} of {MOST_ATTEMPTS}" if attempt > 1 else ""
+            how = f", attempt {attempt} of {MAX_ATTEMPTS}" if attempt > 1 else ""
             for policy in POLICIES:
                 update(len(runs) + len(done), total, f"{scenario.section} {policy}{how}")
                 done.append(await run_win(session, scenario, policy, sleep_s))
@@ -146,7 +146,7 @@ async def _win_runs(session: LiveSession, scale: DemoScale) -> list[WinRun]:
 
         for scenario in WIN_SCENARIOS:
             found = await run_all(scenario, 1)
-            for attempt in range(2, MOST_ATTEMPTS + 1):
+            for attempt in range(2, MAX_ATTEMPTS + 1):
                 if all(each.is_met for each in check_win(found)):
                     break
                 pace = pace.slower(observed_pace(found))  # other programs use this machine, too

@@ -39,7 +39,7 @@ LIU_SIMPLE: Mapping[str, SimpleFigures] = {
 LIU_REDUCTION_RATIO = 1 - LIU_SIMPLE["colocation"].total_s / LIU_SIMPLE["random"].total_s
 TWO_LOADS_RATIO = 1.25
 """Time of two concurrent loads on two cores over that of one alone (measured by the demo)."""
-MOST_ATTEMPTS = 3
+MAX_ATTEMPTS = 3
 """How often the demo runs a workload before it reports that the expected policy did not win."""
 
 
