@@ -69,6 +69,10 @@ def read_pool(
 
 
 def _pod(pod: PodState, observations: Observations) -> PlannedPod:
+    """The device's budget leaves out what other pods of the same accelerator use of its memory."""
+    budget_bytes = pod.memory_bytes
+    if pod.sharing:
+        budget_bytes = pod.used_bytes.get(Tier.DEVICE, 0) + pod.free_bytes
     return PlannedPod(
         name=pod.name,
         node=pod.node,
@@ -77,7 +81,7 @@ def _pod(pod: PodState, observations: Observations) -> PlannedPod:
         slots=pod.slots,
         slots_busy=pod.slots_busy,
         inferring=pod.inferring,
-        budget_bytes={**observations.budget_bytes.get(pod.name, {}), Tier.DEVICE: pod.memory_bytes},
+        budget_bytes={**observations.budget_bytes.get(pod.name, {}), Tier.DEVICE: budget_bytes},
         used_bytes={tier: pod.used_bytes.get(tier, 0) for tier in (Tier.DEVICE, *_SOURCES[:2])},
     )
 

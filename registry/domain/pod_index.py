@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from typing import TYPE_CHECKING, Any, Final
 
-from registry.domain.pod_state import ChangeCounter
+from registry.domain.pod_state import ChangeCounter, divide_free_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -115,6 +115,8 @@ class PodIndex(dict[str, "PodState"]):
         self.kinds: list[AcceleratorKind] = []
         """Of the pods here, each once, in order: decisions in a pool of one kind are simpler."""
         self._kind_counts: dict[AcceleratorKind, int] = {}
+        self._by_uuid: dict[str, list[PodState]] = {}
+        """Pods that share an accelerator."""
         self._by_load = PodRanking(self, load_rank)
         self._by_free_memory = PodRanking(self, free_memory_rank)
         self._by_free_memory_of: dict[AcceleratorKind, PodRanking] = {}
@@ -125,6 +127,10 @@ class PodIndex(dict[str, "PodState"]):
         super().__setitem__(name, pod)
         pod.estimates = self._measurements.at(pod.kind)
         self._count_kind(pod.kind, 1)
+        if uuid := pod.info.accelerator.uuid:
+            pod.sharing = self._by_uuid.setdefault(uuid, [])
+            pod.sharing.append(pod)
+            divide_free_bytes(pod.sharing)
         pod.changed = self.changed
         pod.accepting_changes = self.accepting_changes
         self.accepting_changes.count += 1
@@ -145,6 +151,13 @@ class PodIndex(dict[str, "PodState"]):
 
     def _detach(self, pod: PodState) -> None:
         self._count_kind(pod.kind, -1)
+        if sharing := pod.sharing:
+            sharing.remove(pod)
+            pod.sharing = []
+            if sharing:
+                divide_free_bytes(sharing)
+            else:
+                del self._by_uuid[pod.info.accelerator.uuid]
         self.changed.add(pod)
         pod.changed = set()
         pod.accepting_changes = ChangeCounter()

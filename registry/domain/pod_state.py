@@ -12,7 +12,7 @@ from registry.domain.model import Tier
 from registry.domain.pod import PodInfo, PodPhase
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 
 class ChangeCounter:
@@ -31,7 +31,7 @@ class PodState:
         "accepting_changes", "address", "changed", "counts_version", "epoch", "estimates",
         "free_bytes", "has_free_slot", "inferring", "info", "is_accepting", "is_suspect", "kind",
         "loads_total", "memory_bytes", "name", "node", "ongoing", "ongoing_pending", "phase",
-        "slots", "slots_busy", "slots_pending", "slots_used", "used_bytes", "version",
+        "sharing", "slots", "slots_busy", "slots_pending", "slots_used", "used_bytes", "version",
     )  # fmt: skip
 
     def __init__(self, info: PodInfo) -> None:
@@ -78,6 +78,8 @@ class PodState:
         """By tier."""
         self.free_bytes = info.memory_bytes
         """Device memory a load can use without an eviction."""
+        self.sharing: list[PodState] = []
+        """In a `PodIndex`: all pods of its accelerator, itself included; empty without a UUID."""
 
     def set_counts(self, slots_used: int, ongoing: int) -> None:
         self.slots_used = slots_used
@@ -113,5 +115,25 @@ class PodState:
 
     def set_used_bytes(self, used_bytes: Mapping[str, int]) -> None:
         self.used_bytes = used_bytes
+        if self.sharing:
+            divide_free_bytes(self.sharing)
+            return
         self.free_bytes = self.memory_bytes - used_bytes.get(Tier.DEVICE, 0)
         self.changed.add(self)
+
+
+def divide_free_bytes(pods: Sequence[PodState]) -> None:
+    """Set `free_bytes` of all pods of one accelerator, so that its memory counts once.
+
+    Where the free parts of their budgets exceed what is left of the accelerator's memory, each pod
+    gets its proportion of that.
+    """
+    used_bytes = [pod.used_bytes.get(Tier.DEVICE, 0) for pod in pods]
+    free_bytes = [
+        max(0, pod.memory_bytes - used) for pod, used in zip(pods, used_bytes, strict=True)
+    ]
+    memory_bytes = max(pod.info.accelerator.memory_bytes for pod in pods)
+    left, wanted = max(0, memory_bytes - sum(used_bytes)), sum(free_bytes)
+    for pod, free in zip(pods, free_bytes, strict=True):
+        pod.free_bytes = free if wanted <= left else free * left // wanted
+        pod.changed.add(pod)

@@ -47,6 +47,18 @@ def mps_share(environment: Mapping[str, str]) -> float:
     return percentage / 100 if 0 < percentage <= 100 else 1.0
 
 
+def memory_budget(
+    configured_bytes: int, accelerator: Accelerator, environment: Mapping[str, str]
+) -> int:
+    """Bytes for models: as configured, but at most the pod's share of a GPU's memory.
+
+    MIG divides the memory itself. A CPU pod keeps its budget: the kernel reclaims what it maps.
+    """
+    if not accelerator.uuid:
+        return configured_bytes
+    return min(configured_bytes, int(accelerator.memory_bytes * mps_share(environment)))
+
+
 def mig_share(product: str) -> float:
     """Part of the GPU's compute that a MIG instance has, by the profile in its product name."""
     profile = _MIG_PROFILE.search(product)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from registry.domain.pod import PodInfo, host_port
 from registry.redis.watch import ClusterWatch
-from runtime.device.accelerator import mig_share, mps_share
+from runtime.device.accelerator import memory_budget, mig_share, mps_share
 from runtime.engines.networks.skeletons import Skeletons
 from runtime.loading.load_coordinator import LoadCoordinator
 from runtime.loading.model_loader import ModelLoader
@@ -60,6 +60,10 @@ class PodContext:
     accelerator: Accelerator
 
     @property
+    def memory_bytes(self) -> int:
+        return memory_budget(self.settings.memory_bytes, self.accelerator, os.environ)
+
+    @property
     def info(self) -> PodInfo:
         settings = self.settings
         return PodInfo(
@@ -70,7 +74,7 @@ class PodContext:
             node=settings.node_name,
             device=str(self.memory.device),
             slots=settings.slots,
-            memory_bytes=settings.memory_bytes,
+            memory_bytes=self.memory_bytes,
             link_bytes_per_s=settings.link_rate or None,
             process_id=os.getpid(),
             accelerator=self.accelerator,
@@ -115,7 +119,7 @@ def compose_loading(context: PodContext) -> LoadingComponents:
         return costs.estimate_s(key, tier, size_bytes)
 
     store = ModelStore(
-        settings.memory_bytes, on_removed, policy=POLICIES[settings.eviction], reload_s=reload_s
+        context.memory_bytes, on_removed, policy=POLICIES[settings.eviction], reload_s=reload_s
     )
     IDLE_MEMORY.set_function(lambda: store.idle_byte_s)
     agent = RegistryAgent(

@@ -8,6 +8,7 @@ from autoscaler.planning.pod_use import PodUse, pod_uses
 from autoscaler.planning.pool_snapshot import Observations, read_pool
 from autoscaler.planning.pool_view import NEVER_S, Limits, PoolView
 from load.simulator.registry.memory_registry import MemoryRegistry
+from registry.domain.accelerator import Accelerator
 from registry.domain.demand import QueueStats
 from registry.domain.estimates import PRIORS
 from registry.domain.model import LoadFailure, ModelSpec, Tier
@@ -47,6 +48,18 @@ def test_view_of_a_pod() -> None:
     assert view.pods["p"].free_bytes(Tier.DISK) == 43
     assert view.pods["q"].free_bytes(Tier.DISK) == float("inf")
     assert (view.pods["q"].phase, view.pods["q"].is_accepting) == (PodPhase.DRAINING, False)
+
+
+def test_memory_of_a_shared_accelerator_is_planned_once() -> None:
+    registry = MemoryRegistry()
+    gpu = Accelerator("GPU-1", "NVIDIA H200", memory_bytes=100)
+    for name in ("p", "q"):
+        info = PodInfo(name, f"{name}:1", "a", memory_bytes=100, accelerator=gpu, share=0.5)
+        registry.register_pod(info, 0.0)
+    registry.heartbeat("p", 1, PodReport({Tier.DEVICE: 60}), 1.0)
+    pods = _view(registry).pods
+    assert (pods["p"].free_bytes(), pods["q"].free_bytes()) == (11, 28)
+    assert pods["p"].budget_bytes[Tier.DEVICE] == 71
 
 
 def test_view_of_a_model() -> None:

@@ -3,7 +3,9 @@ from __future__ import annotations
 import pytest
 
 from registry.domain.accelerator import Accelerator, AcceleratorKind
+from registry.domain.cluster import ClusterState
 from registry.domain.pod import PodInfo
+from registry.domain.pod_state import PodState
 
 
 @pytest.mark.parametrize(
@@ -31,3 +33,44 @@ def test_pods_of_one_product_and_share_are_of_one_kind() -> None:
         for name in "ab"
     ]
     assert pods[0].kind == pods[1].kind == AcceleratorKind("NVIDIA H200", 0.5)
+
+
+def pool(*budgets: int, uuid: str = "GPU-1", memory_bytes: int = 100) -> ClusterState:
+    """Pods `0`, `1`, … with these budgets on accelerators of one UUID."""
+    state = ClusterState()
+    for at, budget in enumerate(budgets):
+        accelerator = Accelerator(uuid, "NVIDIA H200", memory_bytes)
+        info = PodInfo(str(at), "a:1", "n", memory_bytes=budget, accelerator=accelerator)
+        state.pods[str(at)] = PodState(info)
+    return state
+
+
+def free(state: ClusterState) -> list[int]:
+    return [pod.free_bytes for pod in state.pods.values()]
+
+
+@pytest.mark.parametrize(
+    ("budgets", "expected"),
+    [
+        pytest.param((60,), [60], id="one-pod"),
+        pytest.param((50, 50), [50, 50], id="within-the-memory"),
+        pytest.param((100, 100), [50, 50], id="memory-counts-once"),
+        pytest.param((90, 30), [75, 25], id="in-proportion"),
+    ],
+)
+def test_pods_of_one_uuid_share_its_memory(budgets: tuple[int, ...], expected: list[int]) -> None:
+    assert free(pool(*budgets)) == expected
+
+
+def test_what_one_pod_uses_the_others_cannot() -> None:
+    state = pool(100, 100)
+    state.pods["0"].set_used_bytes({"device": 60})
+    assert free(state) == [11, 28]
+    state.pods["1"].set_used_bytes({"device": 50})  # more than there is
+    assert free(state) == [0, 0]
+    del state.pods["1"]
+    assert free(state) == [40]
+
+
+def test_cpu_pods_keep_their_own_memory() -> None:
+    assert free(pool(100, 100, uuid="")) == [100, 100]

@@ -6,8 +6,15 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
+from registry.domain.accelerator import Accelerator
 from runtime.device import accelerator, peak_memory
-from runtime.device.accelerator import MPS_PERCENTAGE, find_accelerator, mig_share, mps_share
+from runtime.device.accelerator import (
+    MPS_PERCENTAGE,
+    find_accelerator,
+    memory_budget,
+    mig_share,
+    mps_share,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,6 +49,19 @@ def test_share_by_mps(percentage: str | None, share: float) -> None:
 )
 def test_share_by_mig_profile(product: str, share: float) -> None:
     assert mig_share(product) == pytest.approx(share)
+
+
+@pytest.mark.parametrize(
+    ("uuid", "percentage", "budget"),
+    [
+        pytest.param("GPU-1", "100", 800, id="as-configured"),
+        pytest.param("GPU-1", "50", 500, id="half-of-the-memory"),
+        pytest.param("", "50", 800, id="cpu"),
+    ],
+)
+def test_the_budget_is_within_the_share(uuid: str, percentage: str, budget: int) -> None:
+    accelerator = Accelerator(uuid, memory_bytes=1000)
+    assert memory_budget(800, accelerator, {MPS_PERCENTAGE: percentage}) == budget
 
 
 def test_a_cpu_has_the_cores_and_memory_of_its_container(
