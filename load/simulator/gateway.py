@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gateway.dispatch.passive_health import PassiveHealth
-from gateway.dispatch.pending_placement import PlacementDriver
 from gateway.dispatch.placer import Placer
 from gateway.dispatch.retries import FailedAttempts, NotExecuted, Retries
 from gateway.routing.route_request import IncomingRequest
@@ -69,7 +68,7 @@ class SimulatedGateway(PodListener):
         """Requests that came and have no response yet."""
         self.on_arrival: Callable[[ModelName, float], None] | None = None
         """Called for each request for a declared model."""
-        self.before_dispatch: Callable[[], None] | None = None
+        self.on_dispatch: Callable[[], None] | None = None
         """Called before queued requests are tried."""
         self._events = events
         self._registry = registry
@@ -86,7 +85,7 @@ class SimulatedGateway(PodListener):
         self._sequence = 0
         self._serves_late = queueing.serves_late
         self.placer: Placer[SimulatedRequest] = Placer(
-            registry.state, _SimulatedPlacements(self), events, events.now,
+            registry.state, self, events, events.now,
             by_deadline=queueing.by_deadline, may_load=queueing.may_load,
         )  # fmt: skip
         self._retries = Retries(PassiveHealth(events, self.placer.notify_change))
@@ -133,35 +132,37 @@ class SimulatedGateway(PodListener):
             error=f"model {name} does not exist", deadline_s=deadline_s,
         )  # fmt: skip
 
-    # Placement
+    # PlacementDriver
 
-    def reserve(self, request: SimulatedRequest, decision: SendTo) -> bool:
-        """Reserve; False: the registry refuses."""
+    def reserve(self, placement: SimulatedRequest, decision: SendTo) -> bool:
         now_s = self._events.now_s
         granted = self._registry.reserve(
-            request.arrival.id, decision.entry, decision.predict, request.spec.key, decision.mode,
-            now_s, max_other_copies=decision.max_other_copies,
+            placement.arrival.id, decision.entry, decision.predict, placement.spec.key,
+            decision.mode, now_s, max_other_copies=decision.max_other_copies,
             target_ongoing=decision.target_ongoing,
         )  # fmt: skip
         if isinstance(granted, Refusal):
             return False
-        request.reason = decision.reason
-        request.placed_s = now_s
-        request.token = granted.load_token
-        request.entry = self._pods[decision.entry]
-        request.predict = self._pods[decision.predict]
+        placement.reason = decision.reason
+        placement.placed_s = now_s
+        placement.token = granted.load_token
+        placement.entry = self._pods[decision.entry]
+        placement.predict = self._pods[decision.predict]
         return True
 
-    def send(self, request: SimulatedRequest) -> None:
-        """Send a placed request to its entry pod."""
-        self._in_flight[request.arrival.id] = request
-        if request.entry.agent.is_alive:
-            request.entry.take(request)
+    def on_placed(self, placement: SimulatedRequest) -> None:
+        self._in_flight[placement.arrival.id] = placement
+        if placement.entry.agent.is_alive:
+            placement.entry.take(placement)
         else:
-            self._events.after(0.0, self._on_entry_unreachable, request)
+            self._events.after(0.0, self._on_entry_unreachable, placement)
 
-    def reject(self, request: SimulatedRequest, error: Rejected) -> None:
-        self._finish(request, int(error.status), str(error), str(error.reason))
+    def on_rejected(self, placement: SimulatedRequest, error: Rejected) -> None:
+        self._finish(placement, int(error.status), str(error), str(error.reason))
+
+    def before_dispatch(self) -> None:
+        if self.on_dispatch is not None:
+            self.on_dispatch()
 
     def _release(self, request: SimulatedRequest) -> None:
         id_ = request.arrival.id
@@ -169,7 +170,7 @@ class SimulatedGateway(PodListener):
         self._registry.pods.release(id_, request.entry.name, request.predict.name)
         self.placer.notify_change()
 
-    # Reports of pods
+    # PodListener
 
     def on_change(self) -> None:
         self.placer.notify_change()
@@ -241,23 +242,3 @@ class SimulatedGateway(PodListener):
             request, finished_s=self._events.now_s, status=status, reason=reason or request.reason,
             error=error, deadline_s=None if due_s is None else due_s - arrival_s,
         )  # fmt: skip
-
-
-class _SimulatedPlacements(PlacementDriver[SimulatedRequest]):
-    """Passes the placer's decisions on to the gateway, which has another base class."""
-
-    def __init__(self, gateway: SimulatedGateway) -> None:
-        self._gateway = gateway
-
-    def reserve(self, placement: SimulatedRequest, decision: SendTo) -> bool:
-        return self._gateway.reserve(placement, decision)
-
-    def on_placed(self, placement: SimulatedRequest) -> None:
-        self._gateway.send(placement)
-
-    def on_rejected(self, placement: SimulatedRequest, error: Rejected) -> None:
-        self._gateway.reject(placement, error)
-
-    def before_dispatch(self) -> None:
-        if self._gateway.before_dispatch is not None:
-            self._gateway.before_dispatch()

@@ -113,7 +113,7 @@ class Simulation:
         if self._autoscaler is not None:
             gateway.on_arrival = self._autoscaler.arrived
             if self._plans_first:
-                gateway.before_dispatch = partial(self._tick_if_due, self._autoscaler)
+                gateway.on_dispatch = partial(self._tick_if_due, self._autoscaler)
             self.events.after(self._autoscaler.every_s, self._tick, self._autoscaler)
         self.events.after(_CHECK_INTERVAL_S, self._check_again)
         broken: LoadError | None = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gateway.dispatch.pending_placement import PendingPlacement
+from gateway.dispatch.pending_placement import PendingPlacement, PlacementDriver
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -100,8 +100,11 @@ class RequestPod:
         raise NotImplementedError
 
 
-class PodListener:
-    """What pods report; the simulated gateway implements it."""
+class PodListener(PlacementDriver[SimulatedRequest]):
+    """What pods report; the simulated gateway implements it.
+
+    The placer calls the same object, and a class that mypyc compiles has one base.
+    """
 
     def on_change(self) -> None:
         """Capacity or load state changed, so queued requests may have a place now."""
