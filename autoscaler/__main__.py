@@ -1,4 +1,4 @@
-"""Run one autoscaler: `python -m autoscaler --redis-url …`. Of several, one leads."""
+"""Run one autoscaler: `python -m autoscaler --redis-url …`. Only the leader of several plans."""
 
 from __future__ import annotations
 
@@ -34,19 +34,21 @@ if TYPE_CHECKING:
 
 
 async def serve(settings: AutoscalerSettings, metrics: AutoscalerMetrics) -> None:
-    """Plan and act until cancelled; then release the lead, so that another one can take over."""
+    """Plan and act until cancelled; then release the lead, so that another autoscaler can lead."""
     registry = Registry(settings.redis_url, settings.pool)
     watch = ClusterWatch(registry)
     log = AutoscalerLog(registry)
     holder = f"{socket.gethostname()}-{uuid.uuid4().hex[:6]}"
     policy = policy_of(settings.loading, settings.loading_value)
     pods = PodClient(load_timeout_s=settings.load_timeout)
-    async with AsyncExitStack() as at_end:
-        at_end.push_async_callback(registry.close)
-        at_end.push_async_callback(pods.close)
-        at_end.push_async_callback(_release_lead, log, holder, settings.lease)
+    async with AsyncExitStack() as exit_stack:
+        exit_stack.push_async_callback(registry.close)
+        exit_stack.push_async_callback(pods.close)
+        exit_stack.push_async_callback(_release_lead, log, holder, settings.lease)
         actuator = (
-            await _pool_actuator(settings, watch, metrics, at_end) if settings.kubernetes else None
+            await _pool_actuator(settings, watch, metrics, exit_stack)
+            if settings.kubernetes
+            else None
         )
         autoscaler = Autoscaler(settings, watch, log, policy, metrics, holder, actuator=actuator)
         async with asyncio.TaskGroup() as group:
@@ -71,14 +73,14 @@ async def _pool_actuator(
     settings: AutoscalerSettings,
     watch: ClusterWatch,
     metrics: AutoscalerMetrics,
-    at_end: AsyncExitStack,
+    exit_stack: AsyncExitStack,
 ) -> PoolActuator:
     from autoscaler.kubernetes.cluster.cluster_api import ClusterApi, connect  # optional extra
     from autoscaler.kubernetes.pools.pool_actuator import PoolActuator
     from autoscaler.kubernetes.pools.pool_scaler import PoolScaler
 
     client = await connect()
-    at_end.push_async_callback(client.close)
+    exit_stack.push_async_callback(client.close)
     return PoolActuator(
         settings.pool,
         PoolScaler(client, namespace=settings.namespace),

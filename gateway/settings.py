@@ -74,6 +74,6 @@ class GatewaySettings:
         30.0, parse_seconds, "accepted difference between token issuers' clocks and this one"
     )
     seed: int = option(
-        0, parse_int(0), "seed of random choices; runs with the same seed choose alike"
+        0, parse_int(0), "seed of random choices; runs with the same seed choose the same pods"
     )
     log_level: str = option("INFO", str, "minimum level of log messages")

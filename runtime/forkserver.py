@@ -49,7 +49,7 @@ class Forkserver:
         self._is_closing = False
 
     def run(self) -> int:
-        """Execute commands until the end of input and of every child."""
+        """Execute commands until the input has ended and every child has exited."""
         wakeup_read, wakeup_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wakeup_write, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)

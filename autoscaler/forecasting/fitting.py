@@ -21,7 +21,7 @@ _Rows = TypeVar("_Rows", PatternAssignment, SmoothingFit)
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Parameters per model, rows as in the history, and those that all share."""
+    """Parameters per model (rows as in the history), and parameters that all models share."""
 
     shared_profile: Floats
     """(144,): relative load of each ten minutes of the day, mean 1."""
@@ -31,7 +31,7 @@ class Fit:
     smoothing: SmoothingFit
 
     def take(self, rows: Integers) -> Fit:
-        """The same for some of the models."""
+        """The parameters of the models at `rows`."""
         return replace(
             self,
             patterns=_take(self.patterns, rows),
@@ -48,5 +48,6 @@ def fit(history: History) -> Fit:
     return Fit(shared, patterns, profiles, smoothing)
 
 
-def _take(of: _Rows, rows: Integers) -> _Rows:
-    return type(of)(*(getattr(of, field.name)[rows] for field in fields(of)))
+def _take(parameters: _Rows, rows: Integers) -> _Rows:
+    columns = (getattr(parameters, field.name) for field in fields(parameters))
+    return type(parameters)(*(column[rows] for column in columns))

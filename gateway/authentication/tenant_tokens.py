@@ -42,7 +42,7 @@ class VerifiedToken:
 
     tenants: frozenset[str]
     expires_s: float
-    """Seconds since the epoch, with the accepted clock difference."""
+    """Seconds since the epoch, the accepted clock difference included."""
 
 
 class TenantTokens:
@@ -56,12 +56,12 @@ class TenantTokens:
         self._leeway_s = leeway_s
         self._clock = clock
         self._cache: OrderedDict[bytes, VerifiedToken] = OrderedDict()
-        self._changes = 0
+        self._cache_clears = 0
         self._key_sets: dict[str, KeySet] = {}
         self._issuers: Sequence[TrustedIssuer] = ()
-        self._use(read_issuers(folder))
+        self._set_issuers(read_issuers(folder))
 
-    def _use(self, issuers: Sequence[TrustedIssuer]) -> None:
+    def _set_issuers(self, issuers: Sequence[TrustedIssuer]) -> None:
         if list(issuers) == list(self._issuers):
             return
         self._issuers = sorted(issuers, key=lambda each: (each.jwks, each.tenant))
@@ -73,7 +73,7 @@ class TenantTokens:
         self._clear_cache()
 
     def _clear_cache(self) -> None:
-        self._changes += 1
+        self._cache_clears += 1
         self._cache.clear()
 
     async def reload_periodically(self) -> None:
@@ -82,7 +82,7 @@ class TenantTokens:
             async with asyncio.TaskGroup() as group:
                 for key_set in self._key_sets.values():
                     group.create_task(key_set.refresh_if_old())
-            await wait_and_reload(read_issuers, self._folder, self._use)
+            await wait_and_reload(read_issuers, self._folder, self._set_issuers)
 
     async def check(self, namespace: str, token: bytes) -> None:
         """Check that a token is valid for the tenant.
@@ -95,9 +95,9 @@ class TenantTokens:
         digest = hashlib.sha256(token).digest()
         verified = self._cache.get(digest)
         if verified is None or verified.expires_s <= self._clock():
-            changes = self._changes
+            cache_clears = self._cache_clears
             verified = await self._verify(token)
-            if changes == self._changes:  # else issuers or keys have changed meanwhile
+            if cache_clears == self._cache_clears:  # else issuers or keys have changed meanwhile
                 self._add_to_cache(digest, verified)
         if namespace not in verified.tenants:
             raise Forbidden("the token is not valid for the tenant of the requested model or path")

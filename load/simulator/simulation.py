@@ -1,4 +1,4 @@
-"""One run: a cluster, a trace and a policy in, records and a summary out."""
+"""One simulated run: from a cluster, a trace and a policy to records and a summary."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ BATCH_ROWS: Final = 16_384
 _ROWS_BETWEEN_CHECKS: Final = 64
 """Arrivals between two calls of `is_stopping`: some milliseconds of work."""
 _CHECK_INTERVAL_S: Final = 60.0
-"""Virtual time between two calls while nothing arrives: heartbeats are work as well."""
+"""Virtual time between two calls while nothing arrives: heartbeats take computing time, too."""
 
 
 class SimulatedAutoscaler(Protocol):
@@ -70,7 +70,7 @@ class Simulation:
         queueing: QueueOptions | None = None,
         draws: Iterator[float] | None = None,
     ) -> None:
-        """A run that has not started.
+        """Prepare a run; iteration runs it.
 
         Args:
             cluster: the machines, pods and models.
@@ -86,7 +86,7 @@ class Simulation:
             LoadError: what the trace itself raises.
         """
         self.is_stopping: Callable[[], bool] = lambda: False
-        """Called now and then; when it returns True the run ends with what is finished by then."""
+        """Polled during the run; True ends the run with the requests that are finished."""
         self.was_stopped = False
         self.summary = Summary()
         self.events = EventQueue()
@@ -102,7 +102,7 @@ class Simulation:
         self.registry = self._cluster.registry
 
     def set_measured_times(self, times_s: Mapping[str, Mapping[str, float]]) -> None:
-        """Give the registry models' times, by key and measure, as if they had been in service."""
+        """Add times by model key and measure to the registry's estimates, as pods report them."""
         estimates = self.registry.state.measurements.at(AcceleratorKind())
         for key, measures in times_s.items():
             for measure, seconds in measures.items():
@@ -116,45 +116,45 @@ class Simulation:
                 gateway.on_dispatch = partial(self._tick_if_due, self._autoscaler)
             self.events.after(self._autoscaler.every_s, self._tick, self._autoscaler)
         self.events.after(_CHECK_INTERVAL_S, self._check_again)
-        broken: LoadError | None = None
+        trace_error: LoadError | None = None
         try:
             yield from self._batches()
         except _Stopped:
             pass
-        except LoadError as error:  # of the trace: the records before it are good
-            broken = error
+        except LoadError as error:  # raised by the trace: the records before it are valid
+            trace_error = error
         self.summary.wasted_memory_byte_s += self._cluster.idle_byte_s()
-        yield self._take()
-        if broken is not None:
-            raise broken
+        yield self._take_records()
+        if trace_error is not None:
+            raise trace_error
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
-        """All but the last."""
+        """All record batches but the last."""
         for batch in self._trace:
             for offset in range(0, batch.num_rows, BATCH_ROWS):
-                self._play(batch.slice(offset, BATCH_ROWS))
-                yield self._take()
-        while self._play_on():
+                self._run_arrivals(batch.slice(offset, BATCH_ROWS))
+                yield self._take_records()
+        while self._run_open_requests():
             if self._records.rows:
-                yield self._take()
+                yield self._take_records()
 
-    def _play(self, arrivals: pa.RecordBatch) -> None:
+    def _run_arrivals(self, arrivals: pa.RecordBatch) -> None:
         """Run until all of these requests have arrived."""
-        coming = rows(arrivals)
+        remaining = rows(arrivals)
         with _gc_paused(self._autoscaler is None):
-            while some := tuple(islice(coming, _ROWS_BETWEEN_CHECKS)):
+            while part := tuple(islice(remaining, _ROWS_BETWEEN_CHECKS)):
                 self._check()
-                self.events.run_through(some, self._cluster.gateway.arrive)
+                self.events.run_through(part, self._cluster.gateway.arrive)
 
-    def _play_on(self) -> bool:
-        """Run some more events; False: no request is open."""
+    def _run_open_requests(self) -> bool:
+        """Run up to `BATCH_ROWS` more events; False once no request is open."""
         self._check()
         with _gc_paused(self._autoscaler is None):
             gateway = self._cluster.gateway
             return self.events.run_some(BATCH_ROWS, until=lambda: gateway.open_total == 0)
 
     def _check(self) -> None:
-        """End the run if it is to stop."""
+        """Raise _Stopped if `is_stopping` returns True."""
         if self.is_stopping():
             self.was_stopped = True
             raise _Stopped
@@ -163,14 +163,14 @@ class Simulation:
         self._check()
         self.events.after(_CHECK_INTERVAL_S, self._check_again)
 
-    def _take(self) -> pa.RecordBatch:
+    def _take_records(self) -> pa.RecordBatch:
         records = self._records.take()
         self.summary.add(records)
         return records
 
     def _tick(self, autoscaler: SimulatedAutoscaler) -> None:
         self._check()
-        # With plans_first, queued requests have it act after changes instead.
+        # With plans_first, `before_dispatch` runs the tick while requests are queued.
         if not (self._plans_first and self._cluster.gateway.placer.queued_total):
             self._tick_if_due(autoscaler)
         self.events.after(autoscaler.every_s, self._tick, autoscaler)
@@ -184,7 +184,7 @@ class Simulation:
 
 @contextmanager
 def _gc_paused(is_paused: bool) -> Iterator[None]:
-    """Pause the cyclic collector: requests leave no cycles, of autoscalers that is not known."""
+    """Pause the cyclic collector: requests leave no reference cycles, autoscalers may."""
     was_enabled = gc.isenabled()
     if is_paused:
         gc.disable()

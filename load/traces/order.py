@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 def sort_within_window(blocks: Iterable[Block], *, window_s: float) -> Iterator[pa.RecordBatch]:
-    """The arrivals sorted by time, stable, in memory for the window only.
+    """Sort the arrivals by time (stable); only the rows of one window are in memory.
 
     Raises UnsortedTrace at a row that is earlier than a row above it by more than `window_s`
-    seconds, regardless of how the rows are cut into blocks. This error, and errors of the blocks,
-    follow the arrivals of all blocks before.
+    seconds, regardless of how the rows are cut into blocks. The arrivals of all earlier blocks are
+    yielded before this error or an error of a block is raised.
     """
     held: list[pa.RecordBatch] = []
     latest_s = -np.inf
@@ -43,11 +43,11 @@ def sort_within_window(blocks: Iterable[Block], *, window_s: float) -> Iterator[
                 )
                 raise block.error(row, problem, UnsortedTrace)
             latest_s = float(latest_each[-1])
-            pool = sorted_by_time(concat([*held, block.batch]))
-            ready = int(np.searchsorted(times_s(pool), latest_s - window_s, side="left"))
+            merged_rows = sorted_by_time(concat([*held, block.batch]))
+            ready = int(np.searchsorted(times_s(merged_rows), latest_s - window_s, side="left"))
             if ready:
-                yield pool.slice(0, ready)
-            held = [pool.slice(ready)]
+                yield merged_rows.slice(0, ready)
+            held = [merged_rows.slice(ready)]
     except TraceError:
         yield from held
         raise
@@ -55,7 +55,7 @@ def sort_within_window(blocks: Iterable[Block], *, window_s: float) -> Iterator[
 
 
 def merged(traces: Sequence[Trace]) -> Iterator[pa.RecordBatch]:
-    """All arrivals of all traces by time, in memory for a batch of each."""
+    """All arrivals of all traces by time; one batch of each trace is in memory."""
     remaining = [(batch for batch in trace if batch.num_rows) for trace in traces]
     heads = [next(batches, None) for batches in remaining]
     while live := [head for head in heads if head is not None]:

@@ -10,7 +10,7 @@ from load.experiments.liu.scenarios import (
     FIXED_POLICIES,
     LIU_REDUCTION_RATIO,
     TWO_LOADS_RATIO,
-    MachinePace,
+    MachineTimes,
 )
 
 if TYPE_CHECKING:
@@ -51,12 +51,12 @@ def check_simple(random: Sequence[SimpleRun], colocation: Sequence[SimpleRun]) -
     ]
 
 
-def observed_pace(runs: Sequence[WinRun]) -> MachinePace:
+def observed_times(runs: Sequence[WinRun]) -> MachineTimes:
     """Load and inference time of one request, from runs with two concurrent requests."""
     answers = [answer for run in runs for answer in run.answers]
     loads_s = [answer.stages_s.get("load", 0.0) for answer in answers if answer.is_cold]
     infers_s = [answer.stages_s.get("infer", 0.0) for answer in answers]
-    return MachinePace(
+    return MachineTimes(
         load_s=max(loads_s, default=0.0) / TWO_LOADS_RATIO, infer_s=percentile_s(infers_s, 0.5)
     )
 

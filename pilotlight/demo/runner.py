@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from load.experiments.liu.scenarios import FULL, MAX_ATTEMPTS, POLICIES, SHORT, WIN_SCENARIOS
-from pilotlight.demo.expectations import check_simple, check_win, keep_faster, observed_pace
+from pilotlight.demo.expectations import check_simple, check_win, keep_faster, observed_times
 from pilotlight.demo.invocations import invoke_samples
 from pilotlight.demo.report import (
     DemoReport,
@@ -21,7 +21,7 @@ from pilotlight.demo.report import (
     print_wins,
 )
 from pilotlight.errors import ExpectationFailed
-from pilotlight.live_experiments.liu_workloads import measure_machine_pace, run_simple, run_win
+from pilotlight.live_experiments.liu_workloads import measure_machine_times, run_simple, run_win
 from pilotlight.live_experiments.session import live_session
 from pilotlight.output import ProgressReporter, progress_bar
 from pilotlight.platform.settings import LocalPodSettings, PlatformSettings
@@ -133,7 +133,7 @@ async def _win_runs(session: LiveSession, scale: DemoScale) -> list[WinRun]:
     runs: list[WinRun] = []
     total = len(WIN_SCENARIOS) * len(POLICIES)
     with progress_bar("Liu 6.4") as update:
-        pace = await measure_machine_pace(session)
+        pace = await measure_machine_times(session)
 
         async def run_all(scenario: WinScenario, attempt: int) -> list[WinRun]:
             sleep_s = scenario.sleep_s(scale, pace)
@@ -149,7 +149,7 @@ async def _win_runs(session: LiveSession, scale: DemoScale) -> list[WinRun]:
             for attempt in range(2, MAX_ATTEMPTS + 1):
                 if all(each.is_met for each in check_win(found)):
                     break
-                pace = pace.slower(observed_pace(found))  # other programs use this machine, too
+                pace = pace.slower(observed_times(found))  # other programs use this machine, too
                 found = keep_faster(found, await run_all(scenario, attempt))
             runs += found
     return runs

@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from load.experiments.liu.runs import SimpleRun, WinRun
-from load.experiments.liu.scenarios import SENTENCE, SIMPLE_REQUESTS, MachinePace
+from load.experiments.liu.scenarios import SENTENCE, SIMPLE_REQUESTS, MachineTimes
 from pilotlight.live_experiments.session import gather_requests
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec
 
@@ -48,14 +48,14 @@ async def run_simple(
     return SimpleRun(policy, seed, tuple(answers))
 
 
-async def measure_machine_pace(session: LiveSession) -> MachinePace:
+async def measure_machine_times(session: LiveSession) -> MachineTimes:
     """Load and inference time of a single request."""
     spec = t5("liu-64")
     await session.make_cold(spec)
     cold = await session.predict(spec, SENTENCE, {"x-pilotlight-policy": "colocation"})
     warm = await session.predict(spec, SENTENCE, {"x-pilotlight-policy": "colocation"})
     await session.wait_idle()
-    return MachinePace(
+    return MachineTimes(
         load_s=cold.stages_s.get("load", 0.0), infer_s=warm.stages_s.get("infer", 0.0)
     )
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from load.experiments.liu.scenarios import POLICIES, WIN_SCENARIOS
 from pilotlight.errors import StartFailed
 from pilotlight.live_experiments.elastic import burst_models, run_burst, run_spike, spike_model
-from pilotlight.live_experiments.liu_workloads import measure_machine_pace, run_simple, run_win
+from pilotlight.live_experiments.liu_workloads import measure_machine_times, run_simple, run_win
 from pilotlight.live_experiments.prewarming import play_slice, prewarming_settings
 from pilotlight.live_experiments.session import live_session
 from pilotlight.output import ProgressReporter, progress_bar
@@ -93,7 +93,7 @@ class LocalLivePlatform:
             runs: list[WinRun] = []
             total = len(WIN_SCENARIOS) * len(POLICIES)
             with progress_bar("live: section 6.4") as update:
-                pace = await measure_machine_pace(session)
+                pace = await measure_machine_times(session)
                 for scenario, policy in product(WIN_SCENARIOS, POLICIES):
                     update(len(runs), total, f"{scenario.section} {policy}")
                     sleep_s = scenario.sleep_s(scale, pace)
@@ -128,10 +128,12 @@ class LocalLivePlatform:
             spec = spike_model(uri)
             return self._run(settings, lambda session: run_spike(session, spec, scenario, seed))
 
-    def prewarming(self, piece: TraceSlice, policy: str, value: float, output: Path) -> Run:
+    def prewarming(self, trace_slice: TraceSlice, policy: str, value: float, output: Path) -> Run:
         """A compressed trace under a loading policy, on one pod without any model."""
-        settings = prewarming_settings(self._settings_with_samples(None), piece, policy, value)
-        return self._run(settings, lambda session: play_slice(session, piece, output))
+        settings = prewarming_settings(
+            self._settings_with_samples(None), trace_slice, policy, value
+        )
+        return self._run(settings, lambda session: play_slice(session, trace_slice, output))
 
     def _run(
         self, settings: PlatformSettings, work: Callable[[LiveSession], Coroutine[Any, Any, T]]

@@ -30,14 +30,14 @@ _READY_TIMEOUT_S = 60.0
 
 
 def prewarming_settings(
-    settings: PlatformSettings, piece: TraceSlice, policy: str, value: float
+    settings: PlatformSettings, trace_slice: TraceSlice, policy: str, value: float
 ) -> PlatformSettings:
     """One pod with memory for every model, and an autoscaler with the trace's time scale."""
     model_bytes = _model_bytes(settings)
     pod = replace(
         settings.pod,
         slots=_SLOTS,
-        memory_bytes=2 * model_bytes * (len(piece.models()) + 1),
+        memory_bytes=2 * model_bytes * (len(trace_slice.models()) + 1),
         allow_simulated_work=False,
     )
     autoscaler = LocalAutoscalerSettings(
@@ -54,14 +54,17 @@ def _model_bytes(settings: PlatformSettings) -> int:
     return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
 
 
-async def play_slice(session: LiveSession, piece: TraceSlice, output: Path) -> Run:
+async def play_slice(session: LiveSession, trace_slice: TraceSlice, output: Path) -> Run:
     """Create the models, wait until the autoscaler plans, play the trace, read its records."""
     specs = [
-        ModelSpec(ModelName("default", each), f"s3://{BUCKET}/{SAMPLE}") for each in piece.models()
+        ModelSpec(ModelName("default", each), f"s3://{BUCKET}/{SAMPLE}")
+        for each in trace_slice.models()
     ]
     await session.create_models(specs)
     await _wait_leader(session.platform.cluster.registry)
-    prepared = await prepare(RunSettings(piece.compressed, session.platform.gateway_url, seed=1))
+    prepared = await prepare(
+        RunSettings(trace_slice.compressed, session.platform.gateway_url, seed=1)
+    )
     with claimed_output(output, overwrite=True):
         await run_trace(prepared, output, stop=asyncio.Event(), on_progress=lambda _: None)
     found = read_run(output, output.stem)

@@ -15,25 +15,25 @@ POOL = "pool"
 
 @dataclass(frozen=True, slots=True)
 class PodShape:
-    """Pods of one kind that a pool is to have."""
+    """A wanted number of pods of one accelerator kind."""
 
     count: int
     kind: AcceleratorKind = _ANY_KIND
-    """The default: whatever accelerator the pool's pods have."""
+    """The default matches any accelerator."""
     batch_caps: tuple[tuple[str, int], ...] = ()
     """(model key, rows): the largest batches of models without the annotation `max-batch-size`."""
 
 
 @dataclass(frozen=True, slots=True)
 class WantedPods:
-    """The pods that a pool is to have, and which ones to remove first when there are more."""
+    """The wanted pods of a pool, and the names of the pods to remove first."""
 
     shapes: tuple[PodShape, ...]
     leaving: tuple[str, ...] = ()
 
     @property
     def pods(self) -> int:
-        """Of all shapes together: the size of a pool whose pods are all alike."""
+        """The total of all shapes: the size of the pool."""
         return sum(shape.count for shape in self.shapes)
 
     def batch_caps(self, kind: AcceleratorKind) -> dict[str, int]:
@@ -59,11 +59,11 @@ class ActionRecord:
     subject: str
     """The model's name, or `POOL`."""
     reason: str
-    """Of a closed set: also a metric label."""
+    """One of a closed set, since it is also a metric label."""
     detail: str
     """The reason as a sentence. Its name in JSON is `words`."""
     at_s: float
-    """Registry time of the begin."""
+    """Registry time at which the action began."""
     pod: str = ""
     tier: str = ""
     outcome: str = ActionOutcome.BEGUN
@@ -77,7 +77,7 @@ class ActionRecord:
 
 @dataclass(frozen=True, slots=True)
 class LeaderLease:
-    """Which autoscaler plans for the pool; `until_s` is registry time."""
+    """The autoscaler that plans for the pool; `until_s` is registry time."""
 
     holder: str
     token: int

@@ -40,7 +40,7 @@ def host_port(host: str, port: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PodInfo:
-    """What does not change during a pod's life."""
+    """A pod's registration, which does not change while the pod runs."""
 
     name: str
     address: str

@@ -41,7 +41,7 @@ class ClusterWatch:
     """The in-process copy of one pool, and the task that keeps it up to date.
 
     With `counts=False` the copy leaves out slots and ongoing requests, which change with every
-    request: a pod does not need them, and a thousand pods could not follow them.
+    request: a pod does not need them, and Redis could not push them to a thousand pods.
     """
 
     def __init__(self, registry: Registry, *, counts: bool = True) -> None:
@@ -107,7 +107,7 @@ class ClusterWatch:
     # The task
 
     async def run(self) -> None:
-        """Follow the registry until cancelled, across outages."""
+        """Keep the copy up to date until cancelled; reconnects after outages."""
         while True:
             try:
                 await self._follow()

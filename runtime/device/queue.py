@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ASSUMED_DEADLINE_S: Final = 60.0
-"""Of jobs without a deadline, from when they were queued, so that none of them starves."""
+"""Deadline of jobs without one, from the time they were queued, so that none of them starves."""
 
 Result = TypeVar("Result")
 Q = TypeVar("Q", bound="Queued")
@@ -91,7 +91,10 @@ class DeviceQueue(Generic[Q]):
         return True
 
     def take_next(self, now_s: float) -> tuple[list[Q], float]:
-        """The jobs of the most urgent batch that is ready; without one, when the next will be."""
+        """The jobs of the most urgent batch that is ready, and the time.
+
+        Without a ready batch: no jobs, and the time at which the next batch is ready.
+        """
         wake_s = math.inf
         models = self._jobs
         for model in sorted(models, key=self._urgency) if len(models) > 1 else list(models):

@@ -1,6 +1,6 @@
 """Failed loads, of this pod and of the pool, and the time of the next attempt.
 
-Pure, shared with the simulator. The next attempt comes 1 s later, then twice as long, up to 60 s.
+Pure, shared with the simulator. The pause before the next attempt doubles from 1 s up to 60 s.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 BACKOFF: Final = Backoff(initial_s=1.0, max_s=60.0)
 BROKEN_PAUSE_S: Final = 300.0
-"""Before a hung model is loaded again: each hang costs a thread until the pod ends."""
+"""Pause before a hung model is loaded again: each hang costs a thread until the pod ends."""
 
 
 def next_failure(
@@ -38,7 +38,7 @@ def next_failure(
 
 
 class LoadFailures:
-    """Keeps failures of this pod also during an outage of the registry."""
+    """The last failure by model; this pod's failures are known during a registry outage, too."""
 
     def __init__(self, state: Callable[[], ClusterState], registry_now_s: Callable[[], float]):
         self._state = state

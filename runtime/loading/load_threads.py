@@ -1,8 +1,8 @@
-"""Work of loads, in threads and on the event loop: prioritised, cancellable, shared.
+"""Runs the work of loads, in threads and on the event loop: prioritised, cancellable, shared.
 
-In threads urgent work goes first, and preloads never occupy all of them. The priority of queued
-work is read when a thread becomes free, so a load that becomes urgent overtakes with the work that
-it queued before, too.
+Threads run urgent work first, and preloads never occupy all threads. The priority of queued work is
+read when a thread becomes free, so a load that becomes urgent also moves forward the work that it
+queued earlier.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 LOAD_THREADS = 16
 MAX_PRELOAD_THREADS = 8
-"""A load from storage takes two for a while: one downloads, one copies to the device."""
+"""A load from storage occupies two threads for a while: a download and a copy to the device."""
 
 Key = TypeVar("Key")
 Result = TypeVar("Result")
@@ -48,7 +48,7 @@ class _Job:
 
 
 class LoadThreads(Executor):
-    """All threads of a pod's loads; work submitted here is urgent, that of `of` as its ticket."""
+    """All threads of a pod's loads. Work submitted directly is urgent; see also `executor_for`."""
 
     def __init__(
         self, threads: int = LOAD_THREADS, *, max_preload_threads: int = MAX_PRELOAD_THREADS
@@ -60,8 +60,8 @@ class LoadThreads(Executor):
         self._preloading = 0
         self._urgent = _LoadExecutor(self, LoadTicket())
 
-    def of(self, ticket: LoadTicket) -> Executor:
-        """An executor for one load; cancelling its ticket removes queued work."""
+    def executor_for(self, ticket: LoadTicket) -> Executor:
+        """An executor with the ticket's priority; cancelling the ticket removes queued work."""
         ticket.add_listener(self._reschedule)
         return _LoadExecutor(self, ticket)
 
@@ -125,7 +125,7 @@ class LoadThreads(Executor):
             self._try_next()
 
     def _pick(self) -> _Job | None:
-        """The oldest urgent job, else the oldest one of a preload, within their limit."""
+        """Remove the oldest urgent job, or the oldest preload job within the limit of preloads."""
         found = next((job for job in self._queue if job.ticket.is_urgent), None)
         if found is None and self._queue and self._preloading < self._max_preload_threads:
             found = self._queue[0]

@@ -143,7 +143,7 @@ class _DeviceLoad:
     async def _weights_and_skeleton(self) -> tuple[DeviceWeights, Skeleton]:
         """Builds the skeleton while the weights arrive; its failure cancels their download."""
         weights, skeleton = await asyncio.gather(
-            in_thread(self.loader.resolver.threads.of(self.ticket), self._copy_weights),
+            in_thread(self.loader.resolver.threads.executor_for(self.ticket), self._copy_weights),
             self._build_skeleton(),
             return_exceptions=True,
         )
@@ -163,7 +163,9 @@ class _DeviceLoad:
 
     async def _build_skeleton(self) -> Skeleton:
         try:
-            return await in_thread(self.loader.resolver.threads.of(self.ticket), self._skeleton)
+            return await in_thread(
+                self.loader.resolver.threads.executor_for(self.ticket), self._skeleton
+            )
         except Exception as error:
             if not is_out_of_memory(error):  # an eviction may make the next attempt succeed
                 self.ticket.cancel("its network cannot be built")

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(eq=False, slots=True)
 class StoreEntry(CachedModel):
-    """A model on the device and its removal."""
+    """A model on the device, and the callback that frees it."""
 
     model: ServedModel = field(kw_only=True)
     free: Callable[[], None] = field(kw_only=True)

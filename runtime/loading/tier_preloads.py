@@ -82,7 +82,7 @@ class TierPreloads:
             self._on_moved(spec.key)
 
     async def _preload(self, spec: ModelSpec, tier: Tier, ticket: LoadTicket) -> None:
-        resolver, threads = self._resolver, self._resolver.threads.of(ticket)
+        resolver, threads = self._resolver, self._resolver.threads.executor_for(ticket)
         with await in_thread(resolver.threads, resolver.cache.lock_for_use, spec.key):
             await unless_cancelled(ticket, resolver.processors.folder(spec))
             if tier is Tier.HOST and not resolver.host.is_on:

@@ -143,7 +143,7 @@ class WeightResolver:
 
         Raises LoadFailed, LoadCancelled.
         """
-        threads = self.threads.of(ticket)
+        threads = self.threads.executor_for(ticket)
         was_on_disk = await in_thread(threads, self.cache.has_weights, spec.key)
         folder = await unless_cancelled(ticket, self.processors.folder(spec))
         files = await in_thread(threads, self.cache.weight_files, spec)
@@ -183,7 +183,7 @@ class WeightResolver:
     async def _open(
         self, spec: ModelSpec, files: Sequence[RemoteFile], ticket: LoadTicket
     ) -> _OpenWeights:
-        threads = self.threads.of(ticket)
+        threads = self.threads.executor_for(ticket)
         image = await in_thread(threads, self.host.open, spec.key, files)
         if image is not None:
             return _OpenWeights(image, Tier.HOST)

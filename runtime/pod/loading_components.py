@@ -138,7 +138,7 @@ def compose_loading(context: PodContext) -> LoadingComponents:
         lease_ttl_s=settings.lease_ttl,
     )
     processors = Processors(cache, threads, context.tasks, agent.report_tier)
-    background = threads.of(LoadTicket(is_urgent=False))
+    background = threads.executor_for(LoadTicket(is_urgent=False))
     demotions = Demotions(host, cache, background, agent.report_tier)
     resolver = WeightResolver(store, cache, host, processors, threads, settings.generation_limits)
     loader = ModelLoader(store, resolver, context.memory, Skeletons(), context.device)

@@ -1,4 +1,4 @@
-"""The response to one HTTP request on ASGI: sent whole or in chunks, errors in a protocol's form.
+"""The response to one HTTP request over ASGI: whole or in chunks, with errors in a protocol's form.
 
 Shared by all protocols: headers, timings, the response to each error, metrics.
 """
@@ -152,12 +152,12 @@ def error_response(error: Failure, form: ErrorForm = kserve_error) -> tuple[int,
 
 
 def error_status(error: Failure) -> int:
-    """The HTTP status of an error; another pod's error keeps its own."""
+    """The HTTP status of an error; an error of another pod keeps its status."""
     return error.status if isinstance(error, RemoteRefused) else status_of(error)
 
 
 def error_headers(error: Failure) -> Headers:
-    """Whether the request was executed, and when to try again, for clients and the gateway."""
+    """Headers that say whether the request was executed and when to retry it."""
     if isinstance(error, RemoteRefused):
         return list(error.headers.items())
     headers = []

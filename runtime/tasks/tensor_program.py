@@ -31,11 +31,11 @@ REFUSAL_ERRORS = (
 MAX_OUTPUT_BYTES = 2 * 1024**3
 TOLERANCE = {"FP16": 1e-2, BF16: 5e-2}
 DEFAULT_TOLERANCE = 1e-4
-"""Of a row's outputs alone and in a batch, relative to the largest value."""
+"""Allowed difference of a row's outputs alone and in a batch, relative to the largest value."""
 
 
 class TensorProgram:
-    """Passes a program's tensors on unchanged."""
+    """The task of an exported program: its inputs and outputs are the request's tensors."""
 
     def __init__(self, path: Path, declared: Task | None) -> None:
         """Read the signature of the archive at `path`; raises ModelInvalid."""

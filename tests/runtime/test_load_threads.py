@@ -29,8 +29,8 @@ def test_urgent_work_overtakes_preloads_that_were_handed_in_before() -> None:
     line = Line()
     early, late = LoadTicket(is_urgent=False), LoadTicket()
     jobs = [
-        line.threads.of(early).submit(line.order.append, "preload"),
-        line.threads.of(late).submit(line.order.append, "urgent"),
+        line.threads.executor_for(early).submit(line.order.append, "preload"),
+        line.threads.executor_for(late).submit(line.order.append, "urgent"),
     ]
     line.gate.set()
     wait(jobs)
@@ -42,7 +42,8 @@ def test_preload_that_becomes_urgent_overtakes_with_what_waits_already() -> None
     line = Line()
     tickets = {name: LoadTicket(is_urgent=False) for name in ("a", "b", "c")}
     jobs = [
-        line.threads.of(ticket).submit(line.order.append, name) for name, ticket in tickets.items()
+        line.threads.executor_for(ticket).submit(line.order.append, name)
+        for name, ticket in tickets.items()
     ]
     tickets["c"].prioritise()
     line.gate.set()
@@ -60,7 +61,10 @@ def test_preloads_never_take_all_threads() -> None:
         assert gate.wait(240)
 
     tickets = [LoadTicket(is_urgent=False) for _ in range(2)]
-    preloads = [threads.of(ticket).submit(hold, f"preload-{n}") for n, ticket in enumerate(tickets)]
+    preloads = [
+        threads.executor_for(ticket).submit(hold, f"preload-{n}")
+        for n, ticket in enumerate(tickets)
+    ]
     assert threads.submit(lambda: "ran").result(60) == "ran"
     wait_until(lambda: began == ["preload-0"], what="the first one begun")
     tickets[1].prioritise()  # it may have the thread that is left to urgent work
@@ -74,7 +78,7 @@ def test_preloads_never_take_all_threads() -> None:
 def test_work_of_a_cancelled_load_is_not_run() -> None:
     line = Line()
     ticket = LoadTicket(is_urgent=False)
-    job = line.threads.of(ticket).submit(line.order.append, "never")
+    job = line.threads.executor_for(ticket).submit(line.order.append, "never")
     ticket.cancel("of the test")
     with pytest.raises(LoadCancelled, match="cancelled: of the test"):
         job.result(60)  # at once: the thread is still busy

@@ -14,9 +14,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-VALID = datetime.timedelta(days=365)
+VALIDITY = datetime.timedelta(days=365)
 RENEW_BEFORE = datetime.timedelta(days=60)
-_SKEW = datetime.timedelta(minutes=5)
+_CLOCK_SKEW = datetime.timedelta(minutes=5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +99,6 @@ def _builder(
         .issuer_name(issuer)
         .public_key(key)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - _SKEW)
-        .not_valid_after(now + VALID)
+        .not_valid_before(now - _CLOCK_SKEW)
+        .not_valid_after(now + VALIDITY)
     )

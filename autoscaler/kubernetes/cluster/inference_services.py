@@ -105,7 +105,7 @@ def role_of(document: Mapping[str, Any]) -> Role:
 
 
 def mode_of(document: Mapping[str, Any]) -> str:
-    """The deployment mode that KServe uses: the status precedes the annotation."""
+    """The deployment mode that KServe uses: the status takes precedence over the annotation."""
     recorded = (document.get("status") or {}).get("deploymentMode")
     annotations = (document.get("metadata") or {}).get("annotations") or {}
     return str(recorded or annotations.get(MODE, ""))

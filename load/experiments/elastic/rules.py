@@ -28,7 +28,7 @@ class PredictiveRule:
     def __init__(
         self, cluster: ClusterPlan, limits: Limits, *, pods: int, counts: Counts, epoch_s: float
     ) -> None:
-        """`counts` of earlier arrivals, at whose clock the run starts at `epoch_s`."""
+        """`counts`: earlier arrivals; the run starts at `epoch_s` on the clock of `counts`."""
         self._autoscaler = PlannedAutoscaler(
             predictive(), cluster,
             every_s=TICK_S, epoch_s=epoch_s, counts=counts, limits=limits, pods=pods,
@@ -62,10 +62,7 @@ class KnativeRule:
 
 
 class ScrapedKnativeRule:
-    """`KnativeRule` with the samples of Knative's autoscaler: means of a second, once a second.
-
-    It plans every two seconds.
-    """
+    """`KnativeRule` as Knative runs it: a sample is the mean of a second, a plan every two."""
 
     interval_s = 0.1
 

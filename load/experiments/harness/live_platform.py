@@ -39,7 +39,7 @@ class LivePlatform(Protocol):
         """A sudden rise of the load, under the platform's autoscaler."""
         ...
 
-    def prewarming(self, piece: TraceSlice, policy: str, value: float, output: Path) -> Run:
+    def prewarming(self, trace_slice: TraceSlice, policy: str, value: float, output: Path) -> Run:
         """A compressed trace under a loading policy, on one pod that is empty at the start.
 
         Writes its records to the file `output`.

@@ -40,12 +40,12 @@ LIU_REDUCTION_RATIO = 1 - LIU_SIMPLE["colocation"].total_s / LIU_SIMPLE["random"
 TWO_LOADS_RATIO = 1.25
 """Time of two concurrent loads on two cores over that of one alone (measured by the demo)."""
 MAX_ATTEMPTS = 3
-"""How often the demo runs a workload before it reports that the expected policy did not win."""
+"""Runs of a workload before the demo reports that the expected policy is not the fastest."""
 
 
 @dataclass(frozen=True, slots=True)
 class DemoScale:
-    """How the thesis's seconds are shortened, with the matching link rates."""
+    """The shortened times that replace the thesis's, and the matching link rates."""
 
     simple_link_bytes_per_s: float
     win_link_bytes_per_s: float
@@ -53,24 +53,24 @@ class DemoScale:
     """In place of the thesis's 5 s, on a fast machine."""
     random_seeds: tuple[int, ...]
     random_budget_s: float
-    """After the second seed no further one starts beyond this time, for slow machines."""
+    """After the second seed, no further seed starts once this time has passed (slow machines)."""
 
 
 @dataclass(frozen=True, slots=True)
-class MachinePace:
+class MachineTimes:
     """The times of one T5-small request on this machine. Seconds."""
 
     load_s: float
     infer_s: float
 
-    def slower(self, other: MachinePace) -> MachinePace:
+    def slower(self, other: MachineTimes) -> MachineTimes:
         """The slower of both in each part."""
-        return MachinePace(max(self.load_s, other.load_s), max(self.infer_s, other.infer_s))
+        return MachineTimes(max(self.load_s, other.load_s), max(self.infer_s, other.infer_s))
 
 
 @dataclass(frozen=True, slots=True)
 class WinScenario:
-    """One of the workloads of section 6.4, each with another fastest policy."""
+    """One of the workloads of section 6.4; each has a different fastest policy."""
 
     section: str
     is_prewarmed: bool
@@ -98,7 +98,7 @@ class WinScenario:
         """The fastest policy in the thesis."""
         return min(self.liu_s, key=self.liu_s.__getitem__)
 
-    def sleep_s(self, scale: DemoScale, pace: MachinePace) -> float:
+    def sleep_s(self, scale: DemoScale, pace: MachineTimes) -> float:
         """The thesis's 5 s, shortened so that its conditions still hold at this machine's pace.
 
         Source: Liu 2025, section 6.5. `colocation` wins where the network takes longer than a cold

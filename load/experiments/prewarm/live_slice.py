@@ -121,12 +121,12 @@ def _is_from(run: Run, tier: Tier) -> Bools:
 
 
 def simulate_slice(
-    piece: TraceSlice, policy: str, value: float, times: MeasuredTimes
+    trace_slice: TraceSlice, policy: str, value: float, times: MeasuredTimes
 ) -> MemoryHeld:
     """The slice in the simulator, at the trace's own pace."""
-    plan = _cluster(piece.models(), times)
+    plan = _cluster(trace_slice.models(), times)
     scaler = PlannedAutoscaler(policy_of(policy, value), plan, every_s=TICK_S)
-    run = Simulation(plan, piece.trace(), autoscaler=scaler)
+    run = Simulation(plan, trace_slice.trace(), autoscaler=scaler)
     starts = [start for batch in run for start in batch.column("start").to_pylist()]
     cold = sum(start != "warm" for start in starts)
     return MemoryHeld(len(starts), cold, len(starts) - run.summary.statuses[200], idle_model_h(run))

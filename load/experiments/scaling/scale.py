@@ -1,4 +1,4 @@
-"""The experiment scale: 10 to 1,000 pods, 10 to 10,000 models, and the limit of one registry."""
+"""The experiment scale: 10 to 1,000 pods, 10 to 10,000 models, and the capacity of one registry."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _SIZES: Final = ((10, 10), (10, 100), (100, 100), (100, 1_000), (1_000, 1_000), (1_000, 10_000))
 """Pods and models."""
 _REQUESTS: Final = 10_000
-"""Of the smaller sizes; a thousand pods get twice as many, 0.8 seconds of their load."""
+"""Requests of the smaller sizes; a thousand pods get twice as many, 0.8 seconds of their load."""
 _LARGE_PODS: Final = 1_000
 _POLICIES: Final = (
     RoutingPolicy.COLOCATION,
@@ -113,7 +113,7 @@ def _registry_row(task: RegistryLoadTask, found: RegistryLoadResult) -> tuple[Ce
 
 EXPERIMENT: Final = Experiment(
     "scale",
-    "10 to 1,000 pods and 10 to 10,000 models; where the one registry is full",
+    "10 to 1,000 pods and 10 to 10,000 models; the capacity of one registry",
     run,
     has_live_part=True,
 )

@@ -1,12 +1,12 @@
 """The workload of Blinowski et al. 2024: nine models, counts per minute with spikes, deadlines.
 
 After section 5.4 and their simulator: forty functions per model, each arrival uniform in its
-minute. Theirs come from the Azure Functions trace of 2019, which is not available here; these are
-drawn, and restricted to what the thesis states: around 1,700 requests per minute in steady minutes
-(6.3), and spikes.
+minute. Their counts come from the Azure Functions trace of 2019, which is not available here. These
+counts are drawn at random with the rates that the thesis states: around 1,700 requests per minute
+in steady minutes (6.3), and spikes.
 
 Latencies on c5.18xlarge, sizes, and the rule that a load takes size x 8 / 4096 Mbit/s from anywhere
-are facts of tiger-simulator (github.com/technical-tigers/tiger-simulator at 5870cfdd, MIT, (c) 2024
+come from tiger-simulator (github.com/technical-tigers/tiger-simulator at 5870cfdd, MIT, (c) 2024
 Blinowski, Mrozicki, Potrzebowski, Wasowski). Its VGG16 and VGG-16 are two names with different
 latencies; Stable diffusion v2 of the thesis's list has neither latency nor size there.
 """
@@ -72,17 +72,18 @@ class Workload:
     rate_per_min: float = 1700.0
     """In steady minutes."""
     spikes: int = 3
-    """Of two minutes, each in its own third of the time, after a quiet start."""
+    """Number of spikes of two minutes, one in each equal part of the time after a quiet start."""
     height: float = 4.0
     """Factor on the rate of a function that takes part in a spike."""
     spiking_share: float = 0.5
-    """Of all functions, those that take part in a spike."""
+    """Share of the functions that take part in a spike."""
     spread: float = 3.0
     """Standard deviation of the logarithm of functions' rates: the busiest quarter then has 99 %
     of the calls, as in Shahrad et al. 2020 (Blinowski et al., section 2.3)."""
     most_busy: float = 0.75
-    """Functions are drawn again while one model alone keeps a machine busy for more of the steady
-    time: Baseline, which loads a model once, serves such times well (section 6.3)."""
+    """Largest share of the steady time in which one model keeps a machine busy; beyond it functions
+    are drawn again, since Baseline, which loads a model once, serves such times well
+    (section 6.3)."""
     work: tuple[float, float] = (1.8, 2.4)
     """The number of machines that all models together keep busy: seeds differ in the models that
     are requested, not in the total work."""

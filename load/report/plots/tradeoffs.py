@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from load.report.run import Run
 
 _GB: Final = 1e9
-_ROOM: Final = 1.15
+_AXIS_MARGIN: Final = 1.15
 """End of an axis, as a multiple of the largest value on it."""
-_IN_LEGEND: Final = 0.55
+_LEGEND_SCALE: Final = 0.55
 """Size of a mark in the legend, relative to the plot."""
 
 
@@ -46,20 +46,20 @@ def goodput(runs: Sequence[Run]) -> Plot | LeftOut:
         f"{run_labels[best.name]} reaches {reached:.3g} of {offered:.3g} requests/s offered",
         "Offered load (requests/s)", "Goodput (requests/s answered in time)",
     )  # fmt: skip
-    most = _ROOM * max(max(point) for _, _, point in shown)
-    axes.plot([0, most], [0, most], color="#999999", linestyle=":", label="all in time")
+    limit = _AXIS_MARGIN * max(max(point) for _, _, point in shown)
+    axes.plot([0, limit], [0, limit], color="#999999", linestyle=":", label="all in time")
     for policy in dict.fromkeys(_policy(run) for _, run, _ in shown):
         line = sorted(point for _, run, point in shown if _policy(run) == policy)
         if policy and len(line) > 1:
             axes.plot(*zip(*line, strict=True), color="#bbbbbb", linewidth=1.2, zorder=1)
     for at, run, point in shown:
         _mark(axes, point, at, run_labels[run.name])
-    axes.set_xlim(0, most)
-    axes.set_ylim(0, most)
-    legend_below(axes, marker_scale=_IN_LEGEND)
+    axes.set_xlim(0, limit)
+    axes.set_ylim(0, limit)
+    legend_below(axes, marker_scale=_LEGEND_SCALE)
     caption = (
-        "One point per run; runs of one policy are joined in order of load. Goodput counts answers "
-        "within their deadline, and all whole answers where there is none "
+        "One point per run; runs of one policy are joined in order of load. Goodput counts "
+        "responses within their deadline, and all complete responses where there is none "
         "(as Elvinger 2024, figure 6.15)."
         f"{not_shown_note(run_labels, [run for _, run, _ in shown])}"
     )
@@ -67,7 +67,7 @@ def goodput(runs: Sequence[Run]) -> Plot | LeftOut:
 
 
 def _mark(axes: Axes, point: tuple[float, float], at: int, label: str) -> None:
-    """A run's point: hollow, and smaller from run to run, so that all are visible."""
+    """Draw a run's point: hollow, and smaller from run to run, so that all are visible."""
     axes.plot(*point, MARKERS[at], color=COLOURS[at], fillstyle="none", markeredgewidth=2,
               markersize=16 - at, label=label, linestyle="none", clip_on=False)  # fmt: skip
 
@@ -100,11 +100,11 @@ def wasted_memory(runs: Sequence[Run]) -> Plot | LeftOut:
               label="no run is better in both (Pareto front)")  # fmt: skip
     for (at, run, _), point in zip(shown, points, strict=True):
         _mark(axes, point, at, run_labels[run.name])
-    axes.set_xlim(0, _ROOM * max(wasted for wasted, _ in points) or 1)
-    axes.set_ylim(0, _ROOM * max(cold for _, cold in points) or 1)
+    axes.set_xlim(0, _AXIS_MARGIN * max(wasted for wasted, _ in points) or 1)
+    axes.set_ylim(0, _AXIS_MARGIN * max(cold for _, cold in points) or 1)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
     axes.yaxis.set_major_formatter(PercentFormatter(1))
-    legend_below(axes, marker_scale=_IN_LEGEND)
+    legend_below(axes, marker_scale=_LEGEND_SCALE)
     caption = (
         "Device memory of idle models, times seconds (1 GB s is a gigabyte for a second), against "
         "the share of requests that started cold; nearer to the lower left is better."

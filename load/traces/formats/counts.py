@@ -114,9 +114,9 @@ def _matrix_counts(
 ) -> BinCounts:
     """The counts above 0 of all columns; starts and models are broadcast to the matrix."""
     matrix = block.count_matrix(columns, maximum=_MAX_COUNT)
-    some = matrix > 0
-    starts_s, codes = (np.broadcast_to(each, matrix.shape)[some] for each in (start_s, models))
-    return bin_counts(starts_s, codes, matrix[some])
+    positive = matrix > 0
+    starts_s, codes = (np.broadcast_to(each, matrix.shape)[positive] for each in (start_s, models))
+    return bin_counts(starts_s, codes, matrix[positive])
 
 
 def _whole_minutes(

@@ -10,11 +10,11 @@ local function remove_address(pod)
   end
 end
 
-local function remove_pod(pod, registers_anew)
+local function remove_pod(pod, is_registering)
   remove_address(pod)
   local models = redis.call('HKEYS', key('residency:' .. pod))
   for _, model in ipairs(models) do
-    if registers_anew then  -- the pod reports at once what it still holds
+    if is_registering then  -- the pod reports the models that it still holds at once
       redis.call('SREM', key('warm:' .. model), pod)
     else
       remove_warm(pod, model)
@@ -34,7 +34,7 @@ local function expire_pods()
   for _, pod in ipairs(expired) do remove_pod(pod) end
 end
 
--- kind: of its accelerator; empty if the pod does not know it.
+-- kind: product and share of the pod's accelerator; empty if the pod does not know it.
 function op.register(pod, info, slots, lease_ms, kind)
   remove_pod(pod, true)
   local epoch = next_fence()
@@ -64,9 +64,9 @@ local function append_samples(model, measure, values)
   change('samples', model, measure, values)
 end
 
--- Idle memory of the pool, summed over the pods of its whole life. A pod's own total only grows,
--- also across lost leases and replies; a total below the last one is of a new process, which began
--- at 0.
+-- Idle memory of the pool, summed over all its pods, ended ones included. A pod's own total only
+-- grows, also across lost leases and replies; a total below the last one comes from a new process,
+-- which started at 0.
 local function add_idle_memory(pod, byte_s)
   local last = key('idle:' .. pod)
   local before = tonumber(redis.call('GET', last) or 0)

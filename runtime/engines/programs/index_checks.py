@@ -22,7 +22,7 @@ MASKS = frozenset({torch.bool, torch.uint8})
 
 
 def with_index_checks(function: OpOverload) -> Callable[..., Any]:
-    """The operator, which then raises IndexError for indices that its kernel would not survive."""
+    """The operator with a check that raises IndexError for indices out of bounds."""
     check = CHECKS.get(function._schema.name.removeprefix("aten::").rstrip("_"))
     if check is None:
         return function

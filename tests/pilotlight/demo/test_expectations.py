@@ -10,10 +10,10 @@ from load.experiments.liu.scenarios import (
     LIU_REDUCTION_RATIO,
     SHORT,
     WIN_SCENARIOS,
-    MachinePace,
+    MachineTimes,
 )
 from load.stages import STAGES
-from pilotlight.demo.expectations import check_simple, check_win, keep_faster, observed_pace
+from pilotlight.demo.expectations import check_simple, check_win, keep_faster, observed_times
 
 
 def _answer(latency_s: float, start: str = "warm") -> TimedResponse:
@@ -78,7 +78,7 @@ def test_the_pace_takes_the_slowest_load_and_the_median_inference() -> None:
         replace(_answer(1.0), stages_s={"load": 9.0, "infer": 0.9}),
     )
     [run] = _wins(colocation=3.0)
-    assert observed_pace([replace(run, answers=answers)]) == MachinePace(load_s=2.0, infer_s=0.5)
+    assert observed_times([replace(run, answers=answers)]) == MachineTimes(load_s=2.0, infer_s=0.5)
 
 
 def test_simulated_work_equals_the_sleeps_of_the_thesis() -> None:
@@ -91,7 +91,7 @@ def test_simulated_work_equals_the_sleeps_of_the_thesis() -> None:
 
 
 def test_sleeps_are_those_of_the_thesis_in_full_and_scaled_otherwise() -> None:
-    fast, slow = MachinePace(load_s=0.8, infer_s=0.3), MachinePace(load_s=1.6, infer_s=0.6)
+    fast, slow = MachineTimes(load_s=0.8, infer_s=0.3), MachineTimes(load_s=1.6, infer_s=0.6)
     assert [each.sleep_s(FULL, slow) for each in WIN_SCENARIOS] == [5.0, 5.0, 5.0]
     assert [each.sleep_s(SHORT, fast) for each in WIN_SCENARIOS] == [1.6, 1.5, 1.5]
     assert [each.sleep_s(SHORT, slow) for each in WIN_SCENARIOS] == [3.2, 1.5, 1.5]

@@ -9,7 +9,7 @@ import pytest
 
 from autoscaler.kubernetes.admission.certificates import (
     RENEW_BEFORE,
-    VALID,
+    VALIDITY,
     authority_bundle,
     make_certificates,
     needs_renewal,
@@ -100,10 +100,10 @@ def test_needs_renewal_before_expiry() -> None:
     certificate = make_certificates(NAMES, NOW).certificate
     assert not needs_renewal(certificate, NAMES, NOW)
     assert not needs_renewal(
-        certificate, NAMES, NOW + VALID - RENEW_BEFORE - datetime.timedelta(days=1)
+        certificate, NAMES, NOW + VALIDITY - RENEW_BEFORE - datetime.timedelta(days=1)
     )
     assert needs_renewal(
-        certificate, NAMES, NOW + VALID - RENEW_BEFORE + datetime.timedelta(days=1)
+        certificate, NAMES, NOW + VALIDITY - RENEW_BEFORE + datetime.timedelta(days=1)
     )
     assert needs_renewal(certificate, [*NAMES, "hook.elsewhere.svc"], NOW)
     assert needs_renewal(b"no certificate", NAMES, NOW)

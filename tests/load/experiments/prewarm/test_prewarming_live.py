@@ -43,14 +43,14 @@ def data_folder(folder: Path, rows: list[tuple[int, str]]) -> Path:
 
 def test_the_slice_is_compressed_and_its_simulation_is_not(tmp_path: Path) -> None:
     file = data_folder(tmp_path, [(0, "m"), (2, "n"), (40, "m")])
-    piece = TraceSlice(str(file), FIRST_H, FIRST_H + 1)
-    assert piece.models() == ["m", "n"]
-    assert piece.compressed == f"{piece.real_time}|speed={PACE:g}"
-    found = simulate_slice(piece, "keep-alive", 10.0, TIMES)
+    trace_slice = TraceSlice(str(file), FIRST_H, FIRST_H + 1)
+    assert trace_slice.models() == ["m", "n"]
+    assert trace_slice.compressed == f"{trace_slice.real_time}|speed={PACE:g}"
+    found = simulate_slice(trace_slice, "keep-alive", 10.0, TIMES)
     assert (found.requests, found.cold, found.failed) == (3, 3, 0)
     idle_min = 60 * (found.idle_model_h or 0)
     assert 2 * 10 <= idle_min <= 2 * 12  # the run ends with the last answer; ticks are minutes
-    longer = simulate_slice(piece, "keep-alive", 60.0, TIMES)
+    longer = simulate_slice(trace_slice, "keep-alive", 60.0, TIMES)
     assert longer.cold == 2
     assert (longer.idle_model_h or 0) > 3 * (found.idle_model_h or 0)
 
