@@ -8,7 +8,7 @@ Rules, in this order (classification before forecasting: SPES, Lee et al. 2024):
 - sparse: arrivals in less than 25 % of minutes.
 - steady: all others.
 
-Why no more than these three: docs/notes/forecast-ablation.md.
+Reasons for these three: docs/notes/forecast-ablation.md.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class PatternAssignment:
 
     pattern: Integers
     period_min: Floats
-    """Minutes; 0 without a peak of the autocorrelation, of any height."""
+    """Lag of the autocorrelation's best peak, whatever its height; 0 without a peak."""
 
 
 def classify(history: History) -> PatternAssignment:

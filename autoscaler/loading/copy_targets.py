@@ -52,15 +52,15 @@ def target_copies(
 
 
 def _for_queue(model: ModelView, now_s: float, params: CopyParams) -> int:
-    """Warm copies, plus those that serve the queue in time: warm copies are busy with arrivals."""
+    """Warm copies, which are busy with arrivals, plus the copies that serve the queue in time."""
     if not model.waiting.requests:
         return 0
     warm_since_s = [each.since_s for each in model.holders.values() if each.is_warm]
     if warm_since_s and now_s - min(warm_since_s) < params.max_wait_s:
         return len(warm_since_s)  # the queue is being served now
     within_s = model.spec.policy.deadline_s or params.max_wait_s
-    more = ceil(model.waiting.requests * model.infer_s / max(within_s, 1e-3))
-    return len(warm_since_s) + max(1, more)
+    additional = ceil(model.waiting.requests * model.infer_s / max(within_s, 1e-3))
+    return len(warm_since_s) + max(1, additional)
 
 
 def _bounded(model: ModelView, count: int) -> int:

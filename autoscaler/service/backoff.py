@@ -23,7 +23,7 @@ class _Pause:
 
 @dataclass(slots=True)
 class KeyedBackoff:
-    """Pauses by key. One owner; pauses long over are dropped."""
+    """Pauses by key. Used by one task only; pauses long over are dropped."""
 
     _pauses: dict[str, _Pause] = field(default_factory=dict)
 

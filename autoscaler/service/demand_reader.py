@@ -1,7 +1,7 @@
 """Reads arrival counts of a pool from the registry.
 
-A new autoscaler reads back all counts; a running one reads the last seconds at each tick and adds
-what is new, because gateways report up to a second late.
+A new autoscaler reads all counts; a running one reads the last seconds again at each tick and adds
+the new counts, because gateways report up to a second late.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ _SECONDS_KEPT_S: Final = 300
 
 
 class DemandReader:
-    """Adds what it reads to the observed demand of one pool. One owner."""
+    """Adds what it reads to the observed demand of one pool. Used by one task only."""
 
     def __init__(self, registry: Registry, observed: ObservedDemand) -> None:
         self._arrivals = ArrivalLog(registry)
         self._observed = observed
         self._added: dict[int, dict[ModelName, int]] = {}
-        """By second, of the last seconds: what was added already."""
+        """Counts that were added already, by second and model, for the last seconds."""
         self._read_at_s: float | None = None
 
     async def read(self, now_s: float, models: Sequence[ModelName]) -> None:
-        """Add new counts. Raises RegistryUnavailable, and then nothing has changed."""
+        """Add new counts. Raises RegistryUnavailable, without any change."""
         if self._read_at_s is None or abs(now_s - self._read_at_s) > _SECONDS_KEPT_S:
             await self._read_all(now_s, models)
         else:
@@ -67,7 +67,7 @@ class DemandReader:
         self._observed.add(self._not_added(seconds), length_s=1.0, is_new=False)
 
     def _not_added(self, seconds: Sequence[ArrivalCount]) -> list[tuple[ModelName, float, int]]:
-        """What earlier reads of these seconds did not have."""
+        """The counts that earlier reads of these seconds did not return."""
         new = []
         for item in seconds:
             added = self._added.setdefault(item.start_s, {})

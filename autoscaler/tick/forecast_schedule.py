@@ -15,7 +15,7 @@ _MIN_PAUSE_RATIO: Final = 5.0
 
 
 class ForecastSchedule:
-    """The latest forecast of a pool. One owner."""
+    """The latest forecast of a pool. Used by one task only."""
 
     def __init__(
         self,

@@ -77,7 +77,7 @@ class Freshness:
 
 
 class DemandForecaster:
-    """The latest forecast and what it was fitted with. One owner."""
+    """The latest forecast and what it was fitted with. Used by one task only."""
 
     def __init__(
         self,

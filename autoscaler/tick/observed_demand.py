@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class ObservedDemand:
-    """The arrivals of one pool. One owner."""
+    """The arrivals of one pool. Used by one task only."""
 
     def __init__(
         self, counts: Counts | None, *, time_scale: float = 1.0, epoch_s: float = 0.0

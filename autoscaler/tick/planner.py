@@ -32,7 +32,7 @@ class TickPlan:
     view: PoolView
     actions: tuple[Action, ...]
     failure: Exception | None = None
-    """Of the loading policy, which starts over at the next tick."""
+    """The error of the loading policy, whose state is reset."""
 
     @property
     def contradictions(self) -> dict[str, str]:
@@ -41,7 +41,7 @@ class TickPlan:
 
 
 class Planner:
-    """Plans for one pool, tick by tick. One owner."""
+    """Plans for one pool, tick by tick. Used by one task only."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Planner:
         forecasts: ForecastSchedule | None,
         scaling_params: ScalingParams | None = None,
     ) -> None:
-        """Without `forecasts` plans are made without the demand."""
+        """Without `forecasts`, plans do not use the demand."""
         self.scaling: ScalingState | None = None
         """None: the number of pods is not planned now."""
         self._policy = policy
@@ -69,7 +69,7 @@ class Planner:
         ongoing: Sequence[ActionRecord] = (),
         paused: Collection[str] = (),
     ) -> TickPlan:
-        """The plan for the pool as it is now. Arrivals of `observations` are those observed.
+        """The plan for the pool as it is now, with the arrivals of the observed demand.
 
         `ongoing`: actions that pods may not report yet; `paused`: pods that refused a request
         recently.
@@ -95,7 +95,7 @@ class Planner:
     def _load_and_demote(self, view: PoolView) -> tuple[tuple[Action, ...], Exception | None]:
         try:
             actions, self._policy_state = self._policy.plan(view, self._policy_state)
-        except Exception as error:  # a mistake of a policy must not stop the scaling
+        except Exception as error:  # an error in a policy must not stop the scaling of pods
             self._policy_state = self._policy.start
             return (), error
         return actions, None

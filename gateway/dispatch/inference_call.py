@@ -178,7 +178,7 @@ class InferenceCall:
     async def _resend(self, lost: PodConnectionLost, entry: PodState, head: bytes) -> PodConnection:
         """Send again over a new connection if the lost one was stale: it may have sent nothing."""
         if not self._body.is_resendable:
-            self._note_failure(NotExecuted.POD_DIED)
+            self._record_failure(NotExecuted.POD_DIED)
             raise UpstreamLost(f"the pod was lost inside the request: {lost}") from lost
         try:
             fresh = await self._context.connections.connect(entry.address)
@@ -205,12 +205,12 @@ class InferenceCall:
             if reservations.note_collision(reservation):
                 return _RetryElsewhere(reason, is_free=True)
             reservations.reassert(reservation.entry)
-        self._note_failure(reason)
+        self._record_failure(reason)
         return _RetryElsewhere(reason)
 
-    def _note_failure(self, reason: NotExecuted) -> None:
+    def _record_failure(self, reason: NotExecuted) -> None:
         reservation = self.placement.reservation
-        self._context.retries.note_failure(
+        self._context.retries.record_failure(
             self._failures(), reason, entry=reservation.entry, predict=reservation.predict
         )
 
@@ -222,5 +222,5 @@ class InferenceCall:
             if cause is QueueProxyFailure.NOT_REACHED:
                 return self._retry(NotExecuted.POD_DIED)
         elif cause is QueueProxyFailure.NOT_REACHED:
-            self._note_failure(NotExecuted.POD_DIED)
+            self._record_failure(NotExecuted.POD_DIED)
         return UpstreamLost(MESSAGES[cause])

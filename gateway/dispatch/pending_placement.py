@@ -1,4 +1,4 @@
-"""A request on its way to a pod, and the interface by which it gets there."""
+"""A request that is being placed at a pod, and the interface that carries out placements."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ class PendingPlacement:
 
     arrival: IncomingRequest
     awaited_tier: str | None
-    """The source tier of a load that it waited for in the queue; None: it waited for none."""
+    """Source tier of the load that the queued request waited for; None: it waited for no load."""
     is_pending: bool
     """False once it is placed, rejected or cancelled."""
     direct_tries: int
-    """Reservations that it tried before it was queued."""
+    """Reservations tried before the request was queued."""
     queue_key: QueueKey | None
-    """Its place in the queue, also while a reservation is tried; None: it was never queued."""
+    """Place in the queue, also while a reservation is tried; None: the request was never queued."""
     policy: RoutingPolicy | None
-    """The policy that sent or queued it; None: neither happened."""
+    """The policy that sent or queued the request; None: neither happened."""
     spec: ModelSpec
-    """The model's generation that it was routed to last."""
+    """The model generation that the request was last routed to."""
     wait_reason: Reason
     """Reason of the last decision to wait."""
     enqueued_s: float
     refusals: int
-    """Reservations that were refused after it was queued."""
+    """Reservations that were refused after the request was queued."""
     timeout: Timer | None
 
     def __init__(self, arrival: IncomingRequest) -> None:

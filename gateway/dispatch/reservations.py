@@ -113,7 +113,7 @@ class Reservations:
         return reservation
 
     def note_collision(self, reservation: Reservation) -> bool:
-        """The pod refused this reservation for want of a slot.
+        """The pod refused this reservation for lack of a slot.
 
         Returns True if it was optimistic, so that the registry would have refused it; reservations
         at the pod are then not optimistic for a while. False for one made without Redis: the next

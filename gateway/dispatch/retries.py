@@ -1,7 +1,7 @@
-"""Retries of requests that a pod did not execute: which, how often, and while which pod is avoided.
+"""Retries of requests that a pod did not execute: which ones, how often, and which pod to avoid.
 
-Source of the budget: the token form of Finagle's `RetryBudget`, which keeps a failing pool from
-getting many more requests than clients send: every request earns a part of a retry.
+Source of the budget: the token form of Finagle's `RetryBudget`, so that a failing pool does not
+receive many more requests than clients send: every request earns a part of a retry.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MAX_ATTEMPTS: Final = 10
 
 
 class NotExecuted(StrEnum):
-    """Why a pod did not execute a request, though it or another may execute the next attempt."""
+    """Why a pod did not execute a request; the next attempt, at any pod, may succeed."""
 
     UNREACHABLE = "unreachable"
     POD_DIED = "pod-died"
@@ -34,7 +34,7 @@ class FailedAttempts:
 
     total: int = 0
     for_slots: int = 0
-    """Those that cost a retry and failed for want of a slot."""
+    """Attempts that cost a retry and failed for lack of a slot."""
     was_device_full: bool = False
 
 
@@ -65,7 +65,7 @@ class Retries:
         self._health = health
         self.budget = RetryBudget()
 
-    def note_failure(
+    def record_failure(
         self, failed: FailedAttempts, reason: NotExecuted, *, entry: PodState, predict: PodState
     ) -> None:
         """Avoid the pod that caused a failed attempt for a while."""

@@ -1,4 +1,4 @@
-"""uvicorn's HTTP/1.1 server, with inference requests taken out before they become ASGI requests.
+"""uvicorn's HTTP/1.1 server, with inference requests handled without ASGI.
 
 Other requests, which FastAPI serves, are delegated to uvicorn. A running request is notified at
 once when its client disconnects, so that its slot is freed.
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     HandleInference = Callable[[ClientRequest], Awaitable[None]]
 
 MAX_HEAD_BYTES: Final = 64 * 1024
-"""Request line and headers together, give or take one read of the socket."""
+"""Request line and headers together; one read of the socket may exceed it before it is checked."""
 _HEAD_TOO_LONG: Final = b"Request line and headers are longer than %d bytes.\n" % MAX_HEAD_BYTES
 _INFERENCE_SUFFIXES: Final = (
     b"/infer", b":predict", *(f"/{endpoint}".encode() for endpoint in openai.ENDPOINTS),

@@ -51,7 +51,7 @@ class RequestView:
     """Time since its queue last became shorter; 0 if it is not queued."""
     deadline_s: float | None = None
     lost_s: float = 0.0
-    """Time that earlier requests of its model lost for want of another copy (`ski_rental`)."""
+    """Time that earlier requests of the model lost for lack of another copy (`ski_rental`)."""
 
 
 @dataclass(slots=True)
@@ -82,7 +82,7 @@ class RoutingOption:
 
 @dataclass(slots=True)
 class ColdStartLoss:
-    """Time that a request loses for want of another copy, and the time to load one, in seconds."""
+    """Time that a request loses for lack of another copy, and the time to load one, in seconds."""
 
     seconds: float
     load_s: float

@@ -1,4 +1,4 @@
-"""Ski rental: time that each model's requests lost for want of another copy, credited to a load.
+"""Ski rental: time that each model's requests lost for lack of another copy, credited to a load.
 
 Karlin, Manasse, McGeoch, Owicki 1990, "Competitive randomized algorithms for non-uniform problems":
 queueing or sharing a device costs a little each time, a load costs much once. When the losses reach

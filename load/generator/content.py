@@ -1,4 +1,4 @@
-"""Content of requests: from `--payload`, else as the V2 metadata ask for, else text."""
+"""Content of requests: from `--payload`, else by the model's V2 metadata, else text."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Content:
     data: str = ""
     """The body or image in base64; empty: images are generated."""
     inputs: tuple[tuple[str, str, tuple[int, ...]], ...] = ()
-    """Of `TENSORS`: name, datatype and shape, -1 for a variable size."""
+    """For `TENSORS`: name, datatype and shape, -1 for a variable size."""
 
 
 TEXT: Final = Content()
@@ -77,7 +77,7 @@ def _read_payload(value: str) -> Content:
 
 
 def content_of_metadata(metadata: Any) -> Content | None:
-    """The content that V2 metadata ask for; None for metadata without inputs."""
+    """Content that fits the inputs of V2 metadata; None for metadata without inputs."""
     try:
         inputs = [
             (str(each["name"]), str(each["datatype"]), tuple(map(int, each["shape"])))

@@ -22,7 +22,7 @@ _METRIC: Final = "pilotlight_idle_memory_byte_seconds"
 
 
 class IdleMemoryProbe:
-    """Reads the counter at the begin and at the end of a run."""
+    """Reads the counter at the beginning and at the end of a run."""
 
     def __init__(self, settings: RunSettings) -> None:
         self._settings = settings

@@ -41,7 +41,7 @@ class SendCounts:
     late: int = 0
     by_status: Counter[int] = field(default_factory=Counter)
     latencies: LatencyHistogram = field(default_factory=LatencyHistogram)
-    """Of requests without an error."""
+    """Latencies of requests without an error."""
 
 
 @dataclass(slots=True)
@@ -49,7 +49,7 @@ class RunProgress(SendCounts):
     """The totals of a run at one moment."""
 
     requests: int = 0
-    """Of the whole trace."""
+    """Number of requests in the whole trace."""
 
     @property
     def failed(self) -> int:

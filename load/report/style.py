@@ -1,4 +1,4 @@
-"""Style of plots: colours for the colour-blind, sizes, labels, legends, axes, rows of runs."""
+"""Style of plots: colours for the colour-blind, sizes, labels, legends, axes, a row per run."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TIERS: Final = {"host": "#C8C8C8", "disk": "#8A8A8A", "remote": "#4A4A4A"}
 DPI: Final = 110
 _WIDTH_IN: Final = 9.0
 _MAX_LABEL_LENGTH: Final = 28
-_FEW_DECADES: Final = 3000.0
+_SHORT_AXIS_RATIO: Final = 3000.0
 _LEGEND_CHARACTERS: Final = 112
 _TITLE_CHARACTERS: Final = 92
 _LEGEND_LINE_IN: Final = 0.22
@@ -60,7 +60,7 @@ SETTINGS: Final[dict[Any, Any]] = {
 @dataclass(frozen=True, slots=True)
 class Plot:
     name: str
-    """Of the PNG file, without its suffix."""
+    """Name of the PNG file, without its suffix."""
     heading: str
     caption: str
     """What is shown, how it is computed, and the source."""
@@ -112,7 +112,7 @@ def log_ticks(axis: Axis) -> None:
 
     def minor(value: float, _: object) -> str:
         low, high = axis.get_view_interval()
-        is_short = high / low < _FEW_DECADES
+        is_short = high / low < _SHORT_AXIS_RATIO
         return f"{value:g}" if is_short and f"{value:e}"[0] in "25" else ""
 
     axis.set_major_formatter(lambda value, _: f"{value:g}")
@@ -186,7 +186,7 @@ def run_index(runs: Sequence[Run], run: Run) -> int:
     return [each.name for each in runs].index(run.name)
 
 
-def name_rows(
+def label_rows(
     axes: Axes, run_labels: Mapping[str, str], shown: Sequence[Run], longest: float
 ) -> None:
     """Write the runs' names beside their rows; `longest` is the end of the longest bar."""

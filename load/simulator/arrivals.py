@@ -14,18 +14,18 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 MAX_ARRIVAL_S: Final = 366 * 86_400.0
-"""A year: later times are probably those of a calendar, or milliseconds."""
+"""A year: later times are probably calendar times, or milliseconds."""
 Row = tuple[float, str, str, int, int, float | None]
 """Time, tenant, model, input size, output size, deadline counted from the arrival."""
 
 
 def rows(batch: pa.RecordBatch) -> Iterator[Row]:
-    """Raises WrongTrace: the batch has other columns, or an arrival is more than a year late."""
+    """Raises WrongTrace: other columns, or an arrival more than a year after the trace's start."""
     if not batch.schema.equals(TRACE_SCHEMA):
         raise WrongTrace(
             f"a trace must have the columns {TRACE_SCHEMA.names}, was {batch.schema.names}"
         )
-    require_in_time(batch)
+    check_times(batch)
     at_s, tenant, model, input_size, output_size, deadline_s = batch.columns
     return zip(
         _numbers(at_s), _names(tenant), _names(model), _numbers(input_size),
@@ -33,7 +33,7 @@ def rows(batch: pa.RecordBatch) -> Iterator[Row]:
     )  # fmt: skip
 
 
-def require_in_time(batch: pa.RecordBatch) -> None:
+def check_times(batch: pa.RecordBatch) -> None:
     """Raises WrongTrace if an arrival is more than a year after the trace's start."""
     last_s = batch.column("at_s")[-1].as_py() if batch.num_rows else 0.0
     if last_s > MAX_ARRIVAL_S:

@@ -215,7 +215,7 @@ class SimulatedGateway(PodListener):
         failed = request.failed = request.failed or FailedAttempts()
         entry = self._state.pods.get(request.entry.name)
         if entry is not None:
-            self._retries.note_failure(failed, reason, entry=entry, predict=entry)
+            self._retries.record_failure(failed, reason, entry=entry, predict=entry)
         error = self._retries.take_retry(failed, reason)
         if error is None:
             self.placer.place(request.retry())

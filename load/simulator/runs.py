@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 class RunTask:
     name: str
     metadata: Mapping[str, Any]
-    """For its document, as JSON."""
+    """Fields of the run's summary, as JSON."""
     cluster: ClusterPlan
     policy: RoutingPolicy | None
     """None: each model's own."""
@@ -59,8 +59,8 @@ class RunProblem:
 @dataclass(frozen=True, slots=True)
 class RunOutcome:
     document: Mapping[str, Any] | None
-    """Its summary as JSON, with `interrupted` if it ended before its trace did. None: it has no
-    records."""
+    """The run's summary as JSON, with `interrupted` if the run ended before its trace. None: the
+    run has no records."""
     problem: RunProblem | None = None
 
 
@@ -127,11 +127,11 @@ def simulate_task(task: RunTask, is_stopping: Callable[[], bool]) -> RunOutcome 
     problem: LoadError | None = None
 
     def document() -> dict[str, Any]:
-        is_cut = run.was_stopped or problem is not None
+        is_interrupted = run.was_stopped or problem is not None
         actions = {} if scaler is None else scaler.actions_by_verb()
         return {
             "run": task.name, **task.metadata,
-            "interrupted": is_cut, **run.summary.document(), "actions": actions,
+            "interrupted": is_interrupted, **run.summary.document(), "actions": actions,
         }  # fmt: skip
 
     try:
@@ -139,7 +139,7 @@ def simulate_task(task: RunTask, is_stopping: Callable[[], bool]) -> RunOutcome 
             try:
                 for batch in run:
                     write(batch)
-            except LoadError as error:  # of the trace: the records before it are good
+            except LoadError as error:  # raised by the trace: the records before it are valid
                 problem = error
     except CannotWrite as error:
         problem = error

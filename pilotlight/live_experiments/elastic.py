@@ -1,4 +1,4 @@
-"""Elasticity experiments on a running platform: a burst at an empty pool, and a load spike.
+"""Elasticity experiments on a running platform: a burst to a pool without pods, and a load spike.
 
 Latencies are measured by a plain HTTP client; pods and loads are read from the watched state of
 the cluster.
@@ -130,13 +130,13 @@ async def run_spike(
     at_s = spike_arrivals(scenario, seed)
     started_s = time.perf_counter()
     async with asyncio.TaskGroup() as group:
-        counting = group.create_task(_count_pods(cluster.state, started_s, scenario.length_s))
+        pod_counts = group.create_task(_count_pods(cluster.state, started_s, scenario.length_s))
         requests = []
         for each in at_s:
             await asyncio.sleep(started_s + float(each) - time.perf_counter())
             requests.append(group.create_task(_latency_s(session, spec, headers)))
     latency_s = np.array([task.result() for task in requests])
-    return measure_spike(scenario, at_s, latency_s, counting.result())
+    return measure_spike(scenario, at_s, latency_s, pod_counts.result())
 
 
 def _is_warm(state: ClusterState, spec: ModelSpec) -> bool:

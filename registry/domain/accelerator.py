@@ -1,6 +1,6 @@
 """Accelerators, and the share of one that a pod has.
 
-Profiles hold for one product, estimates of durations for one product and share of it.
+A profile applies to one product; an estimate of a duration to one product and share.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ class Accelerator:
     uuid: str = ""
     """Pods with one UUID share its memory; empty for a CPU, where each pod has its own."""
     product: str = ""
-    """As the driver or the operating system calls it; empty: not reported."""
+    """Name from the driver or the operating system; empty: not reported."""
     memory_bytes: int = 0
-    """Of the whole accelerator; for a CPU, of the machine or container."""
+    """Memory of the whole accelerator; for a CPU, of the machine or container."""
     cores: int = 0
     """Multiprocessors of a GPU, cores of a CPU that the pod may use."""
 
 
 class AcceleratorKind(NamedTuple):
-    """Pods of one kind need the same time for the same work."""
+    """Product and share: pods of one kind need the same time for the same work."""
 
     product: str = ""
     """Empty: not reported, by a pod of an older version."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 WINDOW: Final = 16
 """Number of the latest inferences of one batch size whose median is used."""
-ENOUGH_SAMPLES: Final = 3
+MIN_SAMPLES: Final = 3
 INITIAL_MAX_ROWS: Final = 8
 """Largest batch of a model without measurements."""
 MAX_ROWS: Final = 64
@@ -33,7 +33,7 @@ class _ModelTimes:
     live: dict[int, deque[float]] = field(default_factory=dict)
     points: tuple[ProfilePoint, ...] = ()
     max_rows: int = INITIAL_MAX_ROWS
-    """Follows from the points; kept, since every batch needs it."""
+    """Computed from the points, and cached since every batch needs it."""
     limited_by: str = ""
     max_rows_in_memory: int | None = None
     is_updated: bool = False
@@ -46,7 +46,7 @@ class BatchTimes:
         self._times: dict[str, _ModelTimes] = {}
         self._lock = threading.Lock()
         self.planned_rows: Mapping[str, int] = {}
-        """By key: the largest batch by the autoscaler's plan. Replaced as a whole."""
+        """Largest batch in the autoscaler's plan, by model key. Replaced as a whole."""
 
     def observe(self, key: str, rows: int, seconds: float) -> None:
         """Record the time of a batch of `rows`."""
@@ -54,7 +54,7 @@ class BatchTimes:
             times = self._times.setdefault(key, _ModelTimes())
             samples = times.live.setdefault(rows, deque(maxlen=WINDOW))
             samples.append(seconds)
-            if len(samples) >= ENOUGH_SAMPLES:
+            if len(samples) >= MIN_SAMPLES:
                 _update_points(times)
                 times.is_updated = True
 
@@ -122,7 +122,7 @@ def _update_points(times: _ModelTimes) -> None:
     """Combine stored points with live medians, which take precedence."""
     points = dict(times.stored)
     for rows, samples in times.live.items():
-        if len(samples) >= ENOUGH_SAMPLES:
+        if len(samples) >= MIN_SAMPLES:
             stored = times.stored.get(rows)
             memory_bytes = stored.memory_bytes if stored is not None else None
             points[rows] = ProfilePoint(rows, median(samples), memory_bytes)

@@ -48,7 +48,7 @@ class GenerationEngine(Protocol):
     """One model's generation. All methods are called on the event loop."""
 
     context_tokens: int
-    """Limit of a prompt and its new tokens together."""
+    """Maximum number of tokens of a prompt and its output together."""
 
     def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling
@@ -57,7 +57,7 @@ class GenerationEngine(Protocol):
 
         Raises:
             InferenceFailed: the network or the engine failed.
-            NoRoomToInfer: the device had no room for a step.
+            NoRoomToInfer: the device had no memory for a step.
             QueueFull: the device's queue is full.
         """
 

@@ -130,7 +130,7 @@ class LoadLifecycle(Generic[L, W, R]):
 
     @abstractmethod
     async def wait_for_memory(self, load: L, condition: Callable[[], bool]) -> bool:
-        """Wait until the condition holds (`DeviceCache.when`); False after MEMORY_TIMEOUT_S."""
+        """Wait for the condition (`DeviceCache.call_when`); False after MEMORY_TIMEOUT_S."""
 
     @abstractmethod
     def new_load(self, spec: ModelSpec, scope: ClaimScope, *, is_preload: bool) -> L: ...

@@ -91,7 +91,7 @@ class ModelStore(DeviceCache[StoreEntry]):
             if not done.done():
                 done.set_result(None)
 
-        self.when(condition, set_done)
+        self.call_when(condition, set_done)
         try:
             await done
         finally:

@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 MAX_CALLS_WITHOUT_SLOT = 64
 """Calls that take no slot: health, metadata, loads, and refused requests."""
 MESSAGE_OVERHEAD_BYTES = 1024**2
-"""For the fields beside a message's tensors; without it, a body of the longest size is refused."""
+"""For a message's other fields than tensors; without it, a body of the maximum size is refused."""
 
 
 class GrpcServer:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class ModelCatalog:
-    """Looks in the watch's copy first, then in the registry, which may be newer."""
+    """Finds models in the watch's copy first, then in the registry, which may be newer."""
 
     def __init__(self, watch: ClusterWatch, registry: Registry) -> None:
         self._watch = watch
@@ -39,8 +39,8 @@ class ModelCatalog:
     async def is_pod(self, address: str | None) -> bool:
         """Whether a pod of the pool has this address: requests are forwarded nowhere else.
 
-        The gateway may know a new pod before the copy here does. An unknown address costs little:
-        a read of one key, with as many in one call as the pod has slots.
+        A new pod can be in the gateway's copy before it is in this pod's copy. An unknown address
+        costs little: a read of one key, and concurrent reads, at most one per slot, share a call.
         """
         if address is None:
             return False

@@ -187,7 +187,7 @@ class DeviceCache(Generic[R]):
         self.notify_freed()
         return True
 
-    def when(self, condition: Callable[[], bool], done: Callable[[], None]) -> None:
+    def call_when(self, condition: Callable[[], bool], done: Callable[[], None]) -> None:
         """Call `done` once the condition holds: now, or when memory was freed, in order."""
         if condition():
             done()

@@ -131,7 +131,7 @@ class Loads(LoadLifecycle[Load, Weights, CachedModel]):
 
     async def wait_for_memory(self, load: Load, condition: Callable[[], bool]) -> bool:
         granted = self.tasks.future()
-        self.cache.when(condition, lambda: granted.set(True))
+        self.cache.call_when(condition, lambda: granted.set(True))
         self.events.after(MEMORY_TIMEOUT_S, granted.set, False)
         return await granted
 

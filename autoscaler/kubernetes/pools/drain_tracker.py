@@ -28,7 +28,7 @@ class _StartedDrain:
 
 
 class DrainTracker:
-    """The drains of one pool that were started here. One owner."""
+    """The drains of one pool that were started here. Used by one task only."""
 
     def __init__(self) -> None:
         self._started: dict[str, _StartedDrain] = {}

@@ -1,4 +1,4 @@
-"""Drains the pods that are to be removed: no new requests, then time for running requests."""
+"""Drains pods before their removal: no new requests, and time to finish the running ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 class PodDrain:
-    """The drains of one pool. One owner."""
+    """The drains of one pool. Used by one task only."""
 
     def __init__(self, watch: ClusterWatch, *, drain_s: float) -> None:
         self._watch = watch
@@ -42,9 +42,9 @@ class PodDrain:
         pods: int,
         list_pods: Callable[[], Awaitable[list[PodObject]]],
     ) -> tuple[str, ...] | None:
-        """Start to drain the pods that leave, and cancel the drains of all others.
+        """Start to drain the pods in `leaving`, and cancel the drains of all others.
 
-        Returns the leaving pods once each is drained or `drain_s` has passed; None before. Raises
+        Returns these pods once each is drained or its `drain_s` has passed; None before. Raises
         RegistryUnavailable, KubernetesError.
         """
         state, now_s = self._watch.state.pods, time.monotonic()
@@ -62,7 +62,7 @@ class PodDrain:
         return None if self._awaited else tuple(draining)
 
     def _unfinished(self, names: Sequence[str]) -> list[str]:
-        """Those with running requests and time left."""
+        """The pods that have running requests and time left."""
         state, now_s = self._watch.state.pods, time.monotonic()
         return [
             name

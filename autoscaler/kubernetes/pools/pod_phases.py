@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 class PodPhases:
-    """The phases of all pools' pods, as far as the cluster decides them. One owner."""
+    """The phases of all pools' pods, as far as the cluster decides them. Used by one task only."""
 
     def __init__(self, objects: ClusterObjects, registries: PoolRegistries) -> None:
         self._objects = objects

@@ -128,7 +128,7 @@ def find_owner(pool: PoolObject, scalers: Sequence[CompetingScaler]) -> ScaledEl
 
 @dataclass(slots=True)
 class ScaleConflict:
-    """Detects that somebody else changes the number of a pool's pods. One owner.
+    """Detects that somebody else changes the number of a pool's pods. Used by one task only.
 
     After each foreign change the autoscaler sets its own number again, but waits longer each time:
     1 s, doubling up to 5 min.

@@ -14,10 +14,10 @@ from load.report.style import (
     LeftOut,
     Plot,
     count_ticks,
+    label_rows,
     labels,
     legend_below,
     log_ticks,
-    name_rows,
     not_shown_note,
     one_axes,
     row_height_in,
@@ -61,7 +61,7 @@ def cold_starts(runs: Sequence[Run]) -> Plot | LeftOut:
         left += values
     for row, (total, rate) in enumerate(zip(left, rates, strict=True)):
         axes.annotate(f" {total:,.0f} ({rate:.2%})", (total, row), va="center", fontsize=9.5)
-    name_rows(axes, run_labels, shown, float(left.max()))
+    label_rows(axes, run_labels, shown, float(left.max()))
     count_ticks(axes.xaxis)
     legend_below(axes)
     caption = (
@@ -149,7 +149,7 @@ def tenants(runs: Sequence[Run]) -> Plot | LeftOut:
         axes.plot(dots, np.full(len(dots), row), MARKERS[index], color=COLOURS[index], alpha=0.6,
                   markeredgewidth=0)  # fmt: skip
         axes.annotate(f"Jain {indices[run.name]:.4f}", (1.03, row), va="center", fontsize=9.5)
-    name_rows(axes, run_labels, shown, 1.0)
+    label_rows(axes, run_labels, shown, 1.0)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}" if value <= 1 else "")
     caption = (
         "One mark per tenant. Jain, Chiu and Hawe's index over these shares: 1 is even, 1/n means "

@@ -13,9 +13,9 @@ from load.report.style import (
     COLOURS,
     LeftOut,
     Plot,
+    label_rows,
     labels,
     legend_below,
-    name_rows,
     not_shown_note,
     one_axes,
     row_height_in,
@@ -57,7 +57,7 @@ def loading_time(runs: Sequence[Run]) -> Plot | LeftOut:
             axes.barh(row, length, height, color=colour, alpha=opacity, linewidth=0)
         end = max(whole_s or 0.0, waited_s or 0.0) / unit_s
         axes.annotate(f" {_beside(whole_s, waited_s)}", (end, row), va="center", fontsize=9.5)
-    name_rows(axes, run_labels, shown, most / unit_s)
+    label_rows(axes, run_labels, shown, most / unit_s)
     if whole:
         axes.broken_barh([], (0, 1), color=_GREY, alpha=_PALE, label="all loads")
         axes.broken_barh([], (0, 1), color=_GREY, label="loads that an answered request waited for")

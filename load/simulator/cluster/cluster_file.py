@@ -1,6 +1,6 @@
 """Cluster files: YAML to `ClusterPlan`, with all mistakes reported together.
 
-Unknown keys are mistakes, and models that do not fit (`budgets`). See `docs/simulator.md`.
+Unknown keys and models that do not fit (`budgets`) are mistakes. See `docs/simulator.md`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Start = Annotated[float, BeforeValidator(start)]
 Times = dict[Annotated[int, Field(ge=1)], Annotated[Duration, Field(gt=0)]]
 PerToken = Annotated[Times, BeforeValidator(per_token)]
 _MAX_COUNT: Final = 100_000
-"""Of pods, and of models."""
+"""Maximum number of pods, and of models."""
 Count = Annotated[int, Field(ge=1, le=_MAX_COUNT, strict=True)]
 
 

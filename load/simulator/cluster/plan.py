@@ -27,13 +27,13 @@ class PodPlan:
     speed: float = 1.0
     """Factor by which stages are faster than in the profiles."""
     device_bytes_per_s: float = 12e9
-    """From host memory to the device, shared by its loads."""
+    """From host memory to the device, shared by the pod's loads."""
     start_s: float = 0.0
     """When it starts; infinity: only if the autoscaler starts it."""
     kill_s: float | None = None
     """When its process dies; None: never."""
     drain_s: float | None = None
-    """When it takes no more requests, to leave after its last response."""
+    """When the pod starts to drain; it stops after its last response."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class ModelPlan:
     spec: ModelSpec
     size_bytes: int = 250 * 10**6
     memory_bytes: int = 250 * 10**6
-    """On the device."""
+    """Memory that the model takes on the device."""
     infer: tuple[ProfilePoint, ...] = ()
     """Time of one inference by rows, ascending."""
     infer_per_token: tuple[ProfilePoint, ...] = ()
@@ -66,12 +66,12 @@ class ModelPlan:
     assets_s: float = 0.1
     """Time for an entry pod to fetch the tokenizer, the first time; 0: there is none."""
     load_fixed_s: float = 0.05
-    """Time of a load beside the transfers."""
+    """Time of a load in addition to the transfers."""
     load_s: Mapping[Tier, float] = field(default_factory=dict)
     """Total time of a load by its source tier, in place of sizes and rates."""
     network_s: float = 0.0
-    """Beside the cluster's hop, from the entry pod to another predict pod; as `network` of the
-    header `x-pilotlight-simulate`."""
+    """Time from the entry pod to another predict pod, in addition to `pod_hop_s`; as `network` of
+    the header `x-pilotlight-simulate`."""
     at: Mapping[str, Tier] = field(default_factory=dict)
     """Its tier at the start, by pod."""
     is_batched: bool = True

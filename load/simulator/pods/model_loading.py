@@ -1,6 +1,6 @@
 """Loads of models to a simulated pod's device, and evictions from it, in virtual time.
 
-The order of a load is the runtime's own (`runtime.loading.load_lifecycle`), as are evictions and
+The runtime's code orders the steps of a load (`runtime.loading.load_lifecycle`), evicts models and
 waits for memory (`runtime.tiers.device_cache`). Here a step is a transfer over shared links.
 """
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class ModelLoading(LoadLifecycle[SimulatedLoad, SimulatedWeights, SimulatedResident]):
-    """The models on one pod's device, and the loads under way to it."""
+    """The models on one pod's device, and the loads in progress."""
 
     def __init__(
         self,
@@ -96,10 +96,10 @@ class ModelLoading(LoadLifecycle[SimulatedLoad, SimulatedWeights, SimulatedResid
         load.requests.remove(request)
         self.leave(load)
         if load.ticket.is_cancelled and load.wait is not None:
-            load.wait.set(False)  # it ends with LoadCancelled
+            load.wait.set(False)  # the load ends with LoadCancelled
 
     def release(self, resident: SimulatedResident) -> None:
-        """A request is done with the model."""
+        """End one request's use of the model."""
         resident.served += 1
         resident.last_s = self._events.now_s
         self.residents.end_use(resident)
@@ -123,7 +123,7 @@ class ModelLoading(LoadLifecycle[SimulatedLoad, SimulatedWeights, SimulatedResid
         def grant() -> None:
             granted.set(True)
 
-        self.residents.when(condition, grant)
+        self.residents.call_when(condition, grant)
         if not granted.is_set:
             self._events.after(MEMORY_TIMEOUT_S, granted.set, False)
         try:
@@ -161,7 +161,7 @@ class ModelLoading(LoadLifecycle[SimulatedLoad, SimulatedWeights, SimulatedResid
         return SimulatedWeights(load, self._open_weights)
 
     async def _open_weights(self, weights: SimulatedWeights) -> None:
-        """Begin the download, or wait for that of another pod of the machine."""
+        """Begin the download, or wait for another pod's download on the same machine."""
         load, plan = weights.load, weights.load.plan
         self.residents.check_fits(load.spec.key, plan.memory_bytes)  # before the download
         self._listener.on_load_start(load.spec.key)
@@ -226,7 +226,7 @@ class ModelLoading(LoadLifecycle[SimulatedLoad, SimulatedWeights, SimulatedResid
             self._listener.on_load_end(load.source, seconds)
             self._agent.plan_heartbeat()
 
-    # Orders of an autoscaler, and the start of a run
+    # Actions of an autoscaler, and the start of a run
 
     def preload(self, plan: ModelPlan, tier: Tier = Tier.DEVICE) -> bool:
         """Load a model to a tier; False: it is there or on a nearer one, or being loaded."""
@@ -257,7 +257,7 @@ class ModelLoading(LoadLifecycle[SimulatedLoad, SimulatedWeights, SimulatedResid
         return True
 
     def put_at_start(self, plan: ModelPlan) -> None:
-        """Have the model on the device from the start of the run."""
+        """Put the model on the device before the run starts."""
         self.residents.add(SimulatedResident(plan.spec.key, plan.memory_bytes, plan=plan))
         self.publish_tier(plan.spec.key)
         self._agent.plan_heartbeat()
@@ -278,7 +278,7 @@ class ModelLoading(LoadLifecycle[SimulatedLoad, SimulatedWeights, SimulatedResid
         return max(0.0, ready_s - from_s)
 
     def publish_tier(self, key: str) -> None:
-        """Publish where the model is at this pod, but for a load, whose end publishes it."""
+        """Publish the model's tier at this pod, unless a load is running and publishes it."""
         if not self._agent.is_alive or key in self.running:
             return
         tier, size_bytes = self._node.nearest(key), 0

@@ -151,14 +151,14 @@ class MemoryRegistry:
         self._held_claim(pod, epoch, key, token, now_s)
         self._drop_claim(key, pod)
         self._end_loading(key, pod, now_s)
-        self.models.note_failure(key, failure)
+        self.models.record_failure(key, failure)
 
     def report_model_failure(
         self, pod: str, epoch: int, failure: LoadFailure, now_s: float
     ) -> None:
         """Record that a model that was warm at the pod stopped working. Raises LeaseLost."""
         self.pods.holder(pod, epoch, now_s)
-        self.models.note_failure(failure.key, failure)
+        self.models.record_failure(failure.key, failure)
 
     def set_tier(
         self, pod: str, epoch: int, key: str, tier: Tier, size_bytes: int, now_s: float

@@ -57,7 +57,7 @@ class ModelTable:
         self._state.profiles_version += 1
         return True
 
-    def note_failure(self, key: str, failure: LoadFailure) -> None:
+    def record_failure(self, key: str, failure: LoadFailure) -> None:
         name = name_of_key(key)
         record = self._state.models.get(name)
         if record is not None and record.spec.key == key:

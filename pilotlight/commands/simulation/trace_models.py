@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from load.errors import InvalidTrace, TraceError, UndeclaredModels, UnreadableTrace
-from load.simulator.arrivals import require_in_time
+from load.simulator.arrivals import check_times
 from load.simulator.errors import WrongTrace
 from load.trace_spec.trace_spec import open_trace, row_of
 from load.traces.transforms.filters import declared_only
@@ -35,7 +35,7 @@ def require_models(
         arrivals = 0
         try:
             for batch in declared_only(open_trace(trace, seed=seed), declared):
-                require_in_time(batch)
+                check_times(batch)
                 arrivals += batch.num_rows
                 if stop.is_set:
                     return

@@ -1,8 +1,9 @@
 """The operators that a program may use: functions of torch on tensors, and arithmetic on sizes.
 
-Every operator that a program names is looked up here. Excluded are operators that access files,
-expose uninitialised memory (other models' bytes) or skip bounds checks, and code of the program's
-own. Empty memory is replaced by zeros.
+Every operator that a program names is looked up here. Operators that access files, expose
+uninitialised memory (other models' bytes) or skip bounds checks are excluded, and so is the
+program's own code. Operators that allocate empty memory are replaced by those that fill it with
+zeros.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ ARITHMETIC: Mapping[str, Callable[..., Any]] = {
         for name in ("sym_float", "sym_int", "sym_ite", "sym_max", "sym_min", "sym_not")
     },
 }  # fmt: skip
-"""On sizes. Powers are excluded: a huge one blocks the interpreter and cannot be interrupted."""
+"""Functions of sizes. No powers: a huge one blocks the interpreter and cannot be interrupted."""
 
-FILLED = {"empty": "zeros", "empty_like": "zeros_like", "new_empty": "new_zeros"}
+ZERO_FILLED = {"empty": "zeros", "empty_like": "zeros_like", "new_empty": "new_zeros"}
 REFUSED = re.compile(
     r"from_file|save|load|print|data|set|set_|set_data|record_stream|is_pinned|pin_memory"
     r"|(empty|new_empty)_\w+|resize\w*|rename\w*|\w*storage\w*|to_(mkldnn|sparse\w*|padded_tensor)"
@@ -66,10 +67,10 @@ def operator_named(target: str) -> Callable[..., Any]:
         raise _unsupported(target, "operators are torch.ops.aten.* and arithmetic on sizes")
     name, overload = found[1], found[2]
     is_private = name.startswith("_") and name not in PRIVATE
-    if is_private or (name not in FILLED and REFUSED.fullmatch(name)):
+    if is_private or (name not in ZERO_FILLED and REFUSED.fullmatch(name)):
         raise _unsupported(target, "it accesses more than tensors within their bounds")
-    packet = getattr(torch.ops.aten, FILLED.get(name, name), None)
-    if name in FILLED:
+    packet = getattr(torch.ops.aten, ZERO_FILLED.get(name, name), None)
+    if name in ZERO_FILLED:
         overload = "default"
     function = getattr(packet, overload, None)
     if not isinstance(function, OpOverload) or _writes_to_out(function):
