@@ -31,16 +31,17 @@ MODULES = (
 
 
 def import_everything() -> None:
-    """Import all modules, in 5 to 10 s that pods and loads then do not pay."""
+    """Import all modules, so that pods and loads do not spend these 5 to 10 s later."""
     for module in MODULES:
         importlib.import_module(module)
     _disable_hub()
 
 
 def _disable_hub() -> None:
-    """Keep this process from requests to the Hugging Face Hub; another process fetches `hf://`.
+    """Disable requests of this process to the Hugging Face Hub.
 
-    That one inherits the environment, so `HF_HUB_OFFLINE` is left to the user.
+    `hf://` is downloaded by another process, which inherits the environment, so the variable
+    `HF_HUB_OFFLINE` is left to the user.
     """
     from huggingface_hub import constants
 

@@ -169,8 +169,8 @@ def _size(mean: Floats, observed: Floats, is_known: Floats) -> Floats:
     excess = _OPTIMISM * np.maximum(squared - total, 0.0) + added * shared
     result: Floats = np.clip(
         (weight + added + 1e-12) / np.maximum(excess, 1e-12),
-        negative_binomial.SIZE_MIN,
-        negative_binomial.SIZE_MAX,
+        negative_binomial.MIN_SIZE,
+        negative_binomial.MAX_SIZE,
     )
     return result
 

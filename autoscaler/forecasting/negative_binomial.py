@@ -1,7 +1,7 @@
 """The negative binomial distribution by mean and size, vectorised: quantiles, zeros, moments.
 
 A Poisson count whose rate is gamma distributed: variance = mean + mean^2 / size; a large size means
-Poisson. Not scipy, which is not a dependency and whose `nbinom.ppf` searches for every value.
+Poisson. scipy is not a dependency, and its `nbinom.ppf` searches for every value.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import numpy as np
 if TYPE_CHECKING:
     from autoscaler.forecasting.history import Floats
 
-SIZE_MIN: Final = 0.01
-SIZE_MAX: Final = 1e6
+MIN_SIZE: Final = 0.01
+MAX_SIZE: Final = 1e6
 _EXACT: Final = 48
 """Quantiles up to this count are exact, larger ones from the gamma distribution."""
 
@@ -29,7 +29,7 @@ def p_at_least_one(mean: Floats, size: Floats) -> Floats:
 
 def quantiles(mean: Floats, size: Floats, probabilities: tuple[float, ...]) -> Floats:
     """(..., probabilities): the smallest counts with at least these cumulative probabilities."""
-    size = np.clip(size, SIZE_MIN, SIZE_MAX)
+    size = np.clip(size, MIN_SIZE, MAX_SIZE)
     found = _exact(mean, size, np.asarray(probabilities))
     large = np.isnan(found)
     if large.any():
@@ -44,16 +44,16 @@ def size_of_moments(mean: Floats, squared_error: Floats, weight: Floats) -> Floa
     Method of moments for one size with changing means (Cameron and Trivedi 2013, section 3.3).
     """
     excess = np.maximum(squared_error - mean, 0.0)
-    return np.clip(weight / np.maximum(excess, 1e-12), SIZE_MIN, SIZE_MAX)
+    return np.clip(weight / np.maximum(excess, 1e-12), MIN_SIZE, MAX_SIZE)
 
 
 def size_of_zeros(mean: Floats, p_arrival: Floats) -> Floats:
     """The size with which a count of this mean is zero with probability 1 - `p_arrival`.
 
-    For a mean below -log(1 - p) no such size exists; it gets the size of Poisson.
+    For a mean below -log(1 - p) no such size exists; the result is about `MAX_SIZE`, Poisson.
     """
-    low = np.full(np.shape(mean), math.log(SIZE_MIN))
-    high = np.full(np.shape(mean), math.log(SIZE_MAX))
+    low = np.full(np.shape(mean), math.log(MIN_SIZE))
+    high = np.full(np.shape(mean), math.log(MAX_SIZE))
     for _ in range(30):
         middle = (low + high) / 2
         is_less = p_at_least_one(mean, np.exp(middle)) < p_arrival
@@ -90,7 +90,7 @@ def _of_gamma(mean: Floats, size: Floats, probabilities: tuple[float, ...]) -> F
 
 
 def _shape_range() -> tuple[float, float]:
-    return SIZE_MIN / 2, 1e6
+    return MIN_SIZE / 2, 1e6
 
 
 @lru_cache(maxsize=16)

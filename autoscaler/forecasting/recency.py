@@ -26,7 +26,7 @@ _MAX_AGE_MIN: Final = 1e5
 _MAX_MODELS: Final = 200
 """Models in the training set, spread evenly over all."""
 _MAX_MINUTES: Final = 80_000
-"""With more minutes of these models only each `_EVERY_MIN` is in the training set."""
+"""With more minutes than this, every `_EVERY_MIN`-th minute is in the training set."""
 _EVERY_MIN: Final = 7
 """Coprime to an hour, so that all minutes of the hour are in the set."""
 _PRIOR_AGE: Final = -1.0
@@ -74,11 +74,11 @@ def p_minute(
 ) -> Floats:
     """(models,): P(arrival in the minute from the origin) by recency and forecast.
 
-    The forecast of each window gives the probability for a minute of constant hazard. Their mean
-    changes less from minute to minute than that of the minute alone, which loads ahead several
-    times as often for as many cold starts. For periodic models by the forecast alone, the maximum
-    over windows: the time since the last arrival says little about them, and they must be warm
-    before the next arrival.
+    The forecast of each window gives the probability for a minute of constant hazard. The mean over
+    windows changes less from minute to minute than the one-minute forecast, which would preload
+    several times as often for as many cold starts. Periodic models use the forecast alone, the
+    maximum over windows: the time since the last arrival says little about them, and they must be
+    warm before the next arrival.
     """
     minutes = np.maximum(horizon.windows_min, 1.0)
     by_hazard = 1 - (1 - np.minimum(forecast.p_arrival, _MAX_P)) ** (1 / minutes)
@@ -115,14 +115,14 @@ def _training_set(
     start = origin - minutes
     before = np.where((active != NEVER) & (active < start), active, NEVER).max(axis=1, initial=-1)
     last = np.where(before == NEVER, -np.inf, before.astype(np.float64))
-    keep = np.exp2(-1 / _HALF_LIVES_MIN)
-    levels, ages = np.zeros((models, keep.size)), []
+    decay = np.exp2(-1 / _HALF_LIVES_MIN)
+    levels, ages = np.zeros((models, decay.size)), []
     kept: list[Floats] = []
     for minute in range(minutes):
         if minute % every == 0:
             ages.append(start + minute - last - 0.5)
             kept.append(levels)
-        levels = keep * levels + (1 - keep) * is_active[:, minute, None]
+        levels = decay * levels + (1 - decay) * is_active[:, minute, None]
         last = np.where(is_active[:, minute], start + minute, last)
     # Without the first minute of a model, which may be known only because of an arrival in it.
     is_known = np.arange(0, minutes, every) > minutes - known[:, None]

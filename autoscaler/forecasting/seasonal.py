@@ -145,7 +145,7 @@ def _summary(arrived: Floats, usable: Booleans, level: Floats) -> Seasonal:
     squared *= (cycles + 1) / np.maximum(cycles - 1, 1)
     excess = np.maximum(squared - cycles * mean, 0) + _SHARED_CYCLES * mean**2 / _SHARED_SIZE
     size = (cycles + _SHARED_CYCLES) * mean**2 / np.maximum(excess, 1e-12)
-    size = np.clip(size, negative_binomial.SIZE_MIN, negative_binomial.SIZE_MAX)
+    size = np.clip(size, negative_binomial.MIN_SIZE, negative_binomial.MAX_SIZE)
     mean = np.maximum(mean * level, 0.0)
     hits = ((arrived > 0) & usable).sum(axis=-1)
     p_arrival = (hits + _PRIOR_CYCLES * negative_binomial.p_at_least_one(mean, size)) / (

@@ -48,13 +48,13 @@ def _plan(params: Baseline, view: PoolView, last: str) -> tuple[tuple[Action, ..
         if not model.may_load(view.time_s):
             continue
         for name in _in_turn(last, idle):
-            leaving = idle[name].make_room(model.size_bytes, idle[name].warm)
-            if leaving is None:
+            evicted = idle[name].select_evictions(model.size_bytes, idle[name].warm)
+            if evicted is None:
                 continue
             detail = f"{model.waiting.requests} requests wait"
             actions += [
                 Demote(each.key, name, params.demote_to, ActionReason.ROOM, detail)
-                for each in leaving
+                for each in evicted
             ]
             actions.append(Load(model.key, name, Tier.DEVICE, ActionReason.WAITING, detail))
             del idle[name]

@@ -92,4 +92,4 @@ def _evictions(
     lower = takewhile(
         lambda one: work.unserved_without_s(one, name) < work.unserved_s(pending), by_priority
     )
-    return idle.make_room(pending.size_bytes, lower)
+    return idle.select_evictions(pending.size_bytes, lower)

@@ -38,9 +38,9 @@ TUNED: Final[Mapping[str, Callable[[float], LoadingPolicy[Any]]]] = {
         HybridHistogram(IdleTimeHistogram(range_min=int(minutes)))
     ),
 }
-"""With the parameter that trades memory for cold starts: price of a device's memory in seconds
-saved per GB and hour; minutes after the last request; GB of models on each device; range of the
-histogram in minutes."""
+"""Policies by name, made with the parameter that trades memory for cold starts: price of a device's
+memory in seconds saved per GB and hour; minutes after the last request; GB of models on each
+device; range of the histogram in minutes."""
 _MAX_RANGE_MIN: Final = 20_160
 """Two weeks: how long arrivals are kept (`CountsParams.ten_minutes`)."""
 

@@ -1,11 +1,11 @@
 """Round robin: models take turns, each loaded on a machine whose model has used up its quantum.
 
-Source: Blinowski et al. 2024, section 4.2.3, with its refinements, each on top of those before it:
-1 the quantum restarts with each inference; 2 models with the most starved requests first, of equal
-ones the one with the fewest copies; 3 quanta in proportion to the cost of a load, longer after a
-used quantum and shorter after an unused one; 4 earliest deadline first. Only models with queued
-requests take turns, wherever they are loaded already. Which request runs first on a machine is up
-to the gateway's queue, by deadline. The thesis gives neither the quanta nor their adjustment.
+Source: Blinowski et al. 2024, section 4.2.3, with its refinements; each includes the ones before:
+1 the quantum restarts with each inference; 2 models with the most starved requests first, ties by
+the fewest copies; 3 quanta in proportion to the cost of a load, longer after a used quantum and
+shorter after an unused one; 4 earliest deadline first. Only models with queued requests take turns,
+wherever they are loaded already. The gateway's queue orders the requests on a machine, by deadline.
+The thesis gives neither the quanta nor their adjustment.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ RENEWED, STARVED_FIRST, PER_MODEL, BY_DEADLINE = 1, 2, 3, 4
 """The refinements."""
 _ADJUSTMENT: Final = 1.25
 _FACTOR_BOUNDS: Final = (0.5, 4.0)
-"""Of a model's quantum to that of the policy: without bounds a load that takes next to no time
-would make the quantum as short."""
+"""Bounds of the ratio of a model's quantum to the policy's: without them a load that takes almost
+no time would give an equally short quantum."""
 _USED_SHARE: Final = 0.5
 """A quantum counts as used if requests took this share of it."""
 
@@ -82,11 +82,11 @@ def _plan(
             if any(each.key == model.key for each in pod.warm):
                 continue
             expired = [each for each in pod.warm if is_expired(pod, each)]
-            leaving = pod.make_room(model.size_bytes, expired)
-            if leaving is None:
+            evicted = pod.select_evictions(model.size_bytes, expired)
+            if evicted is None:
                 continue
             name = pod.pod.name
-            for each in leaving:
+            for each in evicted:
                 detail = "its quantum is over"
                 actions.append(Demote(each.key, name, params.demote_to, ActionReason.TURN, detail))
                 factors[each.key] = _adjusted(factors.get(each.key, 1.0), each, pod, view.time_s)

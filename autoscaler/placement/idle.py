@@ -70,12 +70,13 @@ class IdlePod:
         """True if the pod holds nothing, or served a request after its last load."""
         return not self.warm or any(self.last_use_s(each) > self.loaded_s for each in self.warm)
 
-    def make_room(
+    def select_evictions(
         self, size_bytes: int, candidates: Iterable[ModelView]
     ) -> tuple[ModelView, ...] | None:
-        """The first candidates that make room for a model, without pinned ones; None: too few.
+        """The first unpinned candidates whose eviction frees enough memory; None: too few.
 
-        Free memory is the budget less the sizes of the models: what pods report is a heartbeat old.
+        Free memory is the budget less the sizes of the models: pods report it with each heartbeat
+        only.
         """
         budget = self.pod.budget_bytes.get(Tier.DEVICE, inf)
         missing = size_bytes - (budget - sum(each.size_bytes for each in self.warm))

@@ -63,7 +63,7 @@ class WorkAllocation:
         return demand_s - served_s
 
     def unserved_without_s(self, model: ModelView, pod: str) -> float:
-        """The same without the model's copy on a pod."""
+        """`unserved_s` without the model's copy on the pod."""
         if not self._demand_s[model.key]:
             return 0.0
         self.remove(model, pod)

@@ -46,6 +46,6 @@ class AutoscalerMetrics:
         )  # fmt: skip
         self.scaled_elsewhere = Gauge(
             "pilotlight_autoscaler_pods_left_alone",
-            "1 while somebody else scales the pool, by who.", ("owner",),
+            "1 while another scaler scales the pool, by owner.", ("owner",),
             registry=self.registry,
         )  # fmt: skip

@@ -21,7 +21,7 @@ RELOAD_INTERVAL_S: Final = 2.0
 
 
 def files_of(folder: Path) -> list[Path]:
-    """The folder's files by name, without those in which a mounted volume keeps its versions.
+    """The folder's files by name, without hidden files, where a mounted volume keeps its versions.
 
     Raises OSError.
     """

@@ -35,7 +35,7 @@ class Invocation:
 
     how: str
     shown: str
-    answer: TimedResponse
+    response: TimedResponse
 
 
 async def invoke_samples(session: LiveSession) -> list[Invocation]:

@@ -36,8 +36,8 @@ def print_invocations(output: Output, invocations: Sequence[Invocation]) -> None
     output.table(
         ("REQUEST", "ANSWER", "START", "POD", "SECONDS"),
         [
-            (each.how, each.shown, each.answer.start, each.answer.pod,
-             f"{each.answer.latency_s:.2f}")
+            (each.how, each.shown, each.response.start, each.response.pod,
+             f"{each.response.latency_s:.2f}")
             for each in invocations
         ],
         title="Requests to the sample models",
@@ -126,9 +126,9 @@ def as_document(report: DemoReport) -> dict[str, Any]:
             {
                 "how": each.how,
                 "shown": each.shown,
-                "start": each.answer.start,
-                "pod": each.answer.pod,
-                "latency_s": each.answer.latency_s,
+                "start": each.response.start,
+                "pod": each.response.pod,
+                "latency_s": each.response.latency_s,
             }
             for each in report.invocations
         ],

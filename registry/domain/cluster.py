@@ -85,7 +85,7 @@ class ClusterState:
 
     def measured(self, key: str) -> ModelEstimates:
         """The model's estimates where no pod is in question; else see `PodState.estimates`."""
-        return self.measurements.anywhere()[key]
+        return self.measurements.over_kinds()[key]
 
     def profiles_of(self, key: str) -> list[Profile]:
         """Cost by batch size of this generation of a model, in the order of products."""

@@ -1,8 +1,8 @@
 """Estimated durations of loads, stages and network hops: medians of the latest measurements.
 
-Pods measure, the registry distributes the samples, policies read medians for the kind of
-accelerator of the pod in question. What was not measured there is taken from other kinds, else from
-priors, and marked: a request is never rejected for its deadline because of such an estimate.
+Pods measure, the registry distributes the samples, policies read medians for the pod's kind of
+accelerator. Without measurements at that kind an estimate comes from other kinds, else from priors,
+and is marked: a request is never rejected for its deadline because of such an estimate.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Estimate:
 
     seconds: float
     is_measured: bool
-    """At this kind of accelerator; False for those of other kinds, and priors."""
+    """True if measured at this kind of accelerator; False for other kinds and for priors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,18 +82,18 @@ _FROM_AND_BELOW: Final = {
 class ModelEstimates:
     """The latest samples of one model generation at one kind of accelerator, with cached medians.
 
-    Those of the kind None have no samples of their own: they stand for all kinds together.
+    With the kind None there are no own samples: the estimates combine those of all kinds.
     """
 
-    __slots__ = ("_elsewhere", "_kind", "_medians", "_samples", "_stages")
+    __slots__ = ("_at_other_kinds", "_kind", "_medians", "_samples", "_stages")
 
     def __init__(
         self,
         kind: AcceleratorKind | None = None,
-        elsewhere: Callable[[str], Mapping[AcceleratorKind, float]] | None = None,
+        at_other_kinds: Callable[[str], Mapping[AcceleratorKind, float]] | None = None,
     ) -> None:
         self._kind = kind
-        self._elsewhere = elsewhere
+        self._at_other_kinds = at_other_kinds
         """Medians of a measure in seconds, at other kinds of accelerator."""
         self._samples: dict[str, deque[float]] = {}
         self._medians: dict[str, Estimate] = {}
@@ -108,8 +108,8 @@ class ModelEstimates:
         self._medians.pop(measure, None)
         self._stages = None
 
-    def forget(self, measure: str) -> None:
-        """Drop what was computed from samples of this measure."""
+    def drop_cached(self, measure: str) -> None:
+        """Drop the cached values that depend on this measure."""
         self._medians.pop(measure, None)
         self._stages = None
 
@@ -127,13 +127,13 @@ class ModelEstimates:
         return self._stages
 
     def get(self, measure: str) -> Estimate | None:
-        """The median of a measure, else that of other kinds; None without samples anywhere."""
+        """The median of a measure, else that of other kinds; None without any samples."""
         known = self._medians.get(measure)
         if known is None:
             median_s = self.median_s(measure)
             if median_s is not None:
                 known = Estimate(median_s, is_measured=True)
-            elif self._elsewhere is not None and (others := self._elsewhere(measure)):
+            elif self._at_other_kinds is not None and (others := self._at_other_kinds(measure)):
                 known = Estimate(_nearest(self._kind, others), is_measured=False)
             if known is not None:
                 self._medians[measure] = known
@@ -211,17 +211,17 @@ class KindEstimates(dict[str, ModelEstimates]):
         self._measurements = measurements
 
     def __missing__(self, key: str) -> ModelEstimates:
-        return self._enter(key) if self._measurements.has(key) else UNMEASURED
+        return self._add_model(key) if self._measurements.has(key) else UNMEASURED
 
     def add(self, key: str, measure: str, values_s: Iterable[float]) -> None:
         """Add measurements of a model at a pod of this kind."""
-        (self.get(key) or self._enter(key)).add(measure, values_s)
+        (self.get(key) or self._add_model(key)).add(measure, values_s)
         if self._measurements.is_mixed:
-            self._measurements.forget(key, measure)
+            self._measurements.drop_cached(key, measure)
 
-    def _enter(self, key: str) -> ModelEstimates:
-        elsewhere = partial(self._measurements.medians_s, key)
-        found = self[key] = ModelEstimates(self.kind, elsewhere)
+    def _add_model(self, key: str) -> ModelEstimates:
+        at_other_kinds = partial(self._measurements.medians_s, key)
+        found = self[key] = ModelEstimates(self.kind, at_other_kinds)
         return found
 
 
@@ -230,7 +230,7 @@ class Measurements:
 
     def __init__(self) -> None:
         self._by_kind: dict[AcceleratorKind, KindEstimates] = {}
-        self._together = KindEstimates(None, self)
+        self._combined = KindEstimates(None, self)
         self.is_mixed = False
         """Whether there is more than one kind."""
 
@@ -242,22 +242,22 @@ class Measurements:
             self.is_mixed = len(self._by_kind) > 1
         return found
 
-    def anywhere(self) -> KindEstimates:
-        """The table of the only kind, else of what lies between the kinds."""
-        return next(iter(self._by_kind.values())) if len(self._by_kind) == 1 else self._together
+    def over_kinds(self) -> KindEstimates:
+        """The table of the only kind, else the table that combines all kinds."""
+        return next(iter(self._by_kind.values())) if len(self._by_kind) == 1 else self._combined
 
-    def forget(self, key: str, measure: str) -> None:
-        """Drop what any kind computed from a model's samples of this measure."""
-        for table in (self._together, *self._by_kind.values()):
+    def drop_cached(self, key: str, measure: str) -> None:
+        """Drop the cached values of all kinds that depend on a model's samples of this measure."""
+        for table in (self._combined, *self._by_kind.values()):
             found = table.get(key)
             if found is not None:
-                found.forget(measure)
+                found.drop_cached(measure)
 
     def has(self, key: str) -> bool:
         return any(key in table for table in self._by_kind.values())
 
     def medians_s(self, key: str, measure: str) -> dict[AcceleratorKind, float]:
-        """By kind, where it was measured."""
+        """Medians by kind of accelerator, for the kinds with samples."""
         return {
             kind: median_s
             for kind, table in self._by_kind.items()

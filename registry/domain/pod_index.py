@@ -47,7 +47,7 @@ class PodRanking:
         self._pods = pods
         self._rank_of = rank_of
         self._kind = kind
-        """Only pods of this kind of accelerator; None: of any."""
+        """Kind of accelerator of the ranked pods; None: any kind."""
         self._rank: dict[PodState, Rank] = {}
         self._groups: dict[Rank, list[str]] = {}
         self._ranks: list[Rank] = []
@@ -113,7 +113,7 @@ class PodIndex(dict[str, "PodState"]):
         self.accepting_changes = ChangeCounter()
         """Counts pods added, removed, and started or stopped accepting requests."""
         self.kinds: list[AcceleratorKind] = []
-        """Of the pods here, each once, in order: decisions in a pool of one kind are simpler."""
+        """The distinct kinds of the pods, sorted: decisions in a pool of one kind are simpler."""
         self._kind_counts: dict[AcceleratorKind, int] = {}
         self._by_uuid: dict[str, list[PodState]] = {}
         """Pods that share an accelerator."""

@@ -13,7 +13,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 from registry.errors import RegistryUnavailable
 
 DISCOVERY_TIMEOUT_S: Final = 0.5
-"""Per server that is asked for the address; redis-py would retry for several seconds."""
+"""For each server that is asked for the address; redis-py would retry for several seconds."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from runtime.loading.weight_resolver import WeightResolver
 
 POLL_INTERVAL_S = 0.05
-"""While another pod of the node copies the same model to the host tier."""
+"""Used while another pod of the node copies the same model to the host tier."""
 
 REFUSALS = {
     PutOutcome.NO_ROOM: "{key} does not fit into its budget beside the models in use",
@@ -35,7 +35,7 @@ REFUSALS = {
 
 
 class TierPreloads:
-    """All such preloads of a pod. Owned by the event loop."""
+    """All preloads of a pod to these tiers. Owned by the event loop."""
 
     def __init__(
         self, resolver: WeightResolver, tasks: asyncio.TaskGroup, on_moved: Callable[[str], None]

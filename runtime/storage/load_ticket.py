@@ -24,7 +24,7 @@ class LoadProgress:
     """Whether this load has downloaded bytes of weights, or maps those of this node."""
     arrived_bytes: int = 0
     total_bytes: int = 0
-    """Of the download; 0 without one."""
+    """Size of the download; 0 without a download."""
 
 
 class LoadTicket:

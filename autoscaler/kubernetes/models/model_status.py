@@ -44,7 +44,7 @@ class Copies:
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What the status of a model shows."""
+    """The state of a model that its status shows."""
 
     pool_is_known: bool
     serving: ModelSpec | None
@@ -224,7 +224,7 @@ def seconds_until_write(
     age_s: float,
     since_last_s: float,
 ) -> float | None:
-    """When to write a status; 0: now; None: never, the object has it already.
+    """Seconds until the status is written; 0: now; None: never, the object has this status.
 
     `age_s`: age of the object; `since_last_s`: time since the last write for it.
     """

@@ -1,7 +1,7 @@
 """Pods of a pool in Knative mode whose Revision has been replaced. Pure.
 
-Knative scales an old Revision to zero once it gets no requests. The gateway does not follow
-Knative's routes: unless it stops to send requests to old pods, they stay forever.
+Knative scales an old Revision to zero once it receives no requests. The gateway does not follow
+Knative's routes: unless it stops sending requests to old pods, they stay forever.
 """
 
 from __future__ import annotations

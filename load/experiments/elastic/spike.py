@@ -1,4 +1,4 @@
-"""The experiment spike: for how long responses are late after a tenfold rise of the load.
+"""The experiment spike: how long responses are late after a tenfold rise of the load.
 
 Simulated, with the same pods, start times, loads and arrivals for all rules: the scenario with
 which the rules were tuned, and six others. The predictive rule also runs live.
@@ -38,7 +38,7 @@ HELD_OUT: Final = {
     "pods start in 10 s": replace(_OTHER, pod_start_s=10.0),
 }
 _COMPARED: Final = (PREDICTIVE, KNATIVE)
-"""In held-out scenarios."""
+"""The rules that are compared in held-out scenarios."""
 _LIVE: Final = SpikeScenario(
     base_rps=1.0, infer_s=0.5, deadline_s=2.0, pod_start_s=1.5, load_s=0.1,
     first_pods=1, most_pods=8, spike_at_s=30.0, spike_s=60.0, after_s=10.0,
@@ -75,9 +75,10 @@ def run(settings: Settings) -> Result:
     results = dict(zip(tasks, parallel_map(run_spike, tasks, settings, what="runs"), strict=True))
 
     def measures(
-        rule: str, scenario: SpikeScenario, of: Sequence[int], *, is_known: bool = False
+        rule: str, scenario: SpikeScenario, run_seeds: Sequence[int], *, is_known: bool = False
     ) -> tuple[Cell, ...]:
-        return _measures([results[SpikeTask(rule, is_known, seed, scenario)] for seed in of])
+        tasks = [SpikeTask(rule, is_known, seed, scenario) for seed in run_seeds]
+        return _measures([results[task] for task in tasks])
 
     tables = [
         Table(
@@ -181,7 +182,7 @@ def _draw(results: Mapping[SpikeTask, SpikeResult], seed: int, folder: Path) -> 
 
 EXPERIMENT: Final = Experiment(
     "spike",
-    "Ten times the load at once: seconds until answers are in time, beside Knative's rule",
+    "Ten times the load at once: seconds until responses are in time, compared with Knative's rule",
     run,
     has_live_part=True,
 )

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from load.schema import Trace
 
 _PERIOD_S: Final = 600.0
-"""Between earlier spikes, where there were any."""
+"""Time between earlier spikes, if there are any."""
 EPOCH_S: Final = 40 * _PERIOD_S
 """Time before the run in which arrivals were counted."""
 _MODEL: Final = ModelName("default", "model")
@@ -33,12 +33,12 @@ class SpikeScenario:
 
     base_rps: float = 14.0
     times: float = 10.0
-    """The load in the spike over the load before."""
+    """Ratio of the load in the spike to the load before."""
     infer_s: float = 0.1
     """A pod takes one request at a time."""
     deadline_s: float = 1.0
     pod_start_s: float = 3.0
-    """From requesting a pod until it runs."""
+    """Time from the request for a pod until it runs."""
     load_s: float = 1.0
     first_pods: int = 2
     most_pods: int = 60
@@ -48,7 +48,7 @@ class SpikeScenario:
 
     @property
     def length_s(self) -> float:
-        """Of the whole run."""
+        """Length of the whole run."""
         return self.spike_at_s + self.spike_s + self.after_s
 
 

@@ -1,6 +1,6 @@
 """The experiment prewarming: cold starts against idle memory, for each loading policy.
 
-Each policy over its parameter; real arrivals (GenTD26), simulated cluster.
+Each policy runs with several values of its parameter; real arrivals (GenTD26), simulated cluster.
 """
 
 from __future__ import annotations

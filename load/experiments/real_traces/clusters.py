@@ -1,8 +1,8 @@
 """The clusters for the public traces, with times from the literature and the data.
 
 No trace describes the machines that served it: these are chosen so that models compete for memory
-and devices are busy for a fifth to a half of the time. Loads take bytes over links where the
-literature states sizes, and measured times where the data has them.
+and devices are busy for a fifth to a half of the time. A load transfers the model's size over links
+if the literature states the size, and takes the measured time if the data contains it.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class SimulatedRegistryAgent:
-    """Registers one pod and publishes its state. Heartbeats without news are left out."""
+    """Registers one pod and publishes its state. Heartbeats without changes are omitted."""
 
     __slots__ = (
         "_events", "_offset_s", "_on_change", "_period_s", "_registry", "_report", "epoch",
@@ -42,7 +42,7 @@ class SimulatedRegistryAgent:
     ) -> None:
         """Heartbeats are at `offset_s` plus multiples of `heartbeat_s`; `report` is their content.
 
-        `on_change` is called when the registry has a heartbeat, or has dropped the pod.
+        `on_change` is called after each heartbeat, and after the registry has removed the pod.
         """
         self.name = name
         self.epoch = 0
@@ -140,7 +140,7 @@ class SimulatedRegistryAgent:
         return True
 
     def set_tier(self, key: str, tier: Tier, size_bytes: int) -> None:
-        """Publish where the weights are; 0 bytes: nowhere at this pod."""
+        """Publish the tier of the weights; 0 bytes: they are not at this pod."""
         if size_bytes == 0 and self.name not in self._registry.state.holders(key):
             return
         try:

@@ -1,4 +1,4 @@
-"""Coroutines in virtual time: events set the futures that they await.
+"""Coroutines in virtual time: events set the futures that the coroutines await.
 
 `runtime.loading.load_lifecycle` runs here as it does on an event loop of asyncio.
 """
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class VirtualTasks:
-    """The coroutines of one simulated process; after `close` none of them continues."""
+    """The coroutines of one simulated process; after `close` no coroutine continues."""
 
     __slots__ = ("_is_closed",)
 
@@ -47,7 +47,7 @@ class VirtualFuture:
         self._result = False
         self.is_set = False
         self.coroutine: Coroutine[Any, Any, None] | None = None
-        """The one that awaits it."""
+        """The coroutine that awaits this future."""
 
     def set(self, result: bool) -> None:
         """Set the result, and continue the coroutine that awaits it."""

@@ -97,10 +97,10 @@ def test_a_kind_of_another_product_takes_the_median_of_all() -> None:
 
 def test_without_a_pod_in_question_the_only_kind_counts_else_what_lies_between() -> None:
     measurements = Measurements()
-    assert measurements.anywhere()["m"] is UNMEASURED
+    assert measurements.over_kinds()["m"] is UNMEASURED
     measurements.at(CPU).add("m", "infer", [1.0])
-    assert measurements.anywhere()["m"].infer == Estimate(1.0, is_measured=True)
+    assert measurements.over_kinds()["m"].infer == Estimate(1.0, is_measured=True)
     measurements.at(WHOLE).add("m", "infer", [0.5])
-    assert measurements.anywhere()["m"].infer == Estimate(0.75, is_measured=False)
+    assert measurements.over_kinds()["m"].infer == Estimate(0.75, is_measured=False)
     measurements.at(WHOLE).add("m", "infer", [0.1, 0.1])
-    assert measurements.anywhere()["m"].infer == Estimate(0.55, is_measured=False)
+    assert measurements.over_kinds()["m"].infer == Estimate(0.55, is_measured=False)
