@@ -49,8 +49,6 @@ class QueuedRows:
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """Limits of a model's batches."""
-
     max_rows: int = 8
     """Items in one inference; a request with more runs alone."""
     max_wait_s: float = 0.0

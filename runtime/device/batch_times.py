@@ -49,7 +49,6 @@ class BatchTimes:
         """Largest batch in the autoscaler's plan, by model key. Replaced as a whole."""
 
     def observe(self, key: str, rows: int, seconds: float) -> None:
-        """Record the time of a batch of `rows`."""
         with self._lock:
             times = self._times.setdefault(key, _ModelTimes())
             samples = times.live.setdefault(rows, deque(maxlen=WINDOW))
@@ -59,7 +58,6 @@ class BatchTimes:
                 times.is_updated = True
 
     def use_profile(self, profile: Profile) -> None:
-        """Start from a stored profile."""
         with self._lock:
             times = self._times.setdefault(profile.key, _ModelTimes())
             times.stored = {point.rows: point for point in profile.points}

@@ -43,8 +43,6 @@ class InferenceResult(Generic[Result]):
 
 @dataclass(eq=False, slots=True)
 class Queued:
-    """An entry of the queue."""
-
     model: DeviceModel
     queued: QueuedRows
 

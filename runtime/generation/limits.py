@@ -26,8 +26,6 @@ DEFAULT_CONTEXT = 2048
 
 @dataclass(frozen=True, slots=True)
 class GenerationLimits:
-    """Limits of one model's generation."""
-
     cache_bytes: int
     """Key-value cache of all requests together."""
     max_concurrent: int

@@ -120,7 +120,6 @@ class TransformersEngine:
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling
     ) -> AsyncGenerator[TokenChunk, None]:
-        """See `GenerationEngine`."""
         request_id = str(next(self._sequence))
         outputs: deque[GenerationOutput] = deque()
         self._outputs.queues[request_id] = outputs

@@ -64,8 +64,6 @@ class _LiveLoad(Load):
 
 
 class LoadCoordinator(LoadLifecycle[_LiveLoad, ResolvedWeights, StoreEntry]):
-    """All loads of a pod."""
-
     def __init__(
         self,
         loader: ModelLoader,

@@ -119,8 +119,6 @@ class _OpenWeights:
 
 @dataclass(frozen=True, slots=True)
 class WeightResolver:
-    """Opens the files of models."""
-
     store: ModelStore
     cache: DiskCache
     host: HostTier

@@ -36,8 +36,6 @@ FORWARDED = ("content-type", "cache-control", "retry-after", "x-pilotlight-not-e
 
 @dataclass(frozen=True, slots=True)
 class GenerationRoute:
-    """Serves both endpoints."""
-
     service: PredictService
     generations: GenerationService
     catalog: ModelCatalog

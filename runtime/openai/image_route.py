@@ -51,8 +51,6 @@ class ImageBody(ModelBody):
 
 @dataclass(frozen=True, slots=True)
 class ImageRoute:
-    """Serves the endpoint."""
-
     inferences: Inferences
 
     async def serve(self, call: Call[ImageBody]) -> None:

@@ -39,8 +39,6 @@ class InvalidField(InvalidRequest):
 
 
 class StreamOptions(BaseModel):
-    """Options of a streamed response."""
-
     model_config = ConfigDict(strict=True)
     include_usage: bool | None = None
 
@@ -73,7 +71,6 @@ class GenerationBody(ModelBody):
 
     @property
     def wants_usage(self) -> bool:
-        """Whether a stream ends with its usage."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
     @property
@@ -99,8 +96,6 @@ class TextPart(BaseModel):
 
 
 class Message(BaseModel):
-    """One message of a conversation."""
-
     model_config = ConfigDict(strict=True)
     role: Annotated[str, Field(pattern="^(system|developer|user|assistant|tool)$")]
     content: str | list[TextPart]

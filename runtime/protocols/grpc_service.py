@@ -81,8 +81,6 @@ class _Refusal:
 
 @dataclass(frozen=True, slots=True)
 class InferenceService:
-    """All methods of the service."""
-
     service: PredictService
     repository: Repository
     health: Health

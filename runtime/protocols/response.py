@@ -43,8 +43,6 @@ def kserve_error(error: Failure) -> object:
 
 
 class HttpResponse:
-    """The response to one request."""
-
     def __init__(self, send: Send, headers: Sequence[tuple[str, str]], form: ErrorForm) -> None:
         self._send = send
         self._headers = list(headers)

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """A prompt and the parameters of its generation."""
-
     prompt_ids: Callable[[TextGeneration], list[int]]
     """Tokens of the prompt; blocks, raises InvalidRequest."""
     max_new_tokens: int | None
@@ -63,8 +61,6 @@ class TextDelta:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """A generation that is ready to run."""
-
     request: GenerationRequest
     sampling: Sampling
     prompt_ids: Sequence[int]
@@ -108,8 +104,6 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class GenerationService:
-    """All generations of a pod."""
-
     service: PredictService
     catalog: ModelCatalog
     measurements: Measurements

@@ -76,11 +76,9 @@ class InFlightRequests:
         SLOTS_USED.set(self._slots_used)
 
     def cancel_all(self) -> None:
-        """Cancel every request: the pod must end."""
         now_s = asyncio.get_running_loop().time()
         for timeout in self._timeouts:
             timeout.reschedule(now_s)
 
     async def wait_idle(self) -> None:
-        """Return once no request is in flight."""
         await self._idle.wait()

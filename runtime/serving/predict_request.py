@@ -28,8 +28,6 @@ KSERVE_HISTOGRAMS = {
 
 @dataclass(frozen=True, slots=True)
 class PredictResponse:
-    """A response body and its provenance."""
-
     body: EncodedBody
     predict_pod: str
     start: str

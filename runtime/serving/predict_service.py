@@ -49,8 +49,6 @@ BAD_TENSOR_ERRORS = (ValueError, TypeError, IndexError, KeyError, AttributeError
 
 @dataclass(frozen=True, slots=True)
 class PredictService:
-    """Serves all predict requests of a pod."""
-
     pod_name: str
     address: str
     """`host:port` at which other pods reach this one."""

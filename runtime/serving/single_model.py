@@ -31,8 +31,6 @@ def single_model_spec(name: str, folder: str) -> ModelSpec:
 
 
 class SingleModel:
-    """Declares the pod's model and keeps it loaded."""
-
     def __init__(
         self,
         spec: ModelSpec,

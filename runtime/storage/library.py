@@ -35,8 +35,6 @@ MIN_FREE_BYTES = 64 * 1024**2
 
 @dataclass(eq=False, slots=True)
 class LibraryStorage:
-    """A model at a URI that a library reads."""
-
     uri: str
     staging: Path
     environment: Mapping[str, str]

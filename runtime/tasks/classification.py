@@ -47,8 +47,6 @@ class LabelOutputs:
 
 
 class TextClassification(TextInputs, LabelOutputs):
-    """Texts to labels."""
-
     def __init__(self, folder: Path, config: PretrainedConfig) -> None:
         TextInputs.__init__(self, TextEncoder(folder, config))
         LabelOutputs.__init__(self, config)

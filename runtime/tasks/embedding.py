@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 
 class Embedding(TextInputs):
-    """Texts to vectors."""
-
     def __init__(self, folder: Path, config: PretrainedConfig) -> None:
         super().__init__(TextEncoder(folder, config))
         self.batching = self.encoder.batching()

@@ -28,8 +28,6 @@ V1_SHAPE = "an object such as {'image_bytes': {'b64': '...'}}"
 
 
 class ImageClassification(LabelOutputs):
-    """Images to labels."""
-
     def __init__(self, folder: Path, config: PretrainedConfig) -> None:
         from transformers import ViTImageProcessorPil
 

@@ -96,8 +96,6 @@ class TextOutputs:
 
 
 class TextEncoder:
-    """A model's tokenizer."""
-
     def __init__(self, folder: Path, config: PretrainedConfig, *, takes_types: bool = True) -> None:
         """Read it; `takes_types` is False for networks without token types."""
         from transformers import AutoTokenizer

@@ -31,8 +31,6 @@ MAX_CHARACTERS_PER_TOKEN = 256
 
 
 class TextGeneration(TextInputs, TextOutputs):
-    """Texts to their continuations."""
-
     def __init__(self, folder: Path, config: PretrainedConfig) -> None:
         super().__init__(TextEncoder(folder, config, takes_types=False))
         encoder = self.encoder

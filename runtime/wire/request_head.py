@@ -22,8 +22,6 @@ TOKEN = re.compile(r"^[0-9]{1,18}$")
 
 @dataclass(frozen=True, slots=True)
 class RequestHead:
-    """A request without its body."""
-
     model: ModelName
     response_model_name: str
     """The model's name in the response: the one that the client used."""

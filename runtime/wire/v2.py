@@ -34,8 +34,6 @@ class RequestedOutput:
 
 @dataclass(frozen=True, slots=True)
 class V2Request:
-    """A decoded request."""
-
     inputs: tuple[Tensor, ...]
     id: str | None = None
     is_binary: bool = False

@@ -63,8 +63,6 @@ def build_graph(
 
 
 class _Builder:
-    """Builds one graph."""
-
     def __init__(self, weights: AbstractSet[str], device: torch.device) -> None:
         self._weights = weights
         self._device = device

@@ -48,8 +48,6 @@ class Port:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """A program's inputs and outputs."""
-
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
     weights: Mapping[str, tuple[str, str]]
@@ -66,7 +64,6 @@ class Signature:
         return only if isinstance(only, str) and only != ANY else None
 
     def range_of(self, size: str) -> tuple[int, int]:
-        """The bounds of a dynamic size."""
         low, high = self.ranges.get(size, (1, MAX_SIZE))
         return (low if low > SPECIALISED_BOUND else 1), high
 
