@@ -97,12 +97,7 @@ class Forkserver:
                 self._stop(str(command["stop"]), float(command.get("grace_s", DEFAULT_GRACE_S)))
             else:
                 raise ValueError("a command must have 'spawn' or 'stop'")
-        except (
-            ValueError,
-            TypeError,
-            KeyError,
-            OSError,
-        ) as error:  # OSError: no process can be forked
+        except (ValueError, TypeError, KeyError, OSError) as error:  # OSError: cannot fork
             _emit({"error": f"{line.decode(errors='replace')}: {error}"})
 
     def _spawn(self, settings: RuntimeSettings) -> None:

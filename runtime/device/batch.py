@@ -76,12 +76,8 @@ def form_batch(queued: Sequence[QueuedRows], now_s: float, limits: BatchLimits) 
     leader, *others = sorted(queued, key=lambda each: each.urgency)
     if leader.batch_key is None:
         return Batch((leader,), now_s)
-    members, rows, tokens, width = (
-        [leader],
-        leader.rows,
-        leader.rows * leader.tokens_per_row,
-        leader.tokens_per_row,
-    )
+    members, rows, width = [leader], leader.rows, leader.tokens_per_row
+    tokens = rows * width
     for each in others:
         if each.batch_key != leader.batch_key or rows + each.rows > limits.max_rows:
             continue

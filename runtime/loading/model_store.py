@@ -85,17 +85,12 @@ class ModelStore(DeviceCache[StoreEntry]):
 
     async def wait_until(self, condition: Callable[[], bool]) -> None:
         """Return once the condition holds; it is evaluated whenever memory is freed."""
-        done = asyncio.get_running_loop().create_future()
-
-        def set_done() -> None:
-            if not done.done():
-                done.set_result(None)
-
-        self.call_when(condition, set_done)
+        done = asyncio.Event()
+        self.call_when(condition, done.set)
         try:
-            await done
+            await done.wait()
         finally:
-            self.stop_waiting(set_done)
+            self.stop_waiting(done.set)
 
     async def wait_removed(self, key: str) -> None:
         await self.wait_until(lambda: key not in self.by_key)

@@ -7,7 +7,6 @@ the model in the path: `/serving/NAMESPACE~NAME/openai/v1/…`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 import orjson
@@ -20,7 +19,7 @@ from runtime.openai.generation_route import GenerationRoute
 from runtime.openai.inference_routes import EmbeddingRoute, Inferences
 from runtime.openai.requests import ChatBody, CompletionBody, EmbeddingBody
 from runtime.openai.responses import model_card, model_list, openai_error
-from runtime.protocols.response import error_response
+from runtime.protocols.routes import error_as_response
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -90,9 +89,5 @@ class OpenAIRoutes:
     async def _model(self, request: Request) -> Response:
         name = parse_model_name(request.path_params["model"])
         if self.catalog.record(name) is None:
-            error = ModelNotFound(f"model {name} is not declared")
-            status, content, headers = error_response(error, openai_error)
-            return Response(content, status, headers=dict(headers))
-        return Response(
-            orjson.dumps(model_card(name)), HTTPStatus.OK, media_type="application/json"
-        )
+            return error_as_response(ModelNotFound(f"model {name} is not declared"), openai_error)
+        return Response(orjson.dumps(model_card(name)), media_type="application/json")

@@ -20,8 +20,8 @@ from runtime.protocols.grpc_service import InferenceService
 from runtime.protocols.profile_route import profile_route
 from runtime.protocols.routes import Routes
 from runtime.protocols.server import PodServer
-from runtime.registration.inference_end_notifier import InferenceEndNotifier
 from runtime.registration.model_catalog import ModelCatalog
+from runtime.registration.registry_agent import InferenceEndNotifier
 from runtime.serving.generation_service import GenerationService
 from runtime.serving.health import Health
 from runtime.serving.in_flight import InFlightRequests

@@ -13,7 +13,7 @@ from starlette.routing import Route
 from registry.domain.model import Tier
 from runtime.errors import BodyTooLarge, InvalidRequest, ModelNotFound, RuntimePackageError
 from runtime.protocols.infer_route import InferRoute
-from runtime.protocols.response import error_response
+from runtime.protocols.response import error_response, kserve_error
 from runtime.serving.repository import EXTENSIONS, SERVER_NAME, server_version
 from runtime.wire.bodies import WireProtocol
 from runtime.wire.v2 import parse_object
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from starlette.requests import Request
 
+    from runtime.protocols.response import ErrorForm
     from runtime.serving.health import Health
     from runtime.serving.predict_service import PredictService
     from runtime.serving.repository import Repository
@@ -171,8 +172,8 @@ def _with_errors(handler: Handler) -> Handler:
     return handle
 
 
-def error_as_response(error: RuntimePackageError) -> Response:
-    status, body, headers = error_response(error)
+def error_as_response(error: RuntimePackageError, form: ErrorForm = kserve_error) -> Response:
+    status, body, headers = error_response(error, form)
     return Response(body, status, headers=dict(headers))
 
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+MAX_QUEUED_ENDS = 10_000
 RETRY_INTERVAL_S = 0.2
 """Between attempts to reach the registry, if the heartbeat interval is longer."""
 
@@ -253,3 +254,24 @@ class RegistryAgent:
             logger.info("lease expired before deregistration")
         except RegistryUnavailable as error:
             logger.warning("left without deregistering", extra={"error": error})
+
+
+class InferenceEndNotifier:
+    """Reports ended inference stages in the background, off the path of requests."""
+
+    def __init__(self, agent: RegistryAgent) -> None:
+        self._agent = agent
+        self._ended: asyncio.Queue[str] = asyncio.Queue(MAX_QUEUED_ENDS)
+
+    def notify(self, reservation_id: str | None) -> None:
+        """Queue a reservation; one that finds the queue full is left to expire."""
+        if reservation_id is not None and not self._ended.full():
+            self._ended.put_nowait(reservation_id)
+
+    async def run(self) -> None:
+        """Send until cancelled; everything queued goes out at once."""
+        while True:
+            batch = [await self._ended.get()]
+            while not self._ended.empty():
+                batch.append(self._ended.get_nowait())
+            await asyncio.gather(*(self._agent.end_inference(each) for each in batch))

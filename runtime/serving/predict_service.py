@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from registry.domain.model import ModelSpec
     from runtime.loading.load_coordinator import AcquiredModel, LoadCoordinator
     from runtime.loading.processors import Processors
-    from runtime.registration.inference_end_notifier import InferenceEndNotifier
     from runtime.registration.measurements import Measurements
     from runtime.registration.model_catalog import ModelCatalog
+    from runtime.registration.registry_agent import InferenceEndNotifier
     from runtime.serving.in_flight import InFlightRequests
     from runtime.serving.remote_inference import RemoteInference
     from runtime.tasks.task import Processor
@@ -81,7 +81,9 @@ class PredictService:
         async with self.in_flight.admit(head):
             if isinstance(body, bytes):
                 body = await self._decode(head, protocol, body)
-            spec = await self._find(head, body)
+            if head.is_infer_stage and body.v2 is None:
+                raise InvalidRequest("the inference stage takes V2 tensors, not V1 instances")
+            spec = await self.catalog.find(head.model, head.generation)
             request = PredictRequest(head, spec, self.pod_name, self.measurements)
             if head.is_infer_stage:
                 return await self._serve_inference(request, body)
@@ -91,11 +93,6 @@ class PredictService:
         if len(body) <= SMALL_BODY_BYTES:
             return decode_body(protocol, body, head.v2_header_length)
         return await in_thread(self.threads, decode_body, protocol, body, head.v2_header_length)
-
-    async def _find(self, head: RequestHead, body: DecodedBody) -> ModelSpec:
-        if head.is_infer_stage and body.v2 is None:
-            raise InvalidRequest("the inference stage takes V2 tensors, not V1 instances")
-        return await self.catalog.find(head.model, head.generation)
 
     # Entry requests
 

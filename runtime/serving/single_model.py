@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec, Tier
@@ -30,30 +31,22 @@ def single_model_spec(name: str, folder: str) -> ModelSpec:
     return ModelSpec(ModelName("default", name), f"file://{folder}", policy=ModelPolicy(pin=True))
 
 
+@dataclass(eq=False, slots=True)
 class SingleModel:
-    def __init__(
-        self,
-        spec: ModelSpec,
-        *,
-        registry: Registry,
-        watch: ClusterWatch,
-        coordinator: LoadCoordinator,
-        store: ModelStore,
-    ) -> None:
-        self._spec = spec
-        self._registry = registry
-        self._watch = watch
-        self._coordinator = coordinator
-        self._store = store
-        self._reported = ""
+    spec: ModelSpec
+    registry: Registry
+    watch: ClusterWatch
+    coordinator: LoadCoordinator
+    store: ModelStore
+    _reported: str = field(default="", init=False)
 
     @property
     def is_loaded(self) -> bool:
-        return self._store.holds(self._spec.key)
+        return self.store.holds(self.spec.key)
 
     async def run(self) -> None:
         """Declare and load the model, again if it was lost, until cancelled."""
-        await self._watch.wait_synced()
+        await self.watch.wait_synced()
         while True:
             try:
                 await self._reconcile()
@@ -63,11 +56,11 @@ class SingleModel:
             await asyncio.sleep(POLL_INTERVAL_S)
 
     async def _reconcile(self) -> None:
-        record = self._watch.state.models.get(self._spec.name)
-        if record is None or record.spec != self._spec:
-            await self._registry.put_models([self._spec])
+        record = self.watch.state.models.get(self.spec.name)
+        if record is None or record.spec != self.spec:
+            await self.registry.put_models([self.spec])
         if not self.is_loaded:
-            await self._coordinator.preload(self._spec, ClaimScope.POD, Tier.DEVICE)
+            await self.coordinator.preload(self.spec, ClaimScope.POD, Tier.DEVICE)
 
     def _report(self, error: Exception) -> None:
         """Log once per cause, not once per attempt."""

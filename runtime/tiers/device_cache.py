@@ -195,7 +195,7 @@ class DeviceCache(Generic[R]):
             self._waits.append(_MemoryWait(condition, done))
 
     def stop_waiting(self, done: Callable[[], None]) -> None:
-        self._waits = [wait for wait in self._waits if wait.done is not done]
+        self._waits = [wait for wait in self._waits if wait.done != done]
 
     def notify_freed(self) -> None:
         """Let waiting loads try again."""

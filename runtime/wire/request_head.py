@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from registry.domain.model import ModelName
 from runtime.errors import InvalidRequest
-from runtime.wire.simulated_work import parse_simulated_work
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,6 +17,8 @@ if TYPE_CHECKING:
 HOST_PORT = re.compile(r"^[A-Za-z0-9.\-\[\]:]+:\d{1,5}$")
 PRINTABLE = re.compile(r"^[\x21-\x7e]{1,256}$")
 TOKEN = re.compile(r"^[0-9]{1,18}$")
+SIMULATED_STAGES = frozenset({"preprocess", "postprocess", "network"})
+MAX_SIMULATED_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ def parse_request_head(segment: str, headers: Mapping[str, str]) -> RequestHead:
         predict_address=_parse_address(headers.get("x-pilotlight-predict")),
         is_infer_stage=stage == "infer",
         deadline_s=_parse_deadline(headers.get("x-pilotlight-deadline-ms")),
-        simulated_work=parse_simulated_work(headers.get("x-pilotlight-simulate")),
+        simulated_work=_parse_simulated_work(headers.get("x-pilotlight-simulate")),
         v2_header_length=headers.get("inference-header-content-length"),
     )
 
@@ -98,3 +99,20 @@ def _parse_deadline(text: str | None) -> float | None:
             f"header x-pilotlight-deadline-ms must be the milliseconds that remain, was {text!r}"
         )
     return time.monotonic() + remaining_ms / 1000
+
+
+def _parse_simulated_work(text: str | None) -> dict[str, float]:
+    """Seconds of sleep per stage, such as `preprocess=0.5,network=1`, for demo and experiments.
+
+    A pod accepts the header only if it runs with `--allow-simulated-work`.
+    """
+    seconds: dict[str, float] = {}
+    for part in text.split(",") if text else ():
+        stage, _, value = part.strip().partition("=")
+        if stage not in SIMULATED_STAGES or not re.fullmatch(r"\d+(\.\d+)?", value):
+            raise InvalidRequest(
+                "header x-pilotlight-simulate must be stage=seconds for stages"
+                f" {sorted(SIMULATED_STAGES)}, was {part.strip()!r}"
+            )
+        seconds[stage] = min(float(value), MAX_SIMULATED_S)
+    return seconds
