@@ -1,4 +1,4 @@
-"""Prometheus metrics of a pod, beside the four histograms that KServe's SDK declares itself."""
+"""Prometheus metrics of a pod, in addition to the four histograms of KServe's SDK."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LOAD_SECONDS = Histogram(
 )
 
 
-class CounterOf(Collector):
+class FunctionCounter(Collector):
     """A counter whose value is read from a function at each scrape."""
 
     def __init__(self, name: str, documentation: str) -> None:
@@ -37,7 +37,7 @@ class CounterOf(Collector):
         yield CounterMetricFamily(self._name, self._documentation, value=self._read())
 
 
-IDLE_MEMORY = CounterOf(
+IDLE_MEMORY = FunctionCounter(
     "pilotlight_idle_memory_byte_seconds_total",
     "Bytes of models on the device that no request uses, times seconds.",
 )

@@ -69,13 +69,13 @@ def smoothed_means(
 ) -> Floats:
     """(models, windows): means of the mixture."""
     means = _means(history, profiles, period_min, [0], windows_min)[:, 0]
-    result: Floats = (means * _between(fit.weights, windows_min)).sum(axis=-1)
+    result: Floats = (means * _interpolate(fit.weights, windows_min)).sum(axis=-1)
     return result
 
 
 def smoothed_sizes(fit: SmoothingFit, windows_min: Floats) -> Floats:
     """(models, windows): size of the negative binomial around the means."""
-    return np.exp(_between(np.log(fit.size), windows_min))
+    return np.exp(_interpolate(np.log(fit.size), windows_min))
 
 
 def _means(
@@ -175,7 +175,7 @@ def _size(mean: Floats, observed: Floats, is_known: Floats) -> Floats:
     return result
 
 
-def _between(values: Floats, windows_min: Floats) -> Floats:
+def _interpolate(values: Floats, windows_min: Floats) -> Floats:
     """Interpolates values at noise windows (axis 1) over the logarithm of the window."""
     grid = np.log(NOISE_WINDOWS_MIN)
     at = np.clip(np.log(windows_min), grid[0], grid[-1])

@@ -5,7 +5,8 @@ al. 2024, section 4.2.4. A model's demand is its queued work in seconds, spread 
 machines that hold it; a machine's load is the sum of these shares. Priority = demand less the part
 that machines serve within the horizon. The model of the highest priority is loaded on an idle
 machine. It evicts the model with the lowest priority after eviction, if that is lower than its own.
-Strategies by batch size are up to the pods' batching, the order of requests up to the gateway.
+The pods' batching takes the place of Clockwork's strategies by batch size, and the gateway's queue
+that of its order of requests.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class Clockwork:
     """Parameters of the policy."""
 
     horizon_s: float = 2.0
-    """Work that a machine can do in time; a usual deadline."""
+    """Seconds of work that a machine can do in time: a usual deadline."""
     demote_to: Tier = Tier.DISK
 
 
@@ -53,10 +54,10 @@ def _plan(params: Clockwork, view: PoolView, _: None) -> tuple[tuple[Action, ...
         found = _place(work, pending, idle)
         if found is None:
             break
-        chosen, leaving = found
+        chosen, evicted = found
         pod = chosen.pod.name
         detail = f"{work.unserved_s(pending):.2g} s of unserved work"
-        for each in leaving:
+        for each in evicted:
             actions.append(Demote(each.key, pod, params.demote_to, ActionReason.ROOM, detail))
             work.remove(each, pod)
         actions.append(Load(pending.key, pod, Tier.DEVICE, ActionReason.WAITING, detail))
@@ -68,25 +69,25 @@ def _plan(params: Clockwork, view: PoolView, _: None) -> tuple[tuple[Action, ...
 def _place(
     work: WorkAllocation, pending: ModelView, idle: list[IdlePod]
 ) -> tuple[IdlePod, tuple[ModelView, ...]] | None:
-    """The pod whose evictions have the lowest priority, and these; None: all have a higher one."""
+    """The pod whose evictions have the lowest priority, and the evictions; None: no pod."""
     best: tuple[float, str, IdlePod, tuple[ModelView, ...]] | None = None
     for each in idle:
         if pending in each.warm:
             continue
-        leaving = _evictions(work, pending, each)
-        if leaving is None:
+        evicted = _evictions(work, pending, each)
+        if evicted is None:
             continue
         name = each.pod.name
-        priority = max((work.unserved_without_s(model, name) for model in leaving), default=-1e9)
+        priority = max((work.unserved_without_s(model, name) for model in evicted), default=-1e9)
         if best is None or (priority, name) < best[:2]:
-            best = priority, name, each, leaving
+            best = priority, name, each, evicted
     return None if best is None else (best[2], best[3])
 
 
 def _evictions(
     work: WorkAllocation, pending: ModelView, idle: IdlePod
 ) -> tuple[ModelView, ...] | None:
-    """The models of lowest priority that make room, each below the pending one's priority."""
+    """The models of lowest priority to evict, each below the pending model's priority."""
     name = idle.pod.name
     by_priority = sorted(idle.warm, key=lambda one: (work.unserved_without_s(one, name), one.key))
     lower = takewhile(

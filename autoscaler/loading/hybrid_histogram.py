@@ -76,7 +76,7 @@ def _preloads(
     params: HybridHistogram, view: PoolView, rows: Integers, leaving: list[Action]
 ) -> list[Action]:
     placer = LoadPlacer(
-        view, MarginalValue(view, None), loads_per_node=params.loads_per_node, leaving=leaving
+        view, MarginalValue(view, None), loads_per_node=params.loads_per_node, planned=leaving
     )
     actions: list[Action] = []
     for row in rows:

@@ -155,7 +155,7 @@ def _loads(
         return not candidate.is_urgent, -gain, candidate.row
 
     candidates.sort(key=rank)
-    placer = LoadPlacer(view, marginal_value, loads_per_node=params.loads_per_node, leaving=leaving)
+    placer = LoadPlacer(view, marginal_value, loads_per_node=params.loads_per_node, planned=leaving)
     actions: list[Action] = []
     for each in candidates[: params.loads_per_plan]:
         model = view.models[each.row]

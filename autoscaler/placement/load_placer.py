@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class EvictionCandidate:
-    """An idle copy that could make room."""
+    """An idle copy that may be evicted for a load."""
 
     model: ModelView
     loss: float
@@ -49,24 +49,24 @@ class LoadPlacer:
         marginal_value: MarginalValue,
         *,
         loads_per_node: int,
-        leaving: Sequence[Action] = (),
+        planned: Sequence[Action] = (),
     ) -> None:
-        """Updates `marginal_value` with each placement; `leaving`: demotions of the same plan."""
+        """Updates `marginal_value` with each placement; `planned`: actions of the same plan."""
         self._view = view
         self._marginal_value = marginal_value
         self._loads_per_node = loads_per_node
         self._pods = [pod for pod in view.pods.values() if pod.is_accepting]
         self._loads: Counter[str] = Counter()
-        """By node."""
-        self._leaving = {(each.key, each.pod) for each in leaving if isinstance(each, Demote)}
+        """Running and planned loads by node."""
+        self._demoted = {(each.key, each.pod) for each in planned if isinstance(each, Demote)}
         self._free = self._free_bytes()
         self._placed: defaultdict[str, set[str]] = defaultdict(set)
-        """By key: pods."""
+        """Pods of the placed loads, by model key."""
         self._idle: dict[str, list[ModelView]] | None = None
         self._candidates: dict[str, list[EvictionCandidate]] = {}
 
     def _free_bytes(self) -> dict[str, float]:
-        """By pod, from the sizes of the models on it: what pods report is a heartbeat old."""
+        """By pod, from the sizes of its models: pods report free memory with heartbeats only."""
         free = {pod.name: pod.budget_bytes.get(Tier.DEVICE, inf) for pod in self._pods}
         for model in self._view.models:
             for name, each in model.holders.items():
@@ -75,7 +75,7 @@ class LoadPlacer:
                 if each.is_warming:
                     self._loads[self._view.pods[name].node] += 1
                     free[name] -= model.size_bytes
-                elif each.is_warm and (model.key, name) not in self._leaving:
+                elif each.is_warm and (model.key, name) not in self._demoted:
                     free[name] -= model.size_bytes
         return free
 
@@ -84,8 +84,8 @@ class LoadPlacer:
     ) -> LoadPlacement | None:
         """A pod for a load that saves `gain` seconds per second; None: no pod now.
 
-        Without `gain` it is the unserved work that the pod can do. `loads_per_node` does not bound
-        urgent loads.
+        If `gain` is None, the gain is the unserved work that the pod can do. `loads_per_node` does
+        not bound urgent loads.
         """
         copies = {pod for pod, each in model.holders.items() if each.is_warm or each.is_warming}
         copies |= self._placed[model.key]
@@ -131,7 +131,7 @@ class LoadPlacer:
         return None if best is None else LoadPlacement(best[1], best[2])
 
     def _evictions(self, pod: str, size_bytes: int) -> tuple[EvictionCandidate, ...] | None:
-        """The copies of a pod with the smallest loss that make room; None: all are too few."""
+        """The pod's copies of smallest loss that free enough memory; None: all do not suffice."""
         missing = size_bytes - self._free[pod]
         chosen = []
         for candidate in self._candidates_of(pod):
@@ -159,7 +159,7 @@ class LoadPlacer:
         found: dict[str, list[ModelView]] = {pod.name: [] for pod in self._pods}
         for model in self._view.models:
             for copy in idle_copies(model, self._view) if model.holders else ():
-                if copy.pod in found and (model.key, copy.pod) not in self._leaving:
+                if copy.pod in found and (model.key, copy.pod) not in self._demoted:
                     found[copy.pod].append(model)
         return found
 

@@ -21,7 +21,7 @@ HORIZON: Final = ForecastHorizon()
 
 @dataclass(frozen=True, slots=True)
 class FittedModel:
-    """What was fitted to a history; rows are the models of that history."""
+    """Parameters fitted to a history; rows are the models of that history."""
 
     fit: Fit
     recency: RecencyModel
@@ -29,7 +29,7 @@ class FittedModel:
     origin_s: float
 
     def take(self, rows: Integers) -> FittedModel:
-        """The same for some of the models."""
+        """The parameters of the models at `rows`."""
         models = tuple(self.models[row] for row in rows.tolist())
         return replace(self, fit=self.fit.take(rows), models=models)
 

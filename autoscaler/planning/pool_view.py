@@ -75,7 +75,7 @@ class ModelView:
     holders: Mapping[str, Residency] = field(default_factory=dict)
     """Residency by pod; pods that hold nothing of the model are absent."""
     uses: Mapping[str, CopyUse] = field(default_factory=dict)
-    """By pod, where known."""
+    """Use of each pod's copy, where known."""
     arrived: int = 0
     """Requests since the last plan."""
     last_arrival_s: float = NEVER_S

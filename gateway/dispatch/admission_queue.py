@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from registry.domain.model import ModelName
 
 STARVED_SHARE: Final = 0.6
-"""Blinowski et al. 2024, 4.2.3: of the time from arrival to deadline."""
+"""Share of the time from arrival to deadline after which a queued request counts as starved
+(Blinowski et al. 2024, 4.2.3)."""
 _EMPTY: Final = QueueStats(0, 0, inf)
 
 
@@ -35,11 +36,11 @@ class AdmissionQueue(Generic[P]):
         self._fair_queue = FairQueue()
         self._queued: dict[QueueKey, P] = {}
         self._progress_s: dict[ModelName, float] = {}
-        """By queued model: time at which its queue last became shorter, or began."""
+        """Time at which a model's queue last became shorter, or began; models with a queue only."""
 
     @property
     def size(self) -> int:
-        """Requests that can be dispatched: none with a reservation under way."""
+        """Number of requests that can be dispatched, without those with a pending reservation."""
         return self._fair_queue.size
 
     def depth(self, model: ModelName) -> int:
@@ -90,8 +91,8 @@ class AdmissionQueue(Generic[P]):
         self._progress_s.setdefault(request.model, now_s)
         self._fair_queue.add(key)
 
-    def note_wait(self, placement: P, reason: Reason) -> None:
-        """Note why a request waits: one that waits for a load in progress is a cold start."""
+    def record_wait(self, placement: P, reason: Reason) -> None:
+        """Record why a request waits: one that waits for a load in progress is a cold start."""
         placement.wait_reason = reason
         if reason is Reason.QUEUE_WARMING and placement.awaited_tier is None:
             placement.awaited_tier = self._loading_tier(placement.spec.key)
@@ -148,8 +149,8 @@ class AdmissionQueue(Generic[P]):
     def heads(self, *, only_placeable: bool) -> list[P]:
         """The first request of every model in fair order.
 
-        With `only_placeable` without requests that are sure to wait, as far as this costs less than
-        to route them.
+        `only_placeable` leaves out requests that certainly wait, where this check costs less than
+        routing them.
         """
         heads = [self._queued[key] for key in self._fair_queue.heads()]
         state = self._state

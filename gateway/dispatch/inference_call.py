@@ -59,7 +59,7 @@ class InferenceCall:
     """Holds its slot and connection from `send` until `end`; call `release` to free the slot."""
 
     placement: Placement
-    """Of the last attempt; `is_placed` says whether there was one."""
+    """Placement of the last attempt; set if `is_placed` is True."""
     connection: PodConnection
     response: PodResponse
     """Head of the response."""
@@ -71,17 +71,17 @@ class InferenceCall:
         self,
         context: CallContext,
         target: ModelTarget,
-        read: RequestHeaders,
+        headers: RequestHeaders,
         request: IncomingRequest,
         body: IncomingBody,
     ) -> None:
         self.request = request
         self.awaited_tier: str | None = None
-        """The source tier of a load that it waited for in the queue; None: it waited for none."""
+        """Source tier of the load that the queued request waited for; None: no load."""
         self.is_placed = False
         self._context = context
         self._target = target
-        self._read = read
+        self._headers = headers
         self._body = body
         self._holds_reservation = False
         self._failed: FailedAttempts | None = None
@@ -145,7 +145,7 @@ class InferenceCall:
     async def _send_to_pod(self, placement: Placement, until_s: float) -> None:
         entry, connections = placement.reservation.entry, self._context.connections
         left_ms = (until_s - self._loop.time()) * 1000
-        head = request_head(self._target, self._read, placement, self._body, left_ms=left_ms)
+        head = request_head(self._target, self._headers, placement, self._body, left_ms=left_ms)
         connection = connections.take_idle(entry.address) if self._body.is_complete else None
         if connection is None:
             connection = await self._connect(entry)
@@ -158,7 +158,7 @@ class InferenceCall:
                 connection = await self._resend(lost, entry, head)
             self.response = response = read_response(connection.headers)
             if not is_from_pod(connection, response):
-                raise self._unanswered_error(
+                raise self._queue_proxy_error(
                     await classify_response(connection, connections, entry.address)
                 )
             reason = refusal_to_retry(response.not_executed, self._failed)
@@ -179,10 +179,10 @@ class InferenceCall:
         """Send again over a new connection if the lost one was stale: it may have sent nothing."""
         if not self._body.is_resendable:
             self._record_failure(NotExecuted.POD_DIED)
-            raise UpstreamLost(f"the pod was lost inside the request: {lost}") from lost
+            raise UpstreamLost(f"the pod was lost during the request: {lost}") from lost
         try:
             fresh = await self._context.connections.connect(entry.address)
-        except PodUnreachable:  # its process is gone without a response
+        except PodUnreachable:  # the pod's process ended without a response
             raise self._retry(NotExecuted.POD_DIED) from None
         if not lost.was_reused:
             fresh.close()
@@ -202,7 +202,7 @@ class InferenceCall:
     def _retry(self, reason: NotExecuted) -> _RetryElsewhere:
         reservation, reservations = self.placement.reservation, self._context.reservations
         if reason is NotExecuted.SLOTS:
-            if reservations.note_collision(reservation):
+            if reservations.record_collision(reservation):
                 return _RetryElsewhere(reason, is_free=True)
             reservations.reassert(reservation.entry)
         self._record_failure(reason)
@@ -214,7 +214,7 @@ class InferenceCall:
             self._failures(), reason, entry=reservation.entry, predict=reservation.predict
         )
 
-    def _unanswered_error(self, cause: QueueProxyFailure) -> Exception:
+    def _queue_proxy_error(self, cause: QueueProxyFailure) -> Exception:
         """The error of a response that came from the pod's queue-proxy, not from the pod."""
         if self._body.is_resendable:
             if cause is QueueProxyFailure.FULL:

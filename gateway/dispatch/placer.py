@@ -149,7 +149,7 @@ class Placer(Generic[P]):
             self._reject(placement, error)
             return
         if decision is not None:
-            self._queue.note_wait(placement, decision.reason)
+            self._queue.record_wait(placement, decision.reason)
         timeout_s = self._queue.timeout_s(placement)
         placement.timeout = self._timers.after(timeout_s, self._on_timeout, placement)
         self.notify_change()
@@ -209,7 +209,7 @@ class Placer(Generic[P]):
         now_s = self._now_s()
         decision = self._route(placement, now_s, 0).decision
         if isinstance(decision, Wait):
-            self._queue.note_wait(placement, decision.reason)
+            self._queue.record_wait(placement, decision.reason)
             return False
         if isinstance(decision, Reject):
             self._reject(placement, rejection_error(decision))

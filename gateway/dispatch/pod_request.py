@@ -1,4 +1,4 @@
-"""A request as it is sent to its pod: the caller's headers, ours, and the body."""
+"""A request as it is sent to its pod: the client's headers, the gateway's, and the body."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def request_head(
     target: ModelTarget,
-    read: RequestHeaders,
+    headers: RequestHeaders,
     placement: Placement,
     body: IncomingBody,
     *,
@@ -26,8 +26,8 @@ def request_head(
     reservation = placement.reservation
     lines = [
         b"POST ", target.pod_path, b" HTTP/1.1\r\nhost: ", reservation.entry.address.encode(),
-        b"\r\n", read.forwarded,
-        b"x-request-id: ", read.request_id.encode(),
+        b"\r\n", headers.forwarded,
+        b"x-request-id: ", headers.request_id.encode(),
         b"\r\nx-pilotlight-model-name: ", target.name.encode(),
         b"\r\nx-pilotlight-generation: ", placement.spec.generation.encode(),
         b"\r\nx-pilotlight-deadline-ms: %d" % max(1, left_ms),

@@ -112,7 +112,7 @@ class Reservations:
         self._unregistered[reservation] = (decision, key)
         return reservation
 
-    def note_collision(self, reservation: Reservation) -> bool:
+    def record_collision(self, reservation: Reservation) -> bool:
         """The pod refused this reservation for lack of a slot.
 
         Returns True if it was optimistic, so that the registry would have refused it; reservations

@@ -40,7 +40,7 @@ class _NullEvent:
 
 
 class ClientRequest:
-    """A request to a model. uvicorn's protocol drives it like a cycle of its own."""
+    """A request to a model. uvicorn's protocol drives it like one of its own request cycles."""
 
     message_event: Final = _NullEvent()
 
@@ -79,7 +79,7 @@ class ClientRequest:
         self._is_chunked = False
 
     def start(self) -> None:
-        """Begin to serve it, in a task that uvicorn waits for when it shuts down.
+        """Begin to serve the request, in a task that uvicorn waits for when it shuts down.
 
         The task removes itself from `tasks`: a done callback costs another turn of the loop.
         """
@@ -115,7 +115,7 @@ class ClientRequest:
     def take_chunks(self) -> list[bytes]:
         """Chunks of the body received since the last call.
 
-        Reading from the connection goes on afterwards: only so is a disconnect detected.
+        Reading from the connection continues afterwards, so that a disconnect is detected.
         """
         chunks, self._chunks = self._chunks, []
         if self._buffered_bytes > HIGH_WATER_LIMIT:
@@ -137,7 +137,7 @@ class ClientRequest:
         return self.take_chunks()
 
     def interrupt(self) -> None:
-        """Make `receive_chunks` return now, if need be with nothing."""
+        """Make `receive_chunks` return now, also without any chunks."""
         self._is_interrupted = True
         self._wake_reader()
 
@@ -198,7 +198,7 @@ class ClientRequest:
             await self._flow.drain()
 
     def abort_response(self) -> None:
-        """Close the connection amid a response that cannot be completed."""
+        """Close the connection during a response that cannot be completed."""
         self.disconnected = True
         if self._flow.write_paused:  # close() would wait for a client that may never read on
             self._transport.abort()

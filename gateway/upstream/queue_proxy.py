@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gateway.upstream.pod_connection import PodConnection, PodConnectionPool
 
 MESSAGES: Final = {
-    QueueProxyFailure.NOT_REACHED: "the pod was lost inside the request",
+    QueueProxyFailure.NOT_REACHED: "the pod was lost during the request",
     QueueProxyFailure.BROKEN: (
         "the pod broke off without a response; it may have executed the request"
     ),

@@ -118,7 +118,7 @@ def _sender(settings: RunSettings, now_s: Callable[[], float]) -> Sender:
 
 
 async def _cancel_on_command(commands: asyncio.StreamReader, sending: asyncio.Task[None]) -> None:
-    """Any further line, or the end of the input, means stop."""
+    """Cancel the run at the next line or the end of the input."""
     await commands.readline()
     sending.cancel()
 

@@ -63,7 +63,7 @@ def start_detached(
     settings: PlatformSettings, on_progress: Callable[[int, int, str], None]
 ) -> PlatformState:
     """Start a platform as a process of its own; returns when it is ready, or raises StartFailed."""
-    from pydantic import TypeAdapter  # 0.1 s that other verbs need not wait for
+    from pydantic import TypeAdapter  # takes 0.1 s, and other verbs do not need it
 
     settings_as_json = TypeAdapter(PlatformSettings).dump_json(settings).decode()
     error_log = settings.state_dir.logs / "supervisor.err"
@@ -148,23 +148,23 @@ def main() -> int:
 
     settings = TypeAdapter(PlatformSettings).validate_json(sys.argv[1])
     log_to_file(settings)
-    is_listened_to = True
+    is_starter_reading = True
 
     def write(message: dict[str, object]) -> None:
-        nonlocal is_listened_to
-        if is_listened_to:
+        nonlocal is_starter_reading
+        if is_starter_reading:
             try:
                 print(json.dumps(message), flush=True)  # noqa: T201 - the protocol above
             except BrokenPipeError:
-                is_listened_to = False
+                is_starter_reading = False
 
     def write_progress(done: int, total: int, text: str) -> None:
         write({"done": done, "total": total, "text": text})
 
     async def on_ready(platform: Platform) -> None:
-        nonlocal is_listened_to
+        nonlocal is_starter_reading
         write({"ready": asdict(platform.state)})
-        is_listened_to = False
+        is_starter_reading = False
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, sys.stdout.fileno())  # closes the pipe, so that the starter reads its end
         os.close(null)

@@ -56,7 +56,7 @@ LARGER_SAMPLES = (
 def prepare_samples(
     objects: Path, output: Output, samples: Sequence[SampleModel] = SAMPLES
 ) -> None:
-    """Make the missing samples, and print how far that is."""
+    """Make the missing samples, and print the progress."""
     missing = _missing(objects, samples)
     if not missing:
         return

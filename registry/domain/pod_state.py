@@ -25,7 +25,7 @@ class ChangeCounter:
 
 
 class PodState:
-    """One pod. One task writes it, by the methods; decisions, which never await, read it."""
+    """One pod. One task writes it, through the methods; decisions read it without an await."""
 
     __slots__ = (
         "accepting_changes", "address", "changed", "counts_version", "epoch", "estimates",

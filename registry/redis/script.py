@@ -1,8 +1,8 @@
 """The server-side script that runs batches of operations, and the parts of a pool's snapshot.
 
-Declarations of models are read beside the script. Lua 5.1 hashes only some 32 bytes of a string,
-and in these the specifications of many models agree: of 50,000, each would be compared with
-thousands.
+Model declarations are read by separate commands. Lua 5.1 hashes only some 32 bytes of a string, and
+the specifications of many models agree in these: with 50,000 models, the script would compare each
+specification with thousands of others.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class ServerScript:
         on_reply: Callable[[Any], None],
         *reads: Sequence[str],
     ) -> None:
-        """Run a batch, a JSON list of operations; a server without the script gets it again.
+        """Run a batch, a JSON list of operations; loads the script if the server does not have it.
 
         With `reads`, commands that see what the batch wrote and nothing later, `on_reply` gets the
         replies of all in a list.

@@ -1,4 +1,4 @@
-"""The client of one HTTP request on ASGI: reads its body within a limit, notices if it leaves."""
+"""The client's side of one HTTP request over ASGI: reads the body, detects a disconnect."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Result = TypeVar("Result")
 
 
 class RequestAborted(Exception):
-    """The client closed its connection; nobody reads a response."""
+    """The client closed its connection and reads no response."""
 
 
 async def receive_body(headers: Mapping[str, str], receive: Receive, max_bytes: int) -> bytes:

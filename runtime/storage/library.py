@@ -55,11 +55,11 @@ class LibraryStorage:
         if self._fetched is None:
             marker = self.staging / "folder.json"
             if not marker.exists():
-                self._run(marker)
+                self._fetch_in_process(marker)
             self._fetched = FolderStorage(self.uri, Path(json.loads(marker.read_text())))
         return self._fetched
 
-    def _run(self, marker: Path) -> None:
+    def _fetch_in_process(self, marker: Path) -> None:
         self.staging.mkdir(parents=True, exist_ok=True)
         log = self.staging / "log.txt"
         command = [
@@ -105,7 +105,7 @@ class LibraryStorage:
                 return
             if folder_bytes(self.staging) > self.max_bytes:
                 raise ModelInvalid(
-                    f"{self.uri} has more than {self.max_bytes} bytes, the most that is fetched"
+                    f"{self.uri} has more than {self.max_bytes} bytes, the limit of a model's files"
                 )
             status = os.statvfs(self.staging)
             if status.f_bavail * status.f_frsize < MIN_FREE_BYTES:

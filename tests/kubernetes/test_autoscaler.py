@@ -110,7 +110,7 @@ def test_a_horizontal_pod_autoscaler_of_the_deployment_takes_precedence(
 def test_a_number_set_by_hand_is_reported_and_reverted(installed: Kubectl, pool: Pool) -> None:
     pool.allow(1, 4)
     installed(*IN_NAMESPACE, "scale", DEPLOYMENT, "--replicas=3")
-    pool.wait_event("somebody else changed")
+    pool.wait_event("another client changed")
     pool.wait_wanted(1)
 
 

@@ -74,7 +74,7 @@ class PoolActuator:
     # Called by the autoscaler's loop
 
     def size(self) -> PoolSize | None:
-        """Bounds and size; None while they are unknown, or somebody else scales the pool."""
+        """Bounds and size; None while they are unknown, or another scaler scales the pool."""
         observed = self._observed
         if observed is None or observed.owner is not None:
             return None

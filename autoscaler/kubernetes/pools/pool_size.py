@@ -61,7 +61,7 @@ class ScaleTo:
 
 
 class Owner(StrEnum):
-    """Who else scales a pool; also a metric label."""
+    """What scales a pool in place of Pilotlight's autoscaler; also a metric label."""
 
     MODE = "mode"
     """The autoscaler of the deployment mode, such as Knative's."""
@@ -70,12 +70,12 @@ class Owner(StrEnum):
     COMPETING_SCALER = "rival"
     """An autoscaler that targets the Deployment."""
     UNKNOWN = "unknown"
-    """Somebody who changes the number again and again."""
+    """An unknown client that changes the number repeatedly."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScaledElsewhere:
-    """Somebody else scales the pool."""
+    """Something other than Pilotlight's autoscaler scales the pool."""
 
     owner: Owner
     reason: str
@@ -101,7 +101,7 @@ def read_pool(document: Mapping[str, Any]) -> PoolObject:
 
 
 def find_owner(pool: PoolObject, scalers: Sequence[CompetingScaler]) -> ScaledElsewhere | None:
-    """Who else scales the pool; None: nobody."""
+    """What else scales the pool; None: nothing."""
     where = f"InferenceService {pool.namespace}/{pool.name}"
     if pool.mode != STANDARD:
         return ScaledElsewhere(
@@ -128,7 +128,7 @@ def find_owner(pool: PoolObject, scalers: Sequence[CompetingScaler]) -> ScaledEl
 
 @dataclass(slots=True)
 class ScaleConflict:
-    """Detects that somebody else changes the number of a pool's pods. Used by one task only.
+    """Detects changes of a pool's size by other clients. Used by one task only.
 
     After each foreign change the autoscaler sets its own number again, but waits longer each time:
     1 s, doubling up to 5 min.
@@ -147,7 +147,7 @@ class ScaleConflict:
         if self._pods is not None and pods != self._pods:
             self._backoff.failed(_CONFLICT, now_s)
             self._reason = (
-                f"somebody else changed the number of pods from {self._pods} to {pods}; the "
+                f"another client changed the number of pods from {self._pods} to {pods}; the "
                 "autoscaler sets it again after a delay that grows with each change. To decide "
                 "the number, change minReplicas and maxReplicas of the InferenceService, or stop "
                 "the autoscaler"
@@ -160,8 +160,8 @@ class ScaleConflict:
 
 def within_bounds(pool: PoolObject, wanted: int) -> ScaleTo:
     """The wanted number within the pool's bounds."""
-    most = wanted if pool.max_pods is None else pool.max_pods
-    pods = max(pool.min_pods, min(wanted, most))
+    max_pods = wanted if pool.max_pods is None else pool.max_pods
+    pods = max(pool.min_pods, min(wanted, max_pods))
     note = "" if pods == wanted else (
         f"{wanted} pods were wanted; minReplicas {pool.min_pods} and maxReplicas "
         f"{pool.max_pods or 'unset'} allow {pods}"

@@ -1,4 +1,4 @@
-"""The experiment burst: many models without copies, requested at once, beside Knative's ceilings.
+"""The experiment burst: many models without copies, requested at once, and Knative's limits.
 
 Simulated on a large cluster, and live on one machine.
 """
@@ -193,7 +193,7 @@ def _draw(runs: Mapping[str, BurstResult], models: int, folder: Path) -> Path:
 
 EXPERIMENT: Final = Experiment(
     "burst",
-    "25 and 100 models woken at once from a pool without pods, beside Knative's ceilings",
+    "25 and 100 models requested at once from a pool without pods, and Knative's limits",
     run,
     has_live_part=True,
 )

@@ -27,15 +27,15 @@ MAX_PODS: Final = 60
 INFER_S: Final = 0.05
 MODEL_BYTES: Final = 250 * 10**6
 STORAGE_BYTES_PER_S: Final = 1e9
-"""Of a pod's link to object storage, shared by its loads."""
+"""Rate of a pod's link to object storage, shared by its loads."""
 _PROCESSING_S: Final = 0.001
-"""Of preprocessing, and of postprocessing."""
+"""Time of preprocessing, and of postprocessing."""
 _DEVICE_BYTES_PER_S: Final = 12e9
 _LOAD_FIXED_S: Final = 0.05
 LOAD_S: Final = (
     MODEL_BYTES / STORAGE_BYTES_PER_S + MODEL_BYTES / _DEVICE_BYTES_PER_S + _LOAD_FIXED_S
 )
-"""Of a model that loads alone."""
+"""Time of a load while no other load runs."""
 _MEASURED_S: Final = {
     "load:remote": LOAD_S, "infer": INFER_S, "share": INFER_S, "preprocess": _PROCESSING_S,
     "postprocess": _PROCESSING_S,
@@ -53,7 +53,7 @@ class BurstTask:
     models: int
     seed: int
     pod_start_s: float = 3.0
-    """From requesting a pod until it runs."""
+    """Time from the request for a pod until it runs."""
     is_known: bool = True
     """Whether the models' times are measured, as after some time in service."""
     pods_before: int = 0
@@ -70,12 +70,12 @@ class BurstResult:
     loads: int
     """Started loads: as many as models if each was loaded once."""
     most_pods: int
-    """That ran at the same time."""
+    """Largest number of pods that ran at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
 class LiveBurst:
-    """The result of a burst at a pool without pods on a real platform."""
+    """The result of a burst to a pool without pods on a real platform."""
 
     is_known: bool
     """Whether the models were served before, so that their times are measured."""
@@ -84,7 +84,7 @@ class LiveBurst:
     loads: int
     """Copies of models that were loaded."""
     pods: int
-    """That were started."""
+    """Number of pods that were started."""
     first_pod_s: float
     """From the burst until the first pod accepted requests."""
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class AtEqualMemory:
-    """One run of `predictive` beside the baselines at its memory; None: out of a curve's range."""
+    """One run of `predictive`, and the baselines at the same memory; None: out of their range."""
 
     idle_model_h: float
     cold: float
@@ -33,7 +33,7 @@ class AtEqualMemory:
 
     @property
     def p75_ratio(self) -> float | None:
-        """Over the best of the baselines; None if none is in range."""
+        """`p75` divided by the best baseline's; None if no baseline is in range."""
         known = [each for each in self.baselines_p75.values() if each is not None]
         return self.p75 / min(known) if known and min(known) > 0 else None
 
@@ -48,15 +48,18 @@ def at_equal_memory(results: Sequence[PrewarmResult]) -> list[AtEqualMemory]:
             each.idle_model_h,
             each.cold_share,
             each.p75,
-            {name: _at(results, name, each, lambda one: one.cold_share) for name in BASELINES},
-            {name: _at(results, name, each, lambda one: one.p75) for name in BASELINES},
+            {
+                name: _interpolated(results, name, each, lambda one: one.cold_share)
+                for name in BASELINES
+            },
+            {name: _interpolated(results, name, each, lambda one: one.p75) for name in BASELINES},
         )
         for each in own
     ]
     return [each for each in found if any(one is not None for one in each.baselines_cold.values())]
 
 
-def _at(
+def _interpolated(
     results: Sequence[PrewarmResult],
     policy: str,
     own: PrewarmResult,

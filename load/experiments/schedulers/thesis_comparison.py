@@ -1,4 +1,4 @@
-"""The improvements that the thesis reports between its schedulers, and the same of our runs."""
+"""The improvements that the thesis reports between its schedulers, compared with our runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from load.experiments.schedulers.runs import SchedulerResult
 
     Runs = Mapping[str, SchedulerResult]
-    """Of one seed, by scheduler."""
+    """Results of one seed, by scheduler."""
 
 _PLAIN, _RENEWED, _STARVED, _PER_MODEL, _REFINED = ROUND_ROBIN
 _POINTS: Final = "points"

@@ -58,7 +58,7 @@ class SimulatedDevice:
         self._queue: DeviceQueue[QueuedInference | QueuedIteration] = DeviceQueue(self._times)
         self._device_models: dict[str, DeviceModel] = {}
         self._seconds: dict[tuple[str, int], float] = {}
-        """Of an inference, by model and rows."""
+        """Time of an inference, by model key and rows."""
         self._numbers = count(1)
         self._is_busy = False
         self._poll_s = inf
@@ -133,10 +133,10 @@ class SimulatedDevice:
     def _run(self, requests: list[SimulatedRequest]) -> None:
         plan = requests[0].plan
         rows = requests[0].rows if len(requests) == 1 else sum(each.rows for each in requests)
-        place = (plan.spec.key, rows)
-        seconds = self._seconds.get(place)
+        key = (plan.spec.key, rows)
+        seconds = self._seconds.get(key)
         if seconds is None:
-            seconds = self._seconds[place] = plan.infer_s(rows) / self._speed
+            seconds = self._seconds[key] = plan.infer_s(rows) / self._speed
         if plan.infer_per_token:
             tokens = max(each.output_size for each in requests)
             seconds += tokens * plan.token_s(rows) / self._speed

@@ -1,4 +1,4 @@
-"""Summary of a simulated run, in flat memory: the document of a live run, and loads by tier."""
+"""Summary of a simulated run, in constant memory: that of a live run, and loads by tier."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Summary(RunTotals[StreamingLatencies]):
 class LoadWaitTime:
     """Time in which requests waited for loads, each load once, as in `load/report/pod_usage.py`.
 
-    In flat memory: for each pod and model the union of what requests waited for its latest load.
+    In constant memory: for each pod and model, the union of the waits for its latest load.
     """
 
     def __init__(self) -> None:

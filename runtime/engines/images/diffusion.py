@@ -98,5 +98,5 @@ def _step(
 
 def _step_arguments(scheduler: Any, generator: torch.Generator) -> dict[str, Any]:
     """Schedulers that sample noise take a generator, the others refuse one."""
-    takes = inspect.signature(scheduler.step).parameters
-    return {"generator": generator} if "generator" in takes else {}
+    parameters = inspect.signature(scheduler.step).parameters
+    return {"generator": generator} if "generator" in parameters else {}

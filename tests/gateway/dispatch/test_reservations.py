@@ -168,11 +168,11 @@ async def test_after_a_collision_the_pod_gets_no_optimistic_reservations(
 ) -> None:
     spec = await a_warm_pod(harness)
     first = (await harness.place(spec)).reservation
-    assert harness.reservations.note_collision(first)
+    assert harness.reservations.record_collision(first)
     harness.reservations.release(first)
     second = (await harness.place(spec)).reservation
     assert not second.is_local
-    assert not harness.reservations.note_collision(second)
+    assert not harness.reservations.record_collision(second)
 
 
 @pytest.mark.usefixtures("never_registered")
@@ -183,11 +183,11 @@ def test_without_redis_a_full_pod_is_not_a_collision(tmp_path: Path, pool: str) 
         spec = await a_warm_pod(harness)
         optimistic = (await harness.place(spec)).reservation
         server.stop()
-        assert harness.reservations.note_collision(optimistic)
+        assert harness.reservations.record_collision(optimistic)
         harness.reservations.release(optimistic)
         registered = (await harness.place(spec)).reservation
         assert registered.is_local
-        assert not harness.reservations.note_collision(registered)
+        assert not harness.reservations.record_collision(registered)
         harness.reservations.release(registered)
 
     async def run() -> None:
