@@ -93,7 +93,7 @@ def least_loaded_free(
 ) -> PodState | None:
     """The least loaded pod with a free slot, except those in `excluded`; None if there is none."""
     if len(cluster.pods) > _MAX_SCANNED:
-        return cluster.least_loaded(draw, excluded)
+        return cluster.pods.least_loaded(draw, excluded)
     free = _free_except(cluster, excluded)
     return least_loaded(free, draw) if free else None
 
@@ -114,7 +114,7 @@ def best_cold(
     if nearest := _nearest_free(cluster, key, excluded, kind):
         return most_free_memory(nearest, draw)
     if len(cluster.pods) > _MAX_SCANNED:
-        return cluster.most_free_memory(draw, excluded, kind)
+        return cluster.pods.most_free_memory(draw, excluded, kind)
     free = _free_except(cluster, excluded)
     if kind is not None:
         free = [pod for pod in free if pod.kind == kind]

@@ -13,9 +13,8 @@ from registry.domain.pod_index import PodIndex
 from registry.domain.residency_index import ResidencyIndex
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
-    from registry.domain.accelerator import AcceleratorKind
     from registry.domain.action_log import WantedPods
     from registry.domain.pod_state import PodState
     from registry.domain.profile import Profile
@@ -54,22 +53,6 @@ class ClusterState:
         self.residency = ResidencyIndex(self.pods)
         self.profiles = {}
         self.wanted = None
-
-    def least_loaded(self, draw: float, excluded: Collection[str] = ()) -> PodState | None:
-        """The least loaded pod with a free slot, or None.
-
-        `draw` in [0, 1) picks among equals in the order of names.
-        """
-        return self.pods.least_loaded(draw, excluded)
-
-    def most_free_memory(
-        self, draw: float, excluded: Collection[str] = (), kind: AcceleratorKind | None = None
-    ) -> PodState | None:
-        """The pod of a kind with a free slot and the most free memory, then as `least_loaded`.
-
-        Of any kind if `kind` is None.
-        """
-        return self.pods.most_free_memory(draw, excluded, kind)
 
     def holders(self, key: str) -> Mapping[str, Residency]:
         """The model's residency by name of pod, for every pod that has some of its files."""

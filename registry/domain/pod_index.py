@@ -164,7 +164,7 @@ class PodIndex(dict[str, "PodState"]):
         self.accepting_changes.count += 1
 
     def least_loaded(self, draw: float, excluded: Collection[str] = ()) -> PodState | None:
-        """The least loaded pod with a free slot."""
+        """The least loaded pod with a free slot; see `PodRanking.first`."""
         self._distribute_changes()
         return self._by_load.first(draw, excluded)
 
