@@ -59,15 +59,19 @@ def parse_int(low: int, high: int | None = None) -> Callable[[str], int]:
     return parse
 
 
-def parse_seconds(text: str) -> float:
-    """A positive, finite number of seconds. Raises ValueError."""
+def parse_positive(text: str, *, unit: str = "") -> float:
+    """A positive, finite number. Raises ValueError."""
     try:
         value = float(text)
     except ValueError:
         value = -1.0
     if not 0 < value < float("inf"):
-        raise ValueError(f"must be a positive number of seconds, was {text!r}")
+        raise ValueError(f"must be a positive number{unit}, was {text!r}")
     return value
+
+
+def parse_seconds(text: str) -> float:
+    return parse_positive(text, unit=" of seconds")
 
 
 def _variable(field: dataclasses.Field[Any]) -> str:

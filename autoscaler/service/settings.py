@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import inf
 from typing import TYPE_CHECKING, TypeVar
 
 from autoscaler.loading.loading_policies import LOADING_POLICIES
 from registry.redis.server_address import parse_redis_url
-from registry.settings_table import option, parse_bool, parse_int, parse_seconds
+from registry.settings_table import option, parse_bool, parse_int, parse_positive, parse_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,16 +20,6 @@ def _policy(text: str) -> str:
     if text not in LOADING_POLICIES:
         raise ValueError(f"must be one of {', '.join(LOADING_POLICIES)}, was {text!r}")
     return text
-
-
-def _positive(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 < value < inf:
-        raise ValueError(f"must be a positive number, was {text!r}")
-    return value
 
 
 def _or_none(parse: Callable[[str], N]) -> Callable[[str], N | None]:
@@ -48,9 +37,9 @@ class AutoscalerSettings:
     pool: str = option("default", str, "pool of pods to plan for")
     loading: str = option("predictive", _policy, "loading policy: which models are loaded where")
     loading_value: float | None = option(
-        None, _or_none(_positive), "the policy's parameter: price of a device's memory in seconds "
-        "saved per GB and hour (predictive), minutes (keep-alive), GB per device (greedy-dual), "
-        "range in minutes (hybrid-histogram); default: the policy's own",
+        None, _or_none(parse_positive), "the policy's parameter: price of a device's memory in "
+        "seconds saved per GB and hour (predictive), minutes (keep-alive), GB per device "
+        "(greedy-dual), range in minutes (hybrid-histogram); default: the policy's own",
     )  # fmt: skip
     min_pods: int | None = option(
         None,
@@ -77,7 +66,7 @@ class AutoscalerSettings:
     tick: float = option(0.5, parse_seconds, "time between two plans")
     forecast_every: float = option(2.0, parse_seconds, "time between two forecasts")
     pace: float = option(
-        1.0, _positive, "seconds on the clock of policies and forecasts per second of the "
+        1.0, parse_positive, "seconds on the clock of policies and forecasts per second of the "
         "registry's, for replays of compressed traces",
     )  # fmt: skip
     lease: float = option(
