@@ -42,7 +42,7 @@ def _plan(params: Baseline, view: PoolView, last: str) -> tuple[tuple[Action, ..
     idle = {each.pod.name: each for each in idle_pods(view) if _may_load(each, view, params)}
     actions: list[Action] = []
     for model in sorted((each for each in view.models if each.waiting.requests), key=_order):
-        if any(each.is_warm or each.is_warming for each in model.holders.values()):
+        if model.copies:
             _reserve_for_inference(model, idle)
             continue
         if not model.may_load(view.time_s):

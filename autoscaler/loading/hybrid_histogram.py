@@ -81,9 +81,8 @@ def _preloads(
     actions: list[Action] = []
     for row in rows:
         model = view.models[row]
-        is_held = any(each.is_warm or each.is_warming for each in model.holders.values())
         may_load = model.spec.policy.preload is not Preload.OFF and model.may_load(view.time_s)
-        if is_held or not may_load:
+        if model.copies or not may_load:
             continue
         without_evictions = 0.0
         placement = placer.place(model, Tier.DEVICE, without_evictions, is_urgent=False)

@@ -174,8 +174,7 @@ def _loads(
 def _candidates(
     row: int, model: ModelView, count: int, value: HoldingValue | None
 ) -> list[_LoadCandidate]:
-    policy = model.spec.policy
-    copies = sum(each.is_warm or each.is_warming for each in model.holders.values())
+    policy, copies = model.spec.policy, model.copies
     gain, detail = value.saved_per_s(row) if value is not None else 0.0, _detail(value, row)
     if count > copies:
         is_urgent = bool(model.waiting.requests) or copies < policy.min_copies

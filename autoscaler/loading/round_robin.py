@@ -46,8 +46,6 @@ class RoundRobin:
 
 @dataclass(frozen=True, slots=True)
 class RoundRobinState:
-    """State of the policy between plans."""
-
     last: str = ""
     """Key of the model loaded last."""
     factors: Mapping[str, float] = field(default_factory=dict)
@@ -104,7 +102,7 @@ def _in_turn(params: RoundRobin, view: PoolView, last: str) -> list[ModelView]:
     def rank(model: ModelView) -> tuple[int, int, float, bool, str]:
         is_by_need = params.refinements >= STARVED_FIRST
         starved = model.waiting.starved if is_by_need else 0
-        copies = _copies(model) if is_by_need else 0
+        copies = model.copies if is_by_need else 0
         deadline_s = _deadline_s(model) if params.refinements >= BY_DEADLINE else 0.0
         return -starved, copies, deadline_s, model.key <= last, model.key
 
@@ -115,11 +113,7 @@ def _needs_load(model: ModelView, now_s: float) -> bool:
     if not model.waiting.requests or not model.may_load(now_s):
         return False
     max_copies = model.spec.policy.max_copies
-    return max_copies is None or _copies(model) < max_copies
-
-
-def _copies(model: ModelView) -> int:
-    return sum(each.is_warm or each.is_warming for each in model.holders.values())
+    return max_copies is None or model.copies < max_copies
 
 
 def _deadline_s(model: ModelView) -> float:

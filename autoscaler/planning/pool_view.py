@@ -27,8 +27,6 @@ _EMPTY_QUEUE: Final = QueueStats()
 
 @dataclass(frozen=True, slots=True)
 class PlannedPod:
-    """A pod of the pool."""
-
     name: str
     node: str
     phase: PodPhase = PodPhase.READY
@@ -85,6 +83,11 @@ class ModelView:
     @property
     def key(self) -> str:
         return self.spec.key
+
+    @property
+    def copies(self) -> int:
+        """Pods that hold the model on their device or load it there."""
+        return sum(each.is_warm or each.is_warming for each in self.holders.values())
 
     def may_load(self, now_s: float) -> bool:
         """False while the delay after a failed load lasts."""
