@@ -90,11 +90,6 @@ class TargetResolver:
                 self._cache[path, host] = found
             return found
 
-    @property
-    def cached_bytes(self) -> int:
-        """Total length of the cached paths and Hosts."""
-        return sum(len(path) + len(host) for path, host in self._cache)
-
     def _resolve(self, path: bytes, host: bytes) -> ModelTarget | None:
         text = path.decode("latin-1")
         model_path = ModelPath(text)
