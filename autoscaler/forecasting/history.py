@@ -86,7 +86,6 @@ class History:
         return np.where(is_gap, np.diff(self.active_minutes, axis=1), np.nan).astype(np.float64)
 
     def take(self, rows: Integers | Booleans) -> History:
-        """The same for some of the models."""
         return replace(
             self,
             minutes=self.minutes[rows],

@@ -26,8 +26,6 @@ _MAX_CELLS: Final = 200_000_000
 
 @dataclass(frozen=True, slots=True)
 class MinuteTrace:
-    """Arrivals per model and minute."""
-
     models: tuple[str, ...]
     counts: Integers
     """(models, minutes), from minute 0 on."""

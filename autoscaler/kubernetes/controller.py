@@ -35,8 +35,6 @@ DEFAULT_RETRY_S = 5.0
 
 
 class Controller:
-    """The loop of one replica."""
-
     def __init__(
         self, objects: ClusterObjects, models: ModelReconciler, registries: PoolRegistries
     ) -> None:

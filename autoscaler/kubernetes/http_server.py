@@ -33,8 +33,6 @@ def make_server(app: Starlette, *, host: str, port: int, **options: Any) -> Sign
 
 
 def operation_app(is_ready: Callable[[], bool]) -> Starlette:
-    """`/healthz`, `/readyz`, `/metrics`."""
-
     async def healthz(_: Request) -> Response:
         return JSONResponse({"status": "ok"})
 

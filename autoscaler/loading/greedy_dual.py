@@ -43,8 +43,6 @@ class ModelFrequency:
 
 @dataclass(frozen=True, slots=True)
 class GreedyDualState:
-    """State of the policy between plans."""
-
     clock: float = 0.0
     frequencies: Mapping[str, ModelFrequency] = field(default_factory=dict)
     """By key, of models on devices."""

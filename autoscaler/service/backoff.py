@@ -45,7 +45,6 @@ class KeyedBackoff:
         return pause is not None and pause.start_s <= now_s < pause.end_s
 
     def paused(self, now_s: float) -> frozenset[str]:
-        """The keys that are paused."""
         return frozenset(key for key in self._pauses if self.is_paused(key, now_s))
 
     def _drop_old(self, now_s: float) -> None:

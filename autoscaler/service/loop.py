@@ -169,7 +169,6 @@ class Autoscaler:
             self._planner.scaling = ScalingState(existing=size.pods)
 
     async def wait_forecast(self) -> None:
-        """Return when the forecast in progress is finished."""
         await self._forecast.wait()
 
     async def _scale(self, plan: TickPlan, token: int) -> None:

@@ -8,8 +8,6 @@ _SECONDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 
 
 class AutoscalerMetrics:
-    """The metrics, in their own collector registry."""
-
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.actions = Counter(

@@ -36,7 +36,6 @@ class Access:
         self._accepted = " or ".join(accepted)
 
     async def reload_periodically(self) -> None:
-        """Reload keys and issuers until cancelled."""
         async with asyncio.TaskGroup() as group:
             if self._keys is not None:
                 group.create_task(self._keys.reload_periodically())
@@ -84,7 +83,6 @@ def create_access(*, api_keys: str, token_issuers: str, token_leeway_s: float) -
 
 
 def credential(headers: Headers) -> bytes | None:
-    """The key or token that a request carries."""
     for name, value in headers:
         if name == b"x-api-key":
             return value.strip()

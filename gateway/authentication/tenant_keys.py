@@ -21,8 +21,6 @@ MIN_KEY_BYTES: Final = 16
 
 
 class TenantKeys:
-    """The keys of all tenants."""
-
     def __init__(self, folder: Path) -> None:
         """Raises OSError, ValueError as `read_keys`."""
         self._folder = folder

@@ -77,7 +77,6 @@ class TenantTokens:
         self._cache.clear()
 
     async def reload_periodically(self) -> None:
-        """Reload issuers and their keys until cancelled."""
         while True:
             async with asyncio.TaskGroup() as group:
                 for key_set in self._key_sets.values():

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 
 class LoopTimers:
-    """The running loop's timers."""
-
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
 

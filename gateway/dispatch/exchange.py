@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 
 class Exchange:
-    """One inference request from its body to the end of its response."""
-
     def __init__(
         self,
         call: InferenceCall,

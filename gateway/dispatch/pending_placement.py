@@ -39,7 +39,6 @@ class PendingPlacement:
     spec: ModelSpec
     """The model generation that the request was last routed to."""
     wait_reason: Reason
-    """Reason of the last decision to wait."""
     enqueued_s: float
     refusals: int
     """Reservations that were refused after the request was queued."""

@@ -18,8 +18,6 @@ _MODEL_FIELD_BYTES: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class BodyLimits:
-    """Limits that hold for every request body."""
-
     max_bytes: int
     buffer_bytes: int
     """Bodies up to this size stay in memory until the response, so they can be resent."""

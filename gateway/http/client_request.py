@@ -61,7 +61,6 @@ class ClientRequest:
         self.response_started = False
         self.response_complete = False
         self.is_complete = False
-        """True once the end of the body was received."""
         self.on_disconnect: Callable[[], None] | None = None
         """Called when the client disconnects before its response is complete."""
         self._tasks = connection.tasks
@@ -99,7 +98,7 @@ class ClientRequest:
         finally:
             self._tasks.discard(asyncio.current_task(self.loop))
 
-    # Request body
+    # Request body: `BodySource`, fed by the protocol
 
     def feed(self, chunk: bytes) -> None:
         self._chunks.append(chunk)
@@ -113,10 +112,7 @@ class ClientRequest:
         self._wake_reader()
 
     def take_chunks(self) -> list[bytes]:
-        """Chunks of the body received since the last call.
-
-        Reading from the connection continues afterwards, so that a disconnect is detected.
-        """
+        """Reading from the connection continues afterwards, so that a disconnect is detected."""
         chunks, self._chunks = self._chunks, []
         if self._buffered_bytes > HIGH_WATER_LIMIT:
             self._flow.resume_reading()
@@ -124,7 +120,6 @@ class ClientRequest:
         return chunks
 
     async def receive_chunks(self) -> list[bytes]:
-        """Wait for more of the body, its end or an interruption. Raises ClientClosedRequest."""
         if self._expects_continue and not self._transport.is_closing():
             self._expects_continue = False
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
@@ -137,7 +132,6 @@ class ClientRequest:
         return self.take_chunks()
 
     def interrupt(self) -> None:
-        """Make `receive_chunks` return now, also without any chunks."""
         self._is_interrupted = True
         self._wake_reader()
 

@@ -33,8 +33,6 @@ _INFERENCE_SUFFIXES: Final = (
 
 
 class GatewayProtocol(HttpToolsProtocol):
-    """One client connection."""
-
     def __init__(
         self, resolve_target: ResolveTarget, handle_inference: HandleInference, **uvicorn: Any
     ) -> None:

@@ -37,7 +37,6 @@ def create_api(
     reservations: Reservations,
     is_draining: Callable[[], bool],
 ) -> FastAPI:
-    """The FastAPI application beside the inference paths."""
     api = FastAPI(
         title="Pilotlight gateway",
         version="0.1.0",

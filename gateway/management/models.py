@@ -27,7 +27,6 @@ def _names(request: Request, watch: ClusterWatch) -> list[str]:
 
 
 def kserve_models(watch: ClusterWatch) -> APIRouter:
-    """Endpoints of the V1 and V2 protocols."""
     router = APIRouter()
     # all asynchronous: a thread of FastAPI's would read the cluster state while it changes
 
@@ -80,7 +79,6 @@ def kserve_models(watch: ClusterWatch) -> APIRouter:
 
 
 def openai_models(watch: ClusterWatch) -> APIRouter:
-    """Endpoints of OpenAI's protocol."""
     router = APIRouter()
 
     @router.get("/openai/v1/models", tags=["openai"])

@@ -69,7 +69,6 @@ _RESPONSES = {
 
 
 def with_inference_paths(api: FastAPI) -> None:
-    """Add the inference paths to the application's OpenAPI document."""
     generate = api.openapi
 
     def openapi() -> dict[str, Any]:

@@ -25,8 +25,6 @@ _STAGE_BUCKETS: Final = (
 
 
 class GatewayMetrics:
-    """The gateway's metrics, in a registry of their own."""
-
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.outcomes = RequestCounts(self.registry)
@@ -77,8 +75,6 @@ class GatewayMetrics:
 
 
 class HistogramSeries:
-    """One labelled series of a histogram."""
-
     __slots__ = ("bounds", "counts", "total")
 
     def __init__(self, bounds: Sequence[float]) -> None:
@@ -137,8 +133,6 @@ class RequestOutcome(NamedTuple):
 
 
 class RequestCounts(Collector):
-    """Number of requests by outcome."""
-
     def __init__(self, registry: CollectorRegistry) -> None:
         self._counts: defaultdict[RequestOutcome, int] = defaultdict(int)
         registry.register(self)

@@ -54,8 +54,6 @@ class ReservationRequest:
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """The reservation is made."""
-
     start: str
     """`warm`, or the tier from which the load starts that the request waits for."""
     load_token: int

@@ -78,8 +78,6 @@ def count_copies(residencies: Iterable[Residency]) -> Copies:
 
 @dataclass(frozen=True, slots=True)
 class ReadyCondition:
-    """The Ready condition of a model."""
-
     is_ready: bool | None
     """None: unknown yet."""
     reason: str
