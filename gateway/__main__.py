@@ -44,7 +44,7 @@ KEEP_ALIVE_S = 75
 
 
 class GatewayServer(uvicorn.Server):
-    """uvicorn's server; the application learns of a drain before the server stops accepting."""
+    """uvicorn's server; the application is draining before the server stops accepting."""
 
     def __init__(self, config: uvicorn.Config, app: GatewayApp) -> None:
         super().__init__(config)

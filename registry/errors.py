@@ -1,4 +1,4 @@
-"""Errors between a component and the registry, and of declarations."""
+"""Errors of the registry, and of model declarations."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class RegistryRefused(RegistryUnavailable):
 
 
 class LeaseLost(RegistryError):
-    """The pod's lease is over or belongs to a newer process: register again with full state."""
+    """The pod's lease has expired or a newer process holds it: register again with full state."""
 
 
 class ClaimLost(RegistryError):

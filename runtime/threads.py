@@ -34,11 +34,11 @@ def _call(function: Callable[[*Arguments], Result], *arguments: *Arguments) -> R
 
 
 def as_exception(error: BaseException) -> Exception:
-    """An error that a task can wait for: itself, or a RuntimeError with its text.
+    """An exception that a future accepts: the error itself, or a RuntimeError with its text.
 
-    A future does not accept `StopIteration`: its waiter would wait for ever. An error that is no
-    `Exception`, like a panic of a library in Rust (`tokenizers`, `safetensors`), would end all
-    tasks of the pod.
+    A future does not accept `StopIteration`: a task that awaits it would never resume. An error
+    that is not an `Exception`, such as a panic of a library in Rust (`tokenizers`, `safetensors`),
+    would end all tasks of the pod.
     """
     if isinstance(error, Exception) and not isinstance(error, StopIteration):
         return error

@@ -3,8 +3,8 @@
 Source: Blinowski et al. 2024, sections 4.2.1 and 4.2.2: machines in turn; no load on a machine
 that has not served since its last load, unless it was idle for long; several models per machine, by
 memory. Requests take machines in their order of arrival: an idle machine whose model has requests
-further ahead in the order is reserved for them. Which request a pod serves is not decided here: the
-gateway's queue goes by priority and deadline, where the thesis takes starved requests first.
+further ahead in the order is reserved for them. The gateway's queue decides which request a pod
+serves, by priority and deadline; the thesis takes starved requests first.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _may_load(idle: IdlePod, view: PoolView, params: Baseline) -> bool:
 
 
 def _reserve_for_inference(model: ModelView, idle: dict[str, IdlePod]) -> None:
-    """Remove one idle machine that holds the model per queued request of it."""
+    """Remove one idle machine that holds the model for each of its queued requests."""
     warm = [name for name, each in idle.items() if model in each.warm]
     for name in warm[: model.waiting.requests]:
         del idle[name]

@@ -56,7 +56,7 @@ def scale_times(view: PoolView, factor: float) -> PoolView:
 
     For replays of compressed traces: at sixty times the pace, loads, inferences and gaps between
     arrivals are sixty times as short. Policies and forecasts have constants for real time, so they
-    plan on a clock that runs as much faster.
+    plan on a clock that is faster by the same factor.
     """
     if factor == 1:
         return view

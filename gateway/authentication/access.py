@@ -23,7 +23,7 @@ _TENANT_PREFIXES: Final = ("/v1/", "/v2/", "/openai/")
 
 
 class Access:
-    """Checks credentials by tenant. Whether a model exists changes no result: nothing leaks."""
+    """Checks credentials by tenant. Results do not reveal whether a model exists."""
 
     def __init__(self, keys: TenantKeys | None, tokens: TenantTokens | None) -> None:
         self._keys = keys

@@ -44,7 +44,7 @@ class Placement(PendingPlacement):
     reservation: Reservation
     error: Rejected | None
     wakeup: asyncio.Future[None] | None
-    """Done when it is placed or rejected; None if this was known at once."""
+    """Done when the request is placed or rejected; None if it did not have to wait for that."""
 
     def __init__(self, arrival: IncomingRequest) -> None:
         super().__init__(arrival)

@@ -204,7 +204,7 @@ class InferenceCall:
         if reason is NotExecuted.SLOTS:
             if reservations.record_collision(reservation):
                 return _RetryElsewhere(reason, is_free=True)
-            reservations.reassert(reservation.entry)
+            reservations.restore(reservation.entry)
         self._record_failure(reason)
         return _RetryElsewhere(reason)
 

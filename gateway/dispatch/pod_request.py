@@ -65,7 +65,7 @@ async def _stream(connection: PodConnection, head: bytes, body: IncomingBody) ->
             connection.is_request_cut = True  # the pod responded without reading the rest
             return
         if connection.is_closed:
-            raise PodConnectionLost("the pod closed the connection inside the request body",
+            raise PodConnectionLost("the pod closed the connection during the request body",
                                     was_reused=False)  # fmt: skip
         connection.write(_frame(chunk, is_chunked))
         await connection.drain()

@@ -1,8 +1,8 @@
 """Reservations of this gateway: taken, renewed while their request runs, and released.
 
-A short request at a warm pod reserves optimistically: it ends before another component could act on
-the registry's knowledge of it. It counts in the local cluster state and is registered if it still
-runs after `REGISTER_AFTER_S`. Where optimistic reservations of several gateways collide (the pod
+A short request at a warm pod reserves optimistically: it ends before another component could use
+the registry's record of it. It counts in the local cluster state and is registered if it still runs
+after `REGISTER_AFTER_S`. Where optimistic reservations of several gateways collide (the pod
 refuses, since pods enforce their own slots), requests to that pod use the registry for a while.
 Without Redis every reservation is local, and the next snapshot corrects the counts.
 """
@@ -164,7 +164,7 @@ class Reservations:
     def release(self, reservation: Reservation) -> None:
         """Free the slot and the place in the inference stage.
 
-        In the local state at once: a client's next request comes before the registry's reply.
+        The local state changes at once: a client's next request may precede the registry's reply.
         """
         self._held.discard(reservation)
         entry, predict = reservation.entry, reservation.predict
@@ -253,8 +253,8 @@ class Reservations:
                     reservation.renewed_at_s = self._loop.time()
                     self._extend(self._registry.renew, reservation)
 
-    def reassert(self, pod: PodState) -> None:
-        """Register again what is held at a pod that refused: the registry may have lost it."""
+    def restore(self, pod: PodState) -> None:
+        """Register a refusing pod's reservations again: the registry may have lost them."""
         for reservation in self._held:
             if reservation.entry.name == pod.name and not reservation.is_local:
                 self._extend(self._registry.restore, reservation)

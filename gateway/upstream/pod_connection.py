@@ -48,7 +48,7 @@ class PodConnection(asyncio.Protocol):
         self.transport: asyncio.Transport | None = None
         self.is_closed = False
         self.is_request_cut = False
-        """The request was not sent to its end, so no other can follow."""
+        """The request was not sent completely, so the connection cannot be reused."""
         self.used_total = 0
         self.idle_since_s = 0.0
         self._writable: asyncio.Future[None] | None = None
@@ -118,7 +118,7 @@ class PodConnection(asyncio.Protocol):
         """Wait until `has_body`. Raises PodConnectionLost if the rest will not come."""
         while not self._chunks and not self.is_complete:
             if self.is_closed:
-                raise PodConnectionLost("the pod closed the connection inside its response",
+                raise PodConnectionLost("the pod closed the connection during its response",
                                         was_reused=False)  # fmt: skip
             await self._wait_data()
 

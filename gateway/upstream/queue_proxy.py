@@ -1,4 +1,4 @@
-"""Recognises responses that a queue-proxy gives itself, in place of the pod behind it."""
+"""Recognises responses that a queue-proxy sends itself, in place of the pod behind it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 MESSAGES: Final = {
     QueueProxyFailure.NOT_REACHED: "the pod was lost during the request",
     QueueProxyFailure.BROKEN: (
-        "the pod broke off without a response; it may have executed the request"
+        "the pod's connection broke without a response; it may have executed the request"
     ),
     QueueProxyFailure.FULL: "the pool's containerConcurrency is reached at the pod",
 }
@@ -40,7 +40,7 @@ async def classify_response(
     """Why the pod itself did not respond. Raises PodConnectionLost."""
     cause = await _read(connection)
     if cause is QueueProxyFailure.BROKEN and await _has_died(connections, address):
-        return QueueProxyFailure.NOT_REACHED  # an execution has ended with the pod
+        return QueueProxyFailure.NOT_REACHED  # the pod is dead, and so is any execution in it
     return cause
 
 

@@ -76,16 +76,16 @@ def build(*, log: Callable[[str], object]) -> Path:
 def compiled_paths() -> list[str]:
     """The roots and all modules of `FOLDERS` that they import, directly or not, when they run."""
     found: set[str] = set()
-    waiting = list(ROOTS)
-    while waiting:
-        path = waiting.pop()
+    pending = list(ROOTS)
+    while pending:
+        path = pending.pop()
         if path in found or not path.startswith(FOLDERS) or not (ROOT / path).is_file():
             continue
         found.add(path)
         for node in ast.parse((ROOT / path).read_text()).body:
             if isinstance(node, ast.ImportFrom) and node.module:
                 package = node.module.replace(".", "/")
-                waiting += [f"{package}.py", *(f"{package}/{each.name}.py" for each in node.names)]
+                pending += [f"{package}.py", *(f"{package}/{each.name}.py" for each in node.names)]
     return sorted(found)
 
 

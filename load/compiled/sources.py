@@ -2,7 +2,7 @@
 
 mypyc leaves the constructors of dataclasses to the interpreter, which makes a run 30 % slower
 (`docs/benchmarks.md`), evaluates the types of their fields on import, and refuses `slots`. The
-rewritten sources mean the same in a simulation.
+rewritten sources behave the same in a simulation.
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ def _options(field: ast.AnnAssign) -> dict[str | None, str]:
 
 def _constructor(node: ast.ClassDef, dataclasses: Mapping[str, ast.ClassDef]) -> ast.stmt:
     bases = [dataclasses[name] for each in node.bases if (name := ast.unparse(each)) in dataclasses]
-    handed_on = [
+    inherited = [
         ast.unparse(field.target)
         for base in bases
         for field in _fields(base)
         if not _options(field)
     ]
-    head, named = ["self", *handed_on], ["*"]
-    body = [f"super().__init__({', '.join(handed_on)})"] if bases else []
+    head, named = ["self", *inherited], ["*"]
+    body = [f"super().__init__({', '.join(inherited)})"] if bases else []
     for field in _fields(node):
         name, options = ast.unparse(field.target), _options(field)
         parameter, value = f"{name}: {ast.unparse(field.annotation)}", name
@@ -91,7 +91,7 @@ def _write_out(node: ast.ClassDef, constructor: ast.stmt) -> None:
 
 
 def _keep_values(tree: ast.Module, values: Sequence[ast.ClassDef]) -> None:
-    """Leave the dataclasses, without slots, which mypyc gives to every class."""
+    """Keep these as dataclasses, without `slots`, which mypyc gives to every class."""
     for node in values:
         for each in node.decorator_list:
             if isinstance(each, ast.Call):

@@ -25,7 +25,7 @@ class TargetUnreachable(GeneratorError):
     """No server responds at the URL."""
 
 
-class OutputInTheWay(GeneratorError):
+class OutputNotReplaceable(GeneratorError):
     """The output file exists, or cannot be written."""
 
 

@@ -7,7 +7,7 @@ import os
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Final
 
-from load.generator.errors import OutputInTheWay
+from load.generator.errors import OutputNotReplaceable
 from load.generator.record_parts import parts_folder
 
 if TYPE_CHECKING:
@@ -23,8 +23,8 @@ _LOCK: Final = "lock"
 def claimed_output(output: Path, *, overwrite: bool, inputs: Sequence[str] = ()) -> Iterator[Path]:
     """The empty folder for the parts, locked against other runs until the context ends.
 
-    Raises OutputInTheWay for an existing file that must not be replaced: a folder or device, one
-    of the `inputs` (paths), the output of a run in progress, any file without `overwrite`.
+    Raises OutputNotReplaceable for a file that must not be replaced: a folder or device, one of the
+    `inputs` (paths), the output of a run in progress, any existing file without `overwrite`.
     """
     with ExitStack() as stack:
         try:
@@ -40,32 +40,32 @@ def claimed_output(output: Path, *, overwrite: bool, inputs: Sequence[str] = ())
                     old.unlink()
             output.unlink(missing_ok=True)
         except OSError as error:
-            raise OutputInTheWay(f"--output: cannot write {output}: {error}") from error
+            raise OutputNotReplaceable(f"--output: cannot write {output}: {error}") from error
         yield parts
 
 
 def require_replaceable(
     output: Path, inputs: Sequence[str] = (), *, overwrite: bool, flag: str = "--output"
 ) -> None:
-    """Raises OutputInTheWay if `output` must not be replaced; OSError."""
+    """Raises OutputNotReplaceable if `output` must not be replaced; OSError."""
     if output.is_dir():
-        raise OutputInTheWay(f"{flag}: {output} is a folder; name a file in it")
+        raise OutputNotReplaceable(f"{flag}: {output} is a folder; name a file in it")
     if output.exists() and not output.is_file():
-        raise OutputInTheWay(f"{flag}: {output} is a pipe or device; name a file")
+        raise OutputNotReplaceable(f"{flag}: {output} is a pipe or device; name a file")
     if output.exists() and any(os.path.samefile(output, each) for each in inputs):
-        raise OutputInTheWay(f"{flag}: {output} is a file of the trace; name another")
+        raise OutputNotReplaceable(f"{flag}: {output} is a file of the trace; name another")
     if output.exists() and not overwrite:
         raise _exists(str(output), flag)
 
 
-def _exists(path: str, flag: str = "--output") -> OutputInTheWay:
-    return OutputInTheWay(f"{flag}: there is {path} already; name another, or --overwrite")
+def _exists(path: str, flag: str = "--output") -> OutputNotReplaceable:
+    return OutputNotReplaceable(f"{flag}: there is {path} already; name another, or --overwrite")
 
 
 def _lock(file: TextIO, output: Path) -> None:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
-        raise OutputInTheWay(
+        raise OutputNotReplaceable(
             f"--output: another run writes {output} now; name another, or end that run"
         ) from error

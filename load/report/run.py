@@ -1,4 +1,4 @@
-"""Requests and runs in columns, and what follows from them request by request."""
+"""Requests and runs in columns, and the values derived from them for each request."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 WASTED_KEY: Final = "wasted_memory_byte_s"
-"""Key in a run's metadata or summary file, as the next one."""
 LOADING_KEY: Final = "all_loading_s"
+"""Keys in a run's metadata or summary file."""
 MOMENT_S: Final = 1e-3
-"""Requests that arrive within it arrive at one moment: they have no rate."""
+"""Requests that all arrive within this time arrive at one moment: they have no rate."""
 
 Floats: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 Bools: TypeAlias = np.ndarray[Any, np.dtype[np.bool_]]
@@ -62,7 +62,7 @@ class Requests:
     """Counted from the scheduled time."""
     status: Ints
     is_ok: Bools
-    """It has a 2xx response, complete."""
+    """The request has a complete 2xx response."""
 
     @property
     def requests(self) -> int:
@@ -84,13 +84,13 @@ class Requests:
 
     @cached_property
     def is_missed(self) -> Bools:
-        """It has a deadline, and no response by then."""
+        """The request has a deadline, and no response by then."""
         missed: Bools = self.has_deadline & ~self.is_good
         return missed
 
     @cached_property
     def is_cold(self) -> Bools:
-        """It waited for a load of its model."""
+        """The request waited for a load of its model."""
         names = self.start.names
         warm = names.index("warm") if "warm" in names else -2
         cold: Bools = (self.start.codes >= 0) & (self.start.codes != warm)
@@ -167,5 +167,5 @@ class Run(Requests):
 
 
 def rate_rps(requests: int, offered_s: float) -> float | None:
-    """Requests per second; None: there is one, or all arrived at one moment."""
+    """Requests per second; None for a single request, or if all arrived at one moment."""
     return None if requests == 1 or offered_s <= MOMENT_S else requests / offered_s

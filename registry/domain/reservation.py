@@ -11,7 +11,7 @@ CLAIM_TTL_S: Final = 5.0
 
 
 class ClaimScope(StrEnum):
-    """Where another load of the model makes a claim fail."""
+    """The scope in which another load of the model makes a claim fail."""
 
     POD = "pod"
     POOL = "pool"
@@ -23,7 +23,7 @@ class LoadClaim:
 
     token: int | None
     epoch: int
-    """Of the pod's registration."""
+    """Epoch of the pod's registration."""
 
 
 class LoadMode(StrEnum):
@@ -64,7 +64,7 @@ class Refusal(StrEnum):
     """Why no reservation was made: the copy that the policy read was out of date."""
 
     GONE = "gone"
-    """A pod's lease is over, or it does not accept requests."""
+    """A pod's lease has expired, or the pod does not accept requests."""
     FULL = "full"
     """The entry pod has no free slot."""
     BUSY = "busy"

@@ -43,7 +43,7 @@ class CpuMemory:
             ) from error
 
     def close(self) -> None:
-        """Holds nothing."""
+        """Nothing to release."""
 
 
 def open_device(name: str) -> DeviceMemory:

@@ -1,4 +1,4 @@
-"""The life of a load: claim, start, open weights, reserve memory, copy, finish, or fail.
+"""The lifecycle of a load: claim, start, open weights, reserve memory, copy, finish, or fail.
 
 Pure. `load_coordinator` runs it on a pod's event loop, `load.simulator.pods.model_loading` in
 virtual time: each drives the coroutine of a load, and carries out the steps that are abstract here.
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from runtime.tiers.eviction import ReloadCosts
 
 CLAIM_TIMEOUT_S: Final = 6.0
-"""Of retries of a refused claim: a gateway's claim expires after 5 s without a load."""
+"""Timeout of retries of a refused claim: a gateway's claim expires after 5 s without a load."""
 CLAIM_RETRY_INTERVAL_S: Final = 0.1
 MEMORY_TIMEOUT_S: Final = 30.0
 """How long a load waits until requests release memory."""
@@ -37,7 +37,7 @@ NEARLY_DONE_SHARE: Final = 0.8
 
 
 def should_continue(progress: LoadProgress, *, ends_downloads: bool) -> bool:
-    """Whether a load continues, as a preload, after its last waiter has left.
+    """Whether a load continues, as a preload, when no request waits for it any more.
 
     A started load is worth finishing: a client whose deadline passed usually retries, and joins
     the load. With `ends_downloads` a running download ends, unless it is nearly complete; the
@@ -60,7 +60,7 @@ class Load:
     """Whether the load continues without waiting requests."""
     started_s: float
     token: int = 0
-    """Of the newest claim that the gateway made for a waiting request; 0: none."""
+    """Token of the newest claim that the gateway made for a waiting request; 0: none."""
     ticket: LoadTicket = field(default_factory=LoadTicket)
     source: Tier = Tier.REMOTE
     waiters: int = 0
@@ -80,7 +80,7 @@ class Weights(Protocol):
 
 
 class LoadReports(Protocol):
-    """A pod's claims for loads and its reports of them, as `registration.registry_agent` has."""
+    """A pod's claims and reports of loads; implemented by `registration.registry_agent`."""
 
     def claim_of(self, token: int) -> LoadClaim: ...
     async def claim(self, key: str, scope: ClaimScope) -> LoadClaim: ...
@@ -153,7 +153,7 @@ class LoadLifecycle(Generic[L, W, R]):
 
     @abstractmethod
     def ended(self, load: L, entry: R | None, error: RuntimePackageError | None) -> None:
-        """Pass the model, in use once for each waiter, or the error to those who wait."""
+        """Pass the model, in use once per waiting request, or the error to these requests."""
 
     @abstractmethod
     def count(
@@ -165,7 +165,7 @@ class LoadLifecycle(Generic[L, W, R]):
         """The failure to report for an unexpected error."""
         raise error
 
-    # Those who wait for a load
+    # Waiting requests
 
     def join(self, spec: ModelSpec, token: int = 0) -> L:
         """The load of the model for one more waiting request, started if none is running."""
@@ -186,7 +186,7 @@ class LoadLifecycle(Generic[L, W, R]):
         return load
 
     def leave(self, load: L) -> None:
-        """A request waits no more; the last one makes the load a preload, or ends it."""
+        """End a request's wait; after the last one the load becomes a preload or is cancelled."""
         load.waiters -= 1
         if load.waiters == 0:
             progress = load.ticket.progress
@@ -228,7 +228,7 @@ class LoadLifecycle(Generic[L, W, R]):
         try:
             claim = await self._claim(load)
             claim = await self._start(load, claim)
-            entry = await self.bring(load)
+            entry = await self.load_to_device(load)
         except LoadFailed as error:
             await self._fail(load, claim, error)
             raise
@@ -276,7 +276,7 @@ class LoadLifecycle(Generic[L, W, R]):
                 raise LoadRefused(f"another pod got the claim for {key}") from error
         return claim
 
-    async def bring(self, load: L) -> R:
+    async def load_to_device(self, load: L) -> R:
         """Open the weights, reserve memory, evicting others, and copy."""
         key = load.spec.key
         async with self.open(load) as weights:

@@ -47,7 +47,7 @@ class ServedModel:
 
     @property
     def is_broken(self) -> bool:
-        """Whether an inference hung, after which the model runs no more."""
+        """Whether an inference hung; the model then runs no further inference."""
         return self.device_model.broken_reason is not None
 
     async def warm_up(self) -> None:

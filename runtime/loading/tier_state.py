@@ -1,4 +1,4 @@
-"""The tiers that this pod has its models in, for the registry."""
+"""The tier of each model at this pod, as reported to the registry."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """Locks between the pods of a node that share a disk cache: kernel locks on files.
 
-A lock ends with its process, however that dies. Each generation has two: `use`, shared by readers
-and exclusive for deletion (the time of its file is the time of the last use), and `fetch`, for the
-one process that downloads. `room` is held while the cache is measured and disk space reserved.
+The kernel releases a process's locks when the process ends, also after a crash. Each generation has
+two locks: `use`, shared by readers and exclusive for deletion (the time of its file is the time of
+the last use), and `fetch`, for the one process that downloads. The lock `room` is held while the
+cache is measured and disk space reserved.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 POLL_INTERVAL_S = 0.02
-"""Between attempts to lock: the kernel's own wait could not be cancelled."""
+"""Time between attempts to lock: the kernel's own wait could not be cancelled."""
 DISK_FULL_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 class FileLock:
-    """A lock that this process has. May be released twice."""
+    """A lock that this process holds. May be released twice."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor: int | None = descriptor

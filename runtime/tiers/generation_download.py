@@ -83,7 +83,7 @@ class GenerationDownloader:
                 _remove_partials(missing, generation)
                 needed = sum(file.size_bytes for file in missing)
                 raise write_error(error, generation.path, needed) from error
-            except ModelInvalid:  # of another version, or other bytes than S3 has
+            except ModelInvalid:  # another version of the file, or a wrong checksum
                 _remove_partials(missing, generation)
                 raise
 

@@ -56,7 +56,7 @@ class LocalPod:
         """Load a model to the device without a claim; returns the tier of its weights."""
         load = self.coordinator.new_load(spec, ClaimScope.POD, is_preload=False)
         load.ticket = ticket or load.ticket
-        self.loader.store.add(await self.coordinator.bring(load))
+        self.loader.store.add(await self.coordinator.load_to_device(load))
         return load.source
 
     async def answer(self, spec: ModelSpec, text: str = "some words") -> list[bytes]:

@@ -1,8 +1,8 @@
 """Knative's pod autoscaler (KPA) with its defaults, as a baseline: pods by concurrency.
 
-The number of pods that keeps the mean concurrency of the stable window at its target. While the
-panic window asks for twice the ready pods or more: the larger number of both windows, and never
-fewer pods than before. Source: Knative's documentation of the KPA, "Scale Bounds", "Stable and
+The number of pods keeps the mean concurrency of the stable window at its target. While the panic
+window requires at least twice the ready pods, the larger number of both windows applies, and the
+number never falls. Source: Knative's documentation of the KPA, "Scale Bounds", "Stable and
 panic window" and "Target utilization", with its defaults (60 s, 10 % of it, 200 %, 70 %, at most
 1,000 times up and half down at a time).
 """
@@ -24,10 +24,11 @@ class KpaParams:
     stable_s: float = 60.0
     panic_s: float = 6.0
     panic_threshold: float = 2.0
-    """Panic starts when the panic window asks for this many times the ready pods."""
+    """Panic starts when the panic window requires this many times the ready pods."""
     max_scale_up_rate: float = 1000.0
     max_scale_down_rate: float = 2.0
-    """At a time at most the ready pods times the first, at least those divided by the second."""
+    """A plan has at most the ready pods times the first, at least the ready pods divided by the
+    second."""
     max_pods: int = 1000
 
 

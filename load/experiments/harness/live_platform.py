@@ -32,7 +32,7 @@ class LivePlatform(Protocol):
         ...
 
     def burst(self, models: int, *, pods: int, model: str) -> list[LiveBurst]:
-        """That many models requested at once without any pods: for the first time, then again."""
+        """Request `models` models at once from a pool without pods: new models, then known ones."""
         ...
 
     def spike(self, scenario: SpikeScenario, seed: int) -> SpikeResult:

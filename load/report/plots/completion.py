@@ -113,10 +113,10 @@ def deadline_misses(runs: Sequence[Run]) -> Plot | LeftOut:
         _miss_title(shares), f"Time of arrival since start ({unit})", f"Requests per {each}"
     )
     longest = max(runs, key=lambda run: run.requests)
-    came = bin_counts(longest.scheduled_s, length_s, bins)
-    same = all(np.array_equal(came, bin_counts(run.scheduled_s, length_s, bins)) for run in runs)
+    arrived = bin_counts(longest.scheduled_s, length_s, bins)
+    same = all(np.array_equal(arrived, bin_counts(run.scheduled_s, length_s, bins)) for run in runs)
     axes.stairs(
-        came, at, fill=True, color="#e4e4e4",
+        arrived, at, fill=True, color="#e4e4e4",
         label="all arrivals" if same else f"all arrivals of {run_labels[longest.name]}",
     )  # fmt: skip
     for index, run in enumerate(runs):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _MAX_PODS: Final = 4
 _MAX_MODELS: Final = 10
 _PIXELS: Final = 700
-"""Least width of an axis: a narrower span could vanish between two pixels."""
+"""Minimum width of an axis: a narrower span could vanish between two pixels."""
 _LOADED: Final = 0.3
 """Opacity of loaded models; loading is opaque."""
 
