@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
+from autoscaler.kubernetes.cluster.inference_services import mode_of
 from autoscaler.service.backoff import KeyedBackoff
 
 if TYPE_CHECKING:
@@ -84,15 +85,13 @@ class ScaledElsewhere:
 def read_pool(document: Mapping[str, Any]) -> PoolObject:
     metadata, predictor = document["metadata"], document["spec"]["predictor"]
     annotations = metadata.get("annotations") or {}
-    status = document.get("status") or {}
     variant = predictor.get("name")
     middle = f"-{variant}" if variant else ""
     return PoolObject(
         namespace=metadata["namespace"],
         name=metadata["name"],
         deployment=f"{metadata['name']}{middle}-predictor",
-        mode=status.get("deploymentMode")
-        or annotations.get("serving.kserve.io/deploymentMode", ""),
+        mode=mode_of(document),
         autoscaler_class=annotations.get(AUTOSCALER_CLASS, "hpa"),
         min_pods=int(predictor.get("minReplicas", 1)),
         max_pods=int(predictor.get("maxReplicas", 0)) or None,
