@@ -38,7 +38,7 @@ class BodySource(Protocol):
         """Wait for more, the end or an interruption. Raises ClientClosedRequest."""
 
     def interrupt(self) -> None:
-        """Make `receive_chunks` return now, if need be with nothing."""
+        """Make `receive_chunks` return now, also without any chunks."""
 
 
 class IncomingBody:
