@@ -7,11 +7,12 @@ arrival before the origin are scored. Windows are whole minutes, as the counts o
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from autoscaler.forecasting.arrival_patterns import ArrivalPattern
+from autoscaler.forecasting.counts import CountsParams
 from autoscaler.forecasting.errors import BadHorizon
 from autoscaler.forecasting.fitting import Fit, fit
 from autoscaler.forecasting.history import NEVER, Floats, ForecastHorizon, History, Integers
@@ -22,9 +23,7 @@ if TYPE_CHECKING:
 
     from autoscaler.forecasting.methods import Method
 
-_MINUTES = 2880
-_TENS = 2016
-_ACTIVE = 128
+_KEPT: Final = CountsParams()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,18 +76,18 @@ def history_at(counts: Integers, minute: int) -> History:
     models = past.shape[0]
     spans = past.shape[1] // 10
     whole = past[:, : spans * 10].reshape(models, spans, 10).sum(axis=2)
-    active = np.full((models, _ACTIVE), NEVER, dtype=np.int64)
+    active = np.full((models, _KEPT.active_minutes), NEVER, dtype=np.int64)
     since = np.full(models, minute, dtype=np.int64)
     for row in range(models):
         found = np.flatnonzero(past[row])
         if found.size:
             since[row] = found[0]
-            last = found[-_ACTIVE:]
-            active[row, _ACTIVE - last.size :] = last
+            last = found[-_KEPT.active_minutes :]
+            active[row, active.shape[1] - last.size :] = last
     return History(
         origin_s=minute * 60.0,
-        minutes=_last(past, _MINUTES),
-        ten_minutes=_last(whole, _TENS),
+        minutes=_last(past, _KEPT.minutes),
+        ten_minutes=_last(whole, _KEPT.ten_minutes),
         active_minutes=active,
         since_minute=since,
         recent=past[:, -1].astype(np.float64),
