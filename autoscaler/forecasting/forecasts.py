@@ -29,7 +29,7 @@ _GAPS_SHARE: Final = 0.5
 def sparse(history: History, fit: Fit, horizon: ForecastHorizon) -> Forecast:
     """P(arrival) by the gaps between arrivals and the averages; counts by the averages."""
     windows = horizon.windows_min
-    mean = _within(_means(history, fit, windows), horizon)
+    mean = horizon.clip_means(_means(history, fit, windows))
     by_gaps = p_arrival_by_interarrival(history, fit.shared_profile, windows)
     by_mean = negative_binomial.p_at_least_one(mean, smoothed_sizes(fit.smoothing, windows))
     p_arrival = np.maximum.accumulate(pool_log_odds(by_gaps, by_mean, _GAPS_SHARE), axis=1)
@@ -51,7 +51,7 @@ def periodic(history: History, fit: Fit, horizon: ForecastHorizon) -> Forecast:
     fallback = steady(history, fit, horizon)
     cycles = seasonal(history, fit.patterns.period_min, windows)
     is_few = cycles.mean < _FEW
-    mean = _within(np.where(is_few, cycles.mean, fallback.mean), horizon)
+    mean = horizon.clip_means(np.where(is_few, cycles.mean, fallback.mean))
     by_zeros = negative_binomial.size_of_zeros(mean, cycles.p_arrival)
     size = np.where(is_few, by_zeros, smoothed_sizes(fit.smoothing, windows))
     p_arrival = np.where(is_few, cycles.p_arrival, negative_binomial.p_at_least_one(mean, size))
@@ -94,17 +94,11 @@ def _means(history: History, fit: Fit, windows_min: Floats) -> Floats:
     )
 
 
-def _within(mean: Floats, horizon: ForecastHorizon) -> Floats:
-    """Means within a lower bound above 0 and the upper bound of the horizon."""
-    most = horizon.max_per_s * np.asarray(horizon.windows_s)
-    return np.clip(mean, 1e-9, most)
-
-
 def _forecast(
     mean: Floats, size: Floats, horizon: ForecastHorizon, p_arrival: Floats | None = None
 ) -> Forecast:
     """Negative binomial counts; P(arrival) from them unless given."""
-    mean = np.maximum.accumulate(_within(mean, horizon), axis=1)
+    mean = np.maximum.accumulate(horizon.clip_means(mean), axis=1)
     quantiles = negative_binomial.quantiles(mean, size, horizon.probabilities)
     if p_arrival is None:
         p_arrival = negative_binomial.p_at_least_one(mean, size)

@@ -127,6 +127,10 @@ class ForecastHorizon:
         """(windows,): lengths in minutes."""
         return np.asarray(self.windows_s) / 60
 
+    def clip_means(self, mean: Floats) -> Floats:
+        """Means of arrivals, (models, windows), within a positive lower bound and `max_per_s`."""
+        return np.clip(mean, 1e-9, self.max_per_s * np.asarray(self.windows_s))
+
 
 @dataclass(frozen=True, slots=True)
 class Forecast:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 MIN_SIZE: Final = 0.01
 MAX_SIZE: Final = 1e6
+_SHAPE_RANGE: Final = (MIN_SIZE / 2, 1e6)
 _EXACT: Final = 48
 """Quantiles up to this count are exact, larger ones from the gamma distribution."""
 
@@ -81,7 +82,7 @@ def _exact(mean: Floats, size: Floats, probabilities: Floats) -> Floats:
 def _of_gamma(mean: Floats, size: Floats, probabilities: tuple[float, ...]) -> Floats:
     """Quantiles of the gamma with the same mean and variance, an approximation for large counts."""
     variance = mean + mean * mean / size
-    shape = np.clip(mean * mean / np.maximum(variance, 1e-300), *_shape_range())
+    shape = np.clip(mean * mean / np.maximum(variance, 1e-300), *_SHAPE_RANGE)
     scale = variance / np.maximum(mean, 1e-300)
     logs, table = _gamma_table(probabilities)
     at = np.log(shape)
@@ -89,14 +90,10 @@ def _of_gamma(mean: Floats, size: Floats, probabilities: tuple[float, ...]) -> F
     return np.ceil(np.stack(columns, axis=-1) * (shape * scale)[..., None])
 
 
-def _shape_range() -> tuple[float, float]:
-    return MIN_SIZE / 2, 1e6
-
-
 @lru_cache(maxsize=16)
 def _gamma_table(probabilities: tuple[float, ...]) -> tuple[Floats, Floats]:
     """(shapes,) logarithms of shapes and (shapes, probabilities) quantiles divided by the shape."""
-    low, high = _shape_range()
+    low, high = _SHAPE_RANGE
     logs = np.linspace(math.log(low), math.log(high), 160)
     return logs, np.array([_gamma_quantiles(math.exp(each), probabilities) for each in logs])
 

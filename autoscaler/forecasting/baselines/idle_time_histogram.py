@@ -53,7 +53,7 @@ def hybrid_histogram(history: History, _fit: Fit, horizon: ForecastHorizon) -> F
     p_arrival = np.where(is_warm, np.stack(ends, axis=1), 0.0)
     rate = history.minutes.sum(axis=1, dtype=np.float64) / history.known_minutes
     mean = np.maximum(rate[:, None] * windows, -np.log1p(-np.minimum(p_arrival, 0.999)))
-    mean = np.clip(mean, 1e-9, horizon.max_per_s * np.asarray(horizon.windows_s))
+    mean = horizon.clip_means(mean)
     size = negative_binomial.size_of_zeros(mean, p_arrival)
     return Forecast(
         mean=mean,

@@ -49,8 +49,7 @@ def with_measured_noise(means: Means) -> Callable[[History, Fit, ForecastHorizon
         weight, total = (past**2).sum(axis=1), past.sum(axis=1)
         squared = ((observed - past) ** 2).sum(axis=1)
         size = negative_binomial.size_of_moments(total, squared, np.maximum(weight, 1e-6))
-        mean = found[:, 0] * (horizon.windows_min / windows)
-        mean = np.clip(mean, 1e-9, horizon.max_per_s * np.asarray(horizon.windows_s))
+        mean = horizon.clip_means(found[:, 0] * (horizon.windows_min / windows))
         return Forecast(
             mean=mean,
             quantiles=negative_binomial.quantiles(mean, size, horizon.probabilities),
