@@ -1,4 +1,4 @@
-"""Interface to what starts and ends a pool's pods.
+"""Interface of the component that starts and stops a pool's pods.
 
 On one machine the platform reads the wanted number from the registry
 (`pilotlight/platform/pod_scaling.py`); on a cluster the loop calls
@@ -51,7 +51,7 @@ class RegistryActuator:
         return self._size
 
     def set_leading(self, *, is_leading: bool) -> None:
-        """Does nothing: the registry's record counts, whoever wrote it."""
+        """Does nothing: pods follow the registry's record, whichever autoscaler wrote it."""
 
     def scale_to(self, target: WantedPods) -> None:
         """Does nothing: the target is in the record."""

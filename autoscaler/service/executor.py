@@ -58,7 +58,7 @@ class ActionExecutor:
         self._now_s = now_s
         self._ongoing: set[str] = set()
         self.backoff = KeyedBackoff()
-        """By name of a pod and by id of an action."""
+        """Keys are names of pods and ids of actions."""
 
     def start(self, actions: Iterable[Action], token: int) -> None:
         """Start those that are possible, not in progress and not paused."""

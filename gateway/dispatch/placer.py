@@ -67,7 +67,7 @@ class Placer(Generic[P]):
         return self._queue.stats(self._now_s())
 
     def place(self, placement: P) -> None:
-        """Place a request; the driver gets the result, perhaps before this returns."""
+        """Place a request; the driver receives the result, possibly before this returns."""
         driver = self._driver
         while placement.direct_tries < _MAX_DIRECT_TRIES:
             placement.direct_tries += 1
@@ -94,7 +94,7 @@ class Placer(Generic[P]):
         self._enqueue(placement, None)
 
     def on_reply(self, placement: P, *, is_granted: bool) -> None:
-        """The registry replied to a reservation that the driver did not get at once."""
+        """Continue after the registry's reply to a reservation; `reserve` had returned None."""
         if not placement.is_pending:
             if is_granted:
                 self._driver.release(placement)
@@ -107,7 +107,7 @@ class Placer(Generic[P]):
             self.place(placement)
 
     def cancel(self, placement: P) -> None:
-        """Give up a request that is not placed yet."""
+        """Cancel a request that is not placed yet."""
         if placement.is_pending:
             self._end_pending(placement)
 
@@ -123,7 +123,7 @@ class Placer(Generic[P]):
         """Route a new request, which comes after the queued requests of its model."""
         model, now_s = placement.arrival.model, self._now_s()
         result = self._route(placement, now_s, self._queue.depth(model))
-        self._cold_start_credit.note(model, result.decision, now_s)
+        self._cold_start_credit.record(model, result.decision, now_s)
         return result
 
     def _route(self, placement: P, now_s: float, ahead: int) -> RoutingResult:

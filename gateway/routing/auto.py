@@ -2,8 +2,9 @@
 
 Source: Liu 2025, section 6.5, which leaves the dynamic choice as future work. The forecasts are
 those of `latency_model`; the shortest wins, on a tie an option without a load. A new copy also
-serves later requests: what earlier requests lost for want of one is subtracted from a cold start's
-forecast (`gateway.routing.ski_rental`), unless the request would then miss its deadline.
+serves later requests: the time that earlier requests lost for lack of a copy is subtracted from a
+cold start's forecast (`gateway.routing.ski_rental`), unless the request would then miss its
+deadline.
 
 In a pool of several kinds of accelerators each option is considered at the best pod of each kind.
 """
@@ -104,7 +105,7 @@ def _proxy(
     predict = least_busy_below(request.target_ongoing, warm, warming)
     is_warm = predict in warm
     if predict is None or (is_warm and predict.has_free_slot):
-        return None  # to run there is no later than to infer there through another pod
+        return None  # running there ends no later than inferring there through another pod
     prepared = [
         pod
         for name in cluster.holders(request.key)
@@ -168,7 +169,7 @@ def _best_cold(
 
 
 def _soonest(options: Sequence[RoutingOption]) -> RoutingOption:
-    """The first of equals."""
+    """The option with the shortest forecast less its credit; the first one of equals."""
     best = options[0]
     best_s = best.forecast.seconds - best.credit_s
     for option in options:
@@ -179,7 +180,7 @@ def _soonest(options: Sequence[RoutingOption]) -> RoutingOption:
 
 
 def _loss(forecast: LatencyEstimate, cold: LatencyEstimate, hold_s: float) -> ColdStartLoss | None:
-    """What a request loses that a warm copy serves, but not at once and alone."""
+    """The time lost by a request that a warm copy serves later, or in a batch with others."""
     lost_s = forecast.seconds - hold_s
     return ColdStartLoss(lost_s, cold.seconds - hold_s) if lost_s > 0 else None
 

@@ -2,9 +2,9 @@
 
 Source: Liu 2025, section 6.5, equations 1-3, with T_CS = load, T_I = infer, T_P = preprocess +
 postprocess, T_N = network, n = requests ongoing at the warm pod; extended by tier (T_CS depends
-on where the weights are), loads in progress (their rest), several slots per pod, queue position,
-work that ends while a request is on its way, and requests that share an inference: those ahead
-each take their share of the device, a request's own inference takes as long as its batch. All times
+on where the weights are), the remaining time of loads in progress, several slots per pod, queue
+position, work that ends while a request is transferred, and requests that share an inference: each
+request ahead takes its share of the device, the request itself as long as its batch. All times
 are medians of live measurements at pods of the same kind of accelerator; those of other kinds, and
 priors, mark the forecast as unmeasured.
 """
@@ -30,7 +30,7 @@ _MAX_STEPS: Final = 64
 """Requests ahead that are simulated one by one; further ones are estimated by rate."""
 
 
-def load_rest(
+def remaining_load(
     residency: Residency | None, pod: PodState, measured: ModelEstimates, now_s: float
 ) -> Estimate | None:
     """Time until the model is on the pod's device; None if it is there.
@@ -60,7 +60,7 @@ def run_at(
     """
     measured = pod.estimates[request.key]
     times = measured.stages
-    load = load_rest(cluster.holders(request.key).get(pod.name), pod, measured, now_s)
+    load = remaining_load(cluster.holders(request.key).get(pod.name), pod, measured, now_s)
     load_s = load.seconds if load else 0.0
     backlog_s = pod.inferring * times.share_s
     return LatencyEstimate(
@@ -92,7 +92,7 @@ def wait_for(
             measured = estimates[request.key]
             times = measured.stages
             is_measured = is_measured and times.is_measured
-        load = load_rest(holders.get(pod.name), pod, measured, now_s)
+        load = remaining_load(holders.get(pod.name), pod, measured, now_s)
         free_at_s += _slots_free_at_s(pod, times, load.seconds if load else 0.0)
         is_measured = is_measured and (load is None or load.is_measured)
     is_ending = any(pod.inferring < pod.slots for pod in pods)
@@ -149,7 +149,7 @@ def proxy_to(
     network = at_entry.network
     assets = None if entry.name in holders else at_entry.assets
     transfer_s = network.seconds + (assets.seconds if assets else 0.0)
-    load = load_rest(holders.get(predict.name), predict, measured, now_s)
+    load = remaining_load(holders.get(predict.name), predict, measured, now_s)
     backlog_s = (load.seconds if load else 0.0) + predict.inferring * times.infer_s
     return LatencyEstimate(
         max(transfer_s, backlog_s) + (times.infer_s + around.preprocess_s + around.postprocess_s),

@@ -37,7 +37,7 @@ def least_loaded(pods: Sequence[PodState], draw: float) -> PodState:
 
 
 def _sort_by_name(pods: list[PodState]) -> None:
-    """Checks first: mostly they are sorted, since pods register in the order of their names."""
+    """Checks the order first: pods mostly register in the order of their names."""
     previous = ""
     for pod in pods:
         name = pod.name

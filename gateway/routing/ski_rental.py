@@ -61,7 +61,7 @@ class ColdStartCredit:
         credit.advance(now_s)
         return credit.counted_s
 
-    def note(self, model: ModelName, decision: Decision, now_s: float) -> None:
+    def record(self, model: ModelName, decision: Decision, now_s: float) -> None:
         """Add what a new request loses by this decision; a load resets the credit."""
         self.settle(model, decision)
         if not isinstance(decision, Reject) and decision.loss is not None:

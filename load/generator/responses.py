@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 MAX_KEPT_BYTES: Final = 4096
-"""Of a response, from its end: for the text of an error."""
+"""Bytes kept of the end of a response, for the text of an error."""
 _MAX_ERROR_LENGTH: Final = 300
-_OUR_HEADERS: Final = {
+_PILOTLIGHT_HEADERS: Final = {
     b"x-pilotlight-pod": "entry_pod",
     b"x-pilotlight-predict-pod": "predict_pod",
     b"x-pilotlight-policy": "policy",
@@ -29,7 +29,7 @@ _OUR_HEADERS: Final = {
 class RequestResult:
     """Filled in while a request runs. Times in seconds since the run's start, None if not reached.
 
-    Other servers than Pilotlight's leave the fields from `policy` on empty.
+    The fields from `policy` on are filled in only for Pilotlight's servers.
     """
 
     sent_s: float | None = None
@@ -49,8 +49,8 @@ class RequestResult:
         for name, value in headers:
             if name == b"server-timing":
                 self.stages_ms = reported_stages_ms(value.decode("latin-1"))
-            elif name in _OUR_HEADERS:
-                setattr(self, _OUR_HEADERS[name], value.decode("latin-1").strip())
+            elif name in _PILOTLIGHT_HEADERS:
+                setattr(self, _PILOTLIGHT_HEADERS[name], value.decode("latin-1").strip())
 
     def fail(self, error: str) -> None:
         self.error = error[:_MAX_ERROR_LENGTH]

@@ -33,7 +33,7 @@ def bin_counts(times_s: Floats, length_s: float, bins: int, where: Bools | None 
 
 
 def bin_edges(length_s: float, bins: int, unit_s: float) -> Floats:
-    """In units of an axis."""
+    """Edges of the bins, in units of an axis."""
     return np.asarray(np.arange(bins + 1) * length_s / unit_s, dtype=np.float64)
 
 

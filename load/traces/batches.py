@@ -83,7 +83,7 @@ def with_column(batch: pa.RecordBatch, name: str, column: object) -> pa.RecordBa
 
 
 def concat(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    """One batch of at least one, in this order; dictionaries are united."""
+    """Concatenate at least one batch, in this order; dictionaries are unified."""
     return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
 
 

@@ -65,7 +65,8 @@ async def run_win(
 ) -> WinRun:
     """Section 6.4: two concurrent translations, after a warming one if the scenario has one.
 
-    `auto` uses what the other policies measured, so it waits for the pods' reports first.
+    `auto` uses the measurements of the other policies' runs, so it first waits for the pods'
+    reports.
     """
     if policy == "auto":
         await _wait_measured(session, scenario)

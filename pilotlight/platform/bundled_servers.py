@@ -37,7 +37,7 @@ def redis_command(port: int, folder: Path) -> list[str]:
 
 
 async def is_redis_ready(host: str, port: int) -> bool:
-    """Whether a Redis answers PING; it does not while it reads its append-only file."""
+    """Whether a Redis replies to PING; it does not while it reads its append-only file."""
     try:
         async with asyncio.timeout(1.0):
             reader, writer = await asyncio.open_connection(host, port)

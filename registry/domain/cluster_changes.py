@@ -35,9 +35,9 @@ class ChangeApplier:
         self.snapshot_version = -1
         """Changes up to this version are in the state's snapshot."""
         self._versions: dict[tuple[str, ...], int] = {}
-        """Of the last change, by kind and entity."""
+        """Version of the last change, by kind and entity."""
         self._gone_versions: dict[str, int] = {}
-        """Of each pod's last removal."""
+        """Version of each pod's last removal."""
         self._early_counts: dict[str, tuple[int, int, int]] = {}
         """Version, slots and ongoing requests of pods whose registration has not arrived yet."""
 
@@ -177,10 +177,9 @@ class ChangeApplier:
 
 
 def load_snapshot(state: ClusterState, version: int, snapshot: Sequence[Any]) -> ChangeApplier:
-    """Replace a state by a full snapshot, as `registry.redis.snapshot` assembles it.
+    """Replace a state by a full snapshot, as `registry.redis.script.read_snapshot` assembles it.
 
-    Returns:
-        What applies the changes after the snapshot.
+    Returns the applier of the changes after the snapshot.
     """
     state.clear()
     state.version = version

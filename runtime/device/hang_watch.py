@@ -1,4 +1,4 @@
-"""Notices inferences that hang: a thread that sleeps until the time limit of the running batch."""
+"""Detects inferences that hang: a thread that sleeps until the time limit of the running batch."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class HangWatch:
             return run.begun_s
 
     def _watch(self) -> None:
-        """Sleeps until the time limit of the run it saw last, so it wakes up rarely."""
+        """Sleeps until the time limit of the run that it last read, so it wakes up rarely."""
         with self._lock:
             while not self._is_closed:
                 run, now_s = self.run, time.monotonic()

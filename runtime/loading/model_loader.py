@@ -1,4 +1,4 @@
-"""A model's way from open weights to the device: weights, network and a first inference.
+"""Loads a model from open weights to the device: weights, network and a first inference.
 
 `weight_resolver` provides the files, which may still be downloading while this module works.
 """
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ModelLoader:
-    """Opens weights from any tier and copies them to the device; memory is the caller's."""
+    """Opens weights from any tier and copies them to the device; the caller reserves memory."""
 
     store: ModelStore
     resolver: WeightResolver
@@ -180,17 +180,17 @@ class _DeviceLoad:
         )
 
     def _free(self, model: ServedModel, skeleton: Skeleton, weights: DeviceWeights) -> None:
-        if model.is_broken:  # a thread may never leave it
+        if model.is_broken:  # a thread may hang in it forever
             skeleton.detach()
         else:
             self.loader.skeletons.put_back(skeleton)
         weights.release()
 
     async def _warm_up(self, model: ServedModel, skeleton: Skeleton) -> None:
-        """One inference, so that no request pays for the setup of the first one.
+        """One inference, so that no request spends the time of the first one's setup.
 
-        It prepares code and buffers of the architecture in this process, which a reused skeleton
-        has; the weights are in memory already, to the last page.
+        It prepares this process's code and buffers of the architecture. A reused skeleton has them
+        already; all pages of the weights are in memory in any case.
         """
         if skeleton.has_inferred:
             return

@@ -64,7 +64,7 @@ class CompletionFormat:
     model: str
     created_s: int
     wants_usage: bool = False
-    """Whether events have a field `usage`, which OpenAI sends if a stream is to end with it."""
+    """Whether events have a field `usage`, as OpenAI's do if the client requests the usage."""
 
     def response(
         self, texts: Sequence[str], finishes: Sequence[Finish], usage: Mapping[str, int]
@@ -102,7 +102,7 @@ class CompletionFormat:
         return events
 
     def usage_event(self, usage: Mapping[str, int]) -> bytes:
-        """The last event but one, sent if the client asks for it."""
+        """The event before `DONE`, sent if the client requests it."""
         return server_sent_event({**self._head(".chunk"), "choices": [], "usage": usage})
 
     def _event(self, index: int, content: dict[str, Any], finish: Finish | None) -> bytes:

@@ -55,7 +55,7 @@ CODE_OF: Mapping[int, grpc.StatusCode] = {
 }
 """The gRPC code of an HTTP status; INTERNAL for all others."""
 MAX_DETAIL_CHARACTERS = 1000
-"""Of an error's message: it is sent in a header, which gRPC limits to 8 KiB."""
+"""Maximum length of an error's message: it is sent in a header, which gRPC limits to 8 KiB."""
 MAX_NAME_CHARACTERS = 512
 TRITON_NAME_FIELD = 2
 """Triton's clients send the name of a model to load in a field that KServe's message lacks."""

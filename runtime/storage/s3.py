@@ -164,7 +164,7 @@ def parse_s3_uri(uri: str) -> tuple[str, str]:
 
 
 def _compare_checksum(head: HeadObjectOutputTypeDef, partial: PartialFile, name: str) -> None:
-    """Compare with S3's checksum of the whole object; one of its parts' checksums cannot be."""
+    """Compare with S3's checksum of the whole object; a checksum of checksums is skipped."""
     if head.get("ChecksumType", "FULL_OBJECT") != "FULL_OBJECT":
         return
     for field, crc in S3_CHECKSUMS.items():

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class LabelOutputs:
-    """The common half of classification processors: logits to labels."""
+    """The shared part of classification processors: logits to labels."""
 
     def __init__(self, config: PretrainedConfig) -> None:
         self._labels: dict[int, str] = {int(key): str(v) for key, v in config.id2label.items()}

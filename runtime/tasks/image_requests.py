@@ -32,7 +32,7 @@ FIELDS = (
 
 @dataclass(frozen=True, slots=True)
 class SideLimits:
-    """The default side of an image, and the number of which sides must be multiples."""
+    """The default side of an image, and the number that every side must be a multiple of."""
 
     default: int
     multiple: int

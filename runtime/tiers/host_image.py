@@ -31,11 +31,11 @@ CHUNK_BYTES = 16 * 1024**2
 
 
 class ImageDamaged(Exception):
-    """An image is not what was written; it is deleted and the model read from disk."""
+    """An image differs from what was written; it is deleted, and the model is read from disk."""
 
 
 class HostImage:
-    """An open, complete image. The lock of its descriptor lasts until its last tensor is gone."""
+    """An open, complete image. Its descriptor's lock lasts until its last tensor is released."""
 
     def __init__(self, descriptor: int, name: str) -> None:
         """Take over the descriptor and check the file; raises ImageDamaged."""

@@ -19,7 +19,7 @@ _LOADS_S: Final = (0.3, 1.0, 3.0, 10.0, 30.0)
 _INFERS_S: Final = (0.1, 1.0, 10.0)
 _POSTPROCESSINGS_S: Final = (0.0, 1.0, 5.0)
 _NETWORKS_S: Final = (0.0, 1.0, 5.0)
-"""To another pod, in addition to 2 ms there and back."""
+"""Network time to another pod, in addition to 2 ms there and back."""
 _BURST_REQUESTS: Final = {"pair": 2, "burst": 8}
 WORKLOADS: Final = (*_BURST_REQUESTS, "stream")
 _TIE_RATIO: Final = 0.01
@@ -27,7 +27,7 @@ _TIE_RATIO: Final = 0.01
 LETTERS: Final = dict(zip(FIXED_POLICIES, "CQP", strict=True))
 _STREAM_REQUESTS: Final = 200
 _BUSY_SHARE: Final = 0.4
-"""Of all slots in a stream, by warm requests."""
+"""Share of all slots that warm requests occupy in a stream."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class CellResult:
 
     @property
     def best_s(self) -> float:
-        """Of the best fixed policy."""
+        """Mean latency of the best fixed policy."""
         return min(self.mean_s[policy] for policy in FIXED_POLICIES)
 
     @property

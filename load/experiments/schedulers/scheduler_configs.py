@@ -27,7 +27,7 @@ BASELINE: Final = "baseline"
 CLOCKWORK: Final = "clockwork"
 PREDICTIVE: Final = "predictive"
 SHIPPED: Final = "predictive + gateway"
-"""As in production: beside a gateway whose requests start loads themselves."""
+"""As in production: with a gateway whose requests start loads themselves."""
 ROUND_ROBIN: Final[Mapping[str, int]] = {
     "round-robin": 0,
     "+ renewed quantum": RENEWED,
@@ -44,7 +44,7 @@ _CLOCKWORK_HORIZON_S: Final = 1.0
 """About the time that requests have until their deadline."""
 _TICK_S: Final = 0.25
 _LIVE_TICK_S: Final = 0.5
-"""Of the live autoscaler."""
+"""Tick of the live autoscaler."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,7 @@ class IterationRun:
 
     jobs: tuple[QueuedIteration, ...]
     seconds: tuple[float, ...]
-    """Of one iteration of each."""
+    """Time of one iteration of each job."""
     start_s: float
     count: int
     """Iterations of all batches together."""
@@ -58,7 +58,7 @@ class IterationRun:
         return self.start_s + rounds * sum(self.seconds) + sum(self.seconds[:more])
 
     def count_until(self, when_s: float) -> int:
-        """The fewest iterations, at least one, that end then or later."""
+        """The smallest number of iterations, at least one, that end at `when_s` or later."""
         round_s = sum(self.seconds)
         if when_s == inf or round_s == 0:
             return self.count
@@ -108,10 +108,10 @@ class Iterations:
         self._run: IterationRun | None = None
         self._shared = ProcessorSharing(events.now)
         self._marks_s: dict[SimulatedRequest, float] = {}
-        """Of the shared time."""
+        """The requests' marks in the shared time (`ProcessorSharing.enter`)."""
 
     def add(self, request: SimulatedRequest, model: DeviceModel) -> None:
-        """Have the request join its model's batch at the next iteration that has room."""
+        """Add the request to its model's batch at the next iteration with a free place."""
         batch = self._batches.get(model.key)
         if batch is None:
             batch = self._batches[model.key] = ContinuousBatch(request.plan)
@@ -158,7 +158,7 @@ class Iterations:
             jobs,
             tuple(each * factor / self._speed for each in seconds),
             self._events.now_s,
-            1 if joined or self._queue else _until_one_leaves(jobs),
+            1 if joined or self._queue else _iterations_until_finish(jobs),
         )
         deadline_s = min(each.batch.deadline_s() for each in jobs)
         self._start(run.first(run.count_until(deadline_s)))
@@ -208,7 +208,7 @@ class Iterations:
         done: list[SimulatedRequest],
         over: list[SimulatedRequest],
     ) -> None:
-        """Queue a batch's next iteration; place 0 is the batch that ran longest ago."""
+        """Queue a batch's next iteration; `place` 0 is the batch that ran longest ago."""
         size = len(run.jobs)
         number = run.count - size + place  # of its last iteration in the run, from 0
         at = number % size
@@ -223,7 +223,7 @@ class Iterations:
             self._queue_next(job.model, batch, run.end_s(number + 1))
 
 
-def _until_one_leaves(jobs: Sequence[QueuedIteration]) -> int:
+def _iterations_until_finish(jobs: Sequence[QueuedIteration]) -> int:
     """Iterations of all batches together until the first request has all its tokens."""
     size = len(jobs)
     return min((job.batch.iterations_left() - 1) * size + at + 1 for at, job in enumerate(jobs))

@@ -25,7 +25,7 @@ def credit_after(*at_s: float) -> ColdStartCredit:
     """Credit after losses of 1 s each."""
     credit = ColdStartCredit()
     for each in at_s:
-        credit.note(NAME, wait(1.0), each)
+        credit.record(NAME, wait(1.0), each)
     return credit
 
 
@@ -48,14 +48,14 @@ def test_a_loss_counts_after_the_time_of_a_load(
 def test_no_loss_counts_before_the_time_of_a_load() -> None:
     credit = credit_after(0.0)
     for tenth in range(1, 200):
-        credit.note(NAME, wait(1.0), tenth / 10)
+        credit.record(NAME, wait(1.0), tenth / 10)
         old_enough = sum(each / 10 <= tenth / 10 - LOAD_S for each in range(tenth + 1))
         assert credit.counted_s(NAME, tenth / 10) <= old_enough
 
 
 def test_a_load_resets_the_credit() -> None:
     credit = credit_after(0.0, 1.0)
-    credit.note(NAME, LOADS, 50.0)
+    credit.record(NAME, LOADS, 50.0)
     assert credit.counted_s(NAME, 100.0) == 0.0
 
 
@@ -67,7 +67,7 @@ def test_drops_the_oldest_model_beyond_the_maximum() -> None:
     credit = ColdStartCredit(max_models=2)
     names = [ModelName("default", f"m-{number}") for number in range(4)]
     for name in names:
-        credit.note(name, wait(1.0), 0.0)
+        credit.record(name, wait(1.0), 0.0)
     assert [credit.counted_s(name, 100.0) for name in names] == [0.0, 0.0, 1.0, 1.0]
 
 
