@@ -10,13 +10,12 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from runtime.device.batch import form_batch
+from runtime.device.batch import QueuedRows, form_batch
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Sequence
 
-    from runtime.device.batch import QueuedRows
     from runtime.device.batch_times import BatchTimes
     from runtime.device.device_model import DeviceModel
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import queue
 import threading
 import traceback
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -20,7 +20,6 @@ from runtime.weights.slab import DeviceWeights, view_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from concurrent.futures import Future
 
     import torch
 

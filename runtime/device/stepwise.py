@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from runtime.device.queue import InferenceResult
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from transformers import PreTrainedModel
 
     from runtime.device.device_model import DeviceModel

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from registry.domain.model import Task
+from registry.domain.model import ModelPolicy, Task
 from runtime.device.batch import batch_cap
 from runtime.engines.networks.configuration import read_config, task_of
 
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
     from transformers import PretrainedConfig
 
-    from registry.domain.model import ModelPolicy
 
 PAGE_TOKENS = 32
 """Tokens of one page of the key-value cache."""

@@ -23,7 +23,7 @@ from transformers.generation.continuous_batching.continuous_api import OutputRou
 from runtime.device.device_errors import is_device_lost, is_out_of_memory
 from runtime.errors import DeviceFull, InferenceFailed, ModelInvalid, NoRoomToInfer
 from runtime.generation.engine import Finish, Sampling, TokenChunk
-from runtime.generation.limits import PAGE_TOKENS, cache_shape
+from runtime.generation.limits import PAGE_TOKENS, GenerationLimits, cache_shape
 from runtime.generation.sampling import PerRequestSampling
 
 if TYPE_CHECKING:
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
     from runtime.device.device_model import DeviceModel
     from runtime.device.worker import DeviceWorker
-    from runtime.generation.limits import GenerationLimits
 
 logger = logging.getLogger(__name__)
 

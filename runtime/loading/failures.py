@@ -8,14 +8,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from registry.backoff import Backoff
-from registry.domain.model import LoadFailure
+from registry.domain.model import LoadFailure, ModelSpec
 from runtime.errors import LoadFailed, ModelBroken, ModelTooLarge, status_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from registry.domain.cluster import ClusterState
-    from registry.domain.model import ModelSpec
 
 BACKOFF: Final = Backoff(initial_s=1.0, max_s=60.0)
 BROKEN_PAUSE_S: Final = 300.0

@@ -12,8 +12,8 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from registry.domain.model import Tier
-from runtime.errors import DeadlinePassed, LoadFailed, ModelBroken
+from registry.domain.model import LoadFailure, ModelSpec, Tier
+from runtime.errors import DeadlinePassed, LoadFailed, ModelBroken, RuntimePackageError
 from runtime.loading.failures import LoadFailures
 from runtime.loading.load_lifecycle import MEMORY_TIMEOUT_S, Load, LoadLifecycle
 from runtime.loading.load_threads import mark_retrieved, unless_cancelled
@@ -27,10 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractAsyncContextManager
 
-    from registry.domain.model import LoadFailure, ModelSpec
     from registry.domain.reservation import ClaimScope
     from registry.redis.watch import ClusterWatch
-    from runtime.errors import RuntimePackageError
     from runtime.loading.model_loader import ModelLoader
     from runtime.loading.served_model import ServedModel
     from runtime.registration.measurements import Measurements

@@ -10,21 +10,19 @@ from abc import abstractmethod
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 
-from registry.domain.model import Tier
+from registry.domain.model import LoadFailure, ModelSpec, Tier
 from registry.domain.reservation import ClaimScope, LoadClaim
 from registry.errors import ClaimLost
 from runtime.errors import LoadCancelled, LoadFailed, LoadRefused, MemoryBusy, RuntimePackageError
-from runtime.storage.load_ticket import LoadTicket
+from runtime.storage.load_ticket import LoadProgress, LoadTicket
 from runtime.tiers.device_cache import CachedModel, DeviceCache
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractAsyncContextManager
 
-    from registry.domain.model import LoadFailure, ModelSpec
     from runtime.loading.failures import LoadFailures
     from runtime.registration.measurements import Measurements
-    from runtime.storage.load_ticket import LoadProgress
     from runtime.tiers.eviction import ReloadCosts
 
 CLAIM_TIMEOUT_S: Final = 6.0

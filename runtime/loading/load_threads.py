@@ -135,8 +135,6 @@ class LoadThreads(Executor):
 
 
 class _LoadExecutor(Executor):
-    """The threads for one load's work."""
-
     def __init__(self, threads: LoadThreads, ticket: LoadTicket) -> None:
         self._threads = threads
         self._ticket = ticket

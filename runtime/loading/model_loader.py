@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from registry.domain.model import Tier
+from registry.domain.model import ModelSpec, Tier
 from runtime.device.device_errors import is_device_lost, is_out_of_memory
 from runtime.engines.building import build_skeleton, skeleton_key
 from runtime.errors import DeviceFull, ModelInvalid, PodDraining, RuntimePackageError
 from runtime.generation.engine import Sampling
 from runtime.generation.transformers_engine import TransformersEngine
-from runtime.loading.model_store import StoreEntry
+from runtime.loading.model_store import ModelStore, StoreEntry
 from runtime.loading.served_model import ServedModel
 from runtime.tasks.text_generation import TextGeneration
 from runtime.threads import in_thread
@@ -27,11 +27,9 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
-    from registry.domain.model import ModelSpec
     from runtime.device.memory import DeviceMemory
     from runtime.device.worker import DeviceWorker
     from runtime.engines.networks.skeletons import Skeleton, Skeletons
-    from runtime.loading.model_store import ModelStore
     from runtime.loading.weight_resolver import ResolvedWeights, WeightResolver
     from runtime.storage.load_ticket import LoadTicket
     from runtime.weights.slab import DeviceWeights

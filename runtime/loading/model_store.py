@@ -25,8 +25,6 @@ logger = logging.getLogger(__name__)
 
 @dataclass(eq=False, slots=True)
 class StoreEntry(CachedModel):
-    """A model on the device, and the callback that frees it."""
-
     model: ServedModel = field(kw_only=True)
     free: Callable[[], None] = field(kw_only=True)
     """Frees its memory."""
@@ -38,8 +36,6 @@ class StoreEntry(CachedModel):
 
 
 class ModelStore(DeviceCache[StoreEntry]):
-    """The models on the device, within a byte budget."""
-
     def __init__(
         self,
         budget_bytes: int,

@@ -10,7 +10,7 @@ import asyncio
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from registry.domain.model import Tier
+from registry.domain.model import ModelSpec, Tier
 from runtime.errors import HostTierRefused
 from runtime.loading.load_threads import SingleFlight, unless_cancelled
 from runtime.storage.load_ticket import LoadTicket
@@ -20,7 +20,6 @@ from runtime.tiers.host_tier import PutOutcome
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from registry.domain.model import ModelSpec
     from runtime.loading.weight_resolver import WeightResolver
 
 POLL_INTERVAL_S = 0.05

@@ -11,32 +11,27 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from registry.domain.model import Tier
+from registry.domain.model import ModelSpec, Tier
 from runtime.errors import LoadCancelled
-from runtime.generation.limits import cache_bytes
-from runtime.loading.load_threads import unless_cancelled
-from runtime.storage.listing import PROGRAM_SUFFIX
+from runtime.generation.limits import GenerationLimits, cache_bytes
+from runtime.loading.load_threads import LoadThreads, unless_cancelled
+from runtime.storage.listing import PROGRAM_SUFFIX, RemoteFile
 from runtime.threads import in_thread
 from runtime.tiers.download_progress import DownloadProgress, StreamingWeights
-from runtime.weights.weight_source import DiskWeights
+from runtime.weights.weight_source import DiskWeights, WeightSource
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
     from concurrent.futures import Executor
     from pathlib import Path
 
-    from registry.domain.model import ModelSpec
-    from runtime.generation.limits import GenerationLimits
-    from runtime.loading.load_threads import LoadThreads
     from runtime.loading.model_store import ModelStore
     from runtime.loading.processors import Processors
-    from runtime.storage.listing import RemoteFile
     from runtime.storage.load_ticket import LoadTicket
     from runtime.tasks.task import Processor
     from runtime.tiers.cache_locks import FileLock
     from runtime.tiers.disk_cache import DiskCache
     from runtime.tiers.host_tier import HostTier
-    from runtime.weights.weight_source import WeightSource
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,14 +11,13 @@ from runtime.errors import RemotePodUnreachable
 from runtime.generation.engine import Finish
 from runtime.openai.requests import ChatBody, CompletionBody
 from runtime.openai.responses import DONE, CompletionFormat, token_usage
-from runtime.protocols.response import JSON, server_timing
+from runtime.protocols.response import JSON, Headers, HttpResponse, server_timing
 from runtime.serving.generation_service import GenerationRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from runtime.openai.endpoint import Call
-    from runtime.protocols.response import Headers, HttpResponse
     from runtime.registration.model_catalog import ModelCatalog
     from runtime.serving.generation_service import Generation, GenerationService, TextDelta
     from runtime.serving.predict_service import PredictService

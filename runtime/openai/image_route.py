@@ -11,7 +11,7 @@ import numpy as np
 import orjson
 from pydantic import Field
 
-from runtime.openai.requests import InvalidField, ModelBody
+from runtime.openai.requests import InvalidField, ModelBody, Unsupported
 from runtime.tasks.image_requests import (
     MAX_GUIDANCE,
     MAX_IMAGES,
@@ -20,16 +20,14 @@ from runtime.tasks.image_requests import (
     MAX_STEPS,
 )
 from runtime.tasks.text_to_image import TextToImage
-from runtime.wire.tensors import bytes_tensor, numeric_tensor
+from runtime.wire.tensors import Tensor, bytes_tensor, numeric_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from runtime.openai.endpoint import Call
     from runtime.openai.inference_routes import Inferences
-    from runtime.openai.requests import Unsupported
     from runtime.tasks.image_requests import SideLimits
-    from runtime.wire.tensors import Tensor
 
 
 class ImageBody(ModelBody):

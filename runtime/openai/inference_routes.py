@@ -10,7 +10,7 @@ from runtime.openai.responses import embeddings
 from runtime.protocols.response import JSON, provenance_headers
 from runtime.tasks.embedding import Embedding
 from runtime.wire.bodies import DecodedBody, WireProtocol
-from runtime.wire.tensors import bytes_tensor
+from runtime.wire.tensors import Tensor, bytes_tensor
 from runtime.wire.v2 import EncodedBody, V2Request
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from runtime.registration.model_catalog import ModelCatalog
     from runtime.serving.predict_service import PredictService
     from runtime.wire.request_head import RequestHead
-    from runtime.wire.tensors import Tensor
 
 Kind = TypeVar("Kind")
 

@@ -11,7 +11,7 @@ import orjson
 
 from runtime.errors import ModelNotFound, PromptTooLong
 from runtime.openai.requests import InvalidField
-from runtime.protocols.response import error_status, server_sent_event
+from runtime.protocols.response import Failure, error_status, server_sent_event
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from registry.domain.model import ModelName
     from runtime.generation.engine import Finish
-    from runtime.protocols.response import Failure
 
 DONE = b"data: [DONE]\n\n"
 ERROR_TYPES: Mapping[int, str] = {

@@ -53,8 +53,6 @@ class _ImageEndpoint:
 
 @dataclass(frozen=True, slots=True)
 class OpenAIRoutes:
-    """All routes under `/openai/v1`."""
-
     settings: RuntimeSettings
     service: PredictService
     generations: GenerationService

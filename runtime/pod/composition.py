@@ -11,7 +11,7 @@ from runtime.generation.processor_sharing import ProcessorSharing
 from runtime.loading.tier_state import watch_disk
 from runtime.loading.watchdog import Watchdog
 from runtime.openai.routes import OpenAIRoutes
-from runtime.pod.loading_components import compose_loading
+from runtime.pod.loading_components import LoadingComponents, PodContext, compose_loading
 from runtime.pod.model_sync import ModelSync
 from runtime.profiling.profile_sync import ProfileSync
 from runtime.profiling.profiler import Profiler
@@ -31,8 +31,6 @@ from runtime.serving.single_model import SingleModel, single_model_spec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
-
-    from runtime.pod.loading_components import LoadingComponents, PodContext
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from runtime.device.accelerator import find_accelerator
 from runtime.device.memory import open_device
 from runtime.device.worker import DeviceWorker
 from runtime.loading.load_threads import LoadThreads
-from runtime.pod.composition import assemble
+from runtime.pod.composition import PodComponents, assemble
 from runtime.pod.loading_components import PodContext
 from runtime.protocols.server import CLOSE_TIMEOUT_S, listen
 from runtime.serving.remote_inference import RemoteInference
@@ -28,7 +28,6 @@ from runtime.threads import in_thread
 from runtime.tiers.host_tier import enter_host_tier
 
 if TYPE_CHECKING:
-    from runtime.pod.composition import PodComponents
     from runtime.serving.in_flight import InFlightRequests
     from runtime.settings import RuntimeSettings
 

@@ -84,8 +84,6 @@ class PodContext:
 
 @dataclass(frozen=True, slots=True)
 class LoadingComponents:
-    """The components of one pod that hold, load and report models."""
-
     watch: ClusterWatch
     measurements: Measurements
     costs: ReloadCosts

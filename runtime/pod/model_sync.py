@@ -8,7 +8,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from registry.domain.model import name_of_key
+from registry.domain.model import ModelSpec, name_of_key
 from registry.domain.reservation import ClaimScope
 from runtime.errors import RuntimePackageError, StorageFailed
 from runtime.threads import in_thread
@@ -16,7 +16,6 @@ from runtime.threads import in_thread
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from registry.domain.model import ModelSpec
     from runtime.pod.loading_components import LoadingComponents
 
 logger = logging.getLogger(__name__)

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
 
 class ProfileSync:
-    """Synchronises the pod's batch times with the pool's profiles."""
-
     def __init__(
         self,
         times: BatchTimes,

@@ -23,7 +23,7 @@ from runtime.errors import InvalidRequest, RuntimePackageError
 from runtime.metrics import REQUESTS
 from runtime.protocols.response import error_headers, error_status, provenance_headers, stage_of
 from runtime.serving.remote_inference import RemoteRefused
-from runtime.serving.repository import EXTENSIONS, SERVER_NAME, server_version
+from runtime.serving.repository import EXTENSIONS, SERVER_NAME, Repository, server_version
 from runtime.threads import SMALL_BODY_BYTES, in_thread
 from runtime.wire.bodies import DecodedBody, WireProtocol
 from runtime.wire.grpc_bodies import decode_message, parse_message
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
     from runtime.serving.health import Health
     from runtime.serving.predict_service import PredictService
-    from runtime.serving.repository import Repository
 
     Context: TypeAlias = grpc.aio.ServicerContext
     Method: TypeAlias = Callable[[bytes, Context], Awaitable[bytes]]

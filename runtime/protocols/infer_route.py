@@ -18,7 +18,7 @@ from runtime.protocols.response import (
     respond,
     stage_of,
 )
-from runtime.wire.request_head import parse_request_head
+from runtime.wire.request_head import RequestHead, parse_request_head
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from runtime.serving.predict_service import PredictService
     from runtime.serving.repository import Repository
     from runtime.wire.bodies import WireProtocol
-    from runtime.wire.request_head import RequestHead
 
 
 @dataclass(frozen=True, slots=True)

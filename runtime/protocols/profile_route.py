@@ -12,7 +12,7 @@ from starlette.routing import Route
 from registry.domain.codec import profile_document
 from registry.domain.model import ModelName
 from runtime.errors import InferenceFailed, InvalidRequest, RuntimePackageError
-from runtime.profiling.profiler import ProfilePlan
+from runtime.profiling.profiler import ProfilePlan, Profiler
 from runtime.protocols.routes import error_as_response, read_json
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     from registry.domain.profile import Profile
-    from runtime.profiling.profiler import Profiler
     from runtime.registration.model_catalog import ModelCatalog
 
 MAXIMA = {"most_rows": 1024, "tokens": 100_000, "repeats": 100}

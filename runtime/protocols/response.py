@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
@@ -19,8 +19,6 @@ from runtime.protocols.client import RequestAborted
 from runtime.serving.remote_inference import RemoteRefused
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Mapping, Sequence
-
     from starlette.types import Scope, Send
 
     from registry.domain.pod import Stage

@@ -13,8 +13,8 @@ from starlette.routing import Route
 from registry.domain.model import Tier
 from runtime.errors import BodyTooLarge, InvalidRequest, ModelNotFound, RuntimePackageError
 from runtime.protocols.infer_route import InferRoute
-from runtime.protocols.response import error_response, kserve_error
-from runtime.serving.repository import EXTENSIONS, SERVER_NAME, server_version
+from runtime.protocols.response import ErrorForm, error_response, kserve_error
+from runtime.serving.repository import EXTENSIONS, SERVER_NAME, Repository, server_version
 from runtime.wire.bodies import WireProtocol
 from runtime.wire.v2 import parse_object
 
@@ -23,10 +23,8 @@ if TYPE_CHECKING:
 
     from starlette.requests import Request
 
-    from runtime.protocols.response import ErrorForm
     from runtime.serving.health import Health
     from runtime.serving.predict_service import PredictService
-    from runtime.serving.repository import Repository
     from runtime.settings import RuntimeSettings
 
     Handler = Callable[[Request], Awaitable[Response]]

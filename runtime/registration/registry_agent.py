@@ -13,7 +13,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING
 
 from registry.domain.pod import PodInfo, PodPhase, PodReport, Samples
-from registry.domain.reservation import LoadClaim
+from registry.domain.reservation import ClaimScope, LoadClaim
 from registry.errors import ClaimLost, LeaseLost, RegistryUnavailable
 from runtime.errors import LoadRefused
 from runtime.metrics import HEARTBEATS
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from registry.domain.model import LoadFailure, Tier
     from registry.domain.profile import Profile
-    from registry.domain.reservation import ClaimScope
     from registry.redis.client import Registry
     from runtime.registration.measurements import Measurements
 
@@ -57,8 +56,6 @@ class Inventory:
 
 @dataclass(eq=False, slots=True)
 class RegistryAgent:
-    """One pod's registration, and its calls to the registry."""
-
     registry: Registry
     info: PodInfo
     inventory: Inventory

@@ -13,7 +13,7 @@ from kserve.metrics import PREDICT_HIST_TIME
 
 from registry.domain.pod import Stage
 from runtime.errors import DeadlinePassed, InvalidRequest, PromptTooLong
-from runtime.generation.engine import Finish, Sampling
+from runtime.generation.engine import Finish, GenerationEngine, Sampling
 from runtime.generation.text_stream import TextStream
 from runtime.metrics import FIRST_TOKEN_SECONDS, GENERATED_TOKENS, GENERATIONS, STAGE_SECONDS
 from runtime.tasks.text_generation import TextGeneration
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from registry.domain.model import ModelSpec
-    from runtime.generation.engine import GenerationEngine
     from runtime.generation.limits import GenerationLimits
     from runtime.generation.processor_sharing import ProcessorSharing
     from runtime.loading.load_coordinator import AcquiredModel

@@ -45,8 +45,6 @@ class RemoteRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RemoteResult:
-    """The outputs of an inference at the predict pod."""
-
     outputs: tuple[Tensor, ...]
     pod: str
     start: str
@@ -57,8 +55,6 @@ class RemoteResult:
 
 
 class RemoteInference:
-    """The HTTP client for other pods."""
-
     def __init__(self) -> None:
         self._client = httpx.AsyncClient(
             timeout=httpx.Timeout(RESPONSE_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),

@@ -8,14 +8,13 @@ from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
-from registry.domain.model import ModelName, Tier
+from registry.domain.model import ModelName, ModelSpec, Tier
 from registry.domain.reservation import ClaimScope
 from runtime.errors import ModelInUse, ModelNotFound, PodDraining
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from registry.domain.model import ModelSpec
     from runtime.loading.load_coordinator import LoadCoordinator
     from runtime.loading.model_store import ModelStore
     from runtime.loading.processors import Processors

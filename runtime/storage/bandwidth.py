@@ -174,11 +174,9 @@ class BandwidthUse:
     """Time of the last read, on the clock of the bandwidth."""
 
     def take(self, byte_count: int) -> None:
-        """Wait until the bytes may pass; raises StorageFailed, LoadCancelled."""
         self.shared.take(self, byte_count)
 
     @contextmanager
     def connection_slot(self) -> Iterator[None]:
-        """A slot for one connection; raises StorageFailed, LoadCancelled."""
         with self.shared.connection_slot(self):
             yield

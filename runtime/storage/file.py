@@ -83,8 +83,6 @@ class FolderStorage:
 
 
 class FileStorage(FolderStorage):
-    """A model at a `file://` URI."""
-
     def __init__(self, uri: str) -> None:
         parts = urlsplit(uri)
         if parts.netloc not in {"", "localhost"} or not parts.path.startswith("/"):

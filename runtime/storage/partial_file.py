@@ -43,8 +43,6 @@ class ByteRange:
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """End and checksum of a written range."""
-
     end: int
     crc32: int
 

@@ -11,7 +11,7 @@ import threading
 import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -25,14 +25,12 @@ from runtime.storage.download_concurrency import (
     ReadRate,
     additional_readers,
 )
-from runtime.storage.partial_file import SPAN_BYTES, ByteRange
+from runtime.storage.partial_file import SPAN_BYTES, ByteRange, PartialFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from contextlib import AbstractContextManager
 
     from runtime.storage.bandwidth import BandwidthUse
-    from runtime.storage.partial_file import PartialFile
 
 POLL_INTERVAL_S = 0.025
 """Between measurements of the throughput: a fraction of a store's time to the first byte."""

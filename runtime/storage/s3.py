@@ -18,9 +18,9 @@ from botocore.exceptions import BotoCoreError, ClientError
 from urllib3.exceptions import HTTPError
 
 from runtime.errors import ModelChanged, ModelInvalid, StorageFailed
-from runtime.storage.checksums import CRC32, S3_CHECKSUMS
+from runtime.storage.checksums import CRC32, S3_CHECKSUMS, Crc
 from runtime.storage.listing import MAX_LISTED, RemoteFile, checked_listing
-from runtime.storage.partial_file import split_spans
+from runtime.storage.partial_file import PartialFile, split_spans
 from runtime.storage.ranged_download import download_ranges
 from runtime.storage.s3_connections import MAX_CONNECTIONS, S3Connections, plain_etag
 
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from mypy_boto3_s3.type_defs import HeadObjectOutputTypeDef
 
     from runtime.storage.bandwidth import BandwidthUse
-    from runtime.storage.checksums import Crc
-    from runtime.storage.partial_file import PartialFile
     from runtime.storage.s3_options import S3Options
 
 MAX_ATTEMPTS = 5
@@ -82,8 +80,6 @@ def open_s3(options: S3Options, *, read_timeout_s: float = READ_TIMEOUT_S) -> S3
 
 
 class S3Storage:
-    """A model under a prefix of a bucket."""
-
     def __init__(self, uri: str, access: S3Access) -> None:
         self._uri = uri.rstrip("/")
         self._bucket, self._prefix = parse_s3_uri(uri)

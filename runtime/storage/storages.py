@@ -41,8 +41,6 @@ class ModelStorage(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StorageOptions:
-    """Credentials, endpoints and mounts of storage systems."""
-
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     """Credentials and endpoints, by the conventions of boto3, KServe and the other libraries."""
     secret_folder: str = ""

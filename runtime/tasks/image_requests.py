@@ -43,8 +43,6 @@ class SideLimits:
 
 @dataclass(frozen=True, slots=True)
 class ImageRequest:
-    """The parameters of one image."""
-
     prompt: str
     negative_prompt: str
     seed: int

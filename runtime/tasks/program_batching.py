@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from runtime.engines.programs.signature import ANY, MAX_SIZE, describe_shape
+from runtime.engines.programs.signature import ANY, MAX_SIZE, Port, Signature, Size, describe_shape
 from runtime.errors import InvalidRequest
 from runtime.tasks.tensor_batching import Batching
 from runtime.wire.tensors import BF16, NUMPY_OF, Tensor
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
     from runtime.engines.programs.program import Program
-    from runtime.engines.programs.signature import Port, Signature, Size
 
 POSITION_PREFIX = "INPUT__"
 """Triton's clients name the inputs of a program by their positions: INPUT__0 and so on."""
@@ -29,8 +28,6 @@ EXAMPLE_SIZE = 4
 
 
 class ProgramBatching(Batching):
-    """Implements `Batching` for one signature."""
-
     def __init__(self, signature: Signature) -> None:
         self._signature = signature
         self._batch_size = signature.batch_size

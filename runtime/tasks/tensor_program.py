@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from runtime.device.device_errors import is_out_of_memory
-from runtime.engines.programs.program import program_signature
+from runtime.engines.programs.program import Program, program_signature
 from runtime.errors import InferenceFailed, InvalidRequest, ModelInvalid
 from runtime.tasks.program_batching import ProgramBatching
 from runtime.wire.json_tensors import from_json
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from registry.domain.model import Task
-    from runtime.engines.programs.program import Program
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from PIL import Image
 
 from registry.domain.model import Task
 from runtime.engines.images.diffusion import DiffusionJob, diffuse
-from runtime.engines.images.pipeline import check_index
+from runtime.engines.images.pipeline import Pipeline, check_index
 from runtime.engines.networks.configuration import read_json
 from runtime.errors import ModelInvalid
 from runtime.tasks.image_requests import (
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
     from pathlib import Path
 
-    from runtime.engines.images.pipeline import Pipeline
 
 WARM_UP_STEPS = 2
 MAX_TOKENS = 77
@@ -35,8 +34,6 @@ MAX_TOKENS = 77
 
 
 class TextToImage:
-    """Prompts to images."""
-
     def __init__(self, folder: Path, declared: Task | None) -> None:
         from transformers import AutoTokenizer
 

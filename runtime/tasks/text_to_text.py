@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
 
 class TextToText(TextInputs, TextOutputs):
-    """Texts to texts."""
-
     def __init__(self, folder: Path, config: PretrainedConfig) -> None:
         super().__init__(TextEncoder(folder, config, takes_types=False))
         self.batching = self.encoder.batching(eos_ids=eos_ids(folder, config))

@@ -18,7 +18,7 @@ from runtime.errors import DiskFull, LoadFailed, StorageFailed
 from runtime.metrics import DISK_EVICTED_BYTES, DISK_EVICTIONS
 from runtime.storage.file import file_bytes, folder_bytes
 from runtime.storage.partial_file import PARTIAL_SUFFIX, PartialFile
-from runtime.tiers.cache_locks import DISK_FULL_ERRORS
+from runtime.tiers.cache_locks import DISK_FULL_ERRORS, CacheLocks
 from runtime.tiers.generation_folder import key_of_cache_name
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from runtime.storage.listing import RemoteFile
-    from runtime.tiers.cache_locks import CacheLocks
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ import shutil
 from typing import TYPE_CHECKING
 
 from runtime.errors import StorageFailed
-from runtime.storage.listing import asset_files
+from runtime.storage.listing import RemoteFile, asset_files
 from runtime.storage.partial_file import partial_targets, remove_partial, remove_stale_partials
 from runtime.tiers.cache_locks import CacheLocks, FileLock
 from runtime.tiers.disk_budget import DiskBudget, remove_generation
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from registry.domain.model import ModelSpec
     from runtime.storage.bandwidth import Bandwidth
-    from runtime.storage.listing import RemoteFile
     from runtime.storage.load_ticket import LoadTicket
     from runtime.storage.storages import Storages
     from runtime.tiers.download_progress import DownloadProgress

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from runtime.errors import ModelInvalid
-from runtime.storage.partial_file import SPAN_BYTES, split_spans
+from runtime.storage.partial_file import SPAN_BYTES, ByteRange, PartialFile, split_spans
 from runtime.weights.safetensors_files import read_header_end
 from runtime.weights.weight_source import OpenFiles, SlabPart, slab_parts
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from runtime.storage.listing import RemoteFile
     from runtime.storage.load_ticket import LoadTicket
-    from runtime.storage.partial_file import ByteRange, PartialFile
 
 
 @dataclass(frozen=True, slots=True, order=True)

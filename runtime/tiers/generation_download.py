@@ -11,24 +11,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from runtime.errors import ModelInvalid
-from runtime.storage.listing import asset_files
+from runtime.storage.listing import RemoteFile, asset_files
 from runtime.storage.load_ticket import LoadTicket
-from runtime.storage.partial_file import remove_partial
-from runtime.tiers.disk_budget import write_error
-from runtime.tiers.generation_folder import STAGING
+from runtime.storage.partial_file import PartialFile, remove_partial
+from runtime.tiers.disk_budget import DiskBudget, write_error
+from runtime.tiers.generation_folder import STAGING, GenerationFolder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from registry.domain.model import ModelSpec
     from runtime.storage.bandwidth import Bandwidth, BandwidthUse
-    from runtime.storage.listing import RemoteFile
-    from runtime.storage.partial_file import PartialFile
     from runtime.storage.storages import ModelStorage, Storages
     from runtime.tiers.cache_locks import CacheLocks
-    from runtime.tiers.disk_budget import DiskBudget
     from runtime.tiers.download_progress import DownloadProgress
-    from runtime.tiers.generation_folder import GenerationFolder
 
 MAX_PARALLEL_FILES = 4
 

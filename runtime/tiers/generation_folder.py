@@ -15,19 +15,17 @@ import os
 import re
 import threading
 from dataclasses import dataclass
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from runtime.errors import LoadFailed, ModelInvalid
 from runtime.storage.checksums import CRC32
 from runtime.storage.listing import WEIGHT_SUFFIX, RemoteFile, weight_files
-from runtime.storage.partial_file import boot_id
+from runtime.storage.partial_file import PartialFile, boot_id
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from pathlib import Path
 
-    from runtime.storage.partial_file import PartialFile
 
 logger = logging.getLogger(__name__)
 

@@ -29,14 +29,13 @@ from runtime.tiers.host_folder import (
     partial_path,
 )
 from runtime.tiers.host_image import HostImage, ImageDamaged, image_bytes, write_image
-from runtime.weights.weight_source import DiskWeights
+from runtime.weights.weight_source import DiskWeights, WeightSource
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
     from runtime.storage.listing import RemoteFile
-    from runtime.weights.weight_source import WeightSource
 
 logger = logging.getLogger(__name__)
 

@@ -10,12 +10,11 @@ import numpy.typing as npt
 
 from runtime.errors import InvalidRequest
 from runtime.wire.raw_tensors import string_array
-from runtime.wire.tensors import BYTES, NUMPY_OF, RAW_ONLY, Tensor
+from runtime.wire.tensors import BYTES, NUMPY_OF, RAW_ONLY, Tensor, TensorSpec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from runtime.wire.tensors import TensorSpec
 
 TYPES_OF: Mapping[str, set[type]] = {"b": {bool}, "f": {int, float}}
 """Types of JSON values allowed for numpy's kinds; all other kinds take whole numbers."""

@@ -13,12 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.errors import InvalidRequest
-from runtime.wire.tensors import BF16, BYTES, NUMPY_OF, Tensor
+from runtime.wire.tensors import BF16, BYTES, NUMPY_OF, Tensor, TensorSpec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from runtime.wire.tensors import TensorSpec
 
 BF16_BYTES = 2
 HALF_OF_LAST_BIT = 0x7FFF

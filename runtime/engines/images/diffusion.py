@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class DiffusionJob:
-    """The parameters of one image."""
-
     prompt_ids: npt.NDArray[np.int64]
     """[1, tokens]."""
     negative_ids: npt.NDArray[np.int64]

@@ -12,7 +12,7 @@ from runtime.engines.programs.graph import build_graph
 from runtime.engines.programs.signature import Signature, read_signature
 from runtime.errors import ModelInvalid
 from runtime.weights.archive import Archive, parse_json, require_object
-from runtime.weights.archive_tensors import input_views
+from runtime.weights.archive_tensors import TensorView, input_views
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from torch.fx import GraphModule
 
-    from runtime.weights.archive_tensors import TensorView
 
 MAJOR_VERSION = 8
 """Of `torch._export.serde.schema`; other versions have another layout."""
