@@ -54,6 +54,10 @@ class ClusterState:
         self.profiles = {}
         self.wanted = None
 
+    def declared_keys(self) -> set[str]:
+        """Keys of all generations of the declared models."""
+        return {spec.key for record in self.models.values() for spec in record.generations}
+
     def holders(self, key: str) -> Mapping[str, Residency]:
         """The model's residency by name of pod, for every pod that has some of its files."""
         return self.residency.get(key, _NO_HOLDERS)

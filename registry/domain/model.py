@@ -174,6 +174,11 @@ class ModelRecord:
     failure: LoadFailure | None = None
 
     @property
+    def generations(self) -> tuple[ModelSpec, ...]:
+        """The declared generation, and the previous one while that still serves."""
+        return (self.spec,) if self.previous is None else (self.spec, self.previous)
+
+    @property
     def serving(self) -> ModelSpec:
         """The generation that serves requests now."""
         return self.previous or self.spec

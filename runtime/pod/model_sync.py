@@ -95,14 +95,9 @@ class ModelSync:
 
     # Withdrawn models
 
-    def _declared_keys(self) -> set[str]:
-        records = self._watch.state.models.values()
-        specs = [spec for record in records for spec in (record.spec, record.previous)]
-        return {spec.key for spec in specs if spec is not None}
-
     async def _remove_withdrawn(self) -> None:
         """Remove models that are not declared, after a grace: a new registry may still fill up."""
-        declared, now_s = self._declared_keys(), time.monotonic()
+        declared, now_s = self._watch.state.declared_keys(), time.monotonic()
         for key in self._keys():
             if key in declared:
                 self._absent_since_s.pop(key, None)

@@ -68,15 +68,6 @@ class ProfileSync:
             for profile in self._times.take_updates(self.product):
                 self._known[profile.key] = profile
                 await self._agent.store_profile(profile)
-            for key in self._times.keys() - self._declared_keys():
+            for key in self._times.keys() - self._watch.state.declared_keys():
                 self._times.forget(key)
                 self._known.pop(key, None)
-
-    def _declared_keys(self) -> set[str]:
-        records = self._watch.state.models.values()
-        return {
-            spec.key
-            for record in records
-            for spec in (record.spec, record.previous)
-            if spec is not None
-        }

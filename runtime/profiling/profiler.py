@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -45,12 +45,6 @@ class ProfilePlan:
     tokens: int = 32
     """Length of texts; images have one size."""
     repeats: int = 5
-
-
-@dataclass(frozen=True, slots=True)
-class _Measured:
-    seconds: float
-    memory_bytes: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,15 +96,17 @@ class Profiler:
         batching = model.processor.batching
         tokens = max(1, min(plan.tokens, batching.max_tokens))
         inputs = await in_thread(self.threads, batching.example, rows, tokens)
-        first = await self._infer(model, inputs)
-        timed = [(await self._infer(model, inputs)).seconds for _ in range(plan.repeats)]
-        return ProfilePoint(rows, median(timed), first.memory_bytes)
+        first = await self._infer(model, inputs, rows)
+        timed = [(await self._infer(model, inputs, rows)).latency_s for _ in range(plan.repeats)]
+        return replace(first, latency_s=median(timed))
 
-    async def _infer(self, model: ServedModel, inputs: tuple[Tensor, ...]) -> _Measured:
-        def infer() -> _Measured:
+    async def _infer(
+        self, model: ServedModel, inputs: tuple[Tensor, ...], rows: int
+    ) -> ProfilePoint:
+        def infer() -> ProfilePoint:
             peak, begun_s = PeakMemory(self.profiles.device), time.monotonic()
             model.infer_together([inputs])
-            return _Measured(time.monotonic() - begun_s, peak.used_bytes())
+            return ProfilePoint(rows, time.monotonic() - begun_s, peak.used_bytes())
 
         due_s = time.monotonic() + 10 * ASSUMED_DEADLINE_S
         return (await self.device.run(infer, model=model.device_model, due_s=due_s)).value

@@ -64,7 +64,4 @@ def pick_generation(record: ModelRecord | None, generation: str | None) -> Model
         return None
     if generation is None:
         return record.serving
-    for spec in (record.spec, record.previous):
-        if spec is not None and spec.generation == generation:
-            return spec
-    return None
+    return next((spec for spec in record.generations if spec.generation == generation), None)

@@ -167,5 +167,5 @@ class Repository:
         keys = [key for key in self.store.by_key if key.startswith(prefix)]
         record = self.catalog.record(name)
         if record is not None:
-            keys += [spec.key for spec in (record.spec, record.previous) if spec is not None]
+            keys += [spec.key for spec in record.generations]
         return sorted(set(keys))

@@ -15,12 +15,20 @@ if TYPE_CHECKING:
 
     from transformers import PretrainedConfig, PreTrainedModel
 
+    from runtime.tasks.tensor_batching import PaddedBatching
+
 
 class LabelOutputs:
-    """The shared part of classification processors: logits to labels."""
+    """The shared part of classification processors: logits, and labels from them."""
+
+    batching: PaddedBatching
 
     def __init__(self, config: PretrainedConfig) -> None:
         self._labels: dict[int, str] = {int(key): str(v) for key, v in config.id2label.items()}
+
+    def infer(self, network: PreTrainedModel, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        logits = network(**torch_inputs(inputs, network, self.batching.required[0])).logits
+        return (numeric_tensor("logits", logits.float().cpu().numpy()),)
 
     def postprocess(self, outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """The likeliest class of each row and its softmax probability."""
@@ -51,10 +59,6 @@ class TextClassification(TextInputs, LabelOutputs):
         TextInputs.__init__(self, TextEncoder(folder, config))
         LabelOutputs.__init__(self, config)
         self.batching = self.encoder.batching()
-
-    def infer(self, network: PreTrainedModel, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        logits = network(**torch_inputs(inputs, network)).logits
-        return (numeric_tensor("logits", logits.float().cpu().numpy()),)
 
     def warm_up(self, network: PreTrainedModel) -> None:
         self.infer(network, self.preprocess(["warm"]))

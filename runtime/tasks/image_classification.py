@@ -13,7 +13,6 @@ from PIL import Image, UnidentifiedImageError
 from runtime.errors import InvalidRequest, ModelInvalid
 from runtime.tasks.classification import LabelOutputs
 from runtime.tasks.tensor_batching import PaddedBatching, TensorRule
-from runtime.tasks.text import torch_inputs
 from runtime.wire.tensors import BYTES, Tensor, check_item_count, numeric_tensor, single_input
 
 if TYPE_CHECKING:
@@ -77,10 +76,6 @@ class ImageClassification(LabelOutputs):
         pixels = self._processor(images=list(items), return_tensors="np")["pixel_values"]
         array = np.ascontiguousarray(np.stack(list(pixels)), dtype=np.float32)
         return (numeric_tensor("pixel_values", array),)
-
-    def infer(self, network: PreTrainedModel, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        logits = network(**torch_inputs(inputs, network, required="pixel_values")).logits
-        return (numeric_tensor("logits", logits.float().cpu().numpy()),)
 
     def warm_up(self, network: PreTrainedModel) -> None:
         self.infer(network, self.preprocess([Image.new("RGB", (16, 16))]))

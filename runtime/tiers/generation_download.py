@@ -75,13 +75,13 @@ class GenerationDownloader:
                 with self.bandwidth.use(ticket) as bandwidth:
                     storage = self._open_storage(spec, generation)
                     self._fetch_all(storage, missing, generation, bandwidth, progress)
-            except OSError as error:
-                _remove_partials(missing, generation)
+            except (OSError, ModelInvalid) as error:
+                for file in missing:
+                    remove_partial(generation.path / file.path)
+                if isinstance(error, ModelInvalid):
+                    raise  # another version of the file, or a wrong checksum
                 needed = sum(file.size_bytes for file in missing)
                 raise write_error(error, generation.path, needed) from error
-            except ModelInvalid:  # another version of the file, or a wrong checksum
-                _remove_partials(missing, generation)
-                raise
 
     def _open_storage(self, spec: ModelSpec, generation: GenerationFolder) -> ModelStorage:
         return self.storages.open(spec.storage_uri, generation.path / STAGING)
@@ -121,8 +121,3 @@ class GenerationDownloader:
                 fetches = [pool.submit(fetch, partial) for partial in partials]
             for each in fetches:
                 each.result()
-
-
-def _remove_partials(files: Sequence[RemoteFile], generation: GenerationFolder) -> None:
-    for file in files:
-        remove_partial(generation.path / file.path)

@@ -76,8 +76,9 @@ class Archive:
     def program_bytes(self) -> bytes:
         return self.read(self._program)
 
-    def tensor_entries(self, directory: str, kind: str) -> Mapping[str, Any]:
+    def tensor_entries(self, directory: str) -> Mapping[str, Any]:
         """The archive's description of its weights or constants, by name; raises ModelInvalid."""
+        kind = directory.split("/")[1]
         name = f"{directory}{self.name}_{kind}_config.json"
         if name not in self._records:
             raise ModelInvalid(

@@ -42,14 +42,15 @@ class TensorView:
         return flat.as_strided(self.sizes, self.strides)
 
 
-def read_views(archive: Archive) -> tuple[dict[str, TensorView], dict[str, TensorView]]:
-    """Weights and constants by name; raises ModelInvalid, also if one is pickled."""
-    weights = archive.tensor_entries(WEIGHTS, "weights")
-    constants = archive.tensor_entries(CONSTANTS, "constants")
-    return (
-        {name: _view(archive, WEIGHTS, name, entry) for name, entry in weights.items()},
-        {name: _view(archive, CONSTANTS, name, entry) for name, entry in constants.items()},
-    )
+def read_views(archive: Archive) -> dict[str, dict[str, TensorView]]:
+    """Weights and constants by directory and name; raises ModelInvalid, also if one is pickled."""
+    return {
+        directory: {
+            name: _view(archive, directory, name, entry)
+            for name, entry in archive.tensor_entries(directory).items()
+        }
+        for directory in (WEIGHTS, CONSTANTS)
+    }
 
 
 def tensors_of_program(path: Path, name: str) -> tuple[StoredTensor, ...]:
@@ -57,8 +58,8 @@ def tensors_of_program(path: Path, name: str) -> tuple[StoredTensor, ...]:
 
     `name` is the file's in errors.
     """
-    weights, constants = read_views(Archive(path, name))
-    stored = {view.stored.name: view.stored for view in (*weights.values(), *constants.values())}
+    views = [view for named in read_views(Archive(path, name)).values() for view in named.values()]
+    stored = {view.stored.name: view.stored for view in views}
     return tuple(sorted(stored.values(), key=lambda each: (each.offset, each.name)))
 
 
@@ -121,11 +122,10 @@ def input_views(archive: Archive, names: Mapping[str, tuple[str, str]]) -> dict[
 
     `names` has the directory and the name of the weight by the name of the input.
     """
-    weights, constants = read_views(archive)
+    stored = read_views(archive)
     views = {}
     for input_name, (directory, name) in names.items():
-        stored = weights if directory == WEIGHTS else constants
-        if name not in stored:
+        if name not in stored[directory]:
             raise ModelInvalid(f"the program is incomplete: {name!r} is not in {directory}")
-        views[input_name] = stored[name]
+        views[input_name] = stored[directory][name]
     return views

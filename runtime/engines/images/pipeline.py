@@ -9,14 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from runtime.engines.networks.configuration import read_json
 from runtime.engines.networks.network import (
-    SKELETON_LOCK,
     build_transformer,
     digest_of,
     parameter_slot,
+    without_memory,
 )
 from runtime.engines.networks.skeletons import ParameterSlot, Skeleton
 from runtime.errors import LoadFailed, ModelInvalid
@@ -26,6 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
     from types import ModuleType
+
+    import torch
 
     from runtime.weights.safetensors_files import StoredTensor
 
@@ -127,13 +127,8 @@ def _diffusers() -> ModuleType:
 
 def _network(kind: Any, folder: Path) -> Any:
     config = read_json(folder / "config.json")
-    try:
-        with SKELETON_LOCK, torch.device("meta"):
-            return kind.from_config(config)
-    except Exception as error:  # parts fail on invalid shapes in different ways
-        raise ModelInvalid(
-            f"no {kind.__name__} can be built from {folder.name}/config.json: {error}"
-        ) from error
+    with without_memory(f"no {kind.__name__} can be built from {folder.name}/config.json"):
+        return kind.from_config(config)
 
 
 def _scheduler(diffusers: ModuleType, folder: Path) -> tuple[Any, Mapping[str, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,15 +16,14 @@ from runtime.engines.networks.skeletons import ParameterSlot, Skeleton
 from runtime.errors import ModelInvalid
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from transformers import PretrainedConfig, PreTrainedModel
 
     from runtime.weights.safetensors_files import StoredTensor
 
-SKELETON_LOCK = threading.Lock()
-"""Building a network changes process-wide defaults of torch (dtype): one at a time, 30 ms each."""
+_BUILD_LOCK = threading.Lock()
 
 Shapes = dict[str, tuple[int, ...]]
 """By the names of the stored tensors."""
@@ -84,14 +84,22 @@ def build_transformer(
     kind: Any = getattr(transformers, class_name)
     if not isinstance(config, kind.config_class):
         raise ModelInvalid(f"{folder.name}/config.json does not configure a {class_name}")
-    try:
-        with SKELETON_LOCK, torch.device("meta"):
-            network: PreTrainedModel = kind(config)
-    except Exception as error:  # each invalid shape fails in its own way
-        raise ModelInvalid(
-            f"no network can be built from {folder.name}/config.json: {error}"
-        ) from error
+    with without_memory(f"no network can be built from {folder.name}/config.json"):
+        network: PreTrainedModel = kind(config)
     return network, _prepare(network, shapes, device)
+
+
+@contextmanager
+def without_memory(failure: str) -> Iterator[None]:
+    """Build a network whose tensors have no memory; raises ModelInvalid, beginning with `failure`.
+
+    Building changes process-wide defaults of torch (dtype): one at a time, 30 ms each.
+    """
+    try:
+        with _BUILD_LOCK, torch.device("meta"):
+            yield
+    except Exception as error:  # architectures fail on invalid shapes in different ways
+        raise ModelInvalid(f"{failure}: {error}") from error
 
 
 def _prepare(
@@ -116,15 +124,11 @@ def _network(config: PretrainedConfig, task: Task) -> PreTrainedModel:
         Task.TEXT_CLASSIFICATION: transformers.AutoModelForSequenceClassification,
         Task.IMAGE_CLASSIFICATION: transformers.AutoModelForImageClassification,
     }
-    try:
-        with SKELETON_LOCK, torch.device("meta"):
-            network: PreTrainedModel = factories[task].from_config(config, trust_remote_code=False)
-            network.tie_weights()
-    except Exception as error:  # architectures fail on invalid shapes in different ways
-        raise ModelInvalid(
-            f"no network for task {task.value} can be built from config.json"
-            f" ({config.model_type}): {error}"
-        ) from error
+    with without_memory(
+        f"no network for task {task.value} can be built from config.json ({config.model_type})"
+    ):
+        network: PreTrainedModel = factories[task].from_config(config, trust_remote_code=False)
+        network.tie_weights()
     return network
 
 

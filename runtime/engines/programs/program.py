@@ -11,7 +11,7 @@ from runtime.engines.networks.skeletons import Skeleton
 from runtime.engines.programs.graph import build_graph
 from runtime.engines.programs.signature import Signature, read_signature
 from runtime.errors import ModelInvalid
-from runtime.weights.archive import Archive, parse_json, require_object
+from runtime.weights.archive import CONSTANTS, WEIGHTS, Archive, parse_json, require_object
 from runtime.weights.archive_tensors import TensorView, input_views
 
 if TYPE_CHECKING:
@@ -101,8 +101,8 @@ def program_digest(path: Path) -> str:
     """Equal for archives of one program with different weights."""
     archive = Archive(path)
     digest = hashlib.sha256(archive.program_bytes())
-    for directory, kind in (("data/weights/", "weights"), ("data/constants/", "constants")):
-        digest.update(repr(sorted(archive.tensor_entries(directory, kind).items())).encode())
+    for directory in (WEIGHTS, CONSTANTS):
+        digest.update(repr(sorted(archive.tensor_entries(directory).items())).encode())
     return digest.hexdigest()
 
 
