@@ -1,4 +1,4 @@
-"""The number of pods of a pool, and which pods leave first. A fold over views.
+"""The wanted number of pods of a pool, and the pods to drain first. A fold over views.
 
 Scales up at once, by forecast and by queued requests, so that a wrong forecast is never worse than
 reacting. Scales down only to the largest number wanted within `stable_s`, as Knative's stable
@@ -49,7 +49,7 @@ class ScalingParams:
     max_wait_s: float = 2.0
     """Target time to finish queued requests in."""
     rate_window_s: float = 3.0
-    """There are pods for the arrivals within this window at least, once the first pod exists.
+    """Once the first pod exists, there are at least enough pods for the arrivals in this window.
     Gateways report arrivals once a second, so a shorter window would show none or twice as many."""
 
 
@@ -69,7 +69,7 @@ class ScalingState:
 def scale_pods(
     view: PoolView, state: ScalingState, params: ScalingParams
 ) -> tuple[tuple[Action, ...], ScalingState]:
-    """The pods to have, and those to drain; no action while the number stays the same."""
+    """The wanted number and the pods to drain; no action while the number stays the same."""
     existing = len(view.pods) if state.existing is None else state.existing
     current = existing if state.current is None else state.current
     arrived = _arrived(view, state, params)
@@ -94,8 +94,8 @@ def scale_pods(
         return (), ScalingState(wanted, current, arrived)
     surplus = max(0, len(view.pods) - pods)
     leaving = [DrainPod(pod, reason, detail) for pod in _drain_order(view)[:surplus]]
-    have = SetPods((PodShape(pods),), reason, detail)
-    return (have, *leaving), ScalingState(wanted, pods, arrived)
+    set_pods = SetPods((PodShape(pods),), reason, detail)
+    return (set_pods, *leaving), ScalingState(wanted, pods, arrived)
 
 
 def _arrived(

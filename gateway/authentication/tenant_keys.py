@@ -28,9 +28,9 @@ class TenantKeys:
 
     async def reload_periodically(self) -> None:
         while True:
-            await wait_and_reload(read_keys, self._folder, self._use)
+            await wait_and_reload(read_keys, self._folder, self._set_digests)
 
-    def _use(self, digests: Mapping[str, Sequence[bytes]]) -> None:
+    def _set_digests(self, digests: Mapping[str, Sequence[bytes]]) -> None:
         self._digests = digests
 
     def contains(self, namespace: str, key: bytes) -> bool:

@@ -1,4 +1,4 @@
-"""Cancels a request before its response: the client disconnected, or its time is up."""
+"""Cancels a request before its response: the client disconnected, or a timeout passed."""
 
 from __future__ import annotations
 

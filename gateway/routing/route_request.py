@@ -31,10 +31,10 @@ class IncomingRequest:
     draw: float
     sequence: int
     policy: RoutingPolicy | None = None
-    """The policy that the request asks for; None: the model's."""
+    """The policy that the request's header names; None: the model's."""
     deadline_s: float | None = None
     due_s: float | None = None
-    """When it should be served, if that is no deadline: later it is starved, but not rejected."""
+    """Soft deadline: after it, a queued request counts as starved, but is not rejected."""
 
 
 @dataclass(slots=True)
@@ -99,10 +99,10 @@ def cannot_be_placed(
     min_inferring: int,
     has_awaited_tier: bool,
 ) -> bool:
-    """True if `route_request` is sure to let the request wait; costs a fraction of a decision.
+    """True if `route_request` certainly returns Wait; costs a fraction of a decision.
 
     Under `remote-proxy` a request needs a pod below the target, and every pod has `min_inferring`
-    or more inferences. False if the decision could still set `QueuedRequest.awaited_tier`.
+    or more inferences. False if the decision could still set `PendingPlacement.awaited_tier`.
     """
     if not uses_remote_proxy(request, models):
         return False

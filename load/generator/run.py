@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from load.generator.trace_arrivals import ModelAppearance, TraceSurvey
 
 _START_DELAY_S: Final = 0.1
-"""Between the command and the run's start, so that every worker receives it before."""
+"""Delay of the run's start after the command, so that every worker receives the command before."""
 _CODE_FOLDER: Final = str(Path(__file__).resolve().parents[2])
 
 

@@ -38,7 +38,7 @@ _NO_CHANGES: Final = len(b"[]")
 
 @dataclass(frozen=True, slots=True)
 class AppliedChanges:
-    """What a batch changed, for the sender's own copy of the pool."""
+    """The changes of a batch, for the sender's own copy of the pool."""
 
     versions: ChannelVersions
     now_ms: int
@@ -78,7 +78,7 @@ class Transactions:
         self.on_applied: Callable[[AppliedChanges], None] | None = None
         """Called with each batch's changes, before the callbacks of its operations."""
         self.on_lost: Callable[[], None] | None = None
-        """Called when a batch may have made changes that `on_applied` does not get."""
+        """Called when a batch may have made changes that are not passed to `on_applied`."""
 
     def submit(self, *operation: Any) -> asyncio.Future[Any]:
         """Queue one operation; the future holds its result or raises RegistryUnavailable."""
@@ -249,7 +249,7 @@ class Transactions:
 
 
 def _call_back(item: _QueuedOperation, result: Any) -> None:
-    """Report one result; an error in one caller's callback must not keep theirs from the others."""
+    """Report one result; an error in one callback must not prevent the other callbacks."""
     try:
         item.on_result(result)
     except Exception:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 PAGE_TOKENS = 32
 """Tokens of one page of the key-value cache."""
 BYTES_PER_VALUE = 4
-"""Of a 32-bit network; a 16-bit one uses half of the reserved memory."""
+"""Size of a value in a 32-bit network; a 16-bit one uses half of the reserved memory."""
 DEFAULT_CONTEXT = 2048
 """Context in tokens of a model whose configuration sets no limit."""
 

@@ -1,7 +1,7 @@
 """The pod's connection to the registry: registration, heartbeats, tiers, claims for loads.
 
-The pod serves on during an outage of the registry: unsent reports are sent with a later heartbeat,
-and after a lost lease the pod registers again and reports all its models.
+During an outage of the registry the pod continues to serve: unsent reports are sent with a later
+heartbeat, and after a lost lease the pod registers again and reports all its models.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 MAX_QUEUED_ENDS = 10_000
 RETRY_INTERVAL_S = 0.2
-"""Between attempts to reach the registry, if the heartbeat interval is longer."""
+"""Time between attempts to reach the registry, if the heartbeat interval is longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Inventory:
     """Queries of the agent about the rest of the pod."""
 
     keys: Callable[[], set[str]]
-    """Models of which the pod has anything."""
+    """Models with files or memory at the pod."""
     tier_state: Callable[[str], TierState]
     is_loading: Callable[[str], bool]
     used_bytes: Callable[[], dict[str, int]]
@@ -68,7 +68,7 @@ class RegistryAgent:
     _epoch: int = field(default=0, init=False)
     _is_draining: bool = field(default=False, init=False)
     _has_left: bool = field(default=False, init=False)
-    _is_registry_away: bool = field(default=False, init=False)
+    _is_registry_unavailable: bool = field(default=False, init=False)
     _unreported: set[str] = field(default_factory=set, init=False)
     _wake: asyncio.Event = field(default_factory=asyncio.Event, init=False)
 
@@ -119,14 +119,14 @@ class RegistryAgent:
             self.measurements.restore(samples)
             raise
         HEARTBEATS.labels(outcome="ok").inc()
-        if self._is_registry_away:
-            self._is_registry_away = False
+        if self._is_registry_unavailable:
+            self._is_registry_unavailable = False
             logger.info("registry available again")
 
     def _log_outage(self, error: RegistryUnavailable) -> None:
         """One line per outage, not one per heartbeat."""
-        if not self._is_registry_away:
-            self._is_registry_away = True
+        if not self._is_registry_unavailable:
+            self._is_registry_unavailable = True
             logger.warning("registry unavailable, serving on", extra={"error": error})
 
     async def _send_report(self, samples: tuple[Samples, ...]) -> None:
@@ -200,7 +200,7 @@ class RegistryAgent:
         self.report_tier(key)
 
     async def fail_load(self, key: str, claim: LoadClaim, failure: LoadFailure) -> bool:
-        """Report a failed load to all pods and gateways; False if the registry did not take it."""
+        """Report a failed load to all pods and gateways; False if the registry did not accept."""
         if claim.token is None:
             return False
         try:
@@ -211,7 +211,7 @@ class RegistryAgent:
         return True
 
     async def report_broken(self, failure: LoadFailure) -> None:
-        """Report a broken model; during an outage of the registry only this pod knows of it."""
+        """Report a broken model; during an outage of the registry only this pod records it."""
         try:
             await self.registry.report_model_failure(self._name, self._epoch, failure)
         except (RegistryUnavailable, LeaseLost) as error:
@@ -261,12 +261,12 @@ class InferenceEndNotifier:
         self._ended: asyncio.Queue[str] = asyncio.Queue(MAX_QUEUED_ENDS)
 
     def notify(self, reservation_id: str | None) -> None:
-        """Queue a reservation; one that finds the queue full is left to expire."""
+        """Queue the end of a reservation's inference; if the queue is full, it expires instead."""
         if reservation_id is not None and not self._ended.full():
             self._ended.put_nowait(reservation_id)
 
     async def run(self) -> None:
-        """Send until cancelled; everything queued goes out at once."""
+        """Send until cancelled; all queued reports are sent concurrently."""
         while True:
             batch = [await self._ended.get()]
             while not self._ended.empty():

@@ -64,7 +64,7 @@ class PartialFile:
     """The downloaded part of `target`. Methods may be called from several threads."""
 
     def __init__(self, target: Path, file: RemoteFile) -> None:
-        """Continue with what is there of this version of the file, or start; raises OSError."""
+        """Continue an earlier download of this version of the file, or start; raises OSError."""
         self.file = file
         self._target = target
         self._data = target.with_name(target.name + PARTIAL_SUFFIX)

@@ -46,9 +46,9 @@ class TextToImage:
             )
         except Exception as error:  # missing or invalid files
             raise ModelInvalid(f"the model's tokenizer cannot be used: {error}") from error
-        self._most_tokens = min(self._tokenizer.model_max_length, MAX_TOKENS)
+        self._max_tokens = min(self._tokenizer.model_max_length, MAX_TOKENS)
         self._scale, self.sides = _sizes(folder)
-        self.batching = ImageBatching(self.sides, len(self._tokenizer), self._most_tokens)
+        self.batching = ImageBatching(self.sides, len(self._tokenizer), self._max_tokens)
 
     def read_instances(self, instances: Sequence[Any]) -> list[ImageRequest]:
         return parse_image_requests(instances, self.sides)
@@ -76,7 +76,7 @@ class TextToImage:
         encoded = self._tokenizer(
             texts,
             padding="max_length",
-            max_length=self._most_tokens,
+            max_length=self._max_tokens,
             truncation=True,
             return_tensors="np",
         )

@@ -21,7 +21,7 @@ class CachedModel:
     """A model on the device. Mutable: the cache counts its users."""
 
     key: str
-    """Of the model's generation."""
+    """Key of the model's generation."""
     memory_bytes: int
     users: int = 0
     uses: int = 0
@@ -40,7 +40,7 @@ class CachedModel:
 class IdleMemory:
     """Memory of a device's idle models over time, in bytes x seconds: the wasted memory-time.
 
-    Never decreases. Exact: updated whenever a model becomes idle or stops being so.
+    Never decreases. Exact: updated whenever a model becomes idle, is used or is removed.
 
     Source: Shahrad et al. 2020, "Serverless in the Wild", section 4.1, weighted by size.
     """
@@ -142,7 +142,7 @@ class DeviceCache(Generic[R]):
         entry.clock = self._clock
 
     def end_use(self, entry: R) -> None:
-        """End one use; after the last one a retired model is removed, and waiting loads go on."""
+        """End one use; after the last one a retired model is removed, and waiting loads retry."""
         entry.users -= 1
         self._mark(entry)
         if entry.users == 0:
@@ -169,21 +169,21 @@ class DeviceCache(Generic[R]):
     def try_reserve(self, key: str, memory_bytes: int) -> bool:
         """Reserve memory, evicting idle models if necessary; False if too few are idle."""
         free = self.budget_bytes - self.used_bytes - self.reserved_bytes
-        victims = self.choose_victims(memory_bytes - free)
-        if victims is None:
+        chosen_keys = self.choose_evictions(memory_bytes - free)
+        if chosen_keys is None:
             return False
         self._reserved[key] = memory_bytes
-        for victim in victims:
-            self._remove(self.by_key[victim], "memory", key)
+        for chosen_key in chosen_keys:
+            self._remove(self.by_key[chosen_key], "memory", key)
         return True
 
     def evict_one(self, evicted_for: str) -> bool:
         """Evict the next idle model, since the device has less memory than the budget."""
-        victims = self.choose_victims(1)
-        if victims is None:
+        chosen_keys = self.choose_evictions(1)
+        if chosen_keys is None:
             return False
-        for victim in victims:
-            self._remove(self.by_key[victim], "device-full", evicted_for)
+        for chosen_key in chosen_keys:
+            self._remove(self.by_key[chosen_key], "device-full", evicted_for)
         self.notify_freed()
         return True
 
@@ -204,8 +204,8 @@ class DeviceCache(Generic[R]):
                 self._waits = [each for each in self._waits if each is not wait]
                 wait.done()
 
-    def choose_victims(self, needed_bytes: int) -> tuple[str, ...] | None:
-        """The idle models to evict for so many bytes; None if all together are not enough."""
+    def choose_evictions(self, needed_bytes: int) -> tuple[str, ...] | None:
+        """The idle models to evict to free `needed_bytes`; None if all of them do not suffice."""
         if needed_bytes <= 0:
             return ()
         idle = [

@@ -6,9 +6,9 @@ histogram is not representative (coefficient of variation of its bins below 2): 
 If most idle times are beyond it: a time-series forecast of the next one, plus and minus 15 %; the
 paper fits ARIMA, this module an autoregression of order 1, since no ARIMA library is a dependency.
 
-The policy makes decisions, not probabilities. Translated: while warm, P(arrival) is the share of
-idle times that end in the window among those longer than the current one; otherwise 0. Counts
-follow the mean rate. Idle times are those between the last 128 minutes with arrivals.
+The policy makes decisions, not probabilities. This module translates them: while warm, P(arrival)
+is the share of idle times that end in the window among those longer than the current one; otherwise
+0. Counts follow the mean rate. Idle times are those between the last 128 minutes with arrivals.
 """
 
 from __future__ import annotations
@@ -72,10 +72,12 @@ def warm_window(history: History, params: IdleTimeHistogram = _PAPER) -> tuple[F
     low = np.nanpercentile(safe, params.head, axis=1) * (1 - _MARGIN)
     high = np.nanpercentile(safe, params.tail, axis=1) * (1 + _MARGIN)
     is_beyond = (idle > params.range_min).sum(axis=1) > _MAX_BEYOND_SHARE * np.maximum(count, 1)
-    is_vague = ~is_beyond & (~has_some | (_variation(inside, params) < _MIN_VARIATION))
+    is_unrepresentative = ~is_beyond & (~has_some | (_variation(inside, params) < _MIN_VARIATION))
     expected = _next_idle(idle)
-    low = np.select([is_beyond, is_vague], [expected * (1 - _NEXT_MARGIN), 0.0], low)
-    high = np.select([is_beyond, is_vague], [expected * (1 + _NEXT_MARGIN), params.range_min], high)
+    low = np.select([is_beyond, is_unrepresentative], [expected * (1 - _NEXT_MARGIN), 0.0], low)
+    high = np.select(
+        [is_beyond, is_unrepresentative], [expected * (1 + _NEXT_MARGIN), params.range_min], high
+    )
     return low, high
 
 

@@ -74,9 +74,9 @@ class ModelReconciler:
         return None
 
     def forget(self, uid: str) -> None:
-        """Drop what is remembered of a removed object."""
-        for memory in (self._written_s, self._deleted_s, self._last_events):
-            memory.pop(uid, None)
+        """Drop the state kept for a removed object."""
+        for by_uid in (self._written_s, self._deleted_s, self._last_events):
+            by_uid.pop(uid, None)
 
     # Serving
 

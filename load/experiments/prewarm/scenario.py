@@ -21,7 +21,7 @@ LOAD_S: Final = {Tier.REMOTE: 22.7, Tier.DISK: 2.6, Tier.HOST: 0.4}
 """GenTD26, load times of base models: the median, and the fastest tenth, which are loads from
 nearby; from host memory: 4 GB at 10 GB/s."""
 _INFER_S: Final = 1.0
-"""Not the trace's 23 s: one pod serves all, so that runs differ only in what is held when."""
+"""Not the trace's 23 s: one pod serves all requests, so that runs differ only in held models."""
 TICK_S: Final = 60.0
 
 

@@ -36,11 +36,11 @@ def arrivals(runs: Sequence[Run]) -> Plot:
     bins = max(1, math.ceil(duration_s / length_s))
     unit_s, unit = axis_unit(duration_s)
     series = [(run, bin_counts(run.scheduled_s, length_s, bins)) for run in runs]
-    most = max(float(values.max()) for _, values in series)
+    peak = max(float(values.max()) for _, values in series)
     same = all(np.array_equal(series[0][1], values) for _, values in series)
     each, run_labels = bin_name(length_s), labels([run.name for run in runs])
     figure, axes = one_axes(
-        f"Up to {most:,.0f} {'request arrives' if most == 1 else 'requests arrive'} per {each}",
+        f"Up to {peak:,.0f} {'request arrives' if peak == 1 else 'requests arrive'} per {each}",
         f"Time since start ({unit})", f"Requests per {each}",
     )  # fmt: skip
     for index, (run, values) in enumerate(series[:1] if same else series):
@@ -94,8 +94,8 @@ def workload(runs: Sequence[Run]) -> Plot:
 
 
 def _row_counts(run: Run, shown: Sequence[str], has_others: bool) -> list[int]:
-    mine = run.model.counts()
-    values = [mine.get(name, 0) for name in shown]
+    counts = run.model.counts()
+    values = [counts.get(name, 0) for name in shown]
     return [*values, run.requests - sum(values)] if has_others else values
 
 

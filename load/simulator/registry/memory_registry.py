@@ -63,7 +63,7 @@ class MemoryRegistry:
 
     def register_pod(self, info: PodInfo, now_s: float, *, lease_ttl_s: float = inf) -> int:
         """Enter a pod in place of an older process of its name; returns its epoch."""
-        self._drop_pod(info.name, is_back=True)
+        self._drop_pod(info.name, is_registering=True)
         self._next_fence += 1
         state = PodState(info)
         state.epoch = self._next_fence
@@ -102,11 +102,11 @@ class MemoryRegistry:
         for name in self.pods.expired(now_s):
             self._drop_pod(name)
 
-    def _drop_pod(self, pod: str, *, is_back: bool = False) -> None:
+    def _drop_pod(self, pod: str, *, is_registering: bool = False) -> None:
         if self.pods.by_name.pop(pod, None) is None:
             return
         del self.state.pods[pod]
-        for key in self.models.drop_pod(pod, is_back=is_back):
+        for key in self.models.drop_pod(pod, is_registering=is_registering):
             self._drop_claim(key, pod)
 
     # Loads
@@ -142,7 +142,7 @@ class MemoryRegistry:
         self._held_claim(pod, epoch, key, token, now_s)
         self._drop_claim(key, pod)
         self.models.set_residency(pod, key, Tier.DEVICE, None, memory_bytes, now_s)
-        self.models.note_load(key)
+        self.models.record_load(key)
 
     def fail_load(
         self, pod: str, epoch: int, key: str, token: int, failure: LoadFailure, now_s: float

@@ -40,7 +40,7 @@ class ModelTable:
         return "configured"
 
     def delete(self, name: ModelName) -> bool:
-        """Withdraw a model; False: it does not exist."""
+        """Delete a model; False: it does not exist."""
         if self._state.profiles.pop(name, None) is not None:
             self._state.profiles_version += 1
         existed = self._state.models.pop(name, None) is not None
@@ -48,7 +48,7 @@ class ModelTable:
         return existed
 
     def put_profile(self, profile: Profile) -> bool:
-        """Keep what a generation costs by batch size; False: it is no longer declared."""
+        """Store a generation's profile; False: the generation is no longer declared."""
         name = name_of_key(profile.key)
         record = self._state.models.get(name)
         if record is None or profile.key not in (record.spec.key, record.serving.key):
@@ -63,8 +63,8 @@ class ModelTable:
         if record is not None and record.spec.key == key:
             self._set_record(name, ModelRecord(record.spec, record.previous, failure))
 
-    def note_load(self, key: str) -> None:
-        """A load of the declared generation ends its failure and the previous generation."""
+    def record_load(self, key: str) -> None:
+        """Record a load: one of the declared generation ends its failure and the previous one."""
         name = name_of_key(key)
         record = self._state.models.get(name)
         if record is not None and record.spec.key == key and (record.previous or record.failure):
@@ -87,17 +87,17 @@ class ModelTable:
         if before is not None and before.is_warm and tier is not Tier.DEVICE:
             self._end_unused(key)
 
-    def drop_pod(self, pod: str, *, is_back: bool) -> list[str]:
+    def drop_pod(self, pod: str, *, is_registering: bool) -> list[str]:
         """Drop all residencies of a pod; returns their models' keys.
 
-        A pod that is back reports what it still holds, so no generation ends.
+        A pod that registers again reports the models that it still holds, so no generation ends.
         """
         residency = self._state.residency
         keys = [key for key, holders in residency.items() if pod in holders]
         for key in keys:
             was_warm = residency[key][pod].is_warm
             residency.drop(key, pod)
-            if was_warm and not is_back:
+            if was_warm and not is_registering:
                 self._end_unused(key)
         return keys
 

@@ -94,7 +94,7 @@ class Block:
         return nanoseconds
 
     def names(self, name: str, *, default: str | None = None) -> pa.Array:
-        """Names without a slash, which separates tenant and model; an empty cell as above."""
+        """Names without a slash (it separates tenant and model); empty cells as in `numbers`."""
         column = self._column(name).cast(pa.string())
         column = pc.utf8_trim_whitespace(pc.fill_null(column, ""))
         has_slash = pc.match_substring(column, "/").to_numpy(zero_copy_only=False)

@@ -50,7 +50,7 @@ class DeadlineParameters(Parameters):
         PositiveS | None, BeforeValidator(lambda text: None if text == "latency" else text)
     ]
     latency: PositiveS | None = None
-    """Of every model."""
+    """Latency of every model."""
     latencies: str | None = None
     """Instead of `latency`: a file with the columns `model` and `latency_s`."""
     factor: NotNegative = 2.0

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 MAX_COPIES: Final = 10_000
-"""Of one arrival: beyond it, too little of the original trace is left."""
+"""Copies of one arrival: beyond it, too little of the original trace is left."""
 RateFactor = Annotated[float, Field(gt=0, le=MAX_COPIES)]
 SpeedFactor = Annotated[float, Field(ge=1e-6, le=1e6)]
 

@@ -1,6 +1,6 @@
 -- Arrivals per model, counted by gateways: seconds for ten minutes, minutes for two days, windows
--- of ten minutes for two weeks. A hash per window holds only the models with arrivals. Beside them
--- the queue lengths of each gateway, valid for five seconds.
+-- of ten minutes for two weeks. A hash per window holds only the models with arrivals. Also the
+-- queue lengths of each gateway, valid for five seconds.
 
 -- Length and time to live in seconds.
 local windows = {second = {1, 600}, minute = {60, 176400}, ten = {600, 1213200}}

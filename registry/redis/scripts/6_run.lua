@@ -29,7 +29,7 @@ local function all_samples()
   return samples
 end
 
--- The state for a new copy, except for the hashes that it reads beside the script.
+-- The state for a new copy, except the hashes that clients read with separate commands.
 function op.snapshot()
   expire_pods()
   expire_claims()
@@ -47,7 +47,7 @@ for index, call in ipairs(cjson.decode(ARGV[1])) do
   results[index] = result
 end
 
--- Versions begin at the clock, so a Redis that lost its data repeats none that copies have seen.
+-- Versions begin at the clock, so a Redis that lost its data repeats no version that copies have.
 local function current_version(counter)
   local version = redis.call('GET', key(counter))
   if version then return tonumber(version) end

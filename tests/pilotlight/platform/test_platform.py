@@ -170,11 +170,11 @@ def test_a_killed_pod_is_restarted_and_requests_succeed(platform: RunningPlatfor
         os.kill(before[victim], signal.SIGKILL)
         client.post("/v1/models/embed:predict", json={"instances": ["x"]}).raise_for_status()
 
-    def is_back() -> bool:
+    def is_registering() -> bool:
         after = {pod["name"]: pod["pid"] for pod in platform.get("pods")}
         return after.keys() == before.keys() and after[victim] != before[victim]
 
-    servers.wait_until(is_back, what=f"{victim} back")
+    servers.wait_until(is_registering, what=f"{victim} back")
 
 
 def test_a_killed_gateway_is_restarted_at_its_address(platform: RunningPlatform) -> None:
@@ -214,9 +214,9 @@ def test_a_killed_forkserver_is_restarted_with_all_pods(platform: RunningPlatfor
     os.kill(forkserver, signal.SIGKILL)
     servers.wait_until(lambda: not any(servers.is_alive(pid) for pid in before.values()))
 
-    def is_back() -> bool:
+    def is_registering() -> bool:
         after = {pod["name"]: pod["pid"] for pod in platform.get("pods")}
         return after.keys() == before.keys() and not after.items() & before.items()
 
-    servers.wait_until(is_back, what="pods back")
+    servers.wait_until(is_registering, what="pods back")
     assert platform.cli("predict", "embed", "a text").status == 0
