@@ -211,7 +211,7 @@ class GatewayApp:
     async def _run_cancellable(
         self, exchange: Exchange, client: ClientRequest, read: RequestHeaders, body: IncomingBody
     ) -> None:
-        """Run the exchange until it ends, its client disconnects or its time is up.
+        """Run the exchange until it ends, its client disconnects or a timeout passes.
 
         One cancellation for all causes: `asyncio.timeout` and a task that watches the client would
         cost more than the rest of the bookkeeping.

@@ -52,8 +52,8 @@ def with_hints(forecast: Forecast, hints: Sequence[Hint], horizon: ForecastHoriz
     quantiles = forecast.quantiles.copy()
     p_none, announced = _combined(hints, mean.shape[0], horizon)
     rows = np.flatnonzero((p_none < 1).any(axis=1))
-    most = horizon.max_per_s * np.asarray(horizon.windows_s)
-    mean[rows] = np.minimum(mean[rows] + announced[rows], most)
+    max_mean = horizon.max_per_s * np.asarray(horizon.windows_s)
+    mean[rows] = np.minimum(mean[rows] + announced[rows], max_mean)
     p_arrival[rows] = 1 - (1 - p_arrival[rows]) * p_none[rows]
     size = negative_binomial.size_of_zeros(mean[rows], p_arrival[rows])
     raised = negative_binomial.quantiles(mean[rows], size, horizon.probabilities)

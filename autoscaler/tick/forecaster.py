@@ -77,7 +77,7 @@ class Freshness:
 
 
 class DemandForecaster:
-    """The latest forecast and what it was fitted with. Used by one task only."""
+    """The latest forecast and its fitted model. Used by one task only."""
 
     def __init__(
         self,

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from registry.redis.watch import ClusterWatch
 
 MAX_REGISTRY_AGE_S = 10.0
-"""A gateway with an older cluster state reports it as stale in `/readyz`, but serves on."""
+"""A gateway with an older cluster state reports it as stale in `/readyz`, but still serves."""
 
 
 def create_api(

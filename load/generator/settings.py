@@ -13,7 +13,7 @@ LATE_S: Final = 0.01
 MAX_IN_FLIGHT: Final = 4096
 TIMEOUT_S: Final = 300.0
 SERVER_NAME: Final = "pilotlight"
-"""Name of our gateway and pods in the server metadata of the V2 protocol."""
+"""Name of Pilotlight's gateway and pods in the server metadata of the V2 protocol."""
 
 
 class RequestProtocol(StrEnum):

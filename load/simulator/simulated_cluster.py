@@ -57,7 +57,7 @@ class SimulatedCluster:
 
     @property
     def open_requests(self) -> int:
-        """Requests that came and have no response yet."""
+        """Requests that have arrived and have no response yet."""
         return self.gateway.open_total
 
     def uses(self) -> dict[str, dict[str, CopyUse]]:
@@ -73,7 +73,7 @@ class SimulatedCluster:
         return self.gateway.placer.queue_stats()
 
     def idle_byte_s(self) -> float:
-        """Of pods alive: bytes of models that no request used, times seconds."""
+        """Bytes of models that no request used, times seconds, of the pods that are alive."""
         pods = self._pods.values()
         return sum(pod.loading.residents.idle_byte_s for pod in pods if pod.agent.is_alive)
 

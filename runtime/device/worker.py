@@ -56,7 +56,7 @@ class DeviceWorker:
         self.on_hung: Callable[[str, str], None] = lambda key, reason: None
         """Called in a thread of the worker with the key of a model that broke, and the reason."""
         self.on_lost: Callable[[str], None] = lambda reason: None
-        """Called with the reason when the device fails for good, in the thread that noticed it."""
+        """Called with the reason when the device fails for good, in the thread that detects it."""
         self.lost_reason: str | None = None
         """Set once the device has failed for good: it runs nothing any more."""
         self.stuck_threads = 0

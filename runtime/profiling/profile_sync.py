@@ -62,7 +62,7 @@ class ProfileSync:
         return await self._agent.store_profile(profile)
 
     async def run(self) -> None:
-        """Publish times of live batches until cancelled; forget models that are withdrawn."""
+        """Publish times of live batches until cancelled; drop models no longer declared."""
         while True:
             await asyncio.sleep(self._interval_s)
             for profile in self._times.take_updates(self.product):

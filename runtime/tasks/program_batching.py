@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 POSITION_PREFIX = "INPUT__"
 """Triton's clients name the inputs of a program by their positions: INPUT__0 and so on."""
 EXAMPLE_SIZE = 4
-"""Of dynamic dimensions other than the batch, in generated inputs."""
+"""Size of dynamic dimensions other than the batch, in generated inputs."""
 
 
 class ProgramBatching(Batching):

@@ -2,8 +2,8 @@
 
 Evicts the least recently used models that no process reads or maps, no more than necessary, and
 none if the download would not fit even then. The files on disk are the only account of used space:
-a download reserves its space before its first byte, so pods that share a cache agree, however they
-die.
+a download reserves its space before its first byte, so pods that share a cache agree on the used
+space, also after a crash.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class DiskBudget:
         if excess <= 0:
             return
         with ExitStack() as stack:
-            for folder, size in self._choose_victims(excess, for_folder, stack):
+            for folder, size in self._choose_evictions(excess, for_folder, stack):
                 remove_generation(folder)
                 self._locks.remove(folder.name)
                 DISK_EVICTIONS.labels(reason="budget").inc()
@@ -93,7 +93,7 @@ class DiskBudget:
                     extra={"folder": folder.name, "bytes": size, "evicted_for": for_folder.name},
                 )
 
-    def _choose_victims(
+    def _choose_evictions(
         self, excess: int, for_folder: Path, stack: ExitStack
     ) -> list[tuple[Path, int]]:
         """Unused folders of at least `excess` bytes, locked until `stack` ends; raises DiskFull."""
@@ -115,10 +115,10 @@ class DiskBudget:
                 f"{for_folder.name} needs {excess} bytes more than the node's disk budget of"
                 f" {self.budget_bytes} leaves; all but {freed} bytes belong to models in use"
             )
-        for victim in reversed(tuple(chosen)):  # keep the most recently used that fit
-            if freed - victim[1] >= excess:
-                chosen.remove(victim)
-                freed -= victim[1]
+        for candidate in reversed(tuple(chosen)):  # keep the most recently used that fit
+            if freed - candidate[1] >= excess:
+                chosen.remove(candidate)
+                freed -= candidate[1]
         return chosen
 
 

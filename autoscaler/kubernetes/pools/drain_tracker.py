@@ -36,7 +36,7 @@ class DrainTracker:
         """When each draining pod was first observed draining."""
 
     def observe(self, pods: Mapping[str, PodState], now_s: float) -> None:
-        """Take in the pods' phases; forgets drains of pods that are gone or registered anew."""
+        """Update the pods' phases; drops drains of pods that are gone or registered again."""
         self._draining_since_s = {
             name: self._draining_since_s.get(name, now_s)
             for name, pod in pods.items()

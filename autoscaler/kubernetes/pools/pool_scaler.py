@@ -46,7 +46,7 @@ class ObservedPool:
     pool: str
     service: PoolObject
     owner: ScaledElsewhere | None
-    """Who else scales the pool; None: nobody. `pods` and `version` are read only then."""
+    """What else scales the pool; None: nothing. `pods` and `version` are read only then."""
     pods: int = 0
     """Replicas in the Deployment's spec."""
     version: str = ""

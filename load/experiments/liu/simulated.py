@@ -45,7 +45,7 @@ class ModelTimings:
     infer_s: float
     postprocess_s: float = 0.0
     network_s: float = 0.0
-    """To another pod, in addition to a few bytes there and back."""
+    """Network time to another pod, in addition to `_FAST_NETWORK_S`."""
 
     @property
     def settled_s(self) -> float:

@@ -36,7 +36,7 @@ class ModelGroup:
     count: int
     size_bytes: int
     memory_bytes: int
-    """On the device."""
+    """Memory of one model on the device."""
     at: Mapping[str, Tier]
     """Their tier at the start, by pod."""
 

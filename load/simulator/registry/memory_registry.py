@@ -1,8 +1,8 @@
 """The registry in memory: the operations of `registry/redis/scripts`, with the same meaning.
 
-It has one owner, who passes the time; nothing expires by itself. Policies read `state`, which every
-operation changes immediately, as if each change were published and received in no time. Times in
-seconds, `inf` for never. The scripts' own contract tests run against it.
+Callers pass the time; nothing expires by itself. Policies read `state`, which every operation
+changes immediately, as if publishing a change took no time. Times in seconds, `inf` for never. The
+scripts' own contract tests run against it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _WARM: Final = Granted("warm", 0)
 class _Claim:
     token: int
     expiry_s: float
-    """Until when the load must start; infinity once it has."""
+    """Time until which the load must start; infinity once it has started."""
 
 
 class MemoryRegistry:
@@ -62,7 +62,7 @@ class MemoryRegistry:
     # Pods
 
     def register_pod(self, info: PodInfo, now_s: float, *, lease_ttl_s: float = inf) -> int:
-        """Enter a pod in place of an older process of its name; returns its epoch."""
+        """Register a pod in place of an older process of its name; returns its epoch."""
         self._drop_pod(info.name, is_registering=True)
         self._next_fence += 1
         state = PodState(info)
@@ -74,7 +74,7 @@ class MemoryRegistry:
     def heartbeat(
         self, pod: str, epoch: int, report: PodReport, now_s: float, *, lease_ttl_s: float = inf
     ) -> None:
-        """Extend the lease and take the report. Raises LeaseLost."""
+        """Extend the lease and apply the report. Raises LeaseLost."""
         entry = self.pods.holder(pod, epoch, now_s)
         self.pods.set_lease(entry, now_s + lease_ttl_s)
         entry.state.set_used_bytes(report.used_bytes)
@@ -94,7 +94,7 @@ class MemoryRegistry:
             self._drop_pod(pod)
 
     def lose_lease_at(self, pod: str, when_s: float) -> None:
-        """Let the lease of a pod end that sends no more heartbeats."""
+        """Set the end of the lease of a pod that sends no more heartbeats."""
         if pod in self.pods.by_name:
             self.pods.set_lease(self.pods.by_name[pod], when_s)
 

@@ -1,4 +1,4 @@
-"""Finished requests as record batches of `RECORD_SCHEMA`, in flat memory.
+"""Finished requests as record batches of `RECORD_SCHEMA`, in constant memory.
 
 Columns that follow from others are computed for a whole batch.
 """
