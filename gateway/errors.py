@@ -18,7 +18,7 @@ class GatewayError(Exception):
     def __init_subclass__(
         cls, status: int | None = None, reason: str = "", challenge: bytes | None = None
     ) -> None:
-        """Set what a class declares; the rest is inherited."""
+        """Set the attributes given in the class statement; the others are inherited."""
         if status is not None:
             cls.status, cls.reason = HTTPStatus(status), reason
         if challenge is not None:
@@ -67,7 +67,7 @@ class ShuttingDown(GatewayError, status=503, reason="draining"):
 
 
 class NotReady(GatewayError, status=503, reason="not-ready"):
-    """The gateway has not read yet what the request needs: registry or token issuer's keys."""
+    """The gateway has not yet read the registry, or the token issuer's keys for the request."""
 
 
 class UpstreamLost(GatewayError, status=502, reason="pod-lost"):

@@ -29,7 +29,7 @@ class TraceNotFound(TraceError):
 
 
 class UnreadableTrace(TraceError):
-    """The file cannot be read: a folder, damaged or cut compression, not text, no permission."""
+    """The file cannot be read: a folder, damaged or truncated, not text, no permission."""
 
 
 class UnknownFormat(TraceError):

@@ -1,7 +1,7 @@
-"""Worker processes that end with their parent, also after SIGKILL, and stop on its signal.
+"""Worker processes that end with their parent, even after SIGKILL, and that the parent can stop.
 
-They import their own code, compiled if the parent runs compiled code. Ctrl-C in a terminal reaches
-only the parent, which then stops the workers.
+Workers run compiled code if the parent does. Ctrl-C in a terminal interrupts only the parent, which
+then stops the workers.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
 _STOPPED: Final = 1
-"""Exit status of a worker that was ended."""
+"""Exit status of a worker that was stopped."""
 _stop: Final = threading.Event()
-"""In a worker: set when it is to stop and may finish its task."""
+"""In a worker of a pool with `finish`: set when its task must stop."""
 
 
 Task = TypeVar("Task")
@@ -77,12 +77,12 @@ def worker_processes(count: int, *, finish: bool = False) -> Iterator[Workers]:
 
 
 def is_stopping() -> bool:
-    """In a worker of a pool with `finish`: True once it is to stop."""
+    """In a worker of a pool with `finish`: True once the task must stop."""
     return _stop.is_set()
 
 
 def end_with_parent() -> None:
-    """End this process as soon as its parent ends, in the middle of any task."""
+    """End this process as soon as its parent ends, even in the middle of a task."""
     parent = parent_process()
     if parent is not None:
         _call_when_ready(parent.sentinel, partial(os._exit, _STOPPED))

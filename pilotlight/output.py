@@ -119,7 +119,7 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int, str], None]]:
 
 
 class ProgressReporter:
-    """Progress of a platform that starts: a bar until `close_bar`, later steps as lines."""
+    """Progress of a starting platform: a bar until `close_bar`, later steps as lines."""
 
     def __init__(self, output: Output) -> None:
         self._output = output
@@ -127,7 +127,7 @@ class ProgressReporter:
         self._update = self._bar.enter_context(progress_bar("platform"))
         self._is_bar_open = True
         self.is_quiet = False
-        """Whether steps after the start are left out."""
+        """Whether steps after `close_bar` are not printed."""
 
     def on_progress(self, done: int, total: int, text: str) -> None:
         if self._is_bar_open:

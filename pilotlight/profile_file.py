@@ -1,13 +1,13 @@
-"""Profiles of one model generation as a JSON file: export, and import with every mistake found.
+"""Profiles of one model generation as a JSON file: export, and import that reports all mistakes.
 
     {"pilotlight_profiles": 1, "model": "default/translate", "generation": "0a1b2c3d4e",
      "profiles": [{"accelerator": "NVIDIA H200", "source": "measured", "limited_by": "throughput",
                    "points": [{"rows": 1, "latency_s": 0.01, "rows_per_s": 100.0,
                                "memory_bytes": 1048576}]}]}
 
-`rows` is the batch size, `rows_per_s` follows from it and `latency_s`, and `memory_bytes` is what
-an inference needs beside the weights. Only `profiles`, `accelerator`, `points`, `rows` and
-`latency_s` are required.
+`rows` is the batch size, `rows_per_s` is `rows` / `latency_s`, and `memory_bytes` is the memory of
+an inference without the weights. Only `profiles`, `accelerator`, `points`, `rows` and `latency_s`
+are required.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _LIMITS: Final = ("", "throughput", "memory", "size")
 
 
 def profiles_document(spec: ModelSpec, profiles: Sequence[Profile]) -> dict[str, Any]:
-    """The content of a file."""
+    """The profiles as a JSON document."""
     return {
         "pilotlight_profiles": _VERSION,
         "model": str(spec.name),
@@ -77,7 +77,7 @@ def parse_profiles(text: str, spec: ModelSpec, *, file: str) -> list[Profile]:
 
 
 class _Reader:
-    """Reads one file and collects what is wrong in it."""
+    """Reads one file and collects all problems in it."""
 
     def __init__(self, file: str) -> None:
         self._file = file

@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGHUP: for commands without an event loop, and for tasks of one."""
+"""Handling of SIGINT (Ctrl-C) and SIGTERM in synchronous commands, and of SIGHUP too in tasks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 @contextmanager
 def on_first_signal(handle: Callable[[int], None]) -> Iterator[None]:
-    """Calls `handle` with the number of the first signal; a second one acts as usual."""
+    """Calls `handle` with the number of the first signal; a second one has its previous effect."""
     before = {each: signal.getsignal(each) for each in _SIGNALS}
 
     def restore() -> None:

@@ -1,7 +1,7 @@
 """The state directory of a platform (`--home`): its lock, its state file, and all other paths.
 
-Only the lock decides whether a platform runs: the kernel frees it however the process ends, so a
-state file left by a crash is never taken for a running platform.
+A platform runs exactly while the lock is held. The kernel releases the lock however the process
+ends, so a state file left by a crash is never mistaken for a running platform.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class StateDir:
 
     @property
     def memory(self) -> Path:
-        """Folder in memory (tmpfs) of the nodes' tier `host`; its name is unique to this root."""
+        """Folder in tmpfs for the nodes' tier `host`; its name is unique to this root."""
         digest = hashlib.sha256(str(self.root.resolve()).encode()).hexdigest()[:12]
         return Path("/dev/shm") / f"pilotlight-{digest}"
 
@@ -96,7 +96,7 @@ class StateDir:
 
     @property
     def objects(self) -> Path:
-        """Served by the object store: one folder per bucket."""
+        """Root folder of the object store: one folder per bucket."""
         return self.root / "objects"
 
     @property

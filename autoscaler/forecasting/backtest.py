@@ -1,6 +1,6 @@
 """Back-test with a rolling origin: forecasts from many points of a trace, scored by what followed.
 
-At each origin a method gets what `Counts` would hold then, and nothing later. Only models with an
+At each origin a method gets only the history that `Counts` would hold then. Only models with an
 arrival before the origin are scored. Windows are whole minutes, as the counts of traces are.
 """
 
@@ -28,7 +28,7 @@ _KEPT: Final = CountsParams()
 
 @dataclass(frozen=True, slots=True)
 class BacktestParams:
-    """The origins."""
+    """The minutes that are origins, and the number of origins between fits."""
 
     first_minute: int
     last_minute: int
@@ -71,7 +71,7 @@ class Backtest:
 
 
 def history_at(counts: Integers, minute: int) -> History:
-    """What `Counts` would hold at the start of a minute."""
+    """The history that `Counts` would hold at the start of a minute."""
     past = counts[:, :minute]
     models = past.shape[0]
     spans = past.shape[1] // 10

@@ -2,15 +2,16 @@
 
 No clock and no I/O: the owner sets the time (`advance`) and passes new counts (`add`).
 
-Memory per model: 300 seconds of 2 bytes, 2,880 minutes (two days) of 4, 2,016 spans of ten minutes
-(two weeks) of 4, each with the current bin, and the last 128 minutes with arrivals of 8: 21.2 KB.
-That is 212 MB at the default limit of 10,000 models, reached by doubling. Beyond the limit the
-model with the oldest last arrival is removed.
+Memory per model is 21.2 KB: 300 bins of a second (2 bytes each), 2,880 bins of a minute (two days,
+4 bytes each) and 2,016 bins of ten minutes (two weeks, 4 bytes each), each plus the current bin,
+and the last 128 minutes with arrivals (8 bytes each). The arrays double as models are added, up to
+212 MB at the default limit of 10,000 models. Beyond the limit the model with the oldest last
+arrival is removed.
 
-The counts survive in Redis (`registry.redis.arrivals`). A new autoscaler adds what is older than
-two days from counts per ten minutes, what is older than five minutes from counts per minute and the
-rest from counts per second, so that each arrival is added once. `add` takes any order; beyond two
-days gaps between arrivals are then known to ten minutes.
+Redis keeps the counts, too (`registry.redis.arrivals`). A new autoscaler restores arrivals older
+than two days from counts per ten minutes, arrivals older than five minutes from counts per minute
+and the rest from counts per second, so that each arrival is added once, in any order. Gaps between
+arrivals older than two days then have a resolution of ten minutes.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _MAX_COUNT: Final = 10**9
 
 @dataclass(frozen=True, slots=True)
 class CountsParams:
-    """How much of the past is kept, and for how many models."""
+    """Number of bins of each length, of minutes with arrivals, and of models."""
 
     seconds: int = 300
     minutes: int = 2880
@@ -43,9 +44,9 @@ class CountsParams:
     active_minutes: int = 128
     models: int = 10_000
     step_back_s: float = 60.0
-    """If the clock is set back by more, it was wrong before: later arrivals are dropped."""
+    """A clock set back by more was wrong before: arrivals after the new time are dropped."""
     ahead_s: float = 5.0
-    """Arrivals later than the clock by more are dropped."""
+    """Arrivals that are ahead of the clock by more are dropped."""
 
     def __post_init__(self) -> None:
         for name in ("seconds", "minutes", "ten_minutes", "active_minutes", "models"):
@@ -78,7 +79,7 @@ class Counts:
         return rings + self._active.nbytes + self._since.nbytes
 
     def advance(self, now_s: float) -> None:
-        """Set the time: old bins are dropped. A small step back changes nothing."""
+        """Set the time: old bins are dropped. A step back of up to `step_back_s` is ignored."""
         if not np.isfinite(now_s) or now_s < 0:
             raise BadCounts(f"now_s must be finite and not negative, was {now_s}")
         if self._now_s - self.params.step_back_s <= now_s <= self._now_s:
@@ -92,7 +93,7 @@ class Counts:
         self._now_s = now_s
 
     def add_model(self, model: str) -> int:
-        """The model's row; added if it is new, even before its first arrival."""
+        """Return the model's row; a new model gets one even before its first arrival."""
         row = self._rows.get(model)
         if row is not None:
             return row
@@ -110,7 +111,7 @@ class Counts:
         return row
 
     def remove_model(self, model: str) -> None:
-        """The last row takes its place."""
+        """Remove a model, if known; the last row moves to the freed row."""
         row = self._rows.pop(model, None)
         if row is None:
             return
@@ -124,10 +125,10 @@ class Counts:
         self._clear(last)
 
     def add(self, models: Sequence[str], times_s: Sequence[float], counts: Sequence[int]) -> None:
-        """Add arrivals, and new models. Drops counts below 1 or above 10^9, and impossible times.
+        """Add arrivals, and new models. Drops counts below 1 or above 10^9, and invalid times.
 
-        Those are times that are not finite, negative, older than what is kept, or ahead of the
-        clock by more than `ahead_s`.
+        A time is invalid if it is not finite, is negative, is older than the oldest bin, or is
+        ahead of the clock by more than `ahead_s`.
         """
         if not len(models) == len(times_s) == len(counts):
             sizes = f"{len(models)}, {len(times_s)}, {len(counts)}"
@@ -167,7 +168,7 @@ class Counts:
         )
 
     def history_of(self, models: Sequence[str], now_s: float) -> History:
-        """`history` of these models in this order; adds new ones."""
+        """The `history` of these models, in this order; new models are added."""
         for model in models:
             self.add_model(model)
         return self.history(now_s, self.rows_of(models))

@@ -1,7 +1,7 @@
 """Relative load by time of day: per model, shrunk towards the profile that all models share.
 
 It defines *operational time*: time stretched so that all arrivals together are uniform over the
-day. Gaps measured in it are not longer only because a night lies between.
+day. In operational time, a quiet night does not lengthen the gap between two arrivals.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from autoscaler.forecasting.history import MINUTES_OF_DAY, MINUTES_OF_TEN, Float
 
 BINS: Final = MINUTES_OF_DAY // MINUTES_OF_TEN
 _FLOOR: Final = 0.03
-"""Minimum load of a time of day over the mean: a quiet hour may be chance."""
+"""Minimum of a profile, whose mean is 1: a time of day without arrivals may be chance."""
 _KERNEL: Final = np.array([1, 2, 3, 2, 1]) / 9
 _SHARED_ARRIVALS: Final = 20.0
 """Arrivals per time of day at which a model's own profile weighs as much as the shared one."""
@@ -40,7 +40,11 @@ def shared_profile(history: History) -> Floats:
 
 
 def own_profiles(history: History, shared: Floats) -> Floats:
-    """(models, BINS), each with mean 1: own arrivals plus `_SHARED_ARRIVALS` as in `shared`."""
+    """(models, BINS), each with mean 1.
+
+    A profile is fitted to the model's arrivals and `_SHARED_ARRIVALS` per time of day, distributed
+    as in `shared`.
+    """
     by_day = _smooth(_by_time_of_day(history))
     each = np.maximum(by_day + _SHARED_ARRIVALS * shared, 1e-9)
     profiles = np.maximum(each / each.mean(axis=1, keepdims=True), _FLOOR)
@@ -49,7 +53,7 @@ def own_profiles(history: History, shared: Floats) -> Floats:
 
 
 def operational_minutes(minutes: Floats, profile: Floats) -> Floats:
-    """Operational time of points in time, both in minutes; a day has the same length in both."""
+    """Convert times to operational time, both in minutes; a day has 1440 minutes in both."""
     edges = np.concatenate([[0.0], np.cumsum(profile) * MINUTES_OF_TEN])
     day, within = np.divmod(minutes, MINUTES_OF_DAY)
     grid = np.arange(BINS + 1) * MINUTES_OF_TEN

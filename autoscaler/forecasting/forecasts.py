@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from autoscaler.forecasting.fitting import Fit
 
 _FEW: Final = 4.0
-"""Below this mean the noise follows from P(arrival)."""
+"""Below this mean the size of the negative binomial follows from P(arrival)."""
 _CHUNK: Final = 512
 """Models forecast at a time, so that memory is reused instead of new pages allocated
 (`benchmarks.forecasting`: ten thousand at a time take twice as long)."""
@@ -46,7 +46,7 @@ def steady(history: History, fit: Fit, horizon: ForecastHorizon) -> Forecast:
 
 
 def periodic(history: History, fit: Fit, horizon: ForecastHorizon) -> Forecast:
-    """Arrivals at the same phase of earlier cycles; without a whole cycle as `steady`."""
+    """Arrivals at the same phase of earlier cycles; `steady` for models without a whole cycle."""
     windows = horizon.windows_min
     fallback = steady(history, fit, horizon)
     cycles = seasonal(history, fit.patterns.period_min, windows)
@@ -67,7 +67,7 @@ def periodic(history: History, fit: Fit, horizon: ForecastHorizon) -> Forecast:
 
 
 def forecast_by_pattern(history: History, fit: Fit, horizon: ForecastHorizon) -> Forecast:
-    """Each model with the forecast of its pattern."""
+    """Forecast each model by the method of its arrival pattern."""
     shape = (history.models, len(horizon.windows_s))
     mean, p_arrival = np.zeros(shape), np.zeros(shape)
     quantiles = np.zeros((*shape, len(horizon.probabilities)))

@@ -1,7 +1,7 @@
 """Input of a forecast (`History`), its windows (`ForecastHorizon`) and the result (`Forecast`).
 
 Rows are models, in the order of the `Counts` they came from. Times are in seconds or whole minutes
-since one epoch, which must be midnight in the time zone whose days matter.
+since a common epoch, which must be a midnight in the time zone that daily patterns follow.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class ForecastHorizon:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Finite and not negative; mean and P(arrival) do not fall with longer windows."""
+    """All values are finite and not negative; mean and P(arrival) never fall with the window."""
 
     mean: Floats
     """(models, windows): expected arrivals."""

@@ -31,4 +31,5 @@ METHODS: Final[Mapping[str, Method]] = {
     "hybrid-histogram": hybrid_histogram,
     "fft": fft,
 }
-"""`typed` is the default, the next three are its parts applied to all models, then baselines."""
+"""`typed` is the default; the next three are its parts, applied to all models; the rest are
+baselines."""

@@ -41,7 +41,7 @@ class Scores:
     mae: float
     """Mean absolute error of the median, or of the lowest quantile above it."""
     pinball: tuple[float, ...]
-    """By probability (Koenker and Bassett 1978)."""
+    """Quantile loss by probability (Koenker and Bassett 1978)."""
     at_or_below: tuple[float, ...]
     """By probability: share of outcomes at or below the quantile; at least the probability."""
     below: tuple[float, ...]
@@ -49,10 +49,11 @@ class Scores:
     miscalibration: tuple[float, ...]
     """By probability: distance of the probability from [below, at_or_below]; 0 if calibrated."""
     brier: float
-    """Of P(arrival) (Brier 1950)."""
+    """Brier score of P(arrival) (Brier 1950)."""
     p_arrival: float
-    """Mean forecast, to compare with `arrived`."""
+    """Mean of the forecasts of P(arrival), to compare with `arrived`."""
     arrived: float
+    """Share of the windows with an arrival."""
 
 
 def tally(

@@ -1,8 +1,8 @@
 """Forecasts of models with a period, by the arrivals at the same phase of earlier cycles.
 
-Mean: the mean over cycles, times the level, the arrivals of the last hours over those of the same
-hours in earlier cycles. Noise: the variance between cycles. P(arrival): the share of cycles with
-an arrival.
+Mean: the mean over cycles multiplied by the level. Level: the arrivals of the last hours divided by
+those of the same hours in earlier cycles. Noise: the variance between cycles. P(arrival): the share
+of cycles with an arrival.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _CHUNK: Final = 512
-"""Models at a time, so that their running totals reuse memory."""
+"""Models per pass; every pass reuses the memory of the running totals."""
 _MAX_CYCLES: Final = 24
 _LEVEL_CYCLES: Final = 2.0
 """The level is measured over this many periods, up to `_LEVEL_MAX_MIN`."""
@@ -34,7 +34,7 @@ _PRIOR_CYCLES: Final = 1.0
 """Weight, in cycles, of P(arrival) by the negative binomial."""
 _SHARED_CYCLES: Final = 3.0
 _SHARED_SIZE: Final = 4.0
-"""Prior of the noise: this many cycles of a negative binomial of this size."""
+"""Prior of the noise: `_SHARED_CYCLES` cycles of a negative binomial of size `_SHARED_SIZE`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +82,9 @@ def _at(total: Floats, places: Floats) -> Floats:
 def recurring_means(
     history: History, period_min: Floats, lags: Sequence[int], windows_min: Floats
 ) -> Floats:
-    """(models, lags, windows, 2): means by own period and by a period of a day; NaN where unknown.
+    """(models, lags, windows, 2): means by the model's period and by a period of a day, or NaN.
 
-    As of `lag` minutes before the end of the last whole minute.
+    Each mean is as of `lag` minutes before the end of the last whole minute. NaN: unknown.
     """
     first = history.minutes.shape[1] - history.known_minutes[:, None]
     result = np.full((history.models, len(lags), windows_min.size, 2), np.nan)

@@ -1,10 +1,10 @@
-"""Greedy dual: idle models may use a limited amount of memory; the lowest priority is evicted.
+"""Greedy dual: limits the memory of idle models, and demotes those with the lowest priority.
 
 Source: Fuerst and Sharma 2021, "FaasCache: keeping serverless computing alive with greedy-dual
 caching", section 4.1: priority = clock + frequency x cost / size, with the clock of the last use;
 after an eviction the clock is the highest evicted priority. A pod evicts by the same rule at the
 limit of its memory (`runtime.tiers.eviction`); this policy keeps idle models below that limit.
-Nothing is loaded ahead.
+The policy preloads no models.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class ModelFrequency:
 class GreedyDualState:
     clock: float = 0.0
     frequencies: Mapping[str, ModelFrequency] = field(default_factory=dict)
-    """By key, of models on devices."""
+    """By model key; only models on devices."""
 
 
 def greedy_dual(params: GreedyDual | None = None) -> LoadingPolicy[GreedyDualState]:

@@ -56,7 +56,7 @@ def _plan(
     history = view.demand.history
     windows = _updated(history, windows, params.histogram)
     age_min = history.age_minutes
-    is_over = age_min > np.ceil(windows.high_min)  # the histogram has whole minutes
+    is_over = age_min > np.ceil(windows.high_min)  # the bins are whole minutes
     is_due = (age_min >= np.floor(windows.low_min)) & ~is_over
     actions: list[Action] = []
     for row in np.flatnonzero(~is_due):

@@ -2,10 +2,10 @@
 
 The expected-cost form of two rules, "Serverless in the Wild" (Shahrad et al. 2020) and FaasCache
 (Fuerst and Sharma 2021): load when P(arrival within the window) x seconds saved exceeds bytes x
-window x price of memory (`holding_value`); demote by a tier when it does not any more. The number
-of copies follows expected and queued requests (`copy_targets`). If memory is short, a copy replaces
-others (`load_placer`) with a smaller value for all models together (`marginal_value`). Queued
-requests are served whatever the forecast is, so that a wrong forecast is no worse than none.
+window x price of memory (`holding_value`); demote to a lower tier when it no longer does. The
+number of copies follows expected and queued requests (`copy_targets`). If memory is short, a load
+evicts idle copies (`load_placer`) whose loss is smaller than its gain (`marginal_value`). Loads for
+queued requests do not depend on the forecast, so that a wrong forecast is no worse than none.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Predictive:
     copies: CopyParams = field(default_factory=CopyParams)
     horizon_s: float = HORIZON_S
     keep_margin: float = 0.9
-    """A held model is demoted below this margin of value over price: hysteresis."""
+    """Hysteresis: a held model is demoted when its value over its price falls below this ratio."""
     surplus_keep_s: float = 60.0
     """Idle time after which a surplus copy is demoted."""
     loads_per_node: int = 2
@@ -107,7 +107,7 @@ def _device_demotions(
 
 
 def _tier_below_device(value: HoldingValue, row: int) -> Tier:
-    """Where a demoted model is kept. Nodes delete files from disk by their own budgets."""
+    """The tier of a demoted model. Nodes delete files from disk by their own budgets."""
     return Tier.HOST if value.is_worth_holding[Tier.HOST][row] else Tier.DISK
 
 
@@ -120,7 +120,7 @@ class _LoadCandidate:
     tier: Tier
     gain: float | None
     """Seconds saved per second; infinity for queued requests of a model without a copy; None for
-    an additional copy for a queue: the work that it can take."""
+    an additional copy for a queue, whose gain is `MarginalValue.unserved`."""
     is_urgent: bool
     reason: ActionReason
     detail: str
@@ -196,8 +196,8 @@ def _candidates(
 def _for_copy(candidate: _LoadCandidate, model: ModelView, number: int) -> _LoadCandidate:
     """The candidate for a model's copy of this number, counted from 1.
 
-    Only the first copy saves cold starts, and it must be loaded if requests wait; additional copies
-    shorten the queue.
+    Only the first copy saves cold starts, and it must be loaded if requests are queued; additional
+    copies shorten the queue.
     """
     if candidate.is_urgent and number <= max(1, model.spec.policy.min_copies):
         return replace(candidate, gain=np.inf)

@@ -32,7 +32,7 @@ class PodUse(StrEnum):
 
 
 def pod_uses(view: PoolView, *, in_use_s: float = IN_USE_S) -> dict[str, PodUse]:
-    """By name of the pod."""
+    """States by pod name."""
     latest_s: dict[str, float] = {}
     for model in view.models:
         for pod, residency in model.holders.items():

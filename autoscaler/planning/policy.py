@@ -1,8 +1,8 @@
 """Interface of policies, live and in the simulator: views of the pool in, actions out.
 
-Actions are carried out in the order of the plan. They are idempotent, and one that is not possible
-any more is skipped. Each has a reason for metrics and a detail, a sentence for people. Models are
-named by key, pods by name.
+Actions are carried out in the order of the plan. They are idempotent, and an action that is no
+longer possible is skipped. Each has a reason, for metrics, and a detail, a sentence for operators.
+Models are given by key, pods by name.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ class ActionReason(StrEnum):
     FORECAST = "forecast"
     """Requests are expected."""
     ARRIVING = "arriving"
-    """As many requests arrived recently."""
+    """Recent arrivals need this many pods."""
     WAITING = "waiting"
     """Requests are queued."""
     COPIES = "copies"
     """More or fewer copies than annotations or load require."""
     IDLE = "idle"
-    """Idle for longer than it is worth keeping."""
+    """A copy was idle longer than it is worth keeping, or a pod is kept until the pool is idle."""
     ROOM = "room"
     """Another model needs the memory more."""
     TURN = "turn"
-    """Round robin: the model's turn, or the end of it."""
+    """Round robin: the model's turn began or ended."""
     FLOOR = "floor"
-    """The minimum that limits require."""
+    """The pool's limits require at least this many pods."""
     CEILING = "ceiling"
-    """The maximum that limits allow."""
+    """The pool's limits allow at most this many pods."""
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Have a model on this tier of a pod, or a nearer one; starts a load unless one is running."""
+    """Ensure a model is on this tier of a pod or a faster one; starts a load unless one runs."""
 
     key: str
     pod: str
@@ -66,7 +66,7 @@ class Demote:
 
 @dataclass(frozen=True, slots=True)
 class SetPods:
-    """Have these pods."""
+    """Scale the pool to these pods."""
 
     shapes: tuple[PodShape, ...]
     reason: ActionReason
@@ -74,13 +74,13 @@ class SetPods:
 
     @property
     def pods(self) -> int:
-        """Of all shapes together."""
+        """Number of pods of all shapes together."""
         return sum(shape.count for shape in self.shapes)
 
 
 @dataclass(frozen=True, slots=True)
 class DrainPod:
-    """Send a pod no new requests; it leaves once its running requests are finished."""
+    """Stop routing requests to a pod; it deregisters once its running requests are finished."""
 
     pod: str
     reason: ActionReason
@@ -94,11 +94,11 @@ S = TypeVar("S")
 
 @dataclass(frozen=True, slots=True)
 class LoadingPolicy(Generic[S]):
-    """A rule with its parameters. Immutable: its memory is the state that is passed to `plan`."""
+    """A policy with its parameters. Immutable: each `plan` takes a state and returns the next."""
 
     name: str
     start: S
-    """The state before the first plan; the caller may start over with it at any time."""
+    """The state before the first plan; the caller may return to it at any time."""
     plan: Callable[[PoolView, S], tuple[tuple[Action, ...], S]]
     """From view and state to actions and next state. Pure."""
     reads_history: bool = False

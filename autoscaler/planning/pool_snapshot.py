@@ -1,4 +1,4 @@
-"""Makes the view of a pool for policies from the registry's state and other observations."""
+"""Builds the `PoolView` that policies read from the registry's state and other observations."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class Observations:
     last_arrival_s: Mapping[ModelName, float] = field(default_factory=dict)
     waiting: Mapping[ModelName, QueueStats] = field(default_factory=dict)
     uses: Mapping[str, Mapping[str, CopyUse]] = field(default_factory=dict)
-    """By key, then pod."""
+    """By model key, then pod."""
     size_bytes: Mapping[str, int] = field(default_factory=dict)
-    """By key, where the size is known before the first load."""
+    """By model key, where the size is known before the first load."""
     budget_bytes: Mapping[str, Mapping[Tier, int]] = field(default_factory=dict)
     """By pod: budgets of tiers other than the device, whose budget pods report themselves."""
 
@@ -52,7 +52,7 @@ def read_pool(
     limits: Limits | None = None,
     demand: Demand | None = None,
 ) -> PoolView:
-    """The pool now. Models are sorted by name, and so must be the rows of `demand`.
+    """The pool at `now_s`. Models, and the rows of `demand`, are in the order of names.
 
     The view shares tables of residency with `state`: use it before `state` changes.
     """
@@ -69,7 +69,7 @@ def read_pool(
 
 
 def _pod(pod: PodState, observations: Observations) -> PlannedPod:
-    """The device's budget leaves out what other pods of the same accelerator use of its memory."""
+    """The device's budget excludes memory that other pods use on the same accelerator."""
     budget_bytes = pod.memory_bytes
     if pod.sharing:
         budget_bytes = pod.used_bytes.get(Tier.DEVICE, 0) + pod.free_bytes

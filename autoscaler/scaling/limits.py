@@ -1,4 +1,4 @@
-"""Checks of limits: which ones cannot all be met, and why. Pure."""
+"""Validation of limits: invalid bounds of a pool, and limits that contradict each other. Pure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def pool_problems(limits: Limits) -> list[str]:
 
 
 def contradictions(view: PoolView) -> dict[str, str]:
-    """By key: why the pool cannot meet a model's limits. All other limits are met."""
+    """By model key: why the pool cannot meet the model's limits; other models are left out."""
     largest = max((pod.budget_bytes.get(Tier.DEVICE, 0) for pod in view.pods.values()), default=0)
     found = {}
     for model in view.models:

@@ -36,10 +36,10 @@ class BackgroundForecast(ForecastSchedule):
         super().__init__(observed, forecaster, interval_s=interval_s)
         self._metrics = metrics
         self._running: asyncio.Future[tuple[tuple[str, ...], Demand | None, float]] | None = None
-        """The models, their demand, None if it failed, and the time that it took."""
+        """Its result: the models, their demand (None if the forecast failed), and its seconds."""
 
     def update(self, models: tuple[str, ...], now_s: float) -> None:
-        """Take over a finished forecast; start the next one when it is due."""
+        """Store the result of a finished forecast; start the next forecast when it is due."""
         if self._running is not None:
             if not self._running.done():
                 return

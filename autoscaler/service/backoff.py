@@ -1,6 +1,6 @@
 """Pauses after failures: 1 s after the first, doubling up to 5 min. Pure: time is an argument.
 
-A clock that is set back makes no pause longer than its full length.
+No pause lasts longer than its full length, even if the clock is set back.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class _Pause:
 
 @dataclass(slots=True)
 class KeyedBackoff:
-    """Pauses by key. Used by one task only; pauses long over are dropped."""
+    """Pauses by key. Used by one task only; pauses that ended long ago are dropped."""
 
     _pauses: dict[str, _Pause] = field(default_factory=dict)
 

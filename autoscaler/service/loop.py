@@ -1,7 +1,7 @@
-"""The autoscaler's loop: renew the lead, read, forecast, plan, act.
+"""The autoscaler's loop: renew the leader's lease, read the registry, forecast, plan, act.
 
 An error in one tick does not end the loop: the next tick starts from the registry again. An
-autoscaler that does not lead reads and plans too, so that it can take over at once.
+autoscaler that is not the leader reads and plans too, so that it can take over at once.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Autoscaler:
         self._metrics = metrics
         self._holder = holder
         self._last_wanted: WantedPods | None = None
-        """The registry's last record. After a loss of its data not all pods are registered yet."""
+        """The last record read, kept in case the registry loses its data and pod registrations."""
         self._is_leading = False
         self._leading_since_s = 0.0
         self._reported_contradictions: dict[str, str] = {}
@@ -112,7 +112,7 @@ class Autoscaler:
 
     def _set_leading(self, *, is_leading: bool) -> None:
         if not (is_leading and self._is_leading):
-            # Start from the registry's record, perhaps of another leader.
+            # Start from the registry's record, which another leader may have written.
             self._planner.scaling = None
             self._leading_since_s = time.monotonic()
         self._is_leading = is_leading
@@ -149,10 +149,11 @@ class Autoscaler:
         return plan
 
     def _update_scaling(self, size: PoolSize | None, wanted: WantedPods | None) -> None:
-        """Start to plan the number of pods from the current one; stop where it must not be planned.
+        """Set the planner's scaling state; None disables planning of the number of pods.
 
-        A registry that lost its data has no record: then the last one is recorded again. An
-        autoscaler without that waits for one lease, in which running pods register.
+        Planning starts from the actuator's number of pods or, without one, from the registry's
+        record. If the registry has lost its record, planning starts from the last one read, or else
+        after one lease, in which running pods register.
         """
         self._last_wanted = last = wanted or self._last_wanted
         if size is None:

@@ -11,7 +11,8 @@ if TYPE_CHECKING:
 
 FORECAST_INTERVAL_S: Final = 2.0
 _MIN_PAUSE_RATIO: Final = 5.0
-"""Pause after a forecast over the time it took: forecasts take at most a fifth of a core."""
+"""Minimum pause after a forecast, as a multiple of the time that it took: forecasts then use at
+most a fifth of a core."""
 
 
 class ForecastSchedule:
@@ -32,17 +33,17 @@ class ForecastSchedule:
         self._started_s = 0.0
 
     def demand(self, models: tuple[str, ...]) -> Demand | None:
-        """The latest forecast; None if there is none of exactly these models."""
+        """The latest forecast; None if it was not made for exactly these models."""
         return self._demand if self._models == models else None
 
     def update(self, models: tuple[str, ...], now_s: float) -> None:
-        """Forecast if it is due. At once, in virtual time: `BackgroundForecast` uses a thread."""
+        """Forecast in this call if one is due; `BackgroundForecast` uses a thread instead."""
         inputs = self.next_input(models, now_s)
         if inputs is not None:
             self.take(models, self.forecaster.forecast(inputs), took_s=0.0)
 
     def next_input(self, models: tuple[str, ...], now_s: float) -> ForecastInput | None:
-        """The input of a forecast that is due, and starts now; None: none is due."""
+        """The input of the forecast to start now; None if none is due or a model is not counted."""
         if models == self._models and 0 <= now_s - self._started_s < self._pause_s:
             return None
         self._started_s = now_s
@@ -54,6 +55,6 @@ class ForecastSchedule:
         return inputs
 
     def take(self, models: tuple[str, ...], demand: Demand | None, *, took_s: float) -> None:
-        """Keep a finished forecast; None: it failed."""
+        """Keep a finished forecast; `demand` is None if it failed."""
         self._demand, self._models = demand, models
         self._pause_s = max(self._interval_s, _MIN_PAUSE_RATIO * took_s)

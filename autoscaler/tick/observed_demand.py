@@ -1,6 +1,6 @@
-"""Arrivals of a pool: a history for forecasts, and those since the last plan for policies. Pure.
+"""Arrivals of a pool: history for forecasts, and counts since the last plan for policies. Pure.
 
-The live autoscaler adds counts that it reads from the registry, the simulator every request.
+The live autoscaler adds counts that it reads from the registry; the simulator adds every request.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class ObservedDemand:
     ) -> None:
         """Without `counts` there is no history.
 
-        The clock of the counts is `epoch_s` at time 0, and runs `time_scale` times as fast.
+        The counts have a clock of their own: `epoch_s` + `time_scale` * time.
         """
         self._counts = counts
         self.time_scale = time_scale
@@ -41,16 +41,16 @@ class ObservedDemand:
         self.last_arrival_s: dict[ModelName, float] = {}
 
     def counts_s(self, time_s: float) -> float:
-        """A time on the clock of the counts."""
+        """Convert a time to the clock of the counts."""
         return self._epoch_s + self.time_scale * time_s
 
     def start_over(self, counts: Counts) -> None:
-        """Continue with counts that hold no arrival yet."""
+        """Replace the counts by empty ones."""
         self._counts = counts
         self._models = frozenset()
 
     def set_models(self, models: Sequence[ModelName], now_s: float) -> None:
-        """Advance the clock, and keep exactly these models."""
+        """Advance the clock, add new models and remove all models that are not listed."""
         if self._counts is not None:
             self._counts.advance(self.counts_s(now_s))
         names = frozenset(map(str, models))
@@ -75,7 +75,7 @@ class ObservedDemand:
     ) -> None:
         """Add (model, start, count) of windows of this length, in any order.
 
-        `is_new`: they arrived since the last plan.
+        `is_new`: the requests arrived since the last plan.
         """
         for model, start_s, count in arrivals:
             self.last_arrival_s[model] = max(
@@ -95,9 +95,9 @@ class ObservedDemand:
     def forecast_input(
         self, now_s: float, models: tuple[str, ...], rows: Integers | None = None
     ) -> ForecastInput | None:
-        """A copy of the counts of these models, in their order; None if one is not counted.
+        """A copy of the counts of these models, in their order; None if a model is not counted.
 
-        With `rows` the history is of those models only. They count as unchanged from then on.
+        With `rows` the history covers only those models. Its models are removed from `changed`.
         """
         if self._counts is None or not models:
             return None
@@ -109,6 +109,6 @@ class ObservedDemand:
         history = self._counts.history(self.counts_s(now_s), chosen)
         self.changed -= set(models if rows is None else (models[row] for row in rows.tolist()))
         seconds = self._counts.recent_seconds(indices)
-        if self.time_scale > 1:  # counts per second of the registry are too coarse for scaled ones
+        if self.time_scale > 1:  # the registry's counts per second are too coarse for a fast clock
             seconds = np.zeros_like(seconds)
         return ForecastInput(models, rows, history, seconds)

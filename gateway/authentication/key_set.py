@@ -1,7 +1,7 @@
 """An issuer's public keys (JWKS, RFC 7517): read, cached, and read again when they rotate.
 
-Documents are read in a thread. A token with an unknown key id causes one new reading, at most every
-few seconds for all tokens; a reading that fails leaves the keys unchanged.
+Documents are read in a thread. A token with an unknown key id causes one read, and all such tokens
+together cause at most one every few seconds; a read that fails leaves the keys unchanged.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MIN_REFRESH_INTERVAL_S: Final = 5.0
-"""Between two readings caused by unknown key ids."""
+"""Minimum time between two reads because of unknown key ids or failed reads."""
 MAX_AGE_S: Final = 300.0
 """The keys are read again at least this often, so that revoked keys become invalid."""
 TIMEOUT_S: Final = 5.0
@@ -93,7 +93,7 @@ class KeySet:
             await self._refresh(unless=lambda: False)
 
     async def _refresh(self, *, unless: Callable[[], bool]) -> None:
-        async with self._refreshing:  # `unless`: another task may have read the key meanwhile
+        async with self._refreshing:  # `unless`: another task may have read the key
             now_s = self._clock()
             is_early = self._tried_s is not None and now_s - self._tried_s < MIN_REFRESH_INTERVAL_S
             if is_early or unless():

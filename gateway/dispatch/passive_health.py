@@ -29,7 +29,7 @@ class PassiveHealth:
         self._avoid(pod, _SUSPECT_S)
 
     def mark_device_full(self, pod: PodState) -> None:
-        """Let inferences end that fill the device's memory."""
+        """Avoid the pod briefly, so that inferences that fill its device's memory can end."""
         self._avoid(pod, _DEVICE_FULL_S)
 
     def _avoid(self, pod: PodState, for_s: float) -> None:
@@ -41,7 +41,7 @@ class PassiveHealth:
         self._on_recovery()
 
     def mark_full(self, pod: PodState, refusals: int) -> None:
-        """Count all slots of the pod as taken; longer after each earlier refusal of the request."""
+        """Count all slots of the pod as taken for a backoff that grows with `refusals`."""
         slots = pod.slots
         pod.add_pending(slots=slots)
         self._timers.after(_FULL.pause_s(refusals + 1), self._free, (pod, slots))

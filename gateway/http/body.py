@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
 _MODEL_FIELD_BYTES: Final = 4096
-"""Searched for an OpenAI body's `model` before more is awaited; nearly always contains it."""
+"""First bytes of an OpenAI body, which nearly always contain `model`; searched before the rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class BodyLimits:
     buffer_bytes: int
     """Bodies up to this size stay in memory until the response, so they can be resent."""
     timeout_s: float
-    """Longest pause inside a body."""
+    """Maximum time between two parts of a body."""
 
 
 class BodySource(Protocol):
@@ -38,13 +38,13 @@ class BodySource(Protocol):
         """Wait for more, the end or an interruption. Raises ClientClosedRequest."""
 
     def interrupt(self) -> None:
-        """Make `receive_chunks` return now, also without any chunks."""
+        """Make `receive_chunks` return now, even without chunks."""
 
 
 class IncomingBody:
     """The body of one request. `buffered` has its beginning, or all of it once `is_complete`.
 
-    Chunks stay as they were received: to join 200 KB costs about as much as to forward them.
+    Chunks are kept as received: joining 200 KB costs about as much as forwarding them.
     """
 
     def __init__(self, source: BodySource, content_length: int | None, limits: BodyLimits) -> None:
@@ -95,7 +95,7 @@ class IncomingBody:
         self._source.interrupt()
 
     async def read_model_field(self) -> str:
-        """The `model` that an OpenAI body names; the body stays complete for the pod.
+        """The `model` that an OpenAI body names; the bytes read stay buffered for the pod.
 
         Raises BadRequest if there is none within the buffer limit.
         """
@@ -104,7 +104,7 @@ class IncomingBody:
         name = self._find_model_field()
         if name is None and not self.is_complete:
             await self.buffer()
-            name = await asyncio.to_thread(self._find_model_field)  # up to a megabyte
+            name = await asyncio.to_thread(self._find_model_field)  # searches up to 1 MB
         if name is None:
             raise BadRequest(
                 "the body must name a 'model' within its first bytes; searched "

@@ -30,10 +30,10 @@ _NO_NAMES: Final[frozenset[bytes]] = frozenset()
 _PILOTLIGHT: Final = b"x-pilotlight-"
 """Commands from gateway to pod: headers with this prefix from clients are not forwarded."""
 _SIMULATE: Final = b"x-pilotlight-simulate"
-"""The one that is forwarded: pods refuse it unless they were started for experiments."""
+"""The only such header that is forwarded: pods refuse it unless started for experiments."""
 _REQUEST_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}")
 _BLANKS: Final = b" \t"
-"""The parser leaves them after a value, though they are not part of it (RFC 9110, section 5.5)."""
+"""The parser keeps trailing blanks, which are no part of a value (RFC 9110, section 5.5)."""
 _MAX_DEADLINE_MS: Final = 86_400_000
 
 

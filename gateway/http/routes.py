@@ -1,6 +1,6 @@
-"""Which model a request names, by path or by KServe-style Host header.
+"""Resolves a request's model from its path or its KServe-style Host header.
 
-OpenAI's paths may name none; then `IncomingBody.read_model_field` reads the name from the body.
+OpenAI requests may name the model only in the body, which `IncomingBody.read_model_field` reads.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _MAX_CACHED: Final = 4096
 _MAX_CACHED_LENGTH: Final = 512
-"""Bytes of path and Host. Clients choose both, and the HTTP parser sets no limit."""
+"""Bytes of path and Host in a cached entry. Clients choose both; the HTTP parser has no limit."""
 _SERVING: Final = re.compile(r"/serving/([^/]+)/([^/]+)(/.*)?")
 _INFERENCE: Final = re.compile(
     r"/(?:v1/models/([^/:]+):predict|v2/models/([^/]+)(?:/versions/[^/]+)?/infer)"
@@ -110,7 +110,7 @@ class TargetResolver:
 
 
 def parse_path(path: str, host: str, known: Container[ModelName]) -> ModelPath:
-    """Read the namespace and model that prefix or Host name. Raises BadRequest."""
+    """Read the namespace and model from the prefix or the Host. Raises BadRequest."""
     match = _SERVING.fullmatch(path)
     if match:
         namespace, name = _unescape(match[1]), _unescape(match[2])
@@ -122,7 +122,7 @@ def parse_path(path: str, host: str, known: Container[ModelName]) -> ModelPath:
 
 
 def is_inference(path: str) -> bool:
-    """True if a path without prefix is one of an inference request."""
+    """True if a path, without its prefix, is an inference path."""
     if path.endswith(("/infer", ":predict")):
         return _INFERENCE.fullmatch(path) is not None
     return openai.PATH.fullmatch(path) is not None
@@ -150,7 +150,7 @@ def target_of(model_path: ModelPath) -> ModelTarget:
 
 
 def target_of_version(target: ModelTarget, model: ModelName) -> ModelTarget:
-    """The same request to one of the model's versions, under that version's path at pods."""
+    """The target for one of the model's versions, with that version's path at pods."""
     version = model.name.encode()
     if model == target.model:
         return replace(target, version=version)
@@ -160,7 +160,7 @@ def target_of_version(target: ModelTarget, model: ModelName) -> ModelTarget:
 
 
 def openai_target(namespace: str, name: str | None, endpoint: str) -> ModelTarget:
-    """The target of an OpenAI request; without a name, preliminary until the body was read."""
+    """The target of an OpenAI request; without a name it is preliminary until the body is read."""
     model = ModelName(namespace, name or "")
     return ModelTarget(
         model,

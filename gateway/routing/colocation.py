@@ -1,8 +1,7 @@
-"""Colocation: run where the model is warm, without or with waiting for a slot there.
+"""Colocation: prefer pods where the model is warm, with or without queueing for a slot there.
 
-Source: Liu 2025, section 4.5. `colocation` waits neither for a warm pod whose slots are taken nor
-for a load in progress at a pod without a free slot: it starts cold at once elsewhere.
-`colocation_queueing` starts cold only if no pod is warm or warming.
+Source: Liu 2025, section 4.5. If no warm or warming pod has a free slot, `colocation` starts cold
+at another pod at once. `colocation_queueing` starts cold only if no pod is warm or warming.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ def colocation(request: RequestView, cluster: ClusterState, now_s: float) -> Dec
 
 
 def colocation_queueing(request: RequestView, cluster: ClusterState, now_s: float) -> Decision:
-    """A warm pod, else a warming pod, after a wait for a slot; else a cold start."""
+    """A warm pod, else a warming pod, queueing if it has no free slot; else a cold start."""
     del now_s
     if warm := cluster.warm(request.key):
         if pod := fewest_inferring(warm):

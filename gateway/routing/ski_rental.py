@@ -3,7 +3,7 @@
 Karlin, Manasse, McGeoch, Owicki 1990, "Competitive randomized algorithms for non-uniform problems":
 queueing or sharing a device costs a little each time, a load costs much once. When the losses reach
 the cost of a load, `auto` starts one; such loads never cost more than was lost without them. A loss
-counts only after the time of a load: a load could not have avoided what ended before.
+counts only once it is one load time old, since no load could have finished sooner to avoid it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from registry.domain.model import ModelName
 
 MAX_MODELS: Final = 4096
-"""Beyond this the model recorded first is dropped."""
+"""Above this number, the model that was recorded first is dropped."""
 
 
 @dataclass(slots=True)
@@ -47,7 +47,7 @@ class _ModelCredit:
 
 
 class ColdStartCredit:
-    """Losses by model of one gateway's requests. Times in seconds, the clock is passed in."""
+    """Losses of one gateway's requests by model. Times in seconds; callers pass the time in."""
 
     def __init__(self, max_models: int = MAX_MODELS) -> None:
         self._max_models = max_models

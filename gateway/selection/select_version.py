@@ -1,7 +1,7 @@
-"""Chooses which version of a requested model answers: the model itself or one of its canaries.
+"""Chooses which version of a model serves a request: the model itself or one of its canaries.
 
-Source: deterministic splitting by a hash of the request id. The same id selects the same version
-at every gateway, and ids that a canary has stay with it when its percentage grows. Pure.
+A hash of the request id selects the version. The same id selects the same version at every
+gateway, and the ids of a canary stay with it when its percentage grows. Pure.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 def select_version(
     requested: ModelName, canaries: Sequence[Canary], request_id: str, state: ClusterState
 ) -> ModelName:
-    """The model that answers; each canary gets its percentage of all request ids.
+    """The model that serves the request; each canary gets its percentage of all request ids.
 
-    The requested model answers where the selected canary is unknown or cannot be loaded.
+    The requested model serves it if the selected canary is unknown or cannot be loaded.
     """
     selected = split_by_id(requested, canaries, request_id)
     record = state.models.get(selected)

@@ -1,6 +1,7 @@
-"""Reports arrivals and queued requests by model to the registry, apart from the request path.
+"""Reports arrivals and queued requests by model to the registry, in a background task.
 
-Queued requests are reported soon after the first, since pods and copies are started for them.
+The first queued request is reported at the next poll, since the autoscaler starts pods and copies
+for queued requests.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ REPORT_INTERVAL_S: Final = 1.0
 POLL_INTERVAL_S: Final = 0.2
 """Interval of checks for newly queued requests."""
 MAX_UNREPORTED_SECONDS: Final = 300
-"""The last seconds of an outage are reported after it; earlier ones are dropped."""
+"""After a registry outage, counts of its last seconds are reported; earlier ones are dropped."""
 
 _Counts = dict["ModelName", int]
 
@@ -46,7 +47,8 @@ class ArrivalCounter:
         self._queued_total = queued_total
         self._by_second: dict[int, _Counts] = {}
         self._report: dict[int, _Counts] = {}
-        """Sent, or lost. A lost one is sent again under its number: it may have been counted."""
+        """Counts in flight. Without a reply they are sent again under the same sequence number,
+        since the registry may have counted them."""
         self._sequence = 0
         self._reported_queued = False
         self._reported_at_s = 0.0

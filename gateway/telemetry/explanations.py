@@ -1,4 +1,4 @@
-"""The last decisions with their options and candidates, for `pilotlight explain`."""
+"""The latest routing decisions, their options and candidate pods, for `pilotlight explain`."""
 
 from __future__ import annotations
 
@@ -24,20 +24,21 @@ class _Explanation:
     request: IncomingRequest
     result: RoutingResult
     pods: list[tuple[str, int, int, int, bool]]
-    """At the decision: name, slots taken, slots, requests inferring, accepting."""
+    """Candidates when the decision was made: name, slots taken, slots, requests inferring,
+    accepting."""
     holders: Mapping[str, Residency]
     wait_reasons: list[str] = field(default_factory=list)
 
 
 class Explanations:
-    """Decisions by request id; beyond `max_explanations` the oldest is dropped."""
+    """Decisions by request id; above `max_explanations` the oldest is dropped."""
 
     def __init__(self, max_explanations: int = MAX_EXPLANATIONS) -> None:
         self._max_explanations = max_explanations
         self._by_id: dict[str, _Explanation] = {}
 
     def record(self, request: IncomingRequest, result: RoutingResult, state: ClusterState) -> None:
-        """Record a decision, unless it is to wait on for the same reason."""
+        """Record a decision, unless the request already waits for the same reason."""
         known = self._by_id.get(request.id)
         if known is not None and known.request is not request:
             known = None  # another request with the same id

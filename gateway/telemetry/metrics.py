@@ -1,8 +1,8 @@
 """Metrics of the gateway. Labels are closed sets and models, never pods or requests.
 
-Histograms and request counters are our own, with the exposition of prometheus_client's: those lock
-and walk the buckets in Python on each of the nine observations per request, which then takes 8 %
-more CPU time (`docs/benchmarks.md`). One event loop needs no locks.
+Histograms and request counters are implemented here and exposed like those of prometheus_client,
+which lock and walk the buckets in Python on each of the nine observations per request: a request
+then takes 8 % more CPU time (`docs/benchmarks.md`). One event loop needs no locks.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class RequestOutcome(NamedTuple):
     policy: str
     reason: str
     tier: str
-    """The tier it had to wait from; empty if no pod responded."""
+    """Tier of the load that the request waited for, or `warm`; empty if no pod responded."""
     code: int
 
 

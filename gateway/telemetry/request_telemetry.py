@@ -29,7 +29,7 @@ class ServedRequest:
     entry: str
     predict: str
     start: str
-    """`warm`, or the tier it had to wait from, in the queue or at the pod."""
+    """`warm`, or the tier that the model was loaded from while the request waited."""
 
 
 class StageTimings(NamedTuple):
@@ -78,7 +78,7 @@ class _PolicyHistograms:
 
 
 class RequestTelemetry:
-    """Writes response headers and counts, with one label lookup per set of labels."""
+    """Writes response headers and metrics, and caches label lookups."""
 
     def __init__(self, metrics: GatewayMetrics) -> None:
         self._metrics = metrics
@@ -130,7 +130,7 @@ class RequestTelemetry:
             histograms.prediction_error.observe(abs(forecast.seconds - pod_s))
 
     def failed(self, model: str, policy: str | None, error: GatewayError) -> None:
-        """Count an error response of the gateway; `policy` is None if it was not placed."""
+        """Count an error response of the gateway; `policy` is None if no policy was chosen."""
         reason = str(error.reason)
         self._count(RequestOutcome(model, policy or "none", reason, "", int(error.status)))
 

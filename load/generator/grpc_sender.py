@@ -1,6 +1,6 @@
 """Requests over gRPC in the Open Inference Protocol, to a pod or KServe predictor.
 
-The gateway has no gRPC.
+The gateway does not serve gRPC.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _HTTP_STATUS: Final = {
     grpc.StatusCode.UNIMPLEMENTED: 501,
     grpc.StatusCode.DEADLINE_EXCEEDED: 504,
 }
-"""Others are 0, no response: UNAVAILABLE also means that no server was reached."""
+"""Other codes become 0, no response: UNAVAILABLE can mean that no server was reached."""
 
 
 class GrpcSender:
@@ -110,7 +110,7 @@ def _channel(target: TargetUrl) -> grpc.aio.Channel:
 
 
 async def layout_of(target: TargetUrl) -> Layout:
-    """The layout by the target's server metadata; plain if it has none or does not respond."""
+    """The layout by the target's server metadata; `PLAIN` if no metadata arrive in time."""
     async with _channel(target) as channel:
         server_metadata = channel.unary_unary(
             _SERVER_METADATA,

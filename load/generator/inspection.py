@@ -1,4 +1,4 @@
-"""The layout of an HTTP target and the content that its models take, requested before a run."""
+"""Requests, before a run, the layout of an HTTP target and the inputs that its models take."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _MAX_CONCURRENT: Final = 16
 class TargetDescription:
     layout: Layout
     contents: dict[str, Content]
-    """By `tenant/model`, where the metadata name inputs."""
+    """By `tenant/model`; only models whose metadata describes inputs."""
     missing: tuple[str, ...]
-    """`tenant/model` of those with the response 404."""
+    """`tenant/model` of the models whose metadata request got a 404."""
 
 
 async def inspect(

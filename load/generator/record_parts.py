@@ -1,6 +1,6 @@
 """Records of a run: an Arrow stream per worker while it runs, one Parquet file afterwards.
 
-A stream is readable up to its last complete batch, also after its writer was killed.
+A stream is readable up to its last complete batch, even if its writer was killed.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class RecordPart:
 
 
 def read_parts(parts: Path) -> Iterator[pa.RecordBatch]:
-    """All complete batches, also of workers that were killed while writing."""
+    """All complete batches, including those of workers that were killed while writing."""
     for path in sorted(parts.glob("*.arrows")):
         try:
             with pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as stream:
@@ -100,9 +100,9 @@ def write_metadata(parts: Path, metadata: Mapping[str, Any]) -> None:
 
 
 def merge_parts(parts: Path, output: Path, metadata: Mapping[str, Any]) -> None:
-    """Write the Parquet file in flat memory, then remove the parts.
+    """Write the Parquet file in bounded memory, then remove the parts.
 
-    Raises RecordsNotWritten; the parts remain.
+    Raises RecordsNotWritten and then keeps the parts.
     """
     schema = RECORD_SCHEMA.with_metadata({METADATA_KEY: json.dumps(dict(metadata))})
     unfinished = output.with_name(output.name + ".unfinished")

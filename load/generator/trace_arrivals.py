@@ -1,4 +1,4 @@
-"""Arrivals of a trace: a survey of the whole trace before a run, and one worker's share of them."""
+"""Arrivals of a trace: a survey of the whole trace before a run, and each worker's share."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class ModelAppearance(NamedTuple):
     tenant: str
     model: str
     arrival: int
-    """Counted from 1."""
+    """Number of the first arrival, counted from 1."""
     at_s: float
 
     @property

@@ -1,4 +1,4 @@
-"""Counts and latencies of requests by a name: of their model, policy or tenant."""
+"""Counts and latencies of requests, grouped by the name of their model, policy or tenant."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ GOOD: Final = 2
 COLD: Final = 4
 MISSED: Final = 8
 _KINDS: Final = np.arange(16)
-"""Every sum of those: the kinds of one request."""
+"""All combinations of these four flags; every request has one combination."""
 
 
 def kinds_of(requests: Requests) -> Ints:
-    """For each request the sum of the kinds that it is of."""
+    """For each request the sum of its flags."""
     kinds = OK * requests.is_ok + GOOD * requests.is_good
     kinds += COLD * requests.is_cold + MISSED * requests.is_missed
     return kinds.astype(np.int64)
@@ -38,10 +38,10 @@ class Latencies(Protocol):
         """Add latencies; `codes` are numbered from 0."""
 
     def overall(self) -> Percentiles:
-        """Of all requests."""
+        """Percentiles of all requests."""
 
     def by_code(self) -> Iterator[tuple[int, Percentiles]]:
-        """Of each code that has any."""
+        """Percentiles of each code with latencies."""
 
 
 class ExactLatencies:
@@ -68,13 +68,13 @@ class Aggregates:
     """Counts by name, and latencies of the requests that have a complete 2xx response."""
 
     def __init__(self, latencies: Latencies | None = None) -> None:
-        """Without `latencies` none are kept."""
+        """Without `latencies` only counts are kept."""
         self._latencies = latencies
         self._codes: dict[str, int] = {}
         self._counts = np.zeros((0, len(_KINDS)), np.int64)
 
     def add(self, names: GroupedNames, kinds: Ints, latency_s: Floats | None = None) -> None:
-        """Count requests by their kinds; those without a name are left out."""
+        """Count requests by their sums of flags (`kinds_of`); skips requests without a name."""
         own = np.array(
             [self._codes.setdefault(name, len(self._codes)) for name in names.names], np.int64
         )
@@ -89,7 +89,7 @@ class Aggregates:
             self._latencies.add(codes[is_ok], latency_s[named][is_ok])
 
     def count(self, kind: int) -> int:
-        """Requests of a kind, over all names."""
+        """Number of requests with a flag, over all names."""
         return int(self._by_name(kind).sum())
 
     def _by_name(self, kind: int) -> Ints:
@@ -103,12 +103,12 @@ class Aggregates:
         return sorted((each for each in found if each[2]), key=lambda each: (-each[2], each[0]))
 
     def good_shares(self) -> dict[str, float]:
-        """By name: the share of its requests with a response in time."""
+        """Share of requests with a response in time, by name."""
         good = self._by_name(GOOD).tolist()
         return {name: good[code] / requests for name, code, requests in self._ranked()}
 
     def documents(self) -> dict[str, Any]:
-        """By name, most requests first, as JSON."""
+        """JSON objects by name, most requests first."""
         latencies = {} if self._latencies is None else dict(self._latencies.by_code())
         none = percentiles(np.zeros(0))
         ok, cold, missed = (self._by_name(kind).tolist() for kind in (OK, COLD, MISSED))
@@ -125,7 +125,7 @@ class Aggregates:
 
 
 def percentiles(values: Floats) -> Percentiles:
-    """Of all values but NaN, exact, with linear interpolation."""
+    """Exact percentiles of all values except NaN, with linear interpolation."""
     known = values[~np.isnan(values)]
     if not len(known):
         return dict.fromkeys([*PERCENTILE_NAMES, "max"])
@@ -134,7 +134,7 @@ def percentiles(values: Floats) -> Percentiles:
 
 
 def groups(keys: Ints) -> Iterator[Ints]:
-    """The rows of each key, by key."""
+    """The row indices of each key, in ascending order of keys."""
     rows = np.argsort(keys, kind="stable")
     edges = np.flatnonzero(np.diff(keys[rows])) + 1
     return (each for each in np.split(rows, edges) if len(each))

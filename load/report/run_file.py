@@ -27,7 +27,7 @@ _READ: Final = [*_NAMES, *_TIMES, "status", "error", *(f"{stage}_ms" for stage i
 
 
 def read_runs(given: Sequence[str]) -> list[Run]:
-    """The runs given as `FILE` or `NAME=FILE`. Raises BadRuns with all that is wrong."""
+    """The runs given as `FILE` or `NAME=FILE`. Raises BadRuns with all problems."""
     problems = []
     if not 1 <= len(given) <= MAX_RUNS:
         problems.append(f"a report compares 1 to {MAX_RUNS} runs, got {len(given)}")
@@ -124,7 +124,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _wrong_numbers(table: pa.Table) -> list[str]:
-    """Columns with a value that is not a valid time, and its row."""
+    """A message for each column with an invalid time, naming the first such row."""
     found = []
     for column in (*_TIMES, *(f"{stage}_ms" for stage in STAGES)):
         values = floats(table.column(column))
@@ -138,7 +138,7 @@ def _wrong_numbers(table: pa.Table) -> list[str]:
 
 
 def _metadata(path: Path, metadata: dict[bytes, bytes] | None) -> dict[str, Any]:
-    """The run's metadata in the file, over those of a summary beside it."""
+    """The metadata of the summary file beside the run, overridden by the run's own metadata."""
     own = _json_object((metadata or {}).get(METADATA_KEY, b""))
     return _json_file(path.with_suffix(".json")) | own
 
@@ -151,7 +151,7 @@ def _json_file(path: Path) -> dict[str, Any]:
 
 
 def _json_object(text: bytes) -> dict[str, Any]:
-    """The text as a JSON object; empty if it is none."""
+    """The text as a JSON object; empty if the text is not one."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):

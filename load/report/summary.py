@@ -1,7 +1,7 @@
 """A run in numbers: counts, percentiles, deadline misses, goodput, fairness, late sends.
 
-Live and simulated runs have the same document. Their latencies differ: exact for a run in memory,
-in buckets for one that is summarised while it runs.
+Live and simulated runs give the same document. Percentiles are exact for a run that is in memory,
+and come from buckets for a run that is summarised while it runs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class RunTotals(Generic[L]):
     """Totals of a run, to which requests are added batch by batch."""
 
     def __init__(self, new_latencies: Callable[[], L]) -> None:
-        """`new_latencies` makes the store of latencies: exact, or in flat memory."""
+        """`new_latencies` creates a store of latencies: exact, or with bounded memory."""
         self.latencies = new_latencies()
         """By model."""
         self.statuses: Counter[int] = Counter()
@@ -126,7 +126,9 @@ def good_shares(run: Run) -> dict[str, float]:
 
 
 def jain(values: Sequence[float]) -> float | None:
-    """How even shares are: 1 is even, 1/n one takes all. None for one, or if all are 0.
+    """Jain's fairness index: 1 if all shares are equal, 1/n if one of n has everything.
+
+    None for fewer than two shares, or if all are 0.
 
     Jain, Chiu, Hawe 1984: (sum x)^2 / (n sum x^2).
     """

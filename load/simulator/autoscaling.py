@@ -1,7 +1,7 @@
-"""An autoscaler in a run: the live autoscaler's planner in virtual time.
+"""An autoscaler in a simulated run: the live autoscaler's planner in virtual time.
 
-Besides the registry's copy it reads the gateway's queue, the use of copies, and the models' sizes.
-Pods are as in the cluster file, unless the caller carries out `wanted_pods`.
+Besides the cluster state it reads the gateway's queue, the use of copies, and the models' sizes.
+The number of pods stays as in the cluster file, unless the caller applies `wanted_pods`.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from registry.domain.model import ModelName
 
 TICK_S: Final = 0.5
-"""The live autoscaler's time between two plans."""
+"""Interval between two plans of the live autoscaler."""
 
 
 class PlannedAutoscaler:
-    """A loading policy in a run; see `simulation.SimulatedAutoscaler`."""
+    """Applies a loading policy in a run; implements `simulation.SimulatedAutoscaler`."""
 
     def __init__(
         self,
@@ -49,9 +49,10 @@ class PlannedAutoscaler:
         limits: Limits | None = None,
         pods: int | None = None,
     ) -> None:
-        """`counts` are those of arrivals before the run, on a clock that is `epoch_s` at its start.
+        """`counts` are of arrivals before the run, on a clock that reads `epoch_s` at its start.
 
-        With `pods`, their number at the start, it plans the number of pods within `limits`.
+        `pods` is the number of pods at the start, which is then planned within `limits`; None: the
+        number of pods is not planned.
         """
         self.every_s = every_s
         self.actions: Counter[str] = Counter()

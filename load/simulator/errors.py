@@ -23,7 +23,7 @@ class InvalidCluster(SimulatorError):
 
 
 class WrongTrace(SimulatorError):
-    """A trace has other columns, goes back in time, or is too long."""
+    """A trace has the wrong columns, is not sorted by time, or is too long."""
 
 
 class CannotWrite(SimulatorError):

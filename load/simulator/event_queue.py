@@ -1,7 +1,7 @@
-"""Virtual time: events in a heap, and arrivals that are merged in without entering it.
+"""Virtual time: a heap of events, merged with arrivals that are never pushed to the heap.
 
 Events are tuples `(time, number, function, argument)`; events of one time run in the order in which
-they were set. Times in seconds since the start of the run.
+they were added. Times in seconds since the start of the run.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class EventQueue:
     def run_through(
         self, arrivals: Iterable[tuple[Any, ...]], arrive: Callable[[Any], object]
     ) -> None:
-        """Run until all of these arrivals have come; events of the same time run first.
+        """Run events and arrivals in order of time, up to the last arrival.
 
-        The first field of an arrival is its time.
+        The first field of an arrival is its time; events of the same time run before it.
 
         Raises WrongTrace if the times are not in ascending order.
         """

@@ -1,6 +1,6 @@
-"""The simulated gateway: the live gateway's placer in virtual time, with pods that are simulated.
+"""The simulated gateway: the live gateway's placer in virtual time, with simulated pods.
 
-The registry replies in no time.
+Registry operations take no virtual time.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class QueueOptions:
-    """How the gateway of a run queues. The defaults are the live gateway's."""
+    """Options of the gateway's queue. The defaults are the live gateway's."""
 
     serves_late: bool = False
     """Serve requests past their deadline as well, as in Blinowski et al. 2024."""
     by_deadline: bool = True
-    """The earliest deadline first; else by arrival."""
+    """Dispatch the earliest deadline first; False: the earliest arrival first."""
     plans_first: bool = False
-    """While requests are queued, run the autoscaler after each change, before they are tried, so
-    that it sees pods that have just become idle; else by the clock."""
+    """While requests are queued, run the autoscaler after each change and before dispatch, so that
+    it sees pods that have just become idle; False: run it only at its tick interval."""
     may_load: bool = True
-    """Requests start loads; else only the autoscaler does, and they are queued."""
+    """Requests may start loads; False: only the autoscaler starts loads, and requests queue."""
 
 
 class SimulatedGateway(PodListener):
-    """One gateway before all pods."""
+    """One gateway in front of all pods."""
 
     def __init__(
         self,
@@ -65,11 +65,11 @@ class SimulatedGateway(PodListener):
     ) -> None:
         queueing = queueing or QueueOptions()
         self.open_total = 0
-        """Requests that came and have no response yet."""
+        """Requests that arrived and have no response yet."""
         self.on_arrival: Callable[[ModelName, float], None] | None = None
         """Called for each request for a declared model."""
         self.on_dispatch: Callable[[], None] | None = None
-        """Called before queued requests are tried."""
+        """Called before queued requests are dispatched."""
         self._events = events
         self._registry = registry
         self._state = registry.state
@@ -81,7 +81,7 @@ class SimulatedGateway(PodListener):
         self._draw = random.Random(seed).random if draws is None else draws.__next__
         self._id_prefix = f"{seed}-"
         self._row = -1
-        """Of the trace, from 0, as a live run numbers its requests."""
+        """Row of the trace, from 0; a live run numbers its requests in the same way."""
         self._sequence = 0
         self._serves_late = queueing.serves_late
         self.placer: Placer[SimulatedRequest] = Placer(
@@ -95,7 +95,7 @@ class SimulatedGateway(PodListener):
     # Arrival
 
     def arrive(self, row: Row) -> None:
-        """Take the next request of the trace."""
+        """Place the next request of the trace, or respond 404 if its model is not declared."""
         now_s, tenant, model, input_size, output_size, deadline_s = row
         self.open_total += 1
         self._row += 1
@@ -208,7 +208,7 @@ class SimulatedGateway(PodListener):
         self._retry(request, NotExecuted.UNREACHABLE)
 
     def _retry(self, request: SimulatedRequest, reason: NotExecuted) -> None:
-        """Place a request again that its entry pod did not execute, if it has a retry left."""
+        """Retry a request that its entry pod did not execute; without retries left it fails."""
         if request.is_over:
             return
         self._release(request)
@@ -225,7 +225,7 @@ class SimulatedGateway(PodListener):
     # Responses
 
     def _deadline_passed(self, arrival: IncomingRequest) -> None:
-        """Respond in the pod's place; a request in the queue has a timeout of its own."""
+        """Respond 504 to a request at a pod; queued requests have a separate timeout."""
         request = self._in_flight.get(arrival.id)
         if request is not None:
             self._release(request)

@@ -1,4 +1,4 @@
-"""Generated traces by name: a rate over time, gaps of one distribution, models by popularity."""
+"""Synthetic traces by name: a rate over time, a distribution of gaps, a popularity of models."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _MAX_STEPS: Final = 1_000_000
 _STEPS_PER_PERIOD: Final = 288
-"""Of a diurnal rate: 5 minutes at a period of a day."""
+"""Steps of a diurnal rate: 5 minutes each with a period of a day."""
 
 
 class GeneratorParameters(Parameters):
@@ -59,14 +59,14 @@ class GeneratorParameters(Parameters):
 
     @model_validator(mode="after")
     def _changes_are_few(self) -> Self:
-        """Changes that are not arrivals take time as well: refuse what would not end."""
+        """Reject too many changes of rate or popularity: each takes time even without arrivals."""
         for name, every_s in self.changes().items():
             if self.duration / every_s > _MAX_STEPS:
                 raise ValueError(f"should have {name} of at least a millionth of duration")
         return self
 
     def changes(self) -> dict[str, float]:
-        """Intervals in seconds at which something changes, by the names of their parameters."""
+        """Intervals between changes of rate or popularity, in seconds, by parameter name."""
         return {} if self.drift is None else {"drift": self.drift}
 
     def steps(self, rng: np.random.Generator) -> Iterator[RateStep]:
@@ -93,7 +93,7 @@ class Gamma(Bursty):
 class Diurnal(Bursty):
     """A sine around `rate`, lowest at the start: rate x (1 - amplitude x cos(2 pi t / period)).
 
-    In steps with the exact mean of the sine.
+    The rate is constant in each step, and equal to the exact mean of the sine.
     """
 
     amplitude: Annotated[float, Field(ge=0, le=1)] = 0.8
@@ -117,7 +117,7 @@ class Diurnal(Bursty):
 
 
 class Spike(Bursty):
-    """A constant rate, but `peak` for `length` from `at` on."""
+    """A constant rate, except `peak` for `length` from `at` on."""
 
     rate: Annotated[float, Field(ge=0, le=10_000_000)]
     peak: Rate
@@ -136,7 +136,7 @@ class Spike(Bursty):
 
 
 class OnOff(Bursty):
-    """`rate` while on, no arrivals while off; both last exponentially long, with these means."""
+    """`rate` while on, no arrivals while off; durations are exponential, with these means."""
 
     on: PositiveS
     off: PositiveS
@@ -165,7 +165,7 @@ GENERATORS: Final[dict[str, type[GeneratorParameters]]] = {
 
 
 def generate(given: GeneratorParameters, seed: Seed) -> Iterator[pa.RecordBatch]:
-    """The arrivals. Times, rates and models have random streams of their own."""
+    """The arrivals, with separate random streams for times, rates and models."""
     cv = given.cv if isinstance(given, Bursty) else 1.0
     model_names = given.names or [f"model-{index}" for index in range(given.models)]
     tenant_names = [given.tenant]

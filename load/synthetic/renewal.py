@@ -1,7 +1,7 @@
 """Arrival times: gaps of one distribution, scaled so that the rate follows given steps.
 
-A renewal process of rate 1 runs on the clock `integral of the rate`, which gives it any rate and
-keeps its burstiness (Cinlar 1975, section 4.7, for Poisson).
+The times of a renewal process of rate 1 are mapped through the inverse of the rate's integral. This
+gives any rate and keeps the burstiness (Cinlar 1975, section 4.7, for Poisson).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def arrival_times(
 
 
 def _unit_renewals(cv: float, rng: np.random.Generator) -> Iterator[NDArray[np.float64]]:
-    """Times of a renewal process of rate 1, without end."""
+    """Times of a renewal process of rate 1, in endless batches."""
     start = 0.0
     while True:
         times = start + np.cumsum(unit_gaps(BATCH_ROWS, cv, rng))

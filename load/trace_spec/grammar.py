@@ -28,7 +28,7 @@ class SpecStage:
     name: str
     """Empty for a bare path."""
     given: dict[str, str]
-    """Parameters by name; `value` is the one that is given without a name."""
+    """Parameters by name; a parameter given without a name has the name `value`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Chain:
 
 
 def parse_spec(text: str) -> tuple[Chain, ...]:
-    """The traces of the mix. Raises InvalidTraceSpec."""
+    """Parse a specification into the traces that it mixes. Raises InvalidTraceSpec."""
     if not isinstance(text, str):
         raise InvalidTraceSpec([f"a trace must be text, was {text!r}"])
     return tuple(_chain(part) for part in _split(text, " + "))
@@ -96,7 +96,7 @@ def _unquoted(text: str) -> str:
 
 
 def _split(text: str, separator: str) -> list[str]:
-    """At separators outside quotes and parentheses. Raises InvalidTraceSpec if these are open."""
+    """Split at separators outside quotes and parentheses; raises InvalidTraceSpec if unclosed."""
     parts, start, depth, quote = [], 0, 0, ""
     for index, character in enumerate(text):
         if quote:

@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class Parameters(BaseModel):
-    """Parameters of a source or transformation; `value` is the one that is given without a name."""
+    """Parameters of a source or transformation; `value` is the parameter given without a name."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -98,21 +98,21 @@ NotNegative = Annotated[float, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 Name = Annotated[str, AfterValidator(_name)]
-"""A name without slashes and spaces, as Kubernetes' names are."""
+"""A name without slashes and spaces, like names in Kubernetes."""
 NameList = Annotated[tuple[Name, ...], BeforeValidator(_slash_separated), Field(min_length=1)]
 """Names separated by slashes."""
 CountList = Annotated[tuple[Count, ...], BeforeValidator(_slash_separated), Field(min_length=1)]
 DurationRange = Annotated[tuple[DurationS, DurationS], WrapValidator(_duration_range)]
-"""`FROM:TO`."""
+"""Seconds, written as `FROM:TO` in Go durations."""
 _Size = Annotated[int, Field(ge=0, le=2**31 - 1)]
 SizeRange = Annotated[tuple[_Size, _Size], WrapValidator(_size_range)]
 """`64`, or `64:512`: the lowest and the highest size."""
 TimeSlice = Annotated[
     tuple[float, Annotated[float, Field(allow_inf_nan=True)]], BeforeValidator(_slice)
 ]
-"""`START:END` in seconds; either may be missing."""
+"""Seconds, written as `START:END` in Go durations; either may be missing."""
 Burstiness = Annotated[float, Field(ge=0, le=20)]
-"""The coefficient of variation of gaps: 0 even, 1 Poisson, higher values are bursty."""
+"""Coefficient of variation of gaps; 0: equal gaps, 1: Poisson, higher: bursty."""
 
 
 class FileParameters(Parameters):
@@ -125,7 +125,7 @@ class RequestParameters(FileParameters):
     """A row per request."""
 
     window: DurationS | None = None
-    """How much earlier than the rows above it a row may arrive; None: the format's default."""
+    """By how much a row may be earlier than a row above it; None: the format's default."""
 
 
 class TenantParameters(RequestParameters):
@@ -162,7 +162,7 @@ class TenantCountParameters(CountParameters):
 _SHORT_RULES: Final = dict.fromkeys(
     ("int_parsing", "int_from_float", "int_type"), "a whole number"
 ) | {"float_parsing": "a number"}
-"""By pydantic's type of error: shorter than its own texts."""
+"""Rules by pydantic's error type, shorter than pydantic's messages."""
 
 P = TypeVar("P", bound=Parameters)
 
@@ -196,7 +196,7 @@ def _problem(kind: type[Parameters], item: Mapping[str, Any], stage: str) -> str
 
 
 def _as_written(value: object) -> str:
-    """The input of a failed check; a check of several parameters has all of them."""
+    """An invalid input as the user wrote it; for a check of several parameters, all of them."""
     if isinstance(value, dict):
         named = [f"{key}={text}" for key, text in value.items() if key != "value"]
         return repr(",".join([*([value["value"]] if "value" in value else []), *named]))

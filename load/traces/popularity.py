@@ -20,7 +20,7 @@ def zipf_shares(models: int, exponent: float) -> NDArray[np.float64]:
 class Popularity:
     """Draws models by rank; every `drift_s` seconds a random model becomes the most popular one.
 
-    The models above it move down by a rank. Ranks are constant where `drift_s` is None.
+    The models that ranked above it move down by a rank. Ranks are constant if `drift_s` is None.
     """
 
     def __init__(

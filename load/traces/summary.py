@@ -21,7 +21,7 @@ class TraceSummary:
 
 
 def summarise(trace: Trace) -> TraceSummary:
-    """Read the trace once, in flat memory apart from the names of its models."""
+    """Read the trace once, in constant memory except for the names of its models."""
     models: Counter[str] = Counter()
     last_s = 0.0
     for batch in trace:

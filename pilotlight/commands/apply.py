@@ -1,7 +1,6 @@
 """`apply` and `delete`: register models from InferenceService YAML and remove them.
 
-The files are checked as a whole: with any mistake in them, all mistakes are printed and nothing is
-changed.
+All files are checked first: if any has a mistake, all mistakes are printed and nothing is changed.
 """
 
 import asyncio
@@ -63,7 +62,7 @@ def delete(
 
 
 def read_models(paths: Sequence[str], namespace: str | None) -> list[ModelSpec]:
-    """Specifications in files, folders and standard input; InvalidInput holds every mistake."""
+    """Models in files, folders and standard input; raises InvalidInput with all mistakes."""
     sources: list[tuple[str, str]] = []
     problems: list[str] = []
     for path in paths:

@@ -69,8 +69,8 @@ async def _autoscaler(
 
 
 async def _plan_once(registry: Registry, loading: str) -> "TickPlan":
-    """The plan of an autoscaler that sees the registry's present state and arrival counts."""
-    # Imported here, as the other verbs need not wait 60 ms for it.
+    """Plan once, from the registry's present state and arrival counts."""
+    # Imported here: the import takes 60 ms, and no other command needs it.
     from autoscaler.service.loop import Autoscaler
     from autoscaler.service.metrics import AutoscalerMetrics
     from autoscaler.service.settings import AutoscalerSettings

@@ -1,4 +1,4 @@
-"""`demo`: the flags of `pilotlight.demo`."""
+"""The command `demo`, which runs `pilotlight.demo`."""
 
 from typing import Annotated
 
@@ -21,6 +21,6 @@ def demo(
     json_: flags.Json = False,
 ) -> None:
     """Start a platform, send requests to the samples, run Liu's workloads, stop."""
-    from pilotlight.demo.runner import run_demo  # 30 ms that other verbs need not wait for
+    from pilotlight.demo.runner import run_demo  # takes 30 ms: not for all commands
 
     run_demo(StateDir.of(home), Output(json_), full=full)

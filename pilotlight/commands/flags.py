@@ -1,4 +1,4 @@
-"""Flags that several verbs share: name, environment variable, default and help of each."""
+"""Flags that several commands share: name, environment variable, default and help of each."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -7,7 +7,7 @@ import typer
 
 
 def setting(variable: str, help_text: str, *names: str, **options: Any) -> Any:
-    """An option that the environment variable `PILOTLIGHT_<variable>` sets as well."""
+    """An option that the environment variable `PILOTLIGHT_<variable>` can also set."""
     return typer.Option(*names, envvar=f"PILOTLIGHT_{variable}", help=help_text, **options)
 
 

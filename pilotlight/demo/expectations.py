@@ -1,4 +1,4 @@
-"""The demo's expectations, checked against what it measured. Pure."""
+"""Checks of the demo's measurements against its expectations. Pure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ AUTO_TOLERANCE_S = 0.15
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """A property that the demo must show, and what was measured."""
+    """A property that the demo must show, and the measurement (`seen`)."""
 
     text: str
     is_met: bool
@@ -64,7 +64,7 @@ def observed_times(runs: Sequence[WinRun]) -> MachineTimes:
 def keep_faster(first: Sequence[WinRun], second: Sequence[WinRun]) -> list[WinRun]:
     """The faster of two runs per policy, as a busy machine only adds time.
 
-    Runs with different sleeps cannot be compared: then the second ones.
+    Returns the second runs if the two have different sleeps and cannot be compared.
     """
     if first[0].sleep_s != second[0].sleep_s:
         return list(second)

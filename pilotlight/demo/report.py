@@ -74,7 +74,7 @@ def print_simple(output: Output, runs: Sequence[SimpleRun], scale: DemoScale) ->
 
 
 def print_wins(output: Output, runs: Sequence[WinRun], scale: DemoScale) -> None:
-    """Section 6.4, whose three tables are one here."""
+    """Section 6.4: the thesis's three tables merged into one."""
     output.line()
     link = format_bytes(scale.win_link_bytes_per_s)
     rows = []
@@ -99,7 +99,7 @@ def print_wins(output: Output, runs: Sequence[WinRun], scale: DemoScale) -> None
 
 
 def _row_heading(run: WinRun) -> str:
-    """The workload, in its first row, and the length of its sleeps, in the second."""
+    """The workload's title in its first row, the length of its sleeps in its second row."""
     if run.policy == POLICIES[0]:
         return f"{run.scenario.section} {run.scenario.title}"
     return f"  5 s scaled to {run.sleep_s:g} s" if run.policy == POLICIES[1] else ""

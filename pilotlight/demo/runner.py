@@ -42,7 +42,7 @@ _MANIFESTS = Path(__file__).resolve().parents[2] / "manifests" / "samples"
 
 
 def run_demo(state_dir: StateDir, output: Output, *, full: bool) -> None:
-    """Run in a subfolder of the state directory; raises ExpectationFailed."""
+    """Run the demo with its state in a subfolder of `state_dir`; raises ExpectationFailed."""
     scale = FULL if full else SHORT
     load_before = os.getloadavg()[0]
     settings = PlatformSettings(
@@ -129,7 +129,7 @@ async def _simple_runs(session: LiveSession, scale: DemoScale) -> list[SimpleRun
 
 
 async def _win_runs(session: LiveSession, scale: DemoScale) -> list[WinRun]:
-    """All workloads; one that does not meet its expectations is repeated."""
+    """Run all workloads, each up to MAX_ATTEMPTS times until it meets its expectations."""
     runs: list[WinRun] = []
     total = len(WIN_SCENARIOS) * len(POLICIES)
     with progress_bar("Liu 6.4") as update:
@@ -149,7 +149,7 @@ async def _win_runs(session: LiveSession, scale: DemoScale) -> list[WinRun]:
             for attempt in range(2, MAX_ATTEMPTS + 1):
                 if all(each.is_met for each in check_win(found)):
                     break
-                pace = pace.slower(observed_times(found))  # other programs use this machine, too
+                pace = pace.slower(observed_times(found))  # the machine may be busy
                 found = keep_faster(found, await run_all(scenario, attempt))
             runs += found
     return runs

@@ -1,4 +1,4 @@
-"""A running platform as experiments use it: models in a known state, timed requests."""
+"""A running platform for live experiments: puts models in a known state and times requests."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class LiveSession:
     client: httpx.AsyncClient
 
     async def create_models(self, specs: Sequence[ModelSpec]) -> None:
-        """Register models and wait until the gateway, which follows the registry, has them."""
+        """Register models and wait until the gateway, which follows the registry, serves them."""
         await self.platform.cluster.registry.put_models(specs)
         async with asyncio.timeout(_SETTLE_TIMEOUT_S):
             for spec in specs:

@@ -56,10 +56,10 @@ class ClusterConnection:
     async def wait_until(
         self, condition: Callable[[], bool], *, timeout_s: float, what: str
     ) -> None:
-        """Return once `condition` holds, which is evaluated at every change of the state.
+        """Return once `condition` holds; it is evaluated at every change of the state.
 
         Raises:
-            StartFailed: after the timeout, with `what` was waited for.
+            StartFailed: after the timeout; the message contains `what`.
         """
         changed = asyncio.Event()
         self._waiters.append(changed)

@@ -1,7 +1,7 @@
 """Runs a command that the kernel kills when its parent dies: arguments PARENT_PID COMMAND.
 
-A script of its own (15 ms), because the signal survives an exec, and nothing may run between fork
-and exec in the parent.
+This is a separate script, which takes 15 ms, because no Python code may run between fork and exec
+in the parent. The script sets the signal and executes the command; the setting survives the exec.
 """
 
 import ctypes

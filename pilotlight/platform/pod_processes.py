@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 @dataclass(slots=True)
 class _PodProcess:
     settings: Mapping[str, Any]
-    """Settings of the runtime by name."""
+    """The runtime's settings by field name."""
     is_wanted: bool = False
     pid: int | None = None
     started_s: float = 0.0
@@ -64,9 +64,9 @@ class PodProcesses:
         return {name: pod.pid for name, pod in self._pods.items() if pod.pid is not None}
 
     def start(self, pods: Mapping[str, Mapping[str, Any]]) -> None:
-        """Keep these pods running from now on, with their settings of the runtime, by name.
+        """Keep these pods running from now on; they start as soon as the forkserver is ready.
 
-        They start as soon as the forkserver is ready.
+        `pods`: the runtime's settings by pod name.
         """
         for name, settings in pods.items():
             pod = self._pods.setdefault(name, _PodProcess(settings))
@@ -80,7 +80,7 @@ class PodProcesses:
         return {name for name, pod in self._pods.items() if pod.is_wanted}
 
     async def retire(self, names: Iterable[str], *, grace_s: float) -> None:
-        """Drain these pods for good, without waiting for their end."""
+        """Drain these pods and do not restart them; returns before they end."""
         for name in names:
             pod = self._pods[name]
             pod.is_wanted = False

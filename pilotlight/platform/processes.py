@@ -1,7 +1,7 @@
 """Child processes: started with a parent death signal, a session and a log file of their own.
 
-In a session of its own a child does not receive the terminal's Ctrl-C, so that its parent can stop
-all children in order. The death signal ends the children when the parent is killed.
+A child with its own session does not receive the terminal's Ctrl-C, so its parent can stop all
+children in order. The death signal ends the children when the parent is killed.
 """
 
 from __future__ import annotations

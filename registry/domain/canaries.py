@@ -1,6 +1,6 @@
 """Canaries: models that take a share of the requests to another model of their namespace.
 
-A canary is declared like any model, with weights, policy, copies and status of its own; two
+A canary is declared like any model and has its own weights, policy, copies and status; two
 annotations make it a canary. Pure.
 """
 
@@ -29,7 +29,7 @@ class Canary:
 
 
 class Canaries:
-    """The canaries of a pool's models, found again after models change."""
+    """The canaries among a pool's models, recomputed when models change."""
 
     def __init__(self, state: ClusterState) -> None:
         self._state = state
@@ -37,7 +37,7 @@ class Canaries:
         self._found: dict[ModelName, tuple[Canary, ...]] = {}
 
     def of(self, name: ModelName) -> tuple[Canary, ...]:
-        """A model's canaries in the order of names; their shares add up to at most 100 %."""
+        """A model's canaries in order of name; their shares sum to at most 100 %."""
         if self._models_version != self._state.models_version:
             self._models_version = self._state.models_version
             self._found = find_canaries(self._state.models.values())
@@ -45,7 +45,7 @@ class Canaries:
 
 
 def find_canaries(records: Iterable[ModelRecord]) -> dict[ModelName, tuple[Canary, ...]]:
-    """Canaries by stable model. Where shares exceed 100 %, those last by name are reduced."""
+    """Canaries by stable model. Shares above 100 % in total are cut from the last by name."""
     found: dict[ModelName, tuple[Canary, ...]] = {}
     declared = sorted(
         (record.spec for record in records if record.spec.policy.canary_of is not None),

@@ -1,6 +1,7 @@
 """In-process copy of a pool's state, which routing policies and planners read.
 
-One owner writes it (the watch, or the simulator) and it is read between awaits only. Pure.
+Only its owner (the watch, or the simulator) writes it. It may change at every await of a reader.
+Pure.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ class ClusterState:
         self.version = 0
         """Registry version up to which changes are applied."""
         self.models_version = 0
-        """Grows with every change of `models`, for readers that follow only these."""
+        """Grows with every change of `models`, for readers that need only `models`."""
         self.measurements = Measurements()
         self.pods = PodIndex(self.measurements)
         self.models: dict[ModelName, ModelRecord] = {}
         self.residency = ResidencyIndex(self.pods)
         self.profiles: dict[ModelName, dict[str, Profile]] = {}
-        """Per model and product, of the generation that was profiled last; a profile that an older
-        version wrote has the empty text as its product here."""
+        """Profiles of the generation that was profiled last, by model and product; the product is
+        empty for a profile that an older version of Pilotlight wrote."""
         self.profiles_version = 0
         """Grows with every change of `profiles`."""
         self.wanted: WantedPods | None = None
@@ -71,7 +72,7 @@ class ClusterState:
         return self.residency.serving(key).warming
 
     def measured(self, key: str) -> ModelEstimates:
-        """The model's estimates where no pod is in question; else see `PodState.estimates`."""
+        """The model's estimates over all kinds of accelerators; for a pod: `PodState.estimates`."""
         return self.measurements.over_kinds()[key]
 
     def profiles_of(self, key: str) -> list[Profile]:

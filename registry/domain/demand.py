@@ -43,6 +43,6 @@ class QueueStats:
 
     requests: int = 0
     starved: int = 0
-    """Those of them past 60 % of their time to the deadline (Blinowski et al. 2024, 4.2.3)."""
+    """Requests past 60 % of their time to the deadline (Blinowski et al. 2024, 4.2.3)."""
     oldest_s: float = inf
     """Registry time at which the oldest one arrived."""

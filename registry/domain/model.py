@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 
 class Tier(StrEnum):
-    """Where a model's weights are for a pod, from fastest to slowest."""
+    """Places of a model's weights, as seen from a pod, from fastest to slowest."""
 
     DEVICE = "device"
     HOST = "host"
@@ -21,7 +21,7 @@ class Tier(StrEnum):
 
 
 class Task(StrEnum):
-    """What a model does, in the names of Hugging Face's tasks."""
+    """Tasks of models, named as at Hugging Face."""
 
     TEXT_EMBEDDING = "text-embedding"
     TEXT_TO_TEXT = "text2text-generation"
@@ -54,7 +54,7 @@ class Preload(StrEnum):
 class ModelName(NamedTuple):
     """`namespace/name` of an InferenceService; the namespace is the tenant.
 
-    A tuple, because it is hashed several times per request.
+    A tuple for its fast hash, which is computed several times per request.
     """
 
     namespace: str
@@ -92,12 +92,12 @@ class ModelPolicy:
     Liu 2025, section 4.6, default 3.
     """
     queue_depth: int = 1024
-    """Limit of queued requests; then 429."""
+    """Maximum number of queued requests; further requests get 429."""
     queue_timeout_s: float = 60.0
     deadline_s: float | None = None
-    """From arrival at the gateway."""
+    """Time from arrival at the gateway."""
     priority: int = 0
-    """Higher is served first inside one tenant."""
+    """Within a tenant, higher priorities are served first."""
     min_copies: int = 0
     max_copies: int | None = None
     keep_alive_s: float | None = None
@@ -112,7 +112,7 @@ class ModelPolicy:
     max_infer_s: float | None = None
     """None: the pod's own limit."""
     canary_of: str | None = None
-    """The model of the same namespace of whose requests this one takes `canary_percent`."""
+    """Name of a model in the namespace; `canary_percent` of its requests go to this model."""
     canary_percent: int = 0
 
 

@@ -1,7 +1,7 @@
 """Cost of a model's inference by batch size on one kind of accelerator, and the best batch size.
 
-`pilotlight profile` measures or imports profiles, pods in service refine them, the batcher reads
-them.
+`pilotlight profile` measures or imports profiles, pods refine them by live batches, and the batcher
+reads them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Profile:
 
     key: str
     product: str
-    """Of the accelerator. An older version wrote the device in its place: `cpu` or `cuda:0`."""
+    """Product of the accelerator; older versions wrote the device instead: `cpu` or `cuda:0`."""
     points: tuple[ProfilePoint, ...]
     """Ascending by rows, one per batch size."""
     limited_by: str = ""

@@ -1,4 +1,4 @@
-"""Tier of every model at every pod, with the pods that hold or load each model kept at hand.
+"""Tier of every model at every pod, with cached lists of the pods that hold or load each model.
 
 Policies read these lists per request; residency changes far less often. A list is built on first
 use and dropped when the model's residency changes or any pod starts or stops accepting requests.

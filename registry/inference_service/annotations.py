@@ -37,7 +37,7 @@ class ParsedAnnotations:
 
 class _Annotation(NamedTuple):
     field: str
-    """Of `ModelPolicy`, unless `pool` or `task`."""
+    """Field of `ModelPolicy` that it sets; `pool` and `task`: of `ParsedAnnotations`."""
     parse: Callable[[str], Any]
     """Raises ValueError with a text that completes the sentence 'must be …'."""
 
@@ -120,7 +120,7 @@ KEYS: Mapping[str, _Annotation] = {
 
 
 def parse_annotations(annotations: Mapping[str, str]) -> ParsedAnnotations:
-    """Parse the annotations under our prefix; others are ignored."""
+    """Parse the annotations whose keys begin with PREFIX; others are ignored."""
     values: dict[str, Any] = {}
     problems: list[str] = []
     for full_key, text in annotations.items():

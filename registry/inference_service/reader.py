@@ -44,7 +44,7 @@ def read_documents(
     """Model specifications of all documents in `(source name, YAML text)` pairs.
 
     Raises:
-        InvalidModel: with every mistake of every document; none may be applied then.
+        InvalidModel: lists every mistake of every document; the caller must apply no document.
     """
     specs: list[ModelSpec] = []
     problems: list[str] = []
@@ -80,7 +80,7 @@ def read_object(document: object) -> ModelSpec:
     """One InferenceService as a Kubernetes API server holds it.
 
     Raises:
-        InvalidModel: with every mistake, in the words of `read_documents`.
+        InvalidModel: lists every mistake, with the messages of `read_documents`.
     """
     reader = _Reader("", "default")
     spec = reader.read(document)

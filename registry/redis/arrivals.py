@@ -1,4 +1,4 @@
-"""Arrivals per model and queue lengths: gateways report once a second, planners read.
+"""Arrivals per model and queue lengths: gateways report once a second, autoscalers read.
 
 Counts per second are kept for ten minutes, per minute for two days, per ten minutes for two weeks.
 Models that are not declared are not counted, which bounds the memory. Times are the registry's.

@@ -1,7 +1,7 @@
-"""The registry's operations, typed: what components write to Redis and read from it.
+"""Typed client of the registry: all operations of other components on Redis.
 
 Each change is made by a server-side script (see `scripts/`), which checks and writes in one step.
-All methods raise RegistryUnavailable, within a second, when Redis is unreachable.
+All coroutines raise RegistryUnavailable, within a second, when Redis is unreachable.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MAX_STEP_MODELS: Final = 256
 """Models declared in one step. Redis serves no other client meanwhile: 10,000 at once took 0.3 s of
 an idle core, and on a busy one longer than the timeout of other calls."""
 MAX_STEP_BYTES: Final = 1 << 18
-"""The same in bytes of specifications; a step also makes one message for every watched copy."""
+"""Bytes of specifications in one step; each step is also one message to every watched copy."""
 
 
 class Registry:
@@ -70,9 +70,9 @@ class Registry:
         """Declare models; per model `created`, `configured` or `unchanged`.
 
         Up to `MAX_STEP_MODELS` and `MAX_STEP_BYTES` are declared in one step, all or nothing. More
-        take several steps, in order, between which Redis serves other clients. Where Redis becomes
-        unavailable, earlier steps stand; the error says how many, and declaring all models again
-        completes the rest.
+        take several steps, in order, between which Redis serves other clients. If Redis becomes
+        unavailable, earlier steps remain in effect; the error gives the number of declared models,
+        and declaring all models again completes the rest.
         """
         outcomes: list[str] = []
         for step in _steps(specs):
@@ -106,7 +106,7 @@ class Registry:
         return state
 
     async def put_profile(self, profile: Profile) -> bool:
-        """Store a profile; False: its generation of the model is not declared any more."""
+        """Store a profile; returns False if its generation of the model is no longer declared."""
         name = str(name_of_key(profile.key))
         text = encode_profile(profile)
         return bool(await self._submit("profile", name, profile.key, text, profile.product))
@@ -177,7 +177,7 @@ class Registry:
     async def finish_load(
         self, pod: str, epoch: int, key: str, token: int, memory_bytes: int
     ) -> None:
-        """Record that the pod is warm. Raises ClaimLost (then unload the model), LeaseLost."""
+        """Record that the model is warm. Raises ClaimLost (then unload the model), LeaseLost."""
         name = str(name_of_key(key))
         await self._submit_checked("finish", pod, epoch, key, token, memory_bytes, name)
 
@@ -213,8 +213,8 @@ class Registry:
     ) -> None:
         """Reserve a slot and a place in the inference stage, both or neither.
 
-        `on_result` is called right after the watched copy has applied what the call changed, with
-        no other code in between, so a caller's own count of pending slots is never added to it.
+        `on_result` is called right after the watched copy has applied the change, with no other
+        code in between, so a caller that counts pending slots never counts this slot twice.
         """
 
         def decode(result: Any) -> None:
@@ -254,7 +254,7 @@ class Registry:
         )
 
     def restore(self, reservation_id: str, *, entry: str, predict: str, ttl_s: float) -> None:
-        """Enter a reservation again after its pod has registered anew during the request.
+        """Record a reservation again after its pod has re-registered during the request.
 
         Only the reservation's owner may call this, and only before it releases the reservation.
         """
@@ -274,7 +274,7 @@ class Registry:
 
 
 def _steps(specs: Iterable[ModelSpec]) -> Iterator[list[tuple[str, str, str]]]:
-    """Declarations as the operation `put` takes them, divided by the bounds of one step."""
+    """Arguments of the operation `put`, in steps within MAX_STEP_MODELS and MAX_STEP_BYTES."""
     step: list[tuple[str, str, str]] = []
     size = 0
     for spec in specs:

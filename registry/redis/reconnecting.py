@@ -1,4 +1,4 @@
-"""A connection to Redis that is made on demand, and again after a backoff that grows."""
+"""A connection to Redis that opens on demand and reopens after an exponential backoff."""
 
 from __future__ import annotations
 

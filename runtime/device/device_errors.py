@@ -14,7 +14,7 @@ TRANSIENT = frozenset({
     701,  # launch out of resources
     801,  # not supported
 })  # fmt: skip
-"""Codes of `cudaError` that fail one call. After any other one (an assertion in a kernel, an
+"""Codes of `cudaError` that fail one call. After any other error (an assertion in a kernel, an
 illegal address, a fault of the hardware or of MPS) every later call fails, too."""
 
 

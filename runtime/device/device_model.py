@@ -22,7 +22,7 @@ class Payload:
     rows: int = 1
     tokens_per_row: int = 1
     batch_key: Hashable = None
-    """Payloads of one key can be inferred in one batch; None: alone."""
+    """Payloads with equal keys can be inferred in one batch; None: only alone."""
 
 
 @dataclass(eq=False, slots=True)
@@ -32,14 +32,14 @@ class DeviceModel:
     key: str = ""
     """`namespace/name@generation`; empty for work that belongs to no model."""
     name: str = ""
-    """In metrics."""
+    """The model's label in metrics."""
     infer: Callable[[Sequence[Any]], list[Any]] = list
     """One inference over the contents of several payloads, with a result for each."""
     policy: ModelPolicy = field(default_factory=ModelPolicy)
     max_rows: int | None = None
     """Limit of the network's batch dimension; None: no limit."""
     broken_reason: str | None = None
-    """Set once an inference of the model hung: nothing of it runs any more."""
+    """Set once an inference of the model hangs; no further inference of it runs."""
 
     def limits(self, times: BatchTimes) -> BatchLimits:
         wait_s = self.policy.max_batch_wait_s

@@ -1,4 +1,4 @@
-"""Memory that one inference needs temporarily, and memory that is available."""
+"""Peak memory of one inference, and the memory that is available."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 CPU = "cpu"
-"""As in `PodInfo.device`: its memory is the machine's or the container's."""
+"""Value of `PodInfo.device` for a CPU, whose memory is that of the machine or container."""
 STATUS = Path("/proc/self/status")
 CLEAR_REFS = Path("/proc/self/clear_refs")
 RESET_PEAK = "5"
@@ -38,7 +38,7 @@ class PeakMemory:
     def used_bytes(self) -> int | None:
         """The peak above the initial memory; None if the system does not report it.
 
-        On a CPU it is resident memory of the whole process, concurrent work included.
+        On a CPU this is resident memory of the whole process, including concurrent work.
         """
         if not self._is_cpu:
             return max(0, torch.cuda.max_memory_allocated() - self._before)

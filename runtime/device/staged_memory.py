@@ -1,9 +1,9 @@
-"""Device memory that is not host memory: one allocation per model, filled through a pinned ring.
+"""Discrete device memory: one allocation per model, filled through a ring of pinned buffers.
 
 Bytes are read from the source into a buffer of the ring while earlier buffers are copied to the
 device on a separate stream, concurrently with inference. A buffer is reused only after its copy,
-and taken only for bytes that have arrived: a slow download blocks none. A `CopyEngine` allocates
-and copies: CUDA, or a fake one in tests.
+and taken only for bytes that have arrived, so a slow download holds no buffer. A `CopyEngine`
+allocates and copies: CUDA, or a fake in tests.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from runtime.weights.weight_source import SlabPart, WeightSource
 
 BUFFER_BYTES = 32 * 1024**2
-"""The size of ServerlessLLM; large enough that starting a copy costs nothing."""
+"""As in ServerlessLLM: large enough that the cost of starting a copy is negligible."""
 BUFFERS = 8
 READERS = 4
 """Threads that fill buffers; one thread copies 5 to 10 GB/s, PCIe Gen5 transfers 50."""
@@ -48,7 +48,7 @@ class CopyEngine(Protocol):
         """Uninitialised uint8 memory on the device; raises DeviceFull."""
 
     def allocate_pinned(self, size_bytes: int) -> torch.Tensor:
-        """Page-locked uint8 memory of the host, which the device can read by itself."""
+        """Page-locked uint8 memory of the host, which the device reads by DMA."""
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> CopyDone:
         """Start copying pinned memory to the device, after all copies started earlier."""

@@ -30,7 +30,7 @@ async def run_steps(
 ) -> InferenceResult[Any]:
     """The outputs of an inference in steps; raises as `DeviceWorker.infer` does.
 
-    Cancellation of the caller, or a passed deadline, ends it at the next step.
+    Cancellation of the caller, or a passed deadline, ends the inference at the next step.
     """
     wait_s = compute_s = 0.0
     outputs: tuple[Tensor, ...] | None = None

@@ -40,7 +40,7 @@ def is_hidden(path: Path, folder: Path) -> bool:
 
 
 def skeleton_key(folder: Path, declared: Task | None, tensors: Sequence[StoredTensor]) -> str:
-    """Equal for models that can use one skeleton."""
+    """A key that is equal for models that can use one skeleton."""
     program = program_path(folder)
     if program is not None:
         from runtime.engines.programs.program import program_digest

@@ -144,7 +144,7 @@ class LoadCoordinator(LoadLifecycle[_LiveLoad, ResolvedWeights, StoreEntry]):
         self._store.end_use(acquired.entry)
 
     def _stop_waiting(self, load: _LiveLoad) -> None:
-        """Remove a waiter; a completed load has acquired the model for each remaining one."""
+        """Remove a waiter; if the load is complete, end the use that it acquired for the waiter."""
         if not load.done.done():
             if load.waiters == 1:
                 self._preloads.deprioritise(load.spec.key)
@@ -212,7 +212,7 @@ class LoadCoordinator(LoadLifecycle[_LiveLoad, ResolvedWeights, StoreEntry]):
             await self.run(load)
         finally:
             self.running.pop(load.spec.key, None)
-            load.done.cancel()  # if the pod ends
+            load.done.cancel()  # no effect unless the pod shuts down
             load.ended.set()
 
     async def nearest_tier(self, load: _LiveLoad) -> Tier:

@@ -1,7 +1,7 @@
 """The processors (tokenizers and the like) of the models that a pod serves or forwards.
 
-They are small and kept in host memory, the most recently used ones. Models with the same small
-files share one.
+The most recently used ones stay in host memory. Models with the same task and small files share
+one processor.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Processors:
             return await self._shared(contents, folder, spec)
 
     async def _shared(self, contents: str, folder: Path, spec: ModelSpec) -> Processor:
-        """The processor of these files, which another model may share."""
+        """The processor of files with this digest: that of another model, or a new one."""
         existing = self._by_contents.get(contents)
         if existing is not None:
             return existing
@@ -104,7 +104,7 @@ class Processors:
 
 
 def _digest(folder: Path, declared: Task | None) -> str:
-    """Equal for models that can share a processor: of the task and all small files."""
+    """Digest of the task and all small files: equal for models that can share a processor."""
     digest = hashlib.sha256(repr(declared).encode())
     for path in sorted(folder.rglob("*")):
         is_weights = ".safetensors" in path.name  # they may be under download

@@ -1,9 +1,9 @@
 """Actions when an inference hangs or the device fails: the model is removed, or the pod ends.
 
-A thread cannot be killed in Python. A stuck one keeps its model's memory and, on a CPU, perhaps a
-core, while the others continue. On a GPU a kernel that does not end blocks all later ones, so the
-first hang ends the pod. A GPU that failed permanently, as after an illegal address, works only in a
-new process. The pod's supervisor restarts it.
+A thread cannot be killed in Python. A stuck thread keeps its model's memory and, on a CPU, perhaps
+a core, while other threads continue. On a GPU a kernel that does not end blocks all later ones, so
+the first hang ends the pod. A GPU that failed permanently, as after an illegal address, works only
+in a new process. The pod's supervisor restarts the pod.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Watchdog:
         """Remove hung models until cancelled."""
         while True:
             key, reason = await self._hung.get()
-            stuck = self._device.stuck_threads  # before some end for lack of weights
+            stuck = self._device.stuck_threads  # read before removing weights ends some threads
             await self._coordinator.mark_broken(key, reason)
             if stuck > self._max_stuck_threads:
                 logger.error(

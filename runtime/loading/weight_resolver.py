@@ -1,7 +1,7 @@
 """Opens a model's weights for a load: from tier `host`, from disk, or from storage.
 
-The processor is read while the weights arrive, and weights under download are open as soon as their
-headers have arrived.
+The processor is read while the weights are downloaded, and weights under download can be opened as
+soon as their headers have arrived.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Download:
             raise
 
     def _report_failure(self, fetching: asyncio.Future[None]) -> None:
-        """Report failures before the fetch has a thread, too."""
+        """Report a failure even if the fetch never got a thread."""
         if not fetching.cancelled() and (error := fetching.exception()) is not None:
             self._progress.fail(error)
 
@@ -147,11 +147,11 @@ class WeightResolver:
         processor, opened = await self._open_with_processor(spec, files, ticket)
         tier = opened.tier
         if tier is Tier.DISK and not was_on_disk and files[0].path.endswith(PROGRAM_SUFFIX):
-            tier = Tier.REMOTE  # just downloaded with the small files
+            tier = Tier.REMOTE  # downloaded above, with the small files
             ticket.mark_started()
         try:
             yield ResolvedWeights(folder, processor, opened.weights, tier, working_bytes, lock)
-        except asyncio.CancelledError:  # the pod ends
+        except asyncio.CancelledError:  # the pod shuts down
             ticket.cancel("the pod shuts down")
             raise
         except BaseException:

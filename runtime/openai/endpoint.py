@@ -34,7 +34,10 @@ class Call(Generic[Body]):
 
 @dataclass(frozen=True, slots=True)
 class Endpoint(Generic[Body]):
-    """An ASGI application; `serve` is cancelled if the client disconnects, its errors are sent."""
+    """An ASGI application; `serve` is cancelled if the client disconnects.
+
+    Errors of `serve` become error responses.
+    """
 
     settings: RuntimeSettings
     body_class: type[Body]
@@ -67,8 +70,8 @@ def parse_model_name(text: str) -> ModelName:
 def _parse_head(path_model: str | None, body_model: str, headers: Mapping[str, str]) -> RequestHead:
     """The head of a request; raises ModelNotFound if path and body name different models.
 
-    The body may also hold the name that the gateway gives the model in responses: a canary's stable
-    version.
+    The body may also name the stable version of a canary: the gateway sends that name in
+    `x-pilotlight-model-name`, and responses carry it.
     """
     model = parse_model_name(body_model)
     if path_model is not None:

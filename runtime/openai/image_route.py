@@ -58,14 +58,14 @@ class ImageRoute:
 
 
 def _encode(outputs: Sequence[Tensor]) -> bytes:
-    """The response with one PNG image each in base64."""
+    """The response body, with one PNG image in base64 per output."""
     (images,) = outputs
     data = [{"b64_json": image.decode()} for image in images.data]
     return orjson.dumps({"created": int(time.time()), "data": data, "output_format": "png"})
 
 
 def _inputs(body: ImageBody, sides: SideLimits) -> list[Tensor]:
-    """A row per image: its own seed, and the parameters that all share; raises InvalidField."""
+    """A prompt and a seed per image, and parameters that all images share; raises InvalidField."""
     width, height = _size(body, sides)
     first_seed = secrets.randbelow(MAX_SEED) if body.seed is None else body.seed
     count = body.n or 1

@@ -1,4 +1,4 @@
-"""Endpoints that put OpenAI's bodies around one inference: what they share, and embeddings."""
+"""OpenAI endpoints that run one inference per request: their shared part, and embeddings."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Kind = TypeVar("Kind")
 
 @dataclass(frozen=True, slots=True)
 class Inferences:
-    """Inferences with tensors in and OpenAI's documents out."""
+    """Runs inferences on tensors and responds with documents of the OpenAI API."""
 
     service: PredictService
     processors: Processors
@@ -52,7 +52,7 @@ class Inferences:
         inputs: Sequence[Tensor],
         encode: Callable[[Sequence[Tensor]], bytes],
     ) -> None:
-        """Infer, and respond with the JSON that `encode` makes of the outputs, in a thread."""
+        """Infer, and respond with the outputs as JSON; `encode` runs in a thread."""
         result = await self.service.predict(
             call.head,
             WireProtocol.V2,

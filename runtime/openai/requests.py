@@ -44,7 +44,7 @@ class StreamOptions(BaseModel):
 
 
 class ModelBody(BaseModel):
-    """The field of all bodies; null means the default in every field."""
+    """The field that all bodies have. In optional fields null means the default."""
 
     unsupported: ClassVar[Unsupported] = {}
     model_config = ConfigDict(strict=True)
@@ -52,7 +52,7 @@ class ModelBody(BaseModel):
 
 
 class GenerationBody(ModelBody):
-    """The common fields of completions and chat."""
+    """The fields that completions and chat share."""
 
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None

@@ -42,7 +42,7 @@ class PodComponents:
     server: PodServer
     grpc_server: GrpcServer
     background: tuple[Callable[[], Coroutine[Any, Any, None]], ...]
-    """Work that runs until cancelled."""
+    """Coroutine functions that run until cancelled."""
 
 
 def assemble(context: PodContext) -> PodComponents:

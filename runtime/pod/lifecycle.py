@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 CANCEL_TIMEOUT_S = 1.0
-"""For cancelled requests to send their error responses."""
+"""Time for cancelled requests to send their error responses."""
 FORCED_EXIT_DELAY_S = CLOSE_TIMEOUT_S + 3.0
-"""From the end of the drain to the forced exit of a process that hangs."""
+"""Time from the end of the drain to the forced exit of a process that hangs."""
 _QUIET_LIBRARIES = (
     "httpx", "httpcore", "botocore", "boto3", "urllib3", "transformers", "kserve", "uvicorn",
 )  # fmt: skip
@@ -62,7 +62,7 @@ def _configure_logs(settings: RuntimeSettings) -> None:
 
 
 class _PodStopped(Exception):
-    """The pod was stopped in order."""
+    """The pod was shut down by a signal; ends the task group without an error."""
 
 
 class _PodLifecycle:

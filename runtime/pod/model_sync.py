@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 RETRY_INTERVAL_S = 1.0
-"""Between attempts to load a new generation while other pods have its claim."""
+"""Time between attempts to load a new generation while other pods hold its claim."""
 
 
 class ModelSync:
@@ -42,7 +42,10 @@ class ModelSync:
         self._watch.subscribe(self._on_change)
 
     def _on_change(self) -> None:
-        """Ignore changes of other pods' tiers, which are most, since a pass covers all models."""
+        """Start a pass if the declared models changed.
+
+        A pass covers all models, and most changes are of other pods' tiers, which it does not need.
+        """
         version = self._watch.state.models_version
         if version != self._seen_models_version:
             self._seen_models_version = version
@@ -72,7 +75,7 @@ class ModelSync:
     # New generations
 
     def _new_generations(self) -> list[ModelSpec]:
-        """New generations to load, of models that this pod serves the previous generation of."""
+        """New generations to load: those whose previous generation is on this pod's device."""
         wanted = []
         now_s = time.monotonic()
         for record in self._watch.state.models.values():
@@ -96,7 +99,10 @@ class ModelSync:
     # Withdrawn models
 
     async def _remove_withdrawn(self) -> None:
-        """Remove models that are not declared, after a grace: a new registry may still fill up."""
+        """Remove models that are not declared.
+
+        Models without a new generation have a grace period, since an empty registry may still fill.
+        """
         declared, now_s = self._watch.state.declared_keys(), time.monotonic()
         for key in self._keys():
             if key in declared:

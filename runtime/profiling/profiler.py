@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MEMORY_SHARE = 0.8
-"""Of the available memory; a batch twice as large is tried only if it fits into this share."""
+"""Share of the available memory into which twice the last batch must fit to try the next size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ def batch_sizes(max_rows: int) -> list[int]:
 
 
 def has_stopped_growing(points: Sequence[ProfilePoint]) -> bool:
-    """Whether neither of the last two sizes has a higher throughput than the best before them."""
+    """Whether both last sizes exceed the best throughput before them by less than about 5 %."""
     if len(points) < 3:
         return False
     best = max(point.rows_per_s for point in points[:-2])

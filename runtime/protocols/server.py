@@ -36,7 +36,7 @@ class QuietServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Install none: the pod drains on SIGTERM, uvicorn would end the process."""
+        """Install no handlers: the pod drains on SIGTERM, but uvicorn would end the process."""
         yield
 
 
@@ -44,7 +44,7 @@ class PodRestServer(RESTServer):  # type: ignore[misc]  # kserve ships no types
     """KServe's routes without its middleware."""
 
     def _add_middlewares(self, app: FastAPI) -> None:
-        """Add none: the timing middleware writes two log lines for each request."""
+        """Add no middleware: KServe's timing middleware writes two log lines for each request."""
 
 
 class PodServer(ModelServer):  # type: ignore[misc]  # kserve ships no types

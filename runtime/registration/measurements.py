@@ -8,7 +8,7 @@ from registry.domain.pod import Samples
 
 MAX_PER_HEARTBEAT: Final = 8
 _MAX_KEPT: Final = 8 * MAX_PER_HEARTBEAT
-"""Samples of a measure before the older ones are dropped: rarely, since that costs time."""
+"""Samples of a measure above which the older ones are dropped; dropping at each add is slower."""
 
 
 class Measurements:

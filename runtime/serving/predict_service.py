@@ -1,7 +1,7 @@
-"""The three stages of a predict request, with the inference here or at another pod.
+"""The three stages of a predict request, with the inference at this pod or at another one.
 
 An entry request takes one of the pod's slots from its preprocessing to the end of its
-postprocessing. A request for the inference stage alone comes from another pod and takes none.
+postprocessing. A request for the inference stage alone comes from another pod and takes no slot.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ class PredictService:
     async def acquire(
         self, head: RequestHead, spec: ModelSpec, *, deadline_s: float | None
     ) -> AsyncIterator[AcquiredModel]:
-        """Hold the model on the device until the block ends, and the request's reservation with it.
+        """Hold the model on the device, and the request's reservation, until the block ends.
 
         Raises as `LoadCoordinator.acquire` does.
         """

@@ -1,8 +1,8 @@
 """The download bandwidth of a pod, shared by all its loads: a rate limit and two priorities.
 
 While an urgent load (one that a request waits for) reads bytes, the other loads together may read
-`PRELOAD_SHARE` of the bytes that it reads, with or without a configured rate. So preloads never
-starve, and each of them can become urgent while it runs.
+`PRELOAD_SHARE` of the bytes that it reads, with or without a configured rate, so that preloads
+never starve. A preload can become urgent while it runs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 PRELOAD_SHARE = 1 / 16
 """Bytes that preloads may read per byte of urgent downloads."""
 MAX_PRELOAD_READERS = 16
-"""Connections of all preloads together; a pod has twice as many to an endpoint."""
+"""Maximum connections of all preloads together: half of a pod's connections to an endpoint."""
 MAX_CREDIT_BYTES = 1024**2
 PIECE_S = 0.02
 """Seconds of the configured rate that are granted at once: the longest delay of an urgent download
@@ -35,8 +35,8 @@ STALL_TIMEOUT_S = 1.0
 class Bandwidth:
     """A token bucket over bytes, for threads.
 
-    Each reader moves the time at which the link is free again, so the sum over all threads keeps to
-    the rate; short pauses of a reader are made up for within `burst_s`.
+    Each read moves the time at which the link is free again, so that all threads together keep to
+    the rate. Up to `burst_s` of unused time can be caught up.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Bandwidth:
                 self._changed.notify_all()
 
     def take(self, use: BandwidthUse, byte_count: int) -> None:
-        """Wait until the bytes may pass; raises StorageFailed once closed, LoadCancelled."""
+        """Wait until the bytes may be read; raises LoadCancelled, or StorageFailed once closed."""
         max_piece = byte_count
         if self.bytes_per_s is not None:
             max_piece = max(1, int(self.bytes_per_s * PIECE_S))
@@ -124,7 +124,7 @@ class Bandwidth:
         use.ticket.raise_if_cancelled()
 
     def _wait_for_priority(self, use: BandwidthUse, byte_count: int) -> None:
-        """Let urgent downloads go first: they earn the credit that preloads spend."""
+        """Give urgent downloads priority: their bytes earn the credit that preloads spend."""
         self._raise_if_stopped(use)
         with self._changed:
             use.last_read_s = self._clock()

@@ -1,8 +1,8 @@
-"""How many connections read one object: doubled while the added ones raise the throughput.
+"""Number of connections that read one object: doubled while added ones raise the throughput.
 
-An object store gives one connection a fraction of what it gives a machine, and its first byte comes
-late, so readers are doubled until they reach the rate. Where the CPU is the limit, a second pair of
-readers only adds thread switches, and the number stays.
+An object store limits one connection to a fraction of a machine's rate, and its first byte is slow,
+so the readers are doubled until they reach the link's rate. Where the CPU is the limit, more
+readers only add thread switches, so the number of readers stays.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from dataclasses import dataclass
 MAX_READERS = 16
 INITIAL_READERS = 2
 FAST_BYTES_PER_S = 250 * 1024**2
-"""A reader as fast as this needs no second one."""
+"""No readers are added at this throughput per reader."""
 LINK_SHARE = 0.75
-"""Share of the configured rate above which the rate is the limit, not the store."""
+"""Share of the link's configured rate above which the link is the limit, not the store."""
 MIN_GAIN = 0.5
-"""Least gain in throughput from added readers, as a share of a linear gain, to add more."""
+"""Minimum gain in throughput, as a share of linear scaling, for which more readers are added."""
 
 
 @dataclass(frozen=True, slots=True)

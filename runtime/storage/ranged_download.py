@@ -1,4 +1,4 @@
-"""Downloads the missing ranges of a file in parallel; each continues after a fault where it was.
+"""Downloads the missing ranges of a file in parallel; an interrupted range resumes where it ended.
 
 `download_concurrency` decides how many reads run at once. A reader raises `ReadInterrupted` where
 another attempt may succeed; every other error ends the download.
@@ -38,7 +38,7 @@ CHUNK_BYTES = 256 * 1024
 """Longer writes save CPU time where the page cache reuses memory, and cost more where a virtual
 machine must first get the memory from its host."""
 MAX_ATTEMPTS = 6
-"""In a row without a byte; the pauses between them sum up to 3 s."""
+"""Attempts in a row that may return no byte; the pauses between them add up to 3 s."""
 _BACKOFF = Backoff(initial_s=0.1)
 
 
@@ -50,13 +50,13 @@ class RangeReader(Protocol):
     """Reads one file, in one thread, over one connection at a time."""
 
     def read(self, start: int, end: int, buffer: memoryview) -> Iterator[memoryview]:
-        """Bytes [start, end) in pieces of `buffer`, or fewer; raises ReadInterrupted, LoadFailed.
+        """Bytes [start, end) in views of `buffer`; raises ReadInterrupted, LoadFailed.
 
-        Fewer bytes than asked for count as an interrupted read.
+        A read that ends early without an error counts as interrupted.
         """
 
     def abort(self) -> None:
-        """End the read of another thread soon; that read raises ReadInterrupted or is short."""
+        """Make a read in another thread end soon: it raises ReadInterrupted or ends early."""
 
 
 def download_ranges(
@@ -87,7 +87,7 @@ def download_ranges(
 
 @dataclass(eq=False, slots=True)
 class _RangedDownload:
-    """One file's download. Workers take ranges until none is left or one has failed."""
+    """One file's download. Workers take ranges until none is left or a worker has failed."""
 
     open_reader: Callable[[], AbstractContextManager[RangeReader]]
     partial: PartialFile
@@ -121,7 +121,7 @@ class _RangedDownload:
                 self._add_workers_while_faster(pool)
 
     def _abort_if_cancelled(self) -> None:
-        """A cancelled load does not wait for responses under way."""
+        """Abort all reads of a cancelled load, so that it does not wait for responses."""
         if self.bandwidth.ticket.is_cancelled:
             with self._lock:
                 readers = list(self._readers)
@@ -129,7 +129,7 @@ class _RangedDownload:
                 reader.abort()
 
     def _add_workers_while_faster(self, pool: ThreadPoolExecutor) -> None:
-        """Add readers while they raise the throughput; returns once none is at work."""
+        """Add readers while they raise the throughput; returns once no worker runs."""
         since_s, since_bytes, before = time.monotonic(), 0, None
         while not self._done.wait(POLL_INTERVAL_S):
             now_s = time.monotonic()
@@ -186,7 +186,7 @@ class _RangedDownload:
             return self.pending.popleft() if self.pending and not self._stop.is_set() else None
 
     def _download(self, reader: RangeReader, span: ByteRange, buffer: memoryview) -> None:
-        """Read a range, or what arrives of it before the download ends, and record that."""
+        """Read a range and record the bytes written, also if the download ends before its end."""
         progress = _RangeProgress(span.start)
         try:
             self._read(reader, span, buffer, progress)

@@ -1,7 +1,7 @@
 """Plain HTTP connections to S3 for the bytes of objects; boto3 signs, lists and finds the endpoint.
 
 boto3's own streams copy each byte several times: reading presigned URLs into one buffer is more
-than twice as fast. Connections are kept for the next file and their number is limited per pod.
+than twice as fast. Connections are reused for the next file, and limited per pod and endpoint.
 """
 
 from __future__ import annotations
@@ -213,7 +213,10 @@ def plain_etag(text: str) -> str:
 
 
 def _error_of(response: http.client.HTTPResponse, path: str) -> Exception:
-    """The error for a response without the wanted bytes: retryable, another version, or final."""
+    """The error for a response without the requested bytes.
+
+    ReadInterrupted can be retried; ModelChanged: the object was replaced or deleted.
+    """
     text = response.read(MAX_ERROR_BYTES).decode(errors="replace")
     code = re.search(r"<Code>([^<]*)</Code>", text)
     detail = f"{unquote(path)}: {response.status} {code[1] if code else response.reason}"

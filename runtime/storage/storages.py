@@ -46,7 +46,7 @@ class StorageOptions:
     secret_folder: str = ""
     """Mount of KServe's secret `storage-config`; empty: none."""
     claim_mounts: Path = Path("/mnt/pvc")
-    """The folder that claims of `pvc://` are mounted in, each under its name."""
+    """Folder in which the PersistentVolumeClaims of `pvc://` are mounted, each under its name."""
     read_timeout_s: float = READ_TIMEOUT_S
 
 
@@ -89,7 +89,7 @@ class Storages:
             self._s3.clear()
 
     def _access(self, bucket: str) -> S3Access:
-        """Made at first use, in the thread of a load, since making one takes 0.1 s."""
+        """A client, created at first use in the thread of a load: creating one takes 0.1 s."""
         options = options_for(bucket, self._options.environment, self._options.secret_folder)
         with self._lock:
             if options not in self._s3:

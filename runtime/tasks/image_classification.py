@@ -1,4 +1,4 @@
-"""Image classification: the likeliest label of each image."""
+"""Image classification: the most likely label of each image."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
 MAX_PIXELS = 50_000_000
-"""A small file can claim a huge image; larger ones are refused before they are decoded."""
+"""A small file can decode to a huge image; larger images are refused before decoding."""
 V1_SHAPE = "an object such as {'image_bytes': {'b64': '...'}}"
 
 
@@ -40,7 +40,7 @@ class ImageClassification(LabelOutputs):
         self.batching = PaddedBatching({"pixel_values": rule}, required=("pixel_values",))
 
     def read_instances(self, instances: Sequence[Any]) -> list[Image.Image]:
-        """Objects with an encoded image in base64."""
+        """Images from objects that each hold an encoded image in base64."""
         check_item_count(len(instances))
         images = []
         for index, instance in enumerate(instances):
@@ -54,7 +54,7 @@ class ImageClassification(LabelOutputs):
         return images
 
     def read_tensors(self, tensors: Sequence[Tensor]) -> list[Image.Image]:
-        """Base64 strings of encoded images, or pixels [n, height, width, 3]."""
+        """Images from base64 strings of encoded images, or from pixels [n, height, width, 3]."""
         tensor = single_input(tensors, "image")
         if tensor.datatype == BYTES:
             check_item_count(tensor.data.size)

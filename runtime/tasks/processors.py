@@ -32,7 +32,7 @@ PROCESSORS: Mapping[Task, Callable[[Path, Any], Processor]] = {
 def load_processor(folder: Path, declared: Task | None) -> Processor:
     """The processor of the model whose small files are in `folder`; raises ModelInvalid.
 
-    Exported programs and image generation are optional: imported with the first such model.
+    The modules for exported programs and image generation are imported with the first such model.
     """
     program = program_path(folder)
     if program is not None:

@@ -1,4 +1,4 @@
-"""Texts: reading them from V1 and V2 bodies, tokens from texts, and texts from tokens."""
+"""Text inputs and outputs: reads V1 and V2 bodies, tokenises texts and decodes tokens."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 DEFAULT_MAX_TOKENS = 512
-"""Texts are truncated here if the model's own files set no limit."""
+"""Texts are truncated to this many tokens if the model's files set no limit."""
 
 VOCABULARY_FILES = (
     "tokenizer.json",
@@ -41,13 +41,13 @@ TEXT_TYPE: dict[str, Any] = {"name": "text", "datatype": BYTES, "shape": [-1]}
 
 
 class TextInputs:
-    """The common half of processors that take texts."""
+    """Base class of processors that take texts."""
 
     def __init__(self, encoder: TextEncoder) -> None:
         self.encoder = encoder
 
     def read_instances(self, instances: Sequence[Any]) -> list[str]:
-        """Strings, or objects with a string `text`."""
+        """Read strings, or objects with a string `text`; raises InvalidRequest."""
         check_item_count(len(instances))
         texts = []
         for index, instance in enumerate(instances):
@@ -61,7 +61,7 @@ class TextInputs:
         return texts
 
     def read_tensors(self, tensors: Sequence[Tensor]) -> list[str]:
-        """One tensor of UTF-8 strings."""
+        """Read one tensor of UTF-8 strings; raises InvalidRequest."""
         tensor = single_input(tensors, "text")
         if tensor.datatype != BYTES:
             raise InvalidRequest(f"input {tensor.name!r} must be BYTES, was {tensor.datatype}")
@@ -79,7 +79,7 @@ class TextInputs:
 
 
 class TextOutputs:
-    """The common half of processors whose networks generate tokens."""
+    """Base class of processors whose networks generate tokens."""
 
     encoder: TextEncoder
 
@@ -97,10 +97,13 @@ class TextOutputs:
 
 class TextEncoder:
     def __init__(self, folder: Path, config: PretrainedConfig, *, takes_types: bool = True) -> None:
-        """Read it; `takes_types` is False for networks without token types."""
+        """Load the tokenizer; raises ModelInvalid.
+
+        `takes_types` is False for networks without token types.
+        """
         from transformers import AutoTokenizer
 
-        # Without any of these files, transformers invents a tokenizer of five special tokens.
+        # Without these files, transformers returns a tokenizer with only five special tokens.
         if not any((folder / name).exists() for name in VOCABULARY_FILES):
             raise ModelInvalid(f"the model has no tokenizer: none of {', '.join(VOCABULARY_FILES)}")
         try:
@@ -175,7 +178,7 @@ def _describe(value: Any) -> str:
 
 
 def eos_ids(folder: Path, config: PretrainedConfig) -> frozenset[int]:
-    """The tokens that end a generated row, in the files where transformers looks for them."""
+    """Tokens that end a generated row: from generation_config.json, else from the configuration."""
     path = folder / "generation_config.json"
     stored = read_json(path).get("eos_token_id") if path.exists() else None
     found = stored if stored is not None else getattr(config, "eos_token_id", None)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAX_QUEUED = 64
-"""Further evictions are not demoted: their models are on disk."""
+"""While the queue is full, evicted models are not copied; their files stay on disk."""
 
 
 @dataclass(eq=False, slots=True)

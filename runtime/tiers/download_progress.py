@@ -1,8 +1,8 @@
 """Weights read while they are downloaded: each part of the slab once its bytes have arrived.
 
 The download reports spans and the reader of the weights waits for them. An arrived span is in the
-file and does not change; whether the whole file is right is known only at the end. The descriptors
-belong to the progress, so a file can be read before and after it gets its name.
+file and does not change; the whole file is verified only at the end. `DownloadProgress` owns file
+descriptors of its own, so a file can be read before and after it gets its final name.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, order=True)
 class ArrivedSpan:
-    """One span: the index of its file, and its number in it."""
+    """One span: the index of its file, and the span's index in that file."""
 
     file: int
     number: int
@@ -89,7 +89,7 @@ class DownloadProgress:
     # For the download
 
     def follow(self, partial: PartialFile) -> None:
-        """Report the spans of this file, those that are complete and those that will be."""
+        """Report the complete spans of this file now, and the others when they are complete."""
         index = self.names.index(partial.file.path)
         self._files[index].descriptor = partial.duplicate()
         partial.subscribe(lambda span: self._add(index, [span]))
@@ -103,7 +103,7 @@ class DownloadProgress:
                 self._add(index, split_spans(file.size_bytes))
 
     def finish(self) -> None:
-        """Report that every file is complete, checked and under its name."""
+        """Report that every file is complete, verified and under its final name."""
         with self._changed:
             self._is_finished = True
             self._changed.notify_all()
@@ -147,7 +147,7 @@ class DownloadProgress:
             yield arrived
 
     def wait_finished(self) -> None:
-        """Return once every file is checked and under its name; raises as `spans` does."""
+        """Return once every file is verified and under its final name; raises as `spans` does."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_finished or self._must_stop())
             if not self._is_finished:
@@ -208,4 +208,4 @@ class StreamingWeights(OpenFiles):
         return super().map_tensors()
 
     def close(self) -> None:
-        """Nothing to do: the files belong to the download."""
+        """Does nothing: `DownloadProgress` owns the file descriptors."""

@@ -12,9 +12,9 @@ from typing import Final
 from registry.domain.model import Tier
 
 PRIOR_BYTES_PER_S: Final = {Tier.HOST: 10e9, Tier.DISK: 2e9, Tier.REMOTE: 1e8}
-"""Rates before any load of this pod: mapped memory, a warm disk, object storage."""
+"""Assumed until this pod's first load: mapped memory, a disk with a warm cache, object storage."""
 FIXED_S: Final = 0.02
-"""Time of a load besides reading the bytes."""
+"""Time of a load in addition to reading the bytes."""
 NEWEST_SHARE: Final = 0.3
 """Weight of the newest rate in the running average."""
 
@@ -30,7 +30,7 @@ class Candidate:
     uses: int = 1
     """Requests served since it was loaded."""
     reload_s: float = 1.0
-    """Expected time to load it again from the tier that it would be in."""
+    """Expected time to load it again from the tier that it is in after eviction."""
     clock: float = 0.0
     """The policy's clock at its last use."""
 
@@ -78,9 +78,10 @@ def _priority(candidate: Candidate) -> float:
 def _fewest(
     candidates: Sequence[Candidate], needed_bytes: int, rank: Callable[[Candidate], float]
 ) -> list[Candidate] | None:
-    """The lowest ranked that free enough, less those that are not necessary, highest rank first.
+    """The lowest-ranked models that free enough, without those that turn out not to be needed.
 
-    Ties are broken by recency, then by name.
+    The last model chosen may make earlier ones unnecessary: of these, the highest-ranked are
+    dropped from the choice first. Ties are broken by recency, then by name.
     """
     chosen: list[Candidate] = []
     freed = 0
@@ -101,7 +102,7 @@ def _fewest(
 def tier_after_eviction(
     size_bytes: int, *, host_bytes: int, host_budget_bytes: int, is_on_disk: bool
 ) -> Tier:
-    """The tier that an evicted model will be in; `host_bytes` are those it has there already."""
+    """The tier of a model after eviction; `host_bytes`: its bytes already in tier `host`."""
     if host_bytes or 0 < size_bytes <= host_budget_bytes:
         return Tier.HOST
     return Tier.DISK if is_on_disk else Tier.REMOTE
@@ -110,8 +111,8 @@ def tier_after_eviction(
 class ReloadCosts:
     """Expected time to load a model again, from the past loads of this pod.
 
-    For a model that was never loaded from a tier it follows from its size and the tier's average
-    rate.
+    For a model that was never loaded from a tier, the estimate follows from the model's size and
+    the tier's average rate.
     """
 
     def __init__(self) -> None:

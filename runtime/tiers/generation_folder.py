@@ -1,10 +1,10 @@
-"""The files of one model generation on disk, and whether they are the fetched ones.
+"""The files of one model generation on disk, and the check that they are as they were fetched.
 
-`.listing.json` lists the model's files. Beside each fetched file `NAME` lies `.NAME.sum`: its
-checksum, and its fingerprint (inode, times, boot) when its content was last known to be right. A
-file with the same fingerprint needs no reading: every write changes its times, and another boot
-shows that a crash of the node may have lost data. Any other file is read once and accepted if its
-checksum is right. So nothing is synced: to sync 1 GB can take longer than to fetch it.
+`.listing.json` lists the model's files. Each fetched file `NAME` has a file `.NAME.sum` beside it
+with its checksum, and its fingerprint (inode, size, times, boot) when the checksum was last right.
+A file with the same fingerprint is not read: every write changes its times, and a new boot shows
+that a crash of the node may have lost data. Any other file is read once and accepted if its
+checksum is right. Files need no fsync, which for 1 GB can take longer than the download.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def cache_name(key: str) -> str:
 
 
 def key_of_cache_name(name: str) -> str | None:
-    """The key of the model with this name; None if it is not one of ours, like `lost+found`."""
+    """The model key of a `cache_name`; None for other names, such as `lost+found`."""
     return name.replace("~", "/") if CACHE_NAME.match(name) else None
 
 
@@ -97,7 +97,7 @@ class GenerationFolder:
     # The files
 
     def missing_or_damaged(self, files: Iterable[RemoteFile]) -> list[RemoteFile]:
-        """Those of `files` that must be fetched. Reads files with another fingerprint."""
+        """The files that must be fetched. Reads files whose fingerprint has changed."""
         return [file for file in files if not self._is_intact(file)]
 
     def _is_intact(self, file: RemoteFile) -> bool:
@@ -114,14 +114,17 @@ class GenerationFolder:
         return False
 
     def finish(self, partial: PartialFile) -> None:
-        """Give a complete file its name; its checksum first, so that no crash separates them."""
+        """Rename a complete file to its final name, after its checksum is written.
+
+        A crash between the two leaves no file without a checksum.
+        """
         file, crc32 = partial.file, partial.crc32()
         self._write(_sum_path(file.path), json.dumps([file.version, crc32, []]))
         partial.rename_to_target()
         self.record(file, crc32)
 
     def record(self, file: RemoteFile, crc32: int) -> None:
-        """Record the checksum of a file under its name, with its fingerprint of now."""
+        """Record the checksum and the present fingerprint of a file."""
         fingerprint = _fingerprint(self.path / file.path)
         self._write(_sum_path(file.path), json.dumps([file.version, crc32, fingerprint]))
 
@@ -153,7 +156,7 @@ def _sum_path(path: str) -> str:
 
 
 def _fingerprint(path: Path) -> list[object]:
-    """Changes when a file is written to or replaced; raises OSError."""
+    """A value that changes when a file is written to or replaced; raises OSError."""
     status = path.stat()
     return [status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns, boot_id()]
 

@@ -1,8 +1,8 @@
-"""Tier `host`: weights in the node's memory, one image file per model, mapped by all its pods.
+"""Tier `host`: weights in the node's memory, one image file per model, mapped by the node's pods.
 
-An image is written aside under a lock, complete and read-only before it gets its name, never
-changed afterwards, and deleted only while no process maps it. Kernel locks end with a killed pod.
-Methods block and are called in threads, unless they say otherwise.
+An image is written under a temporary name and a lock, complete and read-only before it is renamed,
+never changed afterwards, and deleted only while no process maps it. The kernel releases the locks
+of a killed pod. Methods block and are called in threads, except where noted.
 """
 
 from __future__ import annotations
@@ -48,21 +48,22 @@ class PutOutcome(StrEnum):
     UNDER_WAY = "under-way"
     """Another pod of the node copies it."""
     NO_ROOM = "no-room"
-    """The model exceeds the budget beside the images that are mapped."""
+    """The model exceeds the part of the budget that mapped images leave."""
     FAILED = "failed"
     STOPPED = "stopped"
     OFF = "off"
 
 
 class HostTier:
-    """The tier as one pod sees it; without a folder it is off."""
+    """One pod's access to the tier; without a folder the tier is off."""
 
     def __init__(self, folder: HostFolder | None, budget_bytes: int) -> None:
         self._folder = folder
         self.budget_bytes = budget_bytes if folder else 0
         self._closing = threading.Event()
         self._bytes: dict[str, int] = {}
-        """Bytes of each model's image at the last refresh. Replaced whole: any thread may read."""
+        """Bytes of each model's image at the last refresh, which replaces the whole dictionary: any
+        thread may read it."""
         self._changed: set[str] = set()
         self._refresh_lock = threading.Lock()
         if folder is not None:

@@ -1,7 +1,7 @@
 """Headers of safetensors files, checked against the file before anything is mapped or read.
 
-Mapping a file that is shorter than its header promises kills the process with SIGBUS when the
-missing pages are touched, so every reader of the bytes goes through this module.
+If a mapped file is shorter than its header declares, access to the missing pages kills the process
+with SIGBUS, so all code that reads the bytes goes through this module.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BAD_HEADER_ERRORS = (
     OverflowError,
     RecursionError,
 )
-"""Errors that unexpected JSON causes when it is read."""
+"""Errors raised when a header is invalid JSON or has an unexpected structure."""
 
 DTYPES = {
     "F64": torch.float64,
@@ -47,7 +47,7 @@ DTYPES = {
     "BOOL": torch.bool,
     "C64": torch.complex64,
 }
-"""Types by their names in safetensors."""
+"""Torch types by their names in safetensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ def read_tensors(descriptor: int, file: str) -> tuple[StoredTensor, ...]:
     """The tensors of an open file in the order of their bytes; `file` is its name in errors.
 
     Gaps between tensors are allowed, since some writers align them; tensors may not overlap. Raises
-    ModelInvalid if the file does not have the size that its header promises.
+    ModelInvalid if the file does not have the size that its header declares.
     """
     try:
         begin = read_header_end(descriptor, file)

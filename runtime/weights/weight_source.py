@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 MADV_POPULATE_READ = 22
-"""Of Linux; Python has no name for it."""
+"""Linux constant (madvise(2)) that Python's `mmap` module lacks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class WeightSource(Protocol):
 class OpenFiles:
     """Open files of weights with complete headers, as one slab.
 
-    Of a tensor that several files have, the last file's counts.
+    If several files hold a tensor of one name, the tensor of the last file is used.
     """
 
     def __init__(self, names: Sequence[str], descriptors: Sequence[int]) -> None:
@@ -92,7 +92,7 @@ class OpenFiles:
         self._starts = [tensor.offset for tensor in self.layout.tensors]
 
     def map_tensors(self) -> dict[str, torch.Tensor]:
-        """All tensors; one with unaligned bytes in its file is copied."""
+        """All tensors, mapped; a tensor that is not aligned in its file is copied."""
         ends = [0] * len(self._names)
         for index, tensor in self._stored.values():
             ends[index] = max(ends[index], tensor.offset + tensor.size_bytes)
@@ -151,15 +151,15 @@ class DiskWeights(OpenFiles):
 
 
 def _name(path: Path) -> str:
-    """A file's name, preceded by its folder if that is a part of a pipeline."""
+    """A file's name, preceded by its folder's name if the folder is a component of a pipeline."""
     is_part = (path.parent.parent / PIPELINE_INDEX).exists()
     return f"{path.parent.name}/{path.name}" if is_part else path.name
 
 
 def _read_tensors(descriptor: int, file: str) -> Sequence[StoredTensor]:
-    """The tensors of a file; those of a pipeline's part get the name of the part as prefix.
+    """The tensors of a file; a pipeline's component prefixes its tensors with its own name.
 
-    The parts of a pipeline, a folder each, may have tensors of equal names.
+    Components of a pipeline, each in its own folder, may have tensors of equal names.
     """
     if file.endswith(PROGRAM_SUFFIX):
         from runtime.weights.archive_tensors import tensors_of_program  # optional format
@@ -187,9 +187,9 @@ def map_file(descriptor: int, size_bytes: int, *, name: str) -> torch.Tensor:
 def touch_pages(region: torch.Tensor, *, name: str) -> None:
     """Read all pages of a mapping, in order; raises ModelInvalid if some are missing.
 
-    One call for all takes half the time of the page faults of a first inference (T5-base in memory:
-    45 ms against 90), and less than half where the pages come from disk. A missing or unreadable
-    page is an error here instead of a fatal signal.
+    One call for all pages takes half the time of the page faults of a first inference (T5-base in
+    memory: 45 ms against 90 ms), and less than half if the pages come from disk. A missing or
+    unreadable page raises an error here, and a fatal signal (SIGBUS) in an inference.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)

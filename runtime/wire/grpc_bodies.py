@@ -1,6 +1,7 @@
 """The Open Inference Protocol over gRPC: KServe's messages to tensors and back.
 
-Raw contents stay buffers. A response is raw if its request was, or if a datatype has no other form.
+Raw contents are kept as buffers. A response is raw if its request was, or if one of its datatypes
+can only be sent raw.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tensors as JSON lists, the form of V2 over HTTP."""
+"""Tensors as JSON lists, as in V2 requests and responses over HTTP."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _flatten(data: list[Any], spec: TensorSpec) -> list[Any]:
 
 
 def to_json(tensor: Tensor) -> list[Any] | None:
-    """A tensor's elements; None if JSON cannot hold them, so they have to be sent in binary."""
+    """A tensor's elements; None if JSON cannot hold them, so they must be sent in binary."""
     if tensor.datatype in RAW_ONLY:
         return None
     if tensor.datatype != BYTES:

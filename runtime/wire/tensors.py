@@ -41,7 +41,7 @@ DATATYPE_OF: Mapping[np.dtype[Any], str] = {dtype: name for name, dtype in NUMPY
 
 MAX_DIMENSIONS = 32
 MAX_ELEMENTS = 2**40
-"""Far more than a body can hold: a larger claim is a mistake."""
+"""Far more than a body can hold: a larger shape is a mistake."""
 MAX_ITEMS = 1024
 """Limit of the instances of one request."""
 
@@ -92,7 +92,7 @@ def parse_tensor_spec(name: Any, datatype: Any, shape: Any, path: str) -> Tensor
 
 
 def _is_shape(shape: Any) -> bool:
-    """Whether numpy accepts the shape, also if a size of 0 hides how large the others are."""
+    """Whether numpy accepts the shape. A size of 0 counts as 1 in the number of elements."""
     if not isinstance(shape, list) or len(shape) > MAX_DIMENSIONS:
         return False
     if not all(type(size) is int and 0 <= size <= MAX_ELEMENTS for size in shape):
@@ -107,7 +107,7 @@ def check_item_count(count: int) -> None:
 
 
 def check_unique_names(names: Sequence[str], where: str) -> None:
-    """Raise InvalidRequest if two tensors of a list have one name."""
+    """Raise InvalidRequest if two tensors of a list have the same name."""
     seen: set[str] = set()
     for name in names:
         if name in seen:
@@ -128,7 +128,10 @@ def bytes_tensor(name: str, values: Sequence[bytes]) -> Tensor:
 
 
 def single_input(tensors: Sequence[Tensor], name: str) -> Tensor:
-    """The input of a model that has one; raises InvalidRequest if the name is missing."""
+    """The input of a model with one input: the tensor of this name, or the only tensor.
+
+    Raises InvalidRequest if there are several tensors and none has the name.
+    """
     for tensor in tensors:
         if tensor.name == name:
             return tensor

@@ -86,7 +86,7 @@ def encode_request(tensors: Sequence[Tensor]) -> EncodedBody:
 def encode_response(
     tensors: Sequence[Tensor], *, model_name: str, request: V2Request
 ) -> EncodedBody:
-    """A response in the form that the request asks for; raises InvalidRequest."""
+    """A response in the encoding that the request selects; raises InvalidRequest."""
     entries, buffers = _encode_tensors(select_outputs(tensors, request))
     document: dict[str, Any] = {"model_name": model_name, "outputs": entries}
     if request.id is not None:
@@ -124,7 +124,7 @@ def _split(body: bytes, header_length: str | None) -> tuple[dict[str, Any], memo
 
 
 def _parse_digits(text: str) -> int:
-    """A number of decimal digits; 0 if the text is no such number."""
+    """A number of decimal digits; 0 if the text is not one."""
     is_number = text.isascii() and text.isdecimal() and len(text) <= MAX_DIGITS
     return int(text) if is_number else 0
 

@@ -1,7 +1,7 @@
-"""Forecasts of means, with the noise of their own past errors: naive, averages, FFT, Holt-Winters.
+"""Baseline forecasts of the mean: naive, exponential average, FFT and Holt-Winters.
 
-The noise is the same negative binomial as in `forecasts`, so that the back-test compares means, not
-a forecast with noise and one without.
+Each is a negative binomial, as in `forecasts`, whose size follows from the method's past errors.
+The back-test therefore compares means, not a forecast with noise and one without.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _DAMPING: Final = 0.98
 
 
 def with_measured_noise(means: Means) -> Callable[[History, Fit, ForecastHorizon], Forecast]:
-    """The forecast method with these means."""
+    """A forecast method with these means, and noise measured from their past errors."""
 
     def forecast(history: History, _fit: Fit, horizon: ForecastHorizon) -> Forecast:
         windows = np.maximum(horizon.windows_min, 1.0)
@@ -60,9 +60,9 @@ def with_measured_noise(means: Means) -> Callable[[History, Fit, ForecastHorizon
 
 
 def arrivals(history: History, lags: tuple[int, ...], windows_min: Floats) -> Floats:
-    """(models, lags, windows): arrivals in windows that began `lag` minutes before the last end.
+    """(models, lags, windows): arrivals in windows that begin `lag` minutes before the end.
 
-    Before the first count and after the origin there are none.
+    The end is that of the history; minutes outside the history count as zero.
     """
     bins = history.minutes.shape[1]
     total = np.pad(np.cumsum(history.minutes, axis=1, dtype=np.float64), ((0, 0), (1, 0)))

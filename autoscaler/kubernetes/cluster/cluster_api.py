@@ -1,6 +1,7 @@
 """The controller's calls to the Kubernetes API server, with the official client.
 
-Writes are patches of single fields. Errors of the client become those of `errors`.
+Writes are patches of single fields. The client's errors are translated to those of
+`autoscaler.kubernetes.errors`.
 """
 
 from __future__ import annotations
@@ -37,7 +38,10 @@ _MAX_MESSAGE = 1024
 
 
 async def connect() -> client.ApiClient:
-    """A client with the pod's service account, else the kubeconfig. Raises ConfigException."""
+    """A client with the pod's service account, or with the kubeconfig outside a cluster.
+
+    Raises ConfigException if there is neither.
+    """
     configuration = client.Configuration()
     try:
         config.load_incluster_config(client_configuration=configuration)
@@ -72,7 +76,7 @@ class ClusterApi:
         return [read_pod(self._to_dict(each)) for each in found.items]
 
     async def write_status(self, service: ServiceObject, status: Mapping[str, Any]) -> None:
-        """Replace a model's whole status; nobody else writes it. Raises Gone, Changed."""
+        """Replace a model's whole status, which has no other writer. Raises Gone, Changed."""
         patch = [
             {"op": "test", "path": "/metadata/uid", "value": service.uid},
             {"op": "add", "path": "/status", "value": status},

@@ -1,6 +1,6 @@
 """Watches InferenceServices and the pods of pools with kopf, and reports every change.
 
-Event handlers only: kopf adds an annotation to every object that has a change handler, and a new
+It registers event handlers only: kopf annotates every object that has a change handler, and a new
 annotation on a pool restarts its pods. kopf runs in a thread with its own event loop, because at
 shutdown it cancels all tasks of its loop that were created after it.
 """
@@ -30,7 +30,7 @@ STOP_TIMEOUT_S = 10.0
 
 
 class Informer:
-    """The watching thread. Callbacks run in the event loop that called `start`."""
+    """Runs kopf in a thread. Callbacks run in the event loop that called `start`."""
 
     def __init__(self) -> None:
         self._on_event: Callable[[ObjectEvent], None] = _ignore

@@ -1,8 +1,8 @@
 """A pool's pod as the controller reads it from the API server. Pure.
 
 Pods register themselves, with address and node from the downward API, and their lease expires
-seconds after they end. The controller adds what only the API server has: that a pod is marked for
-deletion, that it was removed, and in Knative mode that its Revision is outdated (`revisions.py`).
+seconds after they end. The controller adds the facts that only the API server has: deletion marks,
+removed pods and, in Knative mode, outdated Revisions (`revisions.py`).
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 class PodPhases:
-    """The phases of all pools' pods, as far as the cluster decides them. Used by one task only."""
+    """Writes the phases that follow from the cluster's pods. Used by one task only."""
 
     def __init__(self, objects: ClusterObjects, registries: PoolRegistries) -> None:
         self._objects = objects
@@ -38,7 +38,7 @@ class PodPhases:
         """By pool."""
 
     async def update(self) -> None:
-        """Write what changed to the registries. Raises RegistryUnavailable."""
+        """Write new phases and removals to the registries. Raises RegistryUnavailable."""
         removed, self._objects.removed_pods = self._objects.removed_pods, []
         for pod in removed:
             await self._deregister(pod)
@@ -67,7 +67,7 @@ class PodPhases:
             if pod.name in draining and found.phase is not PodPhase.DRAINING:
                 await self._set_phase(registry, found, PodPhase.DRAINING)
                 tracker.start(found, now_s)
-            elif pod.revision and pod.name in cancellable - draining:  # Knative rolled back to it
+            elif pod.revision and pod.name in cancellable - draining:  # Knative rolled back
                 await self._set_phase(registry, found, PodPhase.READY)
                 tracker.cancel(pod.name)
 

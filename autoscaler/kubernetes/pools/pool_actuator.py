@@ -43,7 +43,7 @@ RETRY_S: Final = 0.2
 
 
 class PoolActuator:
-    """An `Actuator` for one pool. `run` is its one task; the loop calls the other methods."""
+    """An `Actuator` for one pool. `run` is its only task; the autoscaler's loop calls the rest."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class PoolActuator:
 
     @property
     def _may_act(self) -> bool:
-        """True if the lead was confirmed within the lease: a process that was stopped lost it."""
+        """True if the lead was confirmed within the lease; a longer suspension loses the lead."""
         if self._lead_confirmed_s is None:
             return False
         return time.monotonic() - self._lead_confirmed_s < self._lease_s
@@ -136,7 +136,7 @@ class PoolActuator:
         await self._apply(observed, None if owner is not None else self._target)
 
     async def _apply(self, observed: ObservedPool, target: WantedPods | None) -> None:
-        """Drain, then scale; without a target cancel the drains."""
+        """Drain the pods that leave, then scale; cancel all drains if there is no target."""
         if target is None:
             scale = ScaleTo(observed.pods, "")
         else:

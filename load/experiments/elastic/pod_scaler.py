@@ -1,7 +1,6 @@
-"""An autoscaler for simulated runs that starts and ends pods: a rule sets their number.
+"""An autoscaler for simulated runs that starts and ends pods; a `Rule` sets their number.
 
-A pod starts `start_s` after it was requested, whatever requested it. A pod that is to end finishes
-its requests first.
+Every pod starts `start_s` after its request. A pod finishes its requests before it ends.
 """
 
 from __future__ import annotations
@@ -26,12 +25,15 @@ if TYPE_CHECKING:
 
 
 class Rule(Protocol):
-    """Plans the number of pods, and loads."""
+    """Plans the number of pods, and starts loads."""
 
     interval_s: float
 
     def plan(self, now_s: float, arrivals: Arrivals, cluster: SimulatedCluster) -> int:
-        """The number of pods from now on, after the arrivals since the last plan; starts loads."""
+        """Start loads and return the wanted number of pods.
+
+        `arrivals` are those since the last plan.
+        """
 
 
 class PodScaler:
@@ -55,7 +57,7 @@ class PodScaler:
         self._arrivals.append((model, now_s))
 
     def tick(self, state: ClusterState, now_s: float, actions: SimulatedCluster) -> None:
-        """Start pods that are due; plan when it is time."""
+        """Start pods that are due, and plan once per interval of the rule."""
         for name in [name for name, at_s in self._starting.items() if at_s <= now_s]:
             del self._starting[name]
             actions.start_pod(name)

@@ -1,4 +1,4 @@
-"""One simulated run of the spike, and its measures: for how long responses are late."""
+"""One simulated run of the spike scenario, and its measures: how long responses are late."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ RULES: Final = (PREDICTIVE, KNATIVE, _SCRAPED)
 
 @dataclass(frozen=True, slots=True)
 class SpikeTask:
-    """One run. `is_known`: the spike came every ten minutes for hours before."""
+    """One run. `is_known`: the hours before the run had the same spike every ten minutes."""
 
     rule: str
     is_known: bool
@@ -49,21 +49,19 @@ class SpikeTask:
 
 @dataclass(frozen=True, slots=True)
 class SpikeResult:
-    """The result of a run."""
-
     late_s: float
-    """From the start of the spike until the 99th percentile stays within the deadline; infinite if
-    it does not while the spike lasts."""
+    """Time from the start of the spike until the 99th percentile stays within the deadline;
+    infinite if the spike ends before that."""
     worst_p99_s: float
     late_share: float
-    """Of the requests of the spike."""
+    """Share of the spike's requests that missed the deadline or failed."""
     most_pods: int
     pod_s: float
     failed: int
     p99_s: tuple[float, ...]
-    """Of the requests that arrived in each second, from the start."""
+    """99th percentile latency of the requests that arrived in each second of the run."""
     pods: tuple[float, ...]
-    """Running pods, on average in each second."""
+    """Mean number of running pods in each second of the run."""
 
 
 def run_spike(task: SpikeTask) -> SpikeResult:

@@ -1,4 +1,4 @@
-"""A function mapped over tasks in parallel processes; results keep the order of the tasks.
+"""Maps a function over tasks in parallel processes; results keep the order of the tasks.
 
 Each result is kept (`Settings.keep`) as soon as it is available: a run that is interrupted loses
 only unfinished tasks.
@@ -30,7 +30,7 @@ def parallel_map(
     *,
     what: str,
 ) -> list[TaskResult]:
-    """The results of all tasks; `function` is defined in a module, so that processes can import it.
+    """The results of all tasks; `function` must be at module level, so that workers can import it.
 
     The first failure, or Ctrl-C, ends running tasks, and no further task starts.
     """
@@ -58,7 +58,7 @@ def parallel_map(
                 kept.add(future)
                 report(done)
         except BaseException:
-            # Keep tasks that ended besides the failed one, or during Ctrl-C.
+            # Tasks may have succeeded beside the failed one, or before Ctrl-C: keep their results.
             for future, task in futures.items():
                 ended = future not in kept and future.done() and not future.cancelled()
                 if ended and future.exception() is None:
@@ -70,7 +70,7 @@ def parallel_map(
 def group_results(
     tasks: Iterable[Task], results: Iterable[TaskResult], key: Callable[[Task], Key]
 ) -> dict[Key, list[TaskResult]]:
-    """Results by a key of their tasks, in order of the tasks."""
+    """Group results by a key of their tasks; each group is in the order of the tasks."""
     grouped: dict[Key, list[TaskResult]] = {}
     for task, result in zip(tasks, results, strict=True):
         grouped.setdefault(key(task), []).append(result)

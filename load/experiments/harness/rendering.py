@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def as_text(cell: Cell) -> str:
-    """A cell for people: four significant digits, `-` for a missing value."""
+    """A cell as text: four significant digits, `-` for a missing value."""
     match cell:
         case None:
             return "-"
@@ -24,7 +24,6 @@ def as_text(cell: Cell) -> str:
 
 
 def as_markdown(result: Result) -> str:
-    """All tables and notes."""
     parts = [_table(table) for table in result.tables]
     if result.notes:
         parts.append("\n".join(f"- {note}" for note in result.notes))
@@ -38,7 +37,7 @@ def _table(table: Table) -> str:
 
 
 def as_document(result: Result) -> dict[str, Any]:
-    """Everything as JSON, cells unrounded."""
+    """A result as a JSON object, with unrounded cells."""
     return {
         "tables": [
             {
@@ -57,7 +56,7 @@ def spread(
     centre: Callable[[Sequence[float]], float],
     text: Callable[[float], str],
 ) -> str:
-    """Such as `3.1 (2 to 5)`: a mean or median, the lowest and the highest value."""
+    """A mean or median with the lowest and the highest value, such as `3.1 (2 to 5)`."""
     return f"{text(centre(values))} ({text(min(values))} to {text(max(values))})"
 
 

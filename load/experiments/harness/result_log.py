@@ -1,6 +1,6 @@
 """Results of single runs, logged as soon as they end: a JSON document per line.
 
-An experiment that is interrupted has no tables; its results so far are in this log.
+An interrupted experiment writes no tables; this log holds its results so far.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class ResultLog:
-    """A file of results; empty when the context is entered."""
+    """A file of results, truncated when the log is created."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -46,7 +46,7 @@ class ResultLog:
 
 
 def _plain(value: Any) -> Any:
-    """A value in JSON's types: fields by name, arrays as lists, others as text."""
+    """Convert to JSON types: dataclasses to objects, arrays to lists, unknown types to text."""
     match value:
         case Enum():
             return value.value

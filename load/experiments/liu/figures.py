@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Runs: TypeAlias = "Mapping[tuple[str, str], list[SimpleRun]]"
 """By model and policy."""
 Series: TypeAlias = "Sequence[tuple[str, str, Runs]]"
-"""Label, policy and runs of one colour."""
+"""Per colour of the plots: label, policy and runs."""
 _FIRST: Final = SIZES[0].model
 _INCHES: Final = (9.0, 10.5)
 
@@ -50,7 +50,7 @@ def draw_figures(runs: Mapping[str, Runs], thesis: Mapping[int, float], folder: 
 
 
 def _bars(axes: Axes, index: int, of: int, heights: Sequence[float], **options: Any) -> Any:
-    """Draws one of `of` series as bars beside each other; returns their positions."""
+    """Draw series number `index` of `of`, beside the others; returns the bars' x positions."""
     width = 0.8 / of
     x = np.arange(len(heights)) - 0.4 + width * (index + 0.5)
     axes.bar(x, heights, width, color=COLOURS[index], hatch=HATCHES[index], edgecolor="white",
@@ -71,7 +71,7 @@ def _draw_totals(axes: Axes, series: Series, thesis: Mapping[int, float]) -> Non
         for x, value in zip(places, known if index < 2 else (), strict=False):
             if value is not None:
                 axes.plot(x, value, "D", color="black", label=label, linestyle="none")
-                label = "_"  # once in the legend
+                label = "_"  # the legend lists the thesis once
     axes.set_title("Figure 6.1: ten requests, one after the other")
     axes.set_ylabel("End to end (s)")
     axes.set_xticks(np.arange(len(SIZES)), [size.model for size in SIZES])

@@ -1,6 +1,6 @@
 """The three workloads of section 6.4 at once: pairs of requests, and models that evict each other.
 
-The workload of a pair and its time are random, as are ties of the policies.
+Each pair has a random workload and arrival time; policies break ties at random.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from registry.domain.model import RoutingPolicy
 LOADS: Final = (0.05, 0.2, 0.4)
 """Pairs per second: the two requests of a pair together hold a slot for 2 to 12 s, of 8 slots."""
 OWN_WINNER: Final = "each its winner"
-"""In place of a policy: each model has the policy that wins its workload."""
+"""Given instead of a policy: each model uses the policy that wins its workload."""
 
 
 @dataclass(frozen=True, slots=True)

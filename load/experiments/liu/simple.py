@@ -1,7 +1,7 @@
 """The experiment liu-simple, Liu 2025, sections 6.2 and 6.3: sequential requests to one T5 model.
 
-Ten requests, and sequences long enough to amortise cold starts; simulated at the thesis's pace for
-three sizes, live with the sizes that are requested.
+Runs ten requests, and sequences long enough to amortise cold starts: simulated with the thesis's
+timings for three model sizes, live for the sizes given with `--model`.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ if TYPE_CHECKING:
 
 
 _COLD_AFTER: Final = 32
-"""Number of the thesis's figure: one cold start under colocation for every model."""
+"""Key in `thesis_figures` of the one cold start that every model has under colocation."""
 
 
 def run(settings: Settings) -> Result:
     """The tables of 6.2 and 6.3; the thesis's columns are empty without its file.
 
-    Raises ExperimentError for a requested model that is none of the three.
+    Raises ExperimentError for a requested model other than the three sizes.
     """
     live_sizes = _live_sizes(settings)
     seeds = settings.seeds or tuple(range(1, 4 if settings.is_quick else 101))

@@ -1,4 +1,4 @@
-"""The three T5 models of Liu 2025, section 6.2, at the thesis's pace, and the thesis's figures."""
+"""The three T5 models of Liu 2025, section 6.2, with the thesis's times and figures."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ ABSENT: Final = absent_note(THESIS_FILE)
 
 @dataclass(frozen=True, slots=True)
 class T5Size:
-    """One T5 at the thesis's pace."""
+    """One T5 model with the thesis's times."""
 
     model: str
     times: ModelTimings
     break_even_requests: int
-    """Section 6.3: 7 further cold starts over the threshold."""
+    """Section 6.3: the time of 7 additional cold starts, divided by the threshold of 0.01 s."""
     cold_before: int
-    """Number of the figure in `sigmaos_results.csv`, as all below; 0: the thesis has none."""
+    """Id of the figure in `sigmaos_results.csv`, as are the fields below; 0: there is none."""
     total_before: int = 0
     total_after: int = 0
     many_before: int = 0
@@ -45,8 +45,8 @@ SIZES: Final = (
     T5Size("t5-base", ModelTimings(6.0, 3.7), 4_200, cold_before=30),
     T5Size("t5-large", ModelTimings(17.0, 12.2), 11_900, cold_before=31, gain=24),
 )  # fmt: skip
-"""Cold starts: section 6.3. Inference of T5-small: section 6.2, about 1 s; of the others, which
-the text does not give, in proportion to the weights (242, 892, 2951 MB)."""
+"""Cold starts: section 6.3. Inference of T5-small: section 6.2, about 1 s. The text does not give
+the inference times of the others; they are in proportion to the weights (242, 892, 2951 MB)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """The experiment liu-wins, Liu 2025, section 6.4: three workloads, each with another best policy.
 
-The thesis leaves the choice per request open (6.5, 7.2): `auto` runs on each workload and on a
-mixture of all three.
+The thesis leaves open how to choose a policy per request (6.5, 7.2), as `auto` does: `auto` runs on
+each workload and on a mixture of all three.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _FIRST_FIGURE: Final = {"6.4.1": 44, "6.4.2": 47, "6.4.3": 52}
 
 
 def run(settings: Settings) -> Result:
-    """The thesis's three tables, and the mixture under light to heavy load."""
+    """The thesis's three tables, and a table of the mixture under light to heavy load."""
     seeds = settings.seeds or tuple(range(1, 3 if settings.is_quick else 11))
     thesis = thesis_figures(settings)
     settings.progress(0, 1, "6.4 simulated")

@@ -1,6 +1,7 @@
 """Forecasts of a whole trace, computed once for all runs: arrivals do not depend on policies.
 
-They equal those of the live autoscaler at each tick, from the same counts.
+The live autoscaler would make them at each tick from the same counts, except that it fits its model
+more often.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 HORIZON: Final = ForecastHorizon(windows_s=(60.0, 300.0, 600.0, 3600.0), probabilities=(0.5, 0.9))
 _FIT_INTERVAL_S: Final = 3600.0
-"""Longer than live, to save time."""
+"""Longer than in the live autoscaler, to save time."""
 
 
 class ForecastCache:
@@ -34,7 +35,7 @@ class ForecastCache:
     def __init__(
         self, window: ReplayWindow, arrays: dict[str, Floats], *, with_history: bool
     ) -> None:
-        """Without history, demands have none, for policies that do not read it."""
+        """`with_history`: False for policies that do not read `Demand.history`."""
         self._epoch_s = window.epoch_s
         self._arrays = arrays
         self._with_history = with_history
@@ -94,7 +95,7 @@ def read(window: ReplayWindow, path: Path, *, with_history: bool) -> ForecastCac
 def _arrivals_by_tick(
     window: ReplayWindow,
 ) -> dict[int, tuple[list[str], list[float], list[int]]]:
-    """Models, times and counts by the first tick after them."""
+    """Models, times and counts of arrivals, by the first tick after each arrival."""
     found: dict[int, tuple[list[str], list[float], list[int]]] = {}
     for batch in window.trace():
         times_s, models = batch.column("at_s").to_pylist(), batch.column("model").to_pylist()

@@ -1,8 +1,8 @@
 """A compressed slice of the trace for a real pod, and its simulation.
 
 Time is compressed: a minute of the trace takes a second, for arrivals, policies and forecasts
-(`autoscaler.tick.view_changes`). Loads, inferences and heartbeats take their real time, so for
-the policies they take sixty times as long, and so they do in the simulation.
+(`autoscaler.tick.view_changes`). Loads, inferences and heartbeats are not compressed: in the time
+of the trace, which policies and the simulation use, they take sixty times as long.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 PACE: Final = 60.0
 """Seconds of the trace in one second of the live run."""
 SAMPLE: Final = "all-minilm-l6-v2"
-"""The weights of every model."""
+"""The sample model whose weights every model has."""
 _HEARTBEAT_S: Final = 1.0
 
 
@@ -49,7 +49,7 @@ class TraceSlice:
 
     @property
     def compressed(self) -> str:
-        """The same, `PACE` times as fast."""
+        """The trace specification, `PACE` times as fast."""
         return f"{self.real_time}|speed={PACE:g}"
 
     def trace(self) -> Trace:
@@ -63,13 +63,13 @@ class TraceSlice:
 
 @dataclass(frozen=True, slots=True)
 class MemoryHeld:
-    """The result of a run."""
+    """Requests of one run by outcome, and the device memory that idle models held."""
 
     requests: int
     cold: int
     failed: int
     idle_model_h: float | None
-    """In hours of the trace."""
+    """Number of idle models on the device times hours of the trace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class MeasuredTimes:
 
 
 def live_value(policy: str, value: float, model_bytes: int) -> float:
-    """A policy's parameter for models of another size than the simulated ones."""
+    """A policy's parameter, converted from the size of the simulated models to `model_bytes`."""
     match policy:
         case "predictive":
             return value * MODEL_BYTES / model_bytes
@@ -94,7 +94,7 @@ def live_value(policy: str, value: float, model_bytes: int) -> float:
 
 
 def measured_times(runs: Sequence[Run]) -> MeasuredTimes:
-    """Medians of the records of live runs; a tier without loads has the scenario's time."""
+    """Medians of the records of live runs; a tier without loads gets the scenario's time."""
 
     def median_s(stage: str, where: Sequence[Bools]) -> float | None:
         found = [run.stages_ms[stage][rows] for run, rows in zip(runs, where, strict=True)]

@@ -35,13 +35,11 @@ VALUES: Final[Mapping[str, tuple[float, ...]]] = {
     "hybrid-histogram": (5, 15, 40, 90, 240),
     PREDICTIVE: (16, 5, 2, 1, 0.5, 0.2, 0.07),
 }
-"""From little memory to much."""
+"""In the order of the memory that models then hold, from little to much."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrewarmTask:
-    """One run."""
-
     policy: str
     value: float
     span: ReplayWindow
@@ -51,8 +49,6 @@ class PrewarmTask:
 
 @dataclass(frozen=True, slots=True)
 class PrewarmResult:
-    """The result of a run."""
-
     policy: str
     value: float
     requests: int

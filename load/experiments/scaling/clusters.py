@@ -1,8 +1,8 @@
 """A simulated cluster of any size under load: cold starts, fairness, time of a routing decision.
 
-Every pod has memory for twice its share of the models. At the start each model is warm on one pod,
-in turn and regardless of its popularity, which follows Zipf's law. Models are dealt to ten tenants
-in turn. Times are CPU times of this thread.
+Every pod has memory for twice its share of the models. At the start each model is warm on one pod;
+pods are assigned round robin, regardless of the models' popularity, which follows Zipf's law.
+Models are assigned to ten tenants round robin. Measured times are CPU times of this thread.
 """
 
 from __future__ import annotations

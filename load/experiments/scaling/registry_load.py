@@ -54,7 +54,7 @@ class RegistryLoadTask:
 
 @dataclass(frozen=True, slots=True)
 class RegistryLoadResult:
-    """The result; `_us` is CPU time per granted reservation and its release."""
+    """`redis_us`, `gateway_us`: CPU microseconds per granted reservation and its release."""
 
     granted: int
     refused: int
@@ -64,7 +64,7 @@ class RegistryLoadResult:
 
     @property
     def per_s(self) -> float:
-        """Granted per second of wall time, with gateways and Redis on the same machine."""
+        """Reservations per second of wall time, with gateways and Redis on the same machine."""
         return self.granted / self.seconds
 
     @property
@@ -210,7 +210,7 @@ async def _run_gateway(
 async def _reserve_repeatedly(
     reservations: Reservations, copies: Sequence[tuple[str, str]], rng: random.Random, end_s: float
 ) -> tuple[int, int]:
-    """Reserve and release until `end_s`; the numbers of granted and refused reservations."""
+    """Reserve and release until `end_s`; returns the numbers of granted and refused ones."""
     granted = refused = 0
     while time.monotonic() < end_s:
         pod, key = rng.choice(copies)

@@ -28,13 +28,14 @@ if TYPE_CHECKING:
     from load.experiments.schedulers.workload import Workload
 
 MODELS_PER_MACHINE: Final = 2
-"""Blinowski et al. 2024, section 6.1; in bytes, so that every model takes the same memory."""
+"""Blinowski et al. 2024, section 6.1. Every model takes `_MODEL_BYTES`, so that the memory budget
+of a machine holds this number."""
 _MODEL_BYTES: Final = 10**6
 _QUEUE_TIMEOUT_S: Final = 3600.0
 """No request is rejected: late requests are served late."""
 _CURVE_POINTS: Final = 400
 _BACKLOG_MINUTES: Final = 2
-"""After a spike, which are not steady."""
+"""Minutes after a spike in which requests do not count as steady, because a backlog remains."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ class SchedulerTask:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerResult:
-    """The result of a run. Times in seconds, shares of all requests."""
+    """Times in seconds; shares of all requests unless a field says otherwise."""
 
     scheduler: str
     seed: int
@@ -58,7 +59,7 @@ class SchedulerResult:
     missed_steady: float
     missed_in_spikes: float
     late_s: float
-    """Mean lateness of requests that missed their deadline."""
+    """Mean lateness of the responses that missed their deadline."""
     mean_s: float
     p40_s: float
     p50_s: float
@@ -69,13 +70,13 @@ class SchedulerResult:
     loads: int
     load_s: float
     cpu_s: float
-    """Of this process, for the run."""
+    """CPU time of this process for the run."""
     curve_s: tuple[float, ...]
     """Completion times at even shares, from the shortest to the longest."""
     arrivals: tuple[int, ...]
-    """By minute."""
+    """Requests by minute."""
     misses: tuple[int, ...]
-    """By minute of arrival."""
+    """Missed deadlines by minute of arrival."""
 
 
 def simulate(task: SchedulerTask) -> SchedulerResult:
@@ -128,7 +129,7 @@ def simulate(task: SchedulerTask) -> SchedulerResult:
 
 
 def profiled_s(plan: ClusterPlan) -> dict[str, dict[str, float]]:
-    """Measured times of the models, which schedulers have from the start, by key and measure."""
+    """Times of the models by key and measure, known to schedulers from the start of a run."""
     return {
         each.spec.key: {
             "infer": each.infer_s(1),
@@ -140,7 +141,7 @@ def profiled_s(plan: ClusterPlan) -> dict[str, dict[str, float]]:
 
 
 def cluster(machines: int, seed: int) -> ClusterPlan:
-    """The machines, and the nine models with their deadlines by seed."""
+    """The machines, and the nine models with the deadlines of this seed."""
     deadline_s = deadlines_s(seed)
     memory_bytes = MODELS_PER_MACHINE * _MODEL_BYTES
     return ClusterPlan(

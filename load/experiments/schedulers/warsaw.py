@@ -1,6 +1,7 @@
 """The experiment warsaw: schedulers compared on half an hour of requests with spikes.
 
-Blinowski et al. 2024, chapter 6, with the production policies in the simulator, and `predictive`.
+Reproduces Blinowski et al. 2024, chapter 6, with the production policies in the simulator, and adds
+the scheduler `predictive`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A few figures per run, in rows or columns: cold starts by tier, stages, fairness."""
+"""Plots with a row or a group of bars per run: cold starts by tier, stages, fairness."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def stages(runs: Sequence[Run]) -> Plot | LeftOut:
 def _stages_title(
     run_labels: Mapping[str, str], runs: Sequence[Run], means: Sequence[Sequence[float]]
 ) -> str:
-    """The largest stage of the first run that has stages."""
+    """A title with the largest stage of the first run that has stages."""
     run, values = next(
         (run, values) for run, values in zip(runs, means, strict=True) if np.nansum(values) > 0
     )

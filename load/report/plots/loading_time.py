@@ -1,4 +1,4 @@
-"""Time that pods spent on loads: all loads if the run records them, and those requests waited for.
+"""Bars of the time that pods spent on all loads, if recorded, and on loads that requests awaited.
 
 After Blinowski et al. 2024, figure 5.6.
 """

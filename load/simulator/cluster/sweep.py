@@ -46,7 +46,7 @@ def _value(text: str) -> Any:
 
 
 def variants(path: Path, sweep: Sweep | None) -> list[tuple[Any, Any]]:
-    """Each value, and the document with it. Raises InvalidCluster."""
+    """Pairs of a value and the cluster document with that value. Raises InvalidCluster."""
     document = read_document(path)
     if sweep is None:
         return [(None, document)]

@@ -1,8 +1,8 @@
-"""One model's continuous batch: its sequences, the requests that wait to join, iteration times.
+"""One model's continuous batch: its sequences, the requests waiting to join, iteration times.
 
 Iteration-level scheduling, Yu et al. 2022 ("Orca", OSDI), section 3, as in `runtime.generation`:
-between two iterations the sequences that have all their tokens leave, and requests join in the
-order in which they came. When the iterations run is decided in `iterations`.
+between two iterations, complete sequences leave and requests join in order of arrival. The module
+`iterations` decides when an iteration runs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class _Sequence:
     request: SimulatedRequest
     last: int
-    """Number of the iteration that makes its last token."""
+    """Number of the iteration that generates its last token."""
 
 
 class ContinuousBatch:
@@ -41,7 +41,7 @@ class ContinuousBatch:
 
     @property
     def is_empty(self) -> bool:
-        """True if no request is in it or waits to join."""
+        """True if no request is in the batch or waits to join."""
         return not self._sequences and not self._waiting
 
     @property
@@ -55,7 +55,7 @@ class ContinuousBatch:
         self._waiting.append(request)
 
     def admit(self) -> tuple[int, list[SimulatedRequest]]:
-        """Let waiting requests join: their rows, and the requests that were over before."""
+        """Add waiting requests; returns their rows, and the requests that had already ended."""
         before, late = self._rows, []
         while self.can_grow:
             request = self._waiting.popleft()
@@ -82,7 +82,7 @@ class ContinuousBatch:
         return min((each for each in deadlines_s if each is not None), default=inf)
 
     def advance(self, iterations: int) -> tuple[list[SimulatedRequest], list[SimulatedRequest]]:
-        """Make tokens: the requests that have all of them now, and those that were over before."""
+        """Run iterations; returns the complete requests, and those that had already ended."""
         self._iterations += iterations
         done, over, stay = [], [], []
         for sequence in self._sequences:

@@ -1,4 +1,4 @@
-"""The models on a simulated pod's device, its loads, and their open weights."""
+"""State of a simulated pod: models on its device, loads in progress, and their open weights."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class SimulatedResident(CachedModel):
 
     plan: ModelPlan = field(kw_only=True)
     served: int = 0
-    """Requests that have released it."""
+    """Number of requests that have released the model."""
     last_s: float = -inf
-    """When the last of them did."""
+    """Time of the last release."""
 
     @property
     def is_pinned(self) -> bool:
@@ -39,24 +39,24 @@ class SimulatedLoad(Load):
     plan: ModelPlan = field(kw_only=True)
     requests: list[SimulatedRequest] = field(default_factory=list)
     wait: VirtualFuture | None = None
-    """For a claim, memory, or another pod's download: a cancelled load ends there."""
+    """The claim, memory or download of another pod that the load waits for; cancelling the load
+    ends this wait."""
 
 
 class SimulatedWeights:
-    """Open weights; the block of an `async with` has no effect of its own."""
+    """Weights that are opened at the start of an `async with` block; its end has no effect."""
 
     __slots__ = ("_open", "arrived", "load", "memory_bytes", "tier")
 
     def __init__(
         self, load: SimulatedLoad, open_weights: Callable[[SimulatedWeights], Awaitable[None]]
     ) -> None:
-        """`open_weights` is awaited at the begin of the block."""
         self._open = open_weights
         self.load = load
         self.tier = load.source
         self.memory_bytes = load.plan.memory_bytes
         self.arrived: VirtualFuture | None = None
-        """The end of the download that this load has started."""
+        """Completes when the download that this load has started ends."""
 
     async def __aenter__(self) -> SimulatedWeights:
         await self._open(self)

@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 
 class SimulatedNode:
-    """What the pods of one machine share; `on_change(node, key)`: its copy of a model changed."""
+    """Resources that the pods of one machine share.
+
+    `on_change(node, key)` is called when the node's copy of a model changes.
+    """
 
     def __init__(
         self, events: EventQueue, plan: NodePlan, on_change: Callable[[SimulatedNode, str], None]
@@ -35,7 +38,7 @@ class SimulatedNode:
         self.host_bytes = 0
 
     def nearest(self, key: str) -> Tier:
-        """The nearest tier of this machine that has the model."""
+        """The fastest tier of this machine that holds the model; REMOTE if none does."""
         if key in self._host:
             return Tier.HOST
         return Tier.DISK if key in self._disk else Tier.REMOTE
@@ -53,7 +56,7 @@ class SimulatedNode:
     def fetch(self, plan: ModelPlan, done: Callable[[Any], None], argument: Any) -> bool:
         """Download the model to the disk, once for all pods that need it at the same time.
 
-        False: another download of the model was under way.
+        Returns False if a download of the model was already in progress; `done` is called anyway.
         """
         key = plan.spec.key
         waiting = self._fetching.get(key)
@@ -70,7 +73,7 @@ class SimulatedNode:
             done(argument)
 
     def put(self, plan: ModelPlan, tier: Tier) -> None:
-        """Have the model on a tier; evicts the least recently used ones if there is no room."""
+        """Put the model on a tier; evicts the least recently used models if there is no room."""
         key, size_bytes = plan.spec.key, plan.size_bytes
         held = self._host if tier is Tier.HOST else self._disk
         budget = self.plan.host_memory_bytes if tier is Tier.HOST else self.plan.disk_bytes
@@ -91,9 +94,9 @@ class SimulatedNode:
             self._on_change(self, each)
 
     def preload(self, plan: ModelPlan, tier: Tier) -> bool:
-        """Bring the model to the disk, and on to host memory if that is the tier.
+        """Load the model to disk, and from there to host memory if that is the tier.
 
-        False: it is there, is being fetched, or there is no such tier here.
+        Returns False if the model is already there or being downloaded, or exceeds host memory.
         """
         key = plan.spec.key
         if key in self._host or key in self._fetching:
@@ -109,7 +112,7 @@ class SimulatedNode:
         return True
 
     def drop(self, key: str, tier: Tier) -> bool:
-        """Forget the copies above a tier; False: there were none."""
+        """Remove the copies above a tier; returns False if there were none."""
         had = key in self._host or (tier is Tier.REMOTE and key in self._disk)
         if tier in (Tier.DISK, Tier.REMOTE):
             self.host_bytes -= self._host.pop(key, 0)

@@ -1,8 +1,8 @@
-"""A simulated pod: the stages of its requests, its device and its life.
+"""A simulated pod: the stages of its requests, its device and its lifecycle.
 
 The order is that of `runtime.serving.predict_service`: hold the model, preprocess, infer, release,
-postprocess. By proxy, the entry pod prepares the request, the predict pod holds the model and
-infers.
+postprocess. With remote proxying, the entry pod pre- and postprocesses, and the predict pod holds
+the model and infers.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class SimulatedPod(RequestPod):
-    """One pod. It lives from `start` to `kill` or to the end of its drain."""
+    """One pod, which runs from `start` until `kill` or the end of its drain."""
 
     __slots__ = (
         "_cluster", "_events", "_infer", "_listener", "_registry", "_residents", "device",
@@ -71,7 +71,7 @@ class SimulatedPod(RequestPod):
         self._infer: Callable[[SimulatedRequest], None] = self.device.infer
         self.respond = self._respond
 
-    # Life
+    # Lifecycle
 
     def start(self, _: None = None) -> None:
         self.agent.register(
@@ -88,14 +88,14 @@ class SimulatedPod(RequestPod):
         self._listener.on_change()
 
     def kill(self, _: None = None) -> None:
-        """End the process: its requests are lost, its lease expires."""
+        """End the process: its requests fail and its lease expires."""
         if self.agent.is_alive:
             self._end()
             self.agent.let_lease_expire()
             self._listener.on_pod_death(self)
 
     def drain(self, _: None = None) -> None:
-        """Take no more requests, and leave when idle."""
+        """Set the phase to draining, and deregister once idle."""
         if self.agent.is_alive:
             self.agent.set_phase(PodPhase.DRAINING)
             self._leave_when_idle(None)
@@ -123,7 +123,7 @@ class SimulatedPod(RequestPod):
         }
         return PodReport(used_bytes, self.agent.measurements.take(), self.loading.completed_total)
 
-    # A request's stages
+    # Stages of a request
 
     def take(self, request: SimulatedRequest) -> None:
         plan = request.plan

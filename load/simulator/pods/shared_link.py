@@ -1,8 +1,8 @@
 """A link that its transfers share equally: processor sharing, in virtual time.
 
-Each of n transfers gets 1/n of the link's rate. The bytes that a transfer has got since the start
-(the attained service) grow alike for all, so a transfer ends when that number has grown by its
-size: one number for all transfers, and a heap of the values at which they end.
+Each of n transfers gets 1/n of the link's rate, so the bytes per transfer (the attained service)
+grow equally for all. One counter holds them; a transfer ends when the counter has grown by the
+transfer's size, and a heap holds the values of the counter at which transfers end.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
 
 
 class SharedLink:
-    """A link of some bytes per second; with infinity transfers take no time."""
+    """A link of `bytes_per_s`; transfers take no time if that is infinite."""
 
     def __init__(self, events: EventQueue, bytes_per_s: float) -> None:
         self._events = events
         self._rate = bytes_per_s
         self._attained = 0.0
-        """Bytes that each transfer under way has got since the start."""
+        """Attained service: bytes per transfer since the link was last idle."""
         self._since_s = 0.0
         self._transfers: list[tuple[float, int, Callable[[Any], None], Any]] = []
         self._number = 0
         self._plan = 0
 
     def send(self, size_bytes: float, done: Callable[[Any], None], argument: Any) -> None:
-        """Move so many bytes, then call `done(argument)`."""
+        """Transfer `size_bytes`, then call `done(argument)`."""
         if self._rate == inf or size_bytes <= 0:
             self._events.after(0.0, done, argument)
             return

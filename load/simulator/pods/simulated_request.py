@@ -1,7 +1,7 @@
-"""One request on its way through the simulated cluster, and the interfaces that pass it on.
+"""A request in the simulated cluster, and the interfaces of pods and gateway that handle it.
 
-The interfaces are base classes, not protocols: mypyc compiles calls through a base class to a jump,
-calls through a protocol to a lookup by name.
+The interfaces are base classes, not protocols: mypyc compiles a call through a base class to a
+jump, and a call through a protocol to a lookup by name.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class SimulatedRequest(PendingPlacement):
     start: str
     """The tier that its model was loaded from, or `warm`."""
     token: int
-    """Of the load claim that the gateway made for it; 0: none."""
+    """Token of the load claim that the gateway made for the request; 0: no claim."""
     failed: FailedAttempts | None
     """Earlier attempts of the request; None if this is the first."""
     placed_s: float
-    """When it was sent to its entry pod; negative: it was not."""
+    """Time at which the request was sent to its entry pod; negative if it was not sent."""
     model_needed_s: float
     """When its predict pod began to wait for the model."""
     at_device_s: float
@@ -53,7 +53,7 @@ class SimulatedRequest(PendingPlacement):
     infer_s: float
     postprocess_s: float
     is_over: bool
-    """It has its response or was retried; later events of this attempt have no effect."""
+    """The attempt has its response or was retried; its later events have no effect."""
 
     def __init__(
         self, arrival: IncomingRequest, plan: ModelPlan, input_size: int, output_size: int
@@ -101,13 +101,14 @@ class RequestPod:
 
 
 class PodListener(PlacementDriver[SimulatedRequest]):
-    """What pods report; the simulated gateway implements it.
+    """Callbacks from pods, which the simulated gateway implements.
 
-    The placer calls the same object, and a class that mypyc compiles has one base.
+    Derives from PlacementDriver because the gateway is also the placer's driver, and mypyc allows a
+    class only one base.
     """
 
     def on_change(self) -> None:
-        """Capacity or load state changed, so queued requests may have a place now."""
+        """Capacity or load state changed: queued requests may be dispatched now."""
         raise NotImplementedError
 
     def on_response(self, request: SimulatedRequest) -> None:
@@ -131,5 +132,5 @@ class PodListener(PlacementDriver[SimulatedRequest]):
         raise NotImplementedError
 
     def on_pod_end(self, idle_byte_s: float) -> None:
-        """A pod ended; `idle_byte_s`: bytes of idle models times seconds over its life."""
+        """A pod ended; `idle_byte_s`: bytes of idle models, integrated over the pod's lifetime."""
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""Leases and reservations of pods, as `registry/redis/scripts` keep them. Times in seconds."""
+"""Leases and reservations of pods, with the rules of `registry/redis/scripts`. Times in seconds."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class PodTable:
         self._next_lease_end_s = min(self._next_lease_end_s, end_s)
 
     def holder(self, pod: str, epoch: int, now_s: float) -> PodEntry:
-        """The pod whose lease this is. Raises LeaseLost."""
+        """The pod, if its lease is valid and of this epoch. Raises LeaseLost."""
         entry = self.by_name.get(pod)
         if entry is None or entry.state.epoch != epoch or entry.is_lease_over(now_s):
             raise LeaseLost(f"the lease of {pod} expired or belongs to a newer process of its name")
@@ -66,7 +66,7 @@ class PodTable:
         return entry if state.is_accepting or state.phase is PodPhase.READY else None
 
     def expired(self, now_s: float) -> list[str]:
-        """Pods whose lease is over; they are to be removed before the next call."""
+        """Pods whose lease is over; the caller must remove them before the next call."""
         if now_s < self._next_lease_end_s:
             return []
         ends = (each.lease_end_s for each in self.by_name.values() if not each.is_lease_over(now_s))
@@ -86,7 +86,7 @@ class PodTable:
             self.end_inference(id_, predict)
 
     def end_inference(self, id_: str, predict: str) -> None:
-        """Release the place in the inference stage; the slot stays taken."""
+        """Release the reservation's place in the inference stage; its slot stays taken."""
         pod = self.by_name.get(predict)
         if pod is not None and pod.ongoing.pop(id_, None) is not None:
             pod.publish_counts()
@@ -101,7 +101,7 @@ class PodTable:
             pod.earliest_s = min(pod.earliest_s, until_s)
 
     def restore(self, id_: str, entry: str, predict: str, until_s: float, now_s: float) -> None:
-        """Enter the reservation of a running request at pods that have registered anew."""
+        """Record a running request's reservation again at pods that have re-registered."""
         entering, predicting = self.by_name.get(entry), self.by_name.get(predict)
         if entering is None or predicting is None or id_ in entering.slots:
             return

@@ -1,6 +1,6 @@
 """Finished requests, column by column.
 
-Lists of plain values: the garbage collector would visit an object per request.
+The columns are lists of plain values: one object per request would slow the garbage collector.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ class FinishedRequests:
         self.clear()
 
     def clear(self) -> None:
-        """Start with new lists; those taken before stay as they are."""
+        """Start new lists; lists that a caller has taken keep their values."""
         self.request_id: list[str] = []
         self.model: list[ModelName] = []
         self.policy: list[RoutingPolicy | None] = []
         self.arrival_s: list[float] = []
         self.placed_s: list[float] = []
-        """When it was sent to its entry pod; negative: it was not."""
+        """Time at which the request was sent to its entry pod; negative if it was not sent."""
         self.finished_s: list[float] = []
         self.status: list[int] = []
         self.reason: list[Reason | str | None] = []

@@ -1,4 +1,4 @@
-"""A simulated run as a Parquet file, complete once it has its name, with the run's metadata."""
+"""Writes a simulated run and its metadata to a Parquet file, renamed into place when complete."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 def parquet_writer(
     path: Path, metadata: Callable[[], Mapping[str, Any]]
 ) -> Iterator[Callable[[pa.RecordBatch], None]]:
-    """Write record batches as they come, and at the end the run's metadata.
+    """Yields a function that writes a record batch; writes the run's metadata at the end.
 
-    `metadata` is called at the end; a report finds the result under `pilotlight.run`. The file has
-    its name once it is complete; until then the name ends in `.unfinished`.
+    `metadata` is called at the end; reports read its result from the file's key `pilotlight.run`.
+    The file's name ends in `.unfinished` until the file is complete.
 
     Raises:
         CannotWrite: the file cannot be written.
@@ -46,7 +46,7 @@ def parquet_writer(
 
 @contextmanager
 def _unfinished(path: Path) -> Iterator[BinaryIO]:
-    """The empty unfinished file of `path`, locked against other processes."""
+    """An empty temporary file for `path`, locked against other processes; raises CannotWrite."""
     unfinished = path.with_name(path.name + ".unfinished")
     with unfinished.open("ab") as file:
         try:

@@ -1,4 +1,4 @@
-"""Latencies in buckets of fixed relative width: memory grows with the names, not the requests."""
+"""Latencies in buckets of fixed relative width: memory depends on the names, not the requests."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from load.report.run import Floats, Ints
 
 _STEP: Final = 0.01
-"""Buckets grow by 1 %: a percentile is off by half of that at most."""
+"""Each bucket is 1 % wider than the one before: the error of a percentile is at most 0.5 %."""
 _MIN_S: Final = 1e-6
 _BUCKETS: Final = 1 << 13
-"""More than there are from a microsecond to the largest float."""
+"""Enough for latencies from a microsecond to 1e29 s."""
 _SPARSE: Final = 32
-"""Possible keys per number from which sorting the numbers is cheaper than an array of all keys."""
+"""Ratio of possible keys to given ones above which sorting is cheaper than an array of counts."""
 
 
 class StreamingLatencies:
@@ -30,7 +30,7 @@ class StreamingLatencies:
         self._counts: Counter[int] = Counter()
         """By code * `_BUCKETS` + bucket."""
         self._total_s = np.zeros(0)
-        """By code, as the next one."""
+        """By code, like `_longest_s`."""
         self._longest_s = np.zeros(0)
 
     def add(self, codes: Ints, seconds: Floats) -> None:
@@ -48,7 +48,7 @@ class StreamingLatencies:
             self._counts[key] += count
 
     def mean_s(self) -> float:
-        """0 if there are none."""
+        """0 without requests."""
         return float(self._total_s.sum()) / max(1, self._counts.total())
 
     def quantiles_s(self, shares: Sequence[float]) -> list[float]:
@@ -82,7 +82,7 @@ class StreamingLatencies:
 
 
 def _counted(keys: Ints, end: int) -> tuple[list[int], list[int]]:
-    """The numbers below `end` that occur, and how often."""
+    """The distinct keys, all below `end`, and how often each occurs."""
     if end > _SPARSE * len(keys):
         found, counts = np.unique(keys, return_counts=True)
     else:
@@ -95,7 +95,7 @@ def _counted(keys: Ints, end: int) -> tuple[list[int], list[int]]:
 def _quantiles_s(
     buckets: Ints, counts: Ints, shares: Sequence[float], longest_s: float
 ) -> list[float]:
-    """The middle of the bucket in which each lies."""
+    """For each share, the middle of the bucket in which its quantile lies."""
     order = np.argsort(buckets, kind="stable")
     seen = np.cumsum(counts[order])
     at = np.searchsorted(seen, np.array(shares) * seen[-1])

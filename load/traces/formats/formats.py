@@ -1,4 +1,4 @@
-"""The supported trace formats: an entry each with its columns, parameters and reader.
+"""The supported trace formats, each with its columns, parameters and reader.
 
 A new format is a reader in `requests` or `counts` and an entry here.
 """
@@ -48,12 +48,12 @@ class Format:
     """True for the columns of a file in this format."""
     parameters: type[FileParameters]
     rows: RowReader | None = None
-    """Arrivals with their rows, in the file's order; None: a row is not one arrival."""
+    """Reads arrivals in the file's order; None if a row is not one arrival."""
     counts: CountReader | None = None
     window_s: float = 10.0
-    """How far rows may be out of order."""
+    """Maximum time, in seconds, by which rows may be out of order."""
     is_since_first: bool = False
-    """Whether times are those of a clock, and count from the first arrival."""
+    """Whether the file has clock times, which are converted to times since the first arrival."""
 
     def read(
         self, tables: Sequence[TraceTable], given: Any, seed: Seed
@@ -125,7 +125,7 @@ _ALL: Final = (
         _has("app", "func", "end_timestamp", "duration"),
         RequestParameters,
         requests.azure_functions_2021,
-        # Published sorted by end or by start: starts are out of order by up to the longest call.
+        # Files are sorted by end or by start: starts are out of order by up to the longest call.
         window_s=3600.0,
     ),
     Format(

@@ -1,8 +1,8 @@
-"""Functions of a trace mapped to models: round robin, a fixed number per model, or Zipf.
+"""Maps the functions of a trace to models: round robin, a fixed number per model, or Zipf.
 
 A function is a pair of tenant and model of the original trace.
 Sources: Zhang et al. 2025, section 8 (round robin); Blinowski et al. 2024, section 5.4, after
-Clockwork (a fixed number of functions per model, not equal for all models).
+Clockwork (a fixed number of functions per model, which may differ between models).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class MapParameters(Parameters):
 
 
 def map_functions(trace: Trace, given: MapParameters, seed: Seed) -> Iterator[pa.RecordBatch]:
-    """Every arrival for the model of its function; arrivals of unmapped functions are dropped.
+    """Set each arrival's model to that of its function; arrivals of unmapped functions are dropped.
 
     Functions are numbered in order of their first arrival. All models belong to one tenant.
     """
@@ -77,7 +77,7 @@ def map_functions(trace: Trace, given: MapParameters, seed: Seed) -> Iterator[pa
 
 
 def _assignment(given: MapParameters, seed: Seed) -> Callable[[int, str], int]:
-    """The model of the function with a number and a name; -1 for none."""
+    """From a function's number and name to the index of its model; -1 if it is not mapped."""
     models = len(given.value)
     match given.by:
         case "round-robin":

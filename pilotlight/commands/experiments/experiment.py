@@ -1,4 +1,4 @@
-"""The flags of `experiment`. The libraries come with an extra, and are imported when it runs."""
+"""The command `experiment`. Its libraries come with an extra and are imported when it runs."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Runs one of `load/experiments`, prints its tables and keeps them with the single results."""
+"""Runs an experiment of `load/experiments`; prints and writes its tables and single results."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def list_experiments(output: Output) -> None:
 def run_experiment(
     name: str, settings: Settings, output: Output, *, out: Path, overwrite: bool = False
 ) -> None:
-    """Run an experiment, print its tables, and write them and plots to a folder in `out`.
+    """Run an experiment, print its tables, and write tables and plots to a folder in `out`.
 
     The result of each single run is appended to `runs.jsonl` when the run ends.
 
@@ -108,7 +108,7 @@ def _run(experiment: Experiment, settings: Settings, log: ResultLog, output: Out
 
 
 def _kept_text(log: ResultLog, how: str) -> str:
-    """Where to find the results of an experiment that ended before its tables were made."""
+    """A note on the results of an experiment that ended before its tables were made."""
     if not log.count:
         return f"{how} before any run had ended"
     return f"{how}; {log.path} holds the results of {log.count} runs"

@@ -38,7 +38,7 @@ _MAX_MODELS_NAMED = 5
 
 
 def run_load(settings: RunSettings, path: Path, output: Output, *, overwrite: bool) -> None:
-    """Play the trace and print the summary; `path` gets the records. Raises PilotlightError."""
+    """Play the trace, write records to `path`, print the summary. Raises PilotlightError."""
     path = path.expanduser().absolute()
     try:
         ended = asyncio.run(_run(settings, path, output, overwrite=overwrite))

@@ -1,4 +1,4 @@
-"""The runs that `simulate` is asked for: every combination of policy, loading policy and value."""
+"""The runs of a `simulate` command: every combination of policy, loading policy and swept value."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from load.simulator.cluster.plan import ClusterPlan
 
 NO_LOADING: Final = "none"
-"""In place of a loading policy: only requests load models."""
+"""Value of `--loading` for no loading policy: only requests load models."""
 _OWN: Final = "own"
-"""In place of a routing policy: the one that each model names."""
+"""Value of `--policy` for the routing policy that each model names."""
 _MIN_TICK_S: Final = 0.01
 
 
@@ -61,12 +61,12 @@ class _Variant:
     """A cluster with one value of `--sweep`."""
 
     setting: dict[str, Any]
-    """`value`; empty without `--sweep`."""
+    """The key `value` for the run's metadata; empty without `--sweep`."""
     cluster: ClusterPlan
 
 
 def run_tasks(plan: SimulationPlan) -> list[RunTask]:
-    """All combinations; raises InvalidInput."""
+    """One task per combination; raises InvalidInput."""
     policies = [_policy(name.strip()) for name in plan.policies.split(",")]
     folder = _folder(plan)
     loadings = _loading_options(plan.loading, value=plan.loading_value, tick_s=plan.tick_s)
@@ -150,9 +150,9 @@ def _policy_name(policy: RoutingPolicy | None) -> str:
 def _loading_options(
     names: str, *, value: float | None, tick_s: float
 ) -> list[LoadingOptions | None]:
-    """The loading policies named, None for `none`; raises InvalidInput with every mistake.
+    """The named loading policies, None for `none`; raises InvalidInput with all problems.
 
-    With a value, one policy is named, with or without `none`.
+    A value requires exactly one policy besides `none`.
     """
     each_name = [name.strip() for name in names.split(",")]
     problems = [
@@ -183,7 +183,7 @@ def _value_problems(names: Sequence[str], value: float) -> list[str]:
 
 
 def _name_parts(loading: LoadingOptions | None) -> tuple[str, ...]:
-    """The part of a run's name: the loading policy, and its parameter if one was given."""
+    """Parts of a run's name: the loading policy, and its parameter if one was given."""
     if loading is None:
         return (NO_LOADING,)
     return (loading.name,) if loading.value is None else (loading.name, f"{loading.value:.12g}")

@@ -1,5 +1,5 @@
 -- Reservations: a slot at the entry pod and a place in the inference stage of the predict pod, both
--- or neither. They expire, so a gateway that dies leaks none.
+-- or neither. Reservations expire, so those of a gateway that dies are released.
 
 -- mode: 'warm' needs the model on the predict pod's device; 'join' accepts a load in progress
 -- there; 'load' may claim a load at that pod, but only while at most `copies` other pods hold or
@@ -54,7 +54,7 @@ function op.renew(id, ttl_ms, entry, predict)
   return true
 end
 
--- Enter a reservation again, whose request continues after its pod registered anew.
+-- Restore the reservation of a request that is still running after its pod registered again.
 function op.hold(id, ttl_ms, entry, predict)
   if not is_alive(entry) or not is_alive(predict) then return false end
   if redis.call('ZADD', key('slots:' .. entry), 'NX', now + ttl_ms, id) > 0 then
@@ -71,7 +71,7 @@ function op.infer_end(id, predict)
   return true
 end
 
--- Visits every pod, so it runs for new copies and once a second, however many copies there are.
+-- Visits every pod, so it runs for each snapshot, but for all syncs together once in 0.9 s at most.
 local function expire_reservations()
   for _, pod in ipairs(redis.call('ZRANGE', key('leases'), 0, -1)) do
     if remove_expired(key('slots:' .. pod)) + remove_expired(key('ongoing:' .. pod)) > 0 then

@@ -48,7 +48,7 @@ OLD_NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """The parts of one model. One user at a time."""
+    """The parts of one model. Not for concurrent use."""
 
     text_encoder: Any
     unet: Any
@@ -67,7 +67,7 @@ class Pipeline:
 
 
 def check_index(folder: Path) -> None:
-    """Raise ModelInvalid for a pipeline of another class."""
+    """Raises ModelInvalid for a pipeline or a part of an unsupported class."""
     index = read_json(folder / PIPELINE_INDEX)
     name = index.get("_class_name")
     if name != PIPELINE:
@@ -83,7 +83,10 @@ def check_index(folder: Path) -> None:
 
 
 def pipeline_key(folder: Path, tensors: Sequence[StoredTensor]) -> str:
-    """Equal for models that can use one skeleton: same configuration and tensors."""
+    """A key that is equal for models with the same configuration and tensors.
+
+    Such models can share a skeleton.
+    """
     files = (PIPELINE_INDEX, *(f"{part}/config.json" for part in PARTS), SCHEDULER)
     return digest_of(folder, files, PIPELINE, tensors)
 

@@ -1,4 +1,4 @@
-"""A model's configuration files: its architecture and task, read without running its code."""
+"""A model's architecture and task, read from its configuration without running its code."""
 
 from __future__ import annotations
 

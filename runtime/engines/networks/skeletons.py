@@ -1,7 +1,7 @@
 """Networks without weights, kept for reuse: attaching weights to one takes milliseconds.
 
 When a model leaves the device, its skeleton returns here for the next model of the same
-architecture. Whatever its first inference initialised in this process stays initialised.
+architecture, which reuses the state that the skeleton's first inference initialised.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 MAX_KEPT = 8
-"""Skeletons without weights: 1 to 5 MB of Python objects each."""
+"""Maximum number of unused skeletons; each takes 1 to 5 MB of Python objects."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """A program's graph: from the archive's JSON to a module of torch.fx, node by node.
 
-No name from the archive is used as a name in code, and every operator is looked up in `operators`.
+No name from the archive becomes an identifier in the generated code, and every operator is looked
+up in `operators`.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ KEYWORD = 2
 GRAPH_ERRORS = (
     KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError, SyntaxError,
 )  # fmt: skip
-"""What a malformed graph raises here and in torch.fx."""
+"""Exceptions that a malformed graph causes here and in torch.fx."""
 MAX_DEPTH = 16
 MEMORY_FORMATS = {
     1: torch.contiguous_format,
@@ -54,7 +55,7 @@ def build_graph(
     Args:
         document: the graph of the archive.
         weights: the graph's inputs that no node may write to.
-        device: on which the program will run.
+        device: the device on which the program will run.
     """
     try:
         return _Builder(weights, device).build(document)
@@ -97,7 +98,7 @@ class _Builder:
     def _inline_block(
         self, node: Mapping[str, Any], values: dict[str, Any], arguments: Arguments, depth: int
     ) -> None:
-        """Add a block in place of its call: gradients and autocast are always off here."""
+        """Replace a call by its block: gradients and autocast are always off in a pod."""
         position = BLOCK_POSITION[node["target"]]
         given = [entry["arg"] for entry in node["inputs"]]
         is_autocast = position > 1
@@ -132,7 +133,7 @@ class _Builder:
         self._name_results(node["outputs"], result, values)
 
     def _with_checks(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function, with index checks for a device that does not survive wrong indices."""
+        """The function, with index checks on a GPU, which a wrong index makes unusable."""
         if self._device.type == "cpu" or not isinstance(function, OpOverload):
             return function
         return with_index_checks(function)

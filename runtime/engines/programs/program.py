@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 
 MAJOR_VERSION = 8
-"""Of `torch._export.serde.schema`; other versions have another layout."""
+"""Supported version of `torch._export.serde.schema`; other versions have another layout."""
 
 
 class Program:
-    """Runs a graph; one user at a time. `ProgramSkeleton` attaches and detaches weights."""
+    """Runs a graph, for one caller at a time. `ProgramSkeleton` attaches and detaches weights."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class ProgramSkeleton(Skeleton):
         self._program = program
 
     def attach(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Attach weights; the first inference has to check these weights' rows again."""
+        """Attach weights; the first inference checks again whether rows are independent."""
         self.has_inferred = False
         self._program.attach(weights)
 
@@ -98,7 +98,7 @@ def program_signature(path: Path) -> Signature:
 
 
 def program_digest(path: Path) -> str:
-    """Equal for archives of one program with different weights."""
+    """A digest that is equal for archives of one program with different weights."""
     archive = Archive(path)
     digest = hashlib.sha256(archive.program_bytes())
     for directory in (WEIGHTS, CONSTANTS):

@@ -51,7 +51,7 @@ class Signature:
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
     weights: Mapping[str, tuple[str, str]]
-    """For each input of the graph that is a weight: the directory of its bytes, its name there."""
+    """By graph input that is a weight: the archive's directory of its bytes, and its name there."""
     ranges: Mapping[str, tuple[int, int]]
     """Bounds of the dynamic sizes."""
 
