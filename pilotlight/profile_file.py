@@ -16,6 +16,8 @@ import json
 import math
 from typing import TYPE_CHECKING, Any, Final
 
+import orjson
+
 from pilotlight.errors import InvalidInput
 from registry.domain.profile import IMPORTED, Profile, ProfilePoint
 
@@ -67,7 +69,8 @@ def parse_profiles(text: str, spec: ModelSpec, *, file: str) -> list[Profile]:
     """
     try:
         document = json.loads(text)
-    except ValueError as error:
+        orjson.dumps(document)  # refuses what the registry cannot store, such as 70-bit integers
+    except (ValueError, TypeError, RecursionError) as error:
         raise InvalidInput([f"{file}: not JSON: {error}"]) from None
     reader = _Reader(file)
     profiles = reader.read(document, spec)
@@ -125,7 +128,11 @@ class _Reader:
         if type(rows) is not int or not 1 <= rows <= _MAX_ROWS:
             self._refuse(f"{at}.rows", f"must be an integer from 1 to {_MAX_ROWS}", rows)
             rows = 1
-        if type(latency_s) not in (int, float) or not 0 < latency_s < math.inf:
+        if (
+            type(latency_s) not in (int, float)
+            or not 0 < latency_s < math.inf
+            or math.isinf(rows / latency_s)
+        ):
             self._refuse(f"{at}.latency_s", "must be a positive number of seconds", latency_s)
             latency_s = 1.0
         if memory_bytes is not None and (type(memory_bytes) is not int or memory_bytes < 0):

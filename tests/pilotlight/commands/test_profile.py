@@ -134,6 +134,10 @@ def changed(path: str, value: Any) -> str:
         ("profiles.0.points.0.latency_s", -1, "latency_s must be a positive number of seconds"),
         ("profiles.0.points.0.latency_s", "5 ms", "of seconds, was \"5 ms\""),
         ("profiles.0.points.0.latency_s", float("nan"), "of seconds, was NaN"),
+        ("profiles.0.points.0.latency_s", 1e-320, "of seconds, was 1e-320"),
+        ("profiles.0.points.0.latency_s", 10**400, "f: not JSON: Integer exceeds 64-bit range"),
+        ("profiles.0.points.0.memory_bytes", 1 << 70, "f: not JSON: Integer exceeds 64-bit range"),
+        ("profiles.0.accelerator", "\ud800", "f: not JSON: str is not valid UTF-8"),
         ("profiles.0.points.0.memory_bytes", -1, "memory_bytes must be null or bytes, 0 or more"),
         ("profiles.0.points.0.latency_ms", 5, "points[0] may hold rows, latency_s, rows_per_s"),
     ],
@@ -151,6 +155,8 @@ def test_names_all_mistakes_and_refuses_other_formats() -> None:
     assert len(refused.value.problems) == 2
     with pytest.raises(InvalidInput, match="not JSON"):
         parse_profiles("rows,latency\n1,2", SPEC, file="f")
+    with pytest.raises(InvalidInput, match="not JSON"):
+        parse_profiles("[" * 100_000, SPEC, file="f")
     twice = json.dumps(profiles_document(SPEC, [GPU, GPU]))
     with pytest.raises(InvalidInput, match="one profile per accelerator"):
         parse_profiles(twice, SPEC, file="f")
