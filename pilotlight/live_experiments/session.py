@@ -16,6 +16,7 @@ from load.generator.responses import reported_stages_ms
 from pilotlight.errors import PilotlightError, RequestFailed
 from pilotlight.platform.platform import Platform
 from pilotlight.signals import cancelled_by_signals
+from registry.backoff import Backoff
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 _REQUEST_TIMEOUT_S = 300.0
 _SETTLE_TIMEOUT_S = 30.0
+_POLL_INTERVAL = Backoff(0.001, 0.1)
 
 T = TypeVar("T")
 
@@ -41,10 +43,10 @@ class LiveSession:
         await self.platform.cluster.registry.put_models(specs)
         async with asyncio.timeout(_SETTLE_TIMEOUT_S):
             for spec in specs:
-                for attempt in itertools.count():
+                for attempt in itertools.count(1):
                     if (await self.client.get(f"/v2/models/{spec.name.name}")).is_success:
                         break
-                    await asyncio.sleep(min(0.001 * 2**attempt, 0.1))
+                    await asyncio.sleep(_POLL_INTERVAL.pause_s(attempt))
 
     async def make_cold(self, spec: ModelSpec) -> None:
         """Delete a model, wait until no pod holds it in any tier, create it again."""
