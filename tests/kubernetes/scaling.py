@@ -82,14 +82,10 @@ class Pool:
         """Reasons of the events about the pool."""
         return {event["reason"] for event in self._events("involvedObject.name=pool")}
 
-    def wait_event(self, words: str) -> None:
-        """Return when an event about the pool contains this text."""
-        wait_until(
-            lambda: any(
-                words in each["message"] for each in self._events("involvedObject.name=pool")
-            ),
-            what=f"an event says {words!r}",
-        )
+    def has_event(self, words: str) -> bool:
+        """Whether an event about the pool contains this text."""
+        events = self._events("involvedObject.name=pool")
+        return any(words in event["message"] for event in events)
 
     def created(self) -> set[str]:
         """Names of all pods that were ever created for the pool."""

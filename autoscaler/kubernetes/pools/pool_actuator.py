@@ -164,13 +164,13 @@ class PoolActuator:
         self._set_owner_metric(owner)
         if owner == self._reported_owner:
             return
-        self._reported_owner = owner
         if owner is None:
             logger.info("the autoscaler scales the pool", extra={"pool": self._pool})
-            return
-        extra = {"pool": self._pool, "reason": owner.reason}
-        logger.warning("the autoscaler does not scale the pool", extra=extra)
-        await self._post_event(observed, "ScalingLeftAlone", owner.reason, is_warning=True)
+        else:
+            extra = {"pool": self._pool, "reason": owner.reason}
+            logger.warning("the autoscaler does not scale the pool", extra=extra)
+            await self._post_event(observed, "ScalingLeftAlone", owner.reason, is_warning=True)
+        self._reported_owner = owner  # after the event: one that could not be posted is tried again
 
     def _set_owner_metric(self, owner: ScaledElsewhere | None) -> None:
         for each in Owner:
