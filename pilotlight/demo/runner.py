@@ -50,6 +50,7 @@ def run_demo(state_dir: StateDir, output: Output, *, full: bool) -> None:
         objects=state_dir.objects,
         port=0,
         pod=LocalPodSettings(
+            slots=1,
             link_bytes_per_s=scale.simple_link_bytes_per_s,
             allow_simulated_work=True,
             retire_grace_s=0.1,

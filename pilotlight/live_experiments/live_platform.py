@@ -197,7 +197,10 @@ class LocalLivePlatform:
             objects=self._objects,
             port=0,
             pod=LocalPodSettings(
-                link_bytes_per_s=link_bytes_per_s, allow_simulated_work=True, retire_grace_s=0.1
+                slots=1,
+                link_bytes_per_s=link_bytes_per_s,
+                allow_simulated_work=True,
+                retire_grace_s=0.1,
             ),
         )
 

@@ -73,7 +73,7 @@ def simulation_of(
         for name, times in timings.items()
     )
     nodes = tuple(
-        NodePlan(name, (PodPlan(name, memory_bytes=models_per_pod * _MODEL_BYTES),))
+        NodePlan(name, (PodPlan(name, slots=1, memory_bytes=models_per_pod * _MODEL_BYTES),))
         for name in (f"pod-{number}" for number in range(PODS))
     )
     plan = ClusterPlan(nodes, models, gateway_hop_s=0.0, pod_hop_s=_FAST_NETWORK_S)
