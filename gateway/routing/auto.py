@@ -169,13 +169,13 @@ def _best_cold(
 
 
 def _soonest(options: Sequence[RoutingOption]) -> RoutingOption:
-    """The option with the shortest forecast less its credit; the first one of equals."""
+    """The option with the lowest cost; the first one of equals."""
     best = options[0]
-    best_s = best.forecast.seconds - best.credit_s
+    best_s = best.cost_s
     for option in options:
-        seconds = option.forecast.seconds - option.credit_s
-        if seconds < best_s:
-            best, best_s = option, seconds
+        cost_s = option.cost_s
+        if cost_s < best_s:
+            best, best_s = option, cost_s
     return best
 
 

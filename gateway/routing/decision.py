@@ -77,7 +77,19 @@ class RoutingOption:
     max_other_copies: int = -1
     target_ongoing: int = 0
     credit_s: float = 0.0
-    """Subtracted from the forecast when options are compared."""
+    """Subtracted from the cost when options are compared."""
+    delays_s: float = 0.0
+    """Time that requests behind this one lose, all together: on the device, the link, the slot."""
+    evicts_s: float = 0.0
+    """Expected time that later requests of evicted models lose."""
+    leaves_s: float = 0.0
+    """Expected time that waiting and forecast requests lose to what the option leaves behind."""
+
+    @property
+    def cost_s(self) -> float:
+        """What options are compared by: this request's own time, and what all others lose."""
+        others_s = self.delays_s + self.evicts_s + self.leaves_s
+        return self.forecast.seconds + others_s - self.credit_s
 
 
 @dataclass(slots=True)

@@ -110,7 +110,11 @@ def _options(decision: SendTo | Wait | Reject) -> list[dict[str, Any]]:
             "entry": option.entry,
             "predict": option.predict,
             **_forecast(option.forecast),
-            **({"credit_s": round(option.credit_s, 6)} if option.credit_s else {}),
+            "delays_s": round(option.delays_s, 6),
+            "evicts_s": round(option.evicts_s, 6),
+            "leaves_s": round(option.leaves_s, 6),
+            "credit_s": round(option.credit_s, 6),
+            "cost_s": round(option.cost_s, 6),
         }
         for option in options
     ]

@@ -89,3 +89,13 @@ def test_lists_only_relevant_pods_of_a_large_pool() -> None:
     found = explanations.get("r")
     assert found is not None
     assert [pod["pod"] for pod in found["candidates"]] == ["pod-070"]
+
+
+def test_every_option_shows_what_it_costs_itself_and_others_in_seconds() -> None:
+    explanations = Explanations()
+    record(explanations, incoming("r"), PodSketch("pod-a", "warm", busy=1), PodSketch("pod-b"))
+    found = explanations.get("r")
+    assert found is not None
+    for option in found["options"]:
+        others_s = option["delays_s"] + option["evicts_s"] + option["leaves_s"]
+        assert option["cost_s"] == round(option["expected_s"] + others_s - option["credit_s"], 6)
