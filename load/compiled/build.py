@@ -27,7 +27,8 @@ ROOTS: Final = (
 )  # fmt: skip
 """Every simulated request runs through these modules and those that they import."""
 FOLDERS: Final = (
-    "gateway/dispatch/", "gateway/routing/", "load/simulator/", "registry/domain/", "runtime/",
+    "gateway/dispatch/", "gateway/routing/", "load/simulator/", "registry/cost/",
+    "registry/domain/", "runtime/",
 )  # fmt: skip
 """Imports from other folders are not compiled: errors, settings, the Redis client."""
 _PACKAGES: Final = ("autoscaler", "gateway", "load", "registry", "runtime")

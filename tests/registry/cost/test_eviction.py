@@ -1,0 +1,87 @@
+"""Characteristic times and losses of evictions."""
+
+from __future__ import annotations
+
+from math import exp, inf, log, nan
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from registry.cost.eviction import characteristic_time_s, eviction_loss_s
+
+rates = st.lists(st.floats(1e-4, 1e3), min_size=1, max_size=20)
+
+
+def test_equal_models_are_in_memory_as_often_as_there_is_room() -> None:
+    time_s = characteristic_time_s([2.0] * 8, [1.0] * 8, 4.0)
+    assert time_s == pytest.approx(log(2) / 2.0, rel=1e-3)
+
+
+def test_memory_counts_in_bytes() -> None:
+    one_large = characteristic_time_s([1.0, 1.0, 1.0], [6.0, 1.0, 1.0], 4.0)
+    equal = characteristic_time_s([1.0, 1.0, 1.0], [8 / 3] * 3, 4.0)
+    assert one_large == pytest.approx(equal, rel=1e-3)
+
+
+def test_the_time_is_infinite_if_all_models_fit() -> None:
+    assert characteristic_time_s([1.0, 1.0], [2.0, 2.0], 4.0) == inf
+
+
+@given(rates, st.floats(0.01, 0.99))
+def test_the_models_fill_the_memory_on_average(per_s: list[float], share: float) -> None:
+    sizes = [float(1 + n % 3) for n in range(len(per_s))]
+    capacity = share * sum(sizes)
+    time_s = characteristic_time_s(per_s, sizes, capacity)
+    filled = sum(size * (1 - exp(-rate * time_s)) for rate, size in zip(per_s, sizes, strict=True))
+    assert filled == pytest.approx(capacity, rel=1e-2)
+
+
+@pytest.mark.parametrize("bad", [nan, inf, -1.0, 0.0])
+def test_rates_and_sizes_that_are_not_positive_numbers_count_as_none(bad: float) -> None:
+    expected = characteristic_time_s([1.0] * 4, [1.0] * 4, 2.0)
+    assert characteristic_time_s([1.0] * 4 + [bad], [1.0] * 5, 2.0) == expected
+    assert characteristic_time_s([1.0] * 5, [1.0] * 4 + [bad], 2.0) == expected
+
+
+@pytest.mark.parametrize("capacity", [nan, 0.0, -1.0])
+def test_nothing_stays_without_memory(capacity: float) -> None:
+    assert characteristic_time_s([1.0], [1.0], capacity) == 0.0
+
+
+def test_a_model_that_is_certainly_wanted_costs_its_load_and_the_wait_of_the_next() -> None:
+    assert eviction_loss_s(2.0, 3.0, inf, 1) == pytest.approx(2.0 * (1 + 3.0))
+
+
+def test_another_copy_halves_the_loss() -> None:
+    assert eviction_loss_s(2.0, 1.0, 5.0, 2) == eviction_loss_s(2.0, 1.0, 5.0, 1) / 2
+
+
+@pytest.mark.parametrize(
+    ("reload_s", "rate_per_s", "time_s"),
+    [
+        pytest.param(nan, 1.0, 1.0, id="reload-nan"),
+        pytest.param(-1.0, 1.0, 1.0, id="reload-negative"),
+        pytest.param(inf, 1.0, 1.0, id="reload-infinite"),
+        pytest.param(1.0, nan, 1.0, id="rate-nan"),
+        pytest.param(1.0, inf, 1.0, id="rate-infinite"),
+        pytest.param(1.0, -1.0, 1.0, id="rate-negative"),
+        pytest.param(1.0, 1.0, nan, id="time-nan"),
+        pytest.param(1.0, 1.0, -1.0, id="time-negative"),
+        pytest.param(1e300, 1e300, 1.0, id="overflow"),
+    ],
+)
+def test_values_that_are_no_positive_numbers_cost_nothing(
+    reload_s: float, rate_per_s: float, time_s: float
+) -> None:
+    assert eviction_loss_s(reload_s, rate_per_s, time_s, 1) == 0.0
+
+
+@given(st.floats(0.01, 10), st.floats(0.01, 10), st.floats(0.01, 10), st.floats(1.0, 3.0))
+def test_the_loss_grows_with_each_of_its_causes(
+    reload_s: float, rate_per_s: float, time_s: float, factor: float
+) -> None:
+    loss_s = eviction_loss_s(reload_s, rate_per_s, time_s, 1)
+    assert eviction_loss_s(factor * reload_s, rate_per_s, time_s, 1) >= loss_s
+    assert eviction_loss_s(reload_s, factor * rate_per_s, time_s, 1) >= loss_s
+    assert eviction_loss_s(reload_s, rate_per_s, factor * time_s, 1) >= loss_s
