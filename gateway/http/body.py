@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 _MODEL_FIELD_BYTES: Final = 4096
 """First bytes of an OpenAI body, which nearly always contain `model`; searched before the rest."""
+_MAX_CHUNKS: Final = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +133,8 @@ class IncomingBody:
     def _count(self, chunks: list[bytes]) -> list[bytes]:
         for chunk in chunks:
             self.received_bytes += len(chunk)
+        if len(self.buffered) > _MAX_CHUNKS:  # a body in small packets
+            self.buffered = [b"".join(self.buffered)]
         if self.received_bytes > self._limits.max_bytes:
             raise self._too_large(f"already {self.received_bytes} bytes")
         self.is_complete = self._source.is_complete

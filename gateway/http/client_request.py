@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_MAX_CHUNKS: Final = 64
+"""More chunks are joined: each costs a buffer of the system call that forwards them."""
 _STATUSES_WITHOUT_BODY: Final = (204, 304)
 _UNEXPECTED_ERROR: Final = b'{"error": "the gateway failed unexpectedly; see its log"}'
 
@@ -114,6 +116,8 @@ class ClientRequest:
     def take_chunks(self) -> list[bytes]:
         """Reading from the connection continues afterwards, so that a disconnect is detected."""
         chunks, self._chunks = self._chunks, []
+        if len(chunks) > _MAX_CHUNKS:
+            chunks = [b"".join(chunks)]
         if self._buffered_bytes > HIGH_WATER_LIMIT:
             self._flow.resume_reading()
         self._buffered_bytes = 0

@@ -10,10 +10,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+import orjson
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from gateway.http import openai
 from gateway.http.client_request import ClientRequest
+from gateway.http.host import host_error
 
 if TYPE_CHECKING:
     import asyncio
@@ -25,11 +27,17 @@ if TYPE_CHECKING:
     HandleInference = Callable[[ClientRequest], Awaitable[None]]
 
 MAX_HEAD_BYTES: Final = 64 * 1024
-"""Request line and headers together; one read of the socket may exceed it before it is checked."""
-_HEAD_TOO_LONG: Final = b"Request line and headers are longer than %d bytes.\n" % MAX_HEAD_BYTES
+"""Request line and headers together, trailers, or one chunk's extensions.
+
+One read of the socket may exceed it before it is checked.
+"""
 _INFERENCE_SUFFIXES: Final = (
     b"/infer", b":predict", *(f"/{endpoint}".encode() for endpoint in openai.ENDPOINTS),
 )  # fmt: skip
+
+
+class _InvalidHead(Exception):
+    """Ends parsing; the message is the response's."""
 
 
 class GatewayProtocol(HttpToolsProtocol):
@@ -40,10 +48,14 @@ class GatewayProtocol(HttpToolsProtocol):
         self._resolve_target = resolve_target
         self._handle_inference = handle_inference
         self._host = b""
+        self._host_count = 0
         self._idle_since_s: float | None = None
         """Loop time since which no request is served and no head is complete."""
-        self._is_in_head = False
-        self._head_bytes = 0
+        self._field_bytes = 0
+        """Received since the last head, part of a body, or end of a message."""
+        self._is_in_body = False
+        self._refusal: bytes | None = None
+        """Response to invalid bytes, sent after those to the requests before them."""
         self._idle_timer: asyncio.TimerHandle | None = None
         self._request: ClientRequest | None = None
         """The request that is being parsed, if it is an inference request."""
@@ -55,25 +67,29 @@ class GatewayProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """Reset the parser state; uvicorn's scope is built only for requests delegated to it."""
         self.url = self._host = b""
+        self._host_count = 0
         self.expect_100_continue = False
         self.headers = []
         self._request = None
-        self._is_in_head = True
-        self._head_bytes = 0
 
     def on_header(self, name: bytes, value: bytes) -> None:
         name = name.lower()
         self.headers.append((name, value))
         if name == b"host":
             self._host = value
+            self._host_count += 1
         elif name == b"expect" and value.lower() == b"100-continue":
             self.expect_100_continue = True
 
     def on_headers_complete(self) -> None:
-        self._is_in_head = False
+        self._field_bytes = 0
         self._idle_since_s = None
         if self.parser.should_upgrade():
             return  # the parser does not parse the body: `data_received` starts over
+        is_required = self._host_count == 0 and self.parser.get_http_version() == "1.1"
+        error = host_error(self._host, self._host_count, is_required=is_required)
+        if error is not None:
+            raise _InvalidHead(error)
         target = None
         if self.url.endswith(_INFERENCE_SUFFIXES) or b"?" in self.url:
             path = httptools.parse_url(self.url).path
@@ -81,8 +97,10 @@ class GatewayProtocol(HttpToolsProtocol):
                 target = self._resolve_target(path, self._host)
         if target is None:
             self._delegate_to_uvicorn()
+            self._is_in_body = True
             return
         headers, self.headers = self.headers, []  # trailers go to another list
+        self._is_in_body = True
         previous = self.cycle
         self._request = ClientRequest(target, headers, self, self._handle_inference)
         self.cycle = self._request  # type: ignore[assignment]
@@ -101,12 +119,15 @@ class GatewayProtocol(HttpToolsProtocol):
         self.headers = []
 
     def on_body(self, body: bytes) -> None:
+        self._field_bytes = 0
         if self._request is None:
             super().on_body(body)
         elif not self._request.response_complete:
             self._request.feed(body)
 
     def on_message_complete(self) -> None:
+        self._field_bytes = 0
+        self._is_in_body = False
         if self._request is None:
             if not self.parser.should_upgrade():
                 super().on_message_complete()
@@ -121,34 +142,48 @@ class GatewayProtocol(HttpToolsProtocol):
         self._start_idle_timer()
 
     def data_received(self, data: bytes) -> None:
-        while data:
+        while data and self._refusal is None:
+            self._field_bytes += len(data)
             try:
                 self.parser.feed_data(data)
-                if self._is_in_head:
-                    self._count_head(len(data))
+                if self._field_bytes > MAX_HEAD_BYTES:
+                    self._refuse(431, _too_long(self._field_bytes))
                 return
-            except httptools.HttpParserError:
-                self._reject_invalid()
-                return
+            except httptools.HttpParserError as error:
+                cause = error.__context__ if isinstance(error.__context__, _InvalidHead) else None
+                self._refuse(400, str(cause or f"the request is not valid HTTP/1.1: {error}"))
             except httptools.HttpParserUpgrade as upgrade:
                 data = self._without_upgrade(data[upgrade.args[0] :])
 
-    def _count_head(self, byte_count: int) -> None:
-        self._head_bytes += byte_count
-        if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
-            lines = (
-                b"HTTP/1.1 431 Request Header Fields Too Large\r\n",
-                b"content-type: text/plain; charset=utf-8\r\n",
-                b"content-length: %d\r\nconnection: close\r\n\r\n" % len(_HEAD_TOO_LONG),
-                _HEAD_TOO_LONG,
+    def _refuse(self, status: int, message: str) -> None:
+        """Respond to invalid bytes, after the requests before them, and read no more."""
+        if self.transport.is_closing():
+            return
+        content = orjson.dumps({"error": message})
+        self._refusal = b"".join(
+            (
+                STATUS_LINE[status],
+                b"content-type: application/json\r\nx-pilotlight-reason: bad-request\r\n",
+                b"content-length: %d\r\nconnection: close\r\n\r\n" % len(content),
+                content,
             )
-            self.transport.write(b"".join(lines))
-            self.transport.close()
+        )
+        served = self._served
+        if self._is_in_body and self.cycle is served:
+            if served.response_started:
+                self.transport.close()
+            else:
+                self._send_refusal()
+            return
+        if self._is_in_body:
+            self.pipeline.popleft()  # its body cannot be completed
+        if served is None or served.response_complete:
+            self._send_refusal()
 
-    def _reject_invalid(self) -> None:
-        message = "Invalid HTTP request received."
-        self.logger.warning(message)
-        self.send_400_response(message)
+    def _send_refusal(self) -> None:
+        if self._refusal is not None:
+            self.transport.write(self._refusal)
+            self.transport.close()
 
     def _without_upgrade(self, rest: bytes) -> bytes:
         """The request without its offer to upgrade, to be parsed instead (RFC 9110, 7.8).
@@ -158,7 +193,7 @@ class GatewayProtocol(HttpToolsProtocol):
         """
         method = self.parser.get_method()
         if method == b"CONNECT":
-            self._reject_invalid()
+            self._refuse(400, "method CONNECT is not supported")
             return b""
         version = self.parser.get_http_version().encode()
         lines = [b"%b %b HTTP/%b\r\n" % (method, self.url, version)]
@@ -186,8 +221,10 @@ class GatewayProtocol(HttpToolsProtocol):
         self.flow.resume_reading()
         if self.pipeline:
             self._start_asgi_task(*self.pipeline.pop())
-            return
-        self._start_idle_timer()
+        elif self._refusal is not None:
+            self._send_refusal()
+        else:
+            self._start_idle_timer()
 
     def _start_idle_timer(self) -> None:
         self._idle_since_s = self.loop.time()
@@ -214,6 +251,13 @@ class GatewayProtocol(HttpToolsProtocol):
             served.message_event.set()
         if isinstance(served, ClientRequest):
             served.connection_lost()
+
+
+def _too_long(byte_count: int) -> str:
+    return (
+        f"request line and headers, trailers or a chunk's extensions may have {MAX_HEAD_BYTES}"
+        f" bytes, had {byte_count}"
+    )
 
 
 def create_protocol(
