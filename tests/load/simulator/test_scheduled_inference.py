@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -9,11 +10,14 @@ import pytest
 from gateway.dispatch.inference_rules import strategies, three_phases, three_phases_by_deadline
 from load.simulator.gateway import QueueOptions
 from load.simulator.simulation import Simulation
+from registry.domain.model import LoadFailure
 from tests.load.simulator.small_cluster import M, ScriptedAutoscaler, cluster, records
 from tests.load.simulator.traces import Row, trace
 
 if TYPE_CHECKING:
     from gateway.dispatch.inference_rules import InferenceRule
+    from load.simulator.simulated_cluster import SimulatedCluster
+    from registry.domain.cluster import ClusterState
 
 POD = {"slots": 1}
 WARM: dict[str, Any] = {
@@ -96,11 +100,12 @@ def test_a_batch_of_clockwork_starts_together() -> None:
     assert ends.pop() == pytest.approx(3.0, abs=0.01)
 
 
-def test_queued_requests_of_a_model_that_cannot_be_loaded_are_rejected() -> None:
-    """A pinned model holds the pod's memory."""
-    scaler = ScriptedAutoscaler(1.0, lambda state, actions: actions.preload(M, "n"))
-    pinned = WARM | {"name": "pinned", "annotations": {"pin": "true"}}
-    pods = (POD | {"memory": "150MB"},)
-    patient = {"annotations": {"queue-timeout": "60s"}}
-    [row] = _run(three_phases, [(0.0, "m")], patient, pinned, pods=pods, scaler=scaler)
-    assert (row["status"], row["reason"]) == (507, "load-failed")
+def test_queued_requests_of_a_model_whose_load_failed_are_rejected() -> None:
+    def fail(state: ClusterState, _: SimulatedCluster) -> None:
+        record = state.models[M]
+        failure = LoadFailure(record.spec.key, "ModelLoadFailed", "no such file", 1, 9e9)
+        state.models[M] = replace(record, failure=failure)
+
+    [row] = _run(three_phases, [(0.0, "m")], {}, scaler=ScriptedAutoscaler(1.0, fail))
+    assert (row["status"], row["reason"]) == (503, "load-failed")
+    assert 1.0 <= row["finished_s"] < 1.5
