@@ -8,6 +8,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from registry.domain.slots import CPU_SLOTS, GPU_SLOTS, MAX_SLOTS
 from registry.redis.server_address import parse_redis_url
 from registry.settings_table import option, parse_bool, parse_int, parse_seconds
 from runtime.device.batch import MAX_SEQUENCES
@@ -64,7 +65,13 @@ class RuntimeSettings:
         " registry",
     )
     model_dir: str = option("/mnt/models", str, "folder of the only model, where KServe puts it")
-    slots: int = option(1, parse_int(1), "requests served at once by this pod as entry pod")
+    slots: int = option(
+        0,
+        parse_int(0),
+        f"requests served at once by this pod as entry pod; 0: {CPU_SLOTS} on a CPU and {GPU_SLOTS}"
+        f" on a GPU, or two of the largest best batches by the profiles of its accelerator (at most"
+        f" {MAX_SLOTS})",
+    )
     memory_bytes: int = option(2 * GIB, parse_int(1), "budget for models on the device")
     device: str = option(
         "auto", _device, "cpu, cuda, or auto: cuda if the pod's environment has one"

@@ -1,4 +1,4 @@
-"""Links between documents lead somewhere, and docs/architecture.md shows every room."""
+"""Links between documents lead somewhere; the architecture shows every room; manifests agree."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
+
+from registry.domain.slots import CPU_SLOTS
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -35,3 +38,15 @@ def test_the_architecture_shows_every_room(package: str) -> None:
     tree = text.partition(f"    {package}/\n")[2].partition("\n\n")[0]
     rooms = {room.parent.name for room in (ROOT / package).glob("*/__init__.py")}
     assert set(re.findall(r"^ {6}(\w+)/", tree, re.MULTILINE)) == rooms
+
+
+def test_the_pool_has_the_default_slots_and_knatives_target_is_their_number() -> None:
+    assert "PILOTLIGHT_SLOTS" not in (ROOT / "manifests/base/pool.yaml").read_text()
+    component = ROOT / "manifests/components/knative/kustomization.yaml"
+    [patch] = yaml.safe_load(component.read_text())["patches"]
+    targets = [
+        each["value"]
+        for each in yaml.safe_load(patch["patch"])
+        if each["path"] == "/spec/predictor/scaleTarget"
+    ]
+    assert targets == [CPU_SLOTS]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from registry.domain.demand import QueueStats
 from registry.domain.model import Tier
 from registry.domain.pod import PodPhase
+from registry.domain.slots import default_slots
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,7 +33,7 @@ class PlannedPod:
     phase: PodPhase = PodPhase.READY
     is_accepting: bool = True
     """True if it gets requests: ready, and reachable by the gateways."""
-    slots: int = 1
+    slots: int = default_slots()
     slots_busy: int = 0
     inferring: int = 0
     """Requests in their inference stage."""

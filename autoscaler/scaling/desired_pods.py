@@ -18,6 +18,7 @@ from autoscaler.planning.pod_use import PodUse, pod_uses
 from autoscaler.planning.policy import Action, ActionReason, DrainPod, SetPods
 from registry.domain.action_log import PodShape
 from registry.domain.model import Preload, Tier
+from registry.domain.slots import default_slots
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -134,9 +135,10 @@ def _for_waiting(
 ) -> int:
     """Pods to finish the queued requests in time, beside those for the rate of arrivals.
 
-    Additional pods do not shorten a load: of a model that is not warm, one request counts.
+    Additional pods do not shorten a load: of a model that is not warm, one request counts. A pod's
+    slots work at the same time, its loads share one link.
     """
-    requests, work_s = 0, 0.0
+    requests, work_s, loads, load_s = 0, 0.0, 0, 0.0
     for model in view.models:
         warm_since_s = [
             each.since_s for pod, each in model.holders.items() if each.is_warm and pod in accepting
@@ -147,9 +149,10 @@ def _for_waiting(
             requests += model.waiting.requests
             work_s += model.waiting.requests * model.hold_s
         elif not any(each.is_warming for each in model.holders.values()):
-            requests += bool(model.waiting.requests)
-            work_s += model.load_from_s(Tier.REMOTE) if model.waiting.requests else 0.0
+            loads += bool(model.waiting.requests)
+            load_s += model.load_from_s(Tier.REMOTE) if model.waiting.requests else 0.0
     extra = min(requests, work_s / params.max_wait_s) / _slots(view)
+    extra += min(loads, load_s / params.max_wait_s)
     # `current` includes pods that are starting.
     return max(current, 1, max(len(accepting), by_rate) + ceil(extra - 0.5))
 
@@ -183,7 +186,7 @@ def _for_recent(view: PoolView, params: ScalingParams) -> tuple[int, str]:
 
 
 def _slots(view: PoolView) -> int:
-    return max((pod.slots for pod in view.pods.values()), default=1)
+    return max((pod.slots for pod in view.pods.values()), default=default_slots())
 
 
 def _remember(

@@ -28,6 +28,7 @@ from pilotlight.quantities import parse_bytes, parse_rate
 from pilotlight.sample_models.samples import prepare_samples
 from pilotlight.state_dir import PlatformState, StateDir
 from registry.domain.model import ModelSpec
+from registry.domain.slots import default_slots
 
 app = typer.Typer()
 
@@ -48,7 +49,15 @@ def up(
     port: Annotated[
         int, setting("PORT", "Port the gateway listens on; 0 takes a free one.", min=0, max=65535)
     ] = 8080,
-    slots: Annotated[int, setting("SLOTS", "Concurrent requests per pod.", min=1)] = 1,
+    slots: Annotated[
+        int,
+        setting(
+            "SLOTS",
+            "Concurrent requests per pod. 0: by device and profiles, "
+            f"{default_slots()} on a CPU without profiles.",
+            min=0,
+        ),
+    ] = 0,
     threads: Annotated[int, setting("THREADS", "CPU threads of one inference.", min=1)] = 1,
     pod_memory: Annotated[
         str, setting("POD_MEMORY", "Memory for models per pod, such as 4Gi or 500MB.")

@@ -123,7 +123,7 @@ class LocalLivePlatform:
 
     def spike(self, scenario: SpikeScenario, seed: int) -> SpikeResult:
         """A sudden rise of the load, under the platform's autoscaler."""
-        settings = self._elastic_settings(scenario.most_pods, min_pods=scenario.first_pods)
+        settings = self._elastic_settings(scenario.most_pods, min_pods=scenario.first_pods, slots=1)
         with _made_model(_SPIKE_MODEL) as uri:
             spec = spike_model(uri)
             return self._run(settings, lambda session: run_spike(session, spec, scenario, seed))
@@ -155,13 +155,13 @@ class LocalLivePlatform:
 
         return asyncio.run(run())
 
-    def _elastic_settings(self, pods: int, *, min_pods: int) -> PlatformSettings:
+    def _elastic_settings(self, pods: int, *, min_pods: int, slots: int = 0) -> PlatformSettings:
         return PlatformSettings(
             state_dir=self._state_dir,
             objects=self._objects,
             pods=pods,
             port=0,
-            pod=LocalPodSettings(allow_simulated_work=True),
+            pod=LocalPodSettings(slots=slots, allow_simulated_work=True),
             s3=False,
             autoscaler=LocalAutoscalerSettings(
                 min_pods=min_pods, pod_idle_s=_POD_IDLE_S, pod_stable_s=_POD_STABLE_S

@@ -12,8 +12,9 @@ from pilotlight.state_dir import StateDir  # noqa: TC001 - as above
 class LocalPodSettings:
     """Settings of every pod; name, node and cache folder differ by pod."""
 
-    slots: int = 1
-    """Concurrent requests per pod, from preprocessing to the end of postprocessing."""
+    slots: int = 0
+    """Concurrent requests per pod, from preprocessing to the end of postprocessing; 0: the
+    runtime's default, by device and profiles."""
     memory_bytes: int = 4 * 2**30
     """Device memory for models; raise it if one pod should hold more models."""
     link_bytes_per_s: float | None = None

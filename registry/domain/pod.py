@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from registry.domain.accelerator import Accelerator, AcceleratorKind
+from registry.domain.slots import default_slots
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -47,7 +48,7 @@ class PodInfo:
     """`host:port` of its HTTP server."""
     node: str
     device: str = "cpu"
-    slots: int = 1
+    slots: int = default_slots()
     memory_bytes: int = 0
     """Memory budget for models on the device."""
     link_bytes_per_s: float | None = None

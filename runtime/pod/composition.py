@@ -132,5 +132,5 @@ def _servers(
     routes = Routes(settings, service, repository, health)
     table = [*openai.table(), *routes.table(), profile_route(profiler, catalog)]
     return PodServer(table), GrpcServer(
-        calls.handler(), max_body_bytes=settings.max_body_bytes, slots=settings.slots
+        calls.handler(), max_body_bytes=settings.max_body_bytes, slots=context.slots
     )

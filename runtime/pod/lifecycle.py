@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 import torch
 import uvloop
 
+from registry.domain.slots import default_slots
+from registry.errors import RegistryUnavailable
 from registry.logs import configure_logs
 from registry.redis.client import Registry
 from runtime.device.accelerator import find_accelerator
@@ -28,6 +30,7 @@ from runtime.threads import in_thread
 from runtime.tiers.host_tier import enter_host_tier
 
 if TYPE_CHECKING:
+    from registry.domain.accelerator import Accelerator
     from runtime.serving.in_flight import InFlightRequests
     from runtime.settings import RuntimeSettings
 
@@ -93,6 +96,7 @@ class _PodLifecycle:
         device.start()
         try:
             async with asyncio.TaskGroup() as tasks:
+                accelerator = find_accelerator(self._memory.device, os.environ)
                 context = PodContext(
                     settings=settings,
                     port=self._listener.getsockname()[1],
@@ -105,7 +109,8 @@ class _PodLifecycle:
                     request_threads=self._request_threads,
                     tasks=tasks,
                     end_pod=self._stop.set,
-                    accelerator=find_accelerator(self._memory.device, os.environ),
+                    accelerator=accelerator,
+                    slots=settings.slots or await self._default_slots(registry, accelerator),
                 )
                 components = assemble(context)
                 await components.grpc_server.start(settings.host, settings.grpc_port)
@@ -127,6 +132,15 @@ class _PodLifecycle:
             self._host.close()
             self._load_threads.shutdown(wait=False, cancel_futures=True)
             self._request_threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _default_slots(self, registry: Registry, accelerator: Accelerator) -> int:
+        """By device, and by the profiles of this accelerator in the registry."""
+        try:
+            state = await registry.cluster()
+        except RegistryUnavailable:  # the pod starts without it
+            return default_slots(str(self._memory.device))
+        stored = [each.get(accelerator.product) for each in state.profiles.values()]
+        return default_slots(str(self._memory.device), [each for each in stored if each])
 
     def _schedule_forced_exit(self) -> None:
         """Exit even if an inference or a download hangs, which nothing can cancel."""

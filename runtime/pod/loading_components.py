@@ -58,6 +58,7 @@ class PodContext:
     tasks: asyncio.TaskGroup
     end_pod: Callable[[], None]
     accelerator: Accelerator
+    slots: int
 
     @property
     def memory_bytes(self) -> int:
@@ -73,7 +74,7 @@ class PodContext:
             ),
             node=settings.node_name,
             device=str(self.memory.device),
-            slots=settings.slots,
+            slots=self.slots,
             memory_bytes=self.memory_bytes,
             link_bytes_per_s=settings.link_rate or None,
             process_id=os.getpid(),

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from registry.domain.profile import Profile, ProfilePoint
+from registry.domain.slots import default_slots
 from runtime.forkserver import Forkserver
 from tests import servers
 from tests.runtime.conftest import Cluster
@@ -41,6 +43,23 @@ def test_pod_registers_what_it_is(cluster: Cluster) -> None:
     assert (info.accelerator.uuid, info.share) == ("", 1.0)
     assert info.accelerator.product
     assert info.accelerator.cores >= 1
+
+
+def test_slots_follow_the_profiles_of_the_pods_accelerator(cluster: Cluster, models: Path) -> None:
+    spec = cluster.declare("m", models / "tiny-bert")
+    cluster.pod("first")
+    info = pods_of(cluster)["first"].info
+    assert info.slots == default_slots()
+    points = (ProfilePoint(1, 0.1), ProfilePoint(16, 0.2))
+    own = Profile(spec.key, info.accelerator.product, points)
+    other = Profile(spec.key, "another", (*points, ProfilePoint(64, 0.3)))
+
+    async def store(registry: Registry) -> bool:
+        return await registry.put_profile(own) and await registry.put_profile(other)
+
+    assert cluster.do(store)
+    cluster.pod("second")
+    assert pods_of(cluster)["second"].info.slots == 2 * 16
 
 
 def test_pod_may_be_reached_at_another_address_than_it_listens_on(cluster: Cluster) -> None:
@@ -177,7 +196,7 @@ def test_heartbeat_is_not_starved_by_inference(cluster: Cluster, models: Path) -
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        pytest.param({"spawn": {"name": "x", "slots": 0}}, "at least 1", id="bad-setting"),
+        pytest.param({"spawn": {"name": "x", "slots": -1}}, "at least 0", id="bad-setting"),
         pytest.param({"spawn": {"nme": "x"}}, "unknown setting 'nme'", id="unknown-setting"),
         pytest.param({"stop": "nobody"}, "no pod nobody", id="unknown-pod"),
         pytest.param({"jump": 1}, "'spawn' or 'stop'", id="unknown-command"),

@@ -27,10 +27,10 @@ def test_all_mistakes_are_told_together() -> None:
     with pytest.raises(ValueError, match="lease") as caught:
         settings_from_fields(
             RuntimeSettings,
-            {"slots": 0, "lease_ttl": "-1", "nme": "x", "eviction": "fifo", "device": "tpu"},
+            {"slots": -1, "lease_ttl": "-1", "nme": "x", "eviction": "fifo", "device": "tpu"},
         )
     message = str(caught.value)
-    slots = "--slots must be a whole number of at least 1, was '0'"
+    slots = "--slots must be a whole number of at least 0, was '-1'"
     eviction = "--eviction must be one of lru, greedy-dual, was 'fifo'"
     device = "--device must be auto, cpu or cuda, was 'tpu'"
     for part in (slots, eviction, device, "--lease-ttl", "'nme'", "--name is"):

@@ -107,7 +107,7 @@ def spike_cluster(scenario: SpikeScenario, pods: list[str]) -> ClusterPlan:
         at=dict.fromkeys(pods[:first], Tier.DEVICE),
     )
     nodes = tuple(
-        NodePlan(name, (PodPlan(name, start_s=0.0 if number < first else inf),))
+        NodePlan(name, (PodPlan(name, slots=1, start_s=0.0 if number < first else inf),))
         for number, name in enumerate(pods)
     )
     return ClusterPlan(nodes, (model,))

@@ -44,7 +44,7 @@ def image_cluster(names: Sequence[str], data: Path) -> ClusterPlan:
     nodes = [
         NodePlan(
             name,
-            (PodPlan(name, memory_bytes=3 * _CHECKPOINT_BYTES),),
+            (PodPlan(name, slots=1, memory_bytes=3 * _CHECKPOINT_BYTES),),
             disk_bytes=20.0 * _CHECKPOINT_BYTES,
         )
         for name in (f"gpu-{number}" for number in range(4))

@@ -146,7 +146,7 @@ def cluster(machines: int, seed: int) -> ClusterPlan:
     memory_bytes = MODELS_PER_MACHINE * _MODEL_BYTES
     return ClusterPlan(
         nodes=tuple(
-            NodePlan(name, (PodPlan(name, memory_bytes=memory_bytes),))
+            NodePlan(name, (PodPlan(name, slots=1, memory_bytes=memory_bytes),))
             for name in (f"machine-{number}" for number in range(machines))
         ),
         models=tuple(

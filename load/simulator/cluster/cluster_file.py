@@ -16,6 +16,7 @@ from load.simulator.cluster.values import duration, per_token, rate, size, start
 from load.simulator.errors import InvalidCluster
 from registry.domain.model import ModelName, ModelSpec, Tier
 from registry.domain.profile import ProfilePoint
+from registry.domain.slots import default_slots
 from registry.errors import InvalidYaml
 from registry.inference_service.annotations import PREFIX, parse_annotations
 from registry.inference_service.strict_yaml import read_yaml
@@ -40,7 +41,7 @@ class _Section(BaseModel):
 
 class _Pods(_Section):
     count: Count = 1
-    slots: Annotated[int, Field(ge=1, le=10_000, strict=True)] = 1
+    slots: Annotated[int, Field(ge=1, le=10_000, strict=True)] = default_slots()
     memory: Size = 16 * 10**9
     speed: Annotated[float, Field(gt=0, le=1000)] = 1.0
     device_rate: Rate = 12e9

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING
 
+from registry.domain.slots import default_slots
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -22,7 +24,7 @@ class PodPlan:
     """One pod: a process with one device."""
 
     name: str
-    slots: int = 1
+    slots: int = default_slots()
     memory_bytes: int = 16 * 10**9
     speed: float = 1.0
     """Factor by which stages are faster than in the profiles."""

@@ -33,7 +33,7 @@ def _view(
 ) -> PoolView:
     named = {
         f"pod-{index}": PlannedPod(
-            f"pod-{index}", f"node-{index}", budget_bytes={Tier.DEVICE: 1000}
+            f"pod-{index}", f"node-{index}", slots=1, budget_bytes={Tier.DEVICE: 1000}
         )
         for index in range(pods)
     }

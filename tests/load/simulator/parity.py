@@ -74,7 +74,7 @@ def simulation(
     rows: Sequence[Row], times: Times, policies: Mapping[str, RoutingPolicy]
 ) -> Simulation:
     document = {
-        "nodes": [{"name": "n", "count": len(PODS), "pods": [{}]}],
+        "nodes": [{"name": "n", "count": len(PODS), "pods": [{"slots": 1}]}],
         "models": [
             {
                 "name": model,

@@ -29,9 +29,11 @@ NODE: dict[str, Any] = {
 
 
 def cluster(node: dict[str, Any], *models: dict[str, Any], **more: Any) -> Any:
+    """Pods have one slot unless `node` says otherwise."""
+    node = NODE | node
     document = {
         "network": {"gateway_hop": "0s", "pod_hop": "0s"},
-        "nodes": [NODE | node],
+        "nodes": [node | {"pods": [{"slots": 1} | pod for pod in node["pods"]]}],
         "models": [MODEL | model for model in models or ({},)],
     }
     return cluster_of(document | more, source="test")

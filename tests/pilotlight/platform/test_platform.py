@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
+from registry.domain.slots import default_slots
 from tests import servers
 from tests.pilotlight.conftest import SAMPLES
 from tests.pilotlight.platform.running import (
@@ -46,6 +47,8 @@ def platform(tmp_path_factory: pytest.TempPathFactory, objects: Path) -> Iterato
 def test_up_prints_the_gateways_address_and_the_pods(platform: RunningPlatform) -> None:
     assert re.fullmatch(r"http://127\.0\.0\.1:\d+", platform.url)
     assert len(platform.facts["pods"]) == POD_COUNT
+    pods = platform.cli("get", "pods", "--json").document["pods"]
+    assert {pod["slots"] for pod in pods} == {default_slots()}
 
 
 def test_starting_twice_fails_with_pid_and_address(platform: RunningPlatform) -> None:

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from load.simulator.cluster.cluster_file import cluster_of, read_document
+from load.simulator.cluster.plan import PodPlan
 from load.simulator.cluster.sweep import parse_sweep, variants
 from load.simulator.errors import InvalidCluster
+from registry.domain.slots import default_slots
 
 SAMPLE = Path(__file__).parents[4] / "manifests/simulator/eight-pods.yaml"
 GOOD: dict[str, Any] = {"nodes": [{"name": "n", "pods": [{}]}], "models": [{"name": "m"}]}
@@ -21,6 +23,11 @@ def test_reads_the_sample() -> None:
     assert len(plan.models) == 12
     assert plan.nodes[0].pods[0].memory_bytes == 10**9
     assert plan.models[0].infer_s(8) == pytest.approx(0.335)
+
+
+def test_a_pod_without_slots_has_those_of_an_unmeasured_live_one() -> None:
+    assert cluster_of(GOOD, source="test").nodes[0].pods[0].slots == default_slots()
+    assert PodPlan("p").slots == default_slots()
 
 
 @pytest.mark.parametrize(
