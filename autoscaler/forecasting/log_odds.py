@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from autoscaler.forecasting.history import Floats
 
 
-def pool_log_odds(one: Floats, other: Floats, weight: float) -> Floats:
+def pool_log_odds(one: Floats, other: Floats, weight: Floats | float) -> Floats:
     """The weighted mean of the log-odds of two probabilities (Satopaa et al. 2014)."""
     odds = weight * _log_odds(one) + (1 - weight) * _log_odds(other)
     result: Floats = 1 / (1 + np.exp(-odds))

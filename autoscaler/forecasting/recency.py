@@ -2,7 +2,8 @@
 
 One logistic regression for all models, fitted to the last two days: on the logarithms of the time
 since the last arrival and of the share of active minutes over several half-lives, and on their
-products; with little data it is shrunk towards odds that fall with the time since the last arrival.
+products; it is shrunk towards odds that fall with the time since the last arrival, until models
+have returned from silences often enough to tell how long these last.
 It reacts faster to the end of a burst than the forecasts by pattern, which model days and periods.
 `p_minute` combines both by their log-odds.
 """
@@ -32,11 +33,19 @@ _EVERY_MIN: Final = 7
 _PRIOR_AGE: Final = -1.0
 """Prior weight of the age: odds of one over the minutes since the last arrival."""
 _RIDGE: Final = 1.0
-_NO_SPREAD: Final = 1e-6
+_MIN_SPREAD: Final = 0.3
+"""Features are logarithms: one that hardly varied in the past must not gain a large weight, since
+it may vary later."""
 _STEPS: Final = 12
 _MAX_P: Final = 1 - 1e-12
 _WEIGHT: Final = 0.5
 """Weight of recency against the forecasts: 0.35 to 0.65 perform alike on GenTD26, days 19 to 23."""
+_PRIOR_RETURNS: Final = 3.0
+"""Arrivals after silences, of all models, at which the fit weighs as much as the prior. Minutes do
+not count: a single silence has many of them, all alike."""
+_PRIOR_GAPS: Final = 4.0
+"""Gaps of a model at which its forecast has half of its weight. Without gaps its rhythm is unknown,
+and only recency counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +63,7 @@ def fit_recency(history: History) -> RecencyModel:
     features, arrived = _training_set(
         is_active, history.active_minutes[::stride], known, history.origin_minute
     )
-    return RecencyModel(weights=_regress(features, arrived))
+    return RecencyModel(weights=_regress(features, arrived, _returns(is_active)))
 
 
 def p_recent(history: History, recency: RecencyModel) -> Floats:
@@ -78,11 +87,13 @@ def p_minute(
     windows changes less from minute to minute than the one-minute forecast, which would preload
     several times as often for as many cold starts. Periodic models use the forecast alone, the
     maximum over windows: the time since the last arrival says little about them, and they must be
-    warm before the next arrival.
+    warm before the next arrival. Until a model's rhythm is known recency has more weight.
     """
     minutes = np.maximum(horizon.windows_min, 1.0)
     by_hazard = 1 - (1 - np.minimum(forecast.p_arrival, _MAX_P)) ** (1 / minutes)
-    pooled = pool_log_odds(p_recent(history, recency), by_hazard.mean(axis=1), _WEIGHT)
+    gaps = np.isfinite(history.gaps_min).sum(axis=1)
+    weight = 1 - (1 - _WEIGHT) * gaps / (gaps + _PRIOR_GAPS)
+    pooled = pool_log_odds(p_recent(history, recency), by_hazard.mean(axis=1), weight)
     result: Floats = np.where(is_periodic, (forecast.p_arrival / minutes).max(axis=1), pooled)
     return result
 
@@ -130,21 +141,26 @@ def _training_set(
     return features[is_known], is_active[:, ::every][is_known].astype(np.float64)
 
 
-def _regress(features: Floats, arrived: Floats) -> Floats:
+def _returns(is_active: Booleans) -> int:
+    """Number of arrivals after at least one minute without."""
+    return int((is_active[:, 1:] & ~is_active[:, :-1]).sum())
+
+
+def _regress(features: Floats, arrived: Floats, returns: int) -> Floats:
     """Logistic regression by Newton's method, with a ridge on features of unit spread.
 
-    The ridge keeps the weights near the prior while there are few rows.
+    The weights are near the prior while there are few rows or returns.
     """
     prior = np.zeros(features.shape[1])
     prior[0] = _PRIOR_AGE
     if not arrived.size:
         return prior
     mean, spread = features.mean(axis=0), features.std(axis=0)
-    spread = np.where(spread < _NO_SPREAD, np.inf, spread)  # a constant feature gets no weight
+    spread = np.maximum(spread, _MIN_SPREAD)
     mean[-1], spread[-1] = 0.0, 1.0
     scaled = (features - mean) / spread
     # Starts at even odds, where Newton's method converges.
-    fitted = -prior * np.where(np.isfinite(spread), spread, 0.0)
+    fitted = -prior * spread
     fitted[-1] = -mean @ prior
     ridge = _RIDGE * np.eye(fitted.size)
     for _ in range(_STEPS):
@@ -153,6 +169,7 @@ def _regress(features: Floats, arrived: Floats) -> Floats:
         gradient = scaled.T @ (arrived - p) - ridge @ fitted
         hessian = (scaled * (p * (1 - p))[:, None]).T @ scaled + ridge
         fitted = fitted + np.linalg.solve(hessian, gradient)
-    result: Floats = prior + fitted / spread
-    result[-1] -= (fitted / spread)[:-1] @ mean[:-1]
+    change = fitted / spread
+    change[-1] -= change[:-1] @ mean[:-1]
+    result: Floats = prior + change * returns / (returns + _PRIOR_RETURNS)
     return result

@@ -1,9 +1,10 @@
 """The value of holding each model on each tier: expected seconds of cold start saved per byte.
 
 A tier saves the time of a load from the next lower tier that is worth holding. A model is worth
-holding while P(arrival within a window) x seconds saved exceeds bytes x window x price of memory.
-The window is as short as a load allows, but at least a minute: what is not worth holding for the
-next minute can be loaded later. Rows of arrays are the models of the view.
+holding while P(arrival within a window) x seconds saved exceeds the cost: bytes x window x price of
+memory or, on a device without a price, what the load takes from other loads. The window is as short
+as a load allows, but at least a minute: what is not worth holding for the next minute can be loaded
+later. Rows of arrays are the models of the view.
 """
 
 from __future__ import annotations
@@ -30,14 +31,20 @@ _GB_HOUR: Final = 1e9 * 3600.0
 class Prices:
     """Seconds of cold start that a gigabyte held for an hour must save, per tier."""
 
-    device: float = 3.0
+    device: float | None = None
+    """None: device memory costs only what other models lose without it, nothing where they fit, so
+    that models stay until another one needs the room."""
     host: float = 0.05
     disk: float = 0.001
+    load: float = 0.03
+    """Without a price of device memory: the share of a load's time that it takes from others."""
 
-    def per_byte_s(self, tier: Tier) -> float:
-        """Seconds saved per byte and second."""
-        prices = {Tier.DEVICE: self.device, Tier.HOST: self.host, Tier.DISK: self.disk}
-        return prices[tier] / _GB_HOUR
+    def per_s(self, tier: Tier, size_bytes: Floats, load_s: Floats) -> Floats:
+        """(models,): seconds that holding a model on the tier must save per second."""
+        if tier is Tier.DEVICE and self.device is None:
+            return self.load * load_s / _MINUTE_S
+        prices = {Tier.DEVICE: self.device or 0.0, Tier.HOST: self.host, Tier.DISK: self.disk}
+        return size_bytes * (prices[tier] / _GB_HOUR)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +56,7 @@ class HoldingValue:
     saved_s: Mapping[Tier, Floats]
     """(models,): seconds saved per arrival by holding the model on the tier."""
     margin: Mapping[Tier, Floats]
-    """(models,): seconds saved over the price of the memory."""
+    """(models,): seconds saved over what holding the model costs."""
     is_worth_holding: Mapping[Tier, Booleans]
     """(models,): margin above 1."""
 
@@ -72,7 +79,7 @@ def holding_value(view: PoolView, demand: Demand, prices: Prices) -> HoldingValu
         saved[tier] = np.maximum(from_s - load_s[tier], 0.0)
         if tier is Tier.HOST and not _has_host(view):
             saved[tier] = np.zeros(size.size)
-        price = np.maximum(size * prices.per_byte_s(tier), 1e-12)
+        price = np.maximum(prices.per_s(tier, size, saved[tier]), 1e-12)
         margin[tier] = p_per_s * saved[tier] / price
         is_worth_holding[tier] = margin[tier] > 1
         from_s = np.where(is_worth_holding[tier], load_s[tier], from_s)

@@ -1,11 +1,12 @@
-"""Hold a model where that saves more seconds of cold start than its memory costs.
+"""Load a model where that saves more seconds of cold start than it costs, and keep it there.
 
 The expected-cost form of two rules, "Serverless in the Wild" (Shahrad et al. 2020) and FaasCache
-(Fuerst and Sharma 2021): load when P(arrival within the window) x seconds saved exceeds bytes x
-window x price of memory (`holding_value`); demote to a lower tier when it no longer does. The
-number of copies follows expected and queued requests (`copy_targets`). If memory is short, a load
-evicts idle copies (`load_placer`) whose loss is smaller than its gain (`marginal_value`). Loads for
-queued requests do not depend on the forecast, so that a wrong forecast is no worse than none.
+(Fuerst and Sharma 2021): load when P(arrival within the window) x seconds saved exceeds the load's
+cost (`holding_value`). Free memory is free: a model stays until another one needs its room, unless
+memory has a price; then it is demoted to a lower tier when it is no longer worth it. The number of
+copies follows expected and queued requests (`copy_targets`). If memory is short, a load evicts idle
+copies (`load_placer`) whose loss is smaller than its gain (`marginal_value`). Loads for queued
+requests do not depend on the forecast, so that a wrong forecast is no worse than none.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy as np
 
 from autoscaler.loading.copy_targets import CopyParams, expected_copies, target_copies
 from autoscaler.loading.holding_value import Prices, holding_value
+from autoscaler.placement.free_memory import pods_short_of_memory
 from autoscaler.placement.idle import idle_copies
 from autoscaler.placement.load_placer import LoadPlacer
 from autoscaler.placement.marginal_value import HORIZON_S, MarginalValue
@@ -25,7 +27,7 @@ from autoscaler.planning.policy import Action, ActionReason, Demote, Load, Loadi
 from registry.domain.model import Preload, Tier
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from autoscaler.loading.holding_value import HoldingValue
     from autoscaler.planning.pool_view import ModelView, PoolView
@@ -39,9 +41,10 @@ class Predictive:
     copies: CopyParams = field(default_factory=CopyParams)
     horizon_s: float = HORIZON_S
     keep_margin: float = 0.9
-    """Hysteresis: a held model is demoted when its value over its price falls below this ratio."""
+    """Where device memory has a price: a held model is demoted when its value over its price falls
+    below this ratio."""
     surplus_keep_s: float = 60.0
-    """Idle time after which a surplus copy is demoted."""
+    """Idle time after which a surplus copy is demoted where memory is short."""
     loads_per_node: int = 2
     """Maximum number of concurrent loads on a node; loads for queued requests are exempt."""
     loads_per_plan: int = 64
@@ -61,7 +64,8 @@ def _plan(params: Predictive, view: PoolView, _: None) -> tuple[tuple[Action, ..
     value = holding_value(view, view.demand, params.prices)
     infer_s = np.array([each.infer_s for each in view.models])
     expected = expected_copies(view.demand, infer_s, params.copies)
-    is_worth_keeping = value.margin[Tier.DEVICE] > params.keep_margin
+    keep_margin = -1.0 if params.prices.device is None else params.keep_margin
+    is_worth_keeping = value.margin[Tier.DEVICE] > keep_margin
     keep = target_copies(view, expected, is_worth_keeping, params.copies)
     targets = target_copies(view, expected, value.is_worth_holding[Tier.DEVICE], params.copies)
     demotions = _demotions(params, view, value, keep)
@@ -75,11 +79,12 @@ def _demotions(
     params: Predictive, view: PoolView, value: HoldingValue, keep: list[int]
 ) -> list[Action]:
     actions: list[Action] = []
+    needed = None if params.prices.device is not None else pods_short_of_memory(view)
     for row, (model, count) in enumerate(zip(view.models, keep, strict=True)):
         if not model.holders:
             continue
         below = _tier_below_device(value, row)
-        actions += _device_demotions(params, view, model, count, below)
+        actions += _device_demotions(params, view, model, count, below, needed)
         if below is not Tier.HOST and not model.spec.policy.pin:
             actions += [
                 Demote(model.key, pod, below, ActionReason.IDLE, "not worth host memory")
@@ -90,8 +95,14 @@ def _demotions(
 
 
 def _device_demotions(
-    params: Predictive, view: PoolView, model: ModelView, keep: int, below: Tier
+    params: Predictive,
+    view: PoolView,
+    model: ModelView,
+    keep: int,
+    below: Tier,
+    needed: Collection[str] | None,
 ) -> list[Action]:
+    """`needed`: the pods on which others need the memory; None: memory has a price on all."""
     warm = sum(each.is_warm for each in model.holders.values())
     surplus = warm - keep
     if surplus <= 0:
@@ -102,7 +113,11 @@ def _device_demotions(
         reason, detail = ActionReason.COPIES, f"{warm} copies, {keep} wanted"
     else:
         reason, detail = ActionReason.IDLE, "saves less than its memory costs"
-    idle = [copy for copy in idle_copies(model, view) if copy.idle_s >= keep_s]
+    idle = [
+        copy
+        for copy in idle_copies(model, view)
+        if copy.idle_s >= keep_s and (needed is None or copy.pod in needed)
+    ]
     return [Demote(model.key, copy.pod, below, reason, detail) for copy in idle[:surplus]]
 
 
@@ -175,17 +190,20 @@ def _candidates(
     row: int, model: ModelView, count: int, value: HoldingValue | None
 ) -> list[_LoadCandidate]:
     policy, copies = model.spec.policy, model.copies
+    may_preload = policy.preload is not Preload.OFF and model.failure is None
     gain, detail = value.saved_per_s(row) if value is not None else 0.0, _detail(value, row)
+    if model.failure is not None:
+        count = min(count, copies + 1)
     if count > copies:
         is_urgent = bool(model.waiting.requests) or copies < policy.min_copies
-        if not is_urgent and policy.preload is Preload.OFF:
+        if not is_urgent and not may_preload:
             return []
         tier = Tier.DEVICE if is_urgent else policy.preload_tier
         candidate = _LoadCandidate(row, tier, gain, is_urgent, _reason(model, copies), detail)
         if tier is Tier.DEVICE:
             return [_for_copy(candidate, model, at) for at in range(copies + 1, count + 1)]
         return _unless_held(candidate, model)
-    if copies or value is None or policy.preload is Preload.OFF:
+    if copies or value is None or not may_preload:
         return []
     tier = _tier_below_device(value, row)
     if not value.is_worth_holding[tier][row]:
@@ -226,5 +244,5 @@ def _detail(value: HoldingValue | None, row: int) -> str:
     return (
         f"P(arrival within 60 s) {min(1.0, value.p_per_s[row] * 60):.3f}, saves "
         f"{value.saved_s[Tier.DEVICE][row]:.2f} s, "
-        f"{value.margin[Tier.DEVICE][row]:.2g} times its price"
+        f"{value.margin[Tier.DEVICE][row]:.2g} times its cost"
     )

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING
 
+from autoscaler.placement.free_memory import free_device_bytes
 from autoscaler.placement.idle import idle_copies
 from autoscaler.planning.policy import Demote
 from registry.domain.model import Tier
@@ -60,24 +61,26 @@ class LoadPlacer:
         """Running and planned loads by node."""
         self._demoted = {(each.key, each.pod) for each in planned if isinstance(each, Demote)}
         self._free = self._free_bytes()
+        self._count_running_loads()
         self._placed: defaultdict[str, set[str]] = defaultdict(set)
         """Pods of the placed loads, by model key."""
         self._idle: dict[str, list[ModelView]] | None = None
         self._candidates: dict[str, list[EvictionCandidate]] = {}
 
     def _free_bytes(self) -> dict[str, float]:
-        """By pod, from the sizes of its models: pods report free memory with heartbeats only."""
-        free = {pod.name: pod.budget_bytes.get(Tier.DEVICE, inf) for pod in self._pods}
+        """By pod, with what the plan demotes."""
+        free = free_device_bytes(self._view)
         for model in self._view.models:
             for name, each in model.holders.items():
-                if name not in free:
-                    continue
-                if each.is_warming:
-                    self._loads[self._view.pods[name].node] += 1
-                    free[name] -= model.size_bytes
-                elif each.is_warm and (model.key, name) not in self._demoted:
-                    free[name] -= model.size_bytes
+                if each.is_warm and name in free and (model.key, name) in self._demoted:
+                    free[name] += model.size_bytes
         return free
+
+    def _count_running_loads(self) -> None:
+        for model in self._view.models:
+            for name, each in model.holders.items():
+                if each.is_warming and name in self._view.pods:
+                    self._loads[self._view.pods[name].node] += 1
 
     def place(
         self, model: ModelView, tier: Tier, gain: float | None, *, is_urgent: bool

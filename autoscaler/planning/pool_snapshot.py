@@ -93,7 +93,7 @@ def _model(
     observations: Observations,
     link_bytes_per_s: float | None,
 ) -> ModelView:
-    spec = record.serving
+    spec, failure = record.serving, record.failure
     holders, measured = state.holders(spec.key), state.measured(spec.key)
     stages = measured.stages
     size_bytes = observations.size_bytes.get(spec.key) or max(
@@ -110,5 +110,5 @@ def _model(
         arrived=observations.arrived.get(name, 0),
         last_arrival_s=observations.last_arrival_s.get(name, NEVER_S),
         waiting=observations.waiting.get(name, QueueStats()),
-        failure=record.failure,
+        failure=failure if failure is not None and failure.key == spec.key else None,
     )

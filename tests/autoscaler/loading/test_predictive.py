@@ -275,6 +275,47 @@ def test_hysteresis_at_the_price() -> None:
     assert _demoted(0.0130) != []
 
 
+# Free memory is free
+
+
+DEFAULT = predictive()
+
+
+@pytest.mark.parametrize("p", [0.0, NEVER_COMES, COMES])
+def test_keeps_an_idle_model_while_no_other_needs_its_memory(p: float) -> None:
+    idle = model("m", at={"p": Tier.DEVICE}, last_arrival_s=NOW_S - 86_400)
+    assert _plan(pool(PODS, [idle, model("b")], demand=demand([p, 0.0])), DEFAULT) == []
+
+
+@pytest.mark.parametrize("other_bytes", [9_000, 9_001], ids=["has room", "needs the room"])
+def test_demotes_a_surplus_copy_only_where_another_model_needs_the_room(other_bytes: int) -> None:
+    two = {"p": Tier.DEVICE, "q": Tier.DEVICE}
+    uses = {"p": CopyUse(last_s=NOW_S - 61), "q": CopyUse(last_s=NOW_S - 70)}
+    models = [model("m", at=two, uses=uses), model("other", size_bytes=other_bytes)]
+    actions = _plan(pool(PODS, models, demand=demand([COMES, 0.0])), DEFAULT)
+    needs_room = other_bytes > 9_000
+    assert [(each.pod, each.reason) for each in actions if isinstance(each, Demote)] == (
+        [("q", ActionReason.COPIES)] if needs_room else []
+    )
+
+
+@pytest.mark.parametrize(
+    ("p", "is_loaded"), [(0.029, False), (0.031, True)], ids=["below its cost", "above it"]
+)
+def test_loads_ahead_into_free_memory_if_that_pays_for_the_load(p: float, is_loaded: bool) -> None:
+    view = pool(PODS, [model("m")], demand=demand([p]))
+    assert (("m", "p", Tier.DEVICE) in _loads(_plan(view, DEFAULT))) is is_loaded
+
+
+def test_does_not_load_a_broken_model_by_forecast() -> None:
+    """Its delay is over: a request may try again."""
+    broken = LoadFailure("m", "ModelLoadFailed", "no", 3, retry_at_s=NOW_S - 100)
+    view = pool(PODS, [model("m", failure=broken)], demand=demand([COMES], arrivals=[600.0]))
+    assert _plan(view, DEFAULT) == []
+    queued = replace(view.models[0], waiting=QueueStats(requests=1))
+    assert len(_loads(_plan(replace(view, models=(queued,)), DEFAULT))) == 1
+
+
 # Wrong forecasts
 
 

@@ -94,6 +94,28 @@ def test_p_minute_falls_soon_after_a_burst(
         assert forecaster.forecast(past).p_minute.max() < 0.5, silent_s
 
 
+@pytest.mark.parametrize("epoch_s", [0.0, START_S + 41], ids=["at a minute", "within a minute"])
+@pytest.mark.parametrize("quiet_s", [30, 90, 180])
+def test_a_model_heard_of_a_minute_ago_is_expected_until_its_rhythm_is_known(
+    quiet_s: int, epoch_s: float
+) -> None:
+    """Two bursts of 8 s, 500 requests per second, the only arrivals ever."""
+    counts, forecaster = Counts(CountsParams(models=1)), DemandForecaster()
+    counts.advance(epoch_s)
+    counts.add_model(NAMES[0])
+    bursts = (4, 4 + 8 + quiet_s)
+    for second in range(0, bursts[1] + 68, 2):
+        now_s = epoch_s + second
+        counts.advance(now_s)
+        arrived = [at for at in bursts if at <= second < at + 8]
+        if arrived:
+            counts.add([NAMES[0]], [now_s], [500])
+        rows = forecaster.due(NAMES[:1], NAMES[:1] if arrived else (), now_s)
+        demand = forecaster.forecast(_past(counts, now_s, rows, NAMES[:1]))
+        if any(at < second < at + 8 + 60 for at in bursts):
+            assert demand.p_minute[0] > 0.3, second
+
+
 def test_all_rows_are_due_after_a_change_of_models_or_clock() -> None:
     counts, forecaster = _counts(), DemandForecaster()
     assert forecaster.due(NAMES, (), START_S) is None

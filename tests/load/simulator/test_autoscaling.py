@@ -123,7 +123,27 @@ def test_predictive_loads_a_periodic_model_before_its_period() -> None:
     assert 0 in cold
     assert max(cold) <= 4
     assert scaler.actions["load forecast"] >= 2
-    assert simulation.summary.wasted_memory_byte_s / 100e6 < 0.6 * simulation.events.now_s
+    assert scaler.actions["demote idle"] >= 2
+    assert simulation.summary.wasted_memory_byte_s / 100e6 < 0.85 * simulation.events.now_s
+
+
+_EMPTY_PODS: dict[str, Any] = {"count": 2, "pods": [{"memory": "4GB"}]}
+
+
+@pytest.mark.parametrize(("quiet_s", "tick_s"), [(60, 0.5), (180, 2.0), (300, 0.5)])
+def test_predictive_does_not_load_a_model_again_after_a_pause(quiet_s: int, tick_s: float) -> None:
+    """Two bursts of 8 s to one model on two empty pods: each pod loads it at most once."""
+    rows: list[Row] = [
+        (start_s + at / 10, "m") for start_s in (3.0, 11.0 + quiet_s) for at in range(80)
+    ]
+    rows.append((rows[-1][0] + 300.0, "m"))
+    plan = cluster(_EMPTY_PODS)
+    scaler = PlannedAutoscaler(predictive(), plan, every_s=tick_s)
+    simulation = Simulation(plan, trace(rows), autoscaler=scaler)
+    found = records(simulation)
+    assert simulation.summary.loads_started.total() <= 2
+    assert not [name for name in scaler.actions if name.startswith("demote")]
+    assert found[-1]["start"] == "warm"
 
 
 @pytest.mark.parametrize("is_planned", [False, True])
