@@ -16,6 +16,8 @@ from gateway.routing.route_request import cannot_be_placed, uses_remote_proxy
 from registry.domain.demand import QueueStats
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
     from gateway.routing.route_request import IncomingRequest
     from registry.domain.cluster import ClusterState
     from registry.domain.model import ModelName
@@ -167,6 +169,13 @@ class AdmissionQueue(Generic[P]):
                 min_inferring=min_inferring, has_awaited_tier=each.awaited_tier is not None,
             )
         ]  # fmt: skip
+
+    def by_model(self) -> Iterator[Sequence[QueueKey]]:
+        """The queue of every model, in its order."""
+        return self._fair_queue.by_model()
+
+    def requests(self, keys: Iterable[QueueKey]) -> list[P]:
+        return [self._queued[key] for key in keys]
 
     def _loading_tier(self, key: str) -> str:
         for residency in self._state.holders(key).values():

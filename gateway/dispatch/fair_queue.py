@@ -81,6 +81,11 @@ class FairQueue:
                 if turn < len(heads):
                     yield heads[turn]
 
+    def by_model(self) -> Iterator[list[QueueKey]]:
+        """The queue of every model, which must not be changed."""
+        for queues in self._tenants.values():
+            yield from queues.values()
+
     def end_turn(self, tenant: str) -> None:
         """Move a tenant that was served behind all others."""
         queues = self._tenants.pop(tenant, None)

@@ -8,6 +8,7 @@ from load.experiments.elastic import burst, spike
 from load.experiments.liu import grid, simple, wins
 from load.experiments.prewarm import prewarming, prewarming_live
 from load.experiments.real_traces import traces
+from load.experiments.regret import regret
 from load.experiments.scaling import scale
 from load.experiments.schedulers import warsaw
 
@@ -26,6 +27,7 @@ _ALL: Final = (
     burst.EXPERIMENT,
     spike.EXPERIMENT,
     warsaw.EXPERIMENT,
+    regret.EXPERIMENT,
     scale.EXPERIMENT,
 )
 EXPERIMENTS: Final[Mapping[str, Experiment]] = {each.name: each for each in _ALL}

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from gateway.dispatch.passive_health import PassiveHealth
 from gateway.dispatch.placer import Placer
 from gateway.dispatch.retries import FailedAttempts, NotExecuted, Retries
+from gateway.dispatch.scheduled_placer import ScheduledPlacer
 from gateway.routing.route_request import IncomingRequest
 from load.simulator.cluster.plan import ModelPlan
 from load.simulator.pods.simulated_request import PodListener, RequestPod, SimulatedRequest
@@ -21,6 +22,7 @@ from registry.domain.reservation import Refusal
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from gateway.dispatch.inference_rules import InferenceRule
     from gateway.errors import Rejected
     from gateway.routing.decision import SendTo
     from load.simulator.arrivals import Row
@@ -44,6 +46,11 @@ class QueueOptions:
     it sees pods that have just become idle; False: run it only at its tick interval."""
     may_load: bool = True
     """Requests may start loads; False: only the autoscaler starts loads, and requests queue."""
+    inference_rule: InferenceRule | None = None
+    """Starts every inference in place of the models' routing policies; implies not `may_load`."""
+    one_action_at_a_time: bool = False
+    """With `inference_rule`: a pod that loads a model serves nothing meanwhile (Gujarati et al.
+    2020: one action per worker)."""
 
 
 class SimulatedGateway(PodListener):
@@ -84,13 +91,26 @@ class SimulatedGateway(PodListener):
         """Row of the trace, from 0; a live run numbers its requests in the same way."""
         self._sequence = 0
         self._serves_late = queueing.serves_late
-        self.placer: Placer[SimulatedRequest] = Placer(
-            registry.state, self, events, events.now,
-            by_deadline=queueing.by_deadline, may_load=queueing.may_load,
-        )  # fmt: skip
+        self.placer: Placer[SimulatedRequest] = self._new_placer(queueing)
         self._retries = Retries(PassiveHealth(events, self.placer.notify_change))
         self._in_flight: dict[str, SimulatedRequest] = {}
         """Placed requests by id."""
+
+    def _new_placer(self, queueing: QueueOptions) -> Placer[SimulatedRequest]:
+        events, state = self._events, self._state
+        if queueing.inference_rule is None:
+            return Placer(
+                state, self, events, events.now,
+                by_deadline=queueing.by_deadline, may_load=queueing.may_load,
+            )  # fmt: skip
+
+        def is_loading(pod: str) -> bool:
+            return queueing.one_action_at_a_time and self._pods[pod].is_loading
+
+        return ScheduledPlacer(
+            state, self, events, events.now, rule=queueing.inference_rule,
+            by_deadline=queueing.by_deadline, is_loading=is_loading,
+        )  # fmt: skip
 
     # Arrival
 

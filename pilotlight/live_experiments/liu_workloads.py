@@ -75,15 +75,15 @@ async def run_win(
     headers = {"x-pilotlight-policy": policy}
     if work := scenario.simulated_work(sleep_s):
         headers["x-pilotlight-simulate"] = work
-    warming_s = 0.0
+    warming = None
     if scenario.is_prewarmed:
-        warming_s = (await session.predict(spec, SENTENCE, headers)).latency_s
+        warming = await session.predict(spec, SENTENCE, headers)
         await session.wait_idle()
     started_s = time.perf_counter()
     answers = await gather_requests(*(session.predict(spec, SENTENCE, headers) for _ in range(2)))
     concurrent_s = time.perf_counter() - started_s
     await session.wait_idle()
-    return WinRun(scenario, policy, sleep_s, warming_s, concurrent_s, tuple(answers))
+    return WinRun(scenario, policy, sleep_s, warming, concurrent_s, tuple(answers))
 
 
 async def _wait_measured(session: LiveSession, scenario: WinScenario) -> None:

@@ -29,6 +29,22 @@ class ExperimentError(LoadError):
 
 
 @dataclass(frozen=True, slots=True)
+class CellSelection:
+    """Part of an experiment that compares policies in many cells."""
+
+    half: str = "both"
+    """choose, report or both: constants are chosen on one half and reported on the other."""
+    count: int | None = None
+    """The first cells of the half; None: the experiment's own number."""
+    numbers: tuple[int, ...] = ()
+    """These cells only; empty: `count` of them."""
+    policies: tuple[str, ...] = ()
+    """Empty: all."""
+    reused: Path | None = None
+    """Results of an earlier run, for the policies that do not run."""
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     seeds: tuple[int, ...] = ()
     """Empty: the experiment's own."""
@@ -44,6 +60,7 @@ class Settings:
     """Runs the parts that need a real platform; None: simulated parts only."""
     models: tuple[str, ...] = ()
     """The models of the experiment's live part; empty: its default."""
+    cells: CellSelection = CellSelection()
     progress: Progress = lambda _done, _total, _text: None
     keep: Keep = lambda _what, _task, _result: None
     """Called as soon as a run has ended."""
@@ -78,3 +95,5 @@ class Experiment:
     """One line."""
     run: Callable[[Settings], Result]
     has_live_part: bool = False
+    has_cells: bool = False
+    """Whether it uses `Settings.cells`."""

@@ -60,8 +60,8 @@ class WinRun:
     policy: str
     sleep_s: float
     """In place of the thesis's 5 s."""
-    warming_s: float
-    """Time of the request that warms a pod; 0 without one."""
+    warming: TimedResponse | None
+    """Response to the request that warms a pod, if the workload has one."""
     concurrent_s: float
     """From sending the two concurrent requests to the later response."""
     answers: tuple[TimedResponse, ...]
@@ -70,7 +70,12 @@ class WinRun:
     @property
     def total_s(self) -> float:
         """End-to-end time, as in the thesis's tables."""
-        return self.warming_s + self.concurrent_s
+        return self.concurrent_s + (self.warming.latency_s if self.warming else 0.0)
+
+    @property
+    def responses(self) -> tuple[TimedResponse, ...]:
+        """All requests, of which the thesis's figures 6.4 to 6.6 show the mean."""
+        return (self.warming, *self.answers) if self.warming else self.answers
 
 
 def mean_s(values: Sequence[float]) -> float:

@@ -183,7 +183,7 @@ def win_run(
         scenario,
         policy,
         sleep_s,
-        warming_s=sum(response.latency_s for response in warming),
+        warming=warming[0] if warming else None,
         concurrent_s=max(first.latency_s, second.latency_s),
         answers=(first, second),
     )

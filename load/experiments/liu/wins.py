@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from load.experiments.harness.experiment import Experiment, Result, Settings, Table
 from load.experiments.harness.parallel_map import group_results, parallel_map
 from load.experiments.harness.rendering import spread
+from load.experiments.liu.equations import PRINTED, Factors
 from load.experiments.liu.mixture import LOADS, OWN_WINNER, MixtureTask, simulate_mixture
 from load.experiments.liu.runs import mean_s, percentile_s
 from load.experiments.liu.scenarios import (
@@ -22,6 +23,7 @@ from load.experiments.liu.scenarios import (
 )
 from load.experiments.liu.simulated import ModelTimings, scenario_timings, win_run
 from load.experiments.liu.sizes import ABSENT, thesis_figures
+from load.experiments.liu.win_figures import draw_stages, stages_table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -59,7 +61,12 @@ def run(settings: Settings) -> Result:
         for scenario in WIN_SCENARIOS
         for policy in POLICIES
     ]
-    tables = [_wins_table(thesis, simulated, live)]
+    runs = {"simulated": simulated, "live": live}
+    tables = [
+        _wins_table(thesis, simulated, live),
+        stages_table(runs),
+        _equations_table(thesis, simulated),
+    ]
     if live:
         tables.append(_fidelity_table(live, seeds[0]))
     tables.append(_mixture_table(settings, seeds))
@@ -71,19 +78,14 @@ def run(settings: Settings) -> Result:
         notes.append(ABSENT)
     if settings.live is None:
         notes.append("live runs were not requested")
-    return Result(tuple(tables), tuple(notes))
+    images = () if settings.out is None else (draw_stages(runs, settings.out),)
+    return Result(tuple(tables), tuple(notes), images)
 
 
 def _wins_table(
     thesis: Mapping[int, float], simulated: Sequence[WinRun], live: Sequence[WinRun]
 ) -> Table:
-    figures = {
-        (section, policy): thesis[first + place]
-        for section, first in _FIRST_FIGURE.items()
-        for place, policy in enumerate(FIXED_POLICIES)
-        if first + place in thesis
-    }
-    sources = [figures, _totals(simulated), _totals(live)]
+    sources = [_thesis_totals(thesis), _totals(simulated), _totals(live)]
     rows = [row for scenario in WIN_SCENARIOS for row in _rows(scenario, sources)]
     return Table(
         "6.4, tables 6.1 to 6.3: end-to-end seconds (with the warming request), and how much "
@@ -94,26 +96,69 @@ def _wins_table(
     )  # fmt: skip
 
 
+def _thesis_totals(thesis: Mapping[int, float]) -> Totals:
+    return {
+        (section, policy): thesis[first + place]
+        for section, first in _FIRST_FIGURE.items()
+        for place, policy in enumerate(FIXED_POLICIES)
+        if first + place in thesis
+    }
+
+
 def _totals(runs: Sequence[WinRun]) -> Totals:
     return {(each.scenario.section, each.policy): each.total_s for each in runs}
 
 
 def _rows(scenario: WinScenario, sources: Sequence[Totals]) -> list[tuple[Cell, ...]]:
-    section, winner = scenario.section, scenario.winner
+    section = scenario.section
     _, simulated, _ = sources
     best = min(FIXED_POLICIES, key=lambda policy: simulated[section, policy])
-
-    def longer(totals: Totals, policy: str) -> float | None:
-        mine, least = totals.get((section, policy)), totals.get((section, winner))
-        return None if mine is None or least is None else mine - least
-
     return [
         (
             section, policy, *(totals.get((section, policy)) for totals in sources),
-            *(longer(totals, policy) for totals in sources), "yes" if policy == best else None,
+            *(_longer(totals, scenario, policy) for totals in sources),
+            "yes" if policy == best else None,
         )
         for policy in POLICIES
     ]  # fmt: skip
+
+
+def _equations_table(thesis: Mapping[int, float], simulated: Sequence[WinRun]) -> Table:
+    """The printed equations for the second of the two requests; the first one is under way."""
+    found = {(each.scenario.section, each.policy): each.concurrent_s for each in simulated}
+    printed = {
+        (scenario.section, policy): equation(_factors(scenario))
+        for scenario in WIN_SCENARIOS
+        for policy, equation in PRINTED.items()
+    }
+    sources = [printed, found, _thesis_totals(thesis)]
+    rows = [
+        (
+            scenario.section, policy, printed[scenario.section, policy],
+            found[scenario.section, policy],
+            *(_longer(totals, scenario, policy) for totals in sources),
+        )
+        for scenario in WIN_SCENARIOS
+        for policy in FIXED_POLICIES
+    ]  # fmt: skip
+    return Table(
+        "6.5: equations 1 to 3 as printed, for the second of the two requests (n = 1), and how "
+        "much longer than the thesis's winner",
+        ("workload", "policy", "printed s", "simulated s", "longer: printed s",
+         "longer: simulated s", "longer: Liu s"),
+        tuple(rows),
+    )  # fmt: skip
+
+
+def _factors(scenario: WinScenario) -> Factors:
+    times = scenario_timings(scenario, THESIS_PACE)
+    return Factors(times.load_s, times.infer_s, times.postprocess_s, times.network_s, ongoing=1)
+
+
+def _longer(totals: Totals, scenario: WinScenario, policy: str) -> float | None:
+    """Seconds more than the thesis's winner of the workload."""
+    mine, least = (totals.get((scenario.section, each)) for each in (policy, scenario.winner))
+    return None if mine is None or least is None else mine - least
 
 
 def _fidelity_table(live: Sequence[WinRun], seed: int) -> Table:

@@ -125,6 +125,10 @@ class SimulatedPod(RequestPod):
 
     # Stages of a request
 
+    @property
+    def is_loading(self) -> bool:
+        return bool(self.loading.running)
+
     def take(self, request: SimulatedRequest) -> None:
         plan = request.plan
         request.preprocess_s = plan.preprocess_s / self.plan.speed

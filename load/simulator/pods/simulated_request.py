@@ -91,6 +91,11 @@ class RequestPod:
     respond: Callable[[SimulatedRequest], None]
     """Send the response from this entry pod to the gateway."""
 
+    @property
+    def is_loading(self) -> bool:
+        """True if a load to the device is planned or running."""
+        raise NotImplementedError
+
     def take(self, request: SimulatedRequest) -> None:
         """As the entry pod: start a request that the gateway has just sent."""
         raise NotImplementedError

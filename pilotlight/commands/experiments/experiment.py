@@ -41,6 +41,31 @@ def experiment(
     quick: Annotated[
         bool, typer.Option("--quick", help="Run a small part of the experiment, within seconds.")
     ] = False,
+    half: Annotated[
+        str | None,
+        typer.Option(
+            help="Cells of regret: choose (for choosing constants), report (for reporting) or "
+            "both (default)."
+        ),
+    ] = None,
+    cells: Annotated[
+        int | None, typer.Option(min=1, help="Number of cells of regret. Default: its own.")
+    ] = None,
+    cell: Annotated[
+        list[int],
+        typer.Option(min=0, help="Number of a cell of regret. Repeat for several."),
+    ] = [],  # noqa: B006 - typer copies it
+    policy: Annotated[
+        list[str],
+        typer.Option(help="Policy that regret runs. Repeat for several. Default: all."),
+    ] = [],  # noqa: B006 - typer copies it
+    reuse: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="cells.parquet of an earlier run of regret, for the policies that do not run.",
+        ),
+    ] = None,
     processes: flags.Processes = None,
     out: Annotated[
         Path, typer.Option(metavar="DIR", help="Folder for tables and plots.")
@@ -51,7 +76,7 @@ def experiment(
 ) -> None:  # fmt: skip
     """Run an experiment of the documentation: its tables beside the published figures."""
     with requires_extra("load"):
-        from load.experiments.harness.experiment import Settings
+        from load.experiments.harness.experiment import CellSelection, Settings
         from pilotlight.commands.experiments.runs import list_experiments, run_experiment
         from pilotlight.live_experiments.live_platform import LocalLivePlatform
 
@@ -65,5 +90,6 @@ def experiment(
         processes=processes or os.cpu_count() or 1,
         live=LocalLivePlatform(StateDir.of(home), output) if live else None,
         models=tuple(model),
+        cells=CellSelection(half or "both", cells, tuple(cell), tuple(policy), reuse),
     )
     run_experiment(name, settings, output, out=out, overwrite=overwrite)

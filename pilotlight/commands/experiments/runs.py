@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from load.errors import LoadError
 from load.experiments.experiments import EXPERIMENTS
+from load.experiments.harness.experiment import CellSelection
 from load.experiments.harness.rendering import as_document, as_markdown, as_text
 from load.experiments.harness.result_log import ResultLog
 from pilotlight.commands.output_files import clear_outputs, require_free
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 _DATA = "PILOTLIGHT_DATA"
 _TABLES_FILE: Final = "result.md"
 _RUNS_FILE: Final = "runs.jsonl"
+_HALVES: Final = ("choose", "report", "both")
 
 
 def list_experiments(output: Output) -> None:
@@ -52,6 +54,13 @@ def run_experiment(
     if experiment is None:
         known = ", ".join(EXPERIMENTS)
         raise InvalidInput([f"NAME must be one of {known}, was {name!r}"])
+    if settings.cells != CellSelection() and not experiment.has_cells:
+        having = ", ".join(name for name, each in EXPERIMENTS.items() if each.has_cells)
+        raise InvalidInput([f"--half, --cells, --cell, --policy and --reuse are for {having}"])
+    if settings.cells.half not in _HALVES:
+        raise InvalidInput(
+            [f"--half must be one of {', '.join(_HALVES)}, was {settings.cells.half!r}"]
+        )
     folder = out.expanduser() / name
     files = [folder / _TABLES_FILE, folder / _RUNS_FILE]
     require_free(files, overwrite=overwrite)

@@ -29,7 +29,7 @@ def _run(policy: str, cold: int, latency_s: float) -> SimpleRun:
 
 def _wins(**seconds: float) -> list[WinRun]:
     return [
-        WinRun(WIN_SCENARIOS[0], policy.replace("_", "-"), 1.5, 0.0, value, ())
+        WinRun(WIN_SCENARIOS[0], policy.replace("_", "-"), 1.5, None, value, ())
         for policy, value in seconds.items()
     ]
 

@@ -111,7 +111,18 @@ def test_a_mixture_is_the_same_for_the_same_seed() -> None:
 
 def test_wins_compares_all_policies_on_the_mixture() -> None:
     result = wins.run(QUICK)
-    assert set(column(result, 1, "policy")) == {*FIXED_POLICIES, "auto", OWN_WINNER}
+    assert set(column(result, -1, "policy")) == {*FIXED_POLICIES, "auto", OWN_WINNER}
     fastest = column(result, 0, "fastest of the fixed, simulated")
     won = [row[1] for row, mark in zip(result.tables[0].rows, fastest, strict=True) if mark]
     assert won == [scenario.winner for scenario in WIN_SCENARIOS]
+
+
+def test_wins_draws_the_stages_and_sums_them(tmp_path: Path) -> None:
+    result = wins.run(Settings(is_quick=True, out=tmp_path))
+    assert [image.read_bytes()[:4] for image in result.images] == [b"\x89PNG"]
+    stages = result.tables[1]
+    assert {row[0] for row in stages.rows} == {"6.4", "6.5", "6.6"}
+    for _figure, _kind, _policy, *stages_s, whole_s in stages.rows:
+        assert sum(float(each or 0) for each in stages_s) == pytest.approx(whole_s, abs=0.01)
+    [queue_s] = [row[3] for row in stages.rows if row[::2][:2] == ("6.4", "colocation-queueing")]
+    assert queue_s == pytest.approx(4.5)  # the thesis: about 5 s

@@ -1,0 +1,135 @@
+"""A placer in which one scheduler starts every inference, by a rule of `inference_rules`.
+
+Every request joins the queue; tenants take no turns. Requests start no loads: whoever plans loads
+does so in `PlacementDriver.before_dispatch`. A machine runs one model at a time, its further slots
+take requests of the same batch.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+from gateway.dispatch.inference_rules import Machine, ModelQueue, QueuedRequest
+from gateway.dispatch.pending_placement import P
+from gateway.dispatch.placer import Placer, rejection_error
+from gateway.routing.decision import Reason, Reject, SendTo
+from registry.domain.model import Task
+from registry.domain.reservation import LoadMode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from gateway.dispatch.inference_rules import InferenceRule
+    from gateway.dispatch.pending_placement import PlacementDriver, Timers
+    from registry.domain.cluster import ClusterState
+
+_deadline = attrgetter("deadline_s")
+
+
+class ScheduledPlacer(Placer[P]):
+    """Starts inferences by a rule. `state` must not change during a call."""
+
+    def __init__(
+        self,
+        state: ClusterState,
+        driver: PlacementDriver[P],
+        timers: Timers,
+        now_s: Callable[[], float],
+        *,
+        rule: InferenceRule,
+        by_deadline: bool,
+        is_loading: Callable[[str], bool],
+    ) -> None:
+        """`is_loading`: True for pods that may not serve now, since they load a model."""
+        super().__init__(state, driver, timers, now_s, by_deadline=by_deadline, may_load=False)
+        self._rule = rule
+        self._is_loading = is_loading
+        self._last = ""
+        """The machine of the last inference."""
+        self._model_at: dict[str, str] = {}
+        """By machine: key of the model that it ran last."""
+
+    def place(self, placement: P) -> None:
+        result = self._route_new(placement)
+        if isinstance(result.decision, Reject):
+            self._reject(placement, rejection_error(result.decision))
+            return
+        placement.policy = result.policy
+        self._enqueue(placement, None)
+
+    def _dispatch_ready(self, *, only_if_free: bool) -> None:
+        """Start what the rule says; without `only_if_free`, first reject what can never start."""
+        self._is_changed = False
+        if not self._queue.size:
+            return
+        self._driver.before_dispatch()
+        if not only_if_free:
+            self._reject_unservable()
+        machines = self._machines()
+        if not machines:
+            return
+        queued = self._first_requests(sum(each.free_slots for each in machines))
+        queues = [self._model_queue(key, found) for key, found in queued.items()]
+        # By model and machine, since starting one inference changes the queues.
+        inferences = self._rule(queues, machines, self._now_s(), self._last)
+        for key, first, count, machine in inferences:
+            self._last = machine
+            self._model_at[machine] = key
+            for placement in queued[key][first : first + count]:
+                self._start(placement, machine)
+
+    def _start(self, placement: P, machine: str) -> None:
+        decision = SendTo(machine, machine, LoadMode.WARM, Reason.WARM)
+        self._queue.take(placement, self._now_s())
+        is_granted = self._driver.reserve(placement, decision)
+        if is_granted is not None:
+            self._on_queued_reply(placement, is_granted=is_granted)
+
+    def _reject_unservable(self) -> None:
+        for placement in self._queue.heads(only_placeable=False):
+            decision = self._route(placement, self._now_s(), 0).decision
+            if isinstance(decision, Reject):
+                self._reject(placement, rejection_error(decision))
+
+    def _machines(self) -> list[Machine]:
+        return [
+            Machine(
+                pod.name,
+                pod.slots - pod.slots_busy,
+                frozenset((self._model_at[pod.name],)) if pod.slots_busy else frozenset(),
+            )
+            for pod in self._state.pods.values()
+            if pod.has_free_slot and not self._is_loading(pod.name)
+        ]
+
+    def _first_requests(self, count: int) -> Mapping[str, Sequence[P]]:
+        """By model: the first requests, and the first that can meet their deadline.
+
+        Rules start `count` requests at most, and queues of thousands would cost more than that.
+        """
+        found: dict[str, Sequence[P]] = {}
+        for keys in self._queue.by_model():
+            placements = self._queue.requests(keys[:count])
+            key = placements[0].spec.key
+            in_time_s = self._now_s() + self._state.measured(key).infer.seconds
+            in_time = max(count, bisect_left(keys, in_time_s, key=_deadline))
+            found[key] = placements + self._queue.requests(keys[in_time : in_time + count])
+        return found
+
+    def _model_queue(self, key: str, placements: Sequence[P]) -> ModelQueue:
+        share_s = self._state.measured(key).share.seconds
+        return ModelQueue(
+            key,
+            tuple(_queued_request(each) for each in placements),
+            frozenset(pod.name for pod in self._state.warm(key)),
+            lambda requests: requests * share_s,
+            is_continuous=placements[0].spec.task is Task.TEXT_GENERATION,
+        )
+
+
+def _queued_request(placement: Any) -> QueuedRequest:
+    arrival = placement.arrival
+    due_s = arrival.due_s if arrival.deadline_s is None else arrival.deadline_s
+    return QueuedRequest(arrival.arrival_s, float("inf") if due_s is None else due_s)

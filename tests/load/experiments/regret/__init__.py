@@ -1,0 +1,1 @@
+"""Tests of load.experiments.regret."""
