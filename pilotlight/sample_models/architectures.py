@@ -40,6 +40,15 @@ T5_NEW_TOKENS = 16
 """About 0.3 s an inference for t5-small on one thread of the development machine."""
 
 
+T5_PREFIXES: Mapping[str, str] = {
+    "summarization": "summarize: ",
+    "translation_en_to_de": "translate English to German: ",
+    "translation_en_to_fr": "translate English to French: ",
+    "translation_en_to_ro": "translate English to Romanian: ",
+}
+"""The tasks of the published T5 models, without their four beams: outputs have one length."""
+
+
 def _t5(d_model: int, d_ff: int, num_layers: int, num_heads: int) -> Architecture:
     shape = {
         "vocab_size": 32_128,

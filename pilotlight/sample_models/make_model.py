@@ -36,7 +36,12 @@ from transformers import (
     ViTImageProcessorPil,
 )
 
-from pilotlight.sample_models.architectures import ARCHITECTURES, Architecture, Family
+from pilotlight.sample_models.architectures import (
+    ARCHITECTURES,
+    T5_PREFIXES,
+    Architecture,
+    Family,
+)
 from pilotlight.sample_models.make_pipeline import write_pipeline
 from pilotlight.sample_models.make_program import write_program
 from pilotlight.sample_models.vocabulary import (
@@ -110,7 +115,12 @@ def _t5_assets(architecture: Architecture, folder: Path) -> PreTrainedModel:
     T5TokenizerFast(vocab=pieces, extra_ids=SENTINEL_COUNT, model_max_length=512).save_pretrained(
         folder
     )
-    config = T5Config(**architecture.shape, decoder_start_token_id=0, tie_word_embeddings=True)
+    config = T5Config(
+        **architecture.shape,
+        decoder_start_token_id=0,
+        tie_word_embeddings=True,
+        task_specific_params={task: {"prefix": prefix} for task, prefix in T5_PREFIXES.items()},
+    )
     config.dtype = "float32"
     never_generated = [0, 2, *range(count - SENTINEL_COUNT, config.vocab_size)]
     GenerationConfig(

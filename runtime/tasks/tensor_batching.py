@@ -29,6 +29,8 @@ class TensorRule:
     padding: int = 0
     upper_bound: int | None = None
     """Values are below it and not negative; None: any finite values."""
+    is_option: bool = False
+    """Whether it may be missing and selects how its row is inferred: other values, other batch."""
 
 
 class Batching(ABC):
@@ -124,6 +126,9 @@ class PaddedBatching(Batching):
         }
         if len(shapes) > 1:
             raise InvalidRequest(f"token tensors must have one shape, were {sorted(shapes)}")
+        if len({len(tensor.data) for tensor in named.values()}) > 1:
+            rows = {name: len(tensor.data) for name, tensor in named.items()}
+            raise InvalidRequest(f"all tensors must have the same rows, had {rows}")
         return tuple(named[name] for name in self.rules if name in named)
 
     def _check(self, name: str, tensor: Tensor) -> None:
@@ -137,8 +142,8 @@ class PaddedBatching(Batching):
             allowed = f"[1 to {MAX_ITEMS} rows, 1 to {self.max_tokens} tokens]"
             is_fitting = len(shape) == 2 and 0 < shape[1] <= self.max_tokens
         else:
-            allowed = f"[1 to {MAX_ITEMS} rows, {', '.join(map(str, rule.trailing_shape))}]"
-            is_fitting = shape[1:] == rule.trailing_shape
+            allowed = f"[{', '.join([f'1 to {MAX_ITEMS} rows', *map(str, rule.trailing_shape)])}]"
+            is_fitting = len(shape) > 0 and shape[1:] == rule.trailing_shape
         if not is_fitting or not 0 < shape[0] <= MAX_ITEMS:
             raise InvalidRequest(f"tensor {name!r} must have shape {allowed}, was {list(shape)}")
         if rule.upper_bound is not None:
@@ -151,7 +156,10 @@ class PaddedBatching(Batching):
             raise InvalidRequest(f"tensor {name!r} must hold finite numbers, held NaN or infinity")
 
     def batch_key(self, inputs: Sequence[Tensor], network: PreTrainedModel) -> Hashable:
-        return tuple(tensor.name for tensor in inputs)
+        return tuple(
+            (each.name, frozenset(each.data.tolist()) if self.rules[each.name].is_option else None)
+            for each in inputs
+        )
 
     def tokens_per_row(self, inputs: Sequence[Tensor]) -> int:
         first = inputs[0]
@@ -190,6 +198,8 @@ class PaddedBatching(Batching):
         """Texts of `tokens` tokens, or blank images."""
         tensors = []
         for name, rule in self.rules.items():
+            if rule.is_option:
+                continue
             dtype = NUMPY_OF[rule.datatype]
             if rule.trailing_shape is not None:
                 data = np.zeros((rows, *rule.trailing_shape), dtype=dtype)
