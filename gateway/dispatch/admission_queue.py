@@ -8,12 +8,14 @@ from __future__ import annotations
 from math import inf
 from typing import TYPE_CHECKING, Final, Generic
 
+from gateway.dispatch.dispatch_order import dispatch_order, is_ready
 from gateway.dispatch.fair_queue import FairQueue, QueueKey, queue_key
 from gateway.dispatch.pending_placement import P
 from gateway.errors import Rejected
 from gateway.routing.decision import Reason
 from gateway.routing.route_request import cannot_be_placed, uses_remote_proxy
 from registry.domain.demand import QueueStats
+from registry.domain.model import Tier
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -148,13 +150,14 @@ class AdmissionQueue(Generic[P]):
 
     # The order of dispatch
 
-    def heads(self, *, only_placeable: bool) -> list[P]:
-        """The first request of every model in fair order.
+    def heads(self, now_s: float, *, only_placeable: bool) -> list[P]:
+        """The first request of every model in the order of `dispatch_order`.
 
         `only_placeable` leaves out requests that certainly wait, where this check costs less than
         routing them.
         """
-        heads = [self._queued[key] for key in self._fair_queue.heads()]
+        ordered = dispatch_order(self._fair_queue.heads(), lambda key: self._is_ready(key, now_s))
+        heads = [self._queued[key] for key in ordered]
         state = self._state
         if not only_placeable or not any(
             uses_remote_proxy(each.arrival, state.models) for each in heads
@@ -176,6 +179,16 @@ class AdmissionQueue(Generic[P]):
 
     def requests(self, keys: Iterable[QueueKey]) -> list[P]:
         return [self._queued[key] for key in keys]
+
+    def _is_ready(self, key: QueueKey, now_s: float) -> bool:
+        placement = self._queued[key]
+        model = placement.spec.key
+        if self._state.warm(model):
+            return True
+        return is_ready(
+            waited_s=now_s - placement.enqueued_s, left_s=key.deadline_s - now_s,
+            load_s=self._state.measured(model).load_from(Tier.REMOTE, None).seconds,
+        )  # fmt: skip
 
     def _loading_tier(self, key: str) -> str:
         for residency in self._state.holders(key).values():

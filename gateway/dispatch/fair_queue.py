@@ -1,7 +1,7 @@
 """Queued requests by tenant and model; tenants take turns.
 
-Pure bookkeeping without clock or tasks, shared with the simulator: the owner takes the heads in
-fair order, tries to place each, and removes those that were placed.
+Pure bookkeeping without clock or tasks, shared with the simulator: the owner tries to place the
+heads in the order of `dispatch_order`, and removes those that were placed.
 """
 
 from __future__ import annotations
@@ -68,18 +68,9 @@ class FairQueue:
                 del self._tenants[key.tenant]
         return True
 
-    def heads(self) -> Iterator[QueueKey]:
-        """The first key of every model: tenants in turn, each tenant's most urgent first.
-
-        One round yields the most urgent head of each tenant, the next round the second, and so on.
-        """
-        ranked = [
-            sorted(queue[0] for queue in queues.values()) for queues in self._tenants.values()
-        ]
-        for turn in range(max(map(len, ranked), default=0)):
-            for heads in ranked:
-                if turn < len(heads):
-                    yield heads[turn]
+    def heads(self) -> list[list[QueueKey]]:
+        """The first key of every model, by tenant in the order of turns."""
+        return [[queue[0] for queue in queues.values()] for queues in self._tenants.values()]
 
     def by_model(self) -> Iterator[list[QueueKey]]:
         """The queue of every model, which must not be changed."""

@@ -123,6 +123,8 @@ class Placer(Generic[P]):
         """Route a new request, which comes after the queued requests of its model."""
         model, now_s = placement.arrival.model, self._now_s()
         result = self._route(placement, now_s, self._queue.depth(model))
+        if placement.direct_tries == 1 and result.spec is not None:
+            self._state.arrivals.record(result.spec.key, now_s)
         self._cold_start_credit.record(model, result.decision, now_s)
         return result
 
@@ -132,7 +134,7 @@ class Placer(Generic[P]):
             request, state.models, state, now_s=now_s, ahead=ahead,
             stalled_s=self._queue.stalled_s(request.model, now_s),
             lost_s=self._cold_start_credit.counted_s(request.model, now_s),
-            may_load=self._may_load,
+            queued=self._queue.size, may_load=self._may_load,
         )  # fmt: skip
         if result.spec is not None:
             placement.spec = result.spec
@@ -196,7 +198,7 @@ class Placer(Generic[P]):
         if self._queue.size:
             self._driver.before_dispatch()
         while not (only_if_free and self._is_full()):
-            for placement in self._queue.heads(only_placeable=only_if_free):
+            for placement in self._queue.heads(self._now_s(), only_placeable=only_if_free):
                 if self._try_dispatch(placement):
                     break
             else:

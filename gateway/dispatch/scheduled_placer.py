@@ -88,7 +88,7 @@ class ScheduledPlacer(Placer[P]):
             self._on_queued_reply(placement, is_granted=is_granted)
 
     def _reject_unservable(self) -> None:
-        for placement in self._queue.heads(only_placeable=False):
+        for placement in self._queue.heads(self._now_s(), only_placeable=False):
             decision = self._route(placement, self._now_s(), 0).decision
             if isinstance(decision, Reject):
                 self._reject(placement, rejection_error(decision))

@@ -11,12 +11,12 @@ In a pool of several kinds of accelerators each option is considered at the best
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from gateway.routing.decision import ColdStartLoss, Decision, Reason, RoutingOption, SendTo, Wait
 from gateway.routing.latency_model import proxy_to, run_at, wait_for
 from gateway.routing.pod_selection import (
-    best_cold,
+    cheapest_load,
     fewest_inferring,
     least_loaded,
     least_loaded_free,
@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from gateway.routing.decision import LatencyEstimate, RequestView
     from registry.domain.cluster import ClusterState
     from registry.domain.pod_state import PodState
+
+
+COPY_FACTOR: Final = 4.0
+"""Times its price that a further copy must save: one that was evicted again is loaded twice."""
 
 
 def auto(request: RequestView, cluster: ClusterState, now_s: float) -> Decision:
@@ -54,19 +58,26 @@ def auto(request: RequestView, cluster: ClusterState, now_s: float) -> Decision:
     if busy := [pod for pod in (*warm, *warming) if not pod.has_free_slot]:
         reason = Reason.QUEUE_WARM_BUSY if warm else Reason.QUEUE_WARMING
         options.append(RoutingOption("queue", wait_for(busy, request, cluster, now_s), reason))
-    if proxy := _proxy(request, cluster, warm, warming, now_s):
+    if proxy := _proxy(request, cluster, warm, now_s):
         options.append(proxy)
     cold = _cold_start(request, cluster, warm, warming, now_s)
     if cold is not None:
         options.append(cold)
     if not options:
-        return Wait(Reason.QUEUE_NO_SLOT if cluster.pods else Reason.NO_PODS)
+        return Wait(_why_nowhere(cluster))
     best = _soonest(options)
     loss = None
     if cold is not None and best is not cold and warm and not warming:
         hold_s = cluster.pods[cold.predict].estimates[request.key].stages.hold_s
         loss = _loss(best.forecast, cold.forecast, hold_s)
     return _decision(best, tuple(options), loss)
+
+
+def _why_nowhere(cluster: ClusterState) -> Reason:
+    if not cluster.pods:
+        return Reason.NO_PODS
+    has_slot = any(pod.has_free_slot for pod in cluster.pods.values())
+    return Reason.QUEUE_MEMORY if has_slot else Reason.QUEUE_NO_SLOT
 
 
 def _options_by_kind(
@@ -95,16 +106,14 @@ def _options_by_kind(
 
 
 def _proxy(
-    request: RequestView,
-    cluster: ClusterState,
-    warm: Sequence[PodState],
-    warming: Sequence[PodState],
-    now_s: float,
+    request: RequestView, cluster: ClusterState, warm: Sequence[PodState], now_s: float
 ) -> RoutingOption | None:
-    """Proxying through an entry pod that has the model's tokenizer, if there is one."""
-    predict = least_busy_below(request.target_ongoing, warm, warming)
-    is_warm = predict in warm
-    if predict is None or (is_warm and predict.has_free_slot):
+    """Proxying through an entry pod that has the model's tokenizer, if there is one.
+
+    Only to warm pods: the entry pod's slot would be held for the whole load.
+    """
+    predict = least_busy_below(request.target_ongoing, warm, ())
+    if predict is None or predict.has_free_slot:
         return None  # running there ends no later than inferring there through another pod
     prepared = [
         pod
@@ -117,15 +126,23 @@ def _proxy(
         entry = least_loaded_free(cluster, request.draw, (predict.name,))
     if entry is None:
         return None
+    forecast = proxy_to(predict, entry, request, cluster, now_s)
     return RoutingOption(
-        "proxy",
-        proxy_to(predict, entry, request, cluster, now_s),
-        Reason.WARM_REMOTE if is_warm else Reason.WARMING_REMOTE,
-        entry.name,
-        predict.name,
-        LoadMode.WARM if is_warm else LoadMode.JOIN,
+        "proxy", forecast, Reason.WARM_REMOTE, entry.name, predict.name, LoadMode.WARM,
         target_ongoing=request.target_ongoing,
-    )
+        delays_s=_slot_cost_s(forecast.seconds, predict, request, cluster),
+    )  # fmt: skip
+
+
+def _slot_cost_s(
+    forecast_s: float, predict: PodState, request: RequestView, cluster: ClusterState
+) -> float:
+    """What queued requests lose while a slot is held for longer than the request itself takes."""
+    if not request.queued:
+        return 0.0
+    held_s = forecast_s - predict.estimates[request.key].stages.hold_s
+    slots = sum([pod.slots for pod in cluster.pods.values()])
+    return max(0.0, held_s) * request.queued / slots
 
 
 def _cold_start(
@@ -135,22 +152,36 @@ def _cold_start(
     warming: Sequence[PodState],
     now_s: float,
 ) -> RoutingOption | None:
-    """A load at a pod that neither holds nor loads the model, if one has a free slot."""
+    """A load at a pod that neither holds nor loads the model, if one has a slot and memory.
+
+    A further copy only where its time is measured. One that needs an eviction must pay
+    `COPY_FACTOR` times its price and gets no credit for what earlier requests lost.
+    """
+    prices = cluster.eviction_prices
+    prices.refresh(now_s)
     pod = _best_cold(request, cluster, {pod.name for pod in (*warm, *warming)}, now_s)
     if pod is None:
         return None
     forecast = run_at(pod, request, cluster, now_s)
+    is_further = bool(warm or warming)
+    if is_further and not forecast.is_measured:
+        return None
+    price_s = prices.price_s(pod, request.key)
+    load_s = forecast.seconds - pod.estimates[request.key].stages.hold_s
     deadline_s = request.deadline_s
     is_late = deadline_s is not None and now_s + forecast.seconds > deadline_s
+    has_credit = not is_late and prices.has_room(pod, request.key)
     return RoutingOption(
         "cold start",
         forecast,
-        Reason.COLD_WARM_BUSY if warm or warming else Reason.COLD,
+        Reason.COLD_WARM_BUSY if is_further else Reason.COLD,
         pod.name,
         pod.name,
         LoadMode.LOAD,
         max_other_copies=len(warm) + len(warming),
-        credit_s=0.0 if is_late else request.lost_s,
+        credit_s=request.lost_s if has_credit else 0.0,
+        delays_s=prices.slot_price_s(pod, load_s),
+        evicts_s=COPY_FACTOR * price_s if is_further else price_s,
     )
 
 
@@ -159,13 +190,18 @@ def _best_cold(
 ) -> PodState | None:
     """The cheapest cold start of each kind of accelerator; of these, the first to respond."""
     if len(cluster.pods.kinds) <= 1:
-        return best_cold(cluster, request.key, request.draw, excluded)
+        return cheapest_load(cluster, request.key, request.draw, excluded)
     found = [
         pod
         for kind in cluster.pods.kinds
-        if (pod := best_cold(cluster, request.key, request.draw, excluded, kind))
+        if (pod := cheapest_load(cluster, request.key, request.draw, excluded, kind))
     ]
-    return min(found, key=lambda pod: run_at(pod, request, cluster, now_s).seconds, default=None)
+    price_s = cluster.eviction_prices.price_s
+    return min(
+        found,
+        key=lambda pod: run_at(pod, request, cluster, now_s).seconds + price_s(pod, request.key),
+        default=None,
+    )
 
 
 def _soonest(options: Sequence[RoutingOption]) -> RoutingOption:

@@ -25,6 +25,8 @@ class Reason(StrEnum):
     QUEUE_NO_SLOT = "queue-no-slot"
     QUEUE_TARGET = "queue-target"
     """Slots are free only at pods whose ongoing inferences have reached the target."""
+    QUEUE_MEMORY = "queue-memory"
+    """Slots are free only at pods where loads in progress take the memory."""
     NO_PODS = "no-pods"
     DEADLINE = "deadline"
     QUEUE_FULL = "queue-full"
@@ -52,6 +54,8 @@ class RequestView:
     deadline_s: float | None = None
     lost_s: float = 0.0
     """Time that earlier requests of the model lost for lack of another copy (`ski_rental`)."""
+    queued: int = 0
+    """Requests queued in this gateway, of all models."""
 
 
 @dataclass(slots=True)

@@ -121,6 +121,43 @@ def best_cold(
     return most_free_memory(free, draw) if free else None
 
 
+def cheapest_load(
+    cluster: ClusterState,
+    key: str,
+    draw: float,
+    excluded: Collection[str] = (),
+    kind: AcceleratorKind | None = None,
+) -> PodState | None:
+    """The pod with the least sum of a load's time, the price of what it evicts and of its slot.
+
+    Ties: nearest tier, least loaded, then by `draw` in the order of names. Only pods with a free
+    slot, and memory that loads in progress leave; not those in `excluded`; of `kind`, unless it is
+    None. Prices are those of the last `EvictionPrices.refresh`.
+    """
+    prices, holders = cluster.eviction_prices, cluster.holders(key)
+    remote_s: dict[tuple[AcceleratorKind, float | None], float] = {}
+    least = (inf, 0)
+    cheapest: list[PodState] = []
+    for name, pod in cluster.pods.items():
+        if not pod.has_free_slot or name in excluded or (kind is not None and pod.kind != kind):
+            continue
+        residency = holders.get(name)
+        tier = Tier.REMOTE if residency is None else residency.tier
+        link = pod.info.link_bytes_per_s
+        load_s = remote_s.get((pod.kind, link)) if tier is Tier.REMOTE else None
+        if load_s is None:
+            load_s = pod.estimates[key].load_from(tier, link).seconds
+            if tier is Tier.REMOTE:
+                remote_s[pod.kind, link] = load_s
+        cost_s = load_s + prices.price_s(pod, key) + prices.slot_price_s(pod, load_s)
+        cost = (cost_s, _DISTANCE[tier])
+        if cost < least:
+            least, cheapest = cost, [pod]
+        elif cost == least and cost[0] < inf:
+            cheapest.append(pod)
+    return least_loaded(cheapest, draw) if cheapest else None
+
+
 def _free_except(cluster: ClusterState, excluded: Collection[str]) -> list[PodState]:
     free = free_pods(cluster)
     return [pod for pod in free if pod.name not in excluded] if excluded else free

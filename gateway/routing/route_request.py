@@ -56,12 +56,13 @@ def route_request(
     ahead: int = 0,
     stalled_s: float = 0.0,
     lost_s: float = 0.0,
+    queued: int = 0,
     may_load: bool = True,
 ) -> RoutingResult:
     """Decide about one request now.
 
-    For `ahead`, `stalled_s` and `lost_s` see `RequestView`. Without `may_load`, a request that
-    would start a load waits for a load started elsewhere.
+    For `ahead`, `stalled_s`, `lost_s` and `queued` see `RequestView`. Without `may_load`, a request
+    that would start a load waits for a load started elsewhere.
     """
     record = models.get(request.model)
     if record is None:
@@ -74,7 +75,7 @@ def route_request(
     view = RequestView(  # by position: names cost a tenth of a decision
         spec.key, request.arrival_s, request.draw, request.sequence,
         spec.policy.target_ongoing_requests, ahead, stalled_s, request.deadline_s,
-        lost_s,
+        lost_s, queued,
     )  # fmt: skip
     decision = ROUTING_POLICIES[policy](view, cluster, now_s)
     if not may_load and isinstance(decision, SendTo) and decision.mode is LoadMode.LOAD:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from registry.cost.arrival_rates import ArrivalRates
 from registry.domain.estimates import Measurements, ModelEstimates
+from registry.domain.eviction_prices import EvictionPrices
 from registry.domain.model import ModelName, ModelRecord, name_of_key
 from registry.domain.pod_index import PodIndex
 from registry.domain.residency_index import ResidencyIndex
@@ -36,6 +38,9 @@ class ClusterState:
         self.pods = PodIndex(self.measurements)
         self.models: dict[ModelName, ModelRecord] = {}
         self.residency = ResidencyIndex(self.pods)
+        self.arrivals = ArrivalRates()
+        """Of the requests that this process received."""
+        self.eviction_prices = EvictionPrices(self.pods, self.residency, self.arrivals)
         self.profiles: dict[ModelName, dict[str, Profile]] = {}
         """Profiles of the generation that was profiled last, by model and product; the product is
         empty for a profile that an older version of Pilotlight wrote."""
@@ -45,13 +50,14 @@ class ClusterState:
         """The pods that the autoscaler wants; None before its first decision."""
 
     def clear(self) -> None:
-        """Remove everything; the versions of models and profiles grow."""
+        """Remove what the registry knows; the versions of models and profiles grow."""
         self.models_version += 1
         self.profiles_version += 1
         self.measurements = Measurements()
         self.pods = PodIndex(self.measurements)
         self.models = {}
         self.residency = ResidencyIndex(self.pods)
+        self.eviction_prices = EvictionPrices(self.pods, self.residency, self.arrivals)
         self.profiles = {}
         self.wanted = None
 

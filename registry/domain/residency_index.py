@@ -7,11 +7,13 @@ use and dropped when the model's residency changes or any pod starts or stops ac
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from registry.domain.model import Tier
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from registry.domain.pod_index import PodIndex
     from registry.domain.pod_state import PodState
 
@@ -48,6 +50,9 @@ class ServingPods:
     """Pods that load the model to their device."""
 
 
+_NOTHING: Final[Mapping[str, Residency]] = {}
+
+
 class ResidencyIndex(dict[str, "dict[str, Residency]"]):
     """Residency by model key, then pod name. Write through `put` and `drop` only."""
 
@@ -58,10 +63,23 @@ class ResidencyIndex(dict[str, "dict[str, Residency]"]):
         self._accepting_count = 0
         """`_accepting_changes.count` when the lists in `_serving` were built."""
         self._serving: dict[str, ServingPods] = {}
+        self._on_device: dict[str, dict[str, Residency]] = {}
+        self.device_bytes: dict[str, int] = {}
+        """By model key: its size on a device, as of its last load."""
+        self.device_changes: set[str] = set()
+        """Pods at which a model came to or left a device that holds it or held it; readers who
+        keep results by pod drop these and clear the set."""
 
     def put(self, key: str, pod: str, residency: Residency) -> None:
         self.setdefault(key, {})[pod] = residency
         self._serving.pop(key, None)
+        if residency.is_warm or residency.is_warming:
+            if residency.is_warm and residency.size_bytes > 0:
+                self.device_bytes[key] = residency.size_bytes
+            self._on_device.setdefault(pod, {})[key] = residency
+            self._note_change(key, pod)
+        else:
+            self._leave_device(key, pod)
 
     def drop(self, key: str, pod: str) -> None:
         holders = self.get(key)
@@ -69,8 +87,31 @@ class ResidencyIndex(dict[str, "dict[str, Residency]"]):
             return
         holders.pop(pod, None)
         self._serving.pop(key, None)
+        self._leave_device(key, pod)
         if not holders:
             del self[key]
+
+    def on_device(self, pod: str) -> Mapping[str, Residency]:
+        """The models that take device memory of a pod, by key: warm, or being loaded."""
+        return self._on_device.get(pod, _NOTHING)
+
+    def copies(self, key: str) -> int:
+        """The number of pods that hold the model on their device or load it."""
+        return sum(key in self.on_device(pod) for pod in self.get(key, ()))
+
+    def _leave_device(self, key: str, pod: str) -> None:
+        held = self._on_device.get(pod)
+        if held is not None and held.pop(key, None) is not None:
+            self._note_change(key, pod)
+            if not held:
+                del self._on_device[pod]
+
+    def _note_change(self, key: str, pod: str) -> None:
+        """What the eviction of a copy costs depends on the others."""
+        self.device_changes.add(pod)
+        for holder in self.get(key, ()):
+            if holder != pod and key in self.on_device(holder):
+                self.device_changes.add(holder)
 
     def serving(self, key: str) -> ServingPods:
         if self._accepting_count != self._accepting_changes.count:

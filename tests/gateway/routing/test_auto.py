@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from gateway.routing.auto import auto
-from gateway.routing.decision import Decision, Reason, SendTo, Wait
+from gateway.routing.decision import Decision, Reason, RoutingOption, SendTo, Wait
+from registry.domain.model import Tier
 from registry.domain.reservation import LoadMode
-from tests.gateway.cluster_states import NOW_S, PodSketch, cluster, request
+from registry.domain.residency_index import Residency
+from tests.gateway.cluster_states import KEY, NOW_S, PodSketch, cluster, request
+
+if TYPE_CHECKING:
+    from registry.domain.cluster import ClusterState
 
 A, B, C = "pod-a", "pod-b", "pod-c"
 JOIN, LOAD = LoadMode.JOIN, LoadMode.LOAD
@@ -19,6 +26,11 @@ SLOW = {**MEASURED, "infer": 5.0}
 
 def decide(*pods: PodSketch, measured: dict[str, float] = MEASURED) -> Decision:
     return auto(request(), cluster(*pods, measured=measured), NOW_S)
+
+
+def decision_options(decision: Decision) -> tuple[RoutingOption, ...]:
+    assert isinstance(decision, SendTo | Wait)
+    return decision.options
 
 
 def test_takes_an_idle_warm_pod_without_forecasting_other_options() -> None:
@@ -115,3 +127,103 @@ def test_no_loss_is_counted_that_a_load_could_not_avoid(pods: list[PodSketch]) -
     decision = decide(*pods)
     assert isinstance(decision, SendTo | Wait)
     assert decision.loss is None
+
+
+# Memory
+
+RATES_PER_S = {"hot": 5.0, "hot-too": 5.0, "cold": 0.05, "cold-too": 0.05, "m": 1.0}
+WARM = Residency(Tier.DEVICE, None, NOW_S, 500)
+LOADING = Residency(Tier.DISK, Tier.DISK, NOW_S, 500)
+
+
+def full(*pods: PodSketch, held: Residency = WARM, **at: str) -> ClusterState:
+    """Pods of two places; those in `at` hold two models with 5, or with 0.05, requests/s each."""
+    state = cluster(*pods, measured=MEASURED)
+    state.residency.device_bytes[KEY] = 500
+    for name, per_s in RATES_PER_S.items():
+        key = f"default/{name}@0"
+        state.pods[A].estimates.add(key, "load:disk", [0.8])
+        for n in reversed(range(int(60 * per_s))):
+            state.arrivals.record(key, NOW_S - n / per_s)
+    for name, pod in at.items():
+        state.residency.put(f"default/{name}@0", pod, held)
+        state.residency.put(f"default/{name}-too@0", pod, held)
+    return state
+
+
+def test_a_cold_start_evicts_where_that_costs_least() -> None:
+    state = full(PodSketch(A), PodSketch(B, slots=9), hot=A, cold=B)
+    decision = auto(request(draw=0.0), state, NOW_S)
+    assert isinstance(decision, SendTo)
+    assert decision.entry == B
+
+
+def test_a_load_goes_to_free_room_rather_than_to_a_nearer_tier_that_is_full() -> None:
+    state = full(PodSketch(A, "disk"), PodSketch(B), hot=A)
+    decision = auto(request(), state, NOW_S)
+    assert isinstance(decision, SendTo)
+    assert decision.entry == B
+
+
+def test_waits_where_loads_in_progress_take_all_memory() -> None:
+    state = full(PodSketch(A, slots=4, busy=1), held=LOADING, hot=A)
+    decision = auto(request(), state, NOW_S)
+    assert isinstance(decision, Wait)
+    assert decision.reason is Reason.QUEUE_MEMORY
+
+
+def test_loads_in_progress_count_as_taken_room() -> None:
+    state = full(
+        PodSketch(A, "warm", busy=1), PodSketch(B), PodSketch(C, used_bytes=0), held=LOADING, hot=B
+    )
+    decision = auto(request(lost_s=9.0), state, NOW_S)
+    assert isinstance(decision, SendTo)
+    assert decision.entry == C
+
+
+def test_no_further_copy_if_what_it_evicts_is_worth_more() -> None:
+    state = full(PodSketch(A, "warm", busy=1), PodSketch(B, slots=9), hot=B)
+    decision = auto(request(lost_s=9.0), state, NOW_S)
+    assert not (isinstance(decision, SendTo) and decision.mode is LOAD)
+    [cold] = [option for option in decision_options(decision) if option.mode is LOAD]
+    assert cold.evicts_s > 1.0
+    assert cold.credit_s == 0.0
+
+
+def test_a_further_copy_evicts_what_hardly_anybody_wants() -> None:
+    slow = {**MEASURED, "infer": 5.0}
+    state = full(PodSketch(A, "warm", busy=1), PodSketch(B, slots=9), cold=B)
+    state.pods[A].estimates.add(KEY, "infer", [slow["infer"]] * 9)
+    decision = auto(request(), state, NOW_S)
+    assert isinstance(decision, SendTo)
+    assert (decision.entry, decision.mode) == (B, LOAD)
+
+
+def test_no_further_copy_on_times_that_were_never_measured() -> None:
+    decision = decide(PodSketch(A, "warm", busy=1), PodSketch(B), measured={"infer": 50.0})
+    assert not (isinstance(decision, SendTo) and decision.mode is LOAD)
+
+
+def test_no_proxying_to_a_pod_that_still_loads_the_model() -> None:
+    decision = decide(PodSketch(A, "loading:remote", busy=1), PodSketch(B))
+    assert [option.name for option in decision_options(decision)] == ["queue", "cold start"]
+
+
+def test_proxying_pays_for_the_slot_that_queued_requests_wait_for() -> None:
+    times = {**MEASURED, "network": 0.2}
+    state = cluster(PodSketch(A, "warm", busy=1), PodSketch(B), measured=times)
+    for queued, delays_s in ((0, 0.0), (8, 0.2 * 8 / 2)):
+        decision = auto(request(queued=queued), state, NOW_S)
+        [proxy] = [each for each in decision_options(decision) if each.name == "proxy"]
+        assert proxy.delays_s >= delays_s
+        assert bool(proxy.delays_s) is bool(queued)
+
+
+def test_a_load_pays_for_the_requests_that_its_slot_delays() -> None:
+    slow = full(PodSketch(A, "warm", busy=1), PodSketch(B, slots=1), cold=B)
+    wide = full(PodSketch(A, "warm", busy=1), PodSketch(B, slots=9), cold=B)
+    slow_s, wide_s = (
+        next(each for each in decision_options(auto(request(), state, NOW_S)) if each.mode is LOAD)
+        for state in (slow, wide)
+    )
+    assert slow_s.delays_s > wide_s.delays_s

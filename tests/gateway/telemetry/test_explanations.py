@@ -12,6 +12,7 @@ from tests.gateway.cluster_states import NOW_S, PodSketch, cluster, declare
 
 NAME = ModelName("default", "m")
 KEY = ModelSpec(NAME, "file:///m").key
+MEASURED = {"load:remote": 1.0, "infer": 0.1, "preprocess": 0.0, "postprocess": 0.0}
 
 
 def incoming(request_id: str, **fields: Any) -> IncomingRequest:
@@ -19,7 +20,7 @@ def incoming(request_id: str, **fields: Any) -> IncomingRequest:
 
 
 def record(explanations: Explanations, request: IncomingRequest, *pods: PodSketch) -> None:
-    state = cluster(*pods, key=KEY, measured={"infer": 0.1})
+    state = cluster(*pods, key=KEY, measured=MEASURED)
     declare(state)
     explanations.record(request, route_request(request, state.models, state, now_s=NOW_S), state)
 

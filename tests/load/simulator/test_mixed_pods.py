@@ -62,4 +62,4 @@ def test_policies_that_ignore_load_ignore_speed(
     policy: RoutingPolicy,
 ) -> None:
     as_slow, fast = fast_shares(policy)
-    assert fast == pytest.approx(as_slow, abs=0.02)
+    assert fast == pytest.approx(as_slow, abs=0.03)

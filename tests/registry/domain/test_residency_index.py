@@ -65,6 +65,13 @@ def test_serving_pods_match_a_full_search_after_every_change(
             assert state.warming(each) == [
                 pod for residency, pod in accepting if residency.is_warming
             ]
+        for at in PODS:
+            assert state.residency.on_device(at) == {
+                each: holders[at]
+                for each in KEYS
+                if at in (holders := state.holders(each))
+                and (holders[at].is_warm or holders[at].is_warming)
+            }
 
 
 def test_a_model_without_holders_is_removed() -> None:

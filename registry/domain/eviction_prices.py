@@ -1,0 +1,168 @@
+"""Room on the pods' devices, and the price of an eviction there, cached by pod.
+
+Room counts loads in progress, which heartbeats do not. A price is the expected waiting time, in
+seconds, of the evicted models' later requests (`registry.cost.eviction`). Rates of arrival and the
+characteristic time are computed once a second, not with a decision; a pod's victims when they are
+asked for after a change at the pod, or of another copy of one of its models.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+from typing import TYPE_CHECKING, Final
+
+from registry.cost.arrival_rates import ArrivalRates, blended_rates
+from registry.cost.eviction import characteristic_time_s, eviction_loss_s
+from registry.domain.model import Tier
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from registry.domain.estimates import ModelEstimates
+    from registry.domain.pod_index import PodIndex
+    from registry.domain.pod_state import PodState
+    from registry.domain.residency_index import ResidencyIndex
+
+REFRESH_S: Final = 1.0
+_NO_RATES: Final[Mapping[str, float]] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class _Victim:
+    """A warm model that an eviction may choose."""
+
+    loss_s: float
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Device:
+    """The device of one pod."""
+
+    memory_bytes: int
+    free_bytes: int
+    evictable_bytes: int
+    is_loading: bool
+    victims: list[_Victim]
+    """By loss per byte."""
+    arrivals_per_s: float
+    """Of requests for the pod's warm models, as shared by their copies."""
+    busy_slots: float
+    """Slots that those requests hold on average."""
+
+
+class EvictionPrices:
+    """Prices for one cluster state; the owner sets `expected_rates`, callers pass the time."""
+
+    def __init__(self, pods: PodIndex, residency: ResidencyIndex, arrivals: ArrivalRates) -> None:
+        self._pods = pods
+        self._residency = residency
+        self._arrivals = arrivals
+        self.expected_rates: Mapping[str, float] = _NO_RATES
+        """Published arrivals per second by model key, of the whole pool."""
+        self.characteristic_s = inf
+        self._rates: dict[str, float] = {}
+        self._devices: dict[str, _Device] = {}
+        self._mean_bytes = 0
+        self._refreshed_s: float | None = None
+
+    def rate_per_s(self, key: str) -> float:
+        """The model's arrivals, as of the last refresh."""
+        return self._rates.get(key, 0.0)
+
+    def refresh(self, now_s: float) -> None:
+        """Take the latest rates, at most once per `REFRESH_S` unless the clock was set back."""
+        if self._refreshed_s is not None and 0 <= now_s - self._refreshed_s < REFRESH_S:
+            return
+        self._refreshed_s = now_s
+        self._rates = blended_rates(self._arrivals.rates_per_s(now_s), self.expected_rates)
+        sizes = self._residency.device_bytes
+        self._mean_bytes = sum(sizes.values()) // len(sizes) if sizes else 0
+        self.characteristic_s = characteristic_time_s(
+            list(self._rates.values()),
+            [sizes.get(key, self._mean_bytes) for key in self._rates],
+            sum([pod.memory_bytes for pod in self._pods.values() if pod.is_accepting]),
+        )
+        self._devices.clear()
+
+    def size_bytes(self, key: str) -> int:
+        """The model's memory on a device: as last loaded, else the mean of the others, else 0."""
+        return self._residency.device_bytes.get(key, self._mean_bytes)
+
+    def price_s(self, pod: PodState, key: str) -> float:
+        """What a load of this model evicts at the pod; 0 where there is room.
+
+        Infinite while models that are being loaded take the memory that it needs.
+        """
+        device = self._device(pod)
+        short = min(self.size_bytes(key), device.memory_bytes) - device.free_bytes
+        if short <= 0:
+            return 0.0
+        if short > device.evictable_bytes and device.is_loading:
+            return inf
+        price_s = 0.0
+        for victim in device.victims:
+            price_s += victim.loss_s
+            short -= victim.size_bytes
+            if short <= 0:
+                break
+        return price_s
+
+    def slot_price_s(self, pod: PodState, load_s: float) -> float:
+        """What requests for the pod's models lose while a load holds one of its slots.
+
+        Each that finds all others held waits for half of the load on average.
+        """
+        device, others = self._device(pod), pod.slots - 1
+        share = min(1.0, device.busy_slots / others) ** others if others else 1.0
+        return share * device.arrivals_per_s * load_s * load_s / 2.0
+
+    def has_room(self, pod: PodState, key: str) -> bool:
+        """Whether a load of this model evicts none."""
+        device = self._device(pod)
+        return min(self.size_bytes(key), device.memory_bytes) <= device.free_bytes
+
+    def _device(self, pod: PodState) -> _Device:
+        changed = self._residency.device_changes
+        if changed:
+            for name in changed:
+                self._devices.pop(name, None)
+            changed.clear()
+        found = self._devices.get(pod.name)
+        if found is None:
+            found = self._devices[pod.name] = self._price_device(pod)
+        return found
+
+    def _price_device(self, pod: PodState) -> _Device:
+        free_bytes, victims, is_loading = pod.memory_bytes, [], False
+        arrivals_per_s = busy_slots = 0.0
+        for key, residency in self._residency.on_device(pod.name).items():
+            size_bytes = self.size_bytes(key)
+            free_bytes -= size_bytes
+            if residency.is_warm:
+                measured, rate = pod.estimates[key], self.rate_per_s(key)
+                copies = self._residency.copies(key)
+                loss_s = eviction_loss_s(
+                    _reload_s(measured, pod.info.link_bytes_per_s),
+                    rate, self.characteristic_s, copies,
+                )  # fmt: skip
+                arrivals_per_s += rate / copies
+                busy_slots += rate / copies * measured.stages.hold_s
+                victims.append(_Victim(loss_s, size_bytes))
+            else:
+                is_loading = True
+        victims.sort(key=lambda each: each.loss_s / max(1, each.size_bytes))
+        evictable_bytes = sum([each.size_bytes for each in victims])
+        return _Device(
+            pod.memory_bytes, free_bytes, evictable_bytes, is_loading, victims,
+            arrivals_per_s, busy_slots,
+        )  # fmt: skip
+
+
+def _reload_s(measured: ModelEstimates, link_bytes_per_s: float | None) -> float:
+    """Time to load a model again: from the nearest tier below a device that it was loaded from."""
+    for tier in (Tier.HOST, Tier.DISK):
+        if (known := measured.get(f"load:{tier}")) is not None:
+            return known.seconds
+    return measured.load_from(Tier.REMOTE, link_bytes_per_s).seconds
