@@ -43,6 +43,11 @@ class CellSelection:
     reused: Path | None = None
     """Results of an earlier run, for the policies that do not run."""
 
+    @property
+    def is_part(self) -> bool:
+        """Whether only some cells or policies run, as while constants are chosen."""
+        return self != CellSelection()
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:

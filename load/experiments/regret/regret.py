@@ -6,6 +6,7 @@ Simulated with the production policies.
 from __future__ import annotations
 
 from itertools import islice
+from statistics import fmean, median
 from typing import TYPE_CHECKING, Final
 
 from load.experiments.harness.experiment import (
@@ -19,28 +20,37 @@ from load.experiments.harness.parallel_map import parallel_map
 from load.experiments.harness.rendering import listed
 from load.experiments.regret import cell_file
 from load.experiments.regret.cells import Half, RegretCell, cells, drawn_cell
+from load.experiments.regret.load_counts import SEEDS, load_table
+from load.experiments.regret.plots import draw
 from load.experiments.regret.ratios import against, best_single, by_cell, marks, regrets, spread
 from load.experiments.regret.runs import (
     AUTO,
     FIXED,
     POLICIES,
     WITH_AUTOSCALER,
+    WRONG_FORECASTS,
     RegretTask,
     simulate,
 )
+from load.experiments.regret.small_cases import optimum_table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from load.experiments.harness.experiment import Cell
-    from load.experiments.regret.ratios import ByPolicy
+    from load.experiments.regret.ratios import ByPolicy, Regret
     from load.experiments.regret.runs import RegretResult
 
 _SEEDS: Final = (1, 2, 3, 4, 5)
 _CELLS: Final = 400
 _QUICK_CELLS: Final = 24
-_AUTOSCALED_EVERY: Final = 3
-"""Policies with an autoscaler take most of the time: by default they run in every third cell."""
+_EVERY: Final[Mapping[str, int]] = {
+    **dict.fromkeys(WITH_AUTOSCALER, 3),
+    **dict.fromkeys(WRONG_FORECASTS, 12),
+}
+"""Policies with an autoscaler take most of the time: by default they run in every third or twelfth
+cell."""
 _WORST: Final = 12
 
 
@@ -52,12 +62,17 @@ def run(settings: Settings) -> Result:
     found = by_cell(results)
     tables: list[Table] = []
     if found:
-        tables.append(_policies_table(found, chosen))
+        tables += [_means_table(found), _tails_table(found, chosen)]
         if any(AUTO in runs for runs in found.values()):
             tables += [_marks_table(found, chosen), _worst_table(found, chosen)]
+    if not settings.cells.is_part:
+        load_seeds = SEEDS[:2] if settings.is_quick else SEEDS
+        tables += [optimum_table(settings), load_table(load_seeds)]
+    images: tuple[Path, ...] = ()
     if settings.out is not None:
         cell_file.write(settings.out, chosen, results, seeds)
-    return Result(tuple(tables), tuple(_notes(settings, chosen, results, seeds)))
+        images = draw(found, chosen, settings.out) if found else ()
+    return Result(tuple(tables), tuple(_notes(settings, chosen, results, seeds)), images)
 
 
 def _chosen_cells(settings: Settings) -> dict[int, RegretCell]:
@@ -87,43 +102,56 @@ def _results(
         RegretTask(name, cell, seeds)
         for place, cell in enumerate(chosen.values())
         for name in names
-        if given or name not in WITH_AUTOSCALER or place % _AUTOSCALED_EVERY == 0
+        if given or place % _EVERY.get(name, 1) == 0
     ]
     return [*earlier, *parallel_map(simulate, tasks, settings, what="cells x policies")]
 
 
-def _policies_table(found: Mapping[int, ByPolicy], chosen: Mapping[int, RegretCell]) -> Table:
+def _means_table(found: Mapping[int, ByPolicy]) -> Table:
     best = best_single(found)
     rows: list[tuple[Cell, ...]] = []
-    for name in POLICIES:
-        mine = regrets(found, name)
-        if not mine:
-            continue
+    for name, mine in _by_policy(found):
         mean = spread([each.mean for each in mine], (1.03, 1.08))
-        tails = [each.p99 for each in mine if chosen[each.cell].deadline_s is None]
-        missed = [each.missed_points for each in mine if chosen[each.cell].deadline_s is not None]
-        tail = spread(tails, (1.10,)) if tails else None
-        points = spread([100 + each for each in missed], (101.0,)) if missed else None
-        requests = sum(runs[name].requests for runs in found.values() if name in runs)
-        loads = sum(runs[name].loads for runs in found.values() if name in runs)
+        runs = [found[each.cell][name] for each in mine]
+        loads = sum(each.loads for each in runs) / sum(each.requests for each in runs)
         rows.append((
             name, len(mine), _percent(mean.geometric_mean), _percent(mean.median),
             _percent(mean.worst), *(100 * share for share in mean.over),
-            None if name == best else f"{100 * against(found, name, best):+.1f}",
-            *((_percent(tail.median), _percent(tail.worst), 100 * tail.over[0])
-              if tail else (None,) * 3),
-            *((points.median - 100, points.worst - 100, 100 * points.over[0])
-              if points else (None,) * 3),
-            100 * loads / max(1, requests),
+            None if name == best else _percent(1 + against(found, name, best)), 100 * loads,
         ))  # fmt: skip
     return Table(
-        f"Against the best fixed policy of each cell, in %; best single policy: {best}",
-        ("policy", "cells", "mean: geometric mean", "median", "worst", "cells over 3 %",
-         "cells over 8 %", f"mean against {best}", "p99: median", "worst p99",
-         "cells p99 over 10 %", "missed points: median", "worst points", "cells over 1 point",
-         "loads per 100 requests"),
+        f"Mean latency over that of the best fixed policy of each cell, less 1, in %; best single "
+        f"policy: {best}",
+        ("policy", "cells", "geometric mean", "median", "worst", "cells over 3 %",
+         "cells over 8 %", f"against {best}", "loads per 100 requests"),
         tuple(rows),
     )  # fmt: skip
+
+
+def _tails_table(found: Mapping[int, ByPolicy], chosen: Mapping[int, RegretCell]) -> Table:
+    rows: list[tuple[Cell, ...]] = []
+    for name, mine in _by_policy(found):
+        tails = [each.p99 for each in mine if chosen[each.cell].deadline_s is None]
+        missed = [each.missed_points for each in mine if chosen[each.cell].deadline_s is not None]
+        row: list[Cell] = [name]
+        if tails:
+            tail = spread(tails, (1.10,))
+            row += [_percent(tail.median), _percent(tail.worst), 100 * tail.over[0]]
+        if missed:
+            row += [median(missed), max(missed), 100 * fmean(each > 1 for each in missed)]
+        rows.append((*row, *(None,) * (7 - len(row))))
+    return Table(
+        "p99 in cells without deadlines, in %, and points of deadlines missed in the others, "
+        "against the fixed policy that is best in it",
+        ("policy", "p99: median", "worst", "cells over 10 %", "missed: median", "worst points",
+         "cells over 1 point"),
+        tuple(rows),
+    )  # fmt: skip
+
+
+def _by_policy(found: Mapping[int, ByPolicy]) -> list[tuple[str, list[Regret]]]:
+    """The policies that ran."""
+    return [(name, mine) for name in POLICIES if (mine := regrets(found, name))]
 
 
 def _marks_table(found: Mapping[int, ByPolicy], chosen: Mapping[int, RegretCell]) -> Table:

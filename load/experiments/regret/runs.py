@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import pyarrow as pa
 
+from autoscaler.loading.predictive import predictive
+from load.experiments.regret.wrong_forecasts import ScaledForecaster
 from load.experiments.schedulers.scheduler_configs import CLOCKWORK, scheduler_config
-from load.simulator.autoscaling import LoadingOptions, PlannedAutoscaler
+from load.simulator.autoscaling import TICK_S, PlannedAutoscaler
 from load.simulator.cluster.plan import ClusterPlan, ModelPlan, NodePlan, PodPlan
 from load.simulator.simulation import Simulation
 from load.trace_spec.trace_spec import open_trace
@@ -18,6 +20,8 @@ from registry.domain.model import ModelName, ModelPolicy, ModelSpec, RoutingPoli
 from registry.domain.profile import ProfilePoint
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from load.experiments.regret.cells import RegretCell
     from load.report.run import Bools, Floats
 
@@ -25,7 +29,12 @@ FIXED: Final = ("random", "least-loaded", "colocation", "colocation-queueing", "
 AUTO: Final = "auto"
 PREDICTIVE: Final = "auto + predictive"
 WITH_AUTOSCALER: Final = (PREDICTIVE, CLOCKWORK)
-POLICIES: Final = (*FIXED, AUTO, *WITH_AUTOSCALER)
+WRONG_FORECASTS: Final[Mapping[str, float]] = {
+    f"{PREDICTIVE}, forecasts x 10": 10.0,
+    f"{PREDICTIVE}, forecasts x 0.1": 0.1,
+}
+"""The factor on all forecasts."""
+POLICIES: Final = (*FIXED, AUTO, *WITH_AUTOSCALER, *WRONG_FORECASTS)
 _BYTES: Final = 10**8
 """Size of a model of average size."""
 _FIXED_SHARE: Final = 0.1
@@ -98,9 +107,14 @@ def simulation_of(cell: RegretCell, policy: str, seed: int) -> Simulation:
         )  # fmt: skip
         run.set_measured_times(_profiled_s(plan))  # Clockwork places by profiled times alone
         return run
-    scaler = LoadingOptions("predictive").new_autoscaler(plan) if policy == PREDICTIVE else None
-    routing = RoutingPolicy(AUTO if policy == PREDICTIVE else policy)
-    return Simulation(plan, trace, routing, seed, autoscaler=scaler)
+    if policy in FIXED or policy == AUTO:
+        return Simulation(plan, trace, RoutingPolicy(policy), seed)
+    factor = WRONG_FORECASTS.get(policy)
+    scaler = PlannedAutoscaler(
+        predictive(), plan, every_s=TICK_S,
+        forecaster=None if factor is None else ScaledForecaster(factor),
+    )  # fmt: skip
+    return Simulation(plan, trace, RoutingPolicy.AUTO, seed, autoscaler=scaler)
 
 
 def cluster(cell: RegretCell) -> ClusterPlan:

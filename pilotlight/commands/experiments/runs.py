@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from load.errors import LoadError
 from load.experiments.experiments import EXPERIMENTS
-from load.experiments.harness.experiment import CellSelection
 from load.experiments.harness.rendering import as_document, as_markdown, as_text
 from load.experiments.harness.result_log import ResultLog
 from pilotlight.commands.output_files import clear_outputs, require_free
@@ -54,7 +53,7 @@ def run_experiment(
     if experiment is None:
         known = ", ".join(EXPERIMENTS)
         raise InvalidInput([f"NAME must be one of {known}, was {name!r}"])
-    if settings.cells != CellSelection() and not experiment.has_cells:
+    if settings.cells.is_part and not experiment.has_cells:
         having = ", ".join(name for name, each in EXPERIMENTS.items() if each.has_cells)
         raise InvalidInput([f"--half, --cells, --cell, --policy and --reuse are for {having}"])
     if settings.cells.half not in _HALVES:

@@ -4,12 +4,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 
+from autoscaler.forecasting.history import Forecast, ForecastHorizon
+from autoscaler.planning.pool_view import Demand
 from load.experiments.harness.experiment import CellSelection, ExperimentError, Settings
+from load.experiments.regret.cells import drawn_cell
 from load.experiments.regret.ratios import against, best_single, by_cell, marks, regrets, spread
 from load.experiments.regret.regret import run
-from load.experiments.regret.runs import AUTO, FIXED, RegretResult
+from load.experiments.regret.runs import (
+    AUTO,
+    FIXED,
+    PREDICTIVE,
+    WRONG_FORECASTS,
+    RegretResult,
+    RegretTask,
+    simulate,
+)
+from load.experiments.regret.wrong_forecasts import scaled
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -85,3 +98,27 @@ def test_policies_that_do_not_run_again_are_reused(tmp_path: Path) -> None:
 def test_an_unknown_policy_is_refused() -> None:
     with pytest.raises(ExperimentError, match=r"must be one of random, .*, was 'fifo'"):
         run(Settings(cells=CellSelection(policies=("fifo",))))
+
+
+@pytest.mark.parametrize("factor", [10.0, 0.1])
+def test_wrong_forecasts_expect_another_number_of_arrivals(factor: float) -> None:
+    demand = Demand(
+        None,
+        ForecastHorizon(),
+        Forecast(mean=np.full((1, 4), 2.0), quantiles=np.full((1, 4, 2), 3.0),
+                 p_arrival=np.full((1, 4), 0.5)),
+        np.array([0.2]),
+    )  # fmt: skip
+    found = scaled(demand, factor)
+    assert found.forecast.mean == pytest.approx(2.0 * factor)
+    assert found.forecast.p_arrival == pytest.approx(1 - 0.5**factor)
+    assert found.p_minute == pytest.approx(1 - 0.8**factor)
+
+
+def test_forecasts_wrong_by_ten_times_change_loads() -> None:
+    cell = drawn_cell(4)
+    loads = {
+        name: simulate(RegretTask(name, cell, (1,))).loads
+        for name in (PREDICTIVE, *WRONG_FORECASTS)
+    }
+    assert len(set(loads.values())) == 3
