@@ -115,6 +115,9 @@ class RuntimeSettings:
         False, parse_bool, "honour x-pilotlight-simulate; for experiments only"
     )
     max_body_bytes: int = option(64 * MIB, parse_int(1), "longest request body")
+    max_openai_bytes: int = option(
+        4 * MIB, parse_int(1), "longest body of OpenAI's protocol; raise it for longer contexts"
+    )
     lease_ttl: float = option(3.0, parse_seconds, "life of the lease; 3 heartbeats or more")
     heartbeat: float = option(1.0, parse_seconds, "time between heartbeats")
     drain_timeout: float = option(

@@ -11,10 +11,12 @@ from runtime.openai.requests import Body, parse_openai_body
 from runtime.openai.responses import openai_error
 from runtime.protocols.client import receive_body, while_connected
 from runtime.protocols.response import HttpResponse, common_headers, headers_of, respond, stage_of
+from runtime.threads import SMALL_BODY_BYTES, in_thread
 from runtime.wire.request_head import RequestHead, parse_request_head
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping
+    from concurrent.futures import Executor
 
     from starlette.types import Receive, Scope, Send
 
@@ -40,6 +42,7 @@ class Endpoint(Generic[Body]):
     """
 
     settings: RuntimeSettings
+    threads: Executor
     body_class: type[Body]
     serve: Callable[[Call[Body]], Coroutine[object, object, None]]
 
@@ -56,8 +59,12 @@ class Endpoint(Generic[Body]):
         receive: Receive,
         response: HttpResponse,
     ) -> None:
-        content = await receive_body(headers, receive, self.settings.max_body_bytes)
-        body = parse_openai_body(self.body_class, content)
+        max_bytes = min(self.settings.max_body_bytes, self.settings.max_openai_bytes)
+        content = await receive_body(headers, receive, max_bytes)
+        if len(content) <= SMALL_BODY_BYTES:
+            body = parse_openai_body(self.body_class, content)
+        else:
+            body = await in_thread(self.threads, parse_openai_body, self.body_class, content)
         head = _parse_head(path_model, body.model, headers)
         await while_connected(receive, self.serve(Call(head, body, content, response)))
 

@@ -1,7 +1,8 @@
 """OpenAI's request bodies: the supported fields with their ranges, and the unsupported ones.
 
 Unsupported fields that would change the response are refused; all others are ignored, as OpenAI's
-own servers do. Checked with pydantic; every mistake becomes an `InvalidField`.
+own servers do. Lengths are checked first; then pydantic stops at a list's first mistake, since a
+body of 2 MB can hold 700,000 of them. A mistake becomes an `InvalidField`.
 """
 
 from __future__ import annotations
@@ -19,10 +20,14 @@ MAX_CHOICES = 16
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 256
 MAX_MESSAGES = 4096
+MAX_PARTS = 16_384
+"""Parts of all messages together."""
 MAX_INPUTS = 1024
+MAX_PROMPT_TOKENS = 1 << 20
 MAX_REPORTED_ERRORS = 3
 
-TokenIds = Annotated[list[int], Field(min_length=1)]
+TokenIds = Annotated[list[int], Field(min_length=1, fail_fast=True)]
+Texts = Annotated[list[str], Field(min_length=1, fail_fast=True)]
 Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Unsupported = Mapping[str, tuple[Any, ...]]
@@ -47,6 +52,8 @@ class ModelBody(BaseModel):
     """The field that all bodies have. In optional fields null means the default."""
 
     unsupported: ClassVar[Unsupported] = {}
+    max_items: ClassVar[Mapping[str, int]] = {}
+    """Longest lists of the fields."""
     model_config = ConfigDict(strict=True)
     model: Annotated[str, Field(min_length=1)]
 
@@ -59,7 +66,7 @@ class GenerationBody(ModelBody):
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
-    stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS)] | None = None
+    stop: Stop | Annotated[list[Stop], Field(fail_fast=True)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     stream: bool | None = None
@@ -84,7 +91,8 @@ class CompletionBody(GenerationBody):
     unsupported: ClassVar[Unsupported] = {
         "echo": (False,), "suffix": ("",), "best_of": (1,), "logprobs": (), "logit_bias": ({},),
     }  # fmt: skip
-    prompt: str | TokenIds | Annotated[list[str], Field(min_length=1, max_length=1)]
+    max_items: ClassVar[Mapping[str, int]] = {"prompt": MAX_PROMPT_TOKENS, "stop": MAX_STOPS}
+    prompt: str | TokenIds | Annotated[list[str], Field(min_length=1, max_length=1, fail_fast=True)]
 
 
 class TextPart(BaseModel):
@@ -98,7 +106,7 @@ class TextPart(BaseModel):
 class Message(BaseModel):
     model_config = ConfigDict(strict=True)
     role: Annotated[str, Field(pattern="^(system|developer|user|assistant|tool)$")]
-    content: str | list[TextPart]
+    content: str | Annotated[list[TextPart], Field(fail_fast=True)]
     name: str | None = None
 
     def for_template(self) -> dict[str, str]:
@@ -117,7 +125,8 @@ class ChatBody(GenerationBody):
         "response_format": ({"type": "text"},), "logprobs": (False,), "top_logprobs": (0,),
         "logit_bias": ({},), "modalities": (["text"],), "audio": (), "web_search_options": (),
     }  # fmt: skip
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+    max_items: ClassVar[Mapping[str, int]] = {"messages": MAX_MESSAGES, "stop": MAX_STOPS}
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
 
     @property
@@ -130,7 +139,8 @@ class EmbeddingBody(ModelBody):
     """`/openai/v1/embeddings`."""
 
     unsupported: ClassVar[Unsupported] = {"dimensions": ()}
-    input: str | Annotated[list[str], Field(min_length=1, max_length=MAX_INPUTS)]
+    max_items: ClassVar[Mapping[str, int]] = {"input": MAX_INPUTS}
+    input: str | Texts
     encoding_format: Annotated[str, Field(pattern="^(float|base64)$")] | None = None
 
     @property
@@ -144,6 +154,7 @@ Body = TypeVar("Body", bound=ModelBody)
 def parse_openai_body(kind: type[Body], content: bytes) -> Body:
     """A checked body; raises InvalidField naming up to three mistakes."""
     document = parse_object(content)
+    _check_lengths(kind, document)
     for field, neutral in kind.unsupported.items():
         value = document.get(field)
         if value is not None and value not in neutral:
@@ -152,6 +163,25 @@ def parse_openai_body(kind: type[Body], content: bytes) -> Body:
         return kind.model_validate(document)
     except ValidationError as error:
         raise _invalid_field(error) from error
+
+
+def _check_lengths(kind: type[ModelBody], document: Mapping[str, Any]) -> None:
+    for field, allowed in kind.max_items.items():
+        value = document.get(field)
+        if isinstance(value, list) and len(value) > allowed:
+            raise InvalidField(f"{field} may have {allowed} items, has {len(value)}", param=field)
+    messages = document.get("messages")
+    if kind is ChatBody and isinstance(messages, list):
+        parts = sum(map(_count_parts, messages))
+        if parts > MAX_PARTS:
+            raise InvalidField(
+                f"all messages together may have {MAX_PARTS} parts, have {parts}", param="messages"
+            )
+
+
+def _count_parts(message: Any) -> int:
+    content = message.get("content") if isinstance(message, dict) else None
+    return len(content) if isinstance(content, list) else 0
 
 
 def _unsupported(field: str, value: Any, neutral: tuple[Any, ...]) -> str:

@@ -47,7 +47,8 @@ class _ImageEndpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         from runtime.openai.image_route import ImageBody, ImageRoute
 
-        endpoint = Endpoint(self.settings, ImageBody, ImageRoute(self.inferences).serve)
+        threads, serve = self.inferences.service.threads, ImageRoute(self.inferences).serve
+        endpoint = Endpoint(self.settings, threads, ImageBody, serve)
         await endpoint(scope, receive, send)
 
 
@@ -61,13 +62,15 @@ class OpenAIRoutes:
     remote: RemoteInference
 
     def table(self) -> list[Route]:
-        settings = self.settings
+        settings, threads = self.settings, self.service.threads
         generation = GenerationRoute(self.service, self.generations, self.catalog, self.remote)
         inferences = Inferences(self.service, self.processors, self.catalog)
         endpoints: Mapping[str, ASGIApp] = {
-            "chat/completions": Endpoint(settings, ChatBody, generation.serve),
-            "completions": Endpoint(settings, CompletionBody, generation.serve),
-            "embeddings": Endpoint(settings, EmbeddingBody, EmbeddingRoute(inferences).serve),
+            "chat/completions": Endpoint(settings, threads, ChatBody, generation.serve),
+            "completions": Endpoint(settings, threads, CompletionBody, generation.serve),
+            "embeddings": Endpoint(
+                settings, threads, EmbeddingBody, EmbeddingRoute(inferences).serve
+            ),
             "images/generations": _ImageEndpoint(settings, inferences),
         }
         return [

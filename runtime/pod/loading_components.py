@@ -18,6 +18,7 @@ from runtime.loading.processors import Processors
 from runtime.loading.tier_state import tier_state, used_bytes
 from runtime.loading.weight_resolver import WeightResolver
 from runtime.metrics import IDLE_MEMORY
+from runtime.registration.lease_keeper import LeaseKeeper
 from runtime.registration.measurements import Measurements
 from runtime.registration.registry_agent import Inventory, RegistryAgent
 from runtime.storage.bandwidth import Bandwidth
@@ -135,6 +136,13 @@ def compose_loading(context: PodContext) -> LoadingComponents:
         measurements=measurements,
         heartbeat_s=settings.heartbeat,
         lease_ttl_s=settings.lease_ttl,
+        keeper=LeaseKeeper(
+            settings.redis_url,
+            settings.pool,
+            settings.name,
+            heartbeat_s=settings.heartbeat,
+            lease_ttl_s=settings.lease_ttl,
+        ),
     )
     processors = Processors(cache, threads, context.tasks, agent.report_tier)
     background = threads.executor_for(LoadTicket(is_urgent=False))

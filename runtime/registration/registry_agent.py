@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from registry.domain.model import LoadFailure, Tier
     from registry.domain.profile import Profile
     from registry.redis.client import Registry
+    from runtime.registration.lease_keeper import LeaseKeeper
     from runtime.registration.measurements import Measurements
 
 logger = logging.getLogger(__name__)
@@ -63,6 +64,7 @@ class RegistryAgent:
     measurements: Measurements
     heartbeat_s: float
     lease_ttl_s: float
+    keeper: LeaseKeeper | None = None
     is_registered: bool = field(default=False, init=False)
     """Whether the pod has a lease, unless it has expired since the last heartbeat."""
     _epoch: int = field(default=0, init=False)
@@ -80,6 +82,16 @@ class RegistryAgent:
 
     async def run(self) -> None:
         """Register, then send heartbeats and tiers, until the pod leaves or this is cancelled."""
+        if self.keeper is None:
+            await self._run()
+            return
+        self.keeper.start()
+        try:
+            await self._run()
+        finally:
+            self.keeper.close()
+
+    async def _run(self) -> None:
         loop = asyncio.get_running_loop()
         next_heartbeat_s = loop.time()
         while not self._has_left:
@@ -93,6 +105,7 @@ class RegistryAgent:
                 logger.warning("lease lost, registering again")
                 HEARTBEATS.labels(outcome="lease-lost").inc()
                 self.is_registered = False
+                self._forget_lease()
                 continue
             except RegistryUnavailable as error:
                 HEARTBEATS.labels(outcome="unavailable").inc()
@@ -136,7 +149,14 @@ class RegistryAgent:
             loads_total=self.inventory.loads_total(),
             idle_byte_s=self.inventory.idle_byte_s(),
         )
-        await self.registry.heartbeat(self._name, self._epoch, report, lease_ttl_s=self.lease_ttl_s)
+        epoch = self._epoch
+        await self.registry.heartbeat(self._name, epoch, report, lease_ttl_s=self.lease_ttl_s)
+        if self.keeper is not None:
+            self.keeper.sent(epoch, report)
+
+    def _forget_lease(self) -> None:
+        if self.keeper is not None:
+            self.keeper.forget()
 
     async def _send_tiers(self) -> None:
         for key in sorted(self._unreported):
@@ -246,6 +266,7 @@ class RegistryAgent:
             return
         try:
             await self._send_report(self.measurements.take())
+            self._forget_lease()
             await self.registry.deregister_pod(self._name, self._epoch)
         except LeaseLost:
             logger.info("lease expired before deregistration")

@@ -1,0 +1,74 @@
+"""Work that blocks a pod's event loop for longer than its lease lives."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+from registry.domain.model import Tier
+from registry.domain.pod import PodInfo
+from registry.redis.client import Registry
+from runtime.registration.lease_keeper import LeaseKeeper
+from runtime.registration.measurements import Measurements
+from runtime.registration.registry_agent import Inventory, RegistryAgent, TierState
+from tests.gateway.asynchronous import run_async
+from tests.servers import wait_until
+
+if TYPE_CHECKING:
+    from registry.domain.pod_state import PodState
+    from tests import servers
+
+TTL_S = 0.6
+POOL = "blocked"
+
+
+def new_agent(redis_url: str, registry: Registry) -> RegistryAgent:
+    inventory = Inventory(
+        keys=set,
+        tier_state=lambda _: TierState(Tier.REMOTE, 0),
+        is_loading=lambda _: False,
+        used_bytes=lambda: {"device": 7},
+        loads_total=lambda: 0,
+        idle_byte_s=lambda: 0.0,
+    )
+    return RegistryAgent(
+        registry,
+        PodInfo("pod-a", "127.0.0.1:1", "node"),
+        inventory,
+        measurements=Measurements(),
+        heartbeat_s=TTL_S / 3,
+        lease_ttl_s=TTL_S,
+        keeper=LeaseKeeper(redis_url, POOL, "pod-a", heartbeat_s=TTL_S / 3, lease_ttl_s=TTL_S),
+    )
+
+
+def read_pod(redis_url: str) -> PodState | None:
+    async def read() -> PodState | None:
+        registry = Registry(redis_url, POOL)
+        try:
+            return (await registry.cluster()).pods.get("pod-a")
+        finally:
+            await registry.close()
+
+    return asyncio.run(read())
+
+
+@run_async
+async def test_a_blocked_event_loop_does_not_lose_the_lease(redis: servers.RedisServer) -> None:
+    registry = Registry(redis.url, POOL)
+    agent = new_agent(redis.url, registry)
+    running = asyncio.ensure_future(agent.run())
+    while not agent.is_registered:  # noqa: ASYNC110 - it has no event
+        await asyncio.sleep(0.01)
+    before = await asyncio.to_thread(read_pod, redis.url)
+    assert before is not None
+    time.sleep(5 * TTL_S)  # noqa: ASYNC251 - the attack
+    await asyncio.sleep(TTL_S)  # a heartbeat after the end of the lease would register again
+    after = await asyncio.to_thread(read_pod, redis.url)
+    assert after is not None
+    assert after.epoch == before.epoch
+    await agent.leave()
+    await running
+    await asyncio.to_thread(wait_until, lambda: read_pod(redis.url) is None, timeout_s=30)
+    await registry.close()
