@@ -9,6 +9,7 @@ import math
 import os
 import signal
 import sys
+import time
 import uuid
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING
@@ -19,6 +20,7 @@ import uvloop
 from gateway.app import GatewayApp
 from gateway.dispatch.dispatcher import Dispatcher, LoopTimers
 from gateway.dispatch.inference_call import CallContext
+from gateway.dispatch.lost_pods import LostPods
 from gateway.dispatch.passive_health import PassiveHealth
 from gateway.dispatch.reservations import Reservations
 from gateway.dispatch.retries import Retries
@@ -95,6 +97,7 @@ async def running_app(settings: GatewaySettings) -> AsyncIterator[GatewayApp]:
         connections,
         RequestTelemetry(metrics),
         arrival_counter,
+        LostPods(time.monotonic, settings.lost_pods_pause),
     )
     app: GatewayApp
 

@@ -78,6 +78,10 @@ class NoPodAccepted(GatewayError, status=503, reason="not-taken"):
     """Every attempted pod was unreachable or refused the request without executing it."""
 
 
+class RequestLostPods(GatewayError, status=503, reason="lost-pods"):
+    """Two pods were lost while they had the request, which may be the cause."""
+
+
 class UpstreamTimeout(GatewayError, status=504, reason="deadline"):
     """The deadline passed while a pod executed the request."""
 

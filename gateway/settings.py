@@ -57,6 +57,9 @@ class GatewaySettings:
     reservation_ttl: float = option(
         15.0, parse_seconds, "time after which the slots of a gateway that died are free"
     )
+    lost_pods_pause: float = option(
+        300.0, parse_seconds, "time for which a request is refused that two pods were lost with"
+    )
     allow_policy_header: bool = option(
         True, parse_bool, "accept x-pilotlight-policy, which selects a request's routing policy"
     )

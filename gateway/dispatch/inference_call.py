@@ -16,11 +16,12 @@ from gateway.dispatch.retries import FailedAttempts, NotExecuted, refusal_to_ret
 from gateway.errors import NoPodAccepted, UpstreamLost
 from gateway.http.headers import PodResponse, read_response
 from gateway.upstream.pod_connection import PodConnectionLost, PodUnreachable
-from gateway.upstream.queue_proxy import MESSAGES, classify_response, is_from_pod
+from gateway.upstream.queue_proxy import MESSAGES, classify_response, has_died, is_from_pod
 from registry.knative_errors import QueueProxyFailure
 
 if TYPE_CHECKING:
     from gateway.dispatch.dispatcher import Dispatcher, Placement
+    from gateway.dispatch.lost_pods import LostPods
     from gateway.dispatch.reservations import Reservations
     from gateway.dispatch.retries import Retries
     from gateway.http.body import IncomingBody
@@ -43,6 +44,7 @@ class CallContext:
     connections: PodConnectionPool
     telemetry: RequestTelemetry
     arrival_counter: ArrivalCounter
+    lost_pods: LostPods
 
 
 class _RetryElsewhere(Exception):
@@ -95,6 +97,9 @@ class InferenceCall:
 
         Raises GatewayError if there is no response.
         """
+        lost_pods, path, body = self._context.lost_pods, self._target.pod_path, self._body
+        if body.is_complete:
+            lost_pods.check(path, body.buffered)
         while True:
             try:
                 self.placement = placement = await self._context.dispatcher.place(self.request)
@@ -102,6 +107,8 @@ class InferenceCall:
                 self.awaited_tier = self.awaited_tier or placement.awaited_tier
                 self.queue_s = time.perf_counter() - self._started_s
                 await self._send_to_pod(placement, until_s)
+                if body.is_complete:
+                    lost_pods.acquit(path, body.buffered)
                 return
             except _RetryElsewhere as retry:
                 self.release()
@@ -111,6 +118,13 @@ class InferenceCall:
                 raise
 
     def _take_retry(self, retry: _RetryElsewhere) -> None:
+        if retry.reason is NotExecuted.POD_DIED:
+            entry = self.placement.reservation.entry
+            suspicion = self._context.lost_pods.record(
+                self._target.pod_path, self._body.buffered, f"{entry.name}/{entry.epoch}"
+            )
+            if suspicion is not None:
+                raise suspicion from None
         self._context.telemetry.retried(retry.reason)
         error = self._context.retries.take_retry(
             self._failures(), retry.reason, is_free=retry.is_free
@@ -186,6 +200,8 @@ class InferenceCall:
             raise self._retry(NotExecuted.POD_DIED) from None
         if not lost.was_reused:
             fresh.close()
+            if await has_died(self._context.connections, entry.address):
+                raise self._retry(NotExecuted.POD_DIED)
             raise UpstreamLost(
                 "the pod closed the connection without a response; it may have executed the request"
             )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from gateway.errors import UpstreamLost
 from gateway.http.headers import read_response
-from gateway.upstream.pod_connection import PodUnreachable
+from gateway.upstream.pod_connection import PodConnectionLost, PodUnreachable
 from registry.knative_errors import (
     FAILURE_STATUSES,
     MAX_BODY_BYTES,
@@ -28,6 +28,8 @@ MESSAGES: Final = {
 }
 """Error message by cause, where the request cannot be retried."""
 _PROBE_TIMEOUT_S: Final = 5.0
+_PROBES: Final = 5
+_PROBE_PAUSE_S: Final = 0.05
 
 
 def is_from_pod(connection: PodConnection, response: PodResponse) -> bool:
@@ -39,7 +41,7 @@ async def classify_response(
 ) -> QueueProxyFailure:
     """Why the pod itself did not respond. Raises PodConnectionLost."""
     cause = await _read(connection)
-    if cause is QueueProxyFailure.BROKEN and await _has_died(connections, address):
+    if cause is QueueProxyFailure.BROKEN and await has_died(connections, address):
         return QueueProxyFailure.NOT_REACHED  # the pod is dead, and so is any execution in it
     return cause
 
@@ -52,24 +54,32 @@ async def _read(connection: PodConnection) -> QueueProxyFailure:
     return classify_failure(connection.status, body)
 
 
-async def _has_died(connections: PodConnectionPool, address: str) -> bool:
+async def has_died(connections: PodConnectionPool, address: str) -> bool:
     """True if the container behind the queue-proxy does not respond, or both are gone.
 
     A process that is being killed may still accept a connection, which then breaks off.
     """
-    try:
-        connection = await connections.connect(address)
-    except PodUnreachable:
-        return True
-    try:
-        async with asyncio.timeout(_PROBE_TIMEOUT_S):
-            connection.write(f"GET /v2/health/live HTTP/1.1\r\nhost: {address}\r\n\r\n".encode())
-            await connection.wait_head()
-            if is_from_pod(connection, read_response(connection.headers)):
-                return False
-            cause = await _read(connection)
-    except (TimeoutError, UpstreamLost):
+    for _ in range(_PROBES):
+        try:
+            connection = await connections.connect(address)
+        except PodUnreachable:
+            return True
+        try:
+            async with asyncio.timeout(_PROBE_TIMEOUT_S):
+                return await _is_container_gone(connection, address)
+        except PodConnectionLost:
+            await asyncio.sleep(_PROBE_PAUSE_S)
+        except (TimeoutError, UpstreamLost):
+            return False
+        finally:
+            connection.close()
+    return False
+
+
+async def _is_container_gone(connection: PodConnection, address: str) -> bool:
+    connection.write(f"GET /v2/health/live HTTP/1.1\r\nhost: {address}\r\n\r\n".encode())
+    await connection.wait_head()
+    if is_from_pod(connection, read_response(connection.headers)):
         return False
-    finally:
-        connection.close()
+    cause = await _read(connection)
     return cause in (QueueProxyFailure.NOT_REACHED, QueueProxyFailure.BROKEN)

@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import hashlib
 import json
+import os
 import signal
 import sys
 from typing import TYPE_CHECKING
@@ -136,6 +137,9 @@ class FakePod:
 
     async def infer(self, request: FakePodRequest, response: ResponseWriter) -> None:
         request.release = self._release
+        if request.method == "GET" and not self._state:
+            await response.complete(200, {"x-pilotlight-pod": self.name}, b'{"live": true}')
+            return
         if request.headers.get("x-pilotlight-stage") == "infer":
             if refusal := request.option("refuse-stage", self.name):
                 self.counts["refused"] += 1
@@ -162,6 +166,8 @@ class FakePod:
         try:
             if request.option("close", self.name) == "before":
                 raise Disconnect
+            if request.option("die", self.name):
+                os._exit(1)
             start, predict = await self._stages(request)
             self.counts["executed"] += 1
             self._order.append(request.headers.get("x-request-id", ""))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ import pytest
 
 from gateway.dispatch.dispatcher import LoopTimers
 from gateway.dispatch.inference_call import CallContext, InferenceCall
+from gateway.dispatch.lost_pods import LostPods
 from gateway.dispatch.passive_health import PassiveHealth
 from gateway.dispatch.retries import Retries
 from gateway.errors import NoPodAccepted, Rejected
@@ -83,6 +85,7 @@ def call_of(harness: DispatcherHarness, spec: ModelSpec) -> InferenceCall:
         harness.dispatcher, harness.reservations, Retries(health), PodConnectionPool(),
         RequestTelemetry(GatewayMetrics()),
         ArrivalCounter(harness.registry, "g", harness.dispatcher.queue_stats, lambda: 0),
+        LostPods(time.monotonic),
     )  # fmt: skip
     body = IncomingBody(MemoryBody(), len(BODY), BodyLimits(1000, 1000, 1.0))
     assert body.buffer_received()
