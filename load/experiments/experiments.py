@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from load.experiments.elastic import burst, spike
-from load.experiments.liu import grid, simple, wins
+from load.experiments.liu import grid, replicas, simple, wins
 from load.experiments.prewarm import prewarming, prewarming_live
 from load.experiments.real_traces import traces
 from load.experiments.regret import regret
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from load.experiments.harness.experiment import Experiment
 
 _ALL: Final = (
+    replicas.EXPERIMENT,
     simple.EXPERIMENT,
     wins.EXPERIMENT,
     grid.EXPERIMENT,

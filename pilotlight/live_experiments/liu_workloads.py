@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from load.experiments.liu.replicas_run import ReplicasRun
 from load.experiments.liu.runs import SimpleRun, WinRun
 from load.experiments.liu.scenarios import SENTENCE, SIMPLE_REQUESTS, MachineTimes
 from pilotlight.live_experiments.session import gather_requests
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
     from pilotlight.live_experiments.session import LiveSession
 
 _MEASURED_TIMEOUT_S = 10.0
+_SCALING_TIMEOUT_S = 180.0
 
 
 def t5(name: str, folder: str = "t5-small") -> ModelSpec:
@@ -46,6 +49,19 @@ async def run_simple(
         answers.append(await session.predict(spec, SENTENCE, headers))
         await session.wait_idle()
     return SimpleRun(policy, seed, tuple(answers))
+
+
+async def run_concurrent(session: LiveSession, requests: int) -> ReplicasRun:
+    """Section 3.1: translations at once, with the model cold on the one pod at the start."""
+    cluster = session.platform.cluster
+    await cluster.wait_until(
+        lambda: len(cluster.state.pods) == 1, timeout_s=_SCALING_TIMEOUT_S, what="one pod"
+    )
+    spec = replace(t5("liu-31"), policy=ModelPolicy(max_batch_size=1, queue_timeout_s=300.0))
+    await session.create_models([spec])
+    return ReplicasRun(
+        tuple(await gather_requests(*(session.predict(spec, SENTENCE) for _ in range(requests))))
+    )
 
 
 async def measure_machine_times(session: LiveSession) -> MachineTimes:

@@ -12,14 +12,20 @@ import subprocess
 import tempfile
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from load.experiments.liu.scenarios import POLICIES, WIN_SCENARIOS
+from load.experiments.liu.scenarios import FULL, POLICIES, WIN_SCENARIOS
 from pilotlight.errors import StartFailed
 from pilotlight.live_experiments.elastic import burst_models, run_burst, run_spike, spike_model
-from pilotlight.live_experiments.liu_workloads import measure_machine_times, run_simple, run_win
+from pilotlight.live_experiments.liu_workloads import (
+    measure_machine_times,
+    run_concurrent,
+    run_simple,
+    run_win,
+)
 from pilotlight.live_experiments.prewarming import play_slice, prewarming_settings
 from pilotlight.live_experiments.session import live_session
 from pilotlight.output import ProgressReporter, progress_bar
@@ -45,6 +51,7 @@ if TYPE_CHECKING:
     from load.experiments.elastic.burst_run import LiveBurst
     from load.experiments.elastic.spike_run import SpikeResult
     from load.experiments.elastic.spike_scenario import SpikeScenario
+    from load.experiments.liu.replicas_run import ReplicasRun
     from load.experiments.liu.runs import SimpleRun, WinRun
     from load.experiments.liu.scenarios import DemoScale
     from load.experiments.prewarm.live_slice import TraceSlice
@@ -85,6 +92,15 @@ class LocalLivePlatform:
             return runs
 
         return self._run(self._settings_with_samples(link_bytes_per_s, model), run_all)
+
+    def concurrent(self, requests: int, *, pods: int) -> ReplicasRun:
+        """Section 3.1, under the platform's autoscaler."""
+        settings = replace(
+            self._settings_with_samples(FULL.simple_link_bytes_per_s),
+            pods=pods,
+            autoscaler=LocalAutoscalerSettings(min_pods=1),
+        )
+        return self._run(settings, lambda session: run_concurrent(session, requests))
 
     def wins(self, scale: DemoScale) -> list[WinRun]:
         """The workloads of section 6.4 under every fixed policy and `auto`, each once."""

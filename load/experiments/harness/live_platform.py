@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from load.experiments.elastic.burst_run import LiveBurst
     from load.experiments.elastic.spike_run import SpikeResult
     from load.experiments.elastic.spike_scenario import SpikeScenario
+    from load.experiments.liu.replicas_run import ReplicasRun
     from load.experiments.liu.runs import SimpleRun, WinRun
     from load.experiments.liu.scenarios import DemoScale
     from load.experiments.prewarm.live_slice import TraceSlice
@@ -25,6 +26,10 @@ class LivePlatform(Protocol):
         self, model: str, plan: Sequence[tuple[str, int]], *, requests: int, link_bytes_per_s: float
     ) -> list[SimpleRun]:
         """Liu 2025, section 6.2, on eight pods: a run per policy and seed, with a cold model."""
+        ...
+
+    def concurrent(self, requests: int, *, pods: int) -> ReplicasRun:
+        """Section 3.1: requests at once to a cold T5-small on one pod, which may become `pods`."""
         ...
 
     def wins(self, scale: DemoScale) -> list[WinRun]:

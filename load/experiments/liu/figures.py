@@ -1,4 +1,4 @@
-"""Liu 2025, figures 6.1 to 6.3, drawn from the runs: totals, single requests, time per stage."""
+"""Liu 2025, figures 6.1 to 6.3 and 3.2, drawn from the runs of ten sequential requests."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import numpy as np
 from matplotlib.figure import Figure
 
-from load.experiments.liu.runs import mean_s, mean_stages_s
+from load.experiments.liu.runs import cold_and_warm_s, mean_s, mean_stages_s
 from load.experiments.liu.scenarios import SIMPLE_REQUESTS
-from load.experiments.liu.sizes import AFTER, BEFORE, SIZES
-from load.report.style import COLOURS, DPI, HATCHES, legend_below, log_ticks, styled
+from load.experiments.liu.sizes import AFTER, BEFORE, LARGEST, LARGEST_LOAD, SIZES
+from load.report.style import COLOURS, DPI, HATCHES, LINES, MARKERS, legend_below, log_ticks, styled
 from load.stages import STAGES
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ Runs: TypeAlias = "Mapping[tuple[str, str], list[SimpleRun]]"
 Series: TypeAlias = "Sequence[tuple[str, str, Runs]]"
 """Per colour of the plots: label, policy and runs."""
 _FIRST: Final = SIZES[0].model
-_INCHES: Final = (9.0, 10.5)
+_INCHES: Final = (9.0, 13.5)
 
 
 def draw_figures(runs: Mapping[str, Runs], thesis: Mapping[int, float], folder: Path) -> Path:
@@ -40,10 +40,11 @@ def draw_figures(runs: Mapping[str, Runs], thesis: Mapping[int, float], folder: 
     ]
     with styled():
         figure = Figure(figsize=_INCHES)
-        totals, requests, stages = figure.subplots(3, 1)
+        totals, requests, stages, cold_starts = figure.subplots(4, 1)
         _draw_totals(totals, series, thesis)
         _draw_requests(requests, series)
         _draw_stages(stages, series)
+        _draw_cold_starts(cold_starts, runs.get("live", {}), thesis)
         legend_below(totals)
         figure.savefig(path, dpi=DPI)
     return path
@@ -105,3 +106,26 @@ def _draw_stages(axes: Axes, series: Series) -> None:
     axes.set_ylim(bottom=0.7 * axes.get_ylim()[0])
     log_ticks(axes.yaxis)
     axes.grid(visible=False, axis="x")
+
+
+def _draw_cold_starts(axes: Axes, live: Runs, thesis: Mapping[int, float]) -> None:
+    """Cold start and inference over the size of the weights; T5-3B in the thesis only."""
+    found = [(size, cold_and_warm_s(live.get((size.model, BEFORE), []))) for size in SIZES]
+    series = {
+        "cold start (the thesis)": [(size.weights_mb, size.times.load_s) for size in SIZES],
+        "load (live)": [(size.weights_mb, each[0]) for size, each in found if each],
+        "inference (live)": [(size.weights_mb, each[1]) for size, each in found if each],
+    }
+    if LARGEST_LOAD in thesis:
+        series["cold start (the thesis)"].append((LARGEST[1], thesis[LARGEST_LOAD]))
+    for index, (label, points) in enumerate(series.items()):
+        if points:
+            axes.plot(*zip(*points, strict=True), MARKERS[index], color=COLOURS[index],
+                      linestyle=LINES[index], label=label)  # fmt: skip
+    axes.set_title("Figure 3.2: cold start and inference of T5-small, base, large and 3B")
+    axes.set_xlabel("Weights (MB)")
+    axes.set_ylabel("Seconds, logarithmic")
+    for axis, set_scale in ((axes.xaxis, axes.set_xscale), (axes.yaxis, axes.set_yscale)):
+        set_scale("log")
+        log_ticks(axis)
+    axes.legend(loc="upper left")

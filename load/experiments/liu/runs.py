@@ -96,3 +96,12 @@ def mean_stages_s(responses: Sequence[TimedResponse]) -> dict[str, float]:
     return {
         stage: mean_s([each.stages_s.get(stage, 0.0) for each in responses]) for stage in STAGES
     }
+
+
+def cold_and_warm_s(runs: Sequence[SimpleRun]) -> tuple[float, float] | None:
+    """Mean load of the cold requests, and mean inference; None without runs."""
+    responses = [response for run in runs for response in run.answers]
+    loads_s = [each.stages_s.get("load", 0.0) for each in responses if each.is_cold]
+    if not loads_s:
+        return None
+    return mean_s(loads_s), mean_s([each.stages_s.get("infer", 0.0) for each in responses])

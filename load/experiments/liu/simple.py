@@ -16,15 +16,17 @@ from load.experiments.harness.experiment import (
     Table,
 )
 from load.experiments.harness.parallel_map import group_results, parallel_map
-from load.experiments.liu.amortisation import amortisation_table
+from load.experiments.liu.amortisation import amortisation_table, live_amortisation_table
 from load.experiments.liu.figures import draw_figures
-from load.experiments.liu.runs import mean_s, mean_stages_s
+from load.experiments.liu.runs import cold_and_warm_s, mean_s, mean_stages_s
 from load.experiments.liu.scenarios import FULL, SIMPLE_REQUESTS
 from load.experiments.liu.simulated import simple_run
 from load.experiments.liu.sizes import (
     ABSENT,
     AFTER,
     BEFORE,
+    LARGEST,
+    LARGEST_LOAD,
     SIZES,
     SizeTask,
     T5Size,
@@ -63,17 +65,24 @@ def run(settings: Settings) -> Result:
         "simulated": group_results(tasks, found, lambda task: (task.size.model, task.policy)),
         "live": _live_runs(settings, live_sizes, seeds),
     }
-    tables = (
+    tables = [
         _simple_table(runs, thesis, seeds),
         _gain_table(runs, thesis),
         _requests_table(runs, seeds[0]),
         _stages_table(runs),
         amortisation_table(settings, thesis, seeds),
-    )
+    ]
+    measured = {
+        size.model: cold_and_warm_s(runs["live"].get((size.model, BEFORE), [])) for size in SIZES
+    }
+    tables.append(_cold_start_table(measured, thesis))
+    small = measured[SIZES[0].model]
+    if settings.live is not None and small is not None and not settings.is_quick:
+        tables.append(live_amortisation_table(settings.live, settings, small[0], seeds[0]))
     images: tuple[Path, ...] = ()
     if settings.out is not None:
         images = (draw_figures(runs, thesis, settings.out),)
-    return Result(tables, tuple(_notes(settings, thesis, seeds)), images)
+    return Result(tuple(tables), tuple(_notes(settings, thesis, seeds)), images)
 
 
 def _simulate(task: SizeTask) -> SimpleRun:
@@ -184,6 +193,26 @@ def _stages_table(runs: Mapping[str, Runs]) -> Table:
                 rows.append((kind, policy, *(means[stage] for stage in STAGES)))
     title = "Figure 6.3: mean seconds per request to t5-small and stage"
     return Table(title, ("", "policy", *STAGES), tuple(rows))
+
+
+def _cold_start_table(
+    measured: Mapping[str, tuple[float, float] | None], thesis: Mapping[int, float]
+) -> Table:
+    """The thesis's text has no other number of its figure 3.2."""
+    rows: list[tuple[Cell, ...]] = []
+    for size in SIZES:
+        live = measured[size.model]
+        rows.append((
+            size.model, size.weights_mb, size.times.load_s, thesis.get(size.inference),
+            *(live or (None, None)), size.weights_mb * 1e6 / FULL.simple_link_bytes_per_s,
+        ))  # fmt: skip
+    rows.append((*LARGEST, thesis.get(LARGEST_LOAD), None, None, None, None))
+    return Table(
+        "Figure 3.2: cold start and inference by model",
+        ("model", "weights MB", "cold start s: Liu", "inference s: Liu", "load s: live",
+         "inference s: live", "of the load, download s"),
+        tuple(rows),
+    )  # fmt: skip
 
 
 def _mean_total_s(runs: Sequence[SimpleRun]) -> float | None:

@@ -27,6 +27,8 @@ class T5Size:
     """One T5 model with the thesis's times."""
 
     model: str
+    weights_mb: float
+    """Four bytes per parameter of the published model."""
     times: ModelTimings
     break_even_requests: int
     """Section 6.3: the time of 7 additional cold starts, divided by the threshold of 0.01 s."""
@@ -37,16 +39,23 @@ class T5Size:
     many_before: int = 0
     many_after: int = 0
     gain: int = 0
+    inference: int = 0
 
 
 SIZES: Final = (
-    T5Size("t5-small", ModelTimings(3.0, 1.0), 2_100, cold_before=29, total_before=22,
-           total_after=23, many_before=39, many_after=38),
-    T5Size("t5-base", ModelTimings(6.0, 3.7), 4_200, cold_before=30),
-    T5Size("t5-large", ModelTimings(17.0, 12.2), 11_900, cold_before=31, gain=24),
+    T5Size("t5-small", 242, ModelTimings(3.0, 1.0), 2_100, cold_before=29, total_before=22,
+           total_after=23, many_before=39, many_after=38, inference=28),
+    T5Size("t5-base", 892, ModelTimings(6.0, 3.7), 4_200, cold_before=30),
+    T5Size("t5-large", 2951, ModelTimings(17.0, 12.2), 11_900, cold_before=31, gain=24),
 )  # fmt: skip
 """Cold starts: section 6.3. Inference of T5-small: section 6.2, about 1 s. The text does not give
 the inference times of the others; they are in proportion to the weights (242, 892, 2951 MB)."""
+
+
+LARGEST: Final = ("t5-3b", 11_406)
+"""In the thesis only: model, and megabytes of its weights."""
+LARGEST_LOAD: Final = 16
+"""Id of its cold start in `sigmaos_results.csv`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import csv
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
+import numpy as np
 import pytest
 
 from load.experiments.experiments import EXPERIMENTS
 from load.experiments.harness.experiment import ExperimentError, Settings
 from load.experiments.liu import simple, wins
-from load.experiments.liu.amortisation import amortise
+from load.experiments.liu.amortisation import amortise, amortised
 from load.experiments.liu.figures import draw_figures
 from load.experiments.liu.mixture import OWN_WINNER, MixtureTask, simulate_mixture
+from load.experiments.liu.runs import cold_and_warm_s
 from load.experiments.liu.scenarios import (
     FIXED_POLICIES,
     THESIS_SLEEP_S,
@@ -23,9 +25,12 @@ from load.experiments.liu.simulated import ModelTimings, scenario_timings, simpl
 from load.experiments.liu.sizes import ABSENT, SIZES, THESIS_FILE, SizeTask
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from load.experiments.harness.experiment import Result
+    from load.experiments.harness.live_platform import LivePlatform
+    from load.experiments.liu.runs import SimpleRun
 
 QUICK = Settings(is_quick=True)
 
@@ -126,3 +131,40 @@ def test_wins_draws_the_stages_and_sums_them(tmp_path: Path) -> None:
         assert sum(float(each or 0) for each in stages_s) == pytest.approx(whole_s, abs=0.01)
     [queue_s] = [row[3] for row in stages.rows if row[::2][:2] == ("6.4", "colocation-queueing")]
     assert queue_s == pytest.approx(4.5)  # the thesis: about 5 s
+
+
+def test_live_sequences_are_amortised_after_the_expected_number() -> None:
+    rng = np.random.default_rng(1)
+    before = np.full(300, 0.3) + rng.normal(0, 0.01, 300)
+    after = np.full(300, 0.3)
+    before[[0, 1, 2, 4, 7, 9, 14, 20]] += 2.0
+    after[0] += 2.0
+    assert amortised(before, after, 0.1).below_at == pytest.approx(7 * 2.0 / 0.1, abs=3)
+    assert amortised(after, after, 0.1).below_at == 1
+
+
+def test_cold_starts_and_inferences_of_live_runs() -> None:
+    runs = [simple_run("t5-small", ModelTimings(3.0, 1.0), "random", 1, requests=10)]
+    assert cold_and_warm_s(runs) == pytest.approx((3.0, 1.0))
+    assert cold_and_warm_s([]) is None
+
+
+class LiveOfSimulations:
+    """The simulator as a live platform of three models."""
+
+    def simple(
+        self, model: str, plan: Sequence[tuple[str, int]], *, requests: int, link_bytes_per_s: float
+    ) -> list[SimpleRun]:
+        assert link_bytes_per_s == 100e6
+        times = next(size.times for size in SIZES if size.model == model)
+        return [simple_run(model, times, *each, requests=requests) for each in plan]
+
+
+def test_live_part_measures_amortisation_and_cold_starts(tmp_path: Path) -> None:
+    live = cast("LivePlatform", LiveOfSimulations())
+    result = simple.run(Settings(seeds=(1,), live=live, out=tmp_path))
+    [row] = result.tables[-1].rows
+    assert row[:4] == ("t5-small", 3.0, 210, 211)
+    cold_starts = result.tables[-2]
+    assert [row[4:6] for row in cold_starts.rows[:2]] == [(3.0, 1.0), (None, None)]
+    assert cold_starts.rows[-1][0] == "t5-3b"
