@@ -32,6 +32,7 @@ from gateway.telemetry.explanations import Explanations
 from gateway.telemetry.metrics import GatewayMetrics
 from gateway.telemetry.request_telemetry import RequestTelemetry
 from gateway.upstream.pod_connection import PodConnectionPool
+from registry.logs import configure_logs
 from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch
 from registry.settings_table import read_settings
@@ -152,10 +153,7 @@ async def serve(settings: GatewaySettings) -> None:
 
 def main() -> None:
     settings = read_settings(GatewaySettings, sys.argv[1:], os.environ, prog="python -m gateway")
-    logging.basicConfig(
-        level=settings.log_level.upper(),
-        format="%(asctime)s %(levelname)s %(name)s %(message)s",
-    )
+    configure_logs(logging.StreamHandler(sys.stderr), settings.log_level)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve(settings))
 

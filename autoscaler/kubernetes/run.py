@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import signal
+import sys
 from typing import TYPE_CHECKING
 
 from autoscaler.kubernetes.admission.webhook_server import WebhookServer
@@ -20,6 +21,7 @@ from autoscaler.kubernetes.metrics import FAILURES, IS_LEADING
 from autoscaler.kubernetes.models.reconciler import ModelReconciler
 from autoscaler.kubernetes.pools.pool_registries import PoolRegistries
 from autoscaler.kubernetes.settings import ControllerSettings
+from registry.logs import configure_logs
 from registry.settings_table import read_settings
 
 if TYPE_CHECKING:
@@ -120,10 +122,10 @@ def main(arguments: Sequence[str]) -> int:
     settings = read_settings(
         ControllerSettings, arguments, os.environ, prog="pilotlight controller"
     )
-    logging.basicConfig(
-        level=settings.log_level.upper(),
-        format="%(asctime)s %(levelname)s %(name)s %(message)s",
+    configure_logs(
+        logging.StreamHandler(sys.stderr),
+        settings.log_level,
+        libraries=("httpx", "httpcore", "kopf"),
     )
-    logging.getLogger("kopf").setLevel(logging.WARNING)
     asyncio.run(run(settings))
     return 0

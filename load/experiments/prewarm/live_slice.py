@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from autoscaler.tick.forecaster import DemandForecaster
 from load.experiments.prewarm.runs import GB_PER_MODEL, idle_model_h, policy_of
 from load.experiments.prewarm.scenario import LOAD_S, MODEL_BYTES, TICK_S, cluster, model_names
 from load.simulator.autoscaling import PlannedAutoscaler
@@ -20,8 +21,11 @@ from load.trace_spec.trace_spec import open_trace
 from registry.domain.profile import ProfilePoint
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
+    from autoscaler.forecasting.history import Integers
+    from autoscaler.planning.pool_view import Demand
+    from autoscaler.tick.forecaster import Forecaster, ForecastInput
     from load.report.run import Bools, Run
     from load.schema import Trace
     from load.simulator.cluster.plan import ClusterPlan
@@ -120,12 +124,29 @@ def _is_from(run: Run, tier: Tier) -> Bools:
     return found
 
 
+class MinuteForecaster:
+    """Forecasts without burst intervals: compressed live runs have no counts per second."""
+
+    def __init__(self, forecaster: Forecaster) -> None:
+        self._forecaster = forecaster
+
+    def due(
+        self, models: tuple[str, ...], changed: Collection[str], now_s: float
+    ) -> Integers | None:
+        return self._forecaster.due(models, changed, now_s)
+
+    def forecast(self, inputs: ForecastInput) -> Demand:
+        return self._forecaster.forecast(replace(inputs, seconds=np.zeros_like(inputs.seconds)))
+
+
 def simulate_slice(
     trace_slice: TraceSlice, policy: str, value: float, times: MeasuredTimes
 ) -> MemoryHeld:
     """The slice in the simulator, at the trace's own pace."""
     plan = _cluster(trace_slice.models(), times)
-    scaler = PlannedAutoscaler(policy_of(policy, value), plan, every_s=TICK_S)
+    loading = policy_of(policy, value)
+    forecaster = MinuteForecaster(DemandForecaster(is_partial=not loading.reads_history))
+    scaler = PlannedAutoscaler(loading, plan, every_s=TICK_S, forecaster=forecaster)
     run = Simulation(plan, trace_slice.trace(), autoscaler=scaler)
     starts = [start for batch in run for start in batch.column("start").to_pylist()]
     cold = sum(start != "warm" for start in starts)

@@ -207,3 +207,14 @@ def test_the_policy_header_can_be_turned_off(
     response = harness.client.post(url, headers={"x-pilotlight-policy": "random"})
     assert response.status_code == 400
     assert "--allow-policy-header" in response.json()["error"]
+
+
+def test_fields_of_a_warning_are_in_the_log(redis: servers.RedisServer, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.mkdir()
+    (keys / "team").write_text("k" * 32)
+    with servers.gateway(tmp_path / "gateway", redis_url=redis.url, api_keys=keys) as gateway:
+        (keys / "team").write_text("short")
+        servers.wait_until(lambda: "cannot read tenant files" in gateway.log, what="the warning")
+        [line] = [each for each in gateway.log.splitlines() if "cannot read tenant" in each]
+    assert line.endswith(f"stays in use folder={keys}")

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 
+from autoscaler.forecasting.counts import Counts, CountsParams
+from autoscaler.tick.forecaster import DemandForecaster, ForecastInput
 from load.experiments.harness.experiment import ExperimentError, Settings
 from load.experiments.prewarm.live_slice import (
     PACE,
     MeasuredTimes,
+    MinuteForecaster,
     TraceSlice,
     live_value,
     measured_times,
@@ -53,6 +58,24 @@ def test_the_slice_is_compressed_and_its_simulation_is_not(tmp_path: Path) -> No
     longer = simulate_slice(trace_slice, "keep-alive", 60.0, TIMES)
     assert longer.cold == 2
     assert (longer.idle_model_h or 0) > 3 * (found.idle_model_h or 0)
+
+
+def test_the_simulation_has_no_burst_intervals_as_its_live_run() -> None:
+    now_s, name = 3600.0, "default/m"
+    counts = Counts(CountsParams(models=1))
+    counts.advance(now_s)
+    counts.add_model(name)
+    times_s = [now_s - 20 * burst for burst in range(1, 13)]
+    counts.add([name] * len(times_s), times_s, [1] * len(times_s))
+    rows = counts.rows_of((name,))
+    history, seconds = counts.history(now_s, rows), counts.recent_seconds(rows)
+    inputs = ForecastInput((name,), None, history, seconds)
+    without = replace(inputs, seconds=np.zeros_like(seconds))
+    live = DemandForecaster(is_partial=False).forecast(without).p_minute
+    with_bursts = DemandForecaster(is_partial=False).forecast(inputs).p_minute
+    forecaster = MinuteForecaster(DemandForecaster(is_partial=False))
+    assert forecaster.forecast(inputs).p_minute == pytest.approx(live)
+    assert with_bursts > live
 
 
 def test_the_simulation_uses_the_medians_of_live_records(tmp_path: Path) -> None:
