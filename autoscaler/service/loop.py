@@ -13,6 +13,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 from autoscaler.forecasting.counts import Counts
+from autoscaler.planning.copy_uses import copy_uses
 from autoscaler.planning.pod_use import PodUse, pod_uses
 from autoscaler.planning.policy import DrainPod, SetPods
 from autoscaler.planning.pool_snapshot import Observations
@@ -27,6 +28,7 @@ from registry.domain.action_log import POOL, ActionOutcome, ActionRecord, Wanted
 from registry.domain.model import name_of_key
 from registry.errors import RegistryUnavailable
 from registry.redis.arrivals import ArrivalLog
+from registry.redis.copy_reports import read_copy_reports
 
 if TYPE_CHECKING:
     from autoscaler.planning.policy import LoadingPolicy
@@ -122,9 +124,10 @@ class Autoscaler:
     async def plan(self, executor: ActionExecutor | None = None) -> TickPlan:
         """Make a plan for the pool as it is now. Raises RegistryUnavailable."""
         now_s = self._watch.registry_now_s()
-        ongoing, waiting, _ = await asyncio.gather(
+        ongoing, waiting, reports, _ = await asyncio.gather(
             self._log.ongoing(),
             self._arrivals.queue_stats(),
+            read_copy_reports(self._watch.registry),
             self._demand_reader.read(now_s, sorted(self._watch.state.models)),
         )
         size = self._actuator.size()
@@ -133,7 +136,7 @@ class Autoscaler:
         plan = self._planner.plan(
             self._watch.state,
             now_s,
-            Observations(waiting=waiting),
+            Observations(waiting=waiting, uses=copy_uses(self._watch.state, reports)),
             limits=None if size is None else size.limits,
             ongoing=ongoing.actions,
             paused=executor.backoff.paused(now_s) if executor else frozenset(),

@@ -6,7 +6,7 @@ Fields that a newer version wrote are ignored.
 from __future__ import annotations
 
 from dataclasses import asdict, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
@@ -23,8 +23,11 @@ from registry.domain.model import (
     Task,
     Tier,
 )
-from registry.domain.pod import PodInfo
+from registry.domain.pod import CopyReport, PodInfo
 from registry.domain.profile import Profile, ProfilePoint
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 def encode(value: LoadFailure | PodInfo) -> str:
@@ -80,6 +83,15 @@ def decode_pod(text: str) -> PodInfo:
     stored: dict[str, Any] = _known(PodInfo, orjson.loads(text))
     accelerator = _known(Accelerator, stored.pop("accelerator", {}))
     return PodInfo(accelerator=Accelerator(**accelerator), **stored)
+
+
+def encode_copies(copies: Mapping[str, CopyReport]) -> str:
+    return orjson.dumps(dict(copies), option=orjson.OPT_SORT_KEYS).decode()
+
+
+def decode_copies(text: str) -> dict[str, CopyReport]:
+    stored: dict[str, dict[str, Any]] = orjson.loads(text)
+    return {key: CopyReport(**_known(CopyReport, each)) for key, each in stored.items()}
 
 
 def profile_document(profile: Profile) -> dict[str, Any]:

@@ -79,6 +79,17 @@ class Samples:
 
 
 @dataclass(frozen=True, slots=True)
+class CopyReport:
+    """How a pod's copy of a model is used, as the pod reports it."""
+
+    ongoing: int = 0
+    served: int = 0
+    """Requests that have ended since the copy was loaded."""
+    idle_s: float | None = None
+    """Time since the last of them ended; None: none has."""
+
+
+@dataclass(frozen=True, slots=True)
 class PodReport:
     """Content of a heartbeat."""
 
@@ -89,3 +100,5 @@ class PodReport:
     """Loads completed since the pod started."""
     idle_byte_s: float = 0.0
     """Since the pod started: bytes of models on the device times the seconds without a request."""
+    copies: Mapping[str, CopyReport] = field(default_factory=dict)
+    """Use of the models on the device, by key."""

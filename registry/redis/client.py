@@ -15,7 +15,13 @@ import orjson
 
 from registry.domain.cluster import ClusterState
 from registry.domain.cluster_changes import load_snapshot
-from registry.domain.codec import decode_record, encode, encode_profile, encode_spec
+from registry.domain.codec import (
+    decode_record,
+    encode,
+    encode_copies,
+    encode_profile,
+    encode_spec,
+)
 from registry.domain.model import LoadFailure, ModelName, ModelRecord, ModelSpec, Tier, name_of_key
 from registry.domain.pod import LEASE_TTL_S
 from registry.domain.reservation import (
@@ -129,7 +135,7 @@ class Registry:
         samples = [[each.key, each.measure, _finite(each.values_s)] for each in report.samples]
         await self._submit_checked(
             "beat", pod, epoch, int(lease_ttl_s * 1000), used, report.loads_total, samples,
-            report.idle_byte_s,
+            report.idle_byte_s, encode_copies(report.copies),
         )  # fmt: skip
 
     async def idle_byte_s(self) -> float:

@@ -11,6 +11,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from registry.domain.pod import CopyReport
 from runtime.metrics import EVICTIONS, TIER_BYTES
 from runtime.tiers.device_cache import CachedModel, DeviceCache
 from runtime.tiers.eviction import EvictionPolicy, lru
@@ -78,6 +79,16 @@ class ModelStore(DeviceCache[StoreEntry]):
     def add(self, entry: StoreEntry) -> None:
         super().add(entry)
         TIER_BYTES.labels(tier="device").set(self.used_bytes)
+
+    def copy_reports(self) -> dict[str, CopyReport]:
+        """Use of the models on the device, by key."""
+        now_s = time.monotonic()
+        return {
+            key: CopyReport(
+                entry.users, entry.served, max(0.0, now_s - entry.last_s) if entry.served else None
+            )
+            for key, entry in self.by_key.items()
+        }
 
     async def wait_until(self, condition: Callable[[], bool]) -> None:
         """Return once the condition holds; it is evaluated whenever memory is freed."""

@@ -132,6 +132,7 @@ def compose_loading(context: PodContext) -> LoadingComponents:
             used_bytes=lambda: used_bytes(store, host, cache, agent),
             loads_total=lambda: coordinator.completed_total,
             idle_byte_s=lambda: store.idle_byte_s,
+            copies=lambda: store.copy_reports(),
         ),
         measurements=measurements,
         heartbeat_s=settings.heartbeat,

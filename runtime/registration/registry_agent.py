@@ -19,9 +19,10 @@ from runtime.errors import LoadRefused
 from runtime.metrics import HEARTBEATS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from registry.domain.model import LoadFailure, Tier
+    from registry.domain.pod import CopyReport
     from registry.domain.profile import Profile
     from registry.redis.client import Registry
     from runtime.registration.lease_keeper import LeaseKeeper
@@ -53,6 +54,7 @@ class Inventory:
     used_bytes: Callable[[], dict[str, int]]
     loads_total: Callable[[], int]
     idle_byte_s: Callable[[], float]
+    copies: Callable[[], Mapping[str, CopyReport]]
 
 
 @dataclass(eq=False, slots=True)
@@ -148,6 +150,7 @@ class RegistryAgent:
             samples=samples,
             loads_total=self.inventory.loads_total(),
             idle_byte_s=self.inventory.idle_byte_s(),
+            copies=self.inventory.copies(),
         )
         epoch = self._epoch
         await self.registry.heartbeat(self._name, epoch, report, lease_ttl_s=self.lease_ttl_s)

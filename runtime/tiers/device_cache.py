@@ -7,6 +7,7 @@ Pure, shared with the simulator. A model that is in use or pinned is never evict
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from runtime.errors import ModelTooLarge
@@ -28,6 +29,10 @@ class CachedModel:
     clock: float = 0.0
     """The policy's clock at its last use."""
     last_used: int = 0
+    served: int = 0
+    """Uses that have ended."""
+    last_s: float = -inf
+    """End of the last of them, on the cache's clock."""
     retire_reason: str | None = None
     """Why it is removed after its last use; None if it stays."""
 
@@ -110,6 +115,7 @@ class DeviceCache(Generic[R]):
         self._policy = policy
         self.reload_s = reload_s
         self._on_removed = on_removed
+        self._now_s = now_s
         self._clock = 0.0
         self._reserved: dict[str, int] = {}
         self._uses = 0
@@ -144,6 +150,8 @@ class DeviceCache(Generic[R]):
     def end_use(self, entry: R) -> None:
         """End one use; after the last one a retired model is removed, and waiting loads retry."""
         entry.users -= 1
+        entry.served += 1
+        entry.last_s = self._now_s()
         self._mark(entry)
         if entry.users == 0:
             self._idle.begin(entry.memory_bytes)

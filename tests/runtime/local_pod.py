@@ -139,6 +139,7 @@ def _make_coordinator(
         used_bytes=dict,
         loads_total=lambda: 0,
         idle_byte_s=lambda: 0.0,
+        copies=dict,
     )
     agent = RegistryAgent(
         registry, info, inventory, measurements=measurements, heartbeat_s=1, lease_ttl_s=3

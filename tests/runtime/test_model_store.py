@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from registry.domain.model import ModelName, ModelSpec
+from registry.domain.pod import CopyReport
 from runtime.loading.model_store import ModelStore, StoreEntry
 from runtime.loading.served_model import ServedModel
 from runtime.tasks.processors import load_processor
@@ -60,6 +61,23 @@ def test_retired_model_is_removed_after_its_last_use(served: ServedModel) -> Non
     store.end_use(entry)
     assert is_stopped(served)
     assert not store.retire(served.spec.key, "withdrawn")
+
+
+def test_store_reports_the_use_of_each_model_since_its_load(served: ServedModel) -> None:
+    store = ModelStore(1000, lambda *_: None)
+    store.add(entry_of(served))
+    key = served.spec.key
+    assert store.copy_reports() == {key: CopyReport()}
+    entry = store.acquire(key, users=2)
+    assert entry is not None
+    store.end_use(entry)
+    report = store.copy_reports()[key]
+    assert (report.ongoing, report.served) == (1, 1)
+    assert report.idle_s is not None
+    assert 0 <= report.idle_s < 60
+    store.retire(key, "withdrawn")
+    store.end_use(entry)
+    assert store.copy_reports() == {}
 
 
 def test_broken_model_is_not_acquired_and_removed_after_its_last_use(

@@ -1,6 +1,6 @@
 """One simulated run: a scheduler on the workload of a seed.
 
-The machines are equal, serve one request at a time and hold two models.
+The machines are equal and serve one request at a time.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import numpy as np
 import pyarrow as pa
 
 from load.experiments.schedulers.scheduler_configs import scheduler_config
+from load.experiments.schedulers.setting import MAIN, Setting
+from load.experiments.schedulers.usage import ResidencyLog
 from load.experiments.schedulers.workload import BIN_S, MODELS, deadlines_s
 from load.simulator.autoscaling import PlannedAutoscaler
 from load.simulator.cluster.plan import ClusterPlan, ModelPlan, NodePlan, PodPlan
@@ -26,11 +28,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from load.experiments.schedulers.workload import Workload
+    from load.report.pod_usage import PodUsage
 
-MODELS_PER_MACHINE: Final = 2
-"""Blinowski et al. 2024, section 6.1. Every model takes `_MODEL_BYTES`, so that the memory budget
-of a machine holds this number."""
 _MODEL_BYTES: Final = 10**6
+"""Every model takes as much, so that a machine's budget holds a number of models (6.1)."""
 _QUEUE_TIMEOUT_S: Final = 3600.0
 """No request is rejected: late requests are served late."""
 _CURVE_POINTS: Final = 400
@@ -42,8 +43,10 @@ _BACKLOG_MINUTES: Final = 2
 class SchedulerTask:
     scheduler: str
     seed: int
-    machines: int
     workload: Workload
+    setting: Setting = MAIN
+    machine: str = ""
+    """The machine whose use over time is recorded; empty: none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +80,27 @@ class SchedulerResult:
     """Requests by minute."""
     misses: tuple[int, ...]
     """Missed deadlines by minute of arrival."""
+    setting: str
+    wait_s: float
+    """Mean time from arrival until a machine was chosen: the thesis's latency (5.3)."""
+    p99_wait_s: float
+    answered: tuple[int, ...]
+    """Responses by minute, until arrivals end."""
+    usage: tuple[PodUsage, ...] = ()
+    """Of the recorded machine, by model."""
+
+    @property
+    def per_minute(self) -> float:
+        """Throughput, as in the thesis's section 5.3, until arrivals end."""
+        return sum(self.answered) / len(self.answered)
 
 
 def simulate(task: SchedulerTask) -> SchedulerResult:
     began_s = time.process_time()
-    config, workload = scheduler_config(task.scheduler), task.workload
-    plan = cluster(task.machines, task.seed)
+    setting = task.setting
+    config = scheduler_config(task.scheduler, setting.inference)
+    workload = setting.workload(task.workload)
+    plan = cluster(setting, task.seed)
     scaler = PlannedAutoscaler(config.policy, plan, every_s=config.every_s)
     run = Simulation(
         plan,
@@ -92,6 +110,9 @@ def simulate(task: SchedulerTask) -> SchedulerResult:
         queueing=config.queueing,
     )
     run.set_measured_times(profiled_s(plan))
+    log = ResidencyLog(task.machine)
+    if task.machine:
+        run.registry.models.on_residency = log.add
     rows = pa.Table.from_batches(list(run))
     arrived_s, due_s = (rows[each].to_numpy() for each in ("scheduled_s", "deadline_s"))
     took_s = rows["finished_s"].to_numpy() - arrived_s
@@ -102,6 +123,9 @@ def simulate(task: SchedulerTask) -> SchedulerResult:
     in_spike = _is_in_spike(minute, spikes)
     in_backlog = _is_in_spike(minute, spikes, more_minutes=_BACKLOG_MINUTES)
     ok_s = took_s[is_ok]
+    wait_s = rows["queue_ms"].to_numpy() / 1000
+    end_minute = (rows["finished_s"].to_numpy()[is_ok] // BIN_S).astype(int)
+    answered = np.bincount(end_minute, minlength=workload.minutes)[: workload.minutes]
     p40, p50, p99 = np.quantile(ok_s, (0.4, 0.5, 0.99)).tolist()
     return SchedulerResult(
         scheduler=task.scheduler,
@@ -125,6 +149,11 @@ def simulate(task: SchedulerTask) -> SchedulerResult:
         curve_s=tuple(np.quantile(ok_s, np.linspace(0, 1, _CURVE_POINTS)).tolist()),
         arrivals=tuple(np.bincount(minute, minlength=workload.minutes).tolist()),
         misses=tuple(np.bincount(minute[is_missed], minlength=workload.minutes).tolist()),
+        setting=setting.label,
+        wait_s=float(wait_s.mean()),
+        p99_wait_s=float(np.quantile(wait_s, 0.99)),
+        answered=tuple(answered.tolist()),
+        usage=tuple(log.usages(rows, run.events.now_s)) if task.machine else (),
     )
 
 
@@ -140,14 +169,14 @@ def profiled_s(plan: ClusterPlan) -> dict[str, dict[str, float]]:
     }
 
 
-def cluster(machines: int, seed: int) -> ClusterPlan:
+def cluster(setting: Setting, seed: int) -> ClusterPlan:
     """The machines, and the nine models with the deadlines of this seed."""
     deadline_s = deadlines_s(seed)
-    memory_bytes = MODELS_PER_MACHINE * _MODEL_BYTES
+    memory_bytes = setting.models_each * _MODEL_BYTES
     return ClusterPlan(
         nodes=tuple(
             NodePlan(name, (PodPlan(name, slots=1, memory_bytes=memory_bytes),))
-            for name in (f"machine-{number}" for number in range(machines))
+            for name in (f"machine-{number:02}" for number in range(setting.machines))
         ),
         models=tuple(
             ModelPlan(

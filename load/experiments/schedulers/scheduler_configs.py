@@ -16,12 +16,15 @@ from autoscaler.loading.round_robin import (
     RoundRobin,
     round_robin,
 )
+from gateway.dispatch.inference_rules import strategies, three_phases, three_phases_by_deadline
+from load.experiments.schedulers.setting import GATEWAY, THESIS
 from load.simulator.gateway import QueueOptions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from autoscaler.planning.policy import LoadingPolicy
+    from gateway.dispatch.inference_rules import InferenceRule
 
 BASELINE: Final = "baseline"
 CLOCKWORK: Final = "clockwork"
@@ -36,7 +39,8 @@ ROUND_ROBIN: Final[Mapping[str, int]] = {
     "+ by deadline": BY_DEADLINE,
 }
 """Refinements by name; each includes those before it."""
-SCHEDULERS: Final = (BASELINE, CLOCKWORK, *ROUND_ROBIN, PREDICTIVE, SHIPPED)
+OF_THESIS: Final = (BASELINE, CLOCKWORK, *ROUND_ROBIN)
+SCHEDULERS: Final = (*OF_THESIS, PREDICTIVE, SHIPPED)
 
 _QUANTUM_S: Final = 2.0
 """Not in the thesis, which calls its quanta relatively short (6.3)."""
@@ -56,21 +60,32 @@ class SchedulerConfig:
     every_s: float
 
 
-def scheduler_config(name: str) -> SchedulerConfig:
+def scheduler_config(name: str, inference: str = THESIS) -> SchedulerConfig:
     """One of `SCHEDULERS`.
 
     In the thesis one scheduler loads models and places requests, and is notified of idle machines.
+    `inference` says who starts the inferences of its schedulers; for the others it is the gateway.
     """
     if name == SHIPPED:
         return SchedulerConfig(predictive(), QueueOptions(serves_late=True), _LIVE_TICK_S)
     refinements = ROUND_ROBIN.get(name, 0)
+    has_rule = name in OF_THESIS and inference != GATEWAY
     queueing = QueueOptions(
         serves_late=True,
         by_deadline=name in {CLOCKWORK, PREDICTIVE} or refinements >= BY_DEADLINE,
         plans_first=True,
         may_load=False,
+        inference_rule=_rule(name, refinements) if has_rule else None,
+        one_action_at_a_time=has_rule and inference == THESIS,
     )
     return SchedulerConfig(_policy(name, refinements), queueing, _TICK_S)
+
+
+def _rule(name: str, refinements: int) -> InferenceRule:
+    """Round robin has Baseline's rule (Blinowski et al. 2024, 4.2.3)."""
+    if name == CLOCKWORK:
+        return strategies
+    return three_phases_by_deadline if refinements >= BY_DEADLINE else three_phases
 
 
 def _policy(name: str, refinements: int) -> LoadingPolicy[Any]:

@@ -1,39 +1,43 @@
 """The experiment warsaw: schedulers compared on half an hour of requests with spikes.
 
-Reproduces Blinowski et al. 2024, chapter 6, with the production policies in the simulator, and adds
-the scheduler `predictive`.
+Reproduces Blinowski et al. 2024, chapter 6, with the thesis's rules and the production loading
+policies in the simulator, and adds the scheduler `predictive`.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Final
-
-import numpy as np
 
 from load.experiments.harness.experiment import Experiment, Result, Settings, Table
 from load.experiments.harness.parallel_map import parallel_map
 from load.experiments.harness.published_figures import absent_note, published_figures
 from load.experiments.harness.rendering import listed, spread
+from load.experiments.schedulers.figures import draw_machines, draw_schedulers
 from load.experiments.schedulers.runs import SchedulerTask, simulate
-from load.experiments.schedulers.scheduler_configs import SCHEDULERS, SHIPPED
+from load.experiments.schedulers.scheduler_configs import OF_THESIS, ROUND_ROBIN, SCHEDULERS
+from load.experiments.schedulers.setting import MAIN, VARIED
 from load.experiments.schedulers.thesis_comparison import CLAIMS, OWN_SECTION, by_seed
-from load.experiments.schedulers.workload import Workload
-from load.report.style import COLOURS, DPI, LINES, legend_below, log_ticks, rows_of_axes, styled
+from load.experiments.schedulers.workload import BIN_S, Workload
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from matplotlib.axes import Axes
-
     from load.experiments.harness.experiment import Cell
     from load.experiments.schedulers.runs import SchedulerResult
 
 FILE: Final = "warsaw_facts.csv"
-MACHINES: Final = 6
 _SEEDS: Final = (1, 2, 3, 4, 5)
 _QUICK: Final = Workload(minutes=4, spikes=1)
+_VARIED_SEEDS: Final = 3
+_VARIED_WORKLOAD: Final = Workload(minutes=12, spikes=2)
+_QUICK_SETTINGS: Final = 3
+_MACHINE: Final = "machine-00"
+_USAGE_MINUTES: Final = 5
+_DRAWN: Final = (next(iter(ROUND_ROBIN)), list(ROUND_ROBIN)[-1])
+"""Figures 6.3 and 6.12: plain round robin, and all refinements."""
 _COLUMNS: Final[Mapping[str, Callable[[SchedulerResult], float]]] = {
     "missed %": lambda run: 100 * run.missed,
     "steady %": lambda run: 100 * run.missed_steady,
@@ -42,21 +46,64 @@ _COLUMNS: Final[Mapping[str, Callable[[SchedulerResult], float]]] = {
     "p40 (s)": lambda run: run.p40_s,
     "p99 (s)": lambda run: run.p99_s,
     "longest (s)": lambda run: run.longest_s,
+    "to schedule (s)": lambda run: run.wait_s,
+    "p99 to schedule (s)": lambda run: run.p99_wait_s,
+    "per minute": lambda run: run.per_minute,
     "loads": lambda run: run.loads,
     "loading (s)": lambda run: run.load_s,
 }
 
 
 def run(settings: Settings) -> Result:
-    """Every scheduler on every seed, the thesis's reported changes, and the plot."""
+    """Every scheduler on every seed, the thesis's reported changes, other settings, the plots."""
     facts = published_figures(settings, FILE)
     workload = _QUICK if settings.is_quick else Workload()
     seeds = settings.seeds or (_SEEDS[:1] if settings.is_quick else _SEEDS)
-    tasks = [SchedulerTask(name, seed, MACHINES, workload) for seed in seeds for name in SCHEDULERS]
-    results = parallel_map(simulate, tasks, settings, what="runs")
-    images = (draw(results, settings.out),) if settings.out is not None else ()
-    tables = (_runs_table(results, workload), _claims_table(results, facts))
-    return Result(tables, tuple(_notes(settings, workload, seeds, results)), images)
+    tasks = _tasks(workload, seeds)
+    found = parallel_map(simulate, [*tasks, *_varied_tasks(settings, seeds)], settings, what="runs")
+    results, varied = found[: len(tasks)], found[len(tasks) :]
+    images: tuple[Path, ...] = ()
+    if settings.out is not None:
+        drawn = [each for each in results if each.usage]
+        images = (
+            draw_schedulers(results, settings.out),
+            draw_machines(drawn, _usage_window_s(workload, seeds[0]), settings.out),
+        )
+    tables = (
+        _runs_table(results, workload),
+        _claims_table(results, facts),
+        _misses_table(varied),
+        _varied_claims_table(varied),
+    )
+    return Result(tables, tuple(_notes(settings, workload, seeds, found)), images)
+
+
+def _tasks(workload: Workload, seeds: Sequence[int]) -> list[SchedulerTask]:
+    tasks = [SchedulerTask(name, seed, workload) for seed in seeds for name in SCHEDULERS]
+    return [
+        replace(each, machine=_MACHINE)
+        if each.seed == seeds[0] and each.scheduler in _DRAWN
+        else each
+        for each in tasks
+    ]
+
+
+def _varied_tasks(settings: Settings, seeds: Sequence[int]) -> list[SchedulerTask]:
+    workload = _QUICK if settings.is_quick else _VARIED_WORKLOAD
+    varied = VARIED[:_QUICK_SETTINGS] if settings.is_quick else VARIED
+    return [
+        SchedulerTask(name, seed, workload, setting)
+        for setting in varied
+        for seed in seeds[:_VARIED_SEEDS]
+        for name in OF_THESIS
+    ]
+
+
+def _usage_window_s(workload: Workload, seed: int) -> tuple[float, float]:
+    """The minutes around the first spike."""
+    first = workload.spike_minutes(seed)[0][0]
+    begin = max(0, min(first - 1, workload.minutes - _USAGE_MINUTES))
+    return BIN_S * begin, BIN_S * min(workload.minutes, begin + _USAGE_MINUTES)
 
 
 def _runs_table(results: Sequence[SchedulerResult], workload: Workload) -> Table:
@@ -65,7 +112,8 @@ def _runs_table(results: Sequence[SchedulerResult], workload: Workload) -> Table
         runs = [each for each in results if each.scheduler == name]
         rows.append((name, *(_spread([of(each) for each in runs]) for of in _COLUMNS.values())))
     return Table(
-        f"Simulated, {workload.minutes} minutes, {MACHINES} machines: mean (lowest to highest)",
+        f"Simulated, {workload.minutes} minutes, {MAIN.machines} machines: "
+        "mean (lowest to highest)",
         ("scheduler", *_COLUMNS),
         tuple(rows),
     )
@@ -91,6 +139,52 @@ def _claims_table(results: Sequence[SchedulerResult], facts: Mapping[int, float]
     )
 
 
+# Other settings
+
+
+def _by_setting(
+    varied: Sequence[SchedulerResult],
+) -> dict[str, list[Mapping[str, SchedulerResult]]]:
+    """By setting: the runs of each seed."""
+    labels = dict.fromkeys(each.setting for each in varied)
+    return {label: by_seed([each for each in varied if each.setting == label]) for label in labels}
+
+
+def _misses_table(varied: Sequence[SchedulerResult]) -> Table:
+    settings = _by_setting(varied)
+    rows = [
+        (
+            name,
+            *(
+                f"{_short(fmean(100 * runs[name].missed for runs in seeds))}; "
+                f"{_short(max(runs[name].longest_s for runs in seeds))}"
+                for seeds in settings.values()
+            ),
+        )
+        for name in OF_THESIS
+    ]
+    title = "Machines x models on each: deadlines missed (%), mean of seeds; longest request (s)"
+    return Table(title, ("scheduler", *settings), tuple(rows))
+
+
+def _varied_claims_table(varied: Sequence[SchedulerResult]) -> Table:
+    settings = _by_setting(varied)
+    rows = [
+        (
+            claim.section, claim.label, claim.unit,
+            *(
+                f"{sum(claim.holds(runs) for runs in seeds)} of {len(seeds)}: "
+                f"{_short(fmean(claim.change(runs) for runs in seeds))}"
+                for seeds in settings.values()
+            ),
+        )
+        for claim in CLAIMS
+        if claim.section != OWN_SECTION
+    ]  # fmt: skip
+    title = "The thesis's changes by setting: seeds in which the direction holds, and mean change"
+    return Table(title, ("section", "change", "unit", *settings), tuple(rows))
+
+
 def _spread(values: Sequence[float]) -> str:
     return _short(values[0]) if len(values) == 1 else spread(values, fmean, _short)
 
@@ -111,72 +205,20 @@ def _notes(
         f"requests per minute with {workload.spikes} spikes of two minutes in which half of the "
         f"functions are called {workload.height:g} times as often; seed {first.seed} has "
         f"{first.requests:,} requests",
-        f"{MACHINES} machines of two models each, one request at a time, no batches; times of nine "
-        "models on c5.18xlarge (tiger-simulator); late requests are served, too",
+        f"{MAIN.machines} machines of {MAIN.models_each} models each, one request at a time, no "
+        "batches; times of nine models on c5.18xlarge (tiger-simulator); late requests are served, "
+        "too; the thesis's rules start inferences, and a machine does one action at a time",
         f"failed requests: {sum(each.unanswered for each in results)}",
         f"CPU time of all runs: {sum(each.cpu_s for each in results):.0f} s",
     ]
+    if not settings.is_quick:
+        notes.append(
+            f"other settings: {_VARIED_WORKLOAD.minutes} minutes, {_VARIED_WORKLOAD.spikes} "
+            f"spikes, {_VARIED_SEEDS} seeds"
+        )
     if settings.file(FILE) is None:
         notes.append(absent_note(FILE))
     return notes
-
-
-def draw(results: Sequence[SchedulerResult], folder: Path) -> Path:
-    """`schedulers.png`: completion times, missed deadlines by minute (first seed), load times."""
-    path = folder / "schedulers.png"
-    runs = {
-        name: [each for each in results if each.scheduler == name]
-        for name in SCHEDULERS
-        if name != SHIPPED
-    }
-    with styled():
-        figure, (completion, minutes, loads) = rows_of_axes([3.4, 3.2, 2.8])
-        _draw_completion(completion, runs)
-        _draw_minutes(minutes, [found[0] for found in runs.values()])
-        _draw_loads(loads, runs)
-        legend_below(completion)
-        figure.savefig(path, format="png", dpi=DPI)
-    return path
-
-
-def _draw_completion(axes: Axes, runs: Mapping[str, list[SchedulerResult]]) -> None:
-    for number, (name, found) in enumerate(runs.items()):
-        times_s = np.median([each.curve_s for each in found], axis=0)
-        shares = np.linspace(0, 1, len(times_s))
-        axes.plot(times_s, shares, label=name, color=COLOURS[number], linestyle=LINES[number])
-    axes.set_title("Simulated: completion times, median of seeds")
-    axes.set_xlabel("Time from arrival to response (s)")
-    axes.set_ylabel("Share of requests")
-    axes.set_xscale("log")
-    log_ticks(axes.xaxis)
-    axes.set_ylim(0, 1.02)
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
-
-
-def _draw_minutes(axes: Axes, runs: Sequence[SchedulerResult]) -> None:
-    edges = np.arange(len(runs[0].arrivals) + 1)
-    axes.stairs(runs[0].arrivals, edges, fill=True, color="#e4e4e4")
-    for number, run in enumerate(runs):
-        axes.stairs(
-            run.misses, edges, color=COLOURS[number], linestyle=LINES[number], baseline=None
-        )
-    axes.set_title(f"Missed deadlines before all arrivals (grey), seed {runs[0].seed}")
-    axes.set_xlabel("Minute of arrival")
-    axes.set_ylabel("Requests per minute")
-    axes.set_xlim(0, edges[-1])
-    axes.set_ylim(bottom=0)
-
-
-def _draw_loads(axes: Axes, runs: Mapping[str, list[SchedulerResult]]) -> None:
-    for number, (name, found) in enumerate(runs.items()):
-        times_s = [each.load_s for each in found]
-        mean_s = float(np.mean(times_s))
-        error = [[mean_s - min(times_s)], [max(times_s) - mean_s]]
-        axes.barh(name, mean_s, xerr=error, color=COLOURS[number], ecolor="#555555", height=0.6)
-    axes.invert_yaxis()
-    axes.set_title("Time spent on loads, all machines: mean, lowest and highest of seeds")
-    axes.set_xlabel("Seconds")
-    axes.grid(visible=False, axis="y")
 
 
 EXPERIMENT: Final = Experiment(

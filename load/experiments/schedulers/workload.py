@@ -80,6 +80,8 @@ class Workload:
     spread: float = 3.0
     """Standard deviation of the logarithm of functions' rates: the busiest quarter then has 99 %
     of the calls, as in Shahrad et al. 2020 (Blinowski et al., section 2.3)."""
+    slowest_weight: float = 1.0
+    """Factor on the rates of the slowest model's functions, before all rates are scaled."""
     most_busy: float = 0.75
     """Largest share of the steady time in which one model keeps a machine busy; beyond it functions
     are drawn again, since Baseline, which loads a model once, serves such times well
@@ -114,6 +116,7 @@ class Workload:
         infer_s = np.array([each.infer_s for each in MODELS])
         for _ in range(_MAX_DRAWS):
             rates = rng.lognormal(0.0, self.spread, (len(MODELS), _FUNCTIONS))
+            rates[infer_s.argmax()] *= self.slowest_weight
             rates *= self.rate_per_min / rates.sum()
             busy = rates.sum(axis=1) * infer_s / BIN_S
             if busy.max() <= self.most_busy and self.work[0] <= busy.sum() <= self.work[1]:

@@ -46,11 +46,11 @@ def machine_usage(run: Run, number: int) -> Plot | LeftOut:
     unit_s, unit = axis_unit(run.duration_s)
     figure, rows = rows_of_axes([0.85 + 0.24 * len(shown[pod]) for pod in pods])
     for axes, pod in zip(rows, pods, strict=True):
-        _draw(axes, shown[pod], run.duration_s, unit_s, COLOURS[number - 1])
+        draw_usage(axes, shown[pod], run.duration_s, unit_s, COLOURS[number - 1])
         ratio = busy[pod] / run.duration_s
         axes.set_title(f"{shortened(pod)}: {ratio:.0%} of the time loading or inferring")
     rows[-1].set_xlabel(f"Time since start ({unit})")
-    _legend(rows[-1], COLOURS[number - 1])
+    usage_legend(rows[-1], COLOURS[number - 1])
     others = f" The {len(busy) - len(pods)} others did less." if len(busy) > len(pods) else ""
     caption = (
         f"{len(pods)} of {len(busy)} pods with the models that ran there most, at most "
@@ -68,7 +68,7 @@ def _busiest(found: list[PodUsage]) -> list[PodUsage]:
     return sorted(kept[:_MAX_MODELS], key=lambda each: each.model)
 
 
-def _legend(axes: Axes, colour: str) -> None:
+def usage_legend(axes: Axes, colour: str) -> None:
     for label, shade, alpha in (
         ("loading", colour, 1.0), ("loaded", colour, _LOADED), ("inferring", "black", 1.0),
     ):  # fmt: skip
@@ -76,9 +76,11 @@ def _legend(axes: Axes, colour: str) -> None:
     legend_below(axes)
 
 
-def _draw(
-    axes: Axes, found: Sequence[PodUsage], duration_s: float, unit_s: float, colour: str
-) -> None:
+def draw_usage(
+    axes: Axes, found: Sequence[PodUsage], duration_s: float, unit_s: float, colour: str,
+    *, start_s: float = 0.0,
+) -> None:  # fmt: skip
+    """One row per model, from `start_s` for `duration_s`."""
     pixel_s = duration_s / _PIXELS
     for row, each in enumerate(found):
         _blocks(axes, each.loaded, row, 0.8, colour, _LOADED, pixel_s, unit_s)
@@ -86,7 +88,7 @@ def _draw(
         _blocks(axes, each.inferring, row, 0.4, "black", 1.0, pixel_s, unit_s)
     axes.set_yticks(range(len(found)), list(labels([each.model for each in found]).values()))
     axes.set_ylim(len(found) - 0.4, -0.6)
-    axes.set_xlim(0, duration_s / unit_s)
+    axes.set_xlim(start_s / unit_s, (start_s + duration_s) / unit_s)
     axes.grid(visible=False, axis="y")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from math import inf
 from typing import TYPE_CHECKING
 
 from runtime.loading.load_lifecycle import Load
@@ -22,10 +21,6 @@ class SimulatedResident(CachedModel):
     """A model on a simulated device."""
 
     plan: ModelPlan = field(kw_only=True)
-    served: int = 0
-    """Number of requests that have released the model."""
-    last_s: float = -inf
-    """Time of the last release."""
 
     @property
     def is_pinned(self) -> bool:

@@ -100,8 +100,6 @@ class ModelLoading(LoadLifecycle[SimulatedLoad, SimulatedWeights, SimulatedResid
 
     def release(self, resident: SimulatedResident) -> None:
         """End one request's use of the model."""
-        resident.served += 1
-        resident.last_s = self._events.now_s
         self.residents.end_use(resident)
 
     def _removed(self, entry: SimulatedResident, _reason: str, evicted_for: str | None) -> None:

@@ -8,6 +8,8 @@ from registry.domain.model import ModelRecord, Tier, name_of_key
 from registry.domain.residency_index import Residency
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from registry.domain.cluster import ClusterState
     from registry.domain.model import LoadFailure, ModelName, ModelSpec
     from registry.domain.profile import Profile
@@ -18,6 +20,8 @@ class ModelTable:
 
     def __init__(self, state: ClusterState) -> None:
         self._state = state
+        self.on_residency: Callable[[str, str, Tier, Tier | None, float], None] | None = None
+        """Called with pod, key, tier, source of a load in progress, and time of every change."""
 
     def put(self, spec: ModelSpec) -> str:
         """Declare a model: `created`, `configured` or `unchanged`."""
@@ -79,6 +83,8 @@ class ModelTable:
     def set_residency(
         self, pod: str, key: str, tier: Tier, loading: Tier | None, size_bytes: int, now_s: float
     ) -> None:
+        if self.on_residency is not None:
+            self.on_residency(pod, key, tier, loading, now_s)
         before = self._state.holders(key).get(pod)
         if tier is Tier.REMOTE and loading is None and size_bytes == 0:
             self._state.residency.drop(key, pod)

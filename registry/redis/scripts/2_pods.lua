@@ -79,8 +79,9 @@ function op.idle_memory()
   return redis.call('GET', key('idle_memory')) or '0'
 end
 
--- A heartbeat.
-function op.beat(pod, epoch, lease_ms, used, loads, samples, idle_byte_s)
+-- A heartbeat. copies: use of the pod's copies as JSON, which only autoscalers read, so it is not
+-- published; absent from pods of an older version.
+function op.beat(pod, epoch, lease_ms, used, loads, samples, idle_byte_s, copies)
   if not holds_lease(pod, epoch) then return {'lost'} end
   redis.call('ZADD', key('leases'), now + lease_ms, pod)
   local hash = key('pod:' .. pod)
@@ -94,7 +95,18 @@ function op.beat(pod, epoch, lease_ms, used, loads, samples, idle_byte_s)
     append_samples(sample[1], sample[2] .. suffix, sample[3])
   end
   add_idle_memory(pod, idle_byte_s)
+  if copies then redis.call('HSET', hash, 'copies', copies, 'copies_at', now) end
   return {'ok'}
+end
+
+-- {pod, time of the report in ms, report} of each pod that reports the use of its copies.
+function op.copies()
+  local found = {}
+  for _, pod in ipairs(redis.call('ZRANGE', key('leases'), 0, -1)) do
+    local stored = redis.call('HMGET', key('pod:' .. pod), 'copies', 'copies_at')
+    if stored[1] then found[#found + 1] = {pod, tonumber(stored[2]), stored[1]} end
+  end
+  return found
 end
 
 function op.phase(pod, epoch, phase)

@@ -128,6 +128,16 @@ def test_baseline_skips_a_machine_that_has_not_served_since_its_load() -> None:
     assert _baseline(_full(NOW_S - 5, last_s=NOW_S - 4))[0] == ["old<p", "new>p"]
 
 
+def test_a_machine_has_served_only_if_its_own_copies_have() -> None:
+    """Requests for the model were served by its copy elsewhere."""
+    old = model(
+        "old", at={"p": Tier.DEVICE, "q": Tier.DEVICE}, since_s=NOW_S - 5, last_arrival_s=NOW_S - 1,
+        uses={"p": CopyUse(), "q": CopyUse(ongoing=1, last_s=NOW_S - 1, served=3)},
+    )  # fmt: skip
+    machines = [pod("p", memory_bytes=1_000, used_bytes=1_000), pod("q", slots_busy=1)]
+    assert _baseline(pool(machines, [model("new", waiting=WAITS), old]))[0] == []
+
+
 def test_baseline_evicts_the_least_recently_used_models_needed() -> None:
     held = [
         model("a", at={"p": Tier.DEVICE}, uses={"p": CopyUse(last_s=NOW_S - 20)}),

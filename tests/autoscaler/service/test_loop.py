@@ -12,9 +12,11 @@ import pytest
 from autoscaler.loading.loading_policies import LOADING_POLICIES
 from autoscaler.planning.demand_forecast import forecast_demand
 from autoscaler.planning.policy import Action, ActionReason, Load, LoadingPolicy
+from autoscaler.planning.pool_view import CopyUse
 from registry.domain.action_log import ActionOutcome
 from registry.domain.demand import QueueStats
 from registry.domain.model import Preload, Tier
+from registry.domain.pod import CopyReport, PodReport
 from registry.redis.arrivals import ArrivalLog
 from registry.redis.autoscaler_log import AutoscalerLog
 from tests.autoscaler.service.conftest import a_stage, metric, model
@@ -74,6 +76,32 @@ async def test_carries_out_an_action_once_and_records_its_reason(
     assert vars(line).items() >= {
         "model": "default/a", "pod": "pod-a", "reason": "forecast", "words": "needed everywhere",
     }.items()  # fmt: skip
+
+
+async def test_plans_see_the_use_of_every_copy(stage: Stage) -> None:
+    """Of one model at two pods, as heartbeats report it; published to no gateway."""
+    await stage.registry.put_models([model("a")])
+    pods = [await stage.pod(name) for name in ("pod-a", "pod-b")]
+    for pod in pods:
+        await stage.registry.set_tier(pod.name, pod.epoch, model("a").key, Tier.DEVICE, 100)
+    await pods[0].beat(PodReport(copies={model("a").key: CopyReport(1, 7, 2.0)}))
+    await pods[1].beat(PodReport(copies={model("a").key: CopyReport()}))
+    views: list[PoolView] = []
+
+    def plan(view: PoolView, state: None) -> tuple[tuple[Action, ...], None]:
+        views.append(view)
+        return (), state
+
+    def is_seen() -> bool:
+        return any(each.uses for view in views for each in view.models)
+
+    async with stage.autoscaler(LoadingPolicy("watcher", None, plan)):
+        await until(is_seen, timeout_s=LIMIT_S, what="the use of copies in a view")
+    [seen] = views[-1].models
+    assert (seen.uses["pod-a"].ongoing, seen.uses["pod-a"].served) == (1, 7)
+    assert seen.uses["pod-b"] == CopyUse()
+    now_s = views[-1].time_s
+    assert now_s - 60 < seen.uses["pod-a"].last_s < now_s - 1.9
 
 
 async def test_one_of_two_autoscalers_acts(stage: Stage) -> None:

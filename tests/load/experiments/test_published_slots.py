@@ -9,6 +9,7 @@ import pytest
 from load.experiments.elastic.spike_scenario import SpikeScenario, spike_cluster
 from load.experiments.liu.simulated import ModelTimings, simulation_of
 from load.experiments.schedulers.runs import cluster
+from load.experiments.schedulers.setting import MAIN
 
 if TYPE_CHECKING:
     from load.simulator.cluster.plan import ClusterPlan
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 @pytest.mark.parametrize(
     "plan",
     [
-        pytest.param(cluster(6, seed=1), id="blinowski"),
+        pytest.param(cluster(MAIN, seed=1), id="blinowski"),
         pytest.param(spike_cluster(SpikeScenario(), ["a", "b"]), id="spike"),
     ],
 )

@@ -31,6 +31,7 @@ def new_agent(redis_url: str, registry: Registry) -> RegistryAgent:
         used_bytes=lambda: {"device": 7},
         loads_total=lambda: 0,
         idle_byte_s=lambda: 0.0,
+        copies=dict,
     )
     return RegistryAgent(
         registry,

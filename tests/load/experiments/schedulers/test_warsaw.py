@@ -12,22 +12,19 @@ import pytest
 
 from load.experiments.harness.experiment import ExperimentError, Settings
 from load.experiments.harness.published_figures import published_figures
-from load.experiments.schedulers.runs import (
-    MODELS_PER_MACHINE,
-    SchedulerResult,
-    SchedulerTask,
-    cluster,
-    simulate,
-)
+from load.experiments.schedulers.figures import draw_machines, draw_schedulers
+from load.experiments.schedulers.runs import SchedulerResult, SchedulerTask, cluster, simulate
 from load.experiments.schedulers.scheduler_configs import (
     BASELINE,
     CLOCKWORK,
+    OF_THESIS,
     SCHEDULERS,
     SHIPPED,
     scheduler_config,
 )
+from load.experiments.schedulers.setting import GATEWAY, MAIN, OVERLAPPING, THESIS, VARIED, Setting
 from load.experiments.schedulers.thesis_comparison import CLAIMS, by_seed
-from load.experiments.schedulers.warsaw import FILE, MACHINES, draw, run
+from load.experiments.schedulers.warsaw import FILE, run
 from load.experiments.schedulers.workload import MODELS, Workload, deadlines_s
 
 if TYPE_CHECKING:
@@ -124,11 +121,23 @@ def test_a_workload_that_no_draw_fits_is_refused() -> None:
         Workload(work=(50.0, 60.0)).counts(1)
 
 
-def test_machines_hold_two_models() -> None:
-    plan = cluster(MACHINES, 1)
+@pytest.mark.parametrize("setting", VARIED)
+def test_machines_hold_as_many_models_as_the_setting_says(setting: Setting) -> None:
+    plan = cluster(setting, 1)
     [pod] = plan.nodes[0].pods
-    assert len(plan.nodes) == MACHINES
-    assert {pod.memory_bytes // each.memory_bytes for each in plan.models} == {MODELS_PER_MACHINE}
+    assert len(plan.nodes) == setting.machines
+    assert pod.slots == 1
+    assert {pod.memory_bytes // each.memory_bytes for each in plan.models} == {setting.models_each}
+
+
+@pytest.mark.parametrize("setting", VARIED)
+def test_the_load_of_every_setting_can_be_drawn(setting: Setting) -> None:
+    work = setting.workload(Workload(minutes=12, spikes=2))
+    for seed in (1, 2, 3):
+        [(first, _), *_] = work.spike_minutes(seed)
+        rates = work.counts(seed)[:first].mean(axis=0) / 60
+        busy = sum(rates * [each.infer_s for each in MODELS])
+        assert 0.6 * work.work[0] < busy < 1.4 * work.work[1]
 
 
 # Runs
@@ -137,7 +146,8 @@ def test_machines_hold_two_models() -> None:
 @pytest.fixture(scope="module")
 def short_runs() -> Mapping[str, SchedulerResult]:
     """All schedulers on two minutes."""
-    return {name: simulate(SchedulerTask(name, 1, MACHINES, SHORT)) for name in SCHEDULERS}
+    tasks = [SchedulerTask(name, 1, SHORT, machine="machine-00") for name in SCHEDULERS]
+    return {each.scheduler: simulate(each) for each in tasks}
 
 
 @pytest.mark.slow
@@ -165,7 +175,7 @@ def test_baseline_loads_a_model_once_and_round_robin_repeatedly(
 
 @pytest.mark.slow
 def test_the_same_run_gives_the_same_result(short_runs: Mapping[str, SchedulerResult]) -> None:
-    again = simulate(SchedulerTask(CLOCKWORK, 1, MACHINES, SHORT))
+    again = simulate(SchedulerTask(CLOCKWORK, 1, SHORT))
     assert again.curve_s == short_runs[CLOCKWORK].curve_s
     assert again.load_s == short_runs[CLOCKWORK].load_s
 
@@ -177,7 +187,10 @@ def test_in_a_spike_baseline_has_one_copy_and_clockwork_more() -> None:
         minutes=2, spikes=1, rate_per_min=300.0, work=(0.3, 0.5), most_busy=0.3, height=8.0,
         spiking_share=1.0,
     )  # fmt: skip
-    before, after = (simulate(SchedulerTask(name, 1, 8, work)) for name in (BASELINE, CLOCKWORK))
+    eight = Setting("8 x 2", machines=8)
+    before, after = (
+        simulate(SchedulerTask(name, 1, work, eight)) for name in (BASELINE, CLOCKWORK)
+    )
     assert after.missed_in_spikes < before.missed_in_spikes
     assert after.longest_s < before.longest_s
 
@@ -197,7 +210,56 @@ def test_only_the_shipped_gateway_starts_loads_itself() -> None:
     assert all(scheduler_config(name).queueing.serves_late for name in SCHEDULERS)
 
 
+def test_the_thesiss_schedulers_start_inferences_by_its_rules() -> None:
+    for name in SCHEDULERS:
+        is_of_thesis = name in OF_THESIS
+        for inference in (THESIS, OVERLAPPING):
+            queueing = scheduler_config(name, inference).queueing
+            assert (queueing.inference_rule is not None) is is_of_thesis
+            is_serial = is_of_thesis and inference == THESIS
+            assert queueing.one_action_at_a_time is is_serial
+        assert scheduler_config(name, GATEWAY).queueing.inference_rule is None
+
+
 @pytest.mark.slow
-def test_the_plot_is_written(short_runs: Mapping[str, SchedulerResult], tmp_path: Path) -> None:
-    path = draw(list(short_runs.values()), tmp_path)
-    assert path.read_bytes().startswith(b"\x89PNG")
+def test_a_machine_that_does_one_action_at_a_time_serves_nothing_while_it_loads(
+    short_runs: Mapping[str, SchedulerResult],
+) -> None:
+    for name in OF_THESIS:
+        usage = short_runs[name].usage
+        inferring = np.concatenate([
+            np.stack([each.inferring.begins, each.inferring.ends]) for each in usage
+        ], axis=1)  # fmt: skip
+        for each in usage:
+            for begin_s, end_s in zip(each.loading.begins, each.loading.ends, strict=True):
+                overlap_s = np.minimum(inferring[1], end_s) - np.maximum(inferring[0], begin_s)
+                assert overlap_s.max(initial=0.0) <= 1e-6, (name, each.model)
+
+
+@pytest.mark.slow
+def test_recorded_use_includes_loads_that_no_request_waited_for(
+    short_runs: Mapping[str, SchedulerResult],
+) -> None:
+    """Requests wait in the queue for loads of the scheduler, so records show none of them."""
+    found = short_runs["round-robin"]
+    begins = np.concatenate([each.loading.begins for each in found.usage])
+    assert len(begins) > found.loads / MAIN.machines / 4
+    for each in found.usage:
+        assert np.all(each.loaded.begins >= each.loading.begins[0])
+        assert each.loaded.total_s >= each.inferring.total_s
+
+
+@pytest.mark.slow
+def test_time_to_schedule_is_before_the_inference(
+    short_runs: Mapping[str, SchedulerResult],
+) -> None:
+    for name, found in short_runs.items():
+        assert 0 <= found.wait_s < found.mean_s, name
+        assert sum(found.answered) <= found.requests - found.unanswered
+
+
+@pytest.mark.slow
+def test_the_plots_are_written(short_runs: Mapping[str, SchedulerResult], tmp_path: Path) -> None:
+    runs = list(short_runs.values())
+    for path in (draw_schedulers(runs, tmp_path), draw_machines(runs[:2], (0, 120), tmp_path)):
+        assert path.read_bytes().startswith(b"\x89PNG")
