@@ -24,6 +24,7 @@ from autoscaler.service.demand_reader import DemandReader
 from autoscaler.tick.forecaster import DemandForecaster
 from autoscaler.tick.observed_demand import ObservedDemand
 from autoscaler.tick.planner import Planner
+from autoscaler.tick.rate_publication import RatePublication
 from registry.domain.action_log import POOL, ActionOutcome, ActionRecord, WantedPods
 from registry.domain.model import name_of_key
 from registry.errors import RegistryUnavailable
@@ -75,6 +76,7 @@ class Autoscaler:
         )
         params = ScalingParams(stable_s=settings.pod_stable, idle_s=settings.pod_idle)
         self._planner = Planner(policy, observed, self._forecast, params)
+        self._rates = RatePublication()
         self._policy = policy
         self._metrics = metrics
         self._holder = holder
@@ -110,6 +112,7 @@ class Autoscaler:
             return
         await self._report_contradictions(plan, token)
         await self._scale(plan, token)
+        await self._publish_rates(plan, token)
         executor.start(plan.actions, token)
 
     def _set_leading(self, *, is_leading: bool) -> None:
@@ -199,6 +202,13 @@ class Autoscaler:
         self._metrics.actions.labels("scale", action.reason, ActionOutcome.DONE).inc()
         logger.info("scale", extra={"pods": action.pods, "reason": str(action.reason),
                                     "words": action.detail, "leaving": leaving})  # fmt: skip
+
+    async def _publish_rates(self, plan: TickPlan, token: int) -> None:
+        """Publish expected arrivals to gateways; a restarted autoscaler overwrites them at once."""
+        now_s = self._watch.registry_now_s()
+        rates = self._rates.next_rates(plan.view, now_s, time_scale=self._settings.pace)
+        if rates is not None:
+            await self._log.publish_expected_rates(token, rates)
 
     async def _report_contradictions(self, plan: TickPlan, token: int) -> None:
         """Record contradictory limits, once per model and text."""

@@ -19,6 +19,7 @@ from autoscaler.tick.forecast_schedule import ForecastSchedule
 from autoscaler.tick.forecaster import DemandForecaster
 from autoscaler.tick.observed_demand import ObservedDemand
 from autoscaler.tick.planner import Planner
+from autoscaler.tick.rate_publication import RatePublication
 from registry.domain.model import Tier, name_of_key
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ class PlannedAutoscaler:
         self._planner = Planner(policy, self._observed, forecasts)
         self._planner.scaling = None if pods is None else ScalingState(current=pods)
         self._limits = limits
+        self._rates = RatePublication()
         self._arrivals: list[tuple[ModelName, float, int]] = []
         self._sizes = {plan.spec.key: plan.memory_bytes for plan in cluster.models}
         self._budgets = _host_budgets(cluster)
@@ -93,6 +95,9 @@ class PlannedAutoscaler:
         plan = self._planner.plan(state, now_s, observations, limits=self._limits)
         if plan.failure is not None:
             raise plan.failure
+        rates = self._rates.next_rates(plan.view, now_s)
+        if rates is not None:
+            actions.publish_expected_rates(rates)
         for action in plan.actions:
             self._act(action, actions)
 

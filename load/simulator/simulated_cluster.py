@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from load.simulator.results.finished_requests import FinishedRequests
     from load.simulator.results.summary import Summary
     from registry.domain.demand import QueueStats
+    from registry.domain.expected_rates import ExpectedRates
     from registry.domain.model import ModelName, RoutingPolicy
 
 
@@ -78,6 +79,10 @@ class SimulatedCluster:
         return sum(pod.loading.residents.idle_byte_s for pod in pods if pod.agent.is_alive)
 
     # What an autoscaler does
+
+    def publish_expected_rates(self, rates: ExpectedRates) -> None:
+        """Make expected arrivals known to the gateway."""
+        self.registry.state.expected_rates = rates
 
     def preload(self, model: ModelName, pod: str, tier: Tier = Tier.DEVICE) -> bool:
         """Load a model to a tier; False: it is there or being loaded, or there is no such pod."""

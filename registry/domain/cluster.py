@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from registry.cost.arrival_rates import ArrivalRates
 from registry.domain.estimates import Measurements, ModelEstimates
 from registry.domain.eviction_prices import EvictionPrices
+from registry.domain.expected_rates import ExpectedRates
 from registry.domain.model import ModelName, ModelRecord, name_of_key
 from registry.domain.pod_index import PodIndex
 from registry.domain.residency_index import ResidencyIndex
@@ -48,6 +49,8 @@ class ClusterState:
         """Grows with every change of `profiles`."""
         self.wanted: WantedPods | None = None
         """The pods that the autoscaler wants; None before its first decision."""
+        self.expected_rates = ExpectedRates()
+        """Arrivals that the autoscaler expects; read them with `at`, since they age."""
 
     def clear(self) -> None:
         """Remove what the registry knows; the versions of models and profiles grow."""
@@ -60,6 +63,7 @@ class ClusterState:
         self.eviction_prices = EvictionPrices(self.pods, self.residency, self.arrivals)
         self.profiles = {}
         self.wanted = None
+        self.expected_rates = ExpectedRates()
 
     def declared_keys(self) -> set[str]:
         """Keys of all generations of the declared models."""

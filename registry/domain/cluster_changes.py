@@ -12,6 +12,7 @@ import orjson
 
 from registry.domain.accelerator import AcceleratorKind
 from registry.domain.codec import decode_pod, decode_profile, decode_record, decode_wanted
+from registry.domain.expected_rates import decode_expected
 from registry.domain.model import ModelName, Tier
 from registry.domain.pod import PodPhase
 from registry.domain.pod_state import PodState
@@ -69,6 +70,8 @@ class ChangeApplier:
                     self._apply_profile(version, *values)
                 case "wanted":
                     self._apply_wanted(version, *values)
+                case "expected":
+                    self._apply_expected(version, *values)
         except (ValueError, TypeError, LookupError) as error:
             self.unreadable_total += 1
             self.unreadable_cause = f"{kind}: {error}"
@@ -175,6 +178,10 @@ class ChangeApplier:
         if not self._is_old(version, "wanted"):
             self.state.wanted = decode_wanted(text)
 
+    def _apply_expected(self, version: int, text: str) -> None:
+        if not self._is_old(version, "expected"):
+            self.state.expected_rates = decode_expected(text)
+
 
 def load_snapshot(state: ClusterState, version: int, snapshot: Sequence[Any]) -> ChangeApplier:
     """Replace a state by a full snapshot, as `registry.redis.script.read_snapshot` assembles it.
@@ -184,7 +191,7 @@ def load_snapshot(state: ClusterState, version: int, snapshot: Sequence[Any]) ->
     state.clear()
     state.version = version
     applier = ChangeApplier(state)
-    pods, models, samples, profiles, *wanted = snapshot
+    pods, models, samples, profiles, *latest = snapshot
     changes: list[tuple[Any, ...]] = []
     for *pod, residency in pods or []:
         changes.append(("pod", *pod))
@@ -194,7 +201,8 @@ def load_snapshot(state: ClusterState, version: int, snapshot: Sequence[Any]) ->
         for measure, values in _pairs(measures):
             changes.append(("samples", key, measure, orjson.loads(values)))
     changes += [("profile", name, text) for name, text in _pairs(profiles)]
-    changes += [("wanted", each) for each in wanted if each]
+    pairs = zip(("wanted", "expected"), latest, strict=False)
+    changes += [(kind, text) for kind, text in pairs if text]
     applier.apply(version, changes)
     applier.snapshot_version = version
     return applier

@@ -1,4 +1,4 @@
-"""The autoscalers' shared log in Redis: leader's lease, actions in progress, pods wanted.
+"""The autoscalers' shared log in Redis: leader's lease, actions, pods wanted, arrivals expected.
 
 One autoscaler at a time leads, by a lease with a fencing token. It records an action before it
 carries the action out, so that its successor does not repeat it.
@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from registry.domain.action_log import POOL, AutoscalerRecords, LeaderLease, OngoingActions
 from registry.domain.codec import decode_action, decode_wanted, encode_action, encode_wanted
+from registry.domain.expected_rates import encode_expected
 
 if TYPE_CHECKING:
     from registry.domain.action_log import ActionRecord, WantedPods
+    from registry.domain.expected_rates import ExpectedRates
     from registry.redis.client import Registry
 
 
@@ -59,6 +61,10 @@ class AutoscalerLog:
             "scale", token, encode_wanted(wanted), POOL, encode_action(record)
         )
         return str(result) != "fenced"
+
+    async def publish_expected_rates(self, token: int, rates: ExpectedRates) -> bool:
+        """Publish expected arrivals to gateways; False: the caller does not lead."""
+        return str(await self._submit("expect", token, encode_expected(rates))) != "fenced"
 
     async def ongoing(self) -> OngoingActions:
         return _ongoing(*await self._submit("under_way"))

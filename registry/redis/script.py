@@ -80,19 +80,19 @@ class ServerScript:
 
 
 def read_snapshot(parts: Sequence[Any], hashes: Sequence[Sequence[bytes]]) -> list[Any]:
-    """Pods, models, samples, profiles and wanted pods, as `cluster_changes.load_snapshot` reads.
+    """Pods, models, samples, profiles, wanted pods and expected rates, for `load_snapshot`.
 
     Args:
         parts: The result of the script's `snapshot`.
         hashes: The replies to `snapshot_reads`: names and values in turn.
     """
-    pods, samples, wanted = parts
+    pods, samples, *latest = parts
     models, previous, failures, profiles = (_texts(each) for each in hashes)
     records = [
         (name, (spec, previous.get(name, False), failures.get(name, False)))
         for name, spec in models.items()
     ]
-    return [pods, records, samples, [each for pair in profiles.items() for each in pair], wanted]
+    return [pods, records, samples, [each for pair in profiles.items() for each in pair], *latest]
 
 
 def _texts(pairs: Sequence[bytes]) -> dict[str, str]:

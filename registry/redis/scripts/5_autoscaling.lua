@@ -1,7 +1,9 @@
--- The autoscalers' log: leader's lease, actions in progress, pods wanted. Every write carries the
--- lease's fencing token, so an autoscaler that lost the lease can begin no action.
+-- The autoscalers' log: leader's lease, actions in progress, pods wanted, expected arrivals. Every
+-- write carries the lease's fencing token, so an autoscaler that lost the lease can begin no action.
 
 local MAX_HISTORY = 100
+local EXPECTED_TTL_MS = 60000
+local expected
 
 -- {holder, token, until, ttl} while the lease is held, else {}. A clock set back would prolong a
 -- lease, so one with more time left than its ttl is invalid.
@@ -61,6 +63,14 @@ function op.scale(token, wanted, subject, record)
   redis.call('SET', key('wanted'), wanted)
   log_action(subject, record)
   change('wanted', wanted)
+  return 'ok'
+end
+
+-- Expected arrivals, for gateways only.
+function op.expect(token, rates)
+  if not is_leader(token) then return 'fenced' end
+  redis.call('SET', key('expected'), rates, 'PX', EXPECTED_TTL_MS)
+  expected = rates
   return 'ok'
 end
 

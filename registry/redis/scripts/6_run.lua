@@ -1,6 +1,6 @@
 -- Sync, snapshot, and the run of a batch: ARGV[1] holds the operations, ARGV[2] their origin.
 -- Changes are published once per batch, under one new version: all of them to gateways; to pods
--- without the counts, which change with every request.
+-- without the counts, which change with every request, and without expected arrivals.
 
 function op.sync()
   expire_pods()
@@ -34,7 +34,8 @@ function op.snapshot()
   expire_pods()
   expire_claims()
   expire_reservations()
-  return {all_pods(), all_samples(), or_false(redis.call('GET', key('wanted')))}
+  return {all_pods(), all_samples(), or_false(redis.call('GET', key('wanted'))),
+    or_false(redis.call('GET', key('expected')))}
 end
 
 local results = {}
@@ -72,6 +73,7 @@ if #changes > 0 then
 else
   news_version = current_version('news_version')
 end
+if expected then change('expected', expected) end
 for pod in pairs(changed_counts) do
   if redis.call('EXISTS', key('pod:' .. pod)) == 1 then change('counts', pod, counts(pod)) end
 end

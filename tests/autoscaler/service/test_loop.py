@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,10 +20,14 @@ from registry.domain.model import Preload, Tier
 from registry.domain.pod import CopyReport, PodReport
 from registry.redis.arrivals import ArrivalLog
 from registry.redis.autoscaler_log import AutoscalerLog
+from registry.redis.client import Registry
+from registry.redis.watch import ClusterWatch
 from tests.autoscaler.service.conftest import a_stage, metric, model
-from tests.registry.redis.clients import eventually, until
+from tests.registry.redis.clients import eventually, running, until
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from autoscaler.forecasting.history import History
     from autoscaler.planning.demand_forecast import FittedModel
     from autoscaler.planning.pool_view import Demand, PoolView
@@ -253,6 +258,39 @@ async def test_a_queued_request_wakes_one_pod(stage: Stage) -> None:
         history = (await scaling.records()).history
         assert history[0].reason == "waiting"
         assert "40 requests wait" in history[0].detail
+
+
+async def test_the_leader_publishes_expected_arrivals(stage: Stage) -> None:
+    """And so does its successor, which overwrites them."""
+
+    def expects(p: float) -> Callable[[History, FittedModel], Demand]:
+        def forecast(history: History, fitted: FittedModel) -> Demand:
+            demand = forecast_demand(history, fitted)
+            demand.p_minute[:] = p
+            return demand
+
+        return forecast
+
+    await stage.registry.put_models([model("a")])
+    policy = LOADING_POLICIES["keep-alive"]()
+    watch = ClusterWatch(await Registry.connect(stage.url, stage.pool))
+
+    def has(p: float) -> bool:
+        rates = watch.state.expected_rates.at(watch.registry_now_s())
+        return rates.get(model("a").key) == pytest.approx(-math.log(1 - p) / 60, rel=0.01)
+
+    async with running(watch):
+        async with stage.autoscaler(policy, forecast=expects(0.5)):
+            await until(lambda: has(0.5), timeout_s=LIMIT_S, what="rates of the leader")
+            async with stage.autoscaler(policy, forecast=expects(0.9)) as follower:
+                await until(
+                    lambda: metric(follower, "pilotlight_autoscaler_plan_seconds_count") >= 5,
+                    timeout_s=LIMIT_S, what="plans of the follower",
+                )  # fmt: skip
+                assert has(0.5)
+        async with stage.autoscaler(policy, forecast=expects(0.9)):
+            await until(lambda: has(0.9), timeout_s=LIMIT_S, what="rates of the successor")
+    await watch.registry.close()
 
 
 async def test_reports_contradictory_limits(stage: Stage) -> None:

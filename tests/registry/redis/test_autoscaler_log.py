@@ -10,6 +10,7 @@ import pytest
 import redis.asyncio
 
 from registry.domain.action_log import POOL, ActionOutcome, ActionRecord, PodShape, WantedPods
+from registry.domain.expected_rates import ExpectedRates
 from registry.redis.autoscaler_log import AutoscalerLog, BeginResult
 from registry.redis.watch import ClusterWatch
 from tests.registry.redis.clients import SPEC, eventually, running, until
@@ -146,6 +147,28 @@ async def test_wanted_pods_are_published(registry: Registry, connect: Connect) -
     later = ClusterWatch(await connect())
     async with running(later):
         await until(lambda: later.state.wanted == WantedPods((PodShape(2),), ("pod-1",)))
+
+
+async def test_expected_rates_are_published_to_gateways(
+    registry: Registry, connect: Connect
+) -> None:
+    log = AutoscalerLog(registry)
+    token = await _acquire(registry, "one")
+    gateway, pod = ClusterWatch(await connect()), ClusterWatch(await connect(), counts=False)
+    first, second = ExpectedRates({"a": 1.0}, 10.0), ExpectedRates({"a": 2.0}, 15.0)
+    async with running(gateway), running(pod):
+        assert await log.publish_expected_rates(token, first)
+        await until(lambda: gateway.state.expected_rates == first)
+        await registry.put_models([SPEC])
+        await until(lambda: SPEC.name in pod.state.models)
+        assert pod.state.expected_rates == ExpectedRates()
+    later = ClusterWatch(await connect())
+    async with running(later):
+        await until(lambda: later.state.expected_rates == first)
+        await log.release_lead(token)
+        assert not await log.publish_expected_rates(token, ExpectedRates({"a": 9.0}, 12.0))
+        assert await log.publish_expected_rates(await _acquire(registry, "two"), second)
+        await until(lambda: later.state.expected_rates == second)
 
 
 async def test_the_same_wanted_pods_again_have_no_effect(registry: Registry) -> None:

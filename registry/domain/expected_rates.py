@@ -1,0 +1,64 @@
+"""Expected arrivals that the autoscaler publishes for gateways, which cannot see its forecasts.
+
+Gateways use them together with their own counts, and without them alone: rates that are old, of
+another version or no numbers are ignored.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import orjson
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+VERSION: Final = 1
+"""Of the meaning of the numbers."""
+MAX_AGE_S: Final = 30.0
+"""Six intervals of publication; an autoscaler that has stopped is ignored from then on."""
+MAX_AHEAD_S: Final = 5.0
+"""Rates from farther in the future were made before the clock was set back."""
+MAX_MODELS: Final = 500
+"""Models with the largest rates that are published: every gateway gets all of them."""
+MAX_PER_S: Final = 1e6
+_NONE: Final[Mapping[str, float]] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedRates:
+    """Arrivals per second by model key, of the whole pool."""
+
+    per_s: Mapping[str, float] = field(default_factory=dict)
+    made_at_s: float = float("-inf")
+    """Registry time."""
+
+    def at(self, now_s: float) -> Mapping[str, float]:
+        """The rates; empty if they are too old."""
+        is_valid = -MAX_AHEAD_S <= now_s - self.made_at_s <= MAX_AGE_S
+        return self.per_s if is_valid else _NONE
+
+
+def encode_expected(rates: ExpectedRates) -> str:
+    """The largest rates, to three digits."""
+    usable = {key: rate for key, rate in rates.per_s.items() if _is_rate(rate) and rate > 0}
+    largest = sorted(usable, key=lambda key: (-usable[key], key))[:MAX_MODELS]
+    per_s = {key: float(f"{usable[key]:.3g}") for key in sorted(largest)}
+    document = {"version": VERSION, "at_s": rates.made_at_s, "per_s": per_s}
+    return orjson.dumps(document).decode()
+
+
+def decode_expected(text: str) -> ExpectedRates:
+    """No rates if another version wrote them; raises ValueError, TypeError or LookupError."""
+    stored: dict[str, Any] = orjson.loads(text)
+    if stored["version"] != VERSION:
+        return ExpectedRates()
+    per_s = {key: float(rate) for key, rate in stored["per_s"].items() if _is_rate(rate)}
+    return ExpectedRates(per_s, float(stored["at_s"]))
+
+
+def _is_rate(value: object) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return 0 <= value <= MAX_PER_S
