@@ -159,6 +159,17 @@ def _tiers(arguments: argparse.Namespace, machine: Machine) -> None:
     _save("tiers", machine, {"repeats": repeats}, [asdict(each) for each in results])
 
 
+def _steps(arguments: argparse.Namespace, machine: Machine) -> None:
+    from benchmarks import load_steps  # imports torch
+    from benchmarks.tiers.models import folder_of
+
+    repeats = arguments.repeats or (1 if arguments.quick else 5)
+    print(f"## Steps of loading t5-small from local files ({repeats} repeats)\n")
+    steps = load_steps.measure(folder_of("t5-small"), repeats=repeats)
+    print(load_steps.summary(steps))
+    _save("steps", machine, {"repeats": repeats}, [asdict(each) for each in steps])
+
+
 def _batching(arguments: argparse.Namespace, machine: Machine) -> None:
     if len(os.sched_getaffinity(0)) < 2:
         print("## Batching: skipped, needs two cores")
@@ -243,6 +254,7 @@ BENCHMARKS: Final[Mapping[str, Benchmark]] = {
     "proxy": Benchmark(_proxy, "the gateway against other gateways (make bench-peers)"),
     "storage": Benchmark(_storage, "from S3 on loopback to disk, against boto3"),
     "tiers": Benchmark(_tiers, "cold starts of T5 from every tier, against other loaders"),
+    "steps": Benchmark(_steps, "steps of loading T5-small, beside those of Liu 2025, table 3.1"),
     "eviction": Benchmark(_eviction, "loads by eviction rule (simulated)"),
     "batching": Benchmark(_batching, "a pod that batches against KServe's ModelServer"),
     "fidelity": Benchmark(_fidelity, "latencies of simulated runs against live ones"),
