@@ -47,8 +47,22 @@ class AdmissionQueue(Generic[P]):
         """Number of requests that can be dispatched, without those with a pending reservation."""
         return self._fair_queue.size
 
-    def depth(self, model: ModelName) -> int:
-        return self._fair_queue.depth(model.namespace, model.name) if self._queued else 0
+    def ahead_of(self, request: IncomingRequest) -> int:
+        """Queued requests of the model that would be dispatched before this new one."""
+        if not self._queued:
+            return 0
+        record = self._state.models.get(request.model)
+        priority = 0 if record is None else record.serving.policy.priority
+        return self._fair_queue.ahead_of(self._key(request, priority))
+
+    def _key(self, request: IncomingRequest, priority: int) -> QueueKey:
+        return queue_key(
+            tenant=request.model.namespace,
+            model=request.model.name,
+            sequence=request.sequence,
+            priority=priority,
+            deadline_s=_due_s(request) if self._by_deadline else None,
+        )
 
     def stalled_s(self, model: ModelName, now_s: float) -> float:
         """Time since the model's queue last became shorter; 0 if it has none."""
@@ -81,13 +95,7 @@ class AdmissionQueue(Generic[P]):
                 f"{spec.policy.queue_depth}",
                 retry_after_s=max(1.0, depth * hold_s / max(1, len(self._state.pods))),
             )
-        placement.queue_key = key = queue_key(
-            tenant=request.model.namespace,
-            model=request.model.name,
-            sequence=request.sequence,
-            priority=spec.policy.priority,
-            deadline_s=_due_s(request) if self._by_deadline else None,
-        )
+        placement.queue_key = key = self._key(request, spec.policy.priority)
         placement.refusals = 0
         placement.enqueued_s = now_s
         placement.wait_reason = Reason.QUEUE_NO_SLOT

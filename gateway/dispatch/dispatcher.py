@@ -132,7 +132,8 @@ class Dispatcher(PlacementDriver[Placement]):
     def _on_refusal(self, placement: Placement) -> None:
         self._placer.on_reply(placement, is_granted=False)
 
-    def release(self, placement: Placement) -> None:
+    def release(self, placement: Placement, *, is_cancelled: bool = False) -> None:
+        placement.end_work(is_cancelled=is_cancelled)
         self._reservations.release(placement.reservation)
         self.notify_change()
 

@@ -6,7 +6,7 @@ heads in the order of `dispatch_order`, and removes those that were placed.
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left, insort
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -47,6 +47,10 @@ class FairQueue:
 
     def depth(self, tenant: str, model: str) -> int:
         return len(self._tenants.get(tenant, {}).get(model, ()))
+
+    def ahead_of(self, key: QueueKey) -> int:
+        """Queued requests of its model that come before this one."""
+        return bisect_left(self._tenants.get(key.tenant, {}).get(key.model, ()), key)
 
     def add(self, key: QueueKey) -> None:
         """Queue a request; one that was removed before returns to its old position."""

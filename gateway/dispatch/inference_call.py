@@ -114,7 +114,7 @@ class InferenceCall:
                 self.release()
                 self._take_retry(retry)
             except BaseException:
-                self.release()
+                self.release(is_cancelled=True)
                 raise
 
     def _take_retry(self, retry: _RetryElsewhere) -> None:
@@ -137,12 +137,11 @@ class InferenceCall:
             self._failed = FailedAttempts()
         return self._failed
 
-    def release(self) -> None:
-        """Free the slot, if it is still held."""
+    def release(self, *, is_cancelled: bool = False) -> None:
+        """Free the slot, if it is still held; `is_cancelled`: before the pod has responded."""
         if self._holds_reservation:
             self._holds_reservation = False
-            self._context.reservations.release(self.placement.reservation)
-            self._context.dispatcher.notify_change()
+            self._context.dispatcher.release(self.placement, is_cancelled=is_cancelled)
 
     def end(self, *, is_complete: bool) -> None:
         """Free slot and connection, which another call may use after a complete response."""
@@ -152,7 +151,7 @@ class InferenceCall:
             )
         else:
             self.connection.close()
-        self.release()
+        self.release(is_cancelled=not is_complete)
 
     # One attempt
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from gateway.routing.decision import Reason, SendTo
     from gateway.routing.route_request import IncomingRequest
     from registry.domain.model import ModelSpec, RoutingPolicy
+    from registry.domain.pod_work import PlacedRequest
 
 
 class PendingPlacement:
@@ -22,7 +23,7 @@ class PendingPlacement:
 
     __slots__ = (
         "arrival", "awaited_tier", "direct_tries", "enqueued_s", "is_pending", "policy",
-        "queue_key", "refusals", "spec", "timeout", "wait_reason",
+        "queue_key", "refusals", "spec", "timeout", "wait_reason", "work",
     )  # fmt: skip
 
     arrival: IncomingRequest
@@ -43,6 +44,8 @@ class PendingPlacement:
     refusals: int
     """Reservations that were refused after the request was queued."""
     timeout: Timer | None
+    work: PlacedRequest | None
+    """What the request is expected to take at its pods, from its reservation until it is over."""
 
     def __init__(self, arrival: IncomingRequest) -> None:
         self.arrival = arrival
@@ -51,6 +54,16 @@ class PendingPlacement:
         self.queue_key = None
         self.direct_tries = 0
         self.is_pending = True
+        self.work = None
+
+    def end_work(self, *, is_cancelled: bool = False) -> None:
+        """Remove the request's work from its pods; drivers call it with each release.
+
+        `is_cancelled`: without a response, so that a device may still run the inference.
+        """
+        if self.work is not None:
+            self.work.end(is_cancelled=is_cancelled)
+            self.work = None
 
 
 P = TypeVar("P", bound=PendingPlacement)

@@ -13,6 +13,7 @@ from gateway.dispatch.admission_queue import AdmissionQueue
 from gateway.dispatch.pending_placement import P
 from gateway.errors import Rejected
 from gateway.routing.decision import Reject, SendTo, Wait
+from gateway.routing.placed_requests import record_placed
 from gateway.routing.route_request import route_request
 from gateway.routing.ski_rental import ColdStartCredit
 from registry.backoff import Backoff
@@ -68,7 +69,6 @@ class Placer(Generic[P]):
 
     def place(self, placement: P) -> None:
         """Place a request; the driver receives the result, possibly before this returns."""
-        driver = self._driver
         while placement.direct_tries < _MAX_DIRECT_TRIES:
             placement.direct_tries += 1
             if self._is_changed:  # queued requests first, so that tenants take turns
@@ -77,12 +77,12 @@ class Placer(Generic[P]):
             decision = result.decision
             if isinstance(decision, SendTo):
                 placement.policy = result.policy
-                is_granted = driver.reserve(placement, decision)
+                is_granted = self._reserve(placement, decision)
                 if is_granted is None:
                     return
                 if is_granted:
                     placement.is_pending = False
-                    driver.on_placed(placement)
+                    self._driver.on_placed(placement)
                     return
             elif isinstance(decision, Wait):
                 placement.policy = result.policy
@@ -93,8 +93,20 @@ class Placer(Generic[P]):
                 return
         self._enqueue(placement, None)
 
+    def _reserve(self, placement: P, decision: SendTo) -> bool | None:
+        """Reserve, and count the request's work at its pods from now on, unless it is refused."""
+        placement.work = record_placed(
+            decision, placement.spec.key, placement.arrival.deadline_s, self._state, self._now_s()
+        )
+        is_granted = self._driver.reserve(placement, decision)
+        if is_granted is False:
+            placement.end_work()
+        return is_granted
+
     def on_reply(self, placement: P, *, is_granted: bool) -> None:
         """Continue after the registry's reply to a reservation; `reserve` had returned None."""
+        if not is_granted:
+            placement.end_work()
         if not placement.is_pending:
             if is_granted:
                 self._driver.release(placement)
@@ -122,7 +134,7 @@ class Placer(Generic[P]):
     def _route_new(self, placement: P) -> RoutingResult:
         """Route a new request, which comes after the queued requests of its model."""
         model, now_s = placement.arrival.model, self._now_s()
-        result = self._route(placement, now_s, self._queue.depth(model))
+        result = self._route(placement, now_s, self._queue.ahead_of(placement.arrival))
         if placement.direct_tries == 1 and result.spec is not None:
             self._state.arrivals.record(result.spec.key, now_s)
         self._cold_start_credit.record(model, result.decision, now_s)
@@ -218,7 +230,7 @@ class Placer(Generic[P]):
             return True
         self._queue.take(placement, now_s)
         self._cold_start_credit.settle(placement.arrival.model, decision)
-        is_granted = self._driver.reserve(placement, decision)
+        is_granted = self._reserve(placement, decision)
         if is_granted is not None:
             self._on_queued_reply(placement, is_granted=is_granted)
         return True

@@ -14,13 +14,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from gateway.routing.decision import ColdStartLoss, Decision, Reason, RoutingOption, SendTo, Wait
-from gateway.routing.latency_model import proxy_to, run_at, wait_for
-from gateway.routing.pod_selection import (
-    cheapest_load,
-    fewest_inferring,
-    least_loaded,
-    least_loaded_free,
-)
+from gateway.routing.latency_model import is_idle, proxy_to, run_at, run_soonest, wait_for
+from gateway.routing.pod_selection import cheapest_load, least_loaded, least_loaded_free
 from gateway.routing.remote_proxy import least_busy_below
 from registry.domain.reservation import LoadMode
 
@@ -43,15 +38,15 @@ def auto(request: RequestView, cluster: ClusterState, now_s: float) -> Decision:
     options: list[RoutingOption] = []
     if len(cluster.pods.kinds) > 1:
         options = _options_by_kind(request, cluster, warm, warming, now_s)
-    elif pod := fewest_inferring(warm):
-        forecast = run_at(pod, request, cluster, now_s)
-        if pod.inferring == 0:  # no option ends sooner: every one takes at least this long
+    elif found := run_soonest(warm, request, cluster, now_s):
+        pod, forecast = found.pod, found.forecast
+        if is_idle(pod):  # no option ends sooner: every one takes at least this long
             return SendTo(pod.name, pod.name, LoadMode.WARM, Reason.WARM, forecast=forecast)
         options.append(
             RoutingOption("colocate", forecast, Reason.WARM, pod.name, pod.name, LoadMode.WARM)
         )
-    elif pod := fewest_inferring(warming):
-        forecast = run_at(pod, request, cluster, now_s)
+    elif found := run_soonest(warming, request, cluster, now_s):
+        pod, forecast = found.pod, found.forecast
         options.append(
             RoutingOption("join", forecast, Reason.WARMING, pod.name, pod.name, LoadMode.JOIN)
         )
@@ -94,13 +89,15 @@ def _options_by_kind(
     """
     options = []
     for kind in cluster.pods.kinds:
-        if pod := fewest_inferring([pod for pod in warm if pod.kind == kind]):
+        if found := run_soonest([pod for pod in warm if pod.kind == kind], request, cluster, now_s):
             name, reason, mode = "colocate", Reason.WARM, LoadMode.WARM
-        elif pod := fewest_inferring([pod for pod in warming if pod.kind == kind]):
+        elif found := run_soonest(
+            [pod for pod in warming if pod.kind == kind], request, cluster, now_s
+        ):
             name, reason, mode = "join", Reason.WARMING, LoadMode.JOIN
         else:
             continue
-        forecast = run_at(pod, request, cluster, now_s)
+        pod, forecast = found.pod, found.forecast
         options.append(RoutingOption(name, forecast, reason, pod.name, pod.name, mode))
     return options
 

@@ -65,6 +65,9 @@ class LatencyEstimate:
     seconds: float
     is_measured: bool
     """False if any part is a prior; deadlines are never rejected on such an estimate."""
+    guessed_s: float = 0.0
+    """The part of `seconds` that is not known: work of other gateways' requests, delays of late
+    ones. No request is rejected for it."""
 
 
 @dataclass(slots=True)

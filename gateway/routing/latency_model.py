@@ -11,11 +11,15 @@ priors, mark the forecast as unmeasured.
 
 from __future__ import annotations
 
-from heapq import heapify, heapreplace
+from dataclasses import dataclass
+from heapq import heapify, heapreplace, nsmallest
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from gateway.routing.decision import LatencyEstimate
+from gateway.routing.pod_selection import fewest_inferring
 from registry.domain.model import Tier
+from registry.domain.pod_work import ASSUMED_DUE_S, MeanTimes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,8 +28,13 @@ if TYPE_CHECKING:
     from registry.domain.cluster import ClusterState
     from registry.domain.estimates import Estimate, ModelEstimates, StageTimes
     from registry.domain.pod_state import PodState
+    from registry.domain.pod_work import Backlog
     from registry.domain.residency_index import Residency
 
+_MAX_MODELS: Final = 16
+"""Models of a pod that a mean is taken over, where this process has placed no request yet."""
+_MAX_COMPARED: Final = 8
+_SAME_TIME_S: Final = 1e-6
 _MAX_STEPS: Final = 64
 """Requests ahead that are simulated one by one; further ones are estimated by rate."""
 
@@ -50,22 +59,131 @@ def remaining_load(
     return type(whole)(rest_s if rest_s > 0 else elapsed_s, whole.is_measured)
 
 
+def is_idle(pod: PodState) -> bool:
+    """Whether the pod's device has nothing to do."""
+    return not pod.inferring and pod.work.cancelled is None
+
+
 def run_at(
     pod: PodState, request: RequestView, cluster: ClusterState, now_s: float
 ) -> LatencyEstimate:
     """Run at one pod with a free slot: cold, warming or warm.
 
     Liu's eq. 1 without its second term: other requests may end later than this one. Inference waits
-    for the device's backlog, which is worked off while the model loads.
+    for the device's backlog, which is worked off while the model loads and inputs are prepared.
     """
     measured = pod.estimates[request.key]
     times = measured.stages
-    load = remaining_load(cluster.holders(request.key).get(pod.name), pod, measured, now_s)
+    residency = cluster.holders(request.key).get(pod.name)
+    load = remaining_load(residency, pod, measured, now_s)
     load_s = load.seconds if load else 0.0
-    backlog_s = pod.inferring * times.share_s
-    return LatencyEstimate(
-        max(load_s, backlog_s) + times.hold_s,
-        times.is_measured and (load is None or load.is_measured),
+    is_measured = times.is_measured and (load is None or load.is_measured)
+    ready_s = load_s + times.preprocess_s
+    rest_s = times.infer_s + times.postprocess_s
+    if is_idle(pod):
+        return LatencyEstimate(ready_s + rest_s, is_measured)
+    wait_s = load_s if residency is not None and residency.is_warming else 0.0
+    backlog = device_backlog(
+        pod, request.key, request.deadline_s, cluster, now_s, ready_s=ready_s, load_s=wait_s
+    )
+    return _after_backlog(backlog, ready_s, rest_s, is_measured)
+
+
+@dataclass(frozen=True, slots=True)
+class PodForecast:
+    pod: PodState
+    forecast: LatencyEstimate
+
+
+def run_soonest(
+    pods: Sequence[PodState], request: RequestView, cluster: ClusterState, now_s: float
+) -> PodForecast | None:
+    """Run at the pod with a free slot that responds first; None without one.
+
+    One without other inferences comes first; of many pods only those with the fewest are compared.
+    Ties: as `fewest_inferring`.
+    """
+    first = fewest_inferring(pods)
+    if first is None:
+        return None
+    best = PodForecast(first, run_at(first, request, cluster, now_s))
+    if is_idle(first):
+        return best
+    others = [pod for pod in pods if pod.has_free_slot and pod is not first]
+    if len(others) > _MAX_COMPARED:
+        others = nsmallest(_MAX_COMPARED, others, key=lambda pod: (pod.inferring, pod.name))
+    for pod in others:
+        forecast = run_at(pod, request, cluster, now_s)
+        if _comes_before(pod, forecast, best):
+            best = PodForecast(pod, forecast)
+    return best
+
+
+def _comes_before(pod: PodState, forecast: LatencyEstimate, best: PodForecast) -> bool:
+    difference_s = forecast.seconds - best.forecast.seconds
+    if abs(difference_s) > _SAME_TIME_S:
+        return difference_s < 0.0
+    other = best.pod
+    return (pod.inferring, pod.slots_busy, pod.name) < (
+        other.inferring, other.slots_busy, other.name,
+    )  # fmt: skip
+
+
+def _after_backlog(
+    backlog: Backlog, ready_s: float, rest_s: float, is_measured: bool
+) -> LatencyEstimate:
+    start_s = max(ready_s, backlog.free_s)
+    known_s = max(ready_s, backlog.free_s - backlog.guessed_s)
+    return LatencyEstimate(start_s + rest_s, is_measured, start_s - known_s)
+
+
+def device_backlog(
+    pod: PodState, key: str, deadline_s: float | None, cluster: ClusterState, now_s: float,
+    *, ready_s: float, load_s: float,
+) -> Backlog:  # fmt: skip
+    """Work of the pod's device before an inference that is ready in `ready_s`.
+
+    Requests that this process has placed take their own model's time, all others the pod's mean;
+    at a pod that loads its only model, for `load_s` more, those wait for that load as well.
+    """
+    work, inferring, times = pod.work, pod.inferring, pod.estimates[key].stages
+    due_s = now_s + ready_s + ASSUMED_DUE_S if deadline_s is None else deadline_s
+    backlog = work.backlog(
+        key, due_s, ready_in_s=ready_s, inferring=inferring,
+        joins_s=times.infer_s - times.share_s, now_s=now_s,
+    )  # fmt: skip
+    others = inferring - len(work.inferences)
+    if others > 0:
+        others_s = others * _mean_times(pod, times, cluster).share_s
+        if load_s > backlog.free_s and not warm_keys(pod, cluster):
+            backlog.free_s = load_s
+        backlog.free_s += others_s
+        backlog.guessed_s += others_s
+    return backlog
+
+
+def warm_keys(pod: PodState, cluster: ClusterState) -> list[str]:
+    """Keys of the models on the pod's device."""
+    on_device = cluster.residency.on_device(pod.name)
+    return [key for key, residency in on_device.items() if residency.is_warm]
+
+
+def _mean_times(pod: PodState, times: StageTimes, cluster: ClusterState) -> MeanTimes:
+    """What another process's request takes at a pod: by own requests, else by the models there.
+
+    Without measurements of these, as the request in question.
+    """
+    mean = pod.work.mean
+    if mean is not None:
+        return mean
+    keys = islice(warm_keys(pod, cluster), _MAX_MODELS)
+    found = [each for key in keys if (each := pod.estimates[key].stages).is_measured]
+    if not found:
+        return MeanTimes(times.share_s, times.hold_s, times.postprocess_s)
+    return MeanTimes(
+        sum([each.share_s for each in found]) / len(found),
+        sum([each.hold_s for each in found]) / len(found),
+        sum([each.postprocess_s for each in found]) / len(found),
     )
 
 
@@ -75,15 +193,16 @@ def wait_for(
     """Wait in the gateway's queue until one of these busy pods has a slot, then run there.
 
     Liu's eq. 2, with n counted over all slots of all pods that hold or load the model: such a slot
-    is free after the rest of the load and of one request, and then every T_I + T_P. A stalled queue
-    is expected to stall as long again, which makes `auto` prefer other options; where a slot's
-    request is past its inference, only a queue stalled for the time of two requests.
+    is free when the request that holds it ends, and then every T_I + T_P, as far as the devices
+    keep up. A stalled queue is expected to stall as long again, which makes `auto` prefer other
+    options; where a slot's request is past its inference, only a queue stalled for the time of two
+    requests.
     """
     estimates = pods[0].estimates
     measured = estimates[request.key]
     times = measured.stages
     holders = cluster.holders(request.key)
-    free_at_s: list[float] = []
+    free = _FreeTimes([], [], [])
     is_measured = times.is_measured
     is_mixed = False
     for pod in pods:
@@ -93,33 +212,79 @@ def wait_for(
             times = measured.stages
             is_measured = is_measured and times.is_measured
         load = remaining_load(holders.get(pod.name), pod, measured, now_s)
-        free_at_s += _slots_free_at_s(pod, times, load.seconds if load else 0.0)
+        _add_slots(free, pod, request, times, cluster, now_s, load_s=load.seconds if load else 0.0)
         is_measured = is_measured and (load is None or load.is_measured)
-    is_ending = any(pod.inferring < pod.slots for pod in pods)
     hold_s = _mean_hold_s(pods, request.key) if is_mixed else times.hold_s
-    wait_s = turn_after(free_at_s, hold_s, request.ahead)
+    known_s = wait_s = turn_after(free.slots_s, hold_s, request.ahead)
+    if request.deadline_s is not None:
+        known_s = min(wait_s, turn_after(free.known_s, hold_s, request.ahead))
+    if request.ahead and times.is_measured:
+        wait_s = max(wait_s, turn_after(free.devices_s, times.share_s, request.ahead))
+    is_ending = any(pod.inferring < pod.slots for pod in pods)
     if request.stalled_s > (2 * hold_s if is_ending else 0.0):
         wait_s = max(wait_s, request.stalled_s)
-    return LatencyEstimate(wait_s + hold_s, is_measured)
+    return LatencyEstimate(wait_s + hold_s, is_measured, wait_s - known_s)
+
+
+@dataclass(slots=True)
+class _FreeTimes:
+    """When busy pods can take another request, in seconds from now."""
+
+    slots_s: list[float]
+    """By slot: when it is free and the device has served all inferences there now."""
+    known_s: list[float]
+    """The same without what is only guessed."""
+    devices_s: list[float]
+    """By pod: when its device has served all inferences there now."""
+
+
+def _add_slots(
+    free: _FreeTimes, pod: PodState, request: RequestView, times: StageTimes,
+    cluster: ClusterState, now_s: float, *, load_s: float,
+) -> None:  # fmt: skip
+    """Add the slots of a busy pod.
+
+    Requests that this process has placed end by their own model's times, all others after the mean
+    time at the pod; one that is past its inference has only postprocessing left. Requests of other
+    entry pods take time of the device, but no slot. Their time counts only if it is measured: a
+    prior times their number would exceed any load.
+    """
+    work, inferring = pod.work, pod.inferring
+    placed = len(work.inferences)
+    slots_s = work.slots_left_s(
+        request.key, taken=pod.slots, ended=placed - inferring, load_s=load_s, now_s=now_s
+    )
+    known_s = slots_s.copy()
+    others = pod.slots - len(slots_s)
+    if others > 0:
+        mean = _mean_times(pod, times, cluster)
+        ahead_s = 0.0 if warm_keys(pod, cluster) else load_s
+        others_inferring = min(others, max(0, inferring - placed))
+        slots_s += [mean.after_s] * (others - others_inferring)
+        slots_s += [ahead_s + mean.hold_s] * others_inferring
+        known_s += [0.0] * others
+    device_s = load_s
+    if load_s > 0.0:
+        slots_s = [max(each, load_s) for each in slots_s]
+        known_s = [max(each, load_s) for each in known_s]
+    if times.is_measured and not is_idle(pod):
+        backlog = device_backlog(
+            pod, request.key, request.deadline_s, cluster, now_s,
+            ready_s=load_s + times.preprocess_s, load_s=load_s,
+        )  # fmt: skip
+        device_s = max(load_s, backlog.free_s)
+        early_s = backlog.free_s - times.preprocess_s
+        slots_s = [max(each, early_s) for each in slots_s]
+        known_s = [max(each, early_s - backlog.guessed_s) for each in known_s]
+    free.devices_s.append(device_s)
+    free.slots_s += slots_s
+    free.known_s += known_s
 
 
 def _mean_hold_s(pods: Sequence[PodState], key: str) -> float:
     """Slots by the rate at which all of them together serve requests."""
     rates = [pod.slots / pod.estimates[key].stages.hold_s for pod in pods]
     return sum(pod.slots for pod in pods) / sum(rates)
-
-
-def _slots_free_at_s(pod: PodState, times: StageTimes, load_s: float) -> list[float]:
-    """Per slot of a busy pod: when it is free and the device has served all inferences there now.
-
-    A slot whose request is past its inference has only postprocessing left. Requests of other entry
-    pods take time of the device, but no slot. Their time counts only if it is measured: a prior
-    times their number would exceed any load.
-    """
-    inferring = min(pod.inferring, pod.slots)
-    device_s = load_s + (pod.inferring * times.share_s if times.is_measured else 0.0)
-    ending = [max(times.postprocess_s, device_s)] * (pod.slots - inferring)
-    return ending + [max(load_s + times.hold_s, device_s)] * inferring
 
 
 def turn_after(free_at_s: list[float], hold_s: float, ahead: int) -> float:
@@ -134,29 +299,44 @@ def turn_after(free_at_s: list[float], hold_s: float, ahead: int) -> float:
     return free_at_s[0] + (ahead - steps) * hold_s / len(free_at_s)
 
 
+def transfer_time(entry: PodState, key: str, cluster: ClusterState) -> Estimate:
+    """From an entry pod to another predict pod, with the first fetch of the model's tokenizer."""
+    at_entry = entry.estimates[key]
+    network = at_entry.network
+    if entry.name in cluster.holders(key):
+        return network
+    assets = at_entry.assets
+    return type(network)(
+        network.seconds + assets.seconds, network.is_measured and assets.is_measured
+    )
+
+
 def proxy_to(
     predict: PodState, entry: PodState, request: RequestView, cluster: ClusterState, now_s: float
 ) -> LatencyEstimate:
     """The entry pod pre- and postprocesses, the predict pod infers (Liu's eq. 3).
 
-    The transfer (the entry pod's first fetch of the tokenizer, the network) and the backlog (the
-    rest of a load, other inferences) overlap: the longer of them counts, not their sum.
+    The way to the predict pod (the entry pod's first fetch of the tokenizer, preprocessing, the
+    network) and the backlog there (the rest of a load, other inferences) overlap: the longer of
+    them counts, not their sum.
     """
     measured = predict.estimates[request.key]
-    at_entry = entry.estimates[request.key]
-    holders = cluster.holders(request.key)
-    times, around = measured.stages, at_entry.stages
-    network = at_entry.network
-    assets = None if entry.name in holders else at_entry.assets
-    transfer_s = network.seconds + (assets.seconds if assets else 0.0)
-    load = remaining_load(holders.get(predict.name), predict, measured, now_s)
-    backlog_s = (load.seconds if load else 0.0) + predict.inferring * times.infer_s
-    return LatencyEstimate(
-        max(transfer_s, backlog_s) + (times.infer_s + around.preprocess_s + around.postprocess_s),
+    times, around = measured.stages, entry.estimates[request.key].stages
+    transfer = transfer_time(entry, request.key, cluster)
+    residency = cluster.holders(request.key).get(predict.name)
+    load = remaining_load(residency, predict, measured, now_s)
+    load_s = load.seconds if load else 0.0
+    ready_s = max(transfer.seconds + around.preprocess_s, load_s)
+    backlog = device_backlog(
+        predict, request.key, request.deadline_s, cluster, now_s, ready_s=ready_s, load_s=load_s
+    )
+    return _after_backlog(
+        backlog,
+        ready_s,
+        times.infer_s + around.postprocess_s,
         times.is_measured
         and around.is_measured
-        and network.is_measured
-        and (assets is None or assets.is_measured)
+        and transfer.is_measured
         and (load is None or load.is_measured),
     )
 

@@ -138,7 +138,7 @@ def _within_deadline(
     cluster: ClusterState,
     now_s: float,
 ) -> Decision:
-    """The decision, or an early rejection if a measured forecast is past the deadline."""
+    """The decision, or an early rejection if the deadline is before all that is measured."""
     left_s = deadline_s - now_s
     if left_s <= 0:
         return Reject(Reason.DEADLINE, "the deadline passed before a pod accepted the request")
@@ -150,10 +150,11 @@ def _within_deadline(
         forecast = decision.forecast
     else:
         return decision
-    if forecast.is_measured and forecast.seconds > left_s:
+    known_s = forecast.seconds - forecast.guessed_s
+    if forecast.is_measured and known_s > left_s:
         return Reject(
             Reason.DEADLINE,
-            f"a response is expected in {forecast.seconds * 1000:.0f} ms, "
+            f"a response is expected in {known_s * 1000:.0f} ms at least, "
             f"the deadline is in {left_s * 1000:.0f} ms",
         )
     return decision

@@ -184,8 +184,9 @@ class SimulatedGateway(PodListener):
         if self.on_dispatch is not None:
             self.on_dispatch()
 
-    def _release(self, request: SimulatedRequest) -> None:
+    def _release(self, request: SimulatedRequest, *, is_cancelled: bool = False) -> None:
         id_ = request.arrival.id
+        request.end_work(is_cancelled=is_cancelled)
         self._in_flight.pop(id_, None)
         self._registry.pods.release(id_, request.entry.name, request.predict.name)
         self.placer.notify_change()
@@ -248,7 +249,7 @@ class SimulatedGateway(PodListener):
         """Respond 504 to a request at a pod; queued requests have a separate timeout."""
         request = self._in_flight.get(arrival.id)
         if request is not None:
-            self._release(request)
+            self._release(request, is_cancelled=True)
             message = "the deadline passed before the pod responded"
             self._finish(request, 504, message, "deadline")
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from registry.domain.estimates import Measurements
 from registry.domain.model import Tier
 from registry.domain.pod import PodInfo, PodPhase
+from registry.domain.pod_work import PodWork
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -32,6 +33,7 @@ class PodState:
         "free_bytes", "has_free_slot", "inferring", "info", "is_accepting", "is_suspect", "kind",
         "loads_total", "memory_bytes", "name", "node", "ongoing", "ongoing_pending", "phase",
         "sharing", "slots", "slots_busy", "slots_pending", "slots_used", "used_bytes", "version",
+        "work",
     )  # fmt: skip
 
     def __init__(self, info: PodInfo) -> None:
@@ -74,6 +76,8 @@ class PodState:
         """As `slots_pending`, for requests in their inference stage."""
         self.inferring = 0
         """`ongoing` + `ongoing_pending`, at least 0."""
+        self.work = PodWork()
+        """Requests that this process has placed at the pod."""
         self.used_bytes: Mapping[str, int] = {}
         """By tier."""
         self.free_bytes = info.memory_bytes

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from runtime.device.batch import QueuedRows, form_batch
@@ -23,6 +23,10 @@ logger = logging.getLogger(__name__)
 
 ASSUMED_DEADLINE_S: Final = 60.0
 """Deadline of jobs without one, from the time they were queued, so that none of them starves."""
+
+PROBE_EVERY: Final = 8
+"""Of the jobs that would end after their deadline each eighth runs: the measurements may be of
+larger requests, or out of date."""
 
 Result = TypeVar("Result")
 Q = TypeVar("Q", bound="Queued")
@@ -44,6 +48,8 @@ class InferenceResult(Generic[Result]):
 class Queued:
     model: DeviceModel
     queued: QueuedRows
+    is_probe: bool = field(default=False, kw_only=True)
+    """It may run although it is expected to end after its deadline."""
 
 
 @dataclass(eq=False, slots=True)
@@ -65,7 +71,9 @@ class DeviceQueue(Generic[Q]):
         self._jobs: dict[DeviceModel, dict[int, Q]] = {}
         self._count = 0
         self._earliest_s = math.inf
-        """Lower bound of the queued jobs' deadlines."""
+        """Lower bound of the times by which queued jobs must have begun."""
+        self._hopeless = 0
+        """Jobs that were found to end after their deadline, had they begun."""
 
     def __len__(self) -> int:
         return self._count
@@ -73,9 +81,7 @@ class DeviceQueue(Generic[Q]):
     def add(self, job: Q) -> None:
         self._jobs.setdefault(job.model, {})[job.queued.sequence] = job
         self._count += 1
-        deadline_s = job.queued.deadline_s
-        if deadline_s is not None and deadline_s < self._earliest_s:
-            self._earliest_s = deadline_s
+        self._earliest_s = min(self._earliest_s, self._latest_start_s(job))
 
     def remove(self, job: Q) -> bool:
         """Remove a job; False if it is not in the queue."""
@@ -111,16 +117,32 @@ class DeviceQueue(Generic[Q]):
         return min(job.queued.urgency for job in self._jobs[model].values())
 
     def take_expired(self, now_s: float) -> list[Q]:
-        """Remove the jobs whose deadline has passed."""
+        """Remove the jobs that cannot end before their deadline: nobody waits for their results.
+
+        By the fastest of the latest inferences of their model.
+        """
         if now_s < self._earliest_s:
             return []
-        expired = self._take(
-            lambda job: job.queued.deadline_s is not None and job.queued.deadline_s <= now_s
-        )
-        queued = [job.queued for jobs in self._jobs.values() for job in jobs.values()]
-        deadlines_s = [each.deadline_s for each in queued if each.deadline_s is not None]
-        self._earliest_s = min(deadlines_s, default=math.inf)
+        expired = self._take(lambda job: self._is_expired(job, now_s))
+        queued = [job for jobs in self._jobs.values() for job in jobs.values()]
+        self._earliest_s = min([self._latest_start_s(job) for job in queued], default=math.inf)
         return expired
+
+    def _latest_start_s(self, job: Q) -> float:
+        deadline_s = job.queued.deadline_s
+        if deadline_s is None:
+            return math.inf
+        return deadline_s if job.is_probe else deadline_s - self._times.fastest_s(job.model.key)
+
+    def _is_expired(self, job: Q, now_s: float) -> bool:
+        deadline_s = job.queued.deadline_s
+        if deadline_s is None or now_s < self._latest_start_s(job):
+            return False
+        if now_s >= deadline_s:
+            return True
+        self._hopeless += 1
+        job.is_probe = self._hopeless % PROBE_EVERY == 0
+        return not job.is_probe
 
     def take_model(self, model: DeviceModel) -> list[Q]:
         return self._take(lambda job: job.model is model)

@@ -210,7 +210,9 @@ class DeviceWorker:
         with self._lock:
             while not self._is_closed:
                 now_s = time.monotonic()
-                error = DeadlinePassed("the deadline passed while the request was queued")
+                error = DeadlinePassed(
+                    "the request waited until its deadline left no time for an inference"
+                )
                 resolve([(job, error) for job in self._queue.take_expired(now_s)])
                 jobs, wake_s = self._queue.take_next(now_s)
                 if jobs:

@@ -26,12 +26,14 @@ HOLD_S = 1.8
         pytest.param(PodSketch(A, "warm"), HOLD_S, id="warm-and-idle"),
         pytest.param(PodSketch(A), 0.8 + HOLD_S, id="cold"),
         pytest.param(PodSketch(A, "disk"), 0.2 + HOLD_S, id="from-disk"),
-        pytest.param(PodSketch(A, "warm", slots=4, busy=2), 0.6 + HOLD_S, id="behind-two"),
+        pytest.param(
+            PodSketch(A, "warm", slots=4, busy=2), 0.6 + HOLD_S - 0.5, id="prepared-behind-two"
+        ),
         pytest.param(
             PodSketch(A, slots=9, busy=2), 0.8 + HOLD_S, id="a-backlog-shorter-than-the-load"
         ),
         pytest.param(
-            PodSketch(A, slots=9, busy=4), 1.2 + HOLD_S, id="a-backlog-longer-than-the-load"
+            PodSketch(A, slots=9, busy=5), 1.5 + 0.3 + 1.0, id="a-backlog-longer-than-the-load"
         ),
         pytest.param(
             PodSketch(A, "loading:remote", slots=2, loading_since_s=NOW_S - 0.5),
@@ -56,7 +58,7 @@ def test_requests_in_shared_batches_count_with_their_share() -> None:
     behind_eight = PodSketch(A, "warm", slots=16, busy=8)
     state = cluster(behind_eight, measured={**TIMES, "share": 0.05})
     forecast = run_at(state.pods[A], request(), state, NOW_S)
-    assert forecast.seconds == pytest.approx(8 * 0.05 + HOLD_S)
+    assert forecast.seconds == pytest.approx(max(8 * 0.05, 0.5) + 0.3 + 1.0)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +81,7 @@ def test_requests_in_shared_batches_count_with_their_share() -> None:
         pytest.param(
             PodSketch(A, "warm", busy=1, ongoing=9),
             0,
-            9 * 0.3 + HOLD_S,
+            9 * 0.3 - 0.5 + HOLD_S,
             id="behind-others-by-proxy",
         ),
     ],
@@ -126,13 +128,13 @@ def test_a_queue_drains_through_all_pods_that_hold_the_model() -> None:
             PodSketch(A, "warm", busy=1), 0.6 + HOLD_S, id="a-backlog-shorter-than-the-transfer"
         ),
         pytest.param(
-            PodSketch(A, "warm", slots=3, busy=3),
-            0.9 + HOLD_S,
+            PodSketch(A, "warm", slots=4, busy=4),
+            1.2 + 0.3 + 1.0,
             id="a-backlog-longer-than-the-transfer",
         ),
         pytest.param(
             PodSketch(A, "loading:remote", busy=1),
-            0.8 + 0.3 + HOLD_S,
+            0.8 + 0.3 + 0.3 + 1.0,
             id="behind-a-load-and-the-request-that-waits-for-it",
         ),
     ],

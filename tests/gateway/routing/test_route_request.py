@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gateway.routing.decision import Reason, Reject, SendTo, Wait
+from gateway.routing.placed_requests import record_placed
 from gateway.routing.route_request import IncomingRequest, RoutingResult, route_request
 from registry.domain.model import LoadFailure, ModelName, ModelSpec, RoutingPolicy
+from registry.domain.reservation import LoadMode
 from tests.gateway.cluster_states import NOW_S, PodSketch, cluster, declare
 
 if TYPE_CHECKING:
@@ -127,10 +129,20 @@ def test_rejects_a_request_past_its_deadline() -> None:
 
 
 def test_rejects_a_wait_that_is_forecast_past_the_deadline() -> None:
-    state = a_cluster(PodSketch("pod-a", "warm", busy=1), measured=MEASURED)
+    state = a_cluster(PodSketch("pod-a", "warm"), measured=MEASURED)
     declare(state)
+    first = SendTo("pod-a", "pod-a", LoadMode.WARM, Reason.WARM)
+    record_placed(first, KEY, None, state, NOW_S)
+    state.pods["pod-a"].add_pending(slots=1, ongoing=1)
     assert isinstance(routed(state, deadline_s=NOW_S + 0.5).decision, Reject)
     assert isinstance(routed(state, deadline_s=NOW_S + 0.7).decision, Wait)
+
+
+def test_work_of_another_gateway_is_no_reason_to_reject() -> None:
+    state = a_cluster(PodSketch("pod-a", "warm", slots=8, busy=3), measured=MEASURED)
+    declare(state)
+    assert isinstance(routed(state, deadline_s=NOW_S + 0.4).decision, SendTo)
+    assert isinstance(routed(state, deadline_s=NOW_S + 0.2).decision, Reject)
 
 
 def test_a_failed_load_is_not_retried_before_its_backoff() -> None:

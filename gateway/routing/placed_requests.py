@@ -1,0 +1,50 @@
+"""Records a request at the pods that serve it: what later decisions expect it to take.
+
+Recorded before the reservation, so that a request that is still on its way counts in full.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gateway.routing.latency_model import device_backlog, remaining_load, transfer_time
+from registry.domain.pod_work import ASSUMED_DUE_S, PlacedRequest
+from registry.domain.reservation import LoadMode
+
+if TYPE_CHECKING:
+    from gateway.routing.decision import SendTo
+    from registry.domain.cluster import ClusterState
+
+
+def record_placed(
+    decision: SendTo, key: str, deadline_s: float | None, cluster: ClusterState, now_s: float
+) -> PlacedRequest | None:
+    """The record, which its owner ends; None if a pod is gone."""
+    predict, entry = cluster.pods.get(decision.predict), cluster.pods.get(decision.entry)
+    if predict is None or entry is None:
+        return None
+    measured = predict.estimates[key]
+    times = around = measured.stages
+    load_s = 0.0
+    if decision.mode is not LoadMode.WARM:
+        load = remaining_load(cluster.holders(key).get(predict.name), predict, measured, now_s)
+        load_s = load.seconds if load else 0.0
+    if entry is predict:
+        ready_s = load_s + times.preprocess_s
+    else:
+        around = entry.estimates[key].stages
+        transfer_s = transfer_time(entry, key, cluster).seconds
+        ready_s = max(load_s, transfer_s + around.preprocess_s)
+    start_s = ready_s
+    if predict.inferring:
+        backlog = device_backlog(
+            predict, key, deadline_s, cluster, now_s, ready_s=ready_s, load_s=load_s
+        )
+        start_s = max(start_s, backlog.free_s)
+    placed = PlacedRequest(
+        key, now_s, now_s + ready_s + ASSUMED_DUE_S if deadline_s is None else deadline_s,
+        now_s + ready_s, now_s + start_s, times.share_s, times.infer_s, around.postprocess_s,
+        times.is_measured, entry.work, predict.work,
+    )  # fmt: skip
+    predict.work.add(placed, ready_s - load_s + times.infer_s + around.postprocess_s)
+    return placed

@@ -1,0 +1,187 @@
+"""Work that this process has placed at one pod: what each request there still needs.
+
+Counts of the registry say how many requests a pod has, not whose they are. A gateway knows the
+models of those it has placed, from the reservation on, and so when the device and each slot is
+expected to be free. Pure; times in seconds on the registry's clock, which may jump: what is left of
+a request is never negative and never more than it was at first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+ASSUMED_DUE_S: Final = 60.0
+"""Devices serve the earliest deadline first, requests without one as if due so long after they
+were queued (`runtime.device.queue`)."""
+_SAME_TIME_S: Final = 1e-6
+"""Requests that wait for the same load are ready at the same time, but for rounding."""
+_MEAN_WEIGHT: Final = 0.125
+"""Weight of the latest request in the moving averages."""
+
+
+@dataclass(eq=False, slots=True)
+class PlacedRequest:
+    """One request, with the times expected when it was placed."""
+
+    key: str
+    placed_s: float
+    due_s: float
+    ready_s: float
+    """When its inference can begin: the model is loaded, the request is at the predict pod."""
+    start_s: float
+    """When its inference is expected to begin."""
+    share_s: float
+    """Device time."""
+    infer_s: float
+    """Time of its whole batch."""
+    after_s: float
+    """From the end of its inference to the response."""
+    is_measured: bool
+    entry: PodWork
+    predict: PodWork
+
+    @property
+    def slot_end_s(self) -> float:
+        """When its slot is expected to be free."""
+        return self.start_s + self.infer_s + self.after_s
+
+    def slot_left_s(self, now_s: float) -> float:
+        """Time until its slot is free; a late request takes as long again as it is late."""
+        end_s = self.slot_end_s
+        return min(abs(end_s - now_s), end_s - self.placed_s)
+
+    def end(self, *, is_cancelled: bool = False) -> None:
+        """The request is over; no effect the second time. A device completes what it has begun."""
+        self.entry.holders.pop(self, None)
+        self.predict.inferences.pop(self, None)
+        if is_cancelled:
+            self.predict.cancelled = self
+
+
+@dataclass(slots=True)
+class MeanTimes:
+    """What one request at a pod takes on average."""
+
+    share_s: float
+    """Of the device."""
+    hold_s: float
+    """Of a slot, unhindered."""
+    after_s: float
+    """Of a slot after its inference."""
+
+    def include(self, share_s: float, hold_s: float, after_s: float) -> None:
+        """Count one request more in the moving averages."""
+        self.share_s += _MEAN_WEIGHT * (share_s - self.share_s)
+        self.hold_s += _MEAN_WEIGHT * (hold_s - self.hold_s)
+        self.after_s += _MEAN_WEIGHT * (after_s - self.after_s)
+
+
+@dataclass(slots=True)
+class Backlog:
+    """What the device does before an inference, as a time from now."""
+
+    free_s: float
+    guessed_s: float
+    """The part of `free_s` that is not known: work of unmeasured or unknown models, delays."""
+
+
+@dataclass(eq=False, slots=True)
+class PodWork:
+    """The placed requests of one pod, in the order of placement."""
+
+    inferences: dict[PlacedRequest, None] = field(default_factory=dict)
+    """Those whose inference is here; the first ones may be past it."""
+    holders: dict[PlacedRequest, None] = field(default_factory=dict)
+    """Those that hold a slot here."""
+    mean: MeanTimes | None = None
+    """Of the requests placed here so far."""
+    cancelled: PlacedRequest | None = None
+    """The last one that was cancelled: the device may still run its inference."""
+
+    def cancelled_left_s(self, now_s: float) -> float:
+        """Time until the device has run a cancelled inference that it had begun."""
+        request = self.cancelled
+        if request is None:
+            return 0.0
+        left_s = request.start_s + request.infer_s - now_s
+        if 0.0 < left_s <= request.infer_s:
+            return left_s
+        self.cancelled = None
+        return 0.0
+
+    def add(self, request: PlacedRequest, hold_s: float) -> None:
+        """Add a request that was placed at this predict pod; `hold_s`: of its slot, unhindered."""
+        self.inferences[request] = None
+        request.entry.holders[request] = None
+        if self.mean is None:
+            self.mean = MeanTimes(request.share_s, hold_s, request.after_s)
+        else:
+            self.mean.include(request.share_s, hold_s, request.after_s)
+
+    def slots_left_s(
+        self, key: str, *, taken: int, ended: int, load_s: float, now_s: float
+    ) -> list[float]:
+        """Time until each slot that a placed request holds is free, in the order of placement.
+
+        `taken`: slots taken by the registry's count; the first requests beyond that number hold
+        none. The first `ended` are past their inference. Those of `key` wait for the rest of a load
+        of `load_s`.
+        """
+        left_s: list[float] = []
+        skipped = len(self.holders) - taken
+        for request in self.holders:
+            slot_s = request.slot_left_s(now_s)
+            if ended > 0:
+                slot_s = min(slot_s, request.after_s)
+            elif load_s > 0.0 and request.key == key:
+                slot_s = max(slot_s, load_s + request.infer_s + request.after_s)
+            if skipped <= 0:
+                left_s.append(slot_s)
+            ended -= 1
+            skipped -= 1
+        return left_s
+
+    def backlog(
+        self, key: str, due_s: float, *, ready_in_s: float, inferring: int, joins_s: float,
+        now_s: float,
+    ) -> Backlog:  # fmt: skip
+        """The work before an inference that is ready in `ready_in_s`.
+
+        Only that of requests which are ready before it and are not due later, unless their
+        inference has begun. `inferring`: requests in inference here, by the registry; the first
+        requests beyond that number have ended. `joins_s`: time for which an inference shares its
+        batch with others; requests of its model that wait as well share it.
+        """
+        ended = len(self.inferences) - inferring
+        guessed_s = total_s = waiting_s = first_s = 0.0
+        free_s = self.cancelled_left_s(now_s)
+        for request in self.inferences:
+            if ended > 0:
+                ended -= 1
+                continue
+            ready_s = request.ready_s
+            ready_left_s = min(ready_s - now_s, ready_s - request.placed_s)
+            if ready_left_s > ready_in_s + _SAME_TIME_S:
+                continue
+            share_s = left_s = request.share_s
+            if request.start_s > now_s:
+                if request.due_s > due_s:
+                    continue
+                if request.key == key:
+                    waiting_s += share_s
+            else:
+                left_s = request.start_s + share_s - now_s
+                if left_s < 0.0:
+                    left_s = min(-left_s, share_s) if total_s == 0.0 else 0.0
+                    guessed_s += left_s
+            if total_s == 0.0:
+                first_s = request.infer_s
+            total_s += share_s
+            free_s = (ready_left_s if ready_left_s > free_s else free_s) + left_s
+            if not request.is_measured:
+                guessed_s += left_s
+        free_s = max(free_s, total_s - first_s)
+        if joins_s > 0.0:
+            free_s -= min(waiting_s, joins_s, free_s)
+        return Backlog(free_s, min(guessed_s, free_s))

@@ -1,0 +1,62 @@
+"""The device's queue: jobs that cannot end before their deadline do not run."""
+
+from __future__ import annotations
+
+import pytest
+
+from registry.domain.profile import Profile, ProfilePoint
+from runtime.device.batch import QueuedRows
+from runtime.device.batch_times import BatchTimes
+from runtime.device.device_model import DeviceModel
+from runtime.device.queue import PROBE_EVERY, DeviceQueue, Queued
+
+NOW_S = 100.0
+MODEL = DeviceModel("default/m@0", "m")
+
+
+def queue_of(*lefts_s: float | None, infer_s: float | None = 0.5) -> DeviceQueue[Queued]:
+    """Jobs with these times left to their deadlines."""
+    times = BatchTimes()
+    if infer_s is not None:
+        times.use_profile(Profile(MODEL.key, "cpu", (ProfilePoint(1, infer_s),)))
+    queue: DeviceQueue[Queued] = DeviceQueue(times)
+    for number, left_s in enumerate(lefts_s):
+        due_s = NOW_S + (60.0 if left_s is None else left_s)
+        deadline_s = None if left_s is None else due_s
+        queue.add(Queued(MODEL, QueuedRows(number, due_s, NOW_S, deadline_s)))
+    return queue
+
+
+@pytest.mark.parametrize(
+    ("left_s", "infer_s", "is_expired"),
+    [
+        pytest.param(-0.1, 0.5, True, id="deadline-passed"),
+        pytest.param(0.4, 0.5, True, id="shorter-than-an-inference"),
+        pytest.param(0.6, 0.5, False, id="longer-than-an-inference"),
+        pytest.param(0.4, None, False, id="unmeasured"),
+        pytest.param(None, 0.5, False, id="without-deadline"),
+    ],
+)
+def test_a_job_that_cannot_end_in_time_is_expired(
+    left_s: float | None, infer_s: float | None, is_expired: bool
+) -> None:
+    queue = queue_of(left_s, infer_s=infer_s)
+    assert len(queue.take_expired(NOW_S)) == is_expired
+    assert len(queue) == (not is_expired)
+
+
+def test_some_that_are_expected_to_be_late_run_as_probes_until_their_deadline() -> None:
+    queue = queue_of(*[0.4] * (2 * PROBE_EVERY))
+    assert len(queue.take_expired(NOW_S)) == 2 * PROBE_EVERY - 2
+    assert not queue.take_expired(NOW_S + 0.3)
+    assert len(queue.take_expired(NOW_S + 0.4)) == 2
+
+
+def test_one_fast_inference_ends_what_slow_ones_have_begun() -> None:
+    """Large requests do not shut small ones of the same model out for good."""
+    times = BatchTimes()
+    for seconds in (6.0,) * 24:
+        times.observe(MODEL.key, 1, seconds)
+    assert times.fastest_s(MODEL.key) == 6.0
+    times.observe(MODEL.key, 1, 0.006)
+    assert times.fastest_s(MODEL.key) == 0.006
