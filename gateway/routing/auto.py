@@ -11,6 +11,7 @@ In a pool of several kinds of accelerators each option is considered at the best
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING, Final
 
 from gateway.routing.decision import ColdStartLoss, Decision, Reason, RoutingOption, SendTo, Wait
@@ -60,7 +61,7 @@ def auto(request: RequestView, cluster: ClusterState, now_s: float) -> Decision:
         options.append(cold)
     if not options:
         return Wait(_why_nowhere(cluster))
-    best = _soonest(options)
+    best = _soonest(options, request, now_s)
     loss = None
     if cold is not None and best is not cold and warm and not warming:
         hold_s = cluster.pods[cold.predict].estimates[request.key].stages.hold_s
@@ -201,12 +202,18 @@ def _best_cold(
     )
 
 
-def _soonest(options: Sequence[RoutingOption]) -> RoutingOption:
-    """The option with the lowest cost; the first one of equals."""
-    best = options[0]
-    best_s = best.cost_s
+def _soonest(options: Sequence[RoutingOption], request: RequestView, now_s: float) -> RoutingOption:
+    """The option with the lowest cost; the first one of equals.
+
+    One that is certain to end after the deadline costs as much more as the client would wait.
+    """
+    best, best_s = options[0], inf
     for option in options:
         cost_s = option.cost_s
+        if request.deadline_s is not None:
+            known_s = option.forecast.seconds - option.forecast.guessed_s
+            if known_s > request.deadline_s - now_s:
+                cost_s += request.deadline_s - request.arrival_s
         if cost_s < best_s:
             best, best_s = option, cost_s
     return best

@@ -143,6 +143,8 @@ class Reject:
     retry_after_s: float | None = None
     http_status: int | None = None
     """The status of a failed load; None: the status that belongs to the reason."""
+    options: tuple[RoutingOption, ...] = ()
+    loss: ColdStartLoss | None = None
 
 
 Decision = SendTo | Wait | Reject

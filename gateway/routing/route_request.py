@@ -156,5 +156,7 @@ def _within_deadline(
             Reason.DEADLINE,
             f"a response is expected in {known_s * 1000:.0f} ms at least, "
             f"the deadline is in {left_s * 1000:.0f} ms",
+            options=decision.options,
+            loss=decision.loss,
         )
     return decision

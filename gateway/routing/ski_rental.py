@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from gateway.routing.decision import Reject, SendTo
+from gateway.routing.decision import SendTo
 from registry.domain.reservation import LoadMode
 
 if TYPE_CHECKING:
@@ -62,9 +62,9 @@ class ColdStartCredit:
         return credit.counted_s
 
     def record(self, model: ModelName, decision: Decision, now_s: float) -> None:
-        """Add what a new request loses by this decision; a load resets the credit."""
+        """Add what a new request loses by this decision, at least; a load resets the credit."""
         self.settle(model, decision)
-        if not isinstance(decision, Reject) and decision.loss is not None:
+        if decision.loss is not None:
             self._add(model, decision.loss, now_s)
 
     def settle(self, model: ModelName, decision: Decision) -> None:

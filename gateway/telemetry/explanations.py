@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from gateway.routing.decision import Reject, RoutingOption, SendTo, Wait
+from gateway.routing.decision import Reject, SendTo, Wait
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -103,7 +103,6 @@ def _decision(decision: SendTo | Wait | Reject) -> dict[str, Any]:
 
 
 def _options(decision: SendTo | Wait | Reject) -> list[dict[str, Any]]:
-    options: tuple[RoutingOption, ...] = () if isinstance(decision, Reject) else decision.options
     return [
         {
             "way": option.name,
@@ -116,7 +115,7 @@ def _options(decision: SendTo | Wait | Reject) -> list[dict[str, Any]]:
             "credit_s": round(option.credit_s, 6),
             "cost_s": round(option.cost_s, 6),
         }
-        for option in options
+        for option in decision.options
     ]
 
 
