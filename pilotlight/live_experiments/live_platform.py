@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from load.experiments.liu.scenarios import FULL, POLICIES, WIN_SCENARIOS
+from load.experiments.regret.live_slice import LIVE_POLICIES
 from pilotlight.errors import StartFailed
 from pilotlight.live_experiments.elastic import burst_models, run_burst, run_spike, spike_model
 from pilotlight.live_experiments.liu_workloads import (
@@ -27,6 +28,11 @@ from pilotlight.live_experiments.liu_workloads import (
     run_win,
 )
 from pilotlight.live_experiments.prewarming import play_slice, prewarming_settings
+from pilotlight.live_experiments.regret_cells import (
+    REGRET_LINK_BYTES_PER_S,
+    regret_settings,
+    replay_cell,
+)
 from pilotlight.live_experiments.session import live_session
 from pilotlight.output import ProgressReporter, progress_bar
 from pilotlight.platform.bundled_servers import redis_binary
@@ -55,6 +61,7 @@ if TYPE_CHECKING:
     from load.experiments.liu.runs import SimpleRun, WinRun
     from load.experiments.liu.scenarios import DemoScale
     from load.experiments.prewarm.live_slice import TraceSlice
+    from load.experiments.regret.live_slice import LiveCell, LiveRun
     from load.report.run import Run
     from pilotlight.live_experiments.session import LiveSession
     from pilotlight.output import Output
@@ -150,6 +157,20 @@ class LocalLivePlatform:
             self._settings_with_samples(None), trace_slice, policy, value
         )
         return self._run(settings, lambda session: play_slice(session, trace_slice, output))
+
+    def regret(self, cell: LiveCell) -> list[LiveRun]:
+        """A cell of the experiment regret under each policy, on one platform."""
+        settings = regret_settings(self._settings_with_samples(REGRET_LINK_BYTES_PER_S), cell)
+
+        async def run_all(session: LiveSession) -> list[LiveRun]:
+            runs = []
+            with progress_bar(f"live: {cell.name}") as update:
+                for done, policy in enumerate(LIVE_POLICIES):
+                    update(done, len(LIVE_POLICIES), str(policy))
+                    runs.append(await replay_cell(session, cell, policy))
+            return runs
+
+        return self._run(settings, run_all)
 
     def _run(
         self, settings: PlatformSettings, work: Callable[[LiveSession], Coroutine[Any, Any, T]]

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from load.experiments.liu.runs import SimpleRun, WinRun
     from load.experiments.liu.scenarios import DemoScale
     from load.experiments.prewarm.live_slice import TraceSlice
+    from load.experiments.regret.live_slice import LiveCell, LiveRun
     from load.report.run import Run
 
 
@@ -49,6 +50,10 @@ class LivePlatform(Protocol):
 
         Writes its records to the file `output`.
         """
+        ...
+
+    def regret(self, cell: LiveCell) -> list[LiveRun]:
+        """A cell of the experiment regret, whose pods are empty, under each of `LIVE_POLICIES`."""
         ...
 
     def redis(self) -> AbstractContextManager[str]:

@@ -20,6 +20,7 @@ from load.experiments.harness.parallel_map import parallel_map
 from load.experiments.harness.rendering import listed
 from load.experiments.regret import cell_file
 from load.experiments.regret.cells import Half, RegretCell, cells, drawn_cell
+from load.experiments.regret.live_slice import live_tables
 from load.experiments.regret.load_counts import SEEDS, load_table
 from load.experiments.regret.plots import draw
 from load.experiments.regret.ratios import against, best_single, by_cell, marks, regrets, spread
@@ -67,7 +68,7 @@ def run(settings: Settings) -> Result:
             tables += [_marks_table(found, chosen), _worst_table(found, chosen)]
     if not settings.cells.is_part:
         load_seeds = SEEDS[:2] if settings.is_quick else SEEDS
-        tables += [optimum_table(settings), load_table(load_seeds)]
+        tables += [optimum_table(settings), load_table(load_seeds), *live_tables(settings)]
     images: tuple[Path, ...] = ()
     if settings.out is not None:
         cell_file.write(settings.out, chosen, results, seeds)
@@ -212,5 +213,6 @@ EXPERIMENT: Final = Experiment(
     "regret",
     "auto against the best fixed policy of each of 400 clusters drawn at random",
     run,
+    has_live_part=True,
     has_cells=True,
 )
