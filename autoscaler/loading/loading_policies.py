@@ -13,7 +13,15 @@ from autoscaler.loading.holding_value import Prices
 from autoscaler.loading.hybrid_histogram import HybridHistogram, hybrid_histogram
 from autoscaler.loading.keep_alive import KeepAlive, keep_alive
 from autoscaler.loading.predictive import Predictive, predictive
-from autoscaler.loading.round_robin import round_robin
+from autoscaler.loading.round_robin import (
+    PER_MODEL,
+    PLAIN,
+    RENEWED,
+    STARVED_FIRST,
+    RoundRobin,
+    round_robin,
+)
+from registry.domain.model import LoadingPolicyName
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -21,13 +29,19 @@ if TYPE_CHECKING:
     from autoscaler.planning.policy import LoadingPolicy
 
 LOADING_POLICIES: Final[Mapping[str, Callable[[], LoadingPolicy[Any]]]] = {
-    "predictive": predictive,
-    "keep-alive": keep_alive,
-    "greedy-dual": greedy_dual,
-    "hybrid-histogram": hybrid_histogram,
-    "baseline": baseline,
-    "round-robin": round_robin,
-    "clockwork": clockwork,
+    LoadingPolicyName.PREDICTIVE: predictive,
+    LoadingPolicyName.KEEP_ALIVE: keep_alive,
+    LoadingPolicyName.GREEDY_DUAL: greedy_dual,
+    LoadingPolicyName.HYBRID_HISTOGRAM: hybrid_histogram,
+    LoadingPolicyName.BASELINE: baseline,
+    LoadingPolicyName.ROUND_ROBIN: round_robin,
+    LoadingPolicyName.ROUND_ROBIN_PLAIN: lambda: round_robin(RoundRobin(refinements=PLAIN)),
+    LoadingPolicyName.ROUND_ROBIN_RENEWED: lambda: round_robin(RoundRobin(refinements=RENEWED)),
+    LoadingPolicyName.ROUND_ROBIN_STARVED: lambda: round_robin(
+        RoundRobin(refinements=STARVED_FIRST)
+    ),
+    LoadingPolicyName.ROUND_ROBIN_PER_MODEL: lambda: round_robin(RoundRobin(refinements=PER_MODEL)),
+    LoadingPolicyName.CLOCKWORK: clockwork,
 }
 """Each with its default parameters."""
 TUNED: Final[Mapping[str, Callable[[float], LoadingPolicy[Any]]]] = {

@@ -17,15 +17,22 @@ from typing import TYPE_CHECKING, Final
 
 from autoscaler.placement.idle import IdlePod, idle_pods
 from autoscaler.planning.policy import Action, ActionReason, Demote, Load, LoadingPolicy
-from registry.domain.model import Tier
+from registry.domain.model import LoadingPolicyName, Tier
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from autoscaler.planning.pool_view import ModelView, PoolView
 
-RENEWED, STARVED_FIRST, PER_MODEL, BY_DEADLINE = 1, 2, 3, 4
+PLAIN, RENEWED, STARVED_FIRST, PER_MODEL, BY_DEADLINE = range(5)
 """The refinements."""
+_NAMES: Final = (
+    LoadingPolicyName.ROUND_ROBIN_PLAIN,
+    LoadingPolicyName.ROUND_ROBIN_RENEWED,
+    LoadingPolicyName.ROUND_ROBIN_STARVED,
+    LoadingPolicyName.ROUND_ROBIN_PER_MODEL,
+    LoadingPolicyName.ROUND_ROBIN,
+)
 _ADJUSTMENT: Final = 1.25
 _FACTOR_BOUNDS: Final = (0.5, 4.0)
 """Bounds of the ratio of a model's quantum to the policy's: without them a load that takes almost
@@ -53,8 +60,9 @@ class RoundRobinState:
 
 
 def round_robin(params: RoundRobin | None = None) -> LoadingPolicy[RoundRobinState]:
-    plan = partial(_plan, params or RoundRobin())
-    return LoadingPolicy("round-robin", RoundRobinState(), plan, reads_demand=False)
+    params = params or RoundRobin()
+    plan = partial(_plan, params)
+    return LoadingPolicy(_NAMES[params.refinements], RoundRobinState(), plan, reads_demand=False)
 
 
 def _plan(

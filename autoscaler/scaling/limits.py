@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from registry.domain.loading_choice import loading_problem
 from registry.domain.model import Preload, Tier
 
 if TYPE_CHECKING:
@@ -23,12 +24,16 @@ def pool_problems(limits: Limits) -> list[str]:
     return problems
 
 
-def contradictions(view: PoolView) -> dict[str, str]:
-    """By model key: why the pool cannot meet the model's limits; other models are left out."""
+def contradictions(view: PoolView, loading: str = "") -> dict[str, str]:
+    """By model key: why the pool cannot meet the model's limits; other models are left out.
+
+    `loading` is the pool's loading policy; empty: it is not compared.
+    """
     largest = max((pod.budget_bytes.get(Tier.DEVICE, 0) for pod in view.pods.values()), default=0)
     found = {}
     for model in view.models:
-        if text := _contradiction(model, view.limits.max_pods, largest):
+        text = loading_problem(model.spec, model.spec.pool, loading)
+        if text := text or _contradiction(model, view.limits.max_pods, largest):
             found[model.key] = text
     return found
 

@@ -102,7 +102,9 @@ class Autoscaler:
             await asyncio.sleep(self._settings.tick)
 
     async def _tick(self, executor: ActionExecutor) -> None:
-        token = await self._log.acquire_lead(self._holder, ttl_s=self._settings.lease)
+        token = await self._log.acquire_lead(
+            self._holder, ttl_s=self._settings.lease, loading=self._policy.name
+        )
         self._set_leading(is_leading=token is not None)
         if self._watch.age_s() > _MAX_COPY_AGE_S:
             self._metrics.failures.labels("stale-copy").inc()

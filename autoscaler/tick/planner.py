@@ -33,11 +33,13 @@ class TickPlan:
     actions: tuple[Action, ...]
     failure: Exception | None = None
     """The error of the loading policy, whose state is reset."""
+    loading: str = ""
+    """Name of the loading policy."""
 
     @property
     def contradictions(self) -> dict[str, str]:
         """By key: why a model's limits cannot be met."""
-        return contradictions(self.view)
+        return contradictions(self.view, self.loading)
 
 
 class Planner:
@@ -90,7 +92,7 @@ class Planner:
         if self.scaling is not None:
             scaling, self.scaling = scale_pods(view, self.scaling, self._scaling_params)
             actions = (*scaling, *actions)
-        return TickPlan(view, actions, failure)
+        return TickPlan(view, actions, failure, self._policy.name)
 
     def _load_and_demote(self, view: PoolView) -> tuple[tuple[Action, ...], Exception | None]:
         try:

@@ -109,14 +109,13 @@ def _in_phases(
         return queue.requests[position] if position < len(queue.requests) else None
 
     for phase in ("starved", "joining", "all"):
-        unserved = list(queues)
+        unserved = [each for each in queues if phase != "joining" or each.is_continuous]
         while True:
             heads = [
                 (rank(head), queue.key, queue)
                 for queue in unserved
                 if (head := next_of(queue)) is not None
                 and (phase != "starved" or is_starved(head.arrival_s, head.due_s, now_s))
-                and (phase != "joining" or queue.is_continuous)
             ]
             if not heads:
                 break

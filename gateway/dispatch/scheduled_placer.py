@@ -19,8 +19,9 @@ from registry.domain.model import Task
 from registry.domain.reservation import LoadMode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
+    from gateway.dispatch.fair_queue import QueueKey
     from gateway.dispatch.inference_rules import InferenceRule
     from gateway.dispatch.pending_placement import PlacementDriver, Timers
     from registry.domain.cluster import ClusterState
@@ -70,8 +71,19 @@ class ScheduledPlacer(Placer[P]):
         machines = self._machines()
         if not machines:
             return
-        queued = self._first_requests(sum(each.free_slots for each in machines))
-        queues = [self._model_queue(key, found) for key, found in queued.items()]
+        names = frozenset(each.name for each in machines)
+        count = sum(each.free_slots for each in machines)
+        queued: dict[str, Sequence[P]] = {}
+        queues: list[ModelQueue] = []
+        for keys in self._queue.by_model():
+            [head] = self._queue.requests(keys[:1])
+            key = head.spec.key
+            holders = names.intersection([pod.name for pod in self._state.warm(key)])
+            if holders:  # others cannot start now, and most queues are of those
+                queued[key] = found = self._first_requests(keys, key, count)
+                queues.append(self._model_queue(key, found, holders))
+        if not queues:
+            return
         # By model and machine, since starting one inference changes the queues.
         inferences = self._rule(queues, machines, self._now_s(), self._last)
         for key, first, count, machine in inferences:
@@ -104,26 +116,23 @@ class ScheduledPlacer(Placer[P]):
             if pod.has_free_slot and not self._is_loading(pod.name)
         ]
 
-    def _first_requests(self, count: int) -> Mapping[str, Sequence[P]]:
-        """By model: the first requests, and the first that can meet their deadline.
+    def _first_requests(self, keys: Sequence[QueueKey], key: str, count: int) -> Sequence[P]:
+        """The first requests of a queue, and the first that can meet their deadline.
 
         Rules start `count` requests at most, and queues of thousands would cost more than that.
         """
-        found: dict[str, Sequence[P]] = {}
-        for keys in self._queue.by_model():
-            placements = self._queue.requests(keys[:count])
-            key = placements[0].spec.key
-            in_time_s = self._now_s() + self._state.measured(key).infer.seconds
-            in_time = max(count, bisect_left(keys, in_time_s, key=_deadline))
-            found[key] = placements + self._queue.requests(keys[in_time : in_time + count])
-        return found
+        in_time_s = self._now_s() + self._state.measured(key).infer.seconds
+        in_time = max(count, bisect_left(keys, in_time_s, key=_deadline))
+        return self._queue.requests([*keys[:count], *keys[in_time : in_time + count]])
 
-    def _model_queue(self, key: str, placements: Sequence[P]) -> ModelQueue:
+    def _model_queue(
+        self, key: str, placements: Sequence[P], machines: frozenset[str]
+    ) -> ModelQueue:
         share_s = self._state.measured(key).share.seconds
         return ModelQueue(
             key,
-            tuple(_queued_request(each) for each in placements),
-            frozenset(pod.name for pod in self._state.warm(key)),
+            tuple([_queued_request(each) for each in placements]),
+            machines,
             lambda requests: requests * share_s,
             is_continuous=placements[0].spec.task is Task.TEXT_GENERATION,
         )

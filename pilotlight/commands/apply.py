@@ -18,6 +18,7 @@ from pilotlight.output import Output
 from registry.domain.model import ModelName, ModelSpec
 from registry.errors import InvalidModel
 from registry.inference_service.reader import read_documents
+from registry.redis.client import Registry
 
 _RESOURCE = "inferenceservice.serving.kserve.io"
 
@@ -97,8 +98,16 @@ def _read_sources(path: str) -> list[tuple[str, str]]:
 
 async def _apply(target: PlatformTarget, output: Output, specs: Sequence[ModelSpec]) -> None:
     async with target.registry() as registry:
-        outcomes = await registry.put_models(specs)
+        outcomes = await put_models(registry, specs)
     print_applied(output, specs, outcomes)
+
+
+async def put_models(registry: Registry, specs: Sequence[ModelSpec]) -> list[str]:
+    """Declare models; raises InvalidInput, with nothing declared, if the pool cannot take one."""
+    try:
+        return await registry.put_models(specs)
+    except InvalidModel as error:
+        raise InvalidInput(error.problems) from error
 
 
 def print_applied(output: Output, specs: Sequence[ModelSpec], outcomes: Sequence[str]) -> None:

@@ -11,7 +11,7 @@ import typer
 from autoscaler.planning.pool_view import Limits
 from autoscaler.scaling.limits import pool_problems
 from pilotlight.commands import flags
-from pilotlight.commands.apply import print_applied, read_models
+from pilotlight.commands.apply import print_applied, put_models, read_models
 from pilotlight.commands.autoscaler import LOADING_NAMES, loading_problems
 from pilotlight.commands.flags import setting
 from pilotlight.commands.target import PlatformTarget
@@ -27,6 +27,7 @@ from pilotlight.platform.supervisor import log_to_file, start_detached, stop_pla
 from pilotlight.quantities import parse_bytes, parse_rate
 from pilotlight.sample_models.samples import prepare_samples
 from pilotlight.state_dir import PlatformState, StateDir
+from registry.domain import loading_choice
 from registry.domain.model import ModelSpec
 from registry.domain.slots import default_slots
 
@@ -157,6 +158,8 @@ def up(
     )
     output = Output(json_)
     specs = read_models(filename, namespace) if filename else []
+    if autoscaler and (problems := loading_choice.loading_problems(specs, pool, loading)):
+        raise InvalidInput(problems)
     if state_dir.is_locked():
         raise state_dir.already_running_error()
     if s3 and settings.objects == state_dir.objects:  # the user's own folder is left unchanged
@@ -189,7 +192,7 @@ def _run_detached(settings: PlatformSettings, output: Output, specs: Sequence[Mo
 
 async def _apply(target: PlatformTarget, output: Output, specs: Sequence[ModelSpec]) -> None:
     async with target.registry() as registry:
-        outcomes = await registry.put_models(specs)
+        outcomes = await put_models(registry, specs)
     if output.as_json:
         _note_applied(output, specs, outcomes)
     else:
@@ -212,7 +215,7 @@ def _run_in_foreground(
         reporter.close_bar()
         _print_ready(output, platform.state)
         if specs:
-            _note_applied(output, specs, await platform.cluster.registry.put_models(specs))
+            _note_applied(output, specs, await put_models(platform.cluster.registry, specs))
         output.note(f"Ready after {time.monotonic() - started_s:.1f} s. Ctrl-C stops everything.")
 
     try:

@@ -14,6 +14,7 @@ from registry.domain.accelerator import Accelerator, AcceleratorKind
 from registry.domain.action_log import ActionRecord, PodShape, WantedPods
 from registry.domain.model import (
     LoadFailure,
+    LoadingPolicyName,
     ModelName,
     ModelPolicy,
     ModelRecord,
@@ -46,6 +47,7 @@ def decode_spec(text: str) -> ModelSpec:
     policy["routing"] = RoutingPolicy(policy["routing"])
     policy["preload"] = Preload(policy["preload"])
     policy["preload_tier"] = Tier(policy["preload_tier"])
+    policy["loading"] = LoadingPolicyName(policy["loading"]) if policy.get("loading") else None
     return ModelSpec(
         name=ModelName(name["namespace"], name["name"]),
         storage_uri=stored["storage_uri"],

@@ -31,6 +31,23 @@ class Task(StrEnum):
     TEXT_TO_IMAGE = "text-to-image"
 
 
+class LoadingPolicyName(StrEnum):
+    """Loading policies of the autoscaler, as flags and annotation values."""
+
+    PREDICTIVE = "predictive"
+    KEEP_ALIVE = "keep-alive"
+    GREEDY_DUAL = "greedy-dual"
+    HYBRID_HISTOGRAM = "hybrid-histogram"
+    BASELINE = "baseline"
+    ROUND_ROBIN = "round-robin"
+    """With all refinements."""
+    ROUND_ROBIN_PLAIN = "round-robin-plain"
+    ROUND_ROBIN_RENEWED = "round-robin-renewed"
+    ROUND_ROBIN_STARVED = "round-robin-starved"
+    ROUND_ROBIN_PER_MODEL = "round-robin-per-model"
+    CLOCKWORK = "clockwork"
+
+
 class RoutingPolicy(StrEnum):
     """Routing policies of the gateway, as annotation values."""
 
@@ -111,6 +128,8 @@ class ModelPolicy:
     max_batch_wait_s: float = 0.0
     max_infer_s: float | None = None
     """None: the pod's own limit."""
+    loading: LoadingPolicyName | None = None
+    """The loading policy that the model's pool must have; None: any."""
     canary_of: str | None = None
     """Name of a model in the namespace; `canary_percent` of its requests go to this model."""
     canary_percent: int = 0

@@ -12,7 +12,14 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from registry.domain.model import ModelPolicy, Preload, RoutingPolicy, Task, Tier
+from registry.domain.model import (
+    LoadingPolicyName,
+    ModelPolicy,
+    Preload,
+    RoutingPolicy,
+    Task,
+    Tier,
+)
 from registry.inference_service.durations import parse_duration_s
 
 if TYPE_CHECKING:
@@ -113,6 +120,7 @@ KEYS: Mapping[str, _Annotation] = {
     "max-batch-size": _Annotation("max_batch_size", _integer(1, 4096)),
     "max-batch-wait": _Annotation("max_batch_wait_s", _duration(positive=False)),
     "max-infer-time": _Annotation("max_infer_s", _duration(positive=True)),
+    "loading": _Annotation("loading", _one_of(LoadingPolicyName)),
     "canary-of": _Annotation("canary_of", _label),
     "canary-percent": _Annotation("canary_percent", _integer(0, 100)),
 }

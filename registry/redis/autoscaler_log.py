@@ -35,9 +35,12 @@ class AutoscalerLog:
     def __init__(self, registry: Registry) -> None:
         self._submit = registry.transactions.submit
 
-    async def acquire_lead(self, holder: str, *, ttl_s: float) -> int | None:
-        """Take or renew the leader's lease; its fencing token, or None while another holds it."""
-        status, value = await self._submit("lead", holder, int(ttl_s * 1000))
+    async def acquire_lead(self, holder: str, *, ttl_s: float, loading: str = "") -> int | None:
+        """Take or renew the leader's lease; its fencing token, or None while another holds it.
+
+        `loading` is the name of its loading policy.
+        """
+        status, value = await self._submit("lead", holder, int(ttl_s * 1000), loading)
         return int(value) if status == "ok" else None
 
     async def release_lead(self, token: int) -> None:

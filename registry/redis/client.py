@@ -22,6 +22,7 @@ from registry.domain.codec import (
     encode_profile,
     encode_spec,
 )
+from registry.domain.loading_choice import loading_problems
 from registry.domain.model import LoadFailure, ModelName, ModelRecord, ModelSpec, Tier, name_of_key
 from registry.domain.pod import LEASE_TTL_S
 from registry.domain.reservation import (
@@ -31,7 +32,7 @@ from registry.domain.reservation import (
     Refusal,
     ReservationRequest,
 )
-from registry.errors import ClaimLost, LeaseLost, RegistryUnavailable
+from registry.errors import ClaimLost, InvalidModel, LeaseLost, RegistryUnavailable
 from registry.redis.server_address import check_url
 from registry.redis.transactions import Transactions
 
@@ -78,8 +79,10 @@ class Registry:
         Up to `MAX_STEP_MODELS` and `MAX_STEP_BYTES` are declared in one step, all or nothing. More
         take several steps, in order, between which Redis serves other clients. If Redis becomes
         unavailable, earlier steps remain in effect; the error gives the number of declared models,
-        and declaring all models again completes the rest.
+        and declaring all models again completes the rest. Raises InvalidModel, with nothing
+        declared, where a model needs another loading policy than the pool has.
         """
+        await self._check_loading(specs)
         outcomes: list[str] = []
         for step in _steps(specs):
             try:
@@ -92,6 +95,12 @@ class Registry:
                     f"{len(step)} all or none: declare all of them again"
                 ) from error
         return outcomes
+
+    async def _check_loading(self, specs: Sequence[ModelSpec]) -> None:
+        if any(spec.policy.loading is not None for spec in specs):
+            loading = await self._submit("loading")
+            if problems := loading_problems(specs, self.pool, str(loading or "")):
+                raise InvalidModel(problems)
 
     async def delete_models(self, names: Iterable[ModelName]) -> list[ModelName]:
         """Delete models; returns the names of those that did not exist."""

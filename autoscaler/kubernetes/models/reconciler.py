@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import logging
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from autoscaler.kubernetes.cluster.inference_services import FINALIZER, Role, owner_of
@@ -23,6 +24,7 @@ from autoscaler.kubernetes.models.model_status import (
     seconds_until_write,
 )
 from registry.domain.model import name_of_key
+from registry.errors import InvalidModel
 
 if TYPE_CHECKING:
     from autoscaler.kubernetes.cluster.cluster_api import ClusterApi
@@ -36,6 +38,8 @@ logger = logging.getLogger(__name__)
 
 UNLOAD_POLL_INTERVAL_S = 0.5
 SYNC_POLL_INTERVAL_S = 0.2
+REFUSED_POLL_INTERVAL_S = 30.0
+"""Until a model is tried again that the pool refused; the pool's autoscaler may have changed."""
 
 
 class ModelReconciler:
@@ -89,7 +93,12 @@ class ModelReconciler:
         if registry is not None and not registry.is_synced:
             return SYNC_POLL_INTERVAL_S  # until then the last status stays
         if service.spec is not None and registry is not None:
-            await self._put_model(service, registry)
+            try:
+                await self._put_model(service, registry)
+            except InvalidModel as error:
+                refused = replace(service, problems=tuple(error.problems))
+                wait_s = await self._write_status(refused, registry)
+                return REFUSED_POLL_INTERVAL_S if wait_s is None else wait_s
         return await self._write_status(service, registry)
 
     async def _put_model(self, service: ServiceObject, registry: PoolRegistry) -> None:

@@ -32,7 +32,7 @@ FILE: Final = "warsaw_facts.csv"
 _SEEDS: Final = (1, 2, 3, 4, 5)
 _QUICK: Final = Workload(minutes=4, spikes=1)
 _VARIED_SEEDS: Final = 3
-_VARIED_WORKLOAD: Final = Workload(minutes=12, spikes=2)
+_VARIED_WORKLOAD: Final = Workload(minutes=8, spikes=1)
 _QUICK_SETTINGS: Final = 3
 _MACHINE: Final = "machine-00"
 _USAGE_MINUTES: Final = 5
@@ -214,7 +214,7 @@ def _notes(
     if not settings.is_quick:
         notes.append(
             f"other settings: {_VARIED_WORKLOAD.minutes} minutes, {_VARIED_WORKLOAD.spikes} "
-            f"spikes, {_VARIED_SEEDS} seeds"
+            f"spike, {_VARIED_SEEDS} seeds"
         )
     if settings.file(FILE) is None:
         notes.append(absent_note(FILE))

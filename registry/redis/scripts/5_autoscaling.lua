@@ -15,13 +15,19 @@ end
 
 local function is_leader(token) return leader()[2] == tostring(token) end
 
-function op.lead(holder, ttl_ms)
+-- loading: the autoscaler's loading policy; absent from one of an older version.
+function op.lead(holder, ttl_ms, loading)
   local current = leader()
   if current[1] and current[1] ~= holder then return {'held', current[1]} end
   local token = tonumber(current[2]) or next_fence()
   redis.call('HSET', key('leader'), 'holder', holder, 'token', token, 'until', now + ttl_ms,
-    'ttl', ttl_ms)
+    'ttl', ttl_ms, 'loading', loading or '')
   return {'ok', token}
+end
+
+-- The loading policy of the autoscaler that leads; empty if none does, or it is of an older version.
+function op.loading()
+  return leader()[1] and redis.call('HGET', key('leader'), 'loading') or ''
 end
 
 function op.resign(token)

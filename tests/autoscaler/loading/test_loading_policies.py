@@ -5,12 +5,25 @@ from __future__ import annotations
 import pytest
 
 from autoscaler.loading.loading_policies import LOADING_POLICIES, TUNED, policy_of, value_problem
+from registry.domain.model import LoadingPolicyName
 
 
 def test_every_policy_can_be_made() -> None:
     assert set(TUNED) <= set(LOADING_POLICIES)
     assert all(policy_of(name, 2.0).name == name for name in TUNED)
     assert all(policy_of(name).name == name for name in LOADING_POLICIES)
+
+
+def test_every_name_that_annotations_allow_is_a_policy() -> None:
+    assert list(LOADING_POLICIES) == list(LoadingPolicyName)
+
+
+def test_the_refinements_of_round_robin_are_policies_of_their_own() -> None:
+    """Each restarts, orders or lengthens turns as the one before does not (thesis, 4.2.3)."""
+    names = ("plain", "renewed", "starved", "per-model")
+    policies = [policy_of(f"round-robin-{name}") for name in names] + [policy_of("round-robin")]
+    params = [policy.plan.args[0].refinements for policy in policies]  # type: ignore[attr-defined]
+    assert params == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,14 @@ from autoscaler.planning.pool_view import Limits, ModelView, PlannedPod, PoolVie
 from autoscaler.scaling.desired_pods import ScalingParams, ScalingState, scale_pods
 from autoscaler.scaling.limits import contradictions, pool_problems
 from registry.domain.demand import QueueStats
-from registry.domain.model import ModelName, ModelPolicy, ModelSpec, Preload, Tier
+from registry.domain.model import (
+    LoadingPolicyName,
+    ModelName,
+    ModelPolicy,
+    ModelSpec,
+    Preload,
+    Tier,
+)
 from registry.domain.residency_index import Residency
 
 if TYPE_CHECKING:
@@ -190,6 +197,14 @@ def test_explains_contradictory_limits_of_models() -> None:
     view = _view(0, 1, _model("fine"), _model("many", min_copies=11), large)
     found = contradictions(view)
     assert sorted(key.partition("@")[0] for key in found) == ["default/large", "default/many"]
+
+
+def test_explains_a_model_that_needs_another_loading_policy() -> None:
+    view = _view(0, 1, _model("fine"), _model("picky", loading=LoadingPolicyName.CLOCKWORK))
+    [(key, text)] = contradictions(view, "predictive").items()
+    assert key.startswith("default/picky@")
+    assert "must be 'predictive', the loading policy of pool default, was 'clockwork'" in text
+    assert contradictions(view, "clockwork") == {}
 
 
 def _arriving(now_s: float, pods: int, requests: int, waiting: int = 0) -> PoolView:

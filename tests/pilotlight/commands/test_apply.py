@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
+from registry.redis.autoscaler_log import AutoscalerLog
+from registry.redis.client import Registry
 from tests.pilotlight.conftest import SAMPLES, SERVICE, write_yaml
 
 if TYPE_CHECKING:
@@ -112,3 +115,40 @@ def test_deletes_by_name_namespace_and_file(
     assert "not found: default/embed" in again.err
     assert cli("delete", "-f", str(SAMPLES / "translate.yaml"), *at).status == 0
     assert _models(cli, redis) == ["classify-image"]
+
+
+def _for_loading(policy: str) -> str:
+    service = SERVICE.format(name="picky", folder="one")
+    annotations = f"metadata:\n  annotations: {{pilotlight.io/loading: {policy}}}\n"
+    return service.replace("metadata:\n", annotations, 1)
+
+
+def test_a_model_for_another_loading_policy_than_the_pools_is_refused(
+    cli: Cli, redis: servers.RedisServer, tmp_path: Path
+) -> None:
+    async def lead() -> None:
+        registry = await Registry.connect(redis.url, "picky")
+        await AutoscalerLog(registry).acquire_lead("a", ttl_s=600, loading="predictive")
+        await registry.close()
+
+    asyncio.run(lead())
+    path = write_yaml(
+        tmp_path / "yaml", picky=_for_loading("clockwork"), b=SERVICE.format(name="b", folder="one")
+    )
+    at = ("--redis-url", redis.url, "--pool", "picky")
+    ran = cli("apply", "-f", path, *at)
+    assert ran.status == 2
+    assert (
+        "default/picky: metadata.annotations[pilotlight.io/loading] must be 'predictive', the "
+        "loading policy of pool picky, was 'clockwork'; remove the annotation, or start"
+    ) in ran.err
+    assert cli("get", "models", "--json", *at).document == []
+    write_yaml(tmp_path / "yaml", picky=_for_loading("predictive"))
+    assert cli("apply", "-f", path, *at).status == 0
+
+
+def test_up_refuses_a_model_for_another_loading_policy(cli: Cli, tmp_path: Path) -> None:
+    path = write_yaml(tmp_path / "yaml", picky=_for_loading("clockwork"))
+    ran = cli("up", "-f", path, "--home", str(tmp_path / "home"), "--loading", "baseline")
+    assert ran.status == 2
+    assert "must be 'baseline', the loading policy of pool default, was 'clockwork'" in ran.err

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from registry.domain.model import ModelPolicy, Preload, RoutingPolicy, Task, Tier
+from registry.domain.model import LoadingPolicyName, ModelPolicy, Preload, RoutingPolicy, Task, Tier
 from registry.inference_service.annotations import KEYS, PREFIX, parse_annotations
 
 VALID: list[tuple[str, str, object]] = [
@@ -26,6 +26,7 @@ VALID: list[tuple[str, str, object]] = [
     ("max-batch-size", "4096", 4096),
     ("max-batch-wait", "5ms", 0.005),
     ("max-infer-time", "2m", 120.0),
+    ("loading", "round-robin-renewed", LoadingPolicyName.ROUND_ROBIN_RENEWED),
     ("canary-of", "translate", "translate"),
     ("canary-percent", "0", 0),
 ]
@@ -51,6 +52,7 @@ INVALID: dict[str, list[str]] = {
     "max-batch-size": [*INTEGER, "0", "4097"],
     "max-batch-wait": DURATION,
     "max-infer-time": [*DURATION, "0s"],
+    "loading": ["", "lru", "Predictive", "none"],
     "canary-of": LABEL,
     "canary-percent": [*INTEGER, "-1", "101", "20%"],
 }
@@ -122,7 +124,7 @@ def test_an_unknown_key_without_a_similar_one_lists_the_known_keys() -> None:
     assert all(key in problem for key in KEYS)
 
 
-@pytest.mark.parametrize("key", ["application", "loading", "placement", "profile"])
+@pytest.mark.parametrize("key", ["application", "placement", "profile"])
 def test_keys_that_nothing_reads_are_refused(key: str) -> None:
     (problem,) = parse_annotations({PREFIX + key: "a"}).problems
     assert f"metadata.annotations[{PREFIX}{key}] is not a known key" in problem

@@ -11,6 +11,8 @@ import redis.asyncio
 
 from registry.domain.action_log import POOL, ActionOutcome, ActionRecord, PodShape, WantedPods
 from registry.domain.expected_rates import ExpectedRates
+from registry.domain.model import LoadingPolicyName, ModelName, ModelPolicy
+from registry.errors import InvalidModel
 from registry.redis.autoscaler_log import AutoscalerLog, BeginResult
 from registry.redis.watch import ClusterWatch
 from tests.registry.redis.clients import SPEC, eventually, running, until
@@ -41,6 +43,35 @@ async def test_one_autoscaler_leads(registry: Registry) -> None:
         )
     )
     assert sum(token is not None for token in tokens) == 1
+
+
+async def test_a_model_for_another_loading_policy_than_the_leaders_is_refused(
+    registry: Registry,
+) -> None:
+    log = AutoscalerLog(registry)
+    wanted = replace(SPEC, policy=ModelPolicy(loading=LoadingPolicyName.CLOCKWORK))
+    assert await registry.put_models([wanted]) == ["created"]  # no autoscaler leads
+    token = await log.acquire_lead("one", ttl_s=30, loading="predictive")
+    other = replace(SPEC, name=ModelName("default", "other"))
+    with pytest.raises(InvalidModel, match="must be 'predictive', the loading policy of pool"):
+        await registry.put_models([other, wanted])
+    assert await registry.get_model(other.name) is None
+    assert await registry.put_models([other]) == ["created"]
+    assert token is not None
+    await log.release_lead(token)
+    await log.acquire_lead("two", ttl_s=30, loading="clockwork")
+    assert await registry.put_models([wanted]) == ["unchanged"]
+    found = await registry.get_model(SPEC.name)
+    assert found is not None
+    assert found.spec.policy.loading is LoadingPolicyName.CLOCKWORK
+
+
+async def test_a_leader_of_an_older_version_allows_every_loading_policy(
+    registry: Registry,
+) -> None:
+    await registry.transactions.submit("lead", "old", 30_000)
+    wanted = replace(SPEC, policy=ModelPolicy(loading=LoadingPolicyName.CLOCKWORK))
+    assert await registry.put_models([wanted]) == ["created"]
 
 
 async def test_the_leader_keeps_its_token(registry: Registry) -> None:

@@ -132,7 +132,7 @@ def test_machines_hold_as_many_models_as_the_setting_says(setting: Setting) -> N
 
 @pytest.mark.parametrize("setting", VARIED)
 def test_the_load_of_every_setting_can_be_drawn(setting: Setting) -> None:
-    work = setting.workload(Workload(minutes=12, spikes=2))
+    work = setting.workload(Workload(minutes=8, spikes=1))
     for seed in (1, 2, 3):
         [(first, _), *_] = work.spike_minutes(seed)
         rates = work.counts(seed)[:first].mean(axis=0) / 60
