@@ -29,6 +29,7 @@ from gateway.http.body import BodyLimits, IncomingBody
 from gateway.http.client_request import ClientClosedRequest
 from gateway.http.error_responses import respond_with_error, send_error
 from gateway.http.headers import read_headers
+from gateway.http.held_bodies import HeldBodies
 from gateway.http.openai import parse_model_name
 from gateway.http.routes import (
     TargetResolver,
@@ -72,8 +73,12 @@ class GatewayApp:
         self._watch = watch
         self._settings = settings
         self._body_limits = BodyLimits(
-            settings.max_body_bytes, settings.buffer_bytes, settings.body_timeout
+            settings.max_body_bytes,
+            settings.buffer_bytes,
+            settings.body_timeout,
+            settings.min_body_rate,
         )
+        self._held_bodies = HeldBodies(settings.held_body_bytes, settings.spool_bytes)
         self._random = random.Random(settings.seed)
         self._sequence = 0
         self.access = create_access(
@@ -82,6 +87,9 @@ class GatewayApp:
             token_leeway_s=settings.token_leeway,
         )
         """None if requests need neither a key nor a token."""
+        self._allows_policy_header = settings.allow_policy_header
+        if settings.allow_policy_header is None:
+            self._allows_policy_header = self.access is None
         self._targets = TargetResolver(watch.state, is_guarded=self.access is not None)
         self.resolve_target = self._targets.resolve
         self.is_draining = False
@@ -110,6 +118,7 @@ class GatewayApp:
 
     async def infer(self, client: ClientRequest) -> None:
         request_id = ""
+        body: IncomingBody | None = None
         exchange: Exchange | None = None
         try:
             headers = client.headers
@@ -118,7 +127,7 @@ class GatewayApp:
                 headers = without_credentials(headers)
             read = read_headers(headers)
             request_id = read.request_id
-            body = IncomingBody(client, read.content_length, self._body_limits)
+            body = IncomingBody(client, read.content_length, self._body_limits, self._held_bodies)
             if not client.target.is_named:
                 await self._resolve_by_body(client, body)
             target = client.target
@@ -142,6 +151,9 @@ class GatewayApp:
             if exchange is not None:
                 self._context.telemetry.failed(client.target.label, exchange.policy, error)
             respond_with_error(client, error, request_id)
+        finally:
+            if body is not None:
+                body.close()
 
     async def _authorise(self, access: Access, client: ClientRequest) -> None:
         """Raises Unauthorized, Forbidden, NotReady.
@@ -189,10 +201,16 @@ class GatewayApp:
         record: ModelRecord,
         body: IncomingBody,
     ) -> Exchange:
-        if read.policy is not None and not self._settings.allow_policy_header:
-            raise BadRequest("header x-pilotlight-policy is turned off (--allow-policy-header)")
+        if read.policy is not None and not self._allows_policy_header:
+            raise BadRequest(
+                "header x-pilotlight-policy is turned off (--allow-policy-header), as it is by"
+                " default where keys or tokens are required"
+            )
         self._sequence += 1
-        deadline_s = read.deadline_s or record.serving.policy.deadline_s
+        own_s = record.serving.policy.deadline_s
+        deadline_s = own_s
+        if read.deadline_s is not None:
+            deadline_s = min(read.deadline_s, max(self._settings.request_timeout, own_s or 0.0))
         now_s = self._watch.registry_now_s()
         draws = self._random if read.seed is None else random.Random(read.seed)
         request = IncomingRequest(
@@ -206,7 +224,8 @@ class GatewayApp:
         )
         read.deadline_s = deadline_s
         call = InferenceCall(self._context, client.target, read, request, body)
-        return Exchange(call, client, body, self._context.telemetry)
+        stall_s = self._settings.body_timeout
+        return Exchange(call, client, body, self._context.telemetry, stall_s=stall_s)
 
     async def _run_cancellable(
         self, exchange: Exchange, client: ClientRequest, read: RequestHeaders, body: IncomingBody

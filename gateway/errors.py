@@ -58,8 +58,16 @@ class RequestBodyTooLarge(GatewayError, status=413, reason="body-too-large"):
     """The body is over the limit, by its declared or its received length."""
 
 
+class BodiesFull(GatewayError, status=503, reason="bodies-full"):
+    """The bodies that the gateway holds have filled its memory or disk for them."""
+
+
 class BodyTooSlow(GatewayError, status=408, reason="body-too-slow"):
     """The client stopped sending its body."""
+
+
+class ClientTooSlow(GatewayError, status=408, reason="client-too-slow"):
+    """The client stopped reading its response, of which it has the beginning."""
 
 
 class ShuttingDown(GatewayError, status=503, reason="draining"):

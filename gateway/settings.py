@@ -29,6 +29,10 @@ def _readable_folder(read: Callable[[Path], object]) -> Callable[[str], str]:
     return parse
 
 
+def _parse_bool_or_auto(text: str) -> bool | None:
+    return None if text == "auto" else parse_bool(text)
+
+
 @dataclass(frozen=True, slots=True)
 class GatewaySettings:
     """Times in seconds, sizes in bytes."""
@@ -43,13 +47,22 @@ class GatewaySettings:
     buffer_bytes: int = option(
         1 * MIB,
         parse_int(1),
-        "bodies up to this size are kept until the response, so that they can be retried",
+        "bodies up to this size stay in memory until the response, longer ones in a file",
     )
     request_timeout: float = option(
-        300.0, parse_seconds, "maximum duration of a request without a deadline"
+        300.0, parse_seconds, "maximum duration of a request; its header cannot extend it"
     )
     body_timeout: float = option(
-        30.0, parse_seconds, "maximum pause inside a request body before 408"
+        30.0, parse_seconds, "maximum pause inside a body, or in reading a response"
+    )
+    min_body_rate: int = option(
+        1024, parse_int(0), "bytes per second of a body, on average after its first pause; else 408"
+    )
+    held_body_bytes: int = option(
+        256 * MIB, parse_int(1), "memory for bodies over 64 KiB of all requests together; else 503"
+    )
+    spool_bytes: int = option(
+        1024 * MIB, parse_int(1), "temporary files, in TMPDIR, of all requests together; else 503"
     )
     drain_timeout: float = option(
         30.0, parse_seconds, "maximum duration of requests in flight after SIGTERM"
@@ -60,8 +73,11 @@ class GatewaySettings:
     lost_pods_pause: float = option(
         300.0, parse_seconds, "time for which a request is refused that two pods were lost with"
     )
-    allow_policy_header: bool = option(
-        True, parse_bool, "accept x-pilotlight-policy, which selects a request's routing policy"
+    allow_policy_header: bool | None = option(
+        None,
+        _parse_bool_or_auto,
+        "accept x-pilotlight-policy, which selects a request's routing policy and can load a model"
+        " on every pod; auto: unless keys or tokens are required",
     )
     api_keys: str = option(
         "",

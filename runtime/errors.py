@@ -54,6 +54,10 @@ class PodEnded(RuntimePackageError):
     """The pod's drain timeout passed before the request's response."""
 
 
+class AlreadyBegun(RuntimePackageError):
+    """The request was sent again, but the pod had begun it the first time."""
+
+
 class DeadlinePassed(RuntimePackageError):
     """The request's deadline passed before its inference began."""
 
@@ -172,6 +176,7 @@ _ERRORS_OF: dict[HTTPStatus, tuple[type[RuntimePackageError], ...]] = {
         PodDraining, PodEnded, LoadFailed, MemoryBusy, NoRoomToInfer, ModelInUse, LoadRefused,
         LoadCancelled, RemoteInferenceFailed,
     ),
+    HTTPStatus.BAD_GATEWAY: (AlreadyBegun,),
     HTTPStatus.GATEWAY_TIMEOUT: (DeadlinePassed, InferenceHung),
     HTTPStatus.INSUFFICIENT_STORAGE: (ModelTooLarge, DiskFull, HostTierRefused),
 }  # fmt: skip

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from gateway.errors import ClientTooSlow
 from gateway.telemetry.request_telemetry import ServedRequest, stage_timings
 
 if TYPE_CHECKING:
@@ -25,19 +26,23 @@ class Exchange:
         client: ClientRequest,
         body: IncomingBody,
         telemetry: RequestTelemetry,
+        *,
+        stall_s: float,
     ) -> None:
+        """`stall_s`: how long the client may read nothing of its response."""
         self._call = call
         self._client = client
         self._body = body
         self._telemetry = telemetry
+        self._stall_s = stall_s
 
     async def run(self, until_s: float) -> None:
         """Serve the request until loop time `until_s`.
 
         Raises GatewayError if there is no response, or only the beginning of one.
         """
-        if not self._body.buffer_received():
-            await self._body.buffer()
+        if not self._body.receive_now():
+            await self._body.receive()
         call = self._call
         await call.send(until_s)
         try:
@@ -63,10 +68,20 @@ class Exchange:
         client.start_response(connection.status, lines, has_length=response.has_length)
         is_last = self._forward_body()
         self._telemetry.served(served, timings, connection.status)  # after the write: off its path
+        if response.has_length:
+            call.release()  # such a response is complete at the pod: a slow client holds no slot
         while not is_last:
-            await client.drain()
+            await self._drain()
             await connection.wait_body()
             is_last = self._forward_body()
+
+    async def _drain(self) -> None:
+        try:
+            await self._client.drain(self._stall_s)
+        except TimeoutError:
+            raise ClientTooSlow(
+                f"the client read nothing of its response for {self._stall_s:g} s"
+            ) from None
 
     def _forward_body(self) -> bool:
         """Send the client the received part of the response; returns whether it was the last."""

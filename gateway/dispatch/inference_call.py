@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gateway.dispatch.pod_request import request_head, send_request
+from gateway.dispatch.pod_request import request_head, resent_head, send_request
 from gateway.dispatch.retries import FailedAttempts, NotExecuted, refusal_to_retry
 from gateway.errors import NoPodAccepted, UpstreamLost
 from gateway.http.headers import PodResponse, read_response
@@ -98,8 +98,7 @@ class InferenceCall:
         Raises GatewayError if there is no response.
         """
         lost_pods, path, body = self._context.lost_pods, self._target.pod_path, self._body
-        if body.is_complete:
-            lost_pods.check(path, body.buffered)
+        lost_pods.check(path, body.buffered, body.received_bytes)
         while True:
             try:
                 self.placement = placement = await self._context.dispatcher.place(self.request)
@@ -107,8 +106,7 @@ class InferenceCall:
                 self.awaited_tier = self.awaited_tier or placement.awaited_tier
                 self.queue_s = time.perf_counter() - self._started_s
                 await self._send_to_pod(placement, until_s)
-                if body.is_complete:
-                    lost_pods.acquit(path, body.buffered)
+                lost_pods.acquit(path, body.buffered, body.received_bytes)
                 return
             except _RetryElsewhere as retry:
                 self.release()
@@ -121,7 +119,10 @@ class InferenceCall:
         if retry.reason is NotExecuted.POD_DIED:
             entry = self.placement.reservation.entry
             suspicion = self._context.lost_pods.record(
-                self._target.pod_path, self._body.buffered, f"{entry.name}/{entry.epoch}"
+                self._target.pod_path,
+                self._body.buffered,
+                self._body.received_bytes,
+                pod=f"{entry.name}/{entry.epoch}",
             )
             if suspicion is not None:
                 raise suspicion from None
@@ -159,7 +160,7 @@ class InferenceCall:
         entry, connections = placement.reservation.entry, self._context.connections
         left_ms = (until_s - self._loop.time()) * 1000
         head = request_head(self._target, self._headers, placement, self._body, left_ms=left_ms)
-        connection = connections.take_idle(entry.address) if self._body.is_complete else None
+        connection = connections.take_idle(entry.address)
         if connection is None:
             connection = await self._connect(entry)
         self.sent_s = time.perf_counter()
@@ -175,7 +176,7 @@ class InferenceCall:
                     await classify_response(connection, connections, entry.address)
                 )
             reason = refusal_to_retry(response.not_executed, self._failed)
-            if reason is not None and self._body.is_resendable:
+            if reason is not None:
                 raise self._retry(reason)
         except BaseException:
             connection.close()
@@ -190,29 +191,26 @@ class InferenceCall:
 
     async def _resend(self, lost: PodConnectionLost, entry: PodState, head: bytes) -> PodConnection:
         """Send again over a new connection if the lost one was stale: it may have sent nothing."""
-        if not self._body.is_resendable:
-            self._record_failure(NotExecuted.POD_DIED)
-            raise UpstreamLost(f"the pod was lost during the request: {lost}") from lost
-        try:
-            fresh = await self._context.connections.connect(entry.address)
-        except PodUnreachable:  # the pod's process ended without a response
-            raise self._retry(NotExecuted.POD_DIED) from None
-        if not lost.was_reused:
-            fresh.close()
-            if await has_died(self._context.connections, entry.address):
-                raise self._retry(NotExecuted.POD_DIED)
-            raise UpstreamLost(
-                "the pod closed the connection without a response; it may have executed the request"
-            )
-        try:
-            await send_request(fresh, head, self._body)
-        except PodConnectionLost:
-            fresh.close()
-            raise self._retry(NotExecuted.POD_DIED) from lost
-        except BaseException:
-            fresh.close()
-            raise
-        return fresh
+        connections = self._context.connections
+        if lost.was_reused:
+            try:
+                fresh = await connections.connect(entry.address)
+            except PodUnreachable:  # the pod's process ended without a response
+                raise self._retry(NotExecuted.POD_DIED) from None
+            try:
+                await send_request(fresh, resent_head(head), self._body)
+            except PodConnectionLost:
+                fresh.close()
+            except BaseException:
+                fresh.close()
+                raise
+            else:
+                return fresh
+        if await has_died(connections, entry.address):
+            raise self._retry(NotExecuted.POD_DIED)
+        raise UpstreamLost(
+            "the pod closed the connection without a response; it may have executed the request"
+        )
 
     def _retry(self, reason: NotExecuted) -> _RetryElsewhere:
         reservation, reservations = self.placement.reservation, self._context.reservations
@@ -231,11 +229,8 @@ class InferenceCall:
 
     def _queue_proxy_error(self, cause: QueueProxyFailure) -> Exception:
         """The error of a response that came from the pod's queue-proxy, not from the pod."""
-        if self._body.is_resendable:
-            if cause is QueueProxyFailure.FULL:
-                return self._retry(NotExecuted.SLOTS)
-            if cause is QueueProxyFailure.NOT_REACHED:
-                return self._retry(NotExecuted.POD_DIED)
-        elif cause is QueueProxyFailure.NOT_REACHED:
-            self._record_failure(NotExecuted.POD_DIED)
+        if cause is QueueProxyFailure.FULL:
+            return self._retry(NotExecuted.SLOTS)
+        if cause is QueueProxyFailure.NOT_REACHED:
+            return self._retry(NotExecuted.POD_DIED)
         return UpstreamLost(MESSAGES[cause])

@@ -29,26 +29,28 @@ class _Record:
 
 
 class LostPods:
-    """By digest of path and body: the pods that were lost while they had such a request."""
+    """By digest of path, size and the body's part in memory: the pods lost with such a request."""
 
     def __init__(self, now_s: Callable[[], float], pause_s: float = PAUSE_S) -> None:
         self._now_s = now_s
         self._pause_s = pause_s
         self._records: OrderedDict[bytes, _Record] = OrderedDict()
 
-    def check(self, path: bytes, body: Sequence[bytes]) -> None:
+    def check(self, path: bytes, body: Sequence[bytes], size: int) -> None:
         """Raises RequestLostPods for a request that lost two pods lately."""
-        found = self._find(path, body)
+        found = self._find(path, body, size)
         if found is not None and len(found[1].pods) >= MAX_PODS:
             raise self._error(found[1])
 
-    def record(self, path: bytes, body: Sequence[bytes], pod: str) -> RequestLostPods | None:
+    def record(
+        self, path: bytes, body: Sequence[bytes], size: int, *, pod: str
+    ) -> RequestLostPods | None:
         """Count a lost pod; the error if the request has lost too many."""
-        digest = _digest(path, body)
+        digest = _digest(path, body, size)
         now_s = self._now_s()
         record = self._records.pop(digest, None)
         if record is None or record.until_s <= now_s:
-            record = _Record(sum(map(len, body)), now_s)
+            record = _Record(size, now_s)
         record.pods.add(pod)
         record.until_s = now_s + self._pause_s
         self._records[digest] = record
@@ -56,23 +58,22 @@ class LostPods:
             self._records.popitem(last=False)
         return self._error(record) if len(record.pods) >= MAX_PODS else None
 
-    def acquit(self, path: bytes, body: Sequence[bytes]) -> None:
+    def acquit(self, path: bytes, body: Sequence[bytes], size: int) -> None:
         """A pod has responded to such a request."""
-        found = self._find(path, body)
+        found = self._find(path, body, size)
         if found is not None:
             del self._records[found[0]]
 
-    def _find(self, path: bytes, body: Sequence[bytes]) -> tuple[bytes, _Record] | None:
+    def _find(self, path: bytes, body: Sequence[bytes], size: int) -> tuple[bytes, _Record] | None:
         """The record, if any; computes a digest only if a record has the body's length."""
         if not self._records:
             return None
         now_s = self._now_s()
         while self._records and next(iter(self._records.values())).until_s <= now_s:
             self._records.popitem(last=False)
-        size = sum(map(len, body))
         if all(record.size != size for record in self._records.values()):
             return None
-        digest = _digest(path, body)
+        digest = _digest(path, body, size)
         record = self._records.get(digest)
         return None if record is None else (digest, record)
 
@@ -85,8 +86,8 @@ class LostPods:
         )
 
 
-def _digest(path: bytes, body: Sequence[bytes]) -> bytes:
-    digest = hashlib.sha256(path + b"\0")
+def _digest(path: bytes, body: Sequence[bytes], size: int) -> bytes:
+    digest = hashlib.sha256(b"%b %d " % (path, size))
     for chunk in body:
         digest.update(chunk)
     return digest.digest()

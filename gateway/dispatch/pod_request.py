@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import aclosing
 from typing import TYPE_CHECKING
-
-from gateway.upstream.pod_connection import PodConnectionLost
 
 if TYPE_CHECKING:
     from gateway.dispatch.dispatcher import Placement
@@ -38,43 +37,31 @@ def request_head(
         lines.append(b"\r\nx-pilotlight-load-token: %d" % reservation.load_token)
     if reservation.predict is not reservation.entry:
         lines += (b"\r\nx-pilotlight-predict: ", reservation.predict.address.encode())
-    if body.is_complete:
-        lines.append(b"\r\ncontent-length: %d\r\n\r\n" % body.received_bytes)
-    elif body.content_length is not None:
-        lines.append(b"\r\ncontent-length: %d\r\n\r\n" % body.content_length)
-    else:
-        lines.append(b"\r\ntransfer-encoding: chunked\r\n\r\n")
+    lines.append(b"\r\ncontent-length: %d\r\n\r\n" % body.received_bytes)
     return b"".join(lines)
+
+
+def resent_head(head: bytes) -> bytes:
+    """The head of a request that is sent again because its connection was lost.
+
+    A pod that has begun the request refuses it.
+    """
+    return head[:-2] + b"x-pilotlight-resent: 1\r\n\r\n"
 
 
 async def send_request(connection: PodConnection, head: bytes, body: IncomingBody) -> None:
     """Send the request and wait for the head of the response. Raises PodConnectionLost."""
-    if body.is_complete:
-        connection.write_all(head, body.buffered)
-    else:
-        await _stream(connection, head, body)
+    connection.write_all(head, body.buffered)
+    if body.has_file:
+        await _send_file(connection, body)
     await connection.wait_head()
 
 
-async def _stream(connection: PodConnection, head: bytes, body: IncomingBody) -> None:
-    is_chunked = body.content_length is None
-    connection.on_data = body.interrupt  # a response may come before the end of the body
-    connection.write_all(head, [_frame(chunk, is_chunked) for chunk in body.buffered])
-    async for chunk in body.stream_rest():
-        if connection.has_head:
-            connection.is_request_cut = True  # the pod responded without reading the rest
-            return
-        if connection.is_closed:
-            raise PodConnectionLost("the pod closed the connection during the request body",
-                                    was_reused=False)  # fmt: skip
-        connection.write(_frame(chunk, is_chunked))
-        await connection.drain()
-    connection.on_data = None
-    if is_chunked:
-        connection.write(b"0\r\n\r\n")
-
-
-def _frame(chunk: bytes, is_chunked: bool) -> bytes:
-    if not is_chunked:
-        return chunk
-    return b"%x\r\n%b\r\n" % (len(chunk), chunk) if chunk else b""
+async def _send_file(connection: PodConnection, body: IncomingBody) -> None:
+    async with aclosing(body.pieces_of_file()) as pieces:
+        async for piece in pieces:
+            if connection.has_head:
+                connection.is_request_cut = True  # the pod responded without reading the rest
+                return
+            connection.write(piece)
+            await connection.drain()

@@ -1,29 +1,41 @@
-"""A request's body: counted while it arrives, and buffered while it is small enough to resend."""
+"""A request's body: received completely, within its limits, before a pod's slot is taken.
+
+A small one stays in memory, the rest of a longer one goes to a temporary file: a client that
+sends slowly occupies no pod, and every body can be sent again.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import tempfile
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import IO, TYPE_CHECKING, Final, Protocol
 
 from gateway.errors import BadRequest, BodyTooSlow, RequestBodyTooLarge
+from gateway.http.held_bodies import UNCOUNTED_BYTES
 from gateway.http.openai import find_model_field
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncGenerator
+
+    from gateway.http.held_bodies import HeldBodies
 
 _MODEL_FIELD_BYTES: Final = 4096
 """First bytes of an OpenAI body, which nearly always contain `model`; searched before the rest."""
 _MAX_CHUNKS: Final = 512
+_PIECE_BYTES: Final = 1 << 20
+"""Written to and read from the file at once: a call in a thread costs about 0.1 ms."""
 
 
 @dataclass(frozen=True, slots=True)
 class BodyLimits:
     max_bytes: int
     buffer_bytes: int
-    """Bodies up to this size stay in memory until the response, so they can be resent."""
+    """Bodies up to this size stay in memory until the response, longer ones in a file."""
     timeout_s: float
     """Maximum time between two parts of a body."""
+    min_rate: int = 0
+    """Bytes per second that must arrive on average, from `timeout_s` on; 0: any."""
 
 
 class BodySource(Protocol):
@@ -36,64 +48,93 @@ class BodySource(Protocol):
         """Chunks received since the last call."""
 
     async def receive_chunks(self) -> list[bytes]:
-        """Wait for more, the end or an interruption. Raises ClientClosedRequest."""
-
-    def interrupt(self) -> None:
-        """Make `receive_chunks` return now, even without chunks."""
+        """Wait for more or the end. Raises ClientClosedRequest."""
 
 
 class IncomingBody:
-    """The body of one request. `buffered` has its beginning, or all of it once `is_complete`.
+    """The body of one request. `buffered` has its beginning, or all of it without a file.
 
     Chunks are kept as received: joining 200 KB costs about as much as forwarding them.
     """
 
-    def __init__(self, source: BodySource, content_length: int | None, limits: BodyLimits) -> None:
+    def __init__(
+        self, source: BodySource, content_length: int | None, limits: BodyLimits, held: HeldBodies
+    ) -> None:
+        """Raises RequestBodyTooLarge, BodiesFull."""
         self._source = source
         self._limits = limits
-        self.content_length = content_length
+        self._held = held
+        self._memory_bytes = self._disk_bytes = 0
+        """Counted in `held`."""
+        self._file: IO[bytes] | None = None
+        self._begun_s: float | None = None
+        self._uncounted_bytes = min(UNCOUNTED_BYTES, limits.max_bytes)
         self.buffered: list[bytes] = []
         self.received_bytes = 0
         self.is_complete = False
-        self.is_resendable = True
-        """False once a part was streamed to a pod, since that part was not kept."""
-        if content_length is not None and content_length > limits.max_bytes:
-            raise self._too_large(f"content-length {content_length}")
+        if content_length is not None and content_length > self._uncounted_bytes:
+            if content_length > limits.max_bytes:
+                raise self._too_large(f"content-length {content_length}")
+            held.check(content_length, in_file=content_length > limits.buffer_bytes)
 
     @property
     def has_started(self) -> bool:
         """True once the first byte or the end was received."""
         return self.received_bytes > 0 or self.is_complete
 
-    def buffer_received(self) -> bool:
-        """Buffer the body if all of it was received; returns whether it was.
+    @property
+    def has_file(self) -> bool:
+        return self._file is not None
 
-        Raises RequestBodyTooLarge.
+    def receive_now(self) -> bool:
+        """Take the body if all of it has arrived; returns whether it has.
+
+        Raises RequestBodyTooLarge, BodiesFull.
         """
         if self._source.is_complete:
             self.buffered += self._count(self._source.take_chunks())
         return self.is_complete
 
-    async def buffer(self) -> None:
-        """Buffer the body until it is complete or longer than the buffer limit.
+    async def receive(self) -> None:
+        """Receive the whole body.
 
         The first chunk has no timeout here: `RequestCancellation` has a timer for it already.
-        Raises BodyTooSlow, RequestBodyTooLarge, ClientClosedRequest.
+        Raises BodyTooSlow, RequestBodyTooLarge, BodiesFull, ClientClosedRequest.
         """
         self.buffered += self._count(await self._source.receive_chunks())
+        await self._buffer()
+        if not self.is_complete:
+            await self._receive_to_file()
+
+    async def _buffer(self) -> None:
         while not self.is_complete and self.received_bytes <= self._limits.buffer_bytes:
             self.buffered += await self._receive()
 
-    async def stream_rest(self) -> AsyncIterator[bytes]:
-        """Chunks after `buffered`; an empty one after each interruption. Callable only once."""
-        self.is_resendable = False
+    async def _receive_to_file(self) -> None:
+        file = self._file = await asyncio.to_thread(tempfile.TemporaryFile)
         while not self.is_complete:
-            for chunk in await self._receive() or (b"",):
-                yield chunk
+            parts: list[bytes] = []
+            while not self.is_complete and sum(map(len, parts)) < _PIECE_BYTES:
+                parts += await self._receive()
+            piece = b"".join(parts)
+            self._held.take_disk(len(piece))
+            self._disk_bytes += len(piece)
+            await asyncio.to_thread(file.write, piece)
 
-    def interrupt(self) -> None:
-        """Make `stream_rest` yield an empty chunk now."""
-        self._source.interrupt()
+    async def pieces_of_file(self) -> AsyncGenerator[bytes, None]:
+        """The body after `buffered`."""
+        if self._file is None:
+            return
+        await asyncio.to_thread(self._file.seek, 0)
+        while piece := await asyncio.to_thread(self._file.read, _PIECE_BYTES):
+            yield piece
+
+    def close(self) -> None:
+        """Delete the file and free the body's part of the budget."""
+        self._held.release(self._memory_bytes, self._disk_bytes)
+        self._memory_bytes = self._disk_bytes = 0
+        if self._file is not None:
+            self._file.close()
 
     async def read_model_field(self) -> str:
         """The `model` that an OpenAI body names; the bytes read stay buffered for the pod.
@@ -104,7 +145,7 @@ class IncomingBody:
             self.buffered += await self._receive()
         name = self._find_model_field()
         if name is None and not self.is_complete:
-            await self.buffer()
+            await self._buffer()
             name = await asyncio.to_thread(self._find_model_field)  # searches up to 1 MB
         if name is None:
             raise BadRequest(
@@ -117,28 +158,44 @@ class IncomingBody:
         return find_model_field(b"".join(self.buffered))
 
     async def _receive(self) -> list[bytes]:
+        limits, now_s = self._limits, asyncio.get_running_loop().time()
+        if self._begun_s is None:
+            self._begun_s = now_s
+        until_s = now_s + limits.timeout_s
+        if limits.min_rate:
+            slowest_s = limits.timeout_s + self.received_bytes / limits.min_rate
+            until_s = min(until_s, self._begun_s + slowest_s)
         try:
-            async with asyncio.timeout(self._limits.timeout_s):
+            async with asyncio.timeout_at(until_s):
                 chunks = await self._source.receive_chunks()
         except TimeoutError:
             raise self.timeout_error() from None
         return self._count(chunks)
 
     def timeout_error(self) -> BodyTooSlow:
+        limits = self._limits
         return BodyTooSlow(
-            f"no part of the body was received for {self._limits.timeout_s:g} s; "
-            f"received {self.received_bytes} bytes"
+            f"no part of the body was received for {limits.timeout_s:g} s, or fewer than"
+            f" {limits.min_rate} bytes per second; received {self.received_bytes} bytes"
         )
 
     def _count(self, chunks: list[bytes]) -> list[bytes]:
         for chunk in chunks:
             self.received_bytes += len(chunk)
-        if len(self.buffered) > _MAX_CHUNKS:  # a body in small packets
-            self.buffered = [b"".join(self.buffered)]
-        if self.received_bytes > self._limits.max_bytes:
-            raise self._too_large(f"already {self.received_bytes} bytes")
+        if self.received_bytes > self._uncounted_bytes:
+            self._count_large()
         self.is_complete = self._source.is_complete
         return chunks
+
+    def _count_large(self) -> None:
+        if self.received_bytes > self._limits.max_bytes:
+            raise self._too_large(f"already {self.received_bytes} bytes")
+        if self._file is None:
+            more = self.received_bytes - self._memory_bytes
+            self._held.take_memory(more)
+            self._memory_bytes += more
+        if len(self.buffered) > _MAX_CHUNKS:  # a body in small packets
+            self.buffered = [b"".join(self.buffered)]
 
     def _too_large(self, seen: str) -> RequestBodyTooLarge:
         return RequestBodyTooLarge(

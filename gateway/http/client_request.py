@@ -74,7 +74,6 @@ class ClientRequest:
         self._expects_continue = connection.expect_100_continue
         self._chunks: list[bytes] = []
         self._buffered_bytes = 0
-        self._is_interrupted = False
         self._wakeup: asyncio.Future[None] | None = None
         self._head: list[bytes] | None = None
         self._is_chunked = False
@@ -127,17 +126,12 @@ class ClientRequest:
         if self._expects_continue and not self._transport.is_closing():
             self._expects_continue = False
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        while not self._chunks and not self.is_complete and not self._is_interrupted:
+        while not self._chunks and not self.is_complete:
             if self.disconnected:
                 raise ClientClosedRequest
             self._wakeup = self.loop.create_future()
             await self._wakeup
-        self._is_interrupted = False
         return self.take_chunks()
-
-    def interrupt(self) -> None:
-        self._is_interrupted = True
-        self._wake_reader()
 
     def connection_lost(self) -> None:
         self._wake_reader()
@@ -190,10 +184,11 @@ class ClientRequest:
                 self._transport.close()
             self._on_response()
 
-    async def drain(self) -> None:
-        """Wait until the client accepts more."""
+    async def drain(self, timeout_s: float) -> None:
+        """Wait until the client accepts more; raises TimeoutError."""
         if self._flow.write_paused and not self.disconnected:
-            await self._flow.drain()
+            async with asyncio.timeout(timeout_s):
+                await self._flow.drain()
 
     def abort_response(self) -> None:
         """Close the connection during a response that cannot be completed."""

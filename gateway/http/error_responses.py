@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from gateway.errors import BodiesFull, BodyTooSlow, RequestBodyTooLarge
 from gateway.http import openai
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def respond_with_error(client: ClientRequest, error: GatewayError, request_id: s
     body, headers = _body_and_headers(error, is_openai=client.target.openai_endpoint is not None)
     if request_id:
         headers.append((b"x-request-id", request_id.encode()))
-    if error.status in (HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.REQUEST_TIMEOUT):
+    if isinstance(error, (RequestBodyTooLarge, BodyTooSlow, BodiesFull)):
         client.keep_alive = False  # the rest of the body will not be read
     client.respond(int(error.status), headers, body)
 

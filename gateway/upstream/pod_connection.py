@@ -65,7 +65,7 @@ class PodConnection(asyncio.Protocol):
         self._buffered_bytes = 0
         self._wakeup: asyncio.Future[None] | None = None
         self.on_data: Callable[[], None] | None = None
-        """Called when data arrives, for a caller that waits for something else meanwhile."""
+        """Called when data arrives, for a caller that records the time."""
 
     # The exchange
 

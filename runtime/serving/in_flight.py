@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import OrderedDict
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-from runtime.errors import DeadlinePassed, InvalidRequest, PodDraining, PodEnded, SlotsFull
+from runtime.errors import (
+    AlreadyBegun,
+    DeadlinePassed,
+    InvalidRequest,
+    PodDraining,
+    PodEnded,
+    SlotsFull,
+)
 from runtime.metrics import SLOTS_USED
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from runtime.wire.request_head import RequestHead
+
+MAX_BEGUN = 10_000
 
 
 class InFlightRequests:
@@ -25,6 +35,8 @@ class InFlightRequests:
         self._slots = slots
         self._allow_simulated_work = allow_simulated_work
         self._slots_used = 0
+        self._begun: OrderedDict[str, None] = OrderedDict()
+        """Ids of the latest entry requests that were admitted."""
         self._timeouts: set[asyncio.Timeout] = set()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -50,10 +62,12 @@ class InFlightRequests:
     async def admit(self, head: RequestHead) -> AsyncIterator[None]:
         """Count a request, and its slot, until the block ends.
 
-        Raises as `check_admission` does, and PodEnded if `cancel_all` ends the block.
+        Raises as `check_admission` does, AlreadyBegun, and PodEnded if `cancel_all` ends the block.
         """
         self.check_admission(head)
         slots = 0 if head.is_infer_stage else 1
+        if slots:
+            self._record_begun(head)
         timeout = asyncio.timeout(None)
         self._timeouts.add(timeout)
         self._idle.clear()
@@ -70,6 +84,16 @@ class InFlightRequests:
             self._take_slots(-slots)
             if not self._timeouts:
                 self._idle.set()
+
+    def _record_begun(self, head: RequestHead) -> None:
+        if head.is_resent and head.id in self._begun:
+            raise AlreadyBegun(
+                f"the connection of request {head.id} was lost after pod {self._pod_name} had begun"
+                " it; it is not executed twice"
+            )
+        self._begun[head.id] = None
+        if len(self._begun) > MAX_BEGUN:
+            self._begun.popitem(last=False)
 
     def _take_slots(self, slots: int) -> None:
         self._slots_used += slots

@@ -72,6 +72,7 @@ class FakePod:
         self._state = ""
         self._order: list[str] = []
         self._paths: set[str] = set()
+        self._begun: set[str] = set()
         self.counts = {
             "busy": 0, "max_busy": 0, "asked": 0, "executed": 0, "loads": 0, "disconnected": 0,
             "refused": 0, "connections": 0, "body_bytes": 0,
@@ -160,6 +161,12 @@ class FakePod:
             status = 429 if refusal == "slots" else 503
             await response.refuse(status, refusal)
             return
+        request_id = request.headers.get("x-request-id", "")
+        is_resent = "x-pilotlight-resent" in request.headers
+        if is_resent and request_id in self._begun:
+            await response.complete(502, {"x-pilotlight-pod": self.name}, b'{"error": "begun"}')
+            return
+        self._begun.add(request_id)
         self.counts["busy"] += 1
         self.counts["max_busy"] = max(self.counts["max_busy"], self.counts["busy"])
         is_busy = True
@@ -170,7 +177,9 @@ class FakePod:
                 os._exit(1)
             start, predict = await self._stages(request)
             self.counts["executed"] += 1
-            self._order.append(request.headers.get("x-request-id", ""))
+            self._order.append(request_id)
+            if request.option("close", self.name) == "worked":
+                raise Disconnect
             self.counts["busy"] -= 1  # before the last byte, at which the gateway releases the slot
             is_busy = False
             await self._reply(request, response, start, predict)

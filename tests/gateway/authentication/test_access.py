@@ -203,3 +203,13 @@ def test_an_invalid_issuer_folder_is_rejected_at_the_start(tmp_path: Path) -> No
     (tmp_path / "red").write_text("- {}")
     with pytest.raises(ValueError, match="issuer must be a string"):
         settings_from_fields(GatewaySettings, {"token_issuers": str(tmp_path)})
+
+
+def test_clients_with_credentials_cannot_choose_the_policy(guarded: GuardedGateway) -> None:
+    """`random` loads a model on every pod in turn."""
+    headers = {"authorization": f"Bearer {API_KEY}", "x-pilotlight-policy": "random"}
+    url = guarded.harness.gateway.url + PREDICT
+    guarded.harness.declare("wise", namespace="red")
+    response = guarded.harness.client.post(url, content=BODY, headers=headers)
+    assert response.status_code == 400, response.text
+    assert "--allow-policy-header" in response.json()["error"]

@@ -17,6 +17,7 @@ from gateway.dispatch.retries import Retries
 from gateway.errors import NoPodAccepted, Rejected
 from gateway.http.body import BodyLimits, IncomingBody
 from gateway.http.headers import RequestHeaders
+from gateway.http.held_bodies import HeldBodies
 from gateway.http.routes import parse_path, target_of
 from gateway.routing.route_request import IncomingRequest
 from gateway.telemetry.arrival_counter import ArrivalCounter
@@ -47,8 +48,6 @@ class MemoryBody:
 
     async def receive_chunks(self) -> list[bytes]:
         raise AssertionError("the body is complete")
-
-    def interrupt(self) -> None: ...
 
 
 @asynccontextmanager
@@ -87,8 +86,10 @@ def call_of(harness: DispatcherHarness, spec: ModelSpec) -> InferenceCall:
         ArrivalCounter(harness.registry, "g", harness.dispatcher.queue_stats, lambda: 0),
         LostPods(time.monotonic),
     )  # fmt: skip
-    body = IncomingBody(MemoryBody(), len(BODY), BodyLimits(1000, 1000, 1.0))
-    assert body.buffer_received()
+    body = IncomingBody(
+        MemoryBody(), len(BODY), BodyLimits(1000, 1000, 1.0), HeldBodies(1000, 1000)
+    )
+    assert body.receive_now()
     now_s = harness.watch.registry_now_s()
     request = IncomingRequest("step-1", spec.name, now_s, 0.0, 1)
     return InferenceCall(context, target, RequestHeaders(request_id="step-1"), request, body)

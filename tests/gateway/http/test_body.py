@@ -10,9 +10,11 @@ import pytest
 from gateway.errors import BodyTooSlow, RequestBodyTooLarge
 from gateway.http.body import BodyLimits, IncomingBody
 from gateway.http.client_request import ClientClosedRequest
+from gateway.http.held_bodies import HeldBodies
 from tests.gateway.asynchronous import run_async
 
 LIMITS = BodyLimits(max_bytes=100, buffer_bytes=10, timeout_s=0.02)
+HELD = HeldBodies(1 << 20, 1 << 20)
 
 
 @dataclass
@@ -35,30 +37,28 @@ class FakeSource:
         self.is_complete = not self.remaining and self.ends == "complete"
         return [chunk]
 
-    def interrupt(self) -> None: ...
-
 
 def body_of(*chunks: bytes, declared: int | None = None, ends: str = "complete") -> IncomingBody:
-    return IncomingBody(FakeSource(list(chunks), ends), declared, LIMITS)
+    return IncomingBody(FakeSource(list(chunks), ends), declared, LIMITS, HELD)
 
 
 @run_async
-async def test_buffers_a_small_body_completely() -> None:
+async def test_keeps_a_small_body_in_memory() -> None:
     body = body_of(b"ab", b"cd")
-    await body.buffer()
-    assert (b"".join(body.buffered), body.is_complete, body.is_resendable) == (b"abcd", True, True)
+    await body.receive()
+    assert (b"".join(body.buffered), body.is_complete, body.has_file) == (b"abcd", True, False)
 
 
 @run_async
-async def test_buffers_the_beginning_of_a_long_body_and_streams_the_rest_once() -> None:
+async def test_puts_the_rest_of_a_long_body_into_a_file_that_can_be_read_again() -> None:
     body = body_of(b"a" * 12, b"b", b"c")
-    await body.buffer()
-    assert b"".join(body.buffered) == b"a" * 12
-    assert not body.is_complete
-    assert body.is_resendable
-    assert [chunk async for chunk in body.stream_rest()] == [b"b", b"c"]
-    assert body.is_complete
-    assert not body.is_resendable
+    await body.receive()
+    assert (b"".join(body.buffered), body.is_complete) == (b"a" * 12, True)
+    for _ in range(2):
+        assert b"".join([piece async for piece in body.pieces_of_file()]) == b"bc"
+    assert HELD.disk_bytes == 2
+    body.close()
+    assert (HELD.disk_bytes, HELD.memory_bytes) == (0, 0)
 
 
 def test_rejects_a_declared_length_over_the_limit_without_reading() -> None:
@@ -69,19 +69,18 @@ def test_rejects_a_declared_length_over_the_limit_without_reading() -> None:
 @run_async
 async def test_rejects_an_undeclared_length_over_the_limit_by_count() -> None:
     body = body_of(b"a" * 51, b"b" * 51)
-    await body.buffer()
     with pytest.raises(RequestBodyTooLarge, match="already 102"):
-        async for _ in body.stream_rest():
-            pass
+        await body.receive()
+    body.close()
 
 
 @run_async
 async def test_rejects_a_body_that_stalls() -> None:
     with pytest.raises(BodyTooSlow, match="received 1 bytes"):
-        await body_of(b"a", ends="stalled").buffer()
+        await body_of(b"a", ends="stalled").receive()
 
 
 @run_async
 async def test_raises_an_error_when_the_client_disconnects() -> None:
     with pytest.raises(ClientClosedRequest):
-        await body_of(b"a", ends="disconnected").buffer()
+        await body_of(b"a", ends="disconnected").receive()

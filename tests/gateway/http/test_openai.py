@@ -10,6 +10,7 @@ import pytest
 
 from gateway.errors import BadRequest, UndeclaredModel
 from gateway.http.body import BodyLimits, IncomingBody
+from gateway.http.held_bodies import HeldBodies
 from gateway.http.openai import find_model_field, parse_model_name
 from registry.domain.model import ModelName
 
@@ -58,6 +59,9 @@ def test_rejects_names_of_other_namespaces(name: str) -> None:
     assert parse_model_name("chat") == ModelName("default", "chat")
 
 
+HELD = HeldBodies(1 << 30, 1 << 30)
+
+
 class ChunkedBody:
     """A body that arrives in chunks."""
 
@@ -80,11 +84,9 @@ class ChunkedBody:
         self.calls += 1
         return [self.remaining.pop(0)] if self.remaining else []
 
-    def interrupt(self) -> None: ...
-
 
 def read_name(source: ChunkedBody, *, buffer_bytes: int = 1 << 20) -> tuple[str, IncomingBody]:
-    body = IncomingBody(source, None, BodyLimits(1 << 30, buffer_bytes, 30.0))
+    body = IncomingBody(source, None, BodyLimits(1 << 30, buffer_bytes, 30.0), HELD)
     return asyncio.run(body.read_model_field()), body
 
 

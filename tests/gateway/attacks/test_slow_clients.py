@@ -1,0 +1,188 @@
+"""Clients that send or read slowly, or ask for much time: they hold no slot, and are cut off."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from registry.domain.model import RoutingPolicy
+from tests import servers
+from tests.gateway.gateway_harness import exchange_bytes, read_response
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from registry.domain.model import ModelSpec
+    from tests.gateway.gateway_harness import GatewayHarness
+
+MIB = 1 << 20
+PROMPT_S = 10.0
+"""Far below the body timeout of 30 s, for which a slow client once held its slot."""
+
+
+@pytest.fixture(scope="module")
+def strict(
+    shared_gateway: tuple[servers.Gateway, str],
+    redis: servers.RedisServer,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[servers.Gateway]:
+    """Another gateway of the pool, with limits that a test can reach."""
+    with servers.gateway(
+        tmp_path_factory.mktemp("strict"),
+        redis_url=redis.url,
+        pool=shared_gateway[1],
+        body_timeout=1.0,
+        min_body_rate=100_000,
+        request_timeout=2.0,
+        held_body_bytes=3 * MIB,
+        spool_bytes=8 * MIB,
+    ) as started:
+        yield started
+
+
+def head_of(spec: ModelSpec, length: int, *lines: bytes) -> bytes:
+    path = f"/v1/models/{spec.name.name}:predict".encode()
+    declared = b"content-length: %d" % length
+    return b"\r\n".join([b"POST %b HTTP/1.1" % path, b"host: x", declared, *lines, b"", b""])
+
+
+@contextlib.contextmanager
+def sending(port: int, data: bytes) -> Iterator[socket.socket]:
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
+        connection.sendall(data)
+        yield connection
+
+
+def test_a_client_that_sends_slowly_holds_no_slot(harness: GatewayHarness) -> None:
+    spec, pods = harness.start_warm_pod(routing=RoutingPolicy.COLOCATION_QUEUEING)
+    slow = head_of(spec, 3 * MIB) + b"x" * (2 * MIB)
+    with contextlib.ExitStack() as stack:
+        for _ in range(4):
+            stack.enter_context(sending(harness.gateway.port, slow))
+        time.sleep(0.3)
+        began_s = time.monotonic()
+        assert harness.predict(spec).status_code == 200
+        assert time.monotonic() - began_s < PROMPT_S
+        assert pods.counts("pod-a")["asked"] == 1
+    harness.wait_idle(pods)
+
+
+def test_a_client_that_reads_slowly_holds_no_slot(harness: GatewayHarness) -> None:
+    spec, pods = harness.start_warm_pod(routing=RoutingPolicy.COLOCATION_QUEUEING)
+    body = b"y" * (40 * MIB)
+    with sending(harness.gateway.port, head_of(spec, len(body)) + body) as connection:
+        assert connection.recv(1)
+        began_s = time.monotonic()
+        assert harness.predict(spec).status_code == 200
+        assert time.monotonic() - began_s < PROMPT_S
+    harness.wait_idle(pods)
+
+
+def test_a_client_that_reads_nothing_of_a_stream_is_cut_off(
+    harness: GatewayHarness, strict: servers.Gateway
+) -> None:
+    """A stream holds its slot, since the pod still works."""
+    spec, pods = harness.start_warm_pod(routing=RoutingPolicy.COLOCATION_QUEUEING)
+    harness.wait_synced(strict)
+    attack = head_of(spec, 0, b"x-test: pieces=1000")
+    with sending(strict.port, attack) as connection:
+        assert connection.recv(1)
+        began_s = time.monotonic()
+        assert harness.predict(spec).status_code == 200
+        assert time.monotonic() - began_s < PROMPT_S
+    harness.wait_idle(pods)
+
+
+def test_a_header_does_not_extend_the_request_timeout(
+    harness: GatewayHarness, strict: servers.Gateway
+) -> None:
+    spec, pods = harness.start_warm_pod()
+    harness.wait_synced(strict)
+    began_s = time.monotonic()
+    lines = (b"x-pilotlight-deadline-ms: 86400000", b"x-test: around=hold")
+    response = exchange_bytes(strict.port, head_of(spec, 0, *lines))
+    assert response.startswith(b"HTTP/1.1 504 "), response
+    assert time.monotonic() - began_s < PROMPT_S
+    harness.wait_idle(pods)
+
+
+@pytest.mark.parametrize("size", [50_000, 500_000, 3 * MIB])
+def test_a_body_that_trickles_is_408(
+    harness: GatewayHarness, strict: servers.Gateway, size: int
+) -> None:
+    spec, pods = harness.start_warm_pod()
+    harness.wait_synced(strict)
+    began_s = time.monotonic()
+    with sending(strict.port, head_of(spec, size)) as connection:
+        connection.settimeout(0.2)
+        response = b""
+        while not response and time.monotonic() - began_s < 60:
+            with contextlib.suppress(ConnectionError):
+                connection.sendall(b"x")
+            with contextlib.suppress(TimeoutError):
+                response = connection.recv(65536)
+    assert response.startswith((b"HTTP/1.1 408 ", b"HTTP/1.1 504 ")), response
+    assert time.monotonic() - began_s < PROMPT_S
+    assert pods.counts("pod-a")["asked"] == 0
+
+
+@pytest.mark.parametrize("beginning", [b"", b"{", b'{"prompt": "' + b"x" * 10_000])
+def test_an_openai_body_that_names_no_model_in_time_is_408(
+    harness: GatewayHarness, strict: servers.Gateway, beginning: bytes
+) -> None:
+    head = b"POST /openai/v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 20000\r\n\r\n"
+    began_s = time.monotonic()
+    with sending(strict.port, head + beginning) as connection:
+        assert read_response(connection).startswith(b"HTTP/1.1 408 ")
+    assert time.monotonic() - began_s < PROMPT_S
+
+
+def test_held_bodies_have_a_common_budget_that_small_requests_do_not_need(
+    harness: GatewayHarness, strict: servers.Gateway
+) -> None:
+    spec, pods = harness.start_warm_pod(routing=RoutingPolicy.COLOCATION_QUEUEING)
+    harness.wait_synced(strict)
+    responses = []
+    with contextlib.ExitStack() as stack:
+        for _ in range(5):
+            data = head_of(spec, 900_000) + b"x" * 800_000
+            connection = stack.enter_context(sending(strict.port, data))
+            connection.settimeout(0.1)
+            with contextlib.suppress(TimeoutError):
+                responses.append(connection.recv(65536))
+        url = harness.url_of(spec, strict)
+        assert harness.client.post(url, content=b"{}").status_code == 200
+        declared = exchange_bytes(strict.port, head_of(spec, 900_000))
+    assert responses
+    for response in (*responses[:1], declared):
+        assert response.startswith(b"HTTP/1.1 503 "), responses
+        assert b"retry-after: 1" in response
+        assert b"--held-body-bytes" in response
+    harness.wait_idle(pods)
+    assert harness.client.post(url, content=b"x" * 900_000).status_code == 200
+
+
+def test_bodies_in_files_have_a_common_budget(
+    harness: GatewayHarness, strict: servers.Gateway
+) -> None:
+    spec, _ = harness.start_warm_pod()
+    harness.wait_synced(strict)
+    response = exchange_bytes(strict.port, head_of(spec, 20 * MIB))
+    assert response.startswith(b"HTTP/1.1 503 ")
+    assert b"--spool-bytes" in response
+    for _ in range(5):
+        url = harness.url_of(spec, strict)
+        assert harness.client.post(url, content=b"x" * 6 * MIB).status_code == 200
+
+
+def test_a_request_is_not_resent_after_the_pod_has_worked_on_it(harness: GatewayHarness) -> None:
+    spec, pods = harness.start_warm_pod()
+    assert harness.predict(spec).status_code == 200
+    response = harness.predict(spec, x_test="delay=0.5,close=worked")
+    assert response.status_code == 502
+    assert pods.counts("pod-a")["executed"] == 2
+    harness.wait_idle(pods)
