@@ -43,14 +43,10 @@ def auto(request: RequestView, cluster: ClusterState, now_s: float) -> Decision:
         pod, forecast = found.pod, found.forecast
         if is_idle(pod):  # no option ends sooner: every one takes at least this long
             return SendTo(pod.name, pod.name, LoadMode.WARM, Reason.WARM, forecast=forecast)
-        options.append(
-            RoutingOption("colocate", forecast, Reason.WARM, pod.name, pod.name, LoadMode.WARM)
-        )
+        options.append(_run_here("colocate", forecast, Reason.WARM, pod, LoadMode.WARM))
     elif found := run_soonest(warming, request, cluster, now_s):
         pod, forecast = found.pod, found.forecast
-        options.append(
-            RoutingOption("join", forecast, Reason.WARMING, pod.name, pod.name, LoadMode.JOIN)
-        )
+        options.append(_run_here("join", forecast, Reason.WARMING, pod, LoadMode.JOIN))
     if busy := [pod for pod in (*warm, *warming) if not pod.has_free_slot]:
         reason = Reason.QUEUE_WARM_BUSY if warm else Reason.QUEUE_WARMING
         options.append(RoutingOption("queue", wait_for(busy, request, cluster, now_s), reason))
@@ -67,6 +63,14 @@ def auto(request: RequestView, cluster: ClusterState, now_s: float) -> Decision:
         hold_s = cluster.pods[cold.predict].estimates[request.key].stages.hold_s
         loss = _loss(best.forecast, cold.forecast, hold_s)
     return _decision(best, tuple(options), loss)
+
+
+def _run_here(
+    name: str, forecast: LatencyEstimate, reason: Reason, pod: PodState, mode: LoadMode
+) -> RoutingOption:
+    return RoutingOption(
+        name, forecast, reason, pod.name, pod.name, mode, delays_s=forecast.delays_s
+    )
 
 
 def _why_nowhere(cluster: ClusterState) -> Reason:
@@ -99,7 +103,7 @@ def _options_by_kind(
         else:
             continue
         pod, forecast = found.pod, found.forecast
-        options.append(RoutingOption(name, forecast, reason, pod.name, pod.name, mode))
+        options.append(_run_here(name, forecast, reason, pod, mode))
     return options
 
 
@@ -128,7 +132,7 @@ def _proxy(
     return RoutingOption(
         "proxy", forecast, Reason.WARM_REMOTE, entry.name, predict.name, LoadMode.WARM,
         target_ongoing=request.target_ongoing,
-        delays_s=_slot_cost_s(forecast.seconds, predict, request, cluster),
+        delays_s=forecast.delays_s + _slot_cost_s(forecast.seconds, predict, request, cluster),
     )  # fmt: skip
 
 
@@ -178,7 +182,7 @@ def _cold_start(
         LoadMode.LOAD,
         max_other_copies=len(warm) + len(warming),
         credit_s=request.lost_s if has_credit else 0.0,
-        delays_s=prices.slot_price_s(pod, load_s),
+        delays_s=forecast.delays_s + prices.slot_price_s(pod, load_s),
         evicts_s=COPY_FACTOR * price_s if is_further else price_s,
     )
 

@@ -68,6 +68,8 @@ class LatencyEstimate:
     guessed_s: float = 0.0
     """The part of `seconds` that is not known: work of other gateways' requests, delays of late
     ones. No request is rejected for it."""
+    delays_s: float = 0.0
+    """Time that requests which the device serves after this one lose to it, all together."""
 
 
 @dataclass(slots=True)

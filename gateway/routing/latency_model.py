@@ -3,9 +3,9 @@
 Source: Liu 2025, section 6.5, equations 1-3, with T_CS = load, T_I = infer, T_P = preprocess +
 postprocess, T_N = network, n = requests ongoing at the warm pod; extended by tier (T_CS depends
 on where the weights are), the remaining time of loads in progress, several slots per pod, queue
-position, work that ends while a request is transferred, and requests that share an inference: each
-request ahead takes its share of the device, the request itself as long as its batch. All times
-are medians of live measurements at pods of the same kind of accelerator; those of other kinds, and
+position, work that ends while a request is transferred or its inputs are prepared, and requests
+that share an inference: each request ahead takes its own model's share of the device, less what has
+passed (`registry.domain.pod_work`), the request itself as long as its batch. All times are medians of live measurements at pods of the same kind of accelerator; those of other kinds, and
 priors, mark the forecast as unmeasured.
 """
 
@@ -81,12 +81,12 @@ def run_at(
     ready_s = load_s + times.preprocess_s
     rest_s = times.infer_s + times.postprocess_s
     if is_idle(pod):
-        return LatencyEstimate(ready_s + rest_s, is_measured)
+        return LatencyEstimate(ready_s + rest_s, is_measured, times.spread_s)
     wait_s = load_s if residency is not None and residency.is_warming else 0.0
     backlog = device_backlog(
         pod, request.key, request.deadline_s, cluster, now_s, ready_s=ready_s, load_s=wait_s
     )
-    return _after_backlog(backlog, ready_s, rest_s, is_measured)
+    return _after_backlog(backlog, ready_s, rest_s, times, is_measured)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +98,10 @@ class PodForecast:
 def run_soonest(
     pods: Sequence[PodState], request: RequestView, cluster: ClusterState, now_s: float
 ) -> PodForecast | None:
-    """Run at the pod with a free slot that responds first; None without one.
+    """Run at the pod with a free slot that responds first, delays of others there included.
 
-    One without other inferences comes first; of many pods only those with the fewest are compared.
-    Ties: as `fewest_inferring`.
+    None if there is no such pod. One without other inferences comes first; of many pods only those
+    with the fewest are compared. Ties: as `fewest_inferring`.
     """
     first = fewest_inferring(pods)
     if first is None:
@@ -120,7 +120,8 @@ def run_soonest(
 
 
 def _comes_before(pod: PodState, forecast: LatencyEstimate, best: PodForecast) -> bool:
-    difference_s = forecast.seconds - best.forecast.seconds
+    known = best.forecast
+    difference_s = forecast.seconds + forecast.delays_s - known.seconds - known.delays_s
     if abs(difference_s) > _SAME_TIME_S:
         return difference_s < 0.0
     other = best.pod
@@ -130,11 +131,13 @@ def _comes_before(pod: PodState, forecast: LatencyEstimate, best: PodForecast) -
 
 
 def _after_backlog(
-    backlog: Backlog, ready_s: float, rest_s: float, is_measured: bool
+    backlog: Backlog, ready_s: float, rest_s: float, times: StageTimes, is_measured: bool
 ) -> LatencyEstimate:
     start_s = max(ready_s, backlog.free_s)
     known_s = max(ready_s, backlog.free_s - backlog.guessed_s)
-    return LatencyEstimate(start_s + rest_s, is_measured, start_s - known_s)
+    guessed_s = start_s - known_s + times.spread_s
+    delays_s = backlog.overtaken * times.share_s
+    return LatencyEstimate(start_s + rest_s, is_measured, guessed_s, delays_s)
 
 
 def device_backlog(
@@ -223,7 +226,7 @@ def wait_for(
     is_ending = any(pod.inferring < pod.slots for pod in pods)
     if request.stalled_s > (2 * hold_s if is_ending else 0.0):
         wait_s = max(wait_s, request.stalled_s)
-    return LatencyEstimate(wait_s + hold_s, is_measured, wait_s - known_s)
+    return LatencyEstimate(wait_s + hold_s, is_measured, wait_s - known_s + times.spread_s)
 
 
 @dataclass(slots=True)
@@ -334,6 +337,7 @@ def proxy_to(
         backlog,
         ready_s,
         times.infer_s + around.postprocess_s,
+        times,
         times.is_measured
         and around.is_measured
         and transfer.is_measured

@@ -6,7 +6,7 @@ Pure like the policies that it calls; gateway and simulator share it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from gateway.routing.decision import Decision, Reason, Reject, RequestView, SendTo, Wait
 from gateway.routing.latency_model import estimate_of
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
     from registry.domain.cluster import ClusterState
     from registry.domain.model import LoadFailure, ModelName, ModelRecord, ModelSpec
+
+PROBE_SHARE: Final = 1 / 16
+"""Of the requests that are expected to be late."""
 
 
 @dataclass(slots=True)
@@ -138,7 +141,11 @@ def _within_deadline(
     cluster: ClusterState,
     now_s: float,
 ) -> Decision:
-    """The decision, or an early rejection if the deadline is before all that is measured."""
+    """The decision, or an early rejection if the deadline is before all that is measured.
+
+    Measurements may be of larger requests, or out of date, and a model that serves nothing gets no
+    others: some requests are tried all the same.
+    """
     left_s = deadline_s - now_s
     if left_s <= 0:
         return Reject(Reason.DEADLINE, "the deadline passed before a pod accepted the request")
@@ -151,7 +158,7 @@ def _within_deadline(
     else:
         return decision
     known_s = forecast.seconds - forecast.guessed_s
-    if forecast.is_measured and known_s > left_s:
+    if forecast.is_measured and known_s > left_s and view.draw < 1.0 - PROBE_SHARE:
         return Reject(
             Reason.DEADLINE,
             f"a response is expected in {known_s * 1000:.0f} ms at least, "

@@ -64,6 +64,8 @@ class StageTimes:
     postprocess_s: float
     """Time for which a slot is held after inference."""
     is_measured: bool
+    spread_s: float = 0.0
+    """`infer_s` less the fastest of the latest inferences: requests of one model differ."""
 
     @property
     def hold_s(self) -> float:
@@ -123,6 +125,7 @@ class ModelEstimates:
                 preprocess_s=before.seconds,
                 postprocess_s=after.seconds,
                 is_measured=infer.is_measured and before.is_measured and after.is_measured,
+                spread_s=infer.seconds - min(self._samples["infer"]) if infer.is_measured else 0.0,
             )
         return self._stages
 

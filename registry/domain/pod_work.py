@@ -84,6 +84,8 @@ class Backlog:
     free_s: float
     guessed_s: float
     """The part of `free_s` that is not known: work of unmeasured or unknown models, delays."""
+    overtaken: int
+    """Requests there that the inference comes before: they are due later and have not begun."""
 
 
 @dataclass(eq=False, slots=True)
@@ -156,6 +158,7 @@ class PodWork:
         ended = len(self.inferences) - inferring
         guessed_s = total_s = waiting_s = first_s = 0.0
         free_s = self.cancelled_left_s(now_s)
+        overtaken = 0
         for request in self.inferences:
             if ended > 0:
                 ended -= 1
@@ -167,6 +170,7 @@ class PodWork:
             share_s = left_s = request.share_s
             if request.start_s > now_s:
                 if request.due_s > due_s:
+                    overtaken += 1
                     continue
                 if request.key == key:
                     waiting_s += share_s
@@ -184,4 +188,4 @@ class PodWork:
         free_s = max(free_s, total_s - first_s)
         if joins_s > 0.0:
             free_s -= min(waiting_s, joins_s, free_s)
-        return Backlog(free_s, min(guessed_s, free_s))
+        return Backlog(free_s, min(guessed_s, free_s), overtaken)

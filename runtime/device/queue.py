@@ -25,8 +25,8 @@ ASSUMED_DEADLINE_S: Final = 60.0
 """Deadline of jobs without one, from the time they were queued, so that none of them starves."""
 
 PROBE_EVERY: Final = 8
-"""Of the jobs that would end after their deadline each eighth runs: the measurements may be of
-larger requests, or out of date."""
+"""Of the jobs that would end after their deadline each eighth runs, although others wait: the
+measurements may be of larger requests, or out of date."""
 
 Result = TypeVar("Result")
 Q = TypeVar("Q", bound="Queued")
@@ -140,6 +140,8 @@ class DeviceQueue(Generic[Q]):
             return False
         if now_s >= deadline_s:
             return True
+        if self._count == 1:  # it takes no other job's time
+            return False
         self._hopeless += 1
         job.is_probe = self._hopeless % PROBE_EVERY == 0
         return not job.is_probe

@@ -8,7 +8,12 @@ import pytest
 
 from gateway.routing.decision import Reason, Reject, SendTo, Wait
 from gateway.routing.placed_requests import record_placed
-from gateway.routing.route_request import IncomingRequest, RoutingResult, route_request
+from gateway.routing.route_request import (
+    PROBE_SHARE,
+    IncomingRequest,
+    RoutingResult,
+    route_request,
+)
 from registry.domain.model import LoadFailure, ModelName, ModelSpec, RoutingPolicy
 from registry.domain.reservation import LoadMode
 from tests.gateway.cluster_states import NOW_S, PodSketch, cluster, declare
@@ -170,3 +175,19 @@ def test_a_failed_load_does_not_reject_a_request_if(
     state = a_cluster(*pods)
     declare(state, failure=failure(**known))
     assert isinstance(routed(state).decision, SendTo)
+
+
+def test_early_refusals_do_not_last_once_requests_are_fast_again() -> None:
+    """Slow large requests do not shut small ones out: a few are tried, and the first one counts."""
+    state = a_cluster(PodSketch("pod-a", "warm"), measured=MEASURED)
+    declare(state)
+    estimates = state.pods["pod-a"].estimates
+    estimates.add(KEY, "infer", [6.0] * 24)
+    tried = [
+        draw
+        for draw in (number / 64 for number in range(64))
+        if isinstance(routed(state, deadline_s=NOW_S + 0.1, draw=draw).decision, SendTo)
+    ]
+    assert len(tried) == 64 * PROBE_SHARE
+    estimates.add(KEY, "infer", [0.006])
+    assert isinstance(routed(state, deadline_s=NOW_S + 0.1).decision, SendTo)

@@ -40,13 +40,19 @@ def queue_of(*lefts_s: float | None, infer_s: float | None = 0.5) -> DeviceQueue
 def test_a_job_that_cannot_end_in_time_is_expired(
     left_s: float | None, infer_s: float | None, is_expired: bool
 ) -> None:
-    queue = queue_of(left_s, infer_s=infer_s)
+    queue = queue_of(None, left_s, infer_s=infer_s)
     assert len(queue.take_expired(NOW_S)) == is_expired
-    assert len(queue) == (not is_expired)
+    assert len(queue) == 2 - is_expired
+
+
+def test_a_device_without_other_work_tries_what_is_expected_to_be_late() -> None:
+    queue = queue_of(0.4)
+    assert not queue.take_expired(NOW_S)
+    assert len(queue.take_expired(NOW_S + 0.4)) == 1
 
 
 def test_some_that_are_expected_to_be_late_run_as_probes_until_their_deadline() -> None:
-    queue = queue_of(*[0.4] * (2 * PROBE_EVERY))
+    queue = queue_of(None, *[0.4] * (2 * PROBE_EVERY))
     assert len(queue.take_expired(NOW_S)) == 2 * PROBE_EVERY - 2
     assert not queue.take_expired(NOW_S + 0.3)
     assert len(queue.take_expired(NOW_S + 0.4)) == 2
