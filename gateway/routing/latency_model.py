@@ -5,8 +5,9 @@ postprocess, T_N = network, n = requests ongoing at the warm pod; extended by ti
 on where the weights are), the remaining time of loads in progress, several slots per pod, queue
 position, work that ends while a request is transferred or its inputs are prepared, and requests
 that share an inference: each request ahead takes its own model's share of the device, less what has
-passed (`registry.domain.pod_work`), the request itself as long as its batch. All times are medians of live measurements at pods of the same kind of accelerator; those of other kinds, and
-priors, mark the forecast as unmeasured.
+passed (`registry.domain.pod_work`), the request itself as long as its batch. All times are medians
+of live measurements at pods of the same kind of accelerator; those of other kinds, and priors, mark
+the forecast as unmeasured.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 from gateway.routing.decision import LatencyEstimate
 from gateway.routing.pod_selection import fewest_inferring
 from registry.domain.model import Tier
-from registry.domain.pod_work import ASSUMED_DUE_S, MeanTimes
+from registry.domain.pod_work import ASSUMED_DUE_S, Backlog, MeanTimes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from registry.domain.cluster import ClusterState
     from registry.domain.estimates import Estimate, ModelEstimates, StageTimes
     from registry.domain.pod_state import PodState
-    from registry.domain.pod_work import Backlog
     from registry.domain.residency_index import Residency
 
 _MAX_MODELS: Final = 16
@@ -149,45 +149,49 @@ def device_backlog(
     Requests that this process has placed take their own model's time, all others the pod's mean;
     at a pod that loads its only model, for `load_s` more, those wait for that load as well.
     """
-    work, inferring, times = pod.work, pod.inferring, pod.estimates[key].stages
-    due_s = now_s + ready_s + ASSUMED_DUE_S if deadline_s is None else deadline_s
-    backlog = work.backlog(
-        key, due_s, ready_in_s=ready_s, inferring=inferring,
-        joins_s=times.infer_s - times.share_s, now_s=now_s,
-    )  # fmt: skip
-    others = inferring - len(work.inferences)
-    if others > 0:
-        others_s = others * _mean_times(pod, times, cluster).share_s
-        if load_s > backlog.free_s and not warm_keys(pod, cluster):
+    work, inferring = pod.work, pod.inferring
+    times = pod.estimates[key].stages
+    placed = len(work.inferences)
+    if placed or work.cancelled is not None:
+        backlog = work.backlog(
+            key, now_s + ready_s + ASSUMED_DUE_S if deadline_s is None else deadline_s,
+            ready_in_s=ready_s, inferring=inferring, joins_s=times.infer_s - times.share_s,
+            now_s=now_s,
+        )  # fmt: skip
+    else:
+        backlog = Backlog(0.0, 0.0, 0)
+    if inferring > placed:
+        others_s = (inferring - placed) * _mean_times(pod, times, cluster, now_s).share_s
+        if load_s > backlog.free_s and not _has_warm_model(pod, cluster):
             backlog.free_s = load_s
         backlog.free_s += others_s
         backlog.guessed_s += others_s
     return backlog
 
 
-def warm_keys(pod: PodState, cluster: ClusterState) -> list[str]:
-    """Keys of the models on the pod's device."""
+def _has_warm_model(pod: PodState, cluster: ClusterState) -> bool:
     on_device = cluster.residency.on_device(pod.name)
-    return [key for key, residency in on_device.items() if residency.is_warm]
+    return any(residency.is_warm for residency in on_device.values())
 
 
-def _mean_times(pod: PodState, times: StageTimes, cluster: ClusterState) -> MeanTimes:
+def _mean_times(pod: PodState, times: StageTimes, cluster: ClusterState, now_s: float) -> MeanTimes:
     """What another process's request takes at a pod: by own requests, else by the models there.
 
     Without measurements of these, as the request in question.
     """
-    mean = pod.work.mean
-    if mean is not None:
-        return mean
-    keys = islice(warm_keys(pod, cluster), _MAX_MODELS)
-    found = [each for key in keys if (each := pod.estimates[key].stages).is_measured]
-    if not found:
-        return MeanTimes(times.share_s, times.hold_s, times.postprocess_s)
-    return MeanTimes(
-        sum([each.share_s for each in found]) / len(found),
-        sum([each.hold_s for each in found]) / len(found),
-        sum([each.postprocess_s for each in found]) / len(found),
-    )
+    mean = pod.work.mean_of_others(now_s)
+    if mean is None:
+        on_device = islice(cluster.residency.on_device(pod.name), _MAX_MODELS)
+        found = [each for key in on_device if (each := pod.estimates[key].stages).is_measured]
+        if not found:
+            return MeanTimes(times.share_s, times.hold_s, times.postprocess_s)
+        mean = MeanTimes(
+            sum([each.share_s for each in found]) / len(found),
+            sum([each.hold_s for each in found]) / len(found),
+            sum([each.postprocess_s for each in found]) / len(found),
+        )
+        pod.work.assume_others(mean, now_s)
+    return mean
 
 
 def wait_for(
@@ -260,8 +264,8 @@ def _add_slots(
     known_s = slots_s.copy()
     others = pod.slots - len(slots_s)
     if others > 0:
-        mean = _mean_times(pod, times, cluster)
-        ahead_s = 0.0 if warm_keys(pod, cluster) else load_s
+        mean = _mean_times(pod, times, cluster, now_s)
+        ahead_s = 0.0 if load_s == 0.0 or _has_warm_model(pod, cluster) else load_s
         others_inferring = min(others, max(0, inferring - placed))
         slots_s += [mean.after_s] * (others - others_inferring)
         slots_s += [ahead_s + mean.hold_s] * others_inferring

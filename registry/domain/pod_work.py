@@ -16,6 +16,7 @@ ASSUMED_DUE_S: Final = 60.0
 were queued (`runtime.device.queue`)."""
 _SAME_TIME_S: Final = 1e-6
 """Requests that wait for the same load are ready at the same time, but for rounding."""
+_ASSUMED_FOR_S: Final = 1.0
 _MEAN_WEIGHT: Final = 0.125
 """Weight of the latest request in the moving averages."""
 
@@ -98,6 +99,9 @@ class PodWork:
     """Those that hold a slot here."""
     mean: MeanTimes | None = None
     """Of the requests placed here so far."""
+    assumed: MeanTimes | None = None
+    """Before the first: those of the models at the pod, computed at `assumed_at_s`."""
+    assumed_at_s: float = 0.0
     cancelled: PlacedRequest | None = None
     """The last one that was cancelled: the device may still run its inference."""
 
@@ -120,6 +124,15 @@ class PodWork:
             self.mean = MeanTimes(request.share_s, hold_s, request.after_s)
         else:
             self.mean.include(request.share_s, hold_s, request.after_s)
+
+    def mean_of_others(self, now_s: float) -> MeanTimes | None:
+        """The times of requests that other processes have placed here; None: to be computed."""
+        if self.mean is not None:
+            return self.mean
+        return self.assumed if abs(now_s - self.assumed_at_s) < _ASSUMED_FOR_S else None
+
+    def assume_others(self, mean: MeanTimes, now_s: float) -> None:
+        self.assumed, self.assumed_at_s = mean, now_s
 
     def slots_left_s(
         self, key: str, *, taken: int, ended: int, load_s: float, now_s: float
