@@ -79,6 +79,7 @@ class LoadCoordinator(LoadLifecycle[_LiveLoad, ResolvedWeights, StoreEntry]):
             failures=LoadFailures(lambda: watch.state, watch.registry_now_s),
             costs=costs,
             measurements=measurements,
+            state=lambda: watch.state,
             ends_downloads=ends_downloads,
         )
         self._loader = loader
@@ -190,6 +191,14 @@ class LoadCoordinator(LoadLifecycle[_LiveLoad, ResolvedWeights, StoreEntry]):
 
     async def sleep(self, load: _LiveLoad, seconds: float) -> None:
         await asyncio.sleep(seconds)
+
+    async def wait_for_turn(
+        self, load: _LiveLoad, enter: Callable[[Callable[[], None]], None]
+    ) -> None:
+        granted = asyncio.Event()
+        enter(granted.set)
+        if not granted.is_set():
+            await unless_cancelled(load.ticket, granted.wait())
 
     async def wait_for_memory(self, load: _LiveLoad, condition: Callable[[], bool]) -> bool:
         try:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 
 from registry.domain.model import LoadFailure, ModelSpec, Tier
 from registry.domain.reservation import ClaimScope, LoadClaim
 from registry.errors import ClaimLost
 from runtime.errors import LoadCancelled, LoadFailed, LoadRefused, MemoryBusy, RuntimePackageError
+from runtime.loading.load_turns import LoadTurns
 from runtime.storage.load_ticket import LoadProgress, LoadTicket
 from runtime.tiers.device_cache import CachedModel, DeviceCache
 
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractAsyncContextManager
 
+    from registry.domain.cluster import ClusterState
     from runtime.loading.failures import LoadFailures
     from runtime.registration.measurements import Measurements
     from runtime.tiers.eviction import ReloadCosts
@@ -57,6 +60,8 @@ class Load:
     is_preload: bool
     """Whether the load continues without waiting requests."""
     started_s: float
+    turn_s: float = 0.0
+    """Start of its turn, on the clock of `started_s`."""
     token: int = 0
     """Token of the newest claim that the gateway made for a waiting request; 0: none."""
     ticket: LoadTicket = field(default_factory=LoadTicket)
@@ -94,7 +99,7 @@ R = TypeVar("R", bound=CachedModel)
 
 
 class LoadLifecycle(Generic[L, W, R]):
-    """All loads of a pod: one per model at a time, many models at once."""
+    """All loads of a pod: one per model at a time, those of several models in turns."""
 
     def __init__(
         self,
@@ -104,8 +109,10 @@ class LoadLifecycle(Generic[L, W, R]):
         failures: LoadFailures,
         costs: ReloadCosts,
         measurements: Measurements,
+        state: Callable[[], ClusterState],
         ends_downloads: bool = False,
     ) -> None:
+        """`state` has the times of earlier loads, and the copies at other pods."""
         self.cache = cache
         self.completed_total = 0
         """Number of successful loads."""
@@ -114,6 +121,8 @@ class LoadLifecycle(Generic[L, W, R]):
         self._failures = failures
         self._costs = costs
         self._measurements = measurements
+        self._state = state
+        self._turns = LoadTurns(self.now_s)
         self._ends_downloads = ends_downloads
 
     # The steps that each driver carries out
@@ -125,6 +134,10 @@ class LoadLifecycle(Generic[L, W, R]):
     @abstractmethod
     async def sleep(self, load: L, seconds: float) -> None:
         """Return after this time, or earlier if the load is cancelled."""
+
+    @abstractmethod
+    async def wait_for_turn(self, load: L, enter: Callable[[Callable[[], None]], None]) -> None:
+        """Call `enter`, and wait until it calls its argument; raises LoadCancelled."""
 
     @abstractmethod
     async def wait_for_memory(self, load: L, condition: Callable[[], bool]) -> bool:
@@ -173,6 +186,7 @@ class LoadLifecycle(Generic[L, W, R]):
         load.token = max(token, load.token)
         load.waiters += 1
         load.ticket.prioritise()
+        self._turns.refresh()
         return load
 
     def join_preload(self, spec: ModelSpec, scope: ClaimScope) -> L:
@@ -275,7 +289,24 @@ class LoadLifecycle(Generic[L, W, R]):
         return claim
 
     async def load_to_device(self, load: L) -> R:
-        """Open the weights, reserve memory, evicting others, and copy."""
+        """In its turn: open the weights, reserve memory, evicting others, and copy."""
+        key, copies = load.spec.key, self._copies(load.spec.key)
+        expected_s = self._state().measured(key).load_from(load.source, None).seconds
+        try:
+            await self.wait_for_turn(load, partial(self._turns.enter, load, expected_s))
+            if not load.waiters and self._copies(key) > copies:
+                load.ticket.cancel("another pod has loaded the model since")
+                load.ticket.raise_if_cancelled()
+            load.turn_s = self.now_s()
+            return await self._open_and_copy(load)
+        finally:
+            self._turns.leave(load)
+
+    def _copies(self, key: str) -> int:
+        """Number of pods that have the model on their device."""
+        return sum(each.is_warm for each in self._state().holders(key).values())
+
+    async def _open_and_copy(self, load: L) -> R:
         key = load.spec.key
         async with self.open(load) as weights:
             try:
@@ -290,6 +321,9 @@ class LoadLifecycle(Generic[L, W, R]):
     async def _reserve(self, load: L, memory_bytes: int) -> None:
         key = load.spec.key
         self.cache.check_fits(key, memory_bytes)
+        if self.cache.try_reserve(key, memory_bytes):
+            return
+        self._turns.leave(load)  # it waits for requests to end, which other loads need not
         if not await self.wait_for_memory(load, lambda: self.cache.try_reserve(key, memory_bytes)):
             raise MemoryBusy(
                 f"{key} needs {memory_bytes} bytes; models in use occupy the pod's memory"
@@ -308,12 +342,13 @@ class LoadLifecycle(Generic[L, W, R]):
             self.cache.end_use(entry)
             raise LoadRefused(f"another pod got the claim for {key}") from error
         load.is_reported = True
-        seconds = self.now_s() - load.started_s
+        now_s = self.now_s()
+        seconds = now_s - load.turn_s
         self._costs.observe(key, load.source, entry.memory_bytes, seconds)
         self.completed_total += 1
         self._failures.clear(key)
         self._measurements.add(key, f"load:{load.source.value}", seconds)
-        self.count(load, "ok", seconds=seconds)
+        self.count(load, "ok", seconds=now_s - load.started_s)
 
     def _newest(self, load: L, claim: LoadClaim) -> LoadClaim:
         """The claim, unless a request that joined the load has a newer token."""

@@ -12,6 +12,7 @@ from load.simulator.pods.virtual_tasks import VirtualTasks
 from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelName, ModelSpec, Tier
 from registry.domain.reservation import ClaimScope, LoadClaim
+from registry.domain.residency_index import Residency
 from registry.errors import ClaimLost
 from runtime.errors import (
     LoadCancelled,
@@ -28,6 +29,7 @@ from runtime.loading.load_lifecycle import (
     Load,
     LoadLifecycle,
 )
+from runtime.loading.load_turns import MAX_CONCURRENT
 from runtime.registration.measurements import Measurements
 from runtime.tiers.device_cache import CachedModel, DeviceCache
 from runtime.tiers.eviction import ReloadCosts
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from registry.domain.model import LoadFailure
+    from registry.domain.pod import Samples
 
 SPEC = ModelSpec(ModelName("default", "m"), "s3://bucket/m")
 KEY = SPEC.key
@@ -111,13 +114,16 @@ class Loads(LoadLifecycle[Load, Weights, CachedModel]):
         """Raised by the next copies."""
         self.results: list[CachedModel | RuntimePackageError] = []
         self.outcomes: list[str] = []
+        self.measurements = Measurements()
+        self.state = ClusterState()
         cache: DeviceCache[CachedModel] = DeviceCache(100)
         super().__init__(
             cache,
             self.reports,
             failures=LoadFailures(ClusterState, self.events.now),
             costs=ReloadCosts(),
-            measurements=Measurements(),
+            measurements=self.measurements,
+            state=lambda: self.state,
             ends_downloads=ends_downloads,
         )
 
@@ -128,6 +134,12 @@ class Loads(LoadLifecycle[Load, Weights, CachedModel]):
         future = self.tasks.future()
         self.events.after(seconds, future.set, True)
         await future
+
+    async def wait_for_turn(self, load: Load, enter: Callable[[Callable[[], None]], None]) -> None:
+        granted = self.tasks.future()
+        enter(lambda: granted.set(True))
+        await granted
+        load.ticket.raise_if_cancelled()
 
     async def wait_for_memory(self, load: Load, condition: Callable[[], bool]) -> bool:
         granted = self.tasks.future()
@@ -174,6 +186,9 @@ class Loads(LoadLifecycle[Load, Weights, CachedModel]):
     def until(self, when_s: float) -> None:
         """Run the events up to a time."""
         self.events.run_through([(when_s,)], lambda _: None)
+
+    def measured(self) -> tuple[Samples, ...]:
+        return self.measurements.take()
 
     def steps(self) -> list[str]:
         return [call for _, call, _ in self.reports.calls]
@@ -336,3 +351,59 @@ def test_load_without_waiting_requests(
     assert loads.steps()[-1] == ("tier" if outcome == "cancelled" else "finish")
     assert loads.cache.reserved_bytes == 0
     assert all(not entry.users for entry in loads.cache.by_key.values())
+
+
+def others(count: int) -> list[ModelSpec]:
+    return [ModelSpec(ModelName("default", f"m-{n}"), "s3://bucket/m") for n in range(count)]
+
+
+def test_loads_take_turns_and_report_the_time_of_their_own(loads: Loads) -> None:
+    loads.weights.memory_bytes = 10
+    for spec in others(MAX_CONCURRENT + 1):
+        loads.join(spec)
+    loads.until(COPY_S)
+    assert loads.completed_total == MAX_CONCURRENT
+    loads.until(2 * COPY_S)
+    assert loads.completed_total == MAX_CONCURRENT + 1
+    assert {value for each in loads.measured() for value in each.values_s} == {COPY_S}
+
+
+def test_a_load_that_waits_for_memory_gives_its_turn_away(loads: Loads) -> None:
+    held = hold_memory(loads)
+    specs = others(MAX_CONCURRENT + 1)
+    for spec in specs[:-1]:
+        loads.join(spec)
+    loads.until(1.0)
+    loads.cache.budget_bytes = 1000
+    loads.weights.memory_bytes = 10
+    loads.join(specs[-1])
+    loads.until(1.0 + COPY_S)
+    assert loads.cache.by_key.keys() >= {specs[-1].key}
+    loads.cache.end_use(held)
+
+
+def test_a_load_without_waiting_requests_leaves_the_queue(loads: Loads) -> None:
+    loads.weights.memory_bytes = 10
+    *running, last = [loads.join(spec) for spec in others(MAX_CONCURRENT + 1)]
+    loads.until(1.0)
+    loads.leave(last)
+    loads.until(2 * COPY_S)
+    assert sorted(loads.outcomes) == ["cancelled", *["ok"] * len(running)]
+
+
+@pytest.mark.parametrize("has_request", [False, True])
+def test_a_queued_preload_ends_if_another_pod_has_loaded_the_model_since(
+    loads: Loads, *, has_request: bool
+) -> None:
+    loads.weights.memory_bytes = 10
+    *running, last = others(MAX_CONCURRENT + 1)
+    for spec in running:
+        loads.join(spec)
+    loads.join_preload(last, ClaimScope.POD)
+    loads.until(1.0)
+    loads.state.residency.put(last.key, "elsewhere", Residency(Tier.DEVICE, None, 0.0, 10))
+    if has_request:
+        loads.join(last)
+    loads.until(2 * COPY_S)
+    assert ("cancelled" in loads.outcomes) is not has_request
+    assert (last.key in loads.cache.by_key) is has_request

@@ -67,6 +67,7 @@ class ModelLoading(LoadLifecycle[SimulatedLoad, SimulatedWeights, SimulatedResid
             self.residents, agent,
             failures=LoadFailures(lambda: state, events.now), costs=self._costs,
             measurements=agent.measurements,
+            state=lambda: state,
         )  # fmt: skip
 
     def _reload_s(self, key: str, memory_bytes: int) -> float:
@@ -114,6 +115,13 @@ class ModelLoading(LoadLifecycle[SimulatedLoad, SimulatedWeights, SimulatedResid
 
     async def sleep(self, load: SimulatedLoad, seconds: float) -> None:
         await self._unless_cancelled(load, self._after(seconds))
+
+    async def wait_for_turn(
+        self, load: SimulatedLoad, enter: Callable[[Callable[[], None]], None]
+    ) -> None:
+        granted = self.tasks.future()
+        enter(lambda: granted.set(True))
+        await self._unless_cancelled(load, granted)
 
     async def wait_for_memory(self, load: SimulatedLoad, condition: Callable[[], bool]) -> bool:
         granted = self.tasks.future()

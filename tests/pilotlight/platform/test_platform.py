@@ -47,8 +47,7 @@ def platform(tmp_path_factory: pytest.TempPathFactory, objects: Path) -> Iterato
 def test_up_prints_the_gateways_address_and_the_pods(platform: RunningPlatform) -> None:
     assert re.fullmatch(r"http://127\.0\.0\.1:\d+", platform.url)
     assert len(platform.facts["pods"]) == POD_COUNT
-    pods = platform.cli("get", "pods", "--json").document["pods"]
-    assert {pod["slots"] for pod in pods} == {default_slots()}
+    assert {pod["slots"] for pod in platform.get("pods")} == {default_slots()}
 
 
 def test_starting_twice_fails_with_pid_and_address(platform: RunningPlatform) -> None:

@@ -191,3 +191,10 @@ def test_proxied_request_is_prepared_at_its_entry_pod() -> None:
     assert (proxied["predict_pod"], proxied["reason"]) == ("n-0", "warm-remote")
     assert took_s(proxied) == pytest.approx(0.002 + 0.3 + 0.01 + 0.004 + 0.1 + 0.02)
     assert proxied["network_ms"] == pytest.approx(6)
+
+
+def test_loads_of_a_pod_take_turns_on_its_link() -> None:
+    plan = cluster({"pods": [{"slots": 8, "device_rate": "unlimited"}]}, {"count": 8})
+    rows = run(plan, [(0.0, f"m-{number}") for number in range(8)])
+    first, last = sorted(took_s(row) for row in rows)[3::4]
+    assert first < 5.0 < 8.0 < last
