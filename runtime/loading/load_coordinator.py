@@ -142,7 +142,7 @@ class LoadCoordinator(LoadLifecycle[_LiveLoad, ResolvedWeights, StoreEntry]):
         return AcquiredModel(entry, load.source.value, time.monotonic() - started_s)
 
     def release(self, acquired: AcquiredModel) -> None:
-        self._store.end_use(acquired.entry)
+        self._store.end_request(acquired.entry)
 
     def _stop_waiting(self, load: _LiveLoad) -> None:
         """Remove a waiter; if the load is complete, end the use that it acquired for the waiter."""

@@ -30,7 +30,7 @@ class CachedModel:
     """The policy's clock at its last use."""
     last_used: int = 0
     served: int = 0
-    """Uses that have ended."""
+    """Requests that have ended."""
     last_s: float = -inf
     """End of the last of them, on the cache's clock."""
     retire_reason: str | None = None
@@ -150,8 +150,6 @@ class DeviceCache(Generic[R]):
     def end_use(self, entry: R) -> None:
         """End one use; after the last one a retired model is removed, and waiting loads retry."""
         entry.users -= 1
-        entry.served += 1
-        entry.last_s = self._now_s()
         self._mark(entry)
         if entry.users == 0:
             self._idle.begin(entry.memory_bytes)
@@ -159,6 +157,12 @@ class DeviceCache(Generic[R]):
                 self._remove(entry, entry.retire_reason)
             if self._waits:
                 self.notify_freed()
+
+    def end_request(self, entry: R) -> None:
+        """End a request's use; the uses of loads, which only protect the model, are not counted."""
+        entry.served += 1
+        entry.last_s = self._now_s()
+        self.end_use(entry)
 
     def _mark(self, entry: R) -> None:
         self._uses += 1

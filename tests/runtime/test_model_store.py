@@ -70,13 +70,14 @@ def test_store_reports_the_use_of_each_model_since_its_load(served: ServedModel)
     assert store.copy_reports() == {key: CopyReport()}
     entry = store.acquire(key, users=2)
     assert entry is not None
-    store.end_use(entry)
+    assert store.copy_reports() == {key: CopyReport(ongoing=2)}
+    store.end_request(entry)
     report = store.copy_reports()[key]
     assert (report.ongoing, report.served) == (1, 1)
     assert report.idle_s is not None
     assert 0 <= report.idle_s < 60
     store.retire(key, "withdrawn")
-    store.end_use(entry)
+    store.end_request(entry)
     assert store.copy_reports() == {}
 
 

@@ -98,7 +98,7 @@ class SchedulerResult:
 def simulate(task: SchedulerTask) -> SchedulerResult:
     began_s = time.process_time()
     setting = task.setting
-    config = scheduler_config(task.scheduler, setting.inference)
+    config = scheduler_config(task.scheduler, setting)
     workload = setting.workload(task.workload)
     plan = cluster(setting, task.seed)
     scaler = PlannedAutoscaler(config.policy, plan, every_s=config.every_s)

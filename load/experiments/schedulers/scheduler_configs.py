@@ -17,7 +17,7 @@ from autoscaler.loading.round_robin import (
     round_robin,
 )
 from gateway.dispatch.inference_rules import strategies, three_phases, three_phases_by_deadline
-from load.experiments.schedulers.setting import GATEWAY, THESIS
+from load.experiments.schedulers.setting import GATEWAY, MAIN, THESIS
 from load.simulator.gateway import QueueOptions
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from autoscaler.planning.policy import LoadingPolicy
     from gateway.dispatch.inference_rules import InferenceRule
+    from load.experiments.schedulers.setting import Setting
 
 BASELINE: Final = "baseline"
 CLOCKWORK: Final = "clockwork"
@@ -42,8 +43,6 @@ ROUND_ROBIN: Final[Mapping[str, int]] = {
 OF_THESIS: Final = (BASELINE, CLOCKWORK, *ROUND_ROBIN)
 SCHEDULERS: Final = (*OF_THESIS, PREDICTIVE, SHIPPED)
 
-_QUANTUM_S: Final = 2.0
-"""Not in the thesis, which calls its quanta relatively short (6.3)."""
 _CLOCKWORK_HORIZON_S: Final = 1.0
 """About the time that requests have until their deadline."""
 _TICK_S: Final = 0.25
@@ -60,25 +59,25 @@ class SchedulerConfig:
     every_s: float
 
 
-def scheduler_config(name: str, inference: str = THESIS) -> SchedulerConfig:
+def scheduler_config(name: str, setting: Setting = MAIN) -> SchedulerConfig:
     """One of `SCHEDULERS`.
 
     In the thesis one scheduler loads models and places requests, and is notified of idle machines.
-    `inference` says who starts the inferences of its schedulers; for the others it is the gateway.
+    `setting.inference` says who starts the inferences of its schedulers; for others the gateway.
     """
     if name == SHIPPED:
         return SchedulerConfig(predictive(), QueueOptions(serves_late=True), _LIVE_TICK_S)
     refinements = ROUND_ROBIN.get(name, 0)
-    has_rule = name in OF_THESIS and inference != GATEWAY
+    has_rule = name in OF_THESIS and setting.inference != GATEWAY
     queueing = QueueOptions(
         serves_late=True,
         by_deadline=name in {CLOCKWORK, PREDICTIVE} or refinements >= BY_DEADLINE,
         plans_first=True,
         may_load=False,
         inference_rule=_rule(name, refinements) if has_rule else None,
-        one_action_at_a_time=has_rule and inference == THESIS,
+        one_action_at_a_time=has_rule and setting.inference == THESIS,
     )
-    return SchedulerConfig(_policy(name, refinements), queueing, _TICK_S)
+    return SchedulerConfig(_policy(name, refinements, setting.quantum_s), queueing, _TICK_S)
 
 
 def _rule(name: str, refinements: int) -> InferenceRule:
@@ -88,11 +87,11 @@ def _rule(name: str, refinements: int) -> InferenceRule:
     return three_phases_by_deadline if refinements >= BY_DEADLINE else three_phases
 
 
-def _policy(name: str, refinements: int) -> LoadingPolicy[Any]:
+def _policy(name: str, refinements: int, quantum_s: float) -> LoadingPolicy[Any]:
     if name == BASELINE:
         return baseline()
     if name == PREDICTIVE:
         return predictive()
     if name == CLOCKWORK:
         return clockwork(Clockwork(horizon_s=_CLOCKWORK_HORIZON_S))
-    return round_robin(RoundRobin(quantum_s=_QUANTUM_S, refinements=refinements))
+    return round_robin(RoundRobin(quantum_s=quantum_s, refinements=refinements))

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 FILE: Final = "warsaw_facts.csv"
 _SEEDS: Final = (1, 2, 3, 4, 5)
 _QUICK: Final = Workload(minutes=4, spikes=1)
-_VARIED_SEEDS: Final = 3
+_VARIED_SEEDS: Final = 2
 _VARIED_WORKLOAD: Final = Workload(minutes=8, spikes=1)
 _QUICK_SETTINGS: Final = 3
 _MACHINE: Final = "machine-00"

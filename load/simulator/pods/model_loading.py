@@ -101,7 +101,7 @@ class ModelLoading(LoadLifecycle[SimulatedLoad, SimulatedWeights, SimulatedResid
 
     def release(self, resident: SimulatedResident) -> None:
         """End one request's use of the model."""
-        self.residents.end_use(resident)
+        self.residents.end_request(resident)
 
     def _removed(self, entry: SimulatedResident, _reason: str, evicted_for: str | None) -> None:
         self.publish_tier(entry.key)

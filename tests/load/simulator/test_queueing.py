@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any
 
 import pytest
@@ -97,6 +98,17 @@ def test_autoscaler_reads_queued_requests_and_the_use_of_copies() -> None:
     assert second[1] == {}
     assert later[0][key]["n"].last_s == pytest.approx(3.0, abs=0.1)
     assert (later[0][key]["n"].ongoing, later[0][key]["n"].served) == (0, 2)
+
+
+def test_a_copy_that_was_only_loaded_has_not_served() -> None:
+    """The load itself uses the model so that it is not evicted."""
+    watcher = ScriptedAutoscaler(
+        3.0, lambda state, actions: actions.preload(M, "n"), lambda state, actions: actions.uses()
+    )
+    plan = cluster({}, {}, WARM | {"name": "other", "infer": {1: "9s"}})
+    _run(plan, [(0.0, "other")], QueueOptions(), autoscaler=watcher)
+    use = watcher.results[1][plan.models[0].spec.key]["n"]
+    assert (use.ongoing, use.served, use.last_s) == (0, 0, -inf)
 
 
 def test_baseline_scheduler_loads_for_queued_requests() -> None:

@@ -214,11 +214,13 @@ def test_the_thesiss_schedulers_start_inferences_by_its_rules() -> None:
     for name in SCHEDULERS:
         is_of_thesis = name in OF_THESIS
         for inference in (THESIS, OVERLAPPING):
-            queueing = scheduler_config(name, inference).queueing
+            queueing = scheduler_config(name, Setting("", inference=inference)).queueing
             assert (queueing.inference_rule is not None) is is_of_thesis
             is_serial = is_of_thesis and inference == THESIS
             assert queueing.one_action_at_a_time is is_serial
-        assert scheduler_config(name, GATEWAY).queueing.inference_rule is None
+        assert (
+            scheduler_config(name, Setting("", inference=GATEWAY)).queueing.inference_rule is None
+        )
 
 
 @pytest.mark.slow
