@@ -107,6 +107,14 @@ class InferenceHung(RuntimePackageError):
     """The request's own inference did not end within the model's time limit."""
 
 
+class RequestHung(RuntimePackageError):
+    """An earlier inference of an equal request hung; no pod should try it."""
+
+    def __init__(self, message: str, *, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
 class MemoryBusy(RuntimePackageError):
     """Models in use did not release enough memory in time."""
 
@@ -173,8 +181,8 @@ _ERRORS_OF: dict[HTTPStatus, tuple[type[RuntimePackageError], ...]] = {
     HTTPStatus.NOT_FOUND: (ModelNotFound,),
     HTTPStatus.TOO_MANY_REQUESTS: (SlotsFull, QueueFull),
     HTTPStatus.SERVICE_UNAVAILABLE: (
-        PodDraining, PodEnded, LoadFailed, MemoryBusy, NoRoomToInfer, ModelInUse, LoadRefused,
-        LoadCancelled, RemoteInferenceFailed,
+        PodDraining, PodEnded, RequestHung, LoadFailed, MemoryBusy, NoRoomToInfer, ModelInUse,
+        LoadRefused, LoadCancelled, RemoteInferenceFailed,
     ),
     HTTPStatus.BAD_GATEWAY: (AlreadyBegun,),
     HTTPStatus.GATEWAY_TIMEOUT: (DeadlinePassed, InferenceHung),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from registry.domain.model import ModelPolicy
 from runtime.device.batch import BatchLimits, batch_cap
+from runtime.device.suspects import Suspects
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
@@ -39,7 +40,8 @@ class DeviceModel:
     max_rows: int | None = None
     """Limit of the network's batch dimension; None: no limit."""
     broken_reason: str | None = None
-    """Set once an inference of the model hangs; no further inference of it runs."""
+    """Set once inferences of different requests hung; no further inference of it runs."""
+    suspects: Suspects = field(default_factory=Suspects)
 
     def limits(self, times: BatchTimes) -> BatchLimits:
         wait_s = self.policy.max_batch_wait_s

@@ -1,13 +1,15 @@
 """The device worker: one inference at a time, batched per model, the nearest deadline first.
 
 Callers wait on the event loop. `batch` chooses the requests of each batch. A thread in an inference
-that hangs cannot be killed: it is abandoned and counted, its model is marked broken, and a new
-thread serves the other models.
+that hangs is abandoned and counted, and a new one serves the others. It ends at its next line of
+Python, unless it hangs in one call of a library. `suspects` says whether request or model is to
+blame.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import itertools
 import logging
 import math
@@ -23,6 +25,7 @@ from runtime.device.device_errors import is_device_lost, is_out_of_memory
 from runtime.device.device_model import DeviceModel, Payload
 from runtime.device.hang_watch import HangWatch, RunningBatch
 from runtime.device.queue import ASSUMED_DEADLINE_S, DeviceQueue, InferenceResult, Job, resolve
+from runtime.device.suspects import digest_of
 from runtime.errors import (
     DeadlinePassed,
     InferenceFailed,
@@ -30,6 +33,7 @@ from runtime.errors import (
     ModelBroken,
     PodDraining,
     QueueFull,
+    RequestHung,
 )
 from runtime.metrics import BATCH_SIZE, BATCHES, DEVICE_WAITING, QUEUE_SECONDS, STUCK_THREADS
 from runtime.threads import as_exception
@@ -46,6 +50,10 @@ CLOSE_TIMEOUT_S = 5.0
 """How long `close` waits for the running inference."""
 
 
+class InferenceAbandoned(BaseException):
+    """Raised in a thread whose inference is given up."""
+
+
 class DeviceWorker:
     """Runs inference for one device. Times are of `time.monotonic`."""
 
@@ -53,13 +61,13 @@ class DeviceWorker:
         self, *, threads: int, max_queued: int, timeout_s: float = INFERENCE_TIMEOUT_S
     ) -> None:
         self.times = BatchTimes()
-        self.on_hung: Callable[[str, str], None] = lambda key, reason: None
-        """Called in a thread of the worker with the key of a model that broke, and the reason."""
+        self.on_hung: Callable[[str, str, bool], None] = lambda key, reason, is_broken: None
+        """Called in a thread of the worker with a model's key, the reason, and whether it broke."""
         self.on_lost: Callable[[str], None] = lambda reason: None
         """Called with the reason when the device fails for good, in the thread that detects it."""
         self.lost_reason: str | None = None
         """Set once the device has failed for good: it runs nothing any more."""
-        self.stuck_threads = 0
+        self._stuck: set[int] = set()
         """Abandoned threads whose inference still hangs."""
         self._threads = threads
         self._max_queued = max_queued
@@ -83,6 +91,10 @@ class DeviceWorker:
             self._work.notify_all()
         self._watch.close()
         self._thread.join(CLOSE_TIMEOUT_S)
+
+    @property
+    def stuck_threads(self) -> int:
+        return len(self._stuck)
 
     @property
     def is_alive(self) -> bool:
@@ -178,6 +190,13 @@ class DeviceWorker:
         with self._lock:
             if job.model.broken_reason is not None:
                 raise ModelBroken(job.model.broken_reason)
+            refused_s = job.model.suspects.refused_s(job.content, time.monotonic())
+            if refused_s:
+                raise RequestHung(
+                    "an inference of this request did not end within the model's time limit; it"
+                    f" is refused for {refused_s:.0f} s",
+                    retry_after_s=refused_s,
+                )
             if self.lost_reason is not None:
                 raise PodDraining(self.lost_reason)
             if self._is_closed:
@@ -193,13 +212,23 @@ class DeviceWorker:
         return threading.Thread(target=self._serve, name="device", daemon=True)
 
     def _serve(self) -> None:
+        try:
+            self._serve_batches()
+        except InferenceAbandoned:  # delivered after the inference itself had ended
+            logger.info("an abandoned thread ended")
+        finally:
+            with self._lock:
+                if threading.get_ident() in self._stuck:
+                    self._stuck.discard(threading.get_ident())
+                    STUCK_THREADS.set(self.stuck_threads)
+
+    def _serve_batches(self) -> None:
         torch.set_num_threads(self._threads)
         with torch.inference_mode():
             while (run := self._next_run()) is not None:
                 self._run_batch(run)
                 with self._lock:
                     if run.is_abandoned:
-                        self._count_stuck(-1)
                         logger.warning("an abandoned inference ended")
                         return
                     self._watch.run = None
@@ -266,23 +295,33 @@ class DeviceWorker:
         ]
 
     def _abandon(self, run: RunningBatch) -> None:
-        """Give up the thread of a hung inference, and all jobs of its model."""
+        """Give up the thread of a hung inference, and all jobs of a model that is to blame."""
         model, seconds = run.jobs[0].model, run.timeout_at_s - run.begun_s
         reason = f"an inference of {model.key or 'the pod'} did not end within {seconds:g} s"
-        model.broken_reason = reason
-        self._count_stuck(1)
+        digests = [digest_of(job.content) for job in run.jobs if job.infer is not _call_each]
+        is_broken = model.suspects.record(digests, time.monotonic())
+        if is_broken:
+            model.broken_reason = reason
+        stuck = self._thread
+        self._stuck.add(stuck.ident or 0)
+        STUCK_THREADS.set(self.stuck_threads)
         BATCHES.labels(model=model.name, outcome="hung").inc()
         logger.error("inference hangs", extra={"key": model.key, "after_s": seconds})
         resolve([(job, InferenceHung(reason)) for job in run.jobs])
-        resolve([(job, ModelBroken(reason)) for job in self._queue.take_model(model)])
+        if is_broken:
+            resolve([(job, ModelBroken(reason)) for job in self._queue.take_model(model)])
         self._thread = self._new_thread()
         self._thread.start()
+        _interrupt(stuck)
         if model.key:
-            self.on_hung(model.key, reason)
+            self.on_hung(model.key, reason, is_broken)
 
-    def _count_stuck(self, change: int) -> None:
-        self.stuck_threads += change
-        STUCK_THREADS.set(self.stuck_threads)
+
+def _interrupt(thread: threading.Thread) -> None:
+    """Raise InferenceAbandoned in the thread, at its next line of Python."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(
+        ctypes.c_ulong(thread.ident or 0), ctypes.py_object(InferenceAbandoned)
+    )
 
 
 def _call_each(works: Sequence[Callable[[], Any]]) -> list[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from runtime.device.device_model import DeviceModel, Payload
+from runtime.device.queue import InferenceResult
 from runtime.device.stepwise import Stepwise, run_steps
 
 if TYPE_CHECKING:
@@ -13,7 +14,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from registry.domain.model import ModelPolicy, ModelSpec
-    from runtime.device.queue import InferenceResult
     from runtime.device.worker import DeviceWorker
     from runtime.generation.engine import GenerationEngine
     from runtime.tasks.task import Processor
@@ -64,6 +64,9 @@ class ServedModel:
     ) -> InferenceResult[tuple[Tensor, ...]]:
         """Run the network on checked inputs, batched with queued ones; raises as the device does.
 
+        A request with more rows than a batch may have runs as several batches, between which
+        others run.
+
         `policy` is that of the model's current annotations, which limits its batches.
         """
         self.device_model.policy = policy or self.device_model.policy
@@ -72,8 +75,25 @@ class ServedModel:
             steps = self.processor.steps(self._network_in_use(), inputs)
             return await run_steps(self._device, self.device_model, steps, deadline_s=deadline_s)
         key = batching.batch_key(inputs, self._network_in_use())
-        payload = Payload(inputs, batching.rows_of(inputs), batching.tokens_per_row(inputs), key)
-        return await self._device.infer(self.device_model, payload, deadline_s=deadline_s)
+        width, rows = batching.tokens_per_row(inputs), batching.rows_of(inputs)
+        limits = self.device_model.limits(self._device.times)
+        part_rows = max(1, min(limits.max_rows, limits.max_tokens // max(1, width)))
+        if key is None or rows <= part_rows:
+            payload = Payload(inputs, rows, width, key)
+            return await self._device.infer(self.device_model, payload, deadline_s=deadline_s)
+        results = []
+        for begin in range(0, rows, part_rows):
+            part = batching.rows_between(inputs, begin, min(rows, begin + part_rows))
+            payload = Payload(part, batching.rows_of(part), width, key)
+            results.append(
+                await self._device.infer(self.device_model, payload, deadline_s=deadline_s)
+            )
+        return InferenceResult(
+            batching.join_outputs([result.value for result in results]),
+            sum(result.wait_s for result in results),
+            sum(result.compute_s for result in results),
+            rows,
+        )
 
     def infer_together(self, requests: Sequence[tuple[Tensor, ...]]) -> list[tuple[Tensor, ...]]:
         """The outputs of each request from one inference; called by the device."""

@@ -1,9 +1,9 @@
 """Actions when an inference hangs or the device fails: the model is removed, or the pod ends.
 
-A thread cannot be killed in Python. A stuck thread keeps its model's memory and, on a CPU, perhaps
-a core, while other threads continue. On a GPU a kernel that does not end blocks all later ones, so
-the first hang ends the pod. A GPU that failed permanently, as after an illegal address, works only
-in a new process. The pod's supervisor restarts the pod.
+A stuck thread keeps its model's memory and, on a CPU, perhaps a core, while other threads continue.
+The worker interrupts it, which ends most. On a GPU a kernel that does not end blocks all later
+ones, so the first thread that stays stuck ends the pod. A GPU that failed permanently, as after an
+illegal address, works only in a new process. The pod's supervisor restarts the pod.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+INTERRUPT_S = 1.0
+"""Time for interrupted threads to end."""
+
 
 class Watchdog:
     """Receives hung inferences from the device's threads and handles them on the event loop."""
@@ -37,15 +40,15 @@ class Watchdog:
         self._coordinator = coordinator
         self._max_stuck_threads = max_stuck_threads
         self._end_pod = end_pod
-        self._hung: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
+        self._hung: asyncio.Queue[tuple[str, str, bool]] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
         device.on_hung = self._on_hung
         device.on_lost = self._on_lost
 
     # In the device's threads
 
-    def _on_hung(self, key: str, reason: str) -> None:
-        self._loop.call_soon_threadsafe(self._hung.put_nowait, (key, reason))
+    def _on_hung(self, key: str, reason: str, is_broken: bool) -> None:
+        self._loop.call_soon_threadsafe(self._hung.put_nowait, (key, reason, is_broken))
 
     def _on_lost(self, reason: str) -> None:
         logger.error("device lost, ending the pod", extra={"reason": reason})
@@ -57,9 +60,11 @@ class Watchdog:
     async def run(self) -> None:
         """Remove hung models until cancelled."""
         while True:
-            key, reason = await self._hung.get()
-            stuck = self._device.stuck_threads  # read before removing weights ends some threads
-            await self._coordinator.mark_broken(key, reason)
+            key, reason, is_broken = await self._hung.get()
+            if is_broken:
+                await self._coordinator.mark_broken(key, reason)
+            await asyncio.sleep(INTERRUPT_S)
+            stuck = self._device.stuck_threads
             if stuck > self._max_stuck_threads:
                 logger.error(
                     "too many hung inferences, ending the pod",

@@ -77,6 +77,24 @@ class Batching(ABC):
     def _concatenate(self, name: str, parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
         return np.concatenate(parts)
 
+    def rows_between(self, inputs: Sequence[Tensor], begin: int, end: int) -> tuple[Tensor, ...]:
+        """Some rows of a request that has a batch key."""
+        return tuple(Tensor(each.name, each.datatype, each.data[begin:end]) for each in inputs)
+
+    def join_outputs(self, parts: Sequence[Sequence[Tensor]]) -> tuple[Tensor, ...]:
+        """The outputs of a request that ran in parts."""
+        return tuple(
+            Tensor(
+                first.name,
+                first.datatype,
+                self._join_rows([outputs[index].data for outputs in parts]),
+            )
+            for index, first in enumerate(parts[0])
+        )
+
+    def _join_rows(self, parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+        return np.concatenate(parts)
+
     def split(self, outputs: Sequence[Tensor], rows: Sequence[int]) -> list[tuple[Tensor, ...]]:
         """Each request's part of a batch's outputs, as if it had run alone.
 
@@ -178,6 +196,19 @@ class PaddedBatching(Batching):
             joined[row : row + len(part), columns] = part
             row += len(part)
         return joined
+
+    def _join_rows(self, parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+        """Rows of generated tokens differ in length and are padded."""
+        if parts[0].ndim != 2 or len({part.shape[1] for part in parts}) == 1:
+            return np.concatenate(parts)
+        width = max(part.shape[1] for part in parts)
+        padding = self.rules[self.required[0]].padding
+        return np.concatenate(
+            [
+                np.pad(part, ((0, 0), (0, width - part.shape[1])), constant_values=padding)
+                for part in parts
+            ]
+        )
 
     def split(self, outputs: Sequence[Tensor], rows: Sequence[int]) -> list[tuple[Tensor, ...]]:
         return [

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
+import pytest
+
 from registry.domain.model import ModelPolicy
+from runtime.device.device_model import DeviceModel
+from runtime.device.worker import DeviceWorker
+from runtime.errors import InferenceHung
+from runtime.loading.watchdog import Watchdog
 from tests.runtime.http import metric, predict
+from tests.runtime.local_pod import local_pod
 from tests.servers import copy_model, wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests import servers
     from tests.runtime.conftest import Cluster
 
 
@@ -43,19 +51,26 @@ def test_a_hanging_model_is_broken_alone(cluster: Cluster, models: Path, tmp_pat
     assert "did not end within 2 s" in answer.json()["error"]
     assert "x-pilotlight-not-executed" not in answer.headers
 
+    again = predict(pod.url, "m", "quick brown fox")
+    assert again.status_code == 503
+    assert "refused for" in again.json()["error"]
+    assert "x-pilotlight-not-executed" not in again.headers
+    assert cluster.record("m").failure is None
+    assert predict(pod.url, "m", "lazy dog").status_code == 504
+    wait_until(lambda: cluster.record("m").failure, what="different requests hung")
+
     refused = predict(pod.url, "m", "quick brown fox")
     assert refused.status_code == 503
     assert "did not end within 2 s" in refused.json()["error"]
     assert refused.headers["x-pilotlight-not-executed"] == "load-failed"
     assert int(refused.headers["retry-after"]) > 60
 
-    wait_until(lambda: cluster.record("m").failure, what="the record says so")
     failure = cluster.record("m").failure
     assert failure is not None
     assert (failure.key, failure.reason) == (spec.key, "RuntimeUnhealthy")
     wait_until(lambda: cluster.tiers(spec)[pod.name] == "disk", what="the model left the device")
     assert predict(pod.url, "other", "x").status_code == 200
-    assert hung_batches(pod.url) == 1
+    assert hung_batches(pod.url) == 2
 
 
 def test_a_models_annotation_sets_its_time(cluster: Cluster, models: Path, tmp_path: Path) -> None:
@@ -66,13 +81,35 @@ def test_a_models_annotation_sets_its_time(cluster: Cluster, models: Path, tmp_p
     assert "within 1.5 s" in answer.json()["error"]
 
 
-def test_too_many_hangs_end_the_pod(
-    cluster: Cluster, models: Path, tmp_path: Path, forkserver: servers.Forkserver
+def test_hangs_that_can_be_interrupted_do_not_end_the_pod(
+    cluster: Cluster, models: Path, tmp_path: Path
 ) -> None:
-    cluster.declare("m", endless(models, tmp_path))
-    with cluster.pod_context("pod-a", inference_timeout=1.5, most_stuck_threads=0) as pod:
-        assert predict(pod.url, "m", "quick brown fox").status_code == 504
-        ended = forkserver.wait_event(exited="pod-a")
-        forkserver.events.append(ended)
-        assert ended["status"] == 0
-    assert "too many hung inferences" in pod.log
+    for name in ("m", "n"):
+        cluster.declare(name, endless(models, tmp_path / name))
+    pod = cluster.pod(inference_timeout=1.5, most_stuck_threads=0)
+    for name in ("m", "n"):
+        for text in ("quick brown fox", "lazy dog"):
+            assert predict(pod.url, name, text).status_code == 504
+    wait_until(lambda: metric(pod.url, "pilotlight_device_stuck_threads") == 0, what="ended")
+    cluster.declare("other", models / "tiny-bert")
+    assert predict(pod.url, "other", "x").status_code == 200
+
+
+def test_too_many_threads_that_stay_stuck_end_the_pod(tmp_path: Path) -> None:
+    async def run() -> None:
+        ended, release = asyncio.Event(), threading.Event()
+        device = DeviceWorker(threads=1, max_queued=4, timeout_s=0.2)
+        device.start()
+        async with local_pod(tmp_path) as pod, asyncio.TaskGroup() as tasks:
+            watchdog = Watchdog(device, pod.coordinator, max_stuck_threads=1, end_pod=ended.set)
+            running = tasks.create_task(watchdog.run())
+            for name in ("a", "b"):
+                assert not ended.is_set()
+                with pytest.raises(InferenceHung):
+                    await device.run(release.wait, model=DeviceModel(f"default/{name}@1"))
+            await asyncio.wait_for(ended.wait(), 30)
+            running.cancel()
+        release.set()
+        device.close()
+
+    asyncio.run(run())

@@ -12,7 +12,7 @@ import pytest
 from registry.domain.model import ModelPolicy
 from runtime.device.device_model import DeviceModel, Payload
 from runtime.device.worker import DeviceWorker
-from runtime.errors import InferenceHung, ModelBroken
+from runtime.errors import InferenceHung, ModelBroken, RequestHung
 from tests.servers import wait_until
 
 if TYPE_CHECKING:
@@ -40,14 +40,14 @@ class Model:
 
     def infer(self, contents: Sequence[Any]) -> list[Any]:
         self.batches.append(list(contents))
-        if contents == ["wait"]:
+        if str(contents[0]).startswith("wait"):
             self.entered.set()
             assert self.open.wait(60)
             return ["waited"]
         return [content * content for content in contents]
 
     def ask(self, device: DeviceWorker, content: Any, **options: Any) -> Coroutine[Any, Any, Any]:
-        batch_key = None if content == "wait" else "numbers"
+        batch_key = None if str(content).startswith("wait") else "numbers"
         return device.infer(self.device_model, Payload(content, batch_key=batch_key), **options)
 
 
@@ -221,37 +221,74 @@ def test_other_models_run_while_a_batch_waits_to_fill(device: DeviceWorker) -> N
     assert patient.batches == []
 
 
-def test_hang_breaks_only_its_model(device: DeviceWorker) -> None:
+def test_a_hang_is_charged_to_its_request_first(device: DeviceWorker) -> None:
     hanging, other = Model(max_infer_s=0.2), Model()
-    hung: list[tuple[str, str]] = []
-    device.on_hung = lambda key, reason: hung.append((key, reason))
+    hung: list[tuple[str, bool]] = []
+    device.on_hung = lambda key, reason, is_broken: hung.append((key, is_broken))
 
     async def run() -> None:
         with pytest.raises(InferenceHung, match=r"did not end within 0\.2 s"):
             await hanging.ask(device, "wait")
         assert device.stuck_threads == 1
+        assert (await hanging.ask(device, 2)).value == 4
+        with pytest.raises(RequestHung, match="refused for 300 s"):
+            await hanging.ask(device, "wait")
+        assert (await hanging.ask(device, 3)).value == 9
+        with pytest.raises(InferenceHung):
+            await hanging.ask(device, "wait differently")
         with pytest.raises(ModelBroken):
             await hanging.ask(device, 2)
         assert (await other.ask(device, 3)).value == 9
 
     asyncio.run(run())
-    assert hung == [(hanging.device_model.key, hanging.device_model.broken_reason)]
-    assert hanging.batches == [["wait"]]
+    key = hanging.device_model.key
+    assert hung == [(key, False), (key, True)]
     hanging.open.set()
-    wait_until(lambda: not device.stuck_threads, what="its thread is free again")
+    wait_until(lambda: not device.stuck_threads, what="its threads are free again")
 
 
-def test_queued_requests_of_a_hung_model_fail(device: DeviceWorker) -> None:
+def test_work_that_belongs_to_no_request_breaks_its_model(device: DeviceWorker) -> None:
+    model = Model(max_infer_s=0.2)
+
+    async def run() -> None:
+        with pytest.raises(InferenceHung):
+            await device.run(lambda: model.open.wait(60), model=model.device_model)
+        with pytest.raises(ModelBroken):
+            await model.ask(device, 2)
+
+    asyncio.run(run())
+    model.open.set()
+
+
+def test_a_thread_that_runs_python_ends_soon_after_its_hang(device: DeviceWorker) -> None:
+    model = Model(max_infer_s=0.2)
+
+    def loop() -> None:
+        while True:
+            pass
+
+    async def run() -> None:
+        for _ in range(5):
+            model.device_model.broken_reason = None
+            with pytest.raises(InferenceHung):
+                await device.run(loop, model=model.device_model)
+
+    asyncio.run(run())
+    wait_until(lambda: not device.stuck_threads, timeout_s=10, what="threads ended")
+    assert device.is_alive
+
+
+def test_queued_requests_behind_a_hang_are_served(device: DeviceWorker) -> None:
     model, other = Model(max_infer_s=0.5), Model()
 
     async def run() -> None:
         async with asyncio.TaskGroup() as tasks:
             first = tasks.create_task(_expect(model.ask(device, "wait"), InferenceHung))
             assert await asyncio.to_thread(model.entered.wait, 60)
-            second = tasks.create_task(_expect(model.ask(device, 2), ModelBroken))
+            second = tasks.create_task(model.ask(device, 2))
             third = tasks.create_task(other.ask(device, 3))
         assert first.result()
-        assert second.result()
+        assert second.result().value == 4
         assert third.result().value == 9
 
     asyncio.run(run())
