@@ -33,9 +33,15 @@ _EMPTY: Final = QueueStats(0, 0, inf)
 class AdmissionQueue(Generic[P]):
     """Requests without a pod, by model. `state` must not change during a call."""
 
-    def __init__(self, state: ClusterState, *, by_deadline: bool = True) -> None:
-        """Without `by_deadline` a queue is in order of arrival."""
+    def __init__(
+        self, state: ClusterState, *, by_deadline: bool = True, warm_first: bool = True
+    ) -> None:
+        """Without `by_deadline` a queue is in order of arrival.
+
+        Without `warm_first` models that need a load take their turn like warm ones.
+        """
         self._by_deadline = by_deadline
+        self._warm_first = warm_first
         self._state = state
         self._fair_queue = FairQueue()
         self._queued: dict[QueueKey, P] = {}
@@ -191,7 +197,7 @@ class AdmissionQueue(Generic[P]):
     def _is_ready(self, key: QueueKey, now_s: float) -> bool:
         placement = self._queued[key]
         model = placement.spec.key
-        if self._state.warm(model):
+        if not self._warm_first or self._state.warm(model):
             return True
         return is_ready(
             waited_s=now_s - placement.enqueued_s, left_s=key.deadline_s - now_s,

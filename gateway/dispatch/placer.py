@@ -45,16 +45,19 @@ class Placer(Generic[P]):
         on_routed: Callable[[IncomingRequest, RoutingResult], None] | None = None,
         *,
         by_deadline: bool = True,
+        warm_first: bool = True,
         may_load: bool = True,
     ) -> None:
-        """Without `by_deadline` a queue is in order of arrival; `may_load`: see `route_request`."""
+        """`by_deadline`, `warm_first`: see `AdmissionQueue`; `may_load`: see `route_request`."""
         self._state = state
         self._driver = driver
         self._timers = timers
         self._now_s = now_s
         self._on_routed = on_routed
         self._may_load = may_load
-        self._queue: AdmissionQueue[P] = AdmissionQueue(state, by_deadline=by_deadline)
+        self._queue: AdmissionQueue[P] = AdmissionQueue(
+            state, by_deadline=by_deadline, warm_first=warm_first
+        )
         self._cold_start_credit = ColdStartCredit()
         self._is_changed = False
         """True if queued requests are to be routed again, before new ones."""

@@ -9,7 +9,7 @@ from matplotlib.colors import TwoSlopeNorm
 from matplotlib.figure import Figure
 
 from load.experiments.regret.ratios import geometric_mean, regrets
-from load.experiments.regret.runs import AUTO, FIXED, POLICIES, WRONG_FORECASTS
+from load.experiments.regret.runs import AUTO, FIXED, IN_ORDER, POLICIES, WRONG_FORECASTS
 from load.report.style import COLOURS, DPI, LINES, legend_below, one_axes, styled
 
 if TYPE_CHECKING:
@@ -32,7 +32,9 @@ _SLOT_LABELS: Final = ("1", "2", "3-4", "5 or more")
 _BURSTS: Final = (0.0, 1.5, 3.0, 4.0, 99.0)
 _ON_OFF: Final = 4
 _BURST_LABELS: Final = ("Poisson", "cv 2-3", "cv 3-4", "cv 4-5", "on-off")
-_SHOWN: Final = tuple(name for name in POLICIES if name not in {FIXED[1], *WRONG_FORECASTS})
+_SHOWN: Final = tuple(
+    name for name in POLICIES if name not in {FIXED[1], IN_ORDER, *WRONG_FORECASTS}
+)
 _LIMIT: Final = 30.0
 """Percent at which the colours end."""
 
@@ -64,8 +66,9 @@ def _draw_maps(found: Sequence[Regret], chosen: Mapping[int, RegretCell], folder
         )  # fmt: skip
         figure.suptitle(
             "Simulated: mean latency of auto against the best fixed policy of each cell, in %\n"
-            "(blue: better), geometric mean; small: number of cells"
-        )
+            "(blue: better), geometric mean; small: number of cells",
+            x=0.01, ha="left",
+        )  # fmt: skip
         figure.savefig(path, format="png", dpi=DPI)
     return path
 
@@ -99,7 +102,7 @@ def _draw_map(
         )
         axes.text(place[1], place[0] + 0.22, str(len(values)), ha="center", va="center", fontsize=7)
     axes.imshow(
-        np.clip(percent, -_LIMIT, _LIMIT), cmap="PuOr_r", aspect="auto", alpha=0.75,
+        np.clip(percent, -_LIMIT, _LIMIT), cmap="RdBu_r", aspect="auto", alpha=0.7,
         norm=TwoSlopeNorm(0.0, -_LIMIT, _LIMIT),
     )  # fmt: skip
     axes.set_xticks(range(len(columns)), columns)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from load.experiments.regret.runs import AUTO, FIXED
+from load.experiments.regret.runs import AUTO, FIXED, IN_ORDER
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -110,7 +110,7 @@ def against(cells: Mapping[int, ByPolicy], policy: str, other: str) -> float:
     ratios = [
         max(_MIN_S, runs[policy].mean_s) / max(_MIN_S, runs[other].mean_s)
         for runs in cells.values()
-        if policy in runs
+        if policy in runs and other in runs
     ]
     return geometric_mean(ratios) - 1
 
@@ -125,7 +125,7 @@ def marks(cells: Mapping[int, ByPolicy], with_deadline: set[int]) -> list[Mark]:
     tails = [each.p99 for each in found if each.cell not in with_deadline]
     missed = [each.missed_points for each in found if each.cell in with_deadline]
     best = best_single(cells)
-    return [
+    found_marks = [
         Mark("cells with a mean over 3 % worse, %", 2.0, _percent_over(means, 1.03)),
         Mark("cells with a mean over 8 % worse, %", 0.0, _percent_over(means, 1.08)),
         Mark("cells with a p99 over 10 % worse, %", 5.0, _percent_over(tails, 1.10)),
@@ -133,6 +133,11 @@ def marks(cells: Mapping[int, ByPolicy], with_deadline: set[int]) -> list[Mark]:
         Mark(f"mean against {best}, which gets the same queue order, %", -5.0,
              100 * against(cells, AUTO, best)),
     ]  # fmt: skip
+    if any(IN_ORDER in runs for runs in cells.values()):
+        found_marks.append(
+            Mark(f"mean against {IN_ORDER}, %", -15.0, 100 * against(cells, AUTO, IN_ORDER))
+        )
+    return found_marks
 
 
 def _percent_over(values: Sequence[float], limit: float) -> float:

@@ -14,6 +14,7 @@ from load.experiments.regret.wrong_forecasts import ScaledForecaster
 from load.experiments.schedulers.scheduler_configs import CLOCKWORK, scheduler_config
 from load.simulator.autoscaling import TICK_S, PlannedAutoscaler
 from load.simulator.cluster.plan import ClusterPlan, ModelPlan, NodePlan, PodPlan
+from load.simulator.gateway import QueueOptions
 from load.simulator.simulation import Simulation
 from load.trace_spec.trace_spec import open_trace
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec, RoutingPolicy, Tier
@@ -28,13 +29,15 @@ if TYPE_CHECKING:
 FIXED: Final = ("random", "least-loaded", "colocation", "colocation-queueing", "remote-proxy")
 AUTO: Final = "auto"
 PREDICTIVE: Final = "auto + predictive"
+IN_ORDER: Final = "colocation-queueing, in order"
+"""Its queue does not let warm models go first, as it did before `auto` and all others got this."""
 WITH_AUTOSCALER: Final = (PREDICTIVE, CLOCKWORK)
 WRONG_FORECASTS: Final[Mapping[str, float]] = {
     f"{PREDICTIVE}, forecasts x 10": 10.0,
     f"{PREDICTIVE}, forecasts x 0.1": 0.1,
 }
 """The factor on all forecasts."""
-POLICIES: Final = (*FIXED, AUTO, *WITH_AUTOSCALER, *WRONG_FORECASTS)
+POLICIES: Final = (*FIXED, IN_ORDER, AUTO, *WITH_AUTOSCALER, *WRONG_FORECASTS)
 _BYTES: Final = 10**8
 """Size of a model of average size."""
 _FIXED_SHARE: Final = 0.1
@@ -107,6 +110,9 @@ def simulation_of(cell: RegretCell, policy: str, seed: int) -> Simulation:
         )  # fmt: skip
         run.set_measured_times(_profiled_s(plan))  # Clockwork places by profiled times alone
         return run
+    if policy == IN_ORDER:
+        options = QueueOptions(warm_first=False)
+        return Simulation(plan, trace, RoutingPolicy.COLOCATION_QUEUEING, seed, queueing=options)
     if policy in FIXED or policy == AUTO:
         return Simulation(plan, trace, RoutingPolicy(policy), seed)
     factor = WRONG_FORECASTS.get(policy)

@@ -16,6 +16,7 @@ from load.experiments.regret.regret import run
 from load.experiments.regret.runs import (
     AUTO,
     FIXED,
+    IN_ORDER,
     PREDICTIVE,
     WRONG_FORECASTS,
     RegretResult,
@@ -115,10 +116,16 @@ def test_wrong_forecasts_expect_another_number_of_arrivals(factor: float) -> Non
     assert found.p_minute == pytest.approx(1 - 0.8**factor)
 
 
-def test_forecasts_wrong_by_ten_times_change_loads() -> None:
-    cell = drawn_cell(4)
-    loads = {
-        name: simulate(RegretTask(name, cell, (1,))).loads
-        for name in (PREDICTIVE, *WRONG_FORECASTS)
-    }
-    assert len(set(loads.values())) == 3
+def test_forecasts_ten_times_too_high_change_loads() -> None:
+    cell, (too_high, _) = drawn_cell(4), WRONG_FORECASTS
+    found = {name: simulate(RegretTask(name, cell, (1,))).loads for name in (PREDICTIVE, too_high)}
+    assert found[too_high] != found[PREDICTIVE]
+
+
+def test_a_queue_in_order_serves_a_cold_model_before_later_warm_requests() -> None:
+    cell = drawn_cell(3)
+    in_order, warm_first = (
+        simulate(RegretTask(name, cell, (1,))) for name in (IN_ORDER, "colocation-queueing")
+    )
+    assert in_order.loads > warm_first.loads
+    assert in_order.mean_s > warm_first.mean_s
