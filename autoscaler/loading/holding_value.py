@@ -10,10 +10,13 @@ later. Rows of arrays are the models of the view.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from autoscaler.planning.arrival_rates import arrivals_per_s
+from registry.cost.eviction import characteristic_time_s, eviction_loss_s
 from registry.domain.model import Tier
 
 if TYPE_CHECKING:
@@ -59,10 +62,19 @@ class HoldingValue:
     """(models,): seconds saved over what holding the model costs."""
     is_worth_holding: Mapping[Tier, Booleans]
     """(models,): margin above 1."""
+    rates_per_s: Floats
+    """(models,): expected arrivals."""
+    characteristic_s: float
+    """How long models stay on devices after a request; at most a minute, which plans are for."""
 
-    def saved_per_s(self, row: int) -> float:
-        """Seconds of cold start saved per second by holding a model on a device."""
-        return float(self.p_per_s[row] * self.saved_s[Tier.DEVICE][row])
+    def saved_per_s(self, row: int, copies: int = 1) -> float:
+        """Seconds that requests wait less, per second, because of one of a model's copies.
+
+        The price of an eviction in the gateway (`registry.cost`), over the time that it is for.
+        """
+        reload_s, rate = float(self.saved_s[Tier.DEVICE][row]), float(self.rates_per_s[row])
+        loss_s = eviction_loss_s(reload_s, rate, self.characteristic_s, copies)
+        return loss_s / self.characteristic_s if self.characteristic_s > 0 else 0.0
 
 
 def holding_value(view: PoolView, demand: Demand, prices: Prices) -> HoldingValue:
@@ -83,7 +95,12 @@ def holding_value(view: PoolView, demand: Demand, prices: Prices) -> HoldingValu
         margin[tier] = p_per_s * saved[tier] / price
         is_worth_holding[tier] = margin[tier] > 1
         from_s = np.where(is_worth_holding[tier], load_s[tier], from_s)
-    return HoldingValue(p_per_s, saved, margin, is_worth_holding)
+    rates = arrivals_per_s(demand)
+    capacity_bytes = sum(
+        each.budget_bytes.get(Tier.DEVICE, inf) for each in view.pods.values() if each.is_accepting
+    )
+    fitting_s = characteristic_time_s(rates.tolist(), size.tolist(), capacity_bytes)
+    return HoldingValue(p_per_s, saved, margin, is_worth_holding, rates, min(fitting_s, _MINUTE_S))
 
 
 def _load_times(view: PoolView) -> dict[Tier, Floats]:

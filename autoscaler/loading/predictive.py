@@ -23,6 +23,7 @@ from autoscaler.placement.free_memory import pods_short_of_memory
 from autoscaler.placement.idle import idle_copies
 from autoscaler.placement.load_placer import LoadPlacer
 from autoscaler.placement.marginal_value import HORIZON_S, MarginalValue
+from autoscaler.planning.arrival_rates import MINUTE_S
 from autoscaler.planning.policy import Action, ActionReason, Demote, Load, LoadingPolicy
 from registry.domain.model import Preload, Tier
 
@@ -45,6 +46,9 @@ class Predictive:
     below this ratio."""
     surplus_keep_s: float = 60.0
     """Idle time after which a surplus copy is demoted where memory is short."""
+    eviction_margin: float = 2.0
+    """An eviction for a forecast must gain this many times what it loses: both are estimates, and
+    small differences would move models at every tick."""
     loads_per_node: int = 2
     """Maximum number of concurrent loads on a node; loads for queued requests are exempt."""
     loads_per_plan: int = 64
@@ -175,6 +179,9 @@ def _loads(
     for each in candidates[: params.loads_per_plan]:
         model = view.models[each.row]
         gain = each.gain if each.may_evict else 0.0
+        if gain and not each.is_urgent:
+            cost = params.prices.load * model.load_from_s(Tier.REMOTE) / MINUTE_S
+            gain = max(0.0, gain - cost) / params.eviction_margin
         placement = placer.place(model, each.tier, gain, is_urgent=each.is_urgent)
         if placement is not None:
             pod, detail = placement.pod, f"for {model.key}"

@@ -1,24 +1,23 @@
 """The value of a copy for all models together, in seconds of delay saved per second.
 
 A copy does work that no other copy does in time (`work_allocation`: queued and expected requests)
-and saves cold starts. A second of late work counts as much as a second of cold
-start, so that the queue of one model can be compared with the only copy of another.
+and saves cold starts (`registry.cost.eviction`, as in the gateway's price). A second of late work
+counts as much as a second of cold start, so that the queue of one model can be compared with the
+only copy of another.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-import numpy as np
-
 from autoscaler.placement.work_allocation import WorkAllocation
+from autoscaler.planning.arrival_rates import MINUTE_S, mean_per_s
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from autoscaler.planning.pool_view import Demand, ModelView, PoolView
+    from autoscaler.planning.pool_view import ModelView, PoolView
 
-_MINUTE_S: Final = 60.0
 HORIZON_S: Final = 2.0
 """Work that is not done within it is late; a usual deadline."""
 
@@ -29,10 +28,10 @@ class MarginalValue:
     def __init__(
         self,
         view: PoolView,
-        saved_per_s: Callable[[int], float] | None,
+        saved_per_s: Callable[[int, int], float] | None,
         horizon_s: float = HORIZON_S,
     ) -> None:
-        """`saved_per_s`: by row, of cold starts by the only copy; None: they do not count."""
+        """`saved_per_s`: by row, of cold starts by one of so many copies; None: not counted."""
         self._saved_per_s = saved_per_s
         self._horizon_s = horizon_s
         self._row = {model.key: row for row, model in enumerate(view.models)}
@@ -51,16 +50,14 @@ class MarginalValue:
 
     def gain(self, model: ModelView, pod: str) -> float:
         """The work that an additional copy on a pod takes, less its load time over a minute."""
-        return min(self.unserved(model), self.spare(pod)) - _load_s(model) / _MINUTE_S
+        return min(self.unserved(model), self.spare(pod)) - _load_s(model) / MINUTE_S
 
     def loss(self, model: ModelView, pod: str) -> float:
-        """Late work and cold starts without the copy on a pod.
-
-        The value of avoiding cold starts is divided by the model's number of copies.
-        """
-        unserved_s = self._work.unserved_without_s(model, pod)
-        saved = 0.0 if self._saved_per_s is None else self._saved_per_s(self._row[model.key])
-        return unserved_s / self._horizon_s + saved / max(1, self._copies[model.key])
+        """Late work and cold starts without the copy on a pod."""
+        late = self._work.unserved_without_s(model, pod) / self._horizon_s
+        if self._saved_per_s is None:
+            return late
+        return late + self._saved_per_s(self._row[model.key], max(1, self._copies[model.key]))
 
     def remove_copy(self, model: ModelView, pod: str) -> None:
         self._copies[model.key] -= 1
@@ -73,21 +70,13 @@ class MarginalValue:
 
 def _demand_s(view: PoolView, horizon_s: float) -> dict[str, float]:
     """By key: seconds of work of queued requests and of those expected within the horizon."""
-    expected = _expected(view.demand, horizon_s) if view.demand is not None else None
+    expected = [0.0] * len(view.models)
+    if view.demand is not None:
+        expected = (mean_per_s(view.demand) * horizon_s).tolist()
     return {
-        model.key: (model.waiting.requests + (0.0 if expected is None else expected[row]))
-        * model.infer_s
-        for row, model in enumerate(view.models)
+        model.key: (model.waiting.requests + more) * model.infer_s
+        for model, more in zip(view.models, expected, strict=True)
     }
-
-
-def _expected(demand: Demand, horizon_s: float) -> list[float]:
-    """(models,): arrivals within the horizon, from the first window of at least a minute."""
-    windows = np.asarray(demand.horizon.windows_s)
-    column = int(np.argmax(windows >= min(_MINUTE_S, windows[-1])))
-    mean = np.nan_to_num(demand.forecast.mean[:, column], nan=0.0, posinf=0.0)
-    found: list[float] = (mean * (horizon_s / windows[column])).tolist()
-    return found
 
 
 def _load_s(model: ModelView) -> float:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from registry.cost.arrival_rates import ArrivalRates
 from registry.domain.estimates import Measurements, ModelEstimates
 from registry.domain.eviction_prices import EvictionPrices
-from registry.domain.expected_rates import ExpectedRates
 from registry.domain.model import ModelName, ModelRecord, name_of_key
 from registry.domain.pod_index import PodIndex
 from registry.domain.residency_index import ResidencyIndex
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from registry.domain.action_log import WantedPods
+    from registry.domain.expected_rates import ExpectedRates
     from registry.domain.pod_state import PodState
     from registry.domain.profile import Profile
     from registry.domain.residency_index import Residency
@@ -49,8 +49,6 @@ class ClusterState:
         """Grows with every change of `profiles`."""
         self.wanted: WantedPods | None = None
         """The pods that the autoscaler wants; None before its first decision."""
-        self.expected_rates = ExpectedRates()
-        """Arrivals that the autoscaler expects; read them with `at`, since they age."""
 
     def clear(self) -> None:
         """Remove what the registry knows; the versions of models and profiles grow."""
@@ -63,7 +61,15 @@ class ClusterState:
         self.eviction_prices = EvictionPrices(self.pods, self.residency, self.arrivals)
         self.profiles = {}
         self.wanted = None
-        self.expected_rates = ExpectedRates()
+
+    @property
+    def expected_rates(self) -> ExpectedRates:
+        """Arrivals that the autoscaler expects; read them with `at`, since they age."""
+        return self.eviction_prices.expected_rates
+
+    @expected_rates.setter
+    def expected_rates(self, rates: ExpectedRates) -> None:
+        self.eviction_prices.expected_rates = rates
 
     def declared_keys(self) -> set[str]:
         """Keys of all generations of the declared models."""

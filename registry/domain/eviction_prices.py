@@ -14,18 +14,16 @@ from typing import TYPE_CHECKING, Final
 
 from registry.cost.arrival_rates import ArrivalRates, blended_rates
 from registry.cost.eviction import characteristic_time_s, eviction_loss_s
+from registry.domain.expected_rates import ExpectedRates
 from registry.domain.model import Tier
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from registry.domain.estimates import ModelEstimates
     from registry.domain.pod_index import PodIndex
     from registry.domain.pod_state import PodState
     from registry.domain.residency_index import ResidencyIndex
 
 REFRESH_S: Final = 1.0
-_NO_RATES: Final[Mapping[str, float]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +51,14 @@ class _Device:
 
 
 class EvictionPrices:
-    """Prices for one cluster state; the owner sets `expected_rates`, callers pass the time."""
+    """Prices for one cluster state; callers pass the time."""
 
     def __init__(self, pods: PodIndex, residency: ResidencyIndex, arrivals: ArrivalRates) -> None:
         self._pods = pods
         self._residency = residency
         self._arrivals = arrivals
-        self.expected_rates: Mapping[str, float] = _NO_RATES
-        """Published arrivals per second by model key, of the whole pool."""
+        self.expected_rates = ExpectedRates()
+        """Published arrivals of the whole pool; too old ones are ignored."""
         self.characteristic_s = inf
         self._rates: dict[str, float] = {}
         self._devices: dict[str, _Device] = {}
@@ -76,7 +74,9 @@ class EvictionPrices:
         if self._refreshed_s is not None and 0 <= now_s - self._refreshed_s < REFRESH_S:
             return
         self._refreshed_s = now_s
-        self._rates = blended_rates(self._arrivals.rates_per_s(now_s), self.expected_rates)
+        self._rates = blended_rates(
+            self._arrivals.rates_per_s(now_s), self.expected_rates.at(now_s)
+        )
         sizes = self._residency.device_bytes
         self._mean_bytes = sum(sizes.values()) // len(sizes) if sizes else 0
         self.characteristic_s = characteristic_time_s(

@@ -162,6 +162,14 @@ def test_evicts_if_the_gain_exceeds_the_loss() -> None:
     assert _plan(pool(full, [model("new"), there], demand=demand([0.1, 0.9]))) == []
 
 
+@pytest.mark.parametrize("p", [0.2, 0.5, 0.9])
+def test_evicts_nothing_for_a_model_that_is_expected_as_much(p: float) -> None:
+    full = [pod("p", memory_bytes=1_000, used_bytes=1_000)]
+    there = model("old", at={"p": Tier.DEVICE}, last_arrival_s=NOW_S - 600)
+    view = pool(full, [model("new"), there], demand=demand([min(1.0, 1.1 * p), p]))
+    assert _plan(view) == []
+
+
 _FULL = [
     pod("p", memory_bytes=1_000, used_bytes=1_000),
     pod("q", memory_bytes=1_000, used_bytes=1_000),
@@ -218,7 +226,7 @@ def test_copies_of_a_model_share_its_value() -> None:
     many = model("many", at=dict.fromkeys("pqr", Tier.DEVICE), last_arrival_s=NOW_S - 61)
     one = model("one", at={"s": Tier.DEVICE}, last_arrival_s=NOW_S - 61)
     view = pool(
-        pods, [many, one, model("new")], demand=demand([0.9, 0.5, 0.6], arrivals=[1_100.0, 0, 0])
+        pods, [many, one, model("new")], demand=demand([0.9, 0.7, 0.95], arrivals=[1_100.0, 0, 0])
     )
     assert [(each.key, each.reason) for each in _plan(view) if isinstance(each, Demote)] == [
         (many.key, ActionReason.ROOM)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,10 +12,11 @@ from autoscaler.loading.holding_value import Prices
 from autoscaler.loading.keep_alive import KeepAlive, keep_alive
 from autoscaler.loading.loading_policies import LOADING_POLICIES
 from autoscaler.loading.predictive import Predictive, predictive
+from load.experiments.regret.wrong_forecasts import ScaledForecaster
 from load.simulator.autoscaling import PlannedAutoscaler
 from load.simulator.simulation import Simulation
-from registry.domain.model import ModelName, Tier
-from tests.load.simulator.small_cluster import M, ScriptedAutoscaler, cluster, records
+from registry.domain.model import ModelName, RoutingPolicy, Tier
+from tests.load.simulator.small_cluster import M, ScriptedAutoscaler, cluster, records, took_s
 from tests.load.simulator.traces import Row, trace
 
 if TYPE_CHECKING:
@@ -144,6 +146,61 @@ def test_predictive_does_not_load_a_model_again_after_a_pause(quiet_s: int, tick
     assert simulation.summary.loads_started.total() <= 2
     assert not [name for name in scaler.actions if name.startswith("demote")]
     assert found[-1]["start"] == "warm"
+
+
+def _short_of_memory(
+    rows: Sequence[Row], places: int, *, models: int, tick_s: float | None, factor: float = 1.0
+) -> tuple[int, int, float]:
+    """Cold starts, loads and mean latency by `auto`; without an autoscaler if `tick_s` is None."""
+    one = {"count": models, "load": {"remote": "1s", "disk": "1s"}}
+    plan = cluster({"pods": [{"memory": f"{120 * places}MB", "slots": 4}]}, one)
+    scaler = None
+    if tick_s is not None:
+        forecaster = ScaledForecaster(factor)
+        scaler = PlannedAutoscaler(predictive(), plan, every_s=tick_s, forecaster=forecaster)
+    run = Simulation(plan, trace(list(rows)), RoutingPolicy.AUTO, autoscaler=scaler)
+    found = records(run)
+    cold = sum(row["start"] != "warm" for row in found)
+    return cold, run.summary.loads_started.total(), sum(map(took_s, found)) / len(found)
+
+
+def _poisson(rates_per_s: Sequence[float], until_s: float, seed: int) -> list[Row]:
+    rng, rows = random.Random(seed), []
+    for number, rate in enumerate(rates_per_s):
+        at_s = rng.expovariate(rate)
+        while at_s < until_s:
+            rows.append((at_s, f"m-{number}"))
+            at_s += rng.expovariate(rate)
+    return sorted(rows)
+
+
+_PERIODIC: list[Row] = sorted(
+    (offset_s + period_s * period + at, f"m-{number}")
+    for number, (period_s, offset_s) in enumerate([(60, 5), (40, 17)])
+    for period in range(15)
+    for at in range(3)
+)
+
+
+@pytest.mark.parametrize("tick_s", [0.5, 2.0])
+def test_predictive_moves_no_models_of_about_equal_value(tick_s: float) -> None:
+    """Two periodic models with one place; three with two places whose arrivals are random."""
+    for rows, places, models in (
+        (_PERIODIC, 1, 2),
+        (_poisson([0.05, 0.03, 0.02], 700.0, seed=1), 2, 3),
+    ):
+        cold, loads, _ = _short_of_memory(rows, places, models=models, tick_s=None)
+        with_plans = _short_of_memory(rows, places, models=models, tick_s=tick_s)
+        assert with_plans[0] <= 1.05 * cold
+        assert with_plans[1] <= 1.1 * loads
+
+
+@pytest.mark.parametrize("factor", [0.1, 10.0])
+def test_a_forecast_that_is_wrong_by_ten_times_costs_at_most_a_tenth(factor: float) -> None:
+    rows = _poisson([0.1 / (number + 1) for number in range(6)], 400.0, seed=2)
+    *_, mean_s = _short_of_memory(rows, 3, models=6, tick_s=None)
+    *_, wrong_s = _short_of_memory(rows, 3, models=6, tick_s=0.5, factor=factor)
+    assert wrong_s <= 1.1 * mean_s
 
 
 @pytest.mark.parametrize("is_planned", [False, True])

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from registry.domain.cluster import ClusterState
 from registry.domain.eviction_prices import REFRESH_S
+from registry.domain.expected_rates import MAX_AGE_S, ExpectedRates
 from registry.domain.model import Tier
 from registry.domain.pod import PodInfo
 from registry.domain.pod_state import PodState
@@ -124,7 +125,7 @@ def test_published_rates_that_are_no_rates_change_no_price(wrong: float) -> None
     state = pool(places=1, a=1.0, b=1.0, c=1.0)
     state.residency.put("a", "p0", WARM)
     before_s = price_s(state, "p0", "b")
-    state.eviction_prices.expected_rates = {"a": wrong, "b": wrong}
+    state.expected_rates = ExpectedRates({"a": wrong, "b": wrong}, NOW_S)
     assert price_s(state, "p0", "b", NOW_S + 0.001 - 1.0) == pytest.approx(before_s, rel=0.05)
 
 
@@ -135,8 +136,9 @@ def test_a_gateway_without_arrivals_prices_by_published_rates() -> None:
         state.pods["p0"].estimates.add(key, "load:disk", [1.0])
     state.residency.put("a", "p0", WARM)
     assert price_s(state, "p0", "b") == 0.0
-    state.eviction_prices.expected_rates = {"a": 2.0, "b": 2.0, "c": 2.0}
+    state.expected_rates = ExpectedRates({"a": 2.0, "b": 2.0, "c": 2.0}, NOW_S)
     assert price_s(state, "p0", "b", NOW_S + REFRESH_S) > 0.1
+    assert price_s(state, "p0", "b", NOW_S + MAX_AGE_S + 1.0) == 0.0  # the autoscaler stopped
 
 
 changes = st.lists(
