@@ -61,6 +61,11 @@ class AdmissionQueue(Generic[P]):
         priority = 0 if record is None else record.serving.policy.priority
         return self._fair_queue.ahead_of(self._key(request, priority))
 
+    def behind(self, placement: P) -> int:
+        """The number of the model's other queued requests, for the first one of them."""
+        model = placement.arrival.model
+        return self._fair_queue.depth(model.namespace, model.name) - 1
+
     def _key(self, request: IncomingRequest, priority: int) -> QueueKey:
         return queue_key(
             tenant=request.model.namespace,

@@ -137,16 +137,18 @@ class Placer(Generic[P]):
     def _route_new(self, placement: P) -> RoutingResult:
         """Route a new request, which comes after the queued requests of its model."""
         model, now_s = placement.arrival.model, self._now_s()
-        result = self._route(placement, now_s, self._queue.ahead_of(placement.arrival))
+        result = self._route(placement, now_s, ahead=self._queue.ahead_of(placement.arrival))
         if placement.direct_tries == 1 and result.spec is not None:
             self._state.arrivals.record(result.spec.key, now_s)
         self._cold_start_credit.record(model, result.decision, now_s)
         return result
 
-    def _route(self, placement: P, now_s: float, ahead: int) -> RoutingResult:
+    def _route(
+        self, placement: P, now_s: float, *, ahead: int = 0, behind: int = 0
+    ) -> RoutingResult:
         request, state = placement.arrival, self._state
         result = route_request(
-            request, state.models, state, now_s=now_s, ahead=ahead,
+            request, state.models, state, now_s=now_s, ahead=ahead, behind=behind,
             stalled_s=self._queue.stalled_s(request.model, now_s),
             lost_s=self._cold_start_credit.counted_s(request.model, now_s),
             queued=self._queue.size, may_load=self._may_load,
@@ -224,7 +226,8 @@ class Placer(Generic[P]):
 
     def _try_dispatch(self, placement: P) -> bool:
         now_s = self._now_s()
-        decision = self._route(placement, now_s, 0).decision
+        behind = self._queue.behind(placement)
+        decision = self._route(placement, now_s, behind=behind).decision
         if isinstance(decision, Wait):
             self._queue.record_wait(placement, decision.reason)
             return False

@@ -101,7 +101,7 @@ class ScheduledPlacer(Placer[P]):
 
     def _reject_unservable(self) -> None:
         for placement in self._queue.heads(self._now_s(), only_placeable=False):
-            decision = self._route(placement, self._now_s(), 0).decision
+            decision = self._route(placement, self._now_s()).decision
             if isinstance(decision, Reject):
                 self._reject(placement, rejection_error(decision))
 

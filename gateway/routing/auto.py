@@ -11,13 +11,20 @@ In a pool of several kinds of accelerators each option is considered at the best
 
 from __future__ import annotations
 
+from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Final
 
 from gateway.routing.decision import ColdStartLoss, Decision, Reason, RoutingOption, SendTo, Wait
 from gateway.routing.latency_model import is_idle, proxy_to, run_at, run_soonest, wait_for
-from gateway.routing.pod_selection import cheapest_load, least_loaded, least_loaded_free
+from gateway.routing.pod_selection import (
+    MAX_SCANNED,
+    cheapest_load,
+    least_loaded,
+    least_loaded_free,
+)
 from gateway.routing.remote_proxy import least_busy_below
+from registry.domain.model import Tier
 from registry.domain.reservation import LoadMode
 
 if TYPE_CHECKING:
@@ -30,6 +37,8 @@ if TYPE_CHECKING:
 
 COPY_FACTOR: Final = 4.0
 """Times its price that a further copy must save: one that was evicted again is loaded twice."""
+
+_BELOW_DEVICE: Final = (Tier.HOST, Tier.DISK, Tier.REMOTE)
 
 
 def auto(request: RequestView, cluster: ClusterState, now_s: float) -> Decision:
@@ -52,16 +61,19 @@ def auto(request: RequestView, cluster: ClusterState, now_s: float) -> Decision:
         options.append(RoutingOption("queue", wait_for(busy, request, cluster, now_s), reason))
     if proxy := _proxy(request, cluster, warm, now_s):
         options.append(proxy)
-    cold = _cold_start(request, cluster, warm, warming, now_s)
+    cold = None
+    if not options or _may_pay(request, cluster, options, now_s):
+        cold = _cold_start(request, cluster, warm, warming, now_s)
     if cold is not None:
         options.append(cold)
     if not options:
         return Wait(_why_nowhere(cluster))
     best = _soonest(options, request, now_s)
     loss = None
-    if cold is not None and best is not cold and warm and not warming:
-        hold_s = cluster.pods[cold.predict].estimates[request.key].stages.hold_s
-        loss = _loss(best.forecast, cold.forecast, hold_s)
+    if best is not cold and warm and not warming and (cold or len(cluster.pods) > MAX_SCANNED):
+        hold_s = cluster.measured(request.key).stages.hold_s
+        load_s = cold.forecast.seconds - hold_s if cold else _nearest_load_s(request.key, cluster)
+        loss = _loss(best.forecast.seconds - hold_s, load_s)
     return _decision(best, tuple(options), loss)
 
 
@@ -132,19 +144,56 @@ def _proxy(
     return RoutingOption(
         "proxy", forecast, Reason.WARM_REMOTE, entry.name, predict.name, LoadMode.WARM,
         target_ongoing=request.target_ongoing,
-        delays_s=forecast.delays_s + _slot_cost_s(forecast.seconds, predict, request, cluster),
+        delays_s=forecast.delays_s
+        + _slot_cost_s(forecast.seconds, entry, predict, request, cluster, now_s),
     )  # fmt: skip
 
 
 def _slot_cost_s(
-    forecast_s: float, predict: PodState, request: RequestView, cluster: ClusterState
+    forecast_s: float,
+    entry: PodState,
+    predict: PodState,
+    request: RequestView,
+    cluster: ClusterState,
+    now_s: float,
 ) -> float:
-    """What queued requests lose while a slot is held for longer than the request itself takes."""
+    """What others lose since the entry pod's slot is held until the response.
+
+    At the predict pod the request would hold one only for its own stages.
+    """
+    hold_s = predict.estimates[request.key].stages.hold_s
+    price_s = cluster.prices_at(now_s).slot_price_s
+    delays_s = max(0.0, price_s(entry, forecast_s) - price_s(predict, hold_s))
+    return delays_s + _queue_cost_s(max(0.0, forecast_s - hold_s), request, cluster)
+
+
+def _queue_cost_s(held_s: float, request: RequestView, cluster: ClusterState) -> float:
+    """What queued requests lose while one of the pool's slots is held."""
     if not request.queued:
         return 0.0
-    held_s = forecast_s - predict.estimates[request.key].stages.hold_s
-    slots = sum([pod.slots for pod in cluster.pods.values()])
-    return max(0.0, held_s) * request.queued / slots
+    return held_s * request.queued / sum([pod.slots for pod in cluster.pods.values()])
+
+
+def _may_pay(
+    request: RequestView, cluster: ClusterState, options: Sequence[RoutingOption], now_s: float
+) -> bool:
+    """False if another copy would certainly cost more than these options, in a large pool.
+
+    There the search for its pod takes most of a decision's time.
+    """
+    if len(cluster.pods) <= MAX_SCANNED or request.ahead or request.behind:
+        return True
+    best = _soonest(options, request, now_s)
+    if request.deadline_s is not None and best.forecast.seconds > request.deadline_s - now_s:
+        return True
+    hold_s = cluster.measured(request.key).stages.hold_s
+    return _nearest_load_s(request.key, cluster) + hold_s - request.lost_s <= best.cost_s
+
+
+def _nearest_load_s(key: str, cluster: ClusterState) -> float:
+    """Time of the model's fastest load."""
+    measured = cluster.measured(key)
+    return min([measured.load_from(tier, None).seconds for tier in _BELOW_DEVICE])
 
 
 def _cold_start(
@@ -159,8 +208,7 @@ def _cold_start(
     A further copy only where its time is measured. One that needs an eviction must pay
     `COPY_FACTOR` times its price and gets no credit for what earlier requests lost.
     """
-    prices = cluster.eviction_prices
-    prices.refresh(now_s)
+    prices = cluster.prices_at(now_s)
     pod = _best_cold(request, cluster, {pod.name for pod in (*warm, *warming)}, now_s)
     if pod is None:
         return None
@@ -172,7 +220,9 @@ def _cold_start(
     load_s = forecast.seconds - pod.estimates[request.key].stages.hold_s
     deadline_s = request.deadline_s
     is_late = deadline_s is not None and now_s + forecast.seconds > deadline_s
-    has_credit = not is_late and prices.has_room(pod, request.key)
+    has_room = prices.has_room(pod, request.key)
+    if is_further and has_room and not prices.is_spare(request.key, now_s):
+        return None
     return RoutingOption(
         "cold start",
         forecast,
@@ -181,23 +231,47 @@ def _cold_start(
         pod.name,
         LoadMode.LOAD,
         max_other_copies=len(warm) + len(warming),
-        credit_s=request.lost_s if has_credit else 0.0,
-        delays_s=forecast.delays_s + prices.slot_price_s(pod, load_s),
+        credit_s=request.lost_s if has_room and not is_late else 0.0,
+        delays_s=forecast.delays_s
+        + prices.delay_s(pod, load_s)
+        + (_queue_cost_s(load_s, request, cluster) if is_further else 0.0),
         evicts_s=COPY_FACTOR * price_s if is_further else price_s,
+        leaves_s=-_saved_s(pod, load_s, request, (*warm, *warming)) if is_further else 0.0,
     )
+
+
+def _saved_s(
+    pod: PodState, load_s: float, request: RequestView, holders: Sequence[PodState]
+) -> float:
+    """What the model's other queued requests gain by a further copy.
+
+    A queue of n that c copies work off at a rate of r each takes n^2 / 2rc; after the load, c + 1
+    copies work off what is left of it.
+    """
+    queued = request.ahead + request.behind
+    if not queued:
+        return 0.0
+    times = pod.estimates[request.key].stages
+    rate = 1.0 / max(times.share_s, times.hold_s / pod.slots)
+    copies = len(holders)
+    left = queued - copies * rate * load_s
+    return left * left / 2.0 / rate * (1.0 / copies - 1.0 / (copies + 1)) if left > 0 else 0.0
 
 
 def _best_cold(
     request: RequestView, cluster: ClusterState, excluded: set[str], now_s: float
 ) -> PodState | None:
     """The cheapest cold start of each kind of accelerator; of these, the first to respond."""
+    find = partial(cheapest_load, cluster, request.key, request.draw, excluded)
+    if request.deadline_s is not None:
+        hold_s = cluster.measured(request.key).stages.hold_s
+        find = partial(
+            find, left_s=request.deadline_s - now_s - hold_s,
+            late_s=request.deadline_s - request.arrival_s,
+        )  # fmt: skip
     if len(cluster.pods.kinds) <= 1:
-        return cheapest_load(cluster, request.key, request.draw, excluded)
-    found = [
-        pod
-        for kind in cluster.pods.kinds
-        if (pod := cheapest_load(cluster, request.key, request.draw, excluded, kind))
-    ]
+        return find()
+    found = [pod for kind in cluster.pods.kinds if (pod := find(kind))]
     price_s = cluster.eviction_prices.price_s
     return min(
         found,
@@ -223,10 +297,9 @@ def _soonest(options: Sequence[RoutingOption], request: RequestView, now_s: floa
     return best
 
 
-def _loss(forecast: LatencyEstimate, cold: LatencyEstimate, hold_s: float) -> ColdStartLoss | None:
+def _loss(lost_s: float, load_s: float) -> ColdStartLoss | None:
     """The time lost by a request that a warm copy serves later, or in a batch with others."""
-    lost_s = forecast.seconds - hold_s
-    return ColdStartLoss(lost_s, cold.seconds - hold_s) if lost_s > 0 else None
+    return ColdStartLoss(lost_s, load_s) if lost_s > 0 else None
 
 
 def _decision(

@@ -49,6 +49,8 @@ class RequestView:
     target_ongoing: int = 3
     ahead: int = 0
     """Requests of the same model queued before it."""
+    behind: int = 0
+    """Requests of the same model queued after it."""
     stalled_s: float = 0.0
     """Time since its queue last became shorter; 0 if it is not queued."""
     deadline_s: float | None = None

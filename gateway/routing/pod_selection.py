@@ -6,6 +6,7 @@ from math import inf
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
+from registry.domain.estimates import UNMEASURED, KindEstimates
 from registry.domain.model import Tier
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 _DISTANCE: Final = {Tier.DEVICE: 0, Tier.HOST: 1, Tier.DISK: 2, Tier.REMOTE: 3}
 _REMOTE: Final = _DISTANCE[Tier.REMOTE]
-_MAX_SCANNED: Final = 32
+MAX_SCANNED: Final = 32
 """Pods up to which a scan per request is cheaper than the index (`benchmarks decision`)."""
 _name = attrgetter("name")
 
@@ -92,7 +93,7 @@ def least_loaded_free(
     cluster: ClusterState, draw: float, excluded: Collection[str] = ()
 ) -> PodState | None:
     """The least loaded pod with a free slot, except those in `excluded`; None if there is none."""
-    if len(cluster.pods) > _MAX_SCANNED:
+    if len(cluster.pods) > MAX_SCANNED:
         return cluster.pods.least_loaded(draw, excluded)
     free = _free_except(cluster, excluded)
     return least_loaded(free, draw) if free else None
@@ -113,7 +114,7 @@ def best_cold(
     """
     if nearest := _nearest_free(cluster, key, excluded, kind):
         return most_free_memory(nearest, draw)
-    if len(cluster.pods) > _MAX_SCANNED:
+    if len(cluster.pods) > MAX_SCANNED:
         return cluster.pods.most_free_memory(draw, excluded, kind)
     free = _free_except(cluster, excluded)
     if kind is not None:
@@ -127,29 +128,38 @@ def cheapest_load(
     draw: float,
     excluded: Collection[str] = (),
     kind: AcceleratorKind | None = None,
+    *,
+    left_s: float = inf,
+    late_s: float = 0.0,
 ) -> PodState | None:
     """The pod with the least sum of a load's time, the price of what it evicts and of its slot.
 
     Ties: nearest tier, least loaded, then by `draw` in the order of names. Only pods with a free
     slot, and memory that loads in progress leave; not those in `excluded`; of `kind`, unless it is
-    None. Prices are those of the last `EvictionPrices.refresh`.
+    None. Prices are those of the last `EvictionPrices.refresh`. A load that is known to
+    take longer than `left_s` costs `late_s` more.
     """
-    prices, holders = cluster.eviction_prices, cluster.holders(key)
-    remote_s: dict[tuple[AcceleratorKind, float | None], float] = {}
+    others_s, holders = cluster.eviction_prices.load_cost_s, cluster.holders(key)
+    size_bytes = cluster.eviction_prices.size_bytes(key)
+    estimates: KindEstimates | None = None
+    link, remote = None, UNMEASURED.load_from(Tier.REMOTE, None)
     least = (inf, 0)
     cheapest: list[PodState] = []
     for name, pod in cluster.pods.items():
         if not pod.has_free_slot or name in excluded or (kind is not None and pod.kind != kind):
             continue
         residency = holders.get(name)
-        tier = Tier.REMOTE if residency is None else residency.tier
-        link = pod.info.link_bytes_per_s
-        load_s = remote_s.get((pod.kind, link)) if tier is Tier.REMOTE else None
-        if load_s is None:
-            load_s = pod.estimates[key].load_from(tier, link).seconds
-            if tier is Tier.REMOTE:
-                remote_s[pod.kind, link] = load_s
-        cost_s = load_s + prices.price_s(pod, key) + prices.slot_price_s(pod, load_s)
+        if pod.estimates is not estimates or pod.info.link_bytes_per_s != link:
+            estimates, link = pod.estimates, pod.info.link_bytes_per_s
+            remote = estimates[key].load_from(Tier.REMOTE, link)
+        tier, load = Tier.REMOTE, remote
+        if residency is not None and residency.tier is not Tier.REMOTE:
+            tier = residency.tier
+            load = estimates[key].load_from(tier, link)
+        load_s = load.seconds
+        cost_s = load_s + others_s(pod, size_bytes, load_s)
+        if load_s > left_s and load.is_measured:
+            cost_s += late_s
         cost = (cost_s, _DISTANCE[tier])
         if cost < least:
             least, cheapest = cost, [pod]

@@ -1,9 +1,10 @@
 """Central registry with remote proxying: pre- and postprocess anywhere, infer where it is warm.
 
 Source: Liu 2025, section 4.6. The entry pod holds the slot; the predict pod is a warm or warming
-one with fewer ongoing requests than the target. If there is none, the entry pod loads the model
-itself, unless another gateway has meanwhile begun a load that this decision did not see; it is then
-a pod without the model and below the target, since the registry refuses others.
+one with fewer ongoing requests than the target. If the model is nowhere, the entry pod loads it; if
+all pods that hold or load it are at the target, a pod below the target with free memory does, and
+without one the request waits. A copy that evicts others costs more loads than proxying avoids: with
+memory for half of the models, loads at any entry pod took 1.3 s on average where waiting took 0.2.
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 def remote_proxy(request: RequestView, cluster: ClusterState, now_s: float) -> Decision:
     """Entry: the least loaded pod; predict: the least busy warm or warming pod below the target."""
-    del now_s
     entry = least_loaded_free(cluster, request.draw)
     if entry is None:
         return Wait(Reason.QUEUE_NO_SLOT if cluster.pods else Reason.NO_PODS)
@@ -32,7 +32,7 @@ def remote_proxy(request: RequestView, cluster: ClusterState, now_s: float) -> D
     warming = cluster.warming(request.key)
     predict = least_busy_below(request.target_ongoing, warm, warming)
     if predict is None:
-        return _load_another_copy(request, cluster, warm, warming)
+        return _load_a_copy(request, cluster, warm, warming, now_s)
     is_remote = predict.name != entry.name
     if predict in warm:
         mode, reason = LoadMode.WARM, Reason.WARM_REMOTE if is_remote else Reason.WARM
@@ -41,14 +41,15 @@ def remote_proxy(request: RequestView, cluster: ClusterState, now_s: float) -> D
     return SendTo(entry.name, predict.name, mode, reason, target_ongoing=request.target_ongoing)
 
 
-def _load_another_copy(
+def _load_a_copy(
     request: RequestView,
     cluster: ClusterState,
     warm: Sequence[PodState],
     warming: Sequence[PodState],
+    now_s: float,
 ) -> Decision:
     holding = {pod.name for pod in (*warm, *warming)}
-    loading = _free_without_model(request, cluster, holding)
+    loading = _free_without_model(request, cluster, holding, now_s)
     if loading is None:
         if warm:
             return Wait(Reason.QUEUE_WARM_BUSY)
@@ -61,19 +62,21 @@ def _load_another_copy(
 
 
 def _free_without_model(
-    request: RequestView, cluster: ClusterState, holding: set[str]
+    request: RequestView, cluster: ClusterState, holding: set[str], now_s: float
 ) -> PodState | None:
-    """The least loaded free pod without the model and below the target, if any."""
-    target_ongoing = request.target_ongoing
-    first = least_loaded_free(cluster, request.draw, holding)
-    if first is None or first.inferring < target_ongoing:
-        return first
+    """The least loaded free pod without the model and below the target, if any.
+
+    A further copy only where it evicts none; the first copy there or else anywhere.
+    """
+    prices = cluster.prices_at(now_s)
     below = [
         pod
         for pod in cluster.pods.values()
-        if pod.inferring < target_ongoing and pod.has_free_slot and pod.name not in holding
+        if pod.inferring < request.target_ongoing and pod.has_free_slot and pod.name not in holding
     ]
-    return least_loaded(below, request.draw) if below else None
+    fitting = [pod for pod in below if prices.has_room(pod, request.key)]
+    found = fitting if holding or fitting else below
+    return least_loaded(found, request.draw) if found else None
 
 
 def least_busy_below(

@@ -57,6 +57,7 @@ def route_request(
     *,
     now_s: float,
     ahead: int = 0,
+    behind: int = 0,
     stalled_s: float = 0.0,
     lost_s: float = 0.0,
     queued: int = 0,
@@ -64,7 +65,7 @@ def route_request(
 ) -> RoutingResult:
     """Decide about one request now.
 
-    For `ahead`, `stalled_s`, `lost_s` and `queued` see `RequestView`. Without `may_load`, a request
+    For `ahead` to `queued` see `RequestView`. Without `may_load`, a request
     that would start a load waits for a load started elsewhere.
     """
     record = models.get(request.model)
@@ -77,7 +78,7 @@ def route_request(
         return RoutingResult(_load_failed(record.failure, now_s), policy, spec)
     view = RequestView(  # by position: names cost a tenth of a decision
         spec.key, request.arrival_s, request.draw, request.sequence,
-        spec.policy.target_ongoing_requests, ahead, stalled_s, request.deadline_s,
+        spec.policy.target_ongoing_requests, ahead, behind, stalled_s, request.deadline_s,
         lost_s, queued,
     )  # fmt: skip
     decision = ROUTING_POLICIES[policy](view, cluster, now_s)

@@ -10,7 +10,7 @@ from math import exp, inf
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import KeysView, Mapping
 
 WINDOW_S: Final = 60.0
 """Time constant of the averages: 15 to 600 s lead to equally good decisions."""
@@ -19,7 +19,7 @@ _FORECAST_WINDOW_S: Final = 20.0
 that one that is wrong by ten times moves a rate by three."""
 _MAX_SCALE: Final = 8.0
 """Beyond that many gateways a wrong forecast is likelier than a smaller share."""
-_MIN_OBSERVED_S: Final = 5.0
+_MIN_OBSERVED_S: Final = 1.0
 _MIN_RATE_PER_S: Final = 1e-5
 """Models below this rate are dropped: two arrivals a day."""
 
@@ -73,6 +73,10 @@ class ArrivalRates:
         for key in forgotten:
             del self._averages[key]
         return found
+
+    def models(self) -> KeysView[str]:
+        """The models that have had requests lately."""
+        return self._averages.keys()
 
     def _observe(self, now_s: float) -> None:
         if self._last_s is not None and 0 < now_s - self._last_s < inf:

@@ -87,6 +87,11 @@ class ClusterState:
         """Accepting pods that load the model to their device."""
         return self.residency.serving(key).warming
 
+    def prices_at(self, now_s: float) -> EvictionPrices:
+        """Room and prices of evictions, with the rates of arrival of this second."""
+        self.eviction_prices.refresh(now_s)
+        return self.eviction_prices
+
     def measured(self, key: str) -> ModelEstimates:
         """The model's estimates over all kinds of accelerators; for a pod: `PodState.estimates`."""
         return self.measurements.over_kinds()[key]

@@ -19,11 +19,16 @@ from registry.domain.model import Tier
 
 if TYPE_CHECKING:
     from registry.domain.estimates import ModelEstimates
+    from registry.domain.expected_rates import ExpectedRates
     from registry.domain.pod_index import PodIndex
     from registry.domain.pod_state import PodState
     from registry.domain.residency_index import ResidencyIndex
 
 REFRESH_S: Final = 1.0
+_REFRESH_S_PER_MODEL: Final = 5e-5
+"""With new models, a refresh at most this often: some percent of the time that it takes."""
+_SPARE_REFRESH_S: Final = 0.02
+"""Interval at which the pool's spare room is counted after changes: that reads all models."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,17 +46,34 @@ class _Device:
     memory_bytes: int
     free_bytes: int
     evictable_bytes: int
-    is_loading: bool
+    loads: int
+    """Loads in progress."""
     victims: list[_Victim]
     """By loss per byte."""
-    arrivals_per_s: float
-    """Of requests for the pod's warm models, as shared by their copies."""
-    busy_slots: float
-    """Slots that those requests hold on average."""
+    waits_per_s: float
+    """Requests for the pod's warm models that would find no slot, if one were held all the time."""
+
+    def price_s(self, size_bytes: int) -> float:
+        """What a load of this size evicts; 0 where there is room.
+
+        Infinite while models that are being loaded take the memory that it needs.
+        """
+        short = min(size_bytes, self.memory_bytes) - self.free_bytes
+        if short <= 0:
+            return 0.0
+        if short > self.evictable_bytes and self.loads:
+            return inf
+        price_s = 0.0
+        for victim in self.victims:
+            price_s += victim.loss_s
+            short -= victim.size_bytes
+            if short <= 0:
+                break
+        return price_s
 
 
 class EvictionPrices:
-    """Prices for one cluster state; callers pass the time."""
+    """Prices for one cluster state, which refreshes them: see `ClusterState.prices_at`."""
 
     def __init__(self, pods: PodIndex, residency: ResidencyIndex, arrivals: ArrivalRates) -> None:
         self._pods = pods
@@ -63,17 +85,25 @@ class EvictionPrices:
         self._rates: dict[str, float] = {}
         self._devices: dict[str, _Device] = {}
         self._mean_bytes = 0
+        self._models = 0
+        """Models with arrivals at the last refresh."""
         self._refreshed_s: float | None = None
+        self._spare_bytes = 0
+        self._spare_s: float | None = None
 
     def rate_per_s(self, key: str) -> float:
         """The model's arrivals, as of the last refresh."""
         return self._rates.get(key, 0.0)
 
     def refresh(self, now_s: float) -> None:
-        """Take the latest rates, at most once per `REFRESH_S` unless the clock was set back."""
-        if self._refreshed_s is not None and 0 <= now_s - self._refreshed_s < REFRESH_S:
+        """Take the latest rates, once per `REFRESH_S`, and sooner while models come new."""
+        models = len(self._arrivals.models())
+        interval_s = REFRESH_S
+        if models != self._models:
+            interval_s = min(REFRESH_S, _REFRESH_S_PER_MODEL * models)
+        if self._refreshed_s is not None and 0 <= now_s - self._refreshed_s < interval_s:
             return
-        self._refreshed_s = now_s
+        self._refreshed_s, self._models = now_s, models
         self._rates = blended_rates(
             self._arrivals.rates_per_s(now_s), self.expected_rates.at(now_s)
         )
@@ -90,52 +120,60 @@ class EvictionPrices:
         """The model's memory on a device: as last loaded, else the mean of the others, else 0."""
         return self._residency.device_bytes.get(key, self._mean_bytes)
 
-    def price_s(self, pod: PodState, key: str) -> float:
-        """What a load of this model evicts at the pod; 0 where there is room.
-
-        Infinite while models that are being loaded take the memory that it needs.
-        """
+    def load_cost_s(self, pod: PodState, size_bytes: int, load_s: float) -> float:
+        """What a load of this size costs others: `price_s` and `delay_s` together."""
         device = self._device(pod)
-        short = min(self.size_bytes(key), device.memory_bytes) - device.free_bytes
-        if short <= 0:
-            return 0.0
-        if short > device.evictable_bytes and device.is_loading:
-            return inf
-        price_s = 0.0
-        for victim in device.victims:
-            price_s += victim.loss_s
-            short -= victim.size_bytes
-            if short <= 0:
-                break
-        return price_s
+        delay_s = (device.waits_per_s * load_s / 2.0 + device.loads) * load_s
+        return device.price_s(size_bytes) + delay_s
 
-    def slot_price_s(self, pod: PodState, load_s: float) -> float:
-        """What requests for the pod's models lose while a load holds one of its slots.
+    def price_s(self, pod: PodState, key: str) -> float:
+        """What a load of this model evicts at the pod; see `_Device.price_s`."""
+        return self._device(pod).price_s(self.size_bytes(key))
 
-        Each that finds all others held waits for half of the load on average.
+    def delay_s(self, pod: PodState, load_s: float) -> float:
+        """What a load delays: requests that need its slot, and it and others on the pod's link.
+
+        Two loads that share a link take as long as one after the other: each is late by half a load
+        on average.
         """
-        device, others = self._device(pod), pod.slots - 1
-        share = min(1.0, device.busy_slots / others) ** others if others else 1.0
-        return share * device.arrivals_per_s * load_s * load_s / 2.0
+        return self.slot_price_s(pod, load_s) + self._device(pod).loads * load_s
+
+    def slot_price_s(self, pod: PodState, held_s: float) -> float:
+        """What requests for the pod's models lose while one of its slots is held.
+
+        Each that finds all others held waits for half of that time on average.
+        """
+        return self._device(pod).waits_per_s * held_s * held_s / 2.0
 
     def has_room(self, pod: PodState, key: str) -> bool:
         """Whether a load of this model evicts none."""
         device = self._device(pod)
         return min(self.size_bytes(key), device.memory_bytes) <= device.free_bytes
 
+    def is_spare(self, key: str, now_s: float) -> bool:
+        """Whether a further copy leaves room for the models with requests that are nowhere yet."""
+        if self._spare_s is None or not 0 <= now_s - self._spare_s < _SPARE_REFRESH_S:
+            self._spare_s = now_s
+            free = [self._device(pod).free_bytes for pod in self._pods.values()]
+            wanted = self._arrivals.models() | self._rates.keys()
+            nowhere = [each for each in wanted if not self._residency.copies(each)]
+            self._spare_bytes = sum([each for each in free if each > 0]) - sum(
+                [self.size_bytes(each) for each in nowhere]
+            )
+        return self.size_bytes(key) <= self._spare_bytes
+
     def _device(self, pod: PodState) -> _Device:
-        changed = self._residency.device_changes
-        if changed:
-            for name in changed:
+        if self._residency.device_changes:
+            for name in self._residency.device_changes:
                 self._devices.pop(name, None)
-            changed.clear()
+            self._residency.device_changes.clear()
         found = self._devices.get(pod.name)
         if found is None:
             found = self._devices[pod.name] = self._price_device(pod)
         return found
 
     def _price_device(self, pod: PodState) -> _Device:
-        free_bytes, victims, is_loading = pod.memory_bytes, [], False
+        free_bytes, victims, loads = pod.memory_bytes, [], 0
         arrivals_per_s = busy_slots = 0.0
         for key, residency in self._residency.on_device(pod.name).items():
             size_bytes = self.size_bytes(key)
@@ -151,13 +189,18 @@ class EvictionPrices:
                 busy_slots += rate / copies * measured.stages.hold_s
                 victims.append(_Victim(loss_s, size_bytes))
             else:
-                is_loading = True
+                loads += 1
         victims.sort(key=lambda each: each.loss_s / max(1, each.size_bytes))
         evictable_bytes = sum([each.size_bytes for each in victims])
         return _Device(
-            pod.memory_bytes, free_bytes, evictable_bytes, is_loading, victims,
-            arrivals_per_s, busy_slots,
+            pod.memory_bytes, free_bytes, evictable_bytes, loads, victims,
+            _waits_per_s(pod.slots - 1, arrivals_per_s, busy_slots),
         )  # fmt: skip
+
+
+def _waits_per_s(slots: int, arrivals_per_s: float, busy_slots: float) -> float:
+    """Arrivals times the probability that all of these slots are held."""
+    return arrivals_per_s * min(1.0, busy_slots / slots) ** slots if slots else arrivals_per_s
 
 
 def _reload_s(measured: ModelEstimates, link_bytes_per_s: float | None) -> float:

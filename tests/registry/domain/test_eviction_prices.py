@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from registry.domain.cluster import ClusterState
 from registry.domain.eviction_prices import REFRESH_S
-from registry.domain.expected_rates import MAX_AGE_S, ExpectedRates
+from registry.domain.expected_rates import ExpectedRates
 from registry.domain.model import Tier
 from registry.domain.pod import PodInfo
 from registry.domain.pod_state import PodState
@@ -37,8 +37,7 @@ def pool(places: int = 2, pods: int = 2, **rates_per_s: float) -> ClusterState:
 
 
 def price_s(state: ClusterState, pod: str, key: str, now_s: float = NOW_S) -> float:
-    state.eviction_prices.refresh(now_s)
-    return state.eviction_prices.price_s(state.pods[pod], key)
+    return state.prices_at(now_s).price_s(state.pods[pod], key)
 
 
 def test_room_costs_nothing() -> None:
@@ -129,16 +128,26 @@ def test_published_rates_that_are_no_rates_change_no_price(wrong: float) -> None
     assert price_s(state, "p0", "b", NOW_S + 0.001 - 1.0) == pytest.approx(before_s, rel=0.05)
 
 
-def test_a_gateway_without_arrivals_prices_by_published_rates() -> None:
+@pytest.mark.parametrize(
+    ("made_at_s", "is_used"),
+    [
+        pytest.param(NOW_S, True, id="new"),
+        pytest.param(NOW_S - 3600.0, False, id="old"),
+        pytest.param(NOW_S + 3600.0, False, id="of-a-clock-that-was-set-back"),
+        pytest.param(nan, False, id="without-a-time"),
+    ],
+)
+def test_a_gateway_without_arrivals_prices_by_published_rates_that_are_current(
+    made_at_s: float, is_used: bool
+) -> None:
     state = pool(places=1)
     for key in ("a", "b", "c"):
         state.residency.device_bytes[key] = 100
         state.pods["p0"].estimates.add(key, "load:disk", [1.0])
     state.residency.put("a", "p0", WARM)
     assert price_s(state, "p0", "b") == 0.0
-    state.expected_rates = ExpectedRates({"a": 2.0, "b": 2.0, "c": 2.0}, NOW_S)
-    assert price_s(state, "p0", "b", NOW_S + REFRESH_S) > 0.1
-    assert price_s(state, "p0", "b", NOW_S + MAX_AGE_S + 1.0) == 0.0  # the autoscaler stopped
+    state.expected_rates = ExpectedRates({"a": 2.0, "b": 2.0, "c": 2.0}, made_at_s)
+    assert (price_s(state, "p0", "b", NOW_S + REFRESH_S) > 0.1) is is_used
 
 
 changes = st.lists(

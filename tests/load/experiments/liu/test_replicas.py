@@ -59,7 +59,7 @@ def test_ray_serve_as_in_the_thesis() -> None:
 
 def test_our_rule_starts_pods_at_once() -> None:
     ours, theirs = simulate_replicas(PREDICTIVE), simulate_replicas(RAY_SERVE)
-    assert ours.alone == 0
+    assert ours.alone <= 1  # further copies wait for the first measured time
     assert ours.total_s < 0.6 * theirs.total_s
 
 
