@@ -19,7 +19,6 @@ from registry.domain.model import Tier
 
 if TYPE_CHECKING:
     from registry.domain.estimates import ModelEstimates
-    from registry.domain.expected_rates import ExpectedRates
     from registry.domain.pod_index import PodIndex
     from registry.domain.pod_state import PodState
     from registry.domain.residency_index import ResidencyIndex
