@@ -12,10 +12,12 @@ import sys
 import time
 import uuid
 from contextlib import asynccontextmanager, contextmanager
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 import uvloop
+from uvicorn.config import STARTUP_FAILURE
 
 from gateway.app import GatewayApp
 from gateway.dispatch.dispatcher import Dispatcher, LoopTimers
@@ -24,6 +26,7 @@ from gateway.dispatch.lost_pods import LostPods
 from gateway.dispatch.passive_health import PassiveHealth
 from gateway.dispatch.reservations import Reservations
 from gateway.dispatch.retries import Retries
+from gateway.http.listener import Listener, listen
 from gateway.http.server import create_protocol
 from gateway.management.api import create_api
 from gateway.settings import GatewaySettings
@@ -38,10 +41,12 @@ from registry.redis.watch import ClusterWatch
 from registry.settings_table import read_settings
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import AsyncIterator, Iterator
 
 logger = logging.getLogger(__name__)
 
+BACKLOG = 4096
 KEEP_ALIVE_S = 75
 """Longer than clients and proxies keep idle connections: they close first, so none goes stale."""
 
@@ -49,9 +54,37 @@ KEEP_ALIVE_S = 75
 class GatewayServer(uvicorn.Server):
     """uvicorn's server; the application is draining before the server stops accepting."""
 
-    def __init__(self, config: uvicorn.Config, app: GatewayApp) -> None:
+    def __init__(
+        self, config: uvicorn.Config, app: GatewayApp, metrics: GatewayMetrics, health_port: int
+    ) -> None:
         super().__init__(config)
         self._app = app
+        self._metrics = metrics
+        self._health_port = health_port
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, and accept all connections that wait at once."""
+        config = self.config
+        self.lifespan = config.lifespan_class(config)
+        protocol: Any = config.http_protocol_class
+        create = partial(
+            protocol,
+            config=config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+        )
+        ports = [config.port, *([self._health_port] if self._health_port else [])]
+        try:
+            listening = [each for port in ports for each in listen(config.host, port, BACKLOG)]
+        except OSError as error:
+            logger.error("cannot listen", extra={"error": error})
+            sys.exit(STARTUP_FAILURE)
+        self.servers = [
+            Listener(each, create, self._metrics.saw_unread)  # type: ignore[misc]
+            for each in listening
+        ]
+        self._log_started_message(listening)
+        self.started = True
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -76,7 +109,9 @@ class GatewayServer(uvicorn.Server):
 
 
 @asynccontextmanager
-async def running_app(settings: GatewaySettings) -> AsyncIterator[GatewayApp]:
+async def running_app(
+    settings: GatewaySettings, metrics: GatewayMetrics | None = None
+) -> AsyncIterator[GatewayApp]:
     """A gateway, composed and running, without its HTTP server."""
     registry = Registry(settings.redis_url, settings.pool)
     watch = ClusterWatch(registry)
@@ -86,7 +121,7 @@ async def running_app(settings: GatewaySettings) -> AsyncIterator[GatewayApp]:
     dispatcher = Dispatcher(watch.state, reservations, explanations, watch.registry_now_s)
     watch.subscribe(dispatcher.notify_change)
     watch.subscribe(reservations.retry_releases)
-    metrics = GatewayMetrics()
+    metrics = metrics or GatewayMetrics()
     connections = PodConnectionPool()
     arrival_counter = ArrivalCounter(
         registry, gateway_id, dispatcher.queue_stats, lambda: dispatcher.queued_total
@@ -129,7 +164,8 @@ async def running_app(settings: GatewaySettings) -> AsyncIterator[GatewayApp]:
 
 async def serve(settings: GatewaySettings) -> None:
     """Serve until SIGINT or SIGTERM."""
-    async with running_app(settings) as app:
+    metrics = GatewayMetrics()
+    async with running_app(settings, metrics) as app:
         config = uvicorn.Config(
             app,
             host=settings.host,
@@ -144,11 +180,10 @@ async def serve(settings: GatewaySettings) -> None:
             date_header=False,
             timeout_graceful_shutdown=math.ceil(settings.drain_timeout),
             timeout_keep_alive=KEEP_ALIVE_S,
-            backlog=4096,
         )
         gc.freeze()  # excludes the objects of the start, which stay, from garbage collection
         gc.set_threshold(50_000, 20, 20)
-        await GatewayServer(config, app).serve()
+        await GatewayServer(config, app, metrics, settings.health_port).serve()
 
 
 def main() -> None:

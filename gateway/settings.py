@@ -39,6 +39,11 @@ class GatewaySettings:
 
     host: str = option("127.0.0.1", str, "address to listen on; 0.0.0.0 in a container")
     port: int = option(8080, parse_int(0, 65535), "port to listen on; 0 takes a free one")
+    health_port: int = option(
+        0,
+        parse_int(0, 65535),
+        "second port, whose connections do not wait behind those of `port`; for probes; 0: none",
+    )
     redis_url: str = option("redis://127.0.0.1:6379", parse_redis_url, "the registry")
     pool: str = option("default", str, "pool of pods to send requests to")
     max_body_bytes: int = option(

@@ -51,6 +51,7 @@ def create_api(
     @api.get("/metrics", tags=["operation"])
     def prometheus_metrics() -> Response:
         """Metrics in Prometheus' text format."""
+        metrics.unread.set(metrics.take_unread_s())
         metrics.waiting.set(dispatcher.queued_total)
         metrics.reserved.set(reservations.held_total)
         metrics.registry_age.set(watch.age_s())

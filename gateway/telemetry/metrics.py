@@ -26,6 +26,7 @@ _STAGE_BUCKETS: Final = (
 
 class GatewayMetrics:
     def __init__(self) -> None:
+        self._unread_s = 0.0
         self.registry = CollectorRegistry()
         self.outcomes = RequestCounts(self.registry)
         self.stages = self._histogram(
@@ -54,6 +55,11 @@ class GatewayMetrics:
             "pilotlight_gateway_client_disconnects", "Clients that left before the response.",
             registry=self.registry,
         )  # fmt: skip
+        self.unread = Gauge(
+            "pilotlight_gateway_unread_connection_seconds",
+            "Longest wait of a new connection until it was accepted, since the last scrape.",
+            registry=self.registry,
+        )  # fmt: skip
         self.waiting = Gauge(
             "pilotlight_gateway_waiting_requests", "Requests in the queue.",
             registry=self.registry,
@@ -69,6 +75,15 @@ class GatewayMetrics:
             "pilotlight_gateway_registry_repairs", "Snapshots taken because updates were missed.",
             registry=self.registry,
         )  # fmt: skip
+
+    def saw_unread(self, age_s: float) -> None:
+        """A new connection had waited so long."""
+        self._unread_s = max(self._unread_s, age_s)
+
+    def take_unread_s(self) -> float:
+        """The longest wait since the last call."""
+        longest_s, self._unread_s = self._unread_s, 0.0
+        return longest_s
 
     def _histogram(self, name: str, documentation: str, label: str) -> LabelledHistogram:
         return LabelledHistogram(name, documentation, label, _STAGE_BUCKETS, self.registry)

@@ -1,0 +1,87 @@
+"""New connections beside many busy ones: they once stood in the accept queue for seconds."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import time
+from typing import TYPE_CHECKING
+
+import httpx
+
+from tests import servers
+from tests.gateway.asynchronous import run_async
+from tests.gateway.gateway_harness import metric
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.gateway.gateway_harness import GatewayHarness
+
+BUSY, NEW = 300, 212
+SECONDS = 4.0
+LONGEST_S = 1.0
+"""Of a new client's first response: measured 0.15 s, before that 4 s; the machine may be busy."""
+REQUEST = b"POST /v1/models/nobody:predict HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n{}"
+
+
+class Client(asyncio.Protocol):
+    """Sends the next request as soon as the response arrives."""
+
+    transport: asyncio.Transport
+    first_s: float | None = None
+    """Time to the first response."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport  # type: ignore[assignment]
+        self.began_s = time.monotonic()
+        self.transport.write(REQUEST)
+
+    def data_received(self, data: bytes) -> None:
+        if self.first_s is None:
+            self.first_s = time.monotonic() - self.began_s
+        self.transport.write(REQUEST)
+
+
+async def connect(port: int, count: int) -> list[Client]:
+    loop = asyncio.get_running_loop()
+    opened = [loop.create_connection(Client, "127.0.0.1", port) for _ in range(count)]
+    return [client for _, client in await asyncio.gather(*opened)]
+
+
+@run_async
+async def test_new_clients_are_served_beside_many_busy_ones(
+    redis: servers.RedisServer, tmp_path: Path
+) -> None:
+    with servers.gateway(tmp_path, redis_url=redis.url) as gateway:
+        os.sched_setaffinity(gateway.process.pid, {min(os.sched_getaffinity(0))})
+        busy = await connect(gateway.port, BUSY)
+        await asyncio.sleep(1.0)
+        new = await connect(gateway.port, NEW)
+        await asyncio.sleep(SECONDS)
+        for client in (*busy, *new):
+            client.transport.abort()
+    waits_s = [client.first_s for client in new if client.first_s is not None]
+    assert len(waits_s) == NEW, f"{NEW - len(waits_s)} clients got no response in {SECONDS} s"
+    assert max(waits_s) < LONGEST_S
+
+
+def test_probes_have_a_port_of_their_own(redis: servers.RedisServer, tmp_path: Path) -> None:
+    health_port = servers.free_port()
+    with servers.gateway(tmp_path, redis_url=redis.url, health_port=health_port) as started:
+        for path in ("/healthz", "/readyz"):
+            url = f"http://127.0.0.1:{health_port}{path}"
+            assert httpx.get(url, trust_env=False, verify=False).status_code == 200
+        assert started.is_ready()
+
+
+def test_the_wait_of_unread_connections_is_a_metric(harness: GatewayHarness) -> None:
+    with contextlib.ExitStack() as stack:
+        for _ in range(50):
+            connection = socket.create_connection(("127.0.0.1", harness.gateway.port))
+            stack.enter_context(connection)
+        text = harness.client.get(f"{harness.gateway.url}/metrics").text
+    assert "pilotlight_gateway_unread_connection_seconds" in text
+    assert 0 <= metric(text, "pilotlight_gateway_unread_connection_seconds") < 5
