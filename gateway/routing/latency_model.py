@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from registry.domain.cluster import ClusterState
     from registry.domain.estimates import Estimate, ModelEstimates, StageTimes
     from registry.domain.pod_state import PodState
-    from registry.domain.residency_index import Residency
 
 _MAX_MODELS: Final = 16
 """Models of a pod that a mean is taken over, where this process has placed no request yet."""
@@ -40,23 +39,33 @@ _MAX_STEPS: Final = 64
 
 
 def remaining_load(
-    residency: Residency | None, pod: PodState, measured: ModelEstimates, now_s: float
+    key: str, pod: PodState, measured: ModelEstimates, cluster: ClusterState, now_s: float
 ) -> Estimate | None:
     """Time until the model is on the pod's device; None if it is there.
 
-    A load past its expected duration is expected to take as long again.
+    A new load shares the link with those in progress there. A load past its expected duration is
+    expected to take as long again, at most as long as a new one if it may wait for its turn.
     """
+    residency = cluster.holders(key).get(pod.name)
     if residency is not None and residency.is_warm:
         return None
     link = pod.info.link_bytes_per_s
     if residency is None:
-        return measured.load_from(Tier.REMOTE, link)
-    whole = measured.load_from(residency.loading_from or residency.tier, link)
-    if residency.loading_from is None:
-        return whole
-    elapsed_s = max(0.0, now_s - residency.since_s)
-    rest_s = whole.seconds - elapsed_s
-    return type(whole)(rest_s if rest_s > 0 else elapsed_s, whole.is_measured)
+        whole = measured.load_from(Tier.REMOTE, link)
+    else:
+        whole = measured.load_from(residency.loading_from or residency.tier, link)
+        elapsed_s = max(0.0, now_s - residency.since_s)
+        if residency.is_warming and elapsed_s < whole.seconds:
+            return type(whole)(whole.seconds - elapsed_s, whole.is_measured)
+    others = sum(
+        each.is_warming
+        for name, each in cluster.residency.on_device(pod.name).items()
+        if name != key
+    )
+    seconds = (1 + others) * whole.seconds
+    if residency is not None and residency.is_warming:
+        seconds = min(elapsed_s, seconds) if others else elapsed_s
+    return type(whole)(seconds, whole.is_measured)
 
 
 def is_idle(pod: PodState) -> bool:
@@ -75,7 +84,7 @@ def run_at(
     measured = pod.estimates[request.key]
     times = measured.stages
     residency = cluster.holders(request.key).get(pod.name)
-    load = remaining_load(residency, pod, measured, now_s)
+    load = remaining_load(request.key, pod, measured, cluster, now_s)
     load_s = load.seconds if load else 0.0
     is_measured = times.is_measured and (load is None or load.is_measured)
     ready_s = load_s + times.preprocess_s
@@ -208,7 +217,6 @@ def wait_for(
     estimates = pods[0].estimates
     measured = estimates[request.key]
     times = measured.stages
-    holders = cluster.holders(request.key)
     free = _FreeTimes([], [], [])
     is_measured = times.is_measured
     is_mixed = False
@@ -218,7 +226,7 @@ def wait_for(
             measured = estimates[request.key]
             times = measured.stages
             is_measured = is_measured and times.is_measured
-        load = remaining_load(holders.get(pod.name), pod, measured, now_s)
+        load = remaining_load(request.key, pod, measured, cluster, now_s)
         _add_slots(free, pod, request, times, cluster, now_s, load_s=load.seconds if load else 0.0)
         is_measured = is_measured and (load is None or load.is_measured)
     hold_s = _mean_hold_s(pods, request.key) if is_mixed else times.hold_s
@@ -330,8 +338,7 @@ def proxy_to(
     measured = predict.estimates[request.key]
     times, around = measured.stages, entry.estimates[request.key].stages
     transfer = transfer_time(entry, request.key, cluster)
-    residency = cluster.holders(request.key).get(predict.name)
-    load = remaining_load(residency, predict, measured, now_s)
+    load = remaining_load(request.key, predict, measured, cluster, now_s)
     load_s = load.seconds if load else 0.0
     ready_s = max(transfer.seconds + around.preprocess_s, load_s)
     backlog = device_backlog(

@@ -27,7 +27,7 @@ def record_placed(
     times = around = measured.stages
     load_s = 0.0
     if decision.mode is not LoadMode.WARM:
-        load = remaining_load(cluster.holders(key).get(predict.name), predict, measured, now_s)
+        load = remaining_load(key, predict, measured, cluster, now_s)
         load_s = load.seconds if load else 0.0
     if entry is predict:
         ready_s = load_s + times.preprocess_s

@@ -25,6 +25,7 @@ from load.experiments.harness.parallel_map import parallel_map
 from load.experiments.harness.rendering import listed, spread
 from load.report.style import COLOURS, DPI, LINES, legend_below, one_axes, styled
 from registry.domain.model import RoutingPolicy
+from registry.domain.slots import default_slots
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -99,14 +100,14 @@ def run(settings: Settings) -> Result:
         f"seeds {listed(seeds)}; one request per model, all at the same moment; policy `auto` "
         "where none is named",
         f"simulated: models of {MODEL_BYTES / 1e6:g} MB that load alone in {LOAD_S:.2f} s over a "
-        f"link of {STORAGE_BYTES_PER_S / 1e9:g} GB/s per pod, and infer in {INFER_S:g} s; pods of "
-        f"one slot, {MAX_PODS} at most",
+        f"link of {STORAGE_BYTES_PER_S / 1e9:g} GB/s per pod, and infer in {INFER_S:g} s; at most "
+        f"{MAX_PODS} pods of {default_slots()} slots",
         "Knative's ceilings are for the same number of services, of one hello-world pod each",
     ]
     if live := _live_rows(settings, counts):
         columns = (*_COLUMNS[:-1], "first pod after s")
         tables.append(Table("Live, on this machine", columns, tuple(live)))
-        notes.append(f"live: models of one {LIVE_MODEL} each, pods of one slot")
+        notes.append(f"live: models of one {LIVE_MODEL} each")
     images: tuple[Path, ...] = ()
     if settings.out is not None:
         shown = {

@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from gateway.routing.decision import SendTo
 from gateway.routing.latency_model import estimate_of, proxy_to, run_at, wait_for
 from registry.domain.estimates import PRIORS
+from registry.domain.model import Tier
 from registry.domain.reservation import LoadMode
+from registry.domain.residency_index import Residency
 from tests.gateway.cluster_states import NOW_S, PodSketch, cluster, request
 
 A = "pod-a"
@@ -52,6 +54,34 @@ def test_run_at(pod: PodSketch, expected_s: float) -> None:
     forecast = run_at(state.pods[A], request(), state, NOW_S)
     assert forecast.seconds == pytest.approx(expected_s)
     assert forecast.is_measured
+
+
+@pytest.mark.parametrize(
+    ("pod", "expected_s"),
+    [
+        pytest.param(PodSketch(A), 3 * 0.8, id="a-new-load-shares-the-link"),
+        pytest.param(PodSketch(A, "disk"), 3 * 0.2, id="from-disk"),
+        pytest.param(
+            PodSketch(A, "loading:remote", loading_since_s=NOW_S - 0.5), 0.3, id="a-load-in-time"
+        ),
+        pytest.param(
+            PodSketch(A, "loading:remote", loading_since_s=NOW_S - 1.0), 1.0, id="a-late-load"
+        ),
+        pytest.param(
+            PodSketch(A, "loading:remote", loading_since_s=NOW_S - 9.0),
+            3 * 0.8,
+            id="a-load-in-the-queue-is-no-worse-than-a-new-one",
+        ),
+    ],
+)
+def test_loads_in_progress_at_the_pod_delay_a_load(pod: PodSketch, expected_s: float) -> None:
+    state = cluster(pod, measured=TIMES)
+    for other in ("default/b@1", "default/c@1"):
+        state.residency.put(other, A, Residency(Tier.REMOTE, Tier.REMOTE, NOW_S, 100))
+    state.residency.put("default/d@1", A, Residency(Tier.DEVICE, None, NOW_S, 100))
+    assert run_at(state.pods[A], request(), state, NOW_S).seconds == pytest.approx(
+        expected_s + HOLD_S
+    )
 
 
 def test_requests_in_shared_batches_count_with_their_share() -> None:

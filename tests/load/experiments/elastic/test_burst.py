@@ -30,6 +30,12 @@ def test_every_model_is_loaded_once_and_responds(*, is_known: bool) -> None:
     assert found == run_burst(task)
 
 
+@pytest.mark.parametrize("pods", [0, 8])
+def test_a_burst_of_many_models_loads_each_once(pods: int) -> None:
+    found = run_burst(BurstTask(100, seed=1, pods_before=pods))
+    assert (found.loads, found.took_s[-1] < inf) == (100, True)
+
+
 def test_more_pods_are_started_while_load_times_are_unknown() -> None:
     unknown, known = (run_burst(BurstTask(FEW, seed=1, is_known=each)) for each in (False, True))
     assert unknown.most_pods > known.most_pods >= 1
