@@ -66,13 +66,13 @@ class Setting:
 MAIN: Final = Setting("6 x 2")
 VARIED: Final = (
     MAIN,
-    Setting("4 x 2", machines=4),
     Setting("6 x 1", models_each=1),
+    Setting("6 x 2, quantum 0.25 s", quantum_s=0.25),
+    Setting("4 x 2", machines=4),
     Setting("20 x 2", machines=20),
     Setting("20 x 1, heavy", machines=20, models_each=1, load=HEAVY),
     Setting("6 x 2, light", load=LIGHT),
     Setting("8 x 1, even", machines=8, models_each=1, load=EVEN),
-    Setting("6 x 2, quantum 0.25 s", quantum_s=0.25),
     Setting("6 x 2, overlapping", inference=OVERLAPPING),
     Setting("6 x 2, our queue", inference=GATEWAY),
 )
