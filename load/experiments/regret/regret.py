@@ -47,11 +47,11 @@ _SEEDS: Final = (1, 2, 3, 4, 5)
 _CELLS: Final = 400
 _QUICK_CELLS: Final = 24
 _EVERY: Final[Mapping[str, int]] = {
-    **dict.fromkeys(WITH_AUTOSCALER, 3),
-    **dict.fromkeys(WRONG_FORECASTS, 12),
+    **dict.fromkeys(WITH_AUTOSCALER, 4),
+    **dict.fromkeys(WRONG_FORECASTS, 20),
 }
-"""Policies with an autoscaler take most of the time: by default they run in every third or twelfth
-cell."""
+"""Policies with an autoscaler take most of the time: by default they run in every fourth or
+twentieth cell."""
 _WORST: Final = 12
 
 
