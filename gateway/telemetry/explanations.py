@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from gateway.routing.decision import Reject, SendTo, Wait
+from gateway.routing.decision import Reject, RoutingOption, SendTo, Wait
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -115,8 +115,16 @@ def _options(decision: SendTo | Wait | Reject) -> list[dict[str, Any]]:
             "credit_s": round(option.credit_s, 6),
             "cost_s": round(option.cost_s, 6),
         }
-        for option in decision.options
+        for option in decision.options or _only_option(decision)
     ]
+
+
+def _only_option(decision: SendTo | Wait | Reject) -> tuple[RoutingOption, ...]:
+    """What `auto` took without a comparison: an idle pod that has the model."""
+    if not isinstance(decision, SendTo) or decision.forecast is None:
+        return ()
+    name, entry, predict = "colocate", decision.entry, decision.predict
+    return (RoutingOption(name, decision.forecast, decision.reason, entry, predict),)
 
 
 def _forecast(forecast: LatencyEstimate | None) -> dict[str, Any]:

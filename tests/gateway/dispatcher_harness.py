@@ -66,8 +66,7 @@ class DispatcherHarness:
 
     def release(self, placement: Placement) -> None:
         """End a placed request."""
-        self.reservations.release(placement.reservation)
-        self.dispatcher.notify_change()
+        self.dispatcher.release(placement)
 
     async def reserve_elsewhere(self, spec: ModelSpec, pod: str) -> str:
         """Reserve a slot as another gateway would; returns the reservation's id."""

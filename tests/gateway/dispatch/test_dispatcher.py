@@ -37,6 +37,39 @@ async def test_a_request_gets_the_warm_pod(harness: DispatcherHarness) -> None:
 
 
 @with_dispatcher
+async def test_a_request_counts_as_work_of_its_pod_until_its_release(
+    harness: DispatcherHarness,
+) -> None:
+    spec = await harness.declare("m")
+    await harness.register_pod("pod-a", warm=spec)
+    work = harness.watch.state.pods["pod-a"].work
+    placing = harness.place(spec)
+    await asyncio.sleep(0)  # the request is sent to the registry
+    assert work.inferences
+    placement = await placing
+    assert [each.key for each in work.inferences] == [spec.key]
+    assert list(work.holders) == list(work.inferences)
+    harness.release(placement)
+    assert not work.inferences
+    assert not work.holders
+
+
+@with_dispatcher
+async def test_a_request_that_is_cancelled_while_it_is_placed_leaves_no_work(
+    harness: DispatcherHarness,
+) -> None:
+    spec = await harness.declare("m")
+    await harness.register_pod("pod-a", warm=spec)
+    work = harness.watch.state.pods["pod-a"].work
+    placing = harness.place(spec)
+    await asyncio.sleep(0)  # the request is sent to the registry
+    assert work.inferences
+    placing.cancel()
+    await asyncio.gather(placing, return_exceptions=True)
+    await eventually(lambda: not work.inferences and not work.holders)
+
+
+@with_dispatcher
 async def test_a_queued_request_gets_a_released_slot(harness: DispatcherHarness) -> None:
     spec = await harness.declare("m", routing=QUEUEING)
     await harness.register_pod("pod-a", warm=spec)

@@ -12,6 +12,7 @@ from tests.gateway.cluster_states import NOW_S, PodSketch, cluster, declare
 
 NAME = ModelName("default", "m")
 KEY = ModelSpec(NAME, "file:///m").key
+MEASURED = {"infer": 0.1, "preprocess": 0.0, "postprocess": 0.0}
 MEASURED = {"load:remote": 1.0, "infer": 0.1, "preprocess": 0.0, "postprocess": 0.0}
 
 
@@ -40,6 +41,27 @@ def test_explains_decision_candidates_and_options() -> None:
         "pod-a": "device",
         "pod-b": "remote",
     }
+
+
+def test_an_idle_pod_that_was_taken_at_once_is_shown_as_the_only_option() -> None:
+    explanations = Explanations()
+    record(explanations, incoming("r"), PodSketch("pod-a", "warm"), PodSketch("pod-b"))
+    found = explanations.get("r")
+    assert found is not None
+    (option,) = found["options"]
+    assert (option["way"], option["predict"], option["delays_s"]) == ("colocate", "pod-a", 0.0)
+
+
+def test_a_refusal_shows_the_options_that_would_have_been_late() -> None:
+    explanations = Explanations()
+    state = cluster(PodSketch("pod-a", "warm", slots=2, busy=1), key=KEY, measured=MEASURED)
+    declare(state)
+    request = incoming("r", deadline_s=NOW_S + 0.05)
+    explanations.record(request, route_request(request, state.models, state, now_s=NOW_S), state)
+    found = explanations.get("r")
+    assert found is not None
+    assert found["decision"]["action"] == "reject"
+    assert [option["way"] for option in found["options"]] == ["colocate"]
 
 
 def test_an_explanation_shows_the_state_at_the_decision() -> None:
