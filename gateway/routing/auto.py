@@ -16,7 +16,8 @@ from math import inf
 from typing import TYPE_CHECKING, Final
 
 from gateway.routing.decision import ColdStartLoss, Decision, Reason, RoutingOption, SendTo, Wait
-from gateway.routing.latency_model import is_idle, proxy_to, run_at, run_soonest, wait_for
+from gateway.routing.device_backlog import is_idle
+from gateway.routing.latency_model import proxy_to, run_at, wait_for
 from gateway.routing.pod_selection import (
     MAX_SCANNED,
     cheapest_load,
@@ -24,6 +25,7 @@ from gateway.routing.pod_selection import (
     least_loaded_free,
 )
 from gateway.routing.remote_proxy import least_busy_below
+from gateway.routing.soonest_pod import run_soonest
 from registry.domain.model import Tier
 from registry.domain.reservation import LoadMode
 

@@ -13,14 +13,17 @@ the forecast as unmeasured.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from heapq import heapify, heapreplace, nsmallest
-from itertools import islice
+from heapq import heapify, heapreplace
 from typing import TYPE_CHECKING, Final
 
 from gateway.routing.decision import LatencyEstimate
-from gateway.routing.pod_selection import fewest_inferring
+from gateway.routing.device_backlog import (
+    device_backlog,
+    has_warm_model,
+    is_idle,
+    mean_times,
+)
 from registry.domain.model import Tier
-from registry.domain.pod_work import ASSUMED_DUE_S, Backlog, MeanTimes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,11 +32,8 @@ if TYPE_CHECKING:
     from registry.domain.cluster import ClusterState
     from registry.domain.estimates import Estimate, ModelEstimates, StageTimes
     from registry.domain.pod_state import PodState
+    from registry.domain.pod_work import Backlog
 
-_MAX_MODELS: Final = 16
-"""Models of a pod that a mean is taken over, where this process has placed no request yet."""
-_MAX_COMPARED: Final = 8
-_SAME_TIME_S: Final = 1e-6
 _MAX_STEPS: Final = 64
 """Requests ahead that are simulated one by one; further ones are estimated by rate."""
 
@@ -68,11 +68,6 @@ def remaining_load(
     return type(whole)(seconds, whole.is_measured)
 
 
-def is_idle(pod: PodState) -> bool:
-    """Whether the pod's device has nothing to do."""
-    return not pod.inferring and pod.work.cancelled is None
-
-
 def run_at(
     pod: PodState, request: RequestView, cluster: ClusterState, now_s: float
 ) -> LatencyEstimate:
@@ -98,47 +93,6 @@ def run_at(
     return _after_backlog(backlog, ready_s, rest_s, times, is_measured)
 
 
-@dataclass(frozen=True, slots=True)
-class PodForecast:
-    pod: PodState
-    forecast: LatencyEstimate
-
-
-def run_soonest(
-    pods: Sequence[PodState], request: RequestView, cluster: ClusterState, now_s: float
-) -> PodForecast | None:
-    """Run at the pod with a free slot that responds first, delays of others there included.
-
-    None if there is no such pod. One without other inferences comes first; of many pods only those
-    with the fewest are compared. Ties: as `fewest_inferring`.
-    """
-    first = fewest_inferring(pods)
-    if first is None:
-        return None
-    best = PodForecast(first, run_at(first, request, cluster, now_s))
-    if is_idle(first):
-        return best
-    others = [pod for pod in pods if pod.has_free_slot and pod is not first]
-    if len(others) > _MAX_COMPARED:
-        others = nsmallest(_MAX_COMPARED, others, key=lambda pod: (pod.inferring, pod.name))
-    for pod in others:
-        forecast = run_at(pod, request, cluster, now_s)
-        if _comes_before(pod, forecast, best):
-            best = PodForecast(pod, forecast)
-    return best
-
-
-def _comes_before(pod: PodState, forecast: LatencyEstimate, best: PodForecast) -> bool:
-    known = best.forecast
-    difference_s = forecast.seconds + forecast.delays_s - known.seconds - known.delays_s
-    if abs(difference_s) > _SAME_TIME_S:
-        return difference_s < 0.0
-    other = best.pod
-    return (pod.inferring, pod.slots_busy, pod.name) < (
-        other.inferring, other.slots_busy, other.name,
-    )  # fmt: skip
-
-
 def _after_backlog(
     backlog: Backlog, ready_s: float, rest_s: float, times: StageTimes, is_measured: bool
 ) -> LatencyEstimate:
@@ -147,60 +101,6 @@ def _after_backlog(
     guessed_s = start_s - known_s + times.spread_s
     delays_s = backlog.overtaken * times.share_s
     return LatencyEstimate(start_s + rest_s, is_measured, guessed_s, delays_s)
-
-
-def device_backlog(
-    pod: PodState, key: str, deadline_s: float | None, cluster: ClusterState, now_s: float,
-    *, ready_s: float, load_s: float,
-) -> Backlog:  # fmt: skip
-    """Work of the pod's device before an inference that is ready in `ready_s`.
-
-    Requests that this process has placed take their own model's time, all others the pod's mean;
-    at a pod that loads its only model, for `load_s` more, those wait for that load as well.
-    """
-    work, inferring = pod.work, pod.inferring
-    times = pod.estimates[key].stages
-    placed = len(work.inferences)
-    if placed or work.cancelled is not None:
-        backlog = work.backlog(
-            key, now_s + ready_s + ASSUMED_DUE_S if deadline_s is None else deadline_s,
-            ready_in_s=ready_s, inferring=inferring, joins_s=times.infer_s - times.share_s,
-            now_s=now_s,
-        )  # fmt: skip
-    else:
-        backlog = Backlog(0.0, 0.0, 0)
-    if inferring > placed:
-        others_s = (inferring - placed) * _mean_times(pod, times, cluster, now_s).share_s
-        if load_s > backlog.free_s and not _has_warm_model(pod, cluster):
-            backlog.free_s = load_s
-        backlog.free_s += others_s
-        backlog.guessed_s += others_s
-    return backlog
-
-
-def _has_warm_model(pod: PodState, cluster: ClusterState) -> bool:
-    on_device = cluster.residency.on_device(pod.name)
-    return any(residency.is_warm for residency in on_device.values())
-
-
-def _mean_times(pod: PodState, times: StageTimes, cluster: ClusterState, now_s: float) -> MeanTimes:
-    """What another process's request takes at a pod: by own requests, else by the models there.
-
-    Without measurements of these, as the request in question.
-    """
-    mean = pod.work.mean_of_others(now_s)
-    if mean is None:
-        on_device = islice(cluster.residency.on_device(pod.name), _MAX_MODELS)
-        found = [each for key in on_device if (each := pod.estimates[key].stages).is_measured]
-        if not found:
-            return MeanTimes(times.share_s, times.hold_s, times.postprocess_s)
-        mean = MeanTimes(
-            sum([each.share_s for each in found]) / len(found),
-            sum([each.hold_s for each in found]) / len(found),
-            sum([each.postprocess_s for each in found]) / len(found),
-        )
-        pod.work.assume_others(mean, now_s)
-    return mean
 
 
 def wait_for(
@@ -272,8 +172,8 @@ def _add_slots(
     known_s = slots_s.copy()
     others = pod.slots - len(slots_s)
     if others > 0:
-        mean = _mean_times(pod, times, cluster, now_s)
-        ahead_s = 0.0 if load_s == 0.0 or _has_warm_model(pod, cluster) else load_s
+        mean = mean_times(pod, times, cluster, now_s)
+        ahead_s = 0.0 if load_s == 0.0 or has_warm_model(pod, cluster) else load_s
         others_inferring = min(others, max(0, inferring - placed))
         slots_s += [mean.after_s] * (others - others_inferring)
         slots_s += [ahead_s + mean.hold_s] * others_inferring

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gateway.routing.latency_model import device_backlog, remaining_load, transfer_time
+from gateway.routing.device_backlog import device_backlog
+from gateway.routing.latency_model import remaining_load, transfer_time
 from registry.domain.pod_work import ASSUMED_DUE_S, PlacedRequest
 from registry.domain.reservation import LoadMode
 

@@ -1,0 +1,75 @@
+"""Work of a pod's device before an inference: this process's requests, and the others there."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import TYPE_CHECKING, Final
+
+from registry.domain.pod_work import ASSUMED_DUE_S, Backlog, MeanTimes
+
+if TYPE_CHECKING:
+    from registry.domain.cluster import ClusterState
+    from registry.domain.estimates import StageTimes
+    from registry.domain.pod_state import PodState
+
+_MAX_MODELS: Final = 16
+"""Models of a pod that a mean is taken over, where this process has placed no request yet."""
+
+
+def is_idle(pod: PodState) -> bool:
+    """Whether the pod's device has nothing to do."""
+    return not pod.inferring and pod.work.cancelled is None
+
+
+def device_backlog(
+    pod: PodState, key: str, deadline_s: float | None, cluster: ClusterState, now_s: float,
+    *, ready_s: float, load_s: float,
+) -> Backlog:  # fmt: skip
+    """Work of the pod's device before an inference that is ready in `ready_s`.
+
+    Requests that this process has placed take their own model's time, all others the pod's mean;
+    at a pod that loads its only model, for `load_s` more, those wait for that load as well.
+    """
+    work, inferring = pod.work, pod.inferring
+    times = pod.estimates[key].stages
+    placed = len(work.inferences)
+    if placed or work.cancelled is not None:
+        backlog = work.backlog(
+            key, now_s + ready_s + ASSUMED_DUE_S if deadline_s is None else deadline_s,
+            ready_in_s=ready_s, inferring=inferring, joins_s=times.infer_s - times.share_s,
+            now_s=now_s,
+        )  # fmt: skip
+    else:
+        backlog = Backlog(0.0, 0.0, 0)
+    if inferring > placed:
+        others_s = (inferring - placed) * mean_times(pod, times, cluster, now_s).share_s
+        if load_s > backlog.free_s and not has_warm_model(pod, cluster):
+            backlog.free_s = load_s
+        backlog.free_s += others_s
+        backlog.guessed_s += others_s
+    return backlog
+
+
+def has_warm_model(pod: PodState, cluster: ClusterState) -> bool:
+    on_device = cluster.residency.on_device(pod.name)
+    return any(residency.is_warm for residency in on_device.values())
+
+
+def mean_times(pod: PodState, times: StageTimes, cluster: ClusterState, now_s: float) -> MeanTimes:
+    """What another process's request takes at a pod: by own requests, else by the models there.
+
+    Without measurements of these, as the request in question.
+    """
+    mean = pod.work.mean_of_others(now_s)
+    if mean is None:
+        on_device = islice(cluster.residency.on_device(pod.name), _MAX_MODELS)
+        found = [each for key in on_device if (each := pod.estimates[key].stages).is_measured]
+        if not found:
+            return MeanTimes(times.share_s, times.hold_s, times.postprocess_s)
+        mean = MeanTimes(
+            sum([each.share_s for each in found]) / len(found),
+            sum([each.hold_s for each in found]) / len(found),
+            sum([each.postprocess_s for each in found]) / len(found),
+        )
+        pod.work.assume_others(mean, now_s)
+    return mean
