@@ -5,9 +5,13 @@ from __future__ import annotations
 import pytest
 
 from gateway.routing.decision import Decision, Reason, SendTo, Wait
+from gateway.routing.latency_model import proxy_to
+from gateway.routing.placed_requests import record_placed
 from gateway.routing.routing_policies import ROUTING_POLICIES
-from registry.domain.model import RoutingPolicy
-from tests.gateway.cluster_states import NOW_S, Liu, PodSketch, cluster, request
+from registry.domain.model import RoutingPolicy, Tier
+from registry.domain.reservation import LoadMode
+from registry.domain.residency_index import Residency
+from tests.gateway.cluster_states import KEY, NOW_S, Liu, PodSketch, cluster, request
 
 IDLE = [PodSketch(f"pod-{n}") for n in "bcdefgh"]
 SLOW_AROUND = Liu(around_s=1.5, network_s=1.5)
@@ -81,3 +85,17 @@ def test_auto_starts_one_copy_for_the_first_request(times: Liu) -> None:
     decision = ROUTING_POLICIES[RoutingPolicy.AUTO](request(), state, NOW_S)
     assert isinstance(decision, SendTo)
     assert (decision.reason, decision.max_other_copies) == (Reason.COLD, 0)
+
+
+def test_requests_that_meet_after_the_network_wait_for_each_other() -> None:
+    """6.4.2 with both requests proxied: equation 3 gives 7 s, as the thesis prints it."""
+    times = Liu(load_s=3.0, infer_s=1.0, network_s=5.0)
+    state = cluster(PodSketch("pod-a", "warm"), *IDLE, measured=times.measured)
+    for name in "bc":
+        state.residency.put(KEY, f"pod-{name}", Residency(Tier.DISK, None, NOW_S, 1))
+    first = SendTo("pod-b", "pod-a", LoadMode.WARM, Reason.WARM_REMOTE)
+    record_placed(first, KEY, None, state, NOW_S)
+    state.pods["pod-a"].add_pending(ongoing=1)
+    second = proxy_to(state.pods["pod-a"], state.pods["pod-c"], request(), state, NOW_S)
+    assert second.seconds == pytest.approx(7.0)
+    assert second.guessed_s == 0.0
