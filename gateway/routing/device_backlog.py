@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 _MAX_MODELS: Final = 16
 """Models of a pod that a mean is taken over, where this process has placed no request yet."""
+_MIN_RATE_PER_S: Final = 1e-3
+"""So that models that this process has had no request for count as well."""
 
 
 def is_idle(pod: PodState) -> bool:
@@ -58,18 +60,24 @@ def has_warm_model(pod: PodState, cluster: ClusterState) -> bool:
 def mean_times(pod: PodState, times: StageTimes, cluster: ClusterState, now_s: float) -> MeanTimes:
     """What another process's request takes at a pod: by own requests, else by the models there.
 
-    Without measurements of these, as the request in question.
+    Models count by their rates. Without measurements, all are as the request in question.
     """
     mean = pod.work.mean_of_others(now_s)
     if mean is None:
+        rate_per_s = cluster.arrivals.rate_per_s
         on_device = islice(cluster.residency.on_device(pod.name), _MAX_MODELS)
-        found = [each for key in on_device if (each := pod.estimates[key].stages).is_measured]
+        found = [
+            (each, rate_per_s(key, now_s) + _MIN_RATE_PER_S)
+            for key in on_device
+            if (each := pod.estimates[key].stages).is_measured
+        ]
         if not found:
             return MeanTimes(times.share_s, times.hold_s, times.postprocess_s)
+        total = sum([rate for _, rate in found])
         mean = MeanTimes(
-            sum([each.share_s for each in found]) / len(found),
-            sum([each.hold_s for each in found]) / len(found),
-            sum([each.postprocess_s for each in found]) / len(found),
+            sum([each.share_s * rate for each, rate in found]) / total,
+            sum([each.hold_s * rate for each, rate in found]) / total,
+            sum([each.postprocess_s * rate for each, rate in found]) / total,
         )
         pod.work.assume_others(mean, now_s)
     return mean

@@ -8,7 +8,7 @@ import pytest
 
 from gateway.routing.decision import SendTo
 from registry.domain.cluster_changes import ChangeApplier
-from tests.gateway.cluster_states import PodSketch, cluster, declare
+from tests.gateway.cluster_states import NOW_S, PodSketch, cluster, declare
 from tests.gateway.virtual_placer import VirtualPlacer
 
 if TYPE_CHECKING:
@@ -87,6 +87,13 @@ def test_requests_of_another_gateway_count_as_the_mean_of_the_models_there() -> 
     state, _heavy, light = two_models(busy=2)
     virtual = VirtualPlacer(state)
     assert forecast_s(virtual, light) == pytest.approx(2 * 0.255 + 0.01)
+
+
+def test_models_at_a_pod_count_by_their_rates() -> None:
+    state, _, light = two_models(busy=2)
+    for _ in range(100):
+        state.arrivals.record(light.key, NOW_S)
+    assert forecast_s(VirtualPlacer(state), light) == pytest.approx(0.03, abs=0.002)
 
 
 def test_requests_of_another_gateway_count_as_the_mean_of_ones_own() -> None:
