@@ -6,10 +6,9 @@ import pytest
 
 from registry.domain.accelerator import Accelerator
 from registry.domain.model import Tier
-from registry.domain.pod import CopyReport, PodInfo, PodPhase, PodReport, Samples
+from registry.domain.pod import PodInfo, PodPhase, PodReport, Samples
 from registry.domain.reservation import LoadMode, Refusal
 from registry.errors import ClaimLost, LeaseLost
-from registry.redis.copy_reports import read_copy_reports
 from tests.registry.redis.clients import KEY, Pod, eventually, reserve
 
 if TYPE_CHECKING:
@@ -39,26 +38,6 @@ async def test_a_heartbeat_stores_the_report(registry: Registry) -> None:
     assert state.pods["a"].loads_total == 3
     assert state.measured(KEY).infer.seconds == pytest.approx(0.2)
     assert state.measured(KEY).load_from(Tier.REMOTE, None).seconds == pytest.approx(2.5)
-
-
-async def test_the_use_of_copies_is_stored_with_its_time_and_not_published(
-    registry: Registry,
-) -> None:
-    first, second = await Pod.join(registry, "a"), await Pod.join(registry, "b")
-    version = (await registry.cluster()).version
-    copies = {KEY: CopyReport(ongoing=1, served=4, idle_s=0.25), "x": CopyReport()}
-    await first.heartbeat(PodReport(copies=copies))
-    before_s = (await read_copy_reports(registry))["a"][0]
-    await first.heartbeat(PodReport(copies=copies))
-    reports = await read_copy_reports(registry)
-    assert reports["a"][1] == copies
-    assert reports["a"][0] >= before_s > 1e9
-    assert (await registry.cluster()).version == version
-    await registry.deregister_pod("a", first.epoch)
-    await second.heartbeat()
-    assert {
-        pod: dict(found) for pod, (_, found) in (await read_copy_reports(registry)).items()
-    } == {"b": {}}
 
 
 async def test_samples_are_kept_by_kind_of_accelerator(registry: Registry) -> None:
