@@ -45,6 +45,17 @@ def test_each_policy_wins_a_pair_where_its_cost_is_low(times: ModelTimings, winn
     assert result.regret < 0.01
 
 
+@pytest.mark.parametrize(
+    "times",
+    [
+        pytest.param(ModelTimings(0.3, 0.1, 1.0, 5.0), id="postprocessing"),
+        pytest.param(ModelTimings(0.3, 1.0, 0.0, 5.0), id="inference"),
+    ],
+)
+def test_auto_evicts_one_of_many_copies_for_a_cheap_load(times: ModelTimings) -> None:
+    assert simulate_cell(CellTask(times, "stream", (1,))).regret < 0.1
+
+
 def test_a_stream_is_the_same_for_the_same_seed() -> None:
     task = CellTask(ModelTimings(1.0, 1.0), "stream", (5,))
     assert simulate_cell(task) == simulate_cell(task)
