@@ -66,7 +66,7 @@ def _free_without_model(
 ) -> PodState | None:
     """The least loaded free pod without the model and below the target, if any.
 
-    A further copy only where it evicts none; the first copy there or else anywhere.
+    A further copy only where it evicts none.
     """
     prices = cluster.prices_at(now_s)
     below = [
@@ -74,9 +74,9 @@ def _free_without_model(
         for pod in cluster.pods.values()
         if pod.inferring < request.target_ongoing and pod.has_free_slot and pod.name not in holding
     ]
-    fitting = [pod for pod in below if prices.has_room(pod, request.key)]
-    found = fitting if holding or fitting else below
-    return least_loaded(found, request.draw) if found else None
+    if holding:
+        below = [pod for pod in below if prices.has_room(pod, request.key)]
+    return least_loaded(below, request.draw) if below else None
 
 
 def least_busy_below(
