@@ -46,7 +46,7 @@ class Predictive:
     below this ratio."""
     surplus_keep_s: float = 60.0
     """Idle time after which a surplus copy is demoted where memory is short."""
-    eviction_margin: float = 2.0
+    eviction_margin: float = 1.5
     """An eviction for a forecast must gain this many times what it loses: both are estimates, and
     small differences would move models at every tick."""
     loads_per_node: int = 2

@@ -57,7 +57,7 @@ def test_tables_are_printed_and_kept_as_markdown(
 
 
 def test_an_unknown_name_is_rejected(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match=r"NAME must be one of liu-simple, .*, was 'liu'"):
+    with pytest.raises(InvalidInput, match=r"NAME must be one of liu-replicas, .*, was 'liu'"):
         run_experiment("liu", SETTINGS, Output(), out=tmp_path)
 
 
