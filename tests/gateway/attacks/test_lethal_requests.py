@@ -39,12 +39,12 @@ def test_a_request_that_kills_its_pod_kills_no_more_than_two(harness: GatewayHar
 
 def test_an_innocent_request_survives_the_death_of_its_pod(harness: GatewayHarness) -> None:
     spec = harness.declare(routing=RoutingPolicy.LEAST_LOADED)
-    dying = harness.start_pods("pod-a", slots=4, warm=spec)
+    dying = harness.start_pods("pod-a", slots=4, warm=spec, lease_s=1)
     held = [
         harness.predict_in_background(spec, LETHAL, x_test="around=hold,at=pod-a") for _ in range(4)
     ]
     wait_counts(dying, "pod-a", busy=4)
-    living = harness.start_pods("pod-b", slots=4, warm=spec)
+    living = harness.start_pods("pod-b", slots=4, warm=spec, lease_s=1)
     dying.kill()
     for response in held:
         assert response.result().status_code == 200, response.result().text
@@ -58,7 +58,7 @@ def test_a_served_request_is_not_suspected_for_earlier_losses(harness: GatewayHa
         pods = harness.start_pods(name, warm=spec, lease_s=1)
         held = harness.predict_in_background(spec, LETHAL, x_test=f"around=hold,at={name}")
         wait_counts(pods, name, busy=1)
-        living = harness.start_pods(f"{name}-2", warm=spec)
+        living = harness.start_pods(f"{name}-2", warm=spec, lease_s=1)
         pods.kill()
         assert held.result().status_code == 200, held.result().text
         living.kill()
