@@ -1,32 +1,30 @@
-"""Choose per request between colocation, queueing, proxying and a cold start, by forecast.
+"""Choose per request between colocation, queueing, proxying and a cold start, by cost.
 
-Source: Liu 2025, section 6.5, which leaves the dynamic choice as future work. The forecasts are
-those of `latency_model`; the shortest wins, on a tie an option without a load. A new copy also
-serves later requests: the time that earlier requests lost for lack of a copy is subtracted from a
-cold start's forecast (`gateway.routing.ski_rental`), unless the request would then miss its
-deadline.
+Source: Liu 2025, section 6.5, which leaves the dynamic choice as future work. An option costs the
+time to the response (`latency_model`), what it delays and evicts, and what a late response costs,
+less what it leaves to other requests (`cold_start`, `slot_costs`). The lowest cost wins, on a tie
+an option without a load.
 
 In a pool of several kinds of accelerators each option is considered at the best pod of each kind.
 """
 
 from __future__ import annotations
 
-from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
+from gateway.routing.cold_start import cold_start, nearest_load_s
 from gateway.routing.decision import ColdStartLoss, Decision, Reason, RoutingOption, SendTo, Wait
 from gateway.routing.device_backlog import is_idle
-from gateway.routing.latency_model import proxy_to, run_at, wait_for
+from gateway.routing.latency_model import proxy_to, wait_for
 from gateway.routing.pod_selection import (
     MAX_SCANNED,
-    cheapest_load,
     least_loaded,
     least_loaded_free,
 )
 from gateway.routing.remote_proxy import least_busy_below
+from gateway.routing.slot_costs import slot_cost_s
 from gateway.routing.soonest_pod import run_soonest
-from registry.domain.model import Tier
 from registry.domain.reservation import LoadMode
 
 if TYPE_CHECKING:
@@ -37,14 +35,8 @@ if TYPE_CHECKING:
     from registry.domain.pod_state import PodState
 
 
-COPY_FACTOR: Final = 4.0
-"""Times its price that a further copy must save: one that was evicted again is loaded twice."""
-
-_BELOW_DEVICE: Final = (Tier.HOST, Tier.DISK, Tier.REMOTE)
-
-
 def auto(request: RequestView, cluster: ClusterState, now_s: float) -> Decision:
-    """Take the option that is forecast to end first."""
+    """Take the option with the lowest cost."""
     warm = cluster.warm(request.key)
     warming = cluster.warming(request.key)
     options: list[RoutingOption] = []
@@ -65,7 +57,7 @@ def auto(request: RequestView, cluster: ClusterState, now_s: float) -> Decision:
         options.append(proxy)
     cold = None
     if not options or _may_pay(request, cluster, options, now_s):
-        cold = _cold_start(request, cluster, warm, warming, now_s)
+        cold = cold_start(request, cluster, warm, warming, now_s)
     if cold is not None:
         options.append(cold)
     if not options:
@@ -74,7 +66,7 @@ def auto(request: RequestView, cluster: ClusterState, now_s: float) -> Decision:
     loss = None
     if best is not cold and warm and not warming and (cold or len(cluster.pods) > MAX_SCANNED):
         hold_s = cluster.measured(request.key).stages.hold_s
-        load_s = cold.forecast.seconds - hold_s if cold else _nearest_load_s(request.key, cluster)
+        load_s = cold.forecast.seconds - hold_s if cold else nearest_load_s(request.key, cluster)
         loss = _loss(best.forecast.seconds - hold_s, load_s)
     return _decision(best, tuple(options), loss)
 
@@ -147,33 +139,8 @@ def _proxy(
         "proxy", forecast, Reason.WARM_REMOTE, entry.name, predict.name, LoadMode.WARM,
         target_ongoing=request.target_ongoing,
         delays_s=forecast.delays_s
-        + _slot_cost_s(forecast.seconds, entry, predict, request, cluster, now_s),
+        + slot_cost_s(forecast.seconds, entry, predict, request, cluster, now_s),
     )  # fmt: skip
-
-
-def _slot_cost_s(
-    forecast_s: float,
-    entry: PodState,
-    predict: PodState,
-    request: RequestView,
-    cluster: ClusterState,
-    now_s: float,
-) -> float:
-    """What others lose since the entry pod's slot is held until the response.
-
-    At the predict pod the request would hold one only for its own stages.
-    """
-    hold_s = predict.estimates[request.key].stages.hold_s
-    price_s = cluster.prices_at(now_s).slot_price_s
-    delays_s = max(0.0, price_s(entry, forecast_s) - price_s(predict, hold_s))
-    return delays_s + _queue_cost_s(max(0.0, forecast_s - hold_s), request, cluster)
-
-
-def _queue_cost_s(held_s: float, request: RequestView, cluster: ClusterState) -> float:
-    """What queued requests lose while one of the pool's slots is held."""
-    if not request.queued:
-        return 0.0
-    return held_s * request.queued / sum([pod.slots for pod in cluster.pods.values()])
 
 
 def _may_pay(
@@ -189,97 +156,7 @@ def _may_pay(
     if request.deadline_s is not None and best.forecast.seconds > request.deadline_s - now_s:
         return True
     hold_s = cluster.measured(request.key).stages.hold_s
-    return _nearest_load_s(request.key, cluster) + hold_s - request.lost_s <= best.cost_s
-
-
-def _nearest_load_s(key: str, cluster: ClusterState) -> float:
-    """Time of the model's fastest load."""
-    measured = cluster.measured(key)
-    return min([measured.load_from(tier, None).seconds for tier in _BELOW_DEVICE])
-
-
-def _cold_start(
-    request: RequestView,
-    cluster: ClusterState,
-    warm: Sequence[PodState],
-    warming: Sequence[PodState],
-    now_s: float,
-) -> RoutingOption | None:
-    """A load at a pod that neither holds nor loads the model, if one has a slot and memory.
-
-    A further copy only where its time is measured. One that needs an eviction must pay
-    `COPY_FACTOR` times its price and gets no credit for what earlier requests lost.
-    """
-    prices = cluster.prices_at(now_s)
-    pod = _best_cold(request, cluster, {pod.name for pod in (*warm, *warming)}, now_s)
-    if pod is None:
-        return None
-    forecast = run_at(pod, request, cluster, now_s)
-    is_further = bool(warm or warming)
-    if is_further and not forecast.is_measured:
-        return None
-    price_s = prices.price_s(pod, request.key)
-    load_s = forecast.seconds - pod.estimates[request.key].stages.hold_s
-    deadline_s = request.deadline_s
-    is_late = deadline_s is not None and now_s + forecast.seconds > deadline_s
-    has_room = prices.has_room(pod, request.key)
-    if is_further and has_room and not prices.is_spare(request.key, now_s):
-        return None
-    return RoutingOption(
-        "cold start",
-        forecast,
-        Reason.COLD_WARM_BUSY if is_further else Reason.COLD,
-        pod.name,
-        pod.name,
-        LoadMode.LOAD,
-        max_other_copies=len(warm) + len(warming),
-        credit_s=request.lost_s if has_room and not is_late else 0.0,
-        delays_s=forecast.delays_s
-        + prices.delay_s(pod, load_s)
-        + (_queue_cost_s(load_s, request, cluster) if is_further else 0.0),
-        evicts_s=COPY_FACTOR * price_s if is_further else price_s,
-        leaves_s=-_saved_s(pod, load_s, request, (*warm, *warming)) if is_further else 0.0,
-    )
-
-
-def _saved_s(
-    pod: PodState, load_s: float, request: RequestView, holders: Sequence[PodState]
-) -> float:
-    """What the model's other queued requests gain by a further copy.
-
-    A queue of n that c copies work off at a rate of r each takes n^2 / 2rc; after the load, c + 1
-    copies work off what is left of it.
-    """
-    queued = request.ahead + request.behind
-    if not queued:
-        return 0.0
-    times = pod.estimates[request.key].stages
-    rate = 1.0 / max(times.share_s, times.hold_s / pod.slots)
-    copies = len(holders)
-    left = queued - copies * rate * load_s
-    return left * left / 2.0 / rate * (1.0 / copies - 1.0 / (copies + 1)) if left > 0 else 0.0
-
-
-def _best_cold(
-    request: RequestView, cluster: ClusterState, excluded: set[str], now_s: float
-) -> PodState | None:
-    """The cheapest cold start of each kind of accelerator; of these, the first to respond."""
-    find = partial(cheapest_load, cluster, request.key, request.draw, excluded)
-    if request.deadline_s is not None:
-        hold_s = cluster.measured(request.key).stages.hold_s
-        find = partial(
-            find, left_s=request.deadline_s - now_s - hold_s,
-            late_s=request.deadline_s - request.arrival_s,
-        )  # fmt: skip
-    if len(cluster.pods.kinds) <= 1:
-        return find()
-    found = [pod for kind in cluster.pods.kinds if (pod := find(kind))]
-    price_s = cluster.eviction_prices.price_s
-    return min(
-        found,
-        key=lambda pod: run_at(pod, request, cluster, now_s).seconds + price_s(pod, request.key),
-        default=None,
-    )
+    return nearest_load_s(request.key, cluster) + hold_s - request.lost_s <= best.cost_s
 
 
 def _soonest(options: Sequence[RoutingOption], request: RequestView, now_s: float) -> RoutingOption:

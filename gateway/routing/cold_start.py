@@ -1,0 +1,120 @@
+"""The option of a load: at which pod, and what it costs and leaves to others.
+
+A new copy also serves later requests: the time that earlier requests lost for lack of a copy is
+subtracted from the cost of a load into free memory (`gateway.routing.ski_rental`), unless the
+request would then miss its deadline.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from gateway.routing.decision import Reason, RoutingOption
+from gateway.routing.latency_model import run_at
+from gateway.routing.pod_selection import cheapest_load
+from gateway.routing.slot_costs import queue_cost_s
+from registry.domain.model import Tier
+from registry.domain.reservation import LoadMode
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gateway.routing.decision import RequestView
+    from registry.domain.cluster import ClusterState
+    from registry.domain.pod_state import PodState
+
+COPY_FACTOR: Final = 4.0
+"""Times its price that a further copy must save: one that was evicted again is loaded twice."""
+
+_BELOW_DEVICE: Final = (Tier.HOST, Tier.DISK, Tier.REMOTE)
+
+
+def cold_start(
+    request: RequestView,
+    cluster: ClusterState,
+    warm: Sequence[PodState],
+    warming: Sequence[PodState],
+    now_s: float,
+) -> RoutingOption | None:
+    """A load at a pod that neither holds nor loads the model, if one has a slot and memory.
+
+    A further copy only where its time is measured. One that needs an eviction must pay
+    `COPY_FACTOR` times its price and gets no credit for what earlier requests lost.
+    """
+    prices = cluster.prices_at(now_s)
+    pod = _best_cold(request, cluster, {pod.name for pod in (*warm, *warming)}, now_s)
+    if pod is None:
+        return None
+    forecast = run_at(pod, request, cluster, now_s)
+    is_further = bool(warm or warming)
+    if is_further and not forecast.is_measured:
+        return None
+    price_s = prices.price_s(pod, request.key)
+    load_s = forecast.seconds - pod.estimates[request.key].stages.hold_s
+    deadline_s = request.deadline_s
+    is_late = deadline_s is not None and now_s + forecast.seconds > deadline_s
+    has_room = prices.has_room(pod, request.key)
+    if is_further and has_room and not prices.is_spare(request.key, now_s):
+        return None
+    return RoutingOption(
+        "cold start",
+        forecast,
+        Reason.COLD_WARM_BUSY if is_further else Reason.COLD,
+        pod.name,
+        pod.name,
+        LoadMode.LOAD,
+        max_other_copies=len(warm) + len(warming),
+        credit_s=request.lost_s if has_room and not is_late else 0.0,
+        delays_s=forecast.delays_s
+        + prices.delay_s(pod, load_s)
+        + (queue_cost_s(load_s, request, cluster) if is_further else 0.0),
+        evicts_s=COPY_FACTOR * price_s if is_further else price_s,
+        leaves_s=-_saved_s(pod, load_s, request, (*warm, *warming)) if is_further else 0.0,
+    )
+
+
+def _saved_s(
+    pod: PodState, load_s: float, request: RequestView, holders: Sequence[PodState]
+) -> float:
+    """What the model's other queued requests gain by a further copy.
+
+    A queue of n that c copies work off at a rate of r each takes n^2 / 2rc; after the load, c + 1
+    copies work off what is left of it.
+    """
+    queued = request.ahead + request.behind
+    if not queued:
+        return 0.0
+    times = pod.estimates[request.key].stages
+    rate = 1.0 / max(times.share_s, times.hold_s / pod.slots)
+    copies = len(holders)
+    left = queued - copies * rate * load_s
+    return left * left / 2.0 / rate * (1.0 / copies - 1.0 / (copies + 1)) if left > 0 else 0.0
+
+
+def _best_cold(
+    request: RequestView, cluster: ClusterState, excluded: set[str], now_s: float
+) -> PodState | None:
+    """The cheapest cold start of each kind of accelerator; of these, the first to respond."""
+    find = partial(cheapest_load, cluster, request.key, request.draw, excluded)
+    if request.deadline_s is not None:
+        hold_s = cluster.measured(request.key).stages.hold_s
+        find = partial(
+            find, left_s=request.deadline_s - now_s - hold_s,
+            late_s=request.deadline_s - request.arrival_s,
+        )  # fmt: skip
+    if len(cluster.pods.kinds) <= 1:
+        return find()
+    found = [pod for kind in cluster.pods.kinds if (pod := find(kind))]
+    price_s = cluster.eviction_prices.price_s
+    return min(
+        found,
+        key=lambda pod: run_at(pod, request, cluster, now_s).seconds + price_s(pod, request.key),
+        default=None,
+    )
+
+
+def nearest_load_s(key: str, cluster: ClusterState) -> float:
+    """Time of the model's fastest load."""
+    measured = cluster.measured(key)
+    return min([measured.load_from(tier, None).seconds for tier in _BELOW_DEVICE])
