@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
+from registry.domain.slots import CPU_SLOTS
 from tests.kubernetes.knative import is_built, start_knative
 from tests.kubernetes.load import load
 from tests.kubernetes.models import CALL_TIMEOUT_S
@@ -137,7 +138,8 @@ def test_no_request_fails_when_a_runtime_dies_behind_its_queue_proxy(
 def test_knative_scales_with_the_load_of_the_gateway_within_the_bounds(
     serverless: Serverless, warm: Tenant
 ) -> None:
-    sends = load(serverless.gateway, warm, MODEL, clients=2 * MOST, headers=ONE_SECOND)
+    clients = 2 * MOST * CPU_SLOTS
+    sends = load(serverless.gateway, warm, MODEL, clients=clients, headers=ONE_SECOND)
     with sends as running:
         wait_until(
             lambda: running.refused or serverless.wanted() == MOST,
