@@ -7,18 +7,22 @@ sends slowly occupies no pod, and every body can be sent again.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import tempfile
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, Final, Protocol
+from functools import partial
+from typing import IO, TYPE_CHECKING, Final, Protocol, TypeVar
 
-from gateway.errors import BadRequest, BodyTooSlow, RequestBodyTooLarge
+from gateway.errors import BadRequest, BodiesFull, BodyTooSlow, RequestBodyTooLarge
 from gateway.http.held_bodies import UNCOUNTED_BYTES
 from gateway.http.openai import find_model_field
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Callable
 
     from gateway.http.held_bodies import HeldBodies
+
+Result = TypeVar("Result")
 
 _MODEL_FIELD_BYTES: Final = 4096
 """First bytes of an OpenAI body, which nearly always contain `model`; searched before the rest."""
@@ -111,7 +115,7 @@ class IncomingBody:
             self.buffered += await self._receive()
 
     async def _receive_to_file(self) -> None:
-        file = self._file = await asyncio.to_thread(tempfile.TemporaryFile)
+        file = self._file = await self._in_thread(tempfile.TemporaryFile)
         while not self.is_complete:
             parts: list[bytes] = []
             while not self.is_complete and sum(map(len, parts)) < _PIECE_BYTES:
@@ -119,7 +123,17 @@ class IncomingBody:
             piece = b"".join(parts)
             self._held.take_disk(len(piece))
             self._disk_bytes += len(piece)
-            await asyncio.to_thread(file.write, piece)
+            await self._in_thread(partial(_write, file, piece))
+
+    async def _in_thread(self, call: Callable[[], Result]) -> Result:
+        try:
+            return await asyncio.to_thread(call)
+        except OSError as error:
+            raise BodiesFull(
+                f"a body over {self._limits.buffer_bytes} bytes (--buffer-bytes) needs a temporary"
+                f" file, which failed: {error.strerror}",
+                retry_after_s=1.0,
+            ) from error
 
     async def pieces_of_file(self) -> AsyncGenerator[bytes, None]:
         """The body after `buffered`."""
@@ -134,7 +148,8 @@ class IncomingBody:
         self._held.release(self._memory_bytes, self._disk_bytes)
         self._memory_bytes = self._disk_bytes = 0
         if self._file is not None:
-            self._file.close()
+            with contextlib.suppress(OSError):  # what a full disk did not take
+                self._file.close()
 
     async def read_model_field(self) -> str:
         """The `model` that an OpenAI body names; the bytes read stay buffered for the pod.
@@ -201,3 +216,9 @@ class IncomingBody:
         return RequestBodyTooLarge(
             f"the body may have up to {self._limits.max_bytes} bytes (--max-body-bytes), was {seen}"
         )
+
+
+def _write(file: IO[bytes], piece: bytes) -> None:
+    """At once: what stays in a buffer would fail when the body is sent to a pod."""
+    file.write(piece)
+    file.flush()

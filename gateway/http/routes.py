@@ -25,8 +25,10 @@ _MAX_CACHED: Final = 4096
 _MAX_CACHED_LENGTH: Final = 512
 """Bytes of path and Host in a cached entry. Clients choose both; the HTTP parser has no limit."""
 _SERVING: Final = re.compile(r"/serving/([^/]+)/([^/]+)(/.*)?")
+INFERENCE_SUFFIXES: Final = ("/infer", ":predict", "%3Apredict", "%3apredict")
+"""Of paths of KServe's protocols, as they were sent: some clients escape the colon."""
 _INFERENCE: Final = re.compile(
-    r"/(?:v1/models/([^/:]+):predict|v2/models/([^/]+)(?:/versions/[^/]+)?/infer)"
+    r"/(?:v1/models/([^/:]+?)(?::|%3[Aa])predict|v2/models/([^/]+)(?:/versions/[^/]+)?/infer)"
 )
 _ADDRESS: Final = re.compile(r"[0-9.]+|\[.*\]|localhost")
 
@@ -123,7 +125,7 @@ def parse_path(path: str, host: str, known: Container[ModelName]) -> ModelPath:
 
 def is_inference(path: str) -> bool:
     """True if a path, without its prefix, is an inference path."""
-    if path.endswith(("/infer", ":predict")):
+    if path.endswith(INFERENCE_SUFFIXES):
         return _INFERENCE.fullmatch(path) is not None
     return openai.PATH.fullmatch(path) is not None
 

@@ -16,6 +16,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from gateway.http import openai
 from gateway.http.client_request import ClientRequest
 from gateway.http.host import host_error
+from gateway.http.routes import INFERENCE_SUFFIXES
 
 if TYPE_CHECKING:
     import asyncio
@@ -32,8 +33,9 @@ MAX_HEAD_BYTES: Final = 64 * 1024
 One read of the socket may exceed it before it is checked.
 """
 _INFERENCE_SUFFIXES: Final = (
-    b"/infer", b":predict", *(f"/{endpoint}".encode() for endpoint in openai.ENDPOINTS),
-)  # fmt: skip
+    *(suffix.encode() for suffix in INFERENCE_SUFFIXES),
+    *(f"/{endpoint}".encode() for endpoint in openai.ENDPOINTS),
+)
 
 
 class _InvalidHead(Exception):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
-from gateway.errors import BodyTooSlow, RequestBodyTooLarge
+from gateway.errors import BodiesFull, BodyTooSlow, RequestBodyTooLarge
 from gateway.http.body import BodyLimits, IncomingBody
 from gateway.http.client_request import ClientClosedRequest
 from gateway.http.held_bodies import HeldBodies
@@ -59,6 +60,27 @@ async def test_puts_the_rest_of_a_long_body_into_a_file_that_can_be_read_again()
     assert HELD.disk_bytes == 2
     body.close()
     assert (HELD.disk_bytes, HELD.memory_bytes) == (0, 0)
+
+
+@run_async
+async def test_a_full_disk_is_reported_and_frees_the_budget(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tempfile.TemporaryFile", lambda: Path("/dev/full").open("r+b"))
+    body = body_of(b"a" * 12, b"b")
+    with pytest.raises(BodiesFull, match="temporary file, which failed: No space left"):
+        await body.receive()
+    body.close()
+    assert (HELD.disk_bytes, HELD.memory_bytes) == (0, 0)
+
+
+@run_async
+async def test_a_missing_temporary_folder_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", "/nowhere")
+    body = body_of(b"a" * 12, b"b")
+    with pytest.raises(BodiesFull, match="No such file or directory"):
+        await body.receive()
+    body.close()
 
 
 def test_rejects_a_declared_length_over_the_limit_without_reading() -> None:

@@ -69,6 +69,9 @@ KNOWN = {
         pytest.param(
             "/v1/models/%6d:predict", "", "default/m", "/v1/models/default~m:predict", id="escaped"
         ),
+        pytest.param(
+            "/v1/models/m%3Apredict", "", "default/m", "/v1/models/default~m:predict", id="colon"
+        ),
     ],
 )
 def test_resolves_an_inference_path(path: str, host: str, model: str, pod_path: str) -> None:
