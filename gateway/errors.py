@@ -59,7 +59,7 @@ class RequestBodyTooLarge(GatewayError, status=413, reason="body-too-large"):
 
 
 class BodiesFull(GatewayError, status=503, reason="bodies-full"):
-    """The bodies that the gateway holds have filled its memory or disk for them, or the disk failed."""
+    """The bodies that the gateway holds have filled its memory or disk for them, or it failed."""
 
 
 class BodyTooSlow(GatewayError, status=408, reason="body-too-slow"):

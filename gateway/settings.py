@@ -76,7 +76,9 @@ class GatewaySettings:
         15.0, parse_seconds, "time after which the slots of a gateway that died are free"
     )
     lost_pods_pause: float = option(
-        300.0, parse_seconds, "time for which a request is refused that two pods were lost with"
+        300.0,
+        parse_seconds,
+        "time for which a request is refused that lost a second pod when it was sent again",
     )
     allow_policy_header: bool | None = option(
         None,

@@ -86,6 +86,8 @@ class InferenceCall:
         self._headers = headers
         self._body = body
         self._holds_reservation = False
+        self._begun = 0
+        """Pods that requests had lost when the current attempt was sent."""
         self._failed: FailedAttempts | None = None
         self._loop = asyncio.get_running_loop()
         self._started_s = time.perf_counter()
@@ -105,6 +107,7 @@ class InferenceCall:
                 self.is_placed = self._holds_reservation = True
                 self.awaited_tier = self.awaited_tier or placement.awaited_tier
                 self.queue_s = time.perf_counter() - self._started_s
+                self._begun = lost_pods.losses
                 await self._send_to_pod(placement, until_s)
                 lost_pods.acquit(path, body.buffered, body.received_bytes)
                 return
@@ -123,6 +126,7 @@ class InferenceCall:
                 self._body.buffered,
                 self._body.received_bytes,
                 pod=f"{entry.name}/{entry.epoch}",
+                begun=self._begun,
             )
             if suspicion is not None:
                 raise suspicion from None

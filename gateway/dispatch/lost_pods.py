@@ -1,7 +1,8 @@
 """Requests with which pods were lost: one that lost two is refused for a while, by its digest.
 
 A pod that dies takes innocent requests with it, so each of them is tried once more; a response
-acquits a request, also one that others send with the same body.
+acquits a request, also one that others send with the same body. Pods lost at the same moment, as
+with their node, prove nothing: one such request is tried again after a few seconds.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 MAX_PODS: Final = 2
 PAUSE_S: Final = 300.0
+TRIAL_S: Final = 5.0
 _MAX_RECORDS: Final = 1024
 
 
@@ -25,6 +27,11 @@ _MAX_RECORDS: Final = 1024
 class _Record:
     size: int
     until_s: float
+    first_loss: int
+    """Number of the first loss; an attempt begun later was a risk taken knowingly."""
+    is_proven: bool = False
+    """True if an attempt begun after the first loss lost a pod too."""
+    refused_until_s: float = 0.0
     pods: set[str] = field(default_factory=set)
 
 
@@ -35,24 +42,37 @@ class LostPods:
         self._now_s = now_s
         self._pause_s = pause_s
         self._records: OrderedDict[bytes, _Record] = OrderedDict()
+        self.losses = 0
+        """Pods lost so far, by any request; a call remembers it when an attempt begins."""
 
     def check(self, path: bytes, body: Sequence[bytes], size: int) -> None:
-        """Raises RequestLostPods for a request that lost two pods lately."""
+        """Raises RequestLostPods for a request that lost two pods lately, but for one to try."""
         found = self._find(path, body, size)
-        if found is not None and len(found[1].pods) >= MAX_PODS:
-            raise self._error(found[1])
+        if found is None or len(found[1].pods) < MAX_PODS:
+            return
+        record, now_s = found[1], self._now_s()
+        if now_s < record.refused_until_s:
+            raise self._error(record)
+        record.refused_until_s = now_s + TRIAL_S  # others wait for this one's response
 
     def record(
-        self, path: bytes, body: Sequence[bytes], size: int, *, pod: str
+        self, path: bytes, body: Sequence[bytes], size: int, *, pod: str, begun: int
     ) -> RequestLostPods | None:
-        """Count a lost pod; the error if the request has lost too many."""
+        """Count a lost pod; the error if the request has lost too many.
+
+        `begun`: `losses` when the attempt began.
+        """
+        self.losses += 1
         digest = _digest(path, body, size)
         now_s = self._now_s()
         record = self._records.pop(digest, None)
         if record is None or record.until_s <= now_s:
-            record = _Record(size, now_s)
+            record = _Record(size, now_s, self.losses)
         record.pods.add(pod)
         record.until_s = now_s + self._pause_s
+        record.is_proven |= record.first_loss <= begun
+        pause_s = self._pause_s if record.is_proven else min(TRIAL_S, self._pause_s)
+        record.refused_until_s = now_s + pause_s
         self._records[digest] = record
         if len(self._records) > _MAX_RECORDS:
             self._records.popitem(last=False)
@@ -78,7 +98,7 @@ class LostPods:
         return None if record is None else (digest, record)
 
     def _error(self, record: _Record) -> RequestLostPods:
-        wait_s = record.until_s - self._now_s()
+        wait_s = max(0.0, record.refused_until_s - self._now_s())
         return RequestLostPods(
             f"{len(record.pods)} pods were lost with this request;"
             f" it is refused for {wait_s:.0f} s",

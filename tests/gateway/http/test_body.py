@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -62,11 +63,15 @@ async def test_puts_the_rest_of_a_long_body_into_a_file_that_can_be_read_again()
     assert (HELD.disk_bytes, HELD.memory_bytes) == (0, 0)
 
 
+def open_full_disk() -> IO[bytes]:
+    return Path("/dev/full").open("r+b")
+
+
 @run_async
 async def test_a_full_disk_is_reported_and_frees_the_budget(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("tempfile.TemporaryFile", lambda: Path("/dev/full").open("r+b"))
+    monkeypatch.setattr("tempfile.TemporaryFile", open_full_disk)
     body = body_of(b"a" * 12, b"b")
     with pytest.raises(BodiesFull, match="temporary file, which failed: No space left"):
         await body.receive()
