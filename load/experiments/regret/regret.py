@@ -73,7 +73,10 @@ def run(settings: Settings) -> Result:
     if settings.out is not None:
         cell_file.write(settings.out, chosen, results, seeds)
         images = draw(found, chosen, settings.out) if found else ()
-    return Result(tuple(tables), tuple(_notes(settings, chosen, results, seeds)), images)
+    notes = _notes(settings, chosen, results, seeds)
+    if not found:
+        notes.append(f"no table: a cell needs runs of all fixed policies ({', '.join(FIXED)})")
+    return Result(tuple(tables), tuple(notes), images)
 
 
 def _chosen_cells(settings: Settings) -> dict[int, RegretCell]:

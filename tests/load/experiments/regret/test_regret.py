@@ -96,6 +96,12 @@ def test_policies_that_do_not_run_again_are_reused(tmp_path: Path) -> None:
         run(Settings(seeds=(2,), cells=CellSelection(numbers=(4,), reused=earlier)))
 
 
+def test_runs_without_all_fixed_policies_say_why_there_is_no_table() -> None:
+    result = run(Settings(seeds=(1,), cells=CellSelection(numbers=(4,), policies=(AUTO,))))
+    assert result.tables == ()
+    assert "all fixed policies (random, least-loaded" in result.notes[-1]
+
+
 def test_an_unknown_policy_is_refused() -> None:
     with pytest.raises(ExperimentError, match=r"must be one of random, .*, was 'fifo'"):
         run(Settings(cells=CellSelection(policies=("fifo",))))
