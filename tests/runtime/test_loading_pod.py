@@ -230,7 +230,10 @@ def test_unloaded_model_stays_on_disk(cluster: Cluster, models: Path) -> None:
 def test_repository_load_makes_a_model_warm(cluster: Cluster, models: Path) -> None:
     cluster.declare("m", models / "tiny-bert")
     pod = cluster.pod()
-    assert get(f"{pod.url}/v2/models/default~m/ready").status_code == 503
+    ready = f"{pod.url}/v2/models/default~m/ready"
+    servers.wait_until(
+        lambda: get(ready).status_code == 503, what="the pod has read the declaration"
+    )
     assert post(f"{pod.url}/v2/repository/models/default~m/load").json()["load"] is True
     assert get(f"{pod.url}/v2/models/default~m/ready").json()["ready"] is True
     assert predict(pod.url, "m", "x").headers["x-pilotlight-start"] == "warm"
