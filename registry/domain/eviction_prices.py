@@ -52,12 +52,16 @@ class _Device:
     waits_per_s: float
     """Requests for the pod's warm models that would find no slot, if one were held all the time."""
 
+    def short_bytes(self, size_bytes: int) -> int:
+        """What a load of this size must evict; not positive where there is room."""
+        return min(size_bytes, self.memory_bytes) - self.free_bytes
+
     def price_s(self, size_bytes: int) -> float:
         """What a load of this size evicts; 0 where there is room.
 
         Infinite while models that are being loaded take the memory that it needs.
         """
-        short = min(size_bytes, self.memory_bytes) - self.free_bytes
+        short = self.short_bytes(size_bytes)
         if short <= 0:
             return 0.0
         if short > self.evictable_bytes and self.loads:
@@ -69,6 +73,21 @@ class _Device:
             if short <= 0:
                 break
         return price_s
+
+    def slot_price_s(self, held_s: float) -> float:
+        """What requests for the pod's models lose while one of its slots is held.
+
+        Each that finds all others held waits for half of that time on average.
+        """
+        return self.waits_per_s * held_s * held_s / 2.0
+
+    def delay_s(self, load_s: float) -> float:
+        """What a load delays: requests that need its slot, and it and others on the pod's link.
+
+        Two loads that share a link take as long as one after the other: each is late by half a load
+        on average.
+        """
+        return self.slot_price_s(load_s) + self.loads * load_s
 
 
 class EvictionPrices:
@@ -122,32 +141,23 @@ class EvictionPrices:
     def load_cost_s(self, pod: PodState, size_bytes: int, load_s: float) -> float:
         """What a load of this size costs others: `price_s` and `delay_s` together."""
         device = self._device(pod)
-        delay_s = (device.waits_per_s * load_s / 2.0 + device.loads) * load_s
-        return device.price_s(size_bytes) + delay_s
+        return device.price_s(size_bytes) + device.delay_s(load_s)
 
     def price_s(self, pod: PodState, key: str) -> float:
         """What a load of this model evicts at the pod; see `_Device.price_s`."""
         return self._device(pod).price_s(self.size_bytes(key))
 
     def delay_s(self, pod: PodState, load_s: float) -> float:
-        """What a load delays: requests that need its slot, and it and others on the pod's link.
-
-        Two loads that share a link take as long as one after the other: each is late by half a load
-        on average.
-        """
-        return self.slot_price_s(pod, load_s) + self._device(pod).loads * load_s
+        """See `_Device.delay_s`."""
+        return self._device(pod).delay_s(load_s)
 
     def slot_price_s(self, pod: PodState, held_s: float) -> float:
-        """What requests for the pod's models lose while one of its slots is held.
-
-        Each that finds all others held waits for half of that time on average.
-        """
-        return self._device(pod).waits_per_s * held_s * held_s / 2.0
+        """See `_Device.slot_price_s`."""
+        return self._device(pod).slot_price_s(held_s)
 
     def has_room(self, pod: PodState, key: str) -> bool:
         """Whether a load of this model evicts none."""
-        device = self._device(pod)
-        return min(self.size_bytes(key), device.memory_bytes) <= device.free_bytes
+        return self._device(pod).short_bytes(self.size_bytes(key)) <= 0
 
     def is_spare(self, key: str, now_s: float) -> bool:
         """Whether a further copy leaves room for the models with requests that are nowhere yet."""
