@@ -99,26 +99,17 @@ def least_loaded_free(
     return least_loaded(free, draw) if free else None
 
 
-def best_cold(
-    cluster: ClusterState,
-    key: str,
-    draw: float,
-    excluded: Collection[str] = (),
-    kind: AcceleratorKind | None = None,
-) -> PodState | None:
+def best_cold(cluster: ClusterState, key: str, draw: float) -> PodState | None:
     """The pod with the cheapest cold start: nearest tier, then most memory without an eviction.
 
     A load that evicts causes the next cold start. Ties: least loaded, then by `draw` in the order
-    of names. None if no pod has a free slot, except those in `excluded`. Only pods of `kind`,
-    unless it is None.
+    of names. None if no pod has a free slot.
     """
-    if nearest := _nearest_free(cluster, key, excluded, kind):
+    if nearest := _nearest_free(cluster, key):
         return most_free_memory(nearest, draw)
     if len(cluster.pods) > MAX_SCANNED:
-        return cluster.pods.most_free_memory(draw, excluded, kind)
-    free = _free_except(cluster, excluded)
-    if kind is not None:
-        free = [pod for pod in free if pod.kind == kind]
+        return cluster.pods.most_free_memory(draw)
+    free = free_pods(cluster)
     return most_free_memory(free, draw) if free else None
 
 
@@ -173,19 +164,17 @@ def _free_except(cluster: ClusterState, excluded: Collection[str]) -> list[PodSt
     return [pod for pod in free if pod.name not in excluded] if excluded else free
 
 
-def _nearest_free(
-    cluster: ClusterState, key: str, excluded: Collection[str], kind: AcceleratorKind | None
-) -> list[PodState]:
+def _nearest_free(cluster: ClusterState, key: str) -> list[PodState]:
     """Pods with a free slot that hold the model at the nearest tier; none if it is remote only."""
     pods = cluster.pods
     min_distance = _REMOTE
     nearest: list[PodState] = []
     for name, residency in cluster.holders(key).items():
         distance = _DISTANCE[residency.tier]
-        if distance > min_distance or distance == _REMOTE or name in excluded:
+        if distance > min_distance or distance == _REMOTE:
             continue
         pod = pods.get(name)
-        if pod is not None and pod.has_free_slot and (kind is None or pod.kind == kind):
+        if pod is not None and pod.has_free_slot:
             if distance < min_distance:
                 min_distance, nearest = distance, []
             nearest.append(pod)

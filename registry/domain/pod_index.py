@@ -36,18 +36,11 @@ def free_memory_rank(pod: Any) -> Rank:
 class PodRanking:
     """The pods of one pool that can be an entry pod, by a rank; ties by name."""
 
-    def __init__(
-        self,
-        pods: Mapping[str, PodState],
-        rank_of: Callable[[PodState], Rank],
-        kind: AcceleratorKind | None = None,
-    ) -> None:
+    def __init__(self, pods: Mapping[str, PodState], rank_of: Callable[[PodState], Rank]) -> None:
         self.changed: set[PodState] = set()
         """Pods added, removed, or possibly of another rank since the groups were updated."""
         self._pods = pods
         self._rank_of = rank_of
-        self._kind = kind
-        """Kind of accelerator of the ranked pods; None: any kind."""
         self._rank: dict[PodState, Rank] = {}
         self._groups: dict[Rank, list[str]] = {}
         self._ranks: list[Rank] = []
@@ -69,13 +62,9 @@ class PodRanking:
         return None
 
     def _update_groups(self) -> None:
-        pods, ranks, rank_of, kind = self._pods, self._rank, self._rank_of, self._kind
+        pods, ranks, rank_of = self._pods, self._rank, self._rank_of
         for pod in self.changed:
-            is_ranked = (
-                pod.has_free_slot
-                and pods.get(pod.name) is pod
-                and (kind is None or pod.kind == kind)
-            )
+            is_ranked = pod.has_free_slot and pods.get(pod.name) is pod
             rank = rank_of(pod) if is_ranked else None
             before = ranks.get(pod)
             if rank != before:
@@ -119,7 +108,6 @@ class PodIndex(dict[str, "PodState"]):
         """Pods that share an accelerator."""
         self._by_load = PodRanking(self, load_rank)
         self._by_free_memory = PodRanking(self, free_memory_rank)
-        self._by_free_memory_of: dict[AcceleratorKind, PodRanking] = {}
 
     def __setitem__(self, name: str, pod: PodState) -> None:
         if (before := self.get(name)) is not None:
@@ -168,29 +156,15 @@ class PodIndex(dict[str, "PodState"]):
         self._distribute_changes()
         return self._by_load.first(draw, excluded)
 
-    def most_free_memory(
-        self, draw: float, excluded: Collection[str] = (), kind: AcceleratorKind | None = None
-    ) -> PodState | None:
-        """The pod with a free slot and the most free memory, then the least loaded.
-
-        Only pods of `kind`, unless it is None.
-        """
+    def most_free_memory(self, draw: float, excluded: Collection[str] = ()) -> PodState | None:
+        """The pod with a free slot and the most free memory, then the least loaded."""
         self._distribute_changes()
-        ranking = self._by_free_memory
-        if kind is not None:
-            found = self._by_free_memory_of.get(kind)
-            if found is None:
-                found = self._by_free_memory_of[kind] = PodRanking(self, free_memory_rank, kind)
-                found.changed |= set(self.values())
-            ranking = found
-        return ranking.first(draw, excluded)
+        return self._by_free_memory.first(draw, excluded)
 
     def _distribute_changes(self) -> None:
         if self.changed:
             self._by_load.changed |= self.changed
             self._by_free_memory.changed |= self.changed
-            for ranking in self._by_free_memory_of.values():
-                ranking.changed |= self.changed
             self.changed.clear()
 
 
