@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import uuid
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
@@ -20,7 +20,6 @@ from registry.domain.codec import (
     encode,
     encode_copies,
     encode_profile,
-    encode_spec,
 )
 from registry.domain.loading_choice import loading_problems
 from registry.domain.model import LoadFailure, ModelName, ModelRecord, ModelSpec, Tier, name_of_key
@@ -33,20 +32,15 @@ from registry.domain.reservation import (
     ReservationRequest,
 )
 from registry.errors import ClaimLost, InvalidModel, LeaseLost, RegistryUnavailable
+from registry.redis.declaration_steps import declaration_steps
 from registry.redis.server_address import check_url
 from registry.redis.transactions import Transactions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from registry.domain.pod import PodInfo, PodPhase, PodReport
     from registry.domain.profile import Profile
-
-MAX_STEP_MODELS: Final = 256
-"""Models declared in one step. Redis serves no other client meanwhile: 10,000 at once took 0.3 s of
-an idle core, and on a busy one longer than the timeout of other calls."""
-MAX_STEP_BYTES: Final = 1 << 18
-"""Bytes of specifications in one step; each step is also one message to every watched copy."""
 
 
 class Registry:
@@ -84,7 +78,7 @@ class Registry:
         """
         await self._check_loading(specs)
         outcomes: list[str] = []
-        for step in _steps(specs):
+        for step in declaration_steps(specs):
             try:
                 outcomes += await self._submit("put", step)
             except RegistryUnavailable as error:
@@ -286,21 +280,6 @@ class Registry:
             case "fenced":
                 raise ClaimLost("the load's claim has expired or was replaced by a newer one")
         return result
-
-
-def _steps(specs: Iterable[ModelSpec]) -> Iterator[list[tuple[str, str, str]]]:
-    """Arguments of the operation `put`, in steps within MAX_STEP_MODELS and MAX_STEP_BYTES."""
-    step: list[tuple[str, str, str]] = []
-    size = 0
-    for spec in specs:
-        text = encode_spec(spec)
-        if step and (len(step) == MAX_STEP_MODELS or size + len(text) > MAX_STEP_BYTES):
-            yield step
-            step, size = [], 0
-        step.append((str(spec.name), spec.key, text))
-        size += len(text)
-    if step:
-        yield step
 
 
 def _finite(values_s: Iterable[float]) -> list[float]:

@@ -20,23 +20,21 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from runtime.device.batch import QueuedRows
+from runtime.device.batch_runner import BatchRunner
 from runtime.device.batch_times import BatchTimes
-from runtime.device.device_errors import is_device_lost, is_out_of_memory
 from runtime.device.device_model import DeviceModel, Payload
 from runtime.device.hang_watch import HangWatch, RunningBatch
 from runtime.device.queue import ASSUMED_DEADLINE_S, DeviceQueue, InferenceResult, Job, resolve
 from runtime.device.suspects import digest_of
 from runtime.errors import (
     DeadlinePassed,
-    InferenceFailed,
     InferenceHung,
     ModelBroken,
     PodDraining,
     QueueFull,
     RequestHung,
 )
-from runtime.metrics import BATCH_SIZE, BATCHES, DEVICE_WAITING, QUEUE_SECONDS, STUCK_THREADS
-from runtime.threads import as_exception
+from runtime.metrics import BATCHES, DEVICE_WAITING, STUCK_THREADS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -71,12 +69,12 @@ class DeviceWorker:
         """Abandoned threads whose inference still hangs."""
         self._threads = threads
         self._max_queued = max_queued
-        self._timeout_s = timeout_s
         self._queue: DeviceQueue[Job] = DeviceQueue(self.times)
         self._sequence = itertools.count()
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)
         self._watch = HangWatch(self._lock, self._abandon)
+        self._runner = BatchRunner(self.times, self._watch, timeout_s, self.mark_lost)
         self._is_closed = False
         self._thread = self._new_thread()
 
@@ -108,6 +106,7 @@ class DeviceWorker:
         with self._lock:
             if self.lost_reason is not None:
                 return
+            self._runner.is_lost = True
             self.lost_reason = f"the pod's device failed and the pod is replaced: {error}"
             resolve([(job, PodDraining(self.lost_reason)) for job in self._queue.take_all()])
         logger.error("device lost", extra={"error": error})
@@ -226,7 +225,7 @@ class DeviceWorker:
         torch.set_num_threads(self._threads)
         with torch.inference_mode():
             while (run := self._next_run()) is not None:
-                self._run_batch(run)
+                self._runner.run(run)
                 with self._lock:
                     if run.is_abandoned:
                         logger.warning("an abandoned inference ended")
@@ -252,47 +251,6 @@ class DeviceWorker:
                 self._work.wait(wake_s - now_s if math.isfinite(wake_s) else None)
             resolve([(job, QueueFull("the pod is stopping")) for job in self._queue.take_all()])
             return None
-
-    def _run_batch(self, run: RunningBatch) -> None:
-        """Run the batch; if it fails, run each job alone, so that only the faulty ones fail."""
-        jobs, model = run.jobs, run.jobs[0].model
-        outcomes = self._infer(run, jobs)
-        can_split = len(jobs) > 1 and not run.is_abandoned and self.lost_reason is None
-        if isinstance(outcomes, Exception) and can_split:
-            extra = {"key": model.key, "error": outcomes}
-            logger.info("batch failed, its requests run one by one", extra=extra)
-            BATCHES.labels(model=model.name, outcome="split").inc()
-            for job in jobs:
-                if not run.is_abandoned:
-                    _finish(run, [job], self._infer(run, [job]))  # a lost device fails the rest
-        else:
-            _finish(run, jobs, outcomes)
-
-    def _infer(
-        self, run: RunningBatch, jobs: Sequence[Job]
-    ) -> list[InferenceResult[Any]] | Exception:
-        """One inference over the jobs' contents: a result per job, or the error of all."""
-        model, rows = jobs[0].model, sum(job.queued.rows for job in jobs)
-        begun_s = self._watch.begin(run, model.policy.max_infer_s or self._timeout_s)
-        try:
-            values = jobs[0].infer([job.content for job in jobs])
-        except BaseException as raised:  # must not end the thread: other models use it
-            error = as_exception(raised)
-            if is_out_of_memory(error):
-                self.times.record_out_of_memory(model.key, rows)
-            if is_device_lost(error):
-                self.mark_lost(error)
-                # Any of the batch's requests may be the cause, so no other pod may try them. The
-                # error is not chained: its frames hold tensors.
-                return InferenceFailed(f"the device failed for good in this inference: {error}")
-            return error
-        compute_s = time.monotonic() - begun_s
-        if jobs[0].queued.batch_key is not None:
-            self.times.observe(model.key, rows, compute_s)
-        return [
-            InferenceResult(value, begun_s - job.queued.enqueued_at_s, compute_s, rows)
-            for job, value in zip(jobs, values, strict=True)
-        ]
 
     def _abandon(self, run: RunningBatch) -> None:
         """Give up the thread of a hung inference, and all jobs of a model that is to blame."""
@@ -326,23 +284,3 @@ def _interrupt(thread: threading.Thread) -> None:
 
 def _call_each(works: Sequence[Callable[[], Any]]) -> list[Any]:
     return [work() for work in works]
-
-
-def _finish(
-    run: RunningBatch, jobs: Sequence[Job], outcomes: list[InferenceResult[Any]] | Exception
-) -> None:
-    """Resolve the jobs and count the batch; an abandoned run's jobs are resolved already."""
-    model = jobs[0].model.name
-    if run.is_abandoned:
-        return
-    if isinstance(outcomes, Exception):
-        BATCHES.labels(model=model, outcome="failed").inc()
-        resolve([(job, outcomes) for job in jobs])
-        return
-    resolve(list(zip(jobs, outcomes, strict=True)))
-    if jobs[0].queued.batch_key is None:  # not a request: a warm-up, or a profile
-        return
-    BATCHES.labels(model=model, outcome="ok").inc()
-    BATCH_SIZE.labels(model=model).observe(outcomes[0].rows)
-    for result in outcomes:
-        QUEUE_SECONDS.labels(model=model).observe(result.wait_s)

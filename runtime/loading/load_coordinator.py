@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 from registry.domain.model import LoadFailure, ModelSpec, Tier
 from runtime.errors import DeadlinePassed, LoadFailed, ModelBroken, RuntimePackageError
 from runtime.loading.failures import LoadFailures
-from runtime.loading.load_lifecycle import MEMORY_TIMEOUT_S, Load, LoadLifecycle
+from runtime.loading.load import Load
+from runtime.loading.load_lifecycle import MEMORY_TIMEOUT_S, LoadLifecycle
 from runtime.loading.load_threads import mark_retrieved, unless_cancelled
 from runtime.loading.model_store import StoreEntry
 from runtime.loading.tier_preloads import TierPreloads

@@ -7,16 +7,14 @@ virtual time: each drives the coroutine of a load, and carries out the steps tha
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
-from registry.domain.model import LoadFailure, ModelSpec, Tier
 from registry.domain.reservation import ClaimScope, LoadClaim
 from registry.errors import ClaimLost
 from runtime.errors import LoadCancelled, LoadFailed, LoadRefused, MemoryBusy, RuntimePackageError
+from runtime.loading.load import Load, LoadReports, Weights, should_continue
 from runtime.loading.load_turns import LoadTurns
-from runtime.storage.load_ticket import LoadProgress, LoadTicket
 from runtime.tiers.device_cache import CachedModel, DeviceCache
 
 if TYPE_CHECKING:
@@ -24,6 +22,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from registry.domain.cluster import ClusterState
+    from registry.domain.model import LoadFailure, ModelSpec, Tier
     from runtime.loading.failures import LoadFailures
     from runtime.registration.measurements import Measurements
     from runtime.tiers.eviction import ReloadCosts
@@ -33,65 +32,6 @@ CLAIM_TIMEOUT_S: Final = 6.0
 CLAIM_RETRY_INTERVAL_S: Final = 0.1
 MEMORY_TIMEOUT_S: Final = 30.0
 """How long a load waits until requests release memory."""
-NEARLY_DONE_SHARE: Final = 0.8
-"""Share of a download's bytes from which on it is always finished."""
-
-
-def should_continue(progress: LoadProgress, *, ends_downloads: bool) -> bool:
-    """Whether a load continues, as a preload, when no request waits for it any more.
-
-    A started load is worth finishing: a client whose deadline passed usually retries, and joins
-    the load. With `ends_downloads` a running download ends, unless it is nearly complete; the
-    fetched bytes stay on disk in any case, and the next load continues from them.
-    """
-    if not progress.has_started:
-        return False
-    if not ends_downloads:
-        return True
-    return progress.arrived_bytes >= NEARLY_DONE_SHARE * progress.total_bytes
-
-
-@dataclass(eq=False, slots=True)
-class Load:
-    """A running load. Mutable: owned by the event loop."""
-
-    spec: ModelSpec
-    scope: ClaimScope
-    is_preload: bool
-    """Whether the load continues without waiting requests."""
-    started_s: float
-    turn_s: float = 0.0
-    """Start of its turn, on the clock of `started_s`."""
-    token: int = 0
-    """Token of the newest claim that the gateway made for a waiting request; 0: none."""
-    ticket: LoadTicket = field(default_factory=LoadTicket)
-    source: Tier = Tier.REMOTE
-    waiters: int = 0
-    is_reported: bool = False
-    """Whether the registry received the result, or another pod has the claim."""
-
-
-class Weights(Protocol):
-    """A model's open weights, complete or under download."""
-
-    @property
-    def tier(self) -> Tier: ...
-
-    @property
-    def memory_bytes(self) -> int:
-        """Device memory that the model needs."""
-
-
-class LoadReports(Protocol):
-    """A pod's claims and reports of loads; implemented by `registration.registry_agent`."""
-
-    def claim_of(self, token: int) -> LoadClaim: ...
-    async def claim(self, key: str, scope: ClaimScope) -> LoadClaim: ...
-    async def start_load(self, key: str, claim: LoadClaim, source: Tier) -> None: ...
-    async def finish_load(self, key: str, claim: LoadClaim, memory_bytes: int) -> None: ...
-    async def fail_load(self, key: str, claim: LoadClaim, failure: LoadFailure) -> bool: ...
-    def report_tier(self, key: str) -> None: ...
-
 
 L = TypeVar("L", bound=Load)
 W = TypeVar("W", bound=Weights)
@@ -124,8 +64,6 @@ class LoadLifecycle(Generic[L, W, R]):
         self._state = state
         self._turns = LoadTurns(self.now_s)
         self._ends_downloads = ends_downloads
-
-    # The steps that each driver carries out
 
     @abstractmethod
     def now_s(self) -> float:
@@ -176,8 +114,6 @@ class LoadLifecycle(Generic[L, W, R]):
         """The failure to report for an unexpected error."""
         raise error
 
-    # Waiting requests
-
     def join(self, spec: ModelSpec, token: int = 0) -> L:
         """The load of the model for one more waiting request, started if none is running."""
         load = self.running.get(spec.key)
@@ -214,8 +150,6 @@ class LoadLifecycle(Generic[L, W, R]):
         self.running[spec.key] = load
         self.spawn(load)
         return load
-
-    # One load
 
     async def run(self, load: L) -> None:
         """Run the load to its end. Errors other than the runtime's are raised."""

@@ -11,7 +11,7 @@ import pytest
 from registry.domain.model import Tier
 from registry.domain.reservation import ClaimScope
 from runtime.errors import DeadlinePassed, LoadCancelled
-from runtime.loading.load_lifecycle import should_continue
+from runtime.loading.load import should_continue
 from runtime.storage.load_ticket import LoadProgress
 from runtime.storage.partial_file import SPAN_BYTES
 from tests.runtime.fake_engine import FakeEngine

@@ -23,10 +23,10 @@ from runtime.errors import (
     RuntimePackageError,
 )
 from runtime.loading.failures import LoadFailures
+from runtime.loading.load import Load
 from runtime.loading.load_lifecycle import (
     CLAIM_TIMEOUT_S,
     MEMORY_TIMEOUT_S,
-    Load,
     LoadLifecycle,
 )
 from runtime.loading.load_turns import MAX_CONCURRENT

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from runtime.loading.load_lifecycle import Load
+from runtime.loading.load import Load
 from runtime.tiers.device_cache import CachedModel
 
 if TYPE_CHECKING:

@@ -10,7 +10,8 @@ import redis
 
 from registry.domain.model import ModelName, ModelSpec
 from registry.errors import RegistryUnavailable
-from registry.redis.client import MAX_STEP_MODELS, Registry
+from registry.redis.client import Registry
+from registry.redis.declaration_steps import MAX_STEP_MODELS
 from registry.redis.watch import ClusterWatch
 from tests import servers
 from tests.registry.redis.clients import SPEC, agrees, running, until
