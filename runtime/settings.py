@@ -56,6 +56,9 @@ class RuntimeSettings:
         "port at which others reach this pod, such as 8012 of Knative's queue-proxy; 0: the port"
         " it listens on",
     )
+    pod_uid: str = option(
+        "", str, "uid of the pod's Kubernetes object, by the downward API; empty: none"
+    )
     pool: str = option("default", str, "pool of pods that serve the same models")
     node: str = option("", str, "node the pod runs on; empty: the host name")
     model_name: str = option(

@@ -57,6 +57,8 @@ class PodInfo:
     accelerator: Accelerator = field(default_factory=Accelerator)
     share: float = 1.0
     """Part of the accelerator's compute that the pod may use: by MPS, or of a GPU by MIG."""
+    uid: str = ""
+    """Of its Kubernetes object, unique among all namespaces; empty outside of clusters."""
 
     @property
     def kind(self) -> AcceleratorKind:

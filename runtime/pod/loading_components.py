@@ -79,6 +79,7 @@ class PodContext:
             memory_bytes=self.memory_bytes,
             link_bytes_per_s=settings.link_rate or None,
             process_id=os.getpid(),
+            uid=settings.pod_uid,
             accelerator=self.accelerator,
             share=mps_share(os.environ) * mig_share(self.accelerator.product),
         )

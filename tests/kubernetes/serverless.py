@@ -40,7 +40,8 @@ def serverless_objects(folder: Path) -> list[dict[str, Any]]:
     (folder / "kustomization.yaml").write_text(yaml.safe_dump(parts))
     made = {(item["kind"], item["metadata"]["name"]): item for item in kustomize(folder)}
     pool = made["InferenceService", "pool"]
-    pool["metadata"] |= {"name": POOL, "labels": {"pilotlight.io/pool": POOL}}
+    pool["metadata"]["name"] = POOL
+    pool["metadata"]["labels"]["pilotlight.io/pool"] = POOL
     pool["metadata"]["annotations"] |= WINDOW
     predictor = pool["spec"]["predictor"]
     predictor |= {"minReplicas": LEAST, "maxReplicas": MOST}

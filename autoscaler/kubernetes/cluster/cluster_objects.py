@@ -27,7 +27,8 @@ class ClusterObjects:
 
     def __init__(self) -> None:
         self.services: dict[ModelName, ServiceObject] = {}
-        self.pods: dict[tuple[str, str], PodObject] = {}
+        self.pods: dict[str, PodObject] = {}
+        """By uid."""
         self.changed: set[ModelName] = set()
         """InferenceServices to reconcile; the controller clears it."""
         self.removed_pods: list[PodObject] = []
@@ -57,12 +58,11 @@ class ClusterObjects:
             self._mark_models_changed(service.pool)
 
     def _update_pod(self, pod: PodObject, *, is_removed: bool) -> None:
-        key = (pod.namespace, pod.name)
         if is_removed:
-            if self.pods.pop(key, None) is not None:
+            if self.pods.pop(pod.uid, None) is not None:
                 self.removed_pods.append(pod)
         else:
-            self.pods[key] = pod
+            self.pods[pod.uid] = pod
 
     def remove(self, service: ServiceObject) -> None:
         self.services.pop(service.name, None)
@@ -78,9 +78,9 @@ class ClusterObjects:
         names = {service.name for service in listed}
         for name in self.services.keys() - names:
             self.remove(self.services[name])
-        existing = {(pod.namespace, pod.name): pod for pod in pods}
-        for key in self.pods.keys() - existing.keys():
-            self.removed_pods.append(self.pods.pop(key))
+        existing = {pod.uid: pod for pod in pods}
+        for uid in self.pods.keys() - existing.keys():
+            self.removed_pods.append(self.pods.pop(uid))
         self.pods.update(existing)
         self.is_complete = True
 

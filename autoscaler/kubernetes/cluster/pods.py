@@ -27,6 +27,7 @@ class PodObject:
 
     namespace: str
     name: str
+    uid: str
     pool: str
     service: str
     """The InferenceService it belongs to."""
@@ -49,6 +50,7 @@ def read_pod(document: Mapping[str, Any]) -> PodObject:
     return PodObject(
         namespace=metadata["namespace"],
         name=metadata["name"],
+        uid=metadata["uid"],
         pool=labels.get(POOL, ""),
         service=labels.get(SERVICE, ""),
         is_ending="deletionTimestamp" in metadata or status.get("phase") in ("Succeeded", "Failed"),

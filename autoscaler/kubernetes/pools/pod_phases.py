@@ -47,7 +47,7 @@ class PodPhases:
         replaced = replaced_pods(pods, {name: each.status for name, each in services})
         for pool, registry in self._registries.opened().items():
             of_pool = [pod for pod in pods if pod.pool == pool]
-            draining = {pod.name for pod in of_pool if pod.is_ending or pod in replaced}
+            draining = {pod.uid for pod in of_pool if pod.is_ending or pod in replaced}
             await self._update_pool(registry, self._trackers[pool], of_pool, draining)
 
     async def _update_pool(
@@ -57,17 +57,18 @@ class PodPhases:
         pods: Sequence[PodObject],
         draining: set[str],
     ) -> None:
-        registered, now_s = registry.state.pods, time.monotonic()
-        tracker.observe(registered, now_s)
+        now_s = time.monotonic()
+        tracker.observe(registry.state.pods, now_s)
         cancellable = set(tracker.cancellable(now_s))
         for pod in pods:
-            found = registered.get(pod.name)
+            found = _registered(registry, pod)
             if found is None:
                 continue
-            if pod.name in draining and found.phase is not PodPhase.DRAINING:
+            if pod.uid in draining and found.phase is not PodPhase.DRAINING:
                 await self._set_phase(registry, found, PodPhase.DRAINING)
                 tracker.start(found, now_s)
-            elif pod.revision and pod.name in cancellable - draining:  # Knative rolled back
+            elif pod.uid not in draining and pod.revision and pod.name in cancellable:
+                # Knative rolled back.
                 await self._set_phase(registry, found, PodPhase.READY)
                 tracker.cancel(pod.name)
 
@@ -78,6 +79,12 @@ class PodPhases:
 
     async def _deregister(self, pod: PodObject) -> None:
         registry = self._registries.opened().get(pod.pool)
-        registered = registry.state.pods.get(pod.name) if registry is not None else None
+        registered = _registered(registry, pod) if registry is not None else None
         if registry is not None and registered is not None:
             await registry.client.deregister_pod(pod.name, registered.epoch)
+
+
+def _registered(registry: PoolRegistry, pod: PodObject) -> PodState | None:
+    """The registered pod that is this object: any tenant may create a pod of the same name."""
+    found = registry.state.pods.get(pod.name)
+    return found if found is not None and found.info.uid == pod.uid else None

@@ -87,6 +87,7 @@ PODS = st.builds(
     process_id=COUNTS,
     accelerator=st.builds(Accelerator, uuid=TEXT, product=TEXT, memory_bytes=COUNTS, cores=COUNTS),
     share=SECONDS,
+    uid=TEXT,
 )
 
 

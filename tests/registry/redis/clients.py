@@ -77,9 +77,15 @@ class Pod:
 
     @classmethod
     async def join(
-        cls, registry: Registry, name: str, *, slots: int = 1, lease_ttl_s: float = 60.0
+        cls,
+        registry: Registry,
+        name: str,
+        *,
+        slots: int = 1,
+        lease_ttl_s: float = 60.0,
+        uid: str = "",
     ) -> Pod:
-        info = PodInfo(name, "127.0.0.1:1", node=name, slots=slots, memory_bytes=1000)
+        info = PodInfo(name, "127.0.0.1:1", node=name, slots=slots, memory_bytes=1000, uid=uid)
         epoch = await registry.register_pod(info, lease_ttl_s=lease_ttl_s)
         return cls(registry, name, epoch, lease_ttl_s)
 

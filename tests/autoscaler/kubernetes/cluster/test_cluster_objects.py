@@ -15,7 +15,13 @@ POOL_LABEL = {"pilotlight.io/pool": "default"}
 def pod(name: str = "pod-1", **metadata: Any) -> PodObject:
     return read_pod(
         {
-            "metadata": {"namespace": "pilotlight", "name": name, "labels": POOL_LABEL, **metadata},
+            "metadata": {
+                "namespace": "pilotlight",
+                "name": name,
+                "uid": name,
+                "labels": POOL_LABEL,
+                **metadata,
+            },
             "status": {"phase": "Running"},
         }
     )

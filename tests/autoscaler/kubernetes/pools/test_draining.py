@@ -43,7 +43,10 @@ class Stage:
         return await self.draining.update(leaving, pods=pods, list_pods=self._list_pods)
 
     async def _list_pods(self) -> list[PodObject]:
-        return [PodObject("pilotlight", name, "p", "pool", name in self.ending, 0) for name in "ab"]
+        return [
+            PodObject("pilotlight", name, name, "p", "pool", name in self.ending, 0)
+            for name in "ab"
+        ]
 
     def phases(self) -> dict[str, PodPhase]:
         return {name: pod.phase for name, pod in self.watch.state.pods.items()}

@@ -42,10 +42,16 @@ class Stage:
     old: Pod
 
     def update(self, name: str, generation: int, *, is_ending: bool = False) -> None:
-        revision = f"pool-{generation:05}"
-        pod = PodObject("pilotlight", name, self.pool, "pool", is_ending, 0,
-                        revision, generation)  # fmt: skip
+        pod = self.pod(name, generation, is_ending=is_ending)
         self.objects.update(ObjectEvent(pod, is_removed=False))
+
+    def pod(
+        self, name: str, generation: int, *, namespace: str = "pilotlight", is_ending: bool = False
+    ) -> PodObject:
+        return PodObject(
+            namespace, name, f"{namespace}-{name}", self.pool, "pool", is_ending, 0,
+            f"pool-{generation:05}", generation,
+        )  # fmt: skip
 
     def route_to(self, generation: int) -> None:
         traffic = [{"revisionName": f"pool-{generation:05}", "percent": 100}]
@@ -71,8 +77,8 @@ class Stage:
 async def stage(redis: servers.RedisServer) -> AsyncIterator[Stage]:
     pool = f"phases-{next(_pools)}"
     registry = await Registry.connect(redis.url, pool)
-    old = await Pod.join(registry, "old")
-    await Pod.join(registry, "new")
+    old = await Pod.join(registry, "old", uid="pilotlight-old")
+    await Pod.join(registry, "new", uid="pilotlight-new")
     async with asyncio.TaskGroup() as tasks:
         registries, objects = PoolRegistries(redis.url, tasks, lambda: None), ClusterObjects()
         await registries.get(pool).watch.wait_synced()
@@ -115,7 +121,7 @@ async def test_a_restarted_pod_may_drain_on_its_own(stage: Stage) -> None:
     stage.route_to(2)
     await stage.phases.update()
     await stage.wait_phase("old", PodPhase.DRAINING)
-    stage.old = await Pod.join(stage.old.registry, "old")
+    stage.old = await Pod.join(stage.old.registry, "old", uid="pilotlight-old")
     await stage.wait_phase("old", PodPhase.READY)
     stage.route_to(1)
     await stage.shut_down()
@@ -130,3 +136,33 @@ async def test_an_untracked_drain_is_cancelled(
     monkeypatch.setattr(drain_tracker, "UNTRACKED_DRAIN_S", -1.0)
     await stage.phases.update()
     await stage.wait_phase("old", PodPhase.READY)
+
+
+@pytest.mark.parametrize("is_removed", [False, True])
+async def test_a_tenants_pod_of_the_same_name_and_label_changes_nothing(
+    stage: Stage, *, is_removed: bool
+) -> None:
+    """Its owner marks it for deletion, or deletes it; the pool's own pod serves on."""
+    of_tenant = stage.pod("old", 0, namespace="tenant", is_ending=True)
+    stage.objects.update(ObjectEvent(of_tenant, is_removed=False))
+    if is_removed:
+        stage.objects.update(ObjectEvent(of_tenant, is_removed=True))
+    stage.update("new", 2, is_ending=True)  # acted upon, so the update has had its effect
+    await stage.phases.update()
+    await stage.wait_phase("new", PodPhase.DRAINING)
+    assert stage.phase("old") is PodPhase.READY
+
+
+async def test_a_removed_pod_is_deregistered_and_its_successor_of_the_same_name_is_not(
+    stage: Stage,
+) -> None:
+    stage.objects.update(ObjectEvent(stage.pod("old", 1), is_removed=True))
+    await stage.phases.update()
+    pods = stage.registries.get(stage.pool).state.pods
+    await until(lambda: "old" not in pods, timeout_s=LIMIT_S, what="the pod is gone")
+    stage.update("old", 1)
+    await Pod.join(stage.old.registry, "old", uid="another")
+    await until(lambda: "old" in pods, timeout_s=LIMIT_S, what="the successor is registered")
+    stage.objects.update(ObjectEvent(stage.pod("old", 1), is_removed=True))
+    await stage.phases.update()
+    assert "old" in pods

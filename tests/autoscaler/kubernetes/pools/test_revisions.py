@@ -23,7 +23,8 @@ def pod(generation: int, *, service: str = POOL.name, name: str = "") -> PodObje
         "serving.knative.dev/revision": f"{service}-predictor-{generation:05}",
         "serving.knative.dev/configurationGeneration": str(generation),
     }
-    metadata = {"namespace": POOL.namespace, "name": name or f"{service}-{generation}"}
+    name = name or f"{service}-{generation}"
+    metadata = {"namespace": POOL.namespace, "name": name, "uid": name}
     return read_pod({"metadata": {**metadata, "labels": labels}})
 
 
@@ -60,7 +61,7 @@ def test_revisions_are_compared_within_a_service() -> None:
 
 
 def test_pods_of_other_modes_are_never_replaced() -> None:
-    metadata = {"namespace": POOL.namespace, "name": "plain", "labels": {}}
+    metadata = {"namespace": POOL.namespace, "name": "plain", "uid": "plain", "labels": {}}
     assert (
         replaced_pods([read_pod({"metadata": metadata}), pod(2)], {POOL: status(r2=100)}) == set()
     )
