@@ -24,6 +24,7 @@ from autoscaler.service.pod_client import PodClient
 from autoscaler.service.settings import AutoscalerSettings
 from registry.errors import RegistryUnavailable
 from registry.logs import configure_logs
+from registry.pod_secret import PodSecret
 from registry.redis.autoscaler_log import AutoscalerLog
 from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch
@@ -40,7 +41,8 @@ async def serve(settings: AutoscalerSettings, metrics: AutoscalerMetrics) -> Non
     log = AutoscalerLog(registry)
     holder = f"{socket.gethostname()}-{uuid.uuid4().hex[:6]}"
     policy = policy_of(settings.loading, settings.loading_value)
-    pods = PodClient(load_timeout_s=settings.load_timeout)
+    secret = PodSecret(settings.pod_secret_file)
+    pods = PodClient(load_timeout_s=settings.load_timeout, secret=secret)
     async with AsyncExitStack() as exit_stack:
         exit_stack.push_async_callback(registry.close)
         exit_stack.push_async_callback(pods.close)
@@ -53,6 +55,7 @@ async def serve(settings: AutoscalerSettings, metrics: AutoscalerMetrics) -> Non
         autoscaler = Autoscaler(settings, watch, log, policy, metrics, holder, actuator=actuator)
         async with asyncio.TaskGroup() as group:
             group.create_task(watch.run())
+            group.create_task(secret.reload_periodically())
             if actuator is not None:
                 group.create_task(actuator.run())
             executor = ActionExecutor(

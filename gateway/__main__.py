@@ -36,6 +36,7 @@ from gateway.telemetry.metrics import GatewayMetrics
 from gateway.telemetry.request_telemetry import RequestTelemetry
 from gateway.upstream.pod_connection import PodConnectionPool
 from registry.logs import configure_logs
+from registry.pod_secret import PodSecret
 from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch
 from registry.settings_table import read_settings
@@ -122,7 +123,7 @@ async def running_app(
     watch.subscribe(dispatcher.notify_change)
     watch.subscribe(reservations.retry_releases)
     metrics = metrics or GatewayMetrics()
-    connections = PodConnectionPool()
+    connections = PodConnectionPool(PodSecret(settings.pod_secret_file))
     arrival_counter = ArrivalCounter(
         registry, gateway_id, dispatcher.queue_stats, lambda: dispatcher.queued_total
     )
@@ -148,6 +149,7 @@ async def running_app(
             reservations.renew_periodically,
             reservations.register_periodically,
             connections.close_idle_periodically,
+            connections.secret.reload_periodically,
             arrival_counter.run,
         ]
         if app.access is not None:

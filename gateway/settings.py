@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from gateway.authentication.issuers import read_issuers
 from gateway.authentication.tenant_keys import read_keys
+from registry.pod_secret import parse_secret_file
 from registry.redis.server_address import parse_redis_url
 from registry.settings_table import option, parse_bool, parse_int, parse_seconds
 
@@ -85,6 +86,12 @@ class GatewaySettings:
         _parse_bool_or_auto,
         "accept x-pilotlight-policy, which selects a request's routing policy and can load a model"
         " on every pod; auto: unless keys or tokens are required",
+    )
+    pod_secret_file: str = option(
+        "",
+        parse_secret_file,
+        "file with the secrets, one per line, that requests to pods carry; read again when it"
+        " changes; empty: none",
     )
     api_keys: str = option(
         "",

@@ -26,6 +26,12 @@ class BodyTooLarge(RuntimePackageError):
     """The body exceeds the pod's limit."""
 
 
+class Unauthorized(RuntimePackageError):
+    """The request does not carry the pods' shared secret."""
+
+    refusal = "secret"
+
+
 class ModelNotFound(RuntimePackageError):
     """The model is not declared."""
 
@@ -177,6 +183,7 @@ class InferenceFailed(RuntimePackageError):
 
 _ERRORS_OF: dict[HTTPStatus, tuple[type[RuntimePackageError], ...]] = {
     HTTPStatus.BAD_REQUEST: (InvalidRequest,),
+    HTTPStatus.UNAUTHORIZED: (Unauthorized,),
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE: (BodyTooLarge,),
     HTTPStatus.NOT_FOUND: (ModelNotFound,),
     HTTPStatus.TOO_MANY_REQUESTS: (SlotsFull, QueueFull),

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from registry.domain.slots import CPU_SLOTS, GPU_SLOTS, MAX_SLOTS
+from registry.pod_secret import parse_secret_file
 from registry.redis.server_address import parse_redis_url
 from registry.settings_table import option, parse_bool, parse_int, parse_seconds
 from runtime.device.batch import MAX_SEQUENCES
@@ -58,6 +59,12 @@ class RuntimeSettings:
     )
     pod_uid: str = option(
         "", str, "uid of the pod's Kubernetes object, by the downward API; empty: none"
+    )
+    pod_secret_file: str = option(
+        "",
+        parse_secret_file,
+        "file with the secrets, one per line, of which requests must carry one; read again when it"
+        " changes; empty: all requests are accepted",
     )
     pool: str = option("default", str, "pool of pods that serve the same models")
     node: str = option("", str, "node the pod runs on; empty: the host name")

@@ -19,6 +19,7 @@ from autoscaler.kubernetes.errors import KubernetesError
 from autoscaler.kubernetes.http_server import make_server, operation_app
 from autoscaler.kubernetes.metrics import FAILURES, IS_LEADING
 from autoscaler.kubernetes.models.reconciler import ModelReconciler
+from autoscaler.kubernetes.pools.pod_secret import PodSecretKeeper
 from autoscaler.kubernetes.pools.pool_registries import PoolRegistries
 from autoscaler.kubernetes.settings import ControllerSettings
 from registry.logs import configure_logs
@@ -72,6 +73,7 @@ async def run(settings: ControllerSettings) -> None:
             informer.start(on_event, on_failure)
             tasks.create_task(_relist(api, objects, controller))
             tasks.create_task(controller.run())
+            tasks.create_task(PodSecretKeeper(client, settings).run())
             webhooks = WebhookServer(client, settings) if settings.webhook_port else None
             if webhooks is not None:
                 tasks.create_task(webhooks.run())

@@ -51,6 +51,11 @@ class ControllerSettings:
     unload_timeout: float = option(
         60.0, parse_seconds, "time for a deleted model to be unloaded from all pods"
     )
+    pod_secret_period: float = option(
+        86_400.0,
+        parse_seconds,
+        "time after which the pods' secret is replaced; both are accepted for an hour in between",
+    )
     elect: bool = option(
         True, parse_bool, "elect a leader among the replicas; only the leader acts"
     )

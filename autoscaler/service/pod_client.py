@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import httpx
 
 from registry.domain.model import Tier
+from registry.pod_secret import PodSecret
 
 if TYPE_CHECKING:
     from registry.domain.model import ModelName
@@ -27,7 +28,8 @@ class PodRefused(Exception):
 class PodClient:
     """One HTTP client for all pods."""
 
-    def __init__(self, *, load_timeout_s: float) -> None:
+    def __init__(self, *, load_timeout_s: float, secret: PodSecret | None = None) -> None:
+        self._secret = secret or PodSecret()
         self._client = httpx.AsyncClient(
             trust_env=False,
             timeout=httpx.Timeout(load_timeout_s, connect=_CONNECT_TIMEOUT_S),
@@ -52,7 +54,7 @@ class PodClient:
     ) -> None:
         url = f"http://{address}/v2/repository/models/{model.path_segment}/{verb}"
         try:
-            response = await self._client.post(url, json=document)
+            response = await self._client.post(url, json=document, headers=self._secret.headers)
         except httpx.HTTPError as error:
             raise PodRefused(
                 f"no response from the pod at {address}: {error!r}", is_pod_unavailable=True

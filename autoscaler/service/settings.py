@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from autoscaler.loading.loading_policies import LOADING_POLICIES
+from registry.pod_secret import parse_secret_file
 from registry.redis.server_address import parse_redis_url
 from registry.settings_table import option, parse_bool, parse_int, parse_positive, parse_seconds
 
@@ -35,6 +36,12 @@ class AutoscalerSettings:
 
     redis_url: str = option("redis://127.0.0.1:6379", parse_redis_url, "the registry")
     pool: str = option("default", str, "pool of pods to plan for")
+    pod_secret_file: str = option(
+        "",
+        parse_secret_file,
+        "file with the secrets, one per line, that requests to pods carry; read again when it"
+        " changes; empty: none",
+    )
     loading: str = option("predictive", _policy, "loading policy: which models are loaded where")
     loading_value: float | None = option(
         None, _or_none(parse_positive), "the policy's parameter: price of a device's memory in "

@@ -163,7 +163,14 @@ class InferenceCall:
     async def _send_to_pod(self, placement: Placement, until_s: float) -> None:
         entry, connections = placement.reservation.entry, self._context.connections
         left_ms = (until_s - self._loop.time()) * 1000
-        head = request_head(self._target, self._headers, placement, self._body, left_ms=left_ms)
+        head = request_head(
+            self._target,
+            self._headers,
+            placement,
+            self._body,
+            left_ms=left_ms,
+            secret_line=connections.secret.header_line,
+        )
         connection = connections.take_idle(entry.address)
         if connection is None:
             connection = await self._connect(entry)

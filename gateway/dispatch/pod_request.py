@@ -20,6 +20,7 @@ def request_head(
     body: IncomingBody,
     *,
     left_ms: float,
+    secret_line: bytes = b"",
 ) -> bytes:
     """Request line and headers; `left_ms` is the time until the deadline."""
     reservation = placement.reservation
@@ -37,6 +38,7 @@ def request_head(
         lines.append(b"\r\nx-pilotlight-load-token: %d" % reservation.load_token)
     if reservation.predict is not reservation.entry:
         lines += (b"\r\nx-pilotlight-predict: ", reservation.predict.address.encode())
+    lines.append(secret_line)
     lines.append(b"\r\ncontent-length: %d\r\n\r\n" % body.received_bytes)
     return b"".join(lines)
 

@@ -24,6 +24,8 @@ class NotExecuted(StrEnum):
     POD_DIED = "pod-died"
     SLOTS = "slots"
     DRAINING = "draining"
+    SECRET = "secret"
+    """The pod does not accept the gateway's secret: one of both has not read the new one yet."""
     DEVICE_FULL = "device-full"
     """The device has no memory for the inference itself."""
 
@@ -105,6 +107,8 @@ def refusal_to_retry(refusal: str | None, failed: FailedAttempts | None) -> NotE
             return NotExecuted.SLOTS
         case "draining":
             return NotExecuted.DRAINING
+        case "secret":
+            return NotExecuted.SECRET
         case "device-full" if failed is None or not failed.was_device_full:
             return NotExecuted.DEVICE_FULL
     return None

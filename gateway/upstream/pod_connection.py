@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 import httptools
 
 from gateway.errors import GatewayError, UpstreamLost
+from registry.pod_secret import PodSecret
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -216,9 +217,10 @@ class PodConnection(asyncio.Protocol):
 
 
 class PodConnectionPool:
-    """Idle connections by pod address."""
+    """Idle connections by pod address, and the secret that requests to pods carry."""
 
-    def __init__(self) -> None:
+    def __init__(self, secret: PodSecret | None = None) -> None:
+        self.secret = secret or PodSecret()
         self._idle: dict[str, deque[PodConnection]] = {}
         self._loop = asyncio.get_running_loop()
 

@@ -99,6 +99,7 @@ def assemble(context: PodContext) -> PodComponents:
         partial(watch_disk, loading.cache, agent, context.load_threads),
         watchdog.run,
         profiles.run,
+        context.secret.reload_periodically,
     ]
     if single_model is not None:
         background.append(single_model.run)
@@ -116,7 +117,9 @@ def _servers(
     settings, threads = context.settings, context.request_threads
     coordinator, processors = loading.coordinator, loading.processors
     repository = Repository(catalog, coordinator, loading.store, processors, service.in_flight)
-    calls = InferenceService(service, repository, health, threads=threads, pod_name=settings.name)
+    calls = InferenceService(
+        service, repository, health, threads=threads, pod_name=settings.name, secret=context.secret
+    )
     generations = GenerationService(
         service,
         catalog=catalog,
@@ -131,6 +134,6 @@ def _servers(
     )
     routes = Routes(settings, service, repository, health)
     table = [*openai.table(), *routes.table(), profile_route(profiler, catalog)]
-    return PodServer(table), GrpcServer(
+    return PodServer(table, context.secret), GrpcServer(
         calls.handler(), max_body_bytes=settings.max_body_bytes, slots=context.slots
     )

@@ -17,6 +17,7 @@ import uvloop
 from registry.domain.slots import default_slots
 from registry.errors import RegistryUnavailable
 from registry.logs import configure_logs
+from registry.pod_secret import PodSecret
 from registry.redis.client import Registry
 from runtime.device.accelerator import find_accelerator
 from runtime.device.memory import open_device
@@ -87,7 +88,8 @@ class _PodLifecycle:
             loop.add_signal_handler(number, self._stop.set)
         settings = self._settings
         registry = Registry(settings.redis_url, settings.pool)
-        remote = RemoteInference()
+        secret = PodSecret(settings.pod_secret_file)
+        remote = RemoteInference(secret)
         device = DeviceWorker(
             threads=settings.threads,
             max_queued=settings.device_queue,
@@ -101,6 +103,7 @@ class _PodLifecycle:
                     settings=settings,
                     port=self._listener.getsockname()[1],
                     registry=registry,
+                    secret=secret,
                     remote=remote,
                     device=device,
                     memory=self._memory,

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from registry.domain.accelerator import Accelerator
+    from registry.pod_secret import PodSecret
     from registry.redis.client import Registry
     from runtime.device.memory import DeviceMemory
     from runtime.device.worker import DeviceWorker
@@ -50,6 +51,7 @@ class PodContext:
     settings: RuntimeSettings
     port: int
     registry: Registry
+    secret: PodSecret
     remote: RemoteInference
     device: DeviceWorker
     memory: DeviceMemory

@@ -19,9 +19,11 @@ import grpc
 from google.protobuf.unknown_fields import UnknownFieldSet
 from kserve.protocol.grpc import grpc_predict_v2_pb2 as messages
 
-from runtime.errors import InvalidRequest, RuntimePackageError
+from registry.pod_secret import HEADER
+from runtime.errors import InvalidRequest, RuntimePackageError, Unauthorized
 from runtime.metrics import REQUESTS
 from runtime.protocols.response import error_headers, error_status, provenance_headers, stage_of
+from runtime.protocols.secret_check import REFUSAL
 from runtime.serving.remote_inference import RemoteRefused
 from runtime.serving.repository import EXTENSIONS, SERVER_NAME, Repository, server_version
 from runtime.threads import SMALL_BODY_BYTES, in_thread
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
     from concurrent.futures import Executor
 
+    from registry.pod_secret import PodSecret
     from runtime.serving.health import Health
     from runtime.serving.predict_service import PredictService
 
@@ -44,6 +47,7 @@ logger = logging.getLogger(__name__)
 SERVICE = "inference.GRPCInferenceService"
 CODE_OF: Mapping[int, grpc.StatusCode] = {
     HTTPStatus.BAD_REQUEST: grpc.StatusCode.INVALID_ARGUMENT,
+    HTTPStatus.UNAUTHORIZED: grpc.StatusCode.UNAUTHENTICATED,
     HTTPStatus.NOT_FOUND: grpc.StatusCode.NOT_FOUND,
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE: grpc.StatusCode.RESOURCE_EXHAUSTED,
     HTTPStatus.TOO_MANY_REQUESTS: grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -53,6 +57,8 @@ CODE_OF: Mapping[int, grpc.StatusCode] = {
     HTTPStatus.INSUFFICIENT_STORAGE: grpc.StatusCode.FAILED_PRECONDITION,
 }
 """The gRPC code of an HTTP status; INTERNAL for all others."""
+OPEN_METHODS = frozenset({"ServerLive", "ServerReady"})
+"""Probes, which need no secret."""
 MAX_DETAIL_CHARACTERS = 1000
 """Maximum length of an error's message: it is sent in a header, which gRPC limits to 8 KiB."""
 MAX_NAME_CHARACTERS = 512
@@ -85,6 +91,7 @@ class InferenceService:
     health: Health
     threads: Executor
     pod_name: str
+    secret: PodSecret
 
     def handler(self) -> grpc.GenericRpcHandler:
         unary = {
@@ -111,6 +118,8 @@ class InferenceService:
 
         async def handle(content: bytes, context: Context) -> bytes:
             try:
+                if name not in OPEN_METHODS:
+                    self._check_secret(context)
                 return await method(content, context)
             except Exception as error:
                 refusal = _refusal(error)
@@ -126,6 +135,12 @@ class InferenceService:
             return aborted
 
         return handle
+
+    def _check_secret(self, context: Context) -> None:
+        if self.secret.is_required:
+            given = _metadata_of(context).get(HEADER)
+            if not self.secret.accepts(None if given is None else given.encode()):
+                raise Unauthorized(REFUSAL)
 
     # Health and metadata
 

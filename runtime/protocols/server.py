@@ -19,12 +19,16 @@ from kserve.protocol.rest.server import RESTServer
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
+from runtime.protocols.secret_check import SecretCheck
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from fastapi import FastAPI
     from starlette.requests import Request
     from starlette.routing import Route
+
+    from registry.pod_secret import PodSecret
 
 KEEP_ALIVE_S = 65
 CLOSE_TIMEOUT_S = 5
@@ -50,7 +54,7 @@ class PodRestServer(RESTServer):  # type: ignore[misc]  # kserve ships no types
 class PodServer(ModelServer):  # type: ignore[misc]  # kserve ships no types
     """KServe's model server in one process with one event loop; `routes` come before KServe's."""
 
-    def __init__(self, routes: Sequence[Route]) -> None:
+    def __init__(self, routes: Sequence[Route], secret: PodSecret) -> None:
         if not kserve_logger.handlers:  # with a handler, KServe does not reconfigure all logging
             kserve_logger.addHandler(logging.NullHandler())
         super().__init__(
@@ -68,7 +72,9 @@ class PodServer(ModelServer):  # type: ignore[misc]  # kserve ships no types
             kserve_app.router.routes.insert(0, route)
         self._server = QuietServer(
             uvicorn.Config(
-                kserve_app,
+                SecretCheck(kserve_app, secret) if secret.is_required else kserve_app,
+                interface="asgi3",
+                ws="none",
                 log_config=None,
                 access_log=False,
                 server_header=False,

@@ -24,6 +24,7 @@ from runtime.wire.v2 import LENGTH_HEADER, decode_outputs, encode_request
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
+    from registry.pod_secret import PodSecret
     from runtime.wire.request_head import RequestHead
     from runtime.wire.tensors import Tensor
 
@@ -55,7 +56,8 @@ class RemoteResult:
 
 
 class RemoteInference:
-    def __init__(self) -> None:
+    def __init__(self, secret: PodSecret) -> None:
+        self._secret = secret
         self._client = httpx.AsyncClient(
             timeout=httpx.Timeout(RESPONSE_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
             limits=httpx.Limits(
@@ -75,7 +77,11 @@ class RemoteInference:
         """
         started_s = time.monotonic()
         body = encode_request(inputs)
-        headers = {**dict(body.headers), **_request_headers(head, started_s)}
+        headers = {
+            **dict(body.headers),
+            **_request_headers(head, started_s),
+            **self._secret.headers,
+        }
         url = f"http://{head.predict_address}/v2/models/{head.model.path_segment}/infer"
         with _transport_errors(head):
             response = await self._client.post(url, content=body.content, headers=headers)
@@ -113,7 +119,11 @@ class RemoteInference:
 
         Raises RemoteInferenceFailed, RemotePodUnreachable, RemoteRefused, DeadlinePassed.
         """
-        headers = {"content-type": "application/json", **_request_headers(head, time.monotonic())}
+        headers = {
+            "content-type": "application/json",
+            **_request_headers(head, time.monotonic()),
+            **self._secret.headers,
+        }
         url = f"http://{head.predict_address}{path}"
         with _transport_errors(head):
             async with self._client.stream(
