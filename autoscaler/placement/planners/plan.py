@@ -1,0 +1,210 @@
+"""The output of every planner: replicas, and the goodput recomputed from them.
+
+Goodput of a model: min(rate, sum of the throughputs of its replicas), Elvinger 2024, section 5.4.1.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from autoscaler.placement.planners.problem import FITS_PCT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from autoscaler.placement.planners.problem import (
+        AcceleratorView,
+        Metric,
+        Profiles,
+        Workload,
+    )
+
+SHORT_RPS: Final = 1e-6
+"""A smaller shortfall is rounding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """A copy of a model on an accelerator. The most that a batch of it holds is `batch_size`."""
+
+    model: str
+    accelerator: str
+    batch_size: int
+    share_pct: float | None = None
+    """Limit of its compute; None: none."""
+    rate_rps: float = 0.0
+    """Its part of the model's rate."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelGoodput:
+    """What the plan expects for one model."""
+
+    model: str
+    rate_rps: float
+    goodput_rps: float
+    reason: str = ""
+    """Why the goodput is below the rate; empty: it is not."""
+
+    @property
+    def shortfall_rps(self) -> float:
+        short = self.rate_rps - self.goodput_rps
+        return short if short > SHORT_RPS else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A whole plan. Accelerators without a replica are idle."""
+
+    planner: str
+    replicas: tuple[Replica, ...]
+    models: tuple[ModelGoodput, ...]
+    """By name."""
+    bound_rps: float
+    """No plan has a higher total under the planner's own model of goodput."""
+
+    @property
+    def total_rps(self) -> float:
+        return sum(each.goodput_rps for each in self.models)
+
+    @property
+    def gap_ratio(self) -> float:
+        """Part of the bound that the plan misses; 0: proven optimal."""
+        if self.bound_rps <= 0:
+            return 0.0
+        return max(0.0, 1 - self.total_rps / self.bound_rps)
+
+    @property
+    def has_shortfall(self) -> bool:
+        return any(each.shortfall_rps for each in self.models)
+
+    @property
+    def used(self) -> tuple[str, ...]:
+        """The accelerators with a replica, by name."""
+        return tuple(sorted({each.accelerator for each in self.replicas}))
+
+    def of(self, model: str) -> tuple[Replica, ...]:
+        return tuple(each for each in self.replicas if each.model == model)
+
+
+def replica_order(replica: Replica) -> tuple[str, str]:
+    return replica.accelerator, replica.model
+
+
+def make_placement(
+    planner: str,
+    replicas: Sequence[Replica],
+    workloads: Sequence[Workload],
+    *,
+    capacity: Callable[[Replica], float],
+    bound_rps: float,
+    reasons: Mapping[str, str],
+) -> Placement:
+    """The plan with its goodput and each replica's part of the rate, from the replicas alone.
+
+    `capacity`: requests per second that a replica serves; `reasons`: why a model falls short.
+    """
+    served: defaultdict[str, list[Replica]] = defaultdict(list)
+    for replica in sorted(replicas, key=replica_order):
+        served[replica.model].append(replica)
+    models, placed = [], []
+    for workload in sorted(workloads, key=lambda each: each.model):
+        capacities = [capacity(each) for each in served[workload.model]]
+        total = sum(capacities)
+        goodput = min(workload.rate_rps, total)
+        short = workload.rate_rps - goodput > SHORT_RPS
+        reason = reasons.get(workload.model) or (
+            f"{len(capacities)} replicas serve {total:.2f} req/s" if capacities else "no room"
+        )
+        models.append(
+            ModelGoodput(workload.model, workload.rate_rps, goodput, reason if short else "")
+        )
+        for replica, mine in zip(served[workload.model], capacities, strict=True):
+            part = mine / total if total else 1 / len(capacities)
+            placed.append(
+                Replica(
+                    replica.model, replica.accelerator, replica.batch_size, replica.share_pct,
+                    workload.rate_rps * part,
+                )
+            )  # fmt: skip
+    placed.sort(key=replica_order)
+    bound = max(bound_rps, sum(each.goodput_rps for each in models))
+    return Placement(planner, tuple(placed), tuple(models), bound)
+
+
+def profiled_capacity(
+    profiles: Profiles, accelerators: Sequence[AcceleratorView]
+) -> Callable[[Replica], float]:
+    """The profile's own throughput of a replica's batch; 0 for a batch without profile."""
+    kinds = {each.name: each.kind for each in accelerators}
+
+    def capacity(replica: Replica) -> float:
+        point = profiles.point(replica.model, kinds[replica.accelerator], replica.batch_size)
+        return point.throughput_rps if point is not None else 0.0
+
+    return capacity
+
+
+def unservable_reasons(
+    workloads: Sequence[Workload], accelerators: Sequence[AcceleratorView], profiles: Profiles
+) -> dict[str, str]:
+    """Models that no accelerator can serve within the SLO in any batch, and why."""
+    kinds = sorted({each.kind for each in accelerators})
+    reasons = {}
+    for workload in workloads:
+        if any(profiles.feasible(workload, kind) for kind in kinds):
+            continue
+        points = [each for kind in kinds for each in profiles.points(workload.model, kind)]
+        fastest = min(points, key=lambda each: each.latency_s)
+        reasons[workload.model] = (
+            f"unservable: its fastest batch ({fastest.batch_size}) takes "
+            f"{fastest.latency_s * 1000:.1f} ms, the SLO is {workload.slo_s * 1000:g} ms"
+            if fastest.latency_s > workload.slo_s
+            else f"unservable: no measured batch is at most {workload.max_batch_size}"
+        )
+    return reasons
+
+
+def overfull(
+    replicas: Sequence[Replica],
+    accelerators: Sequence[AcceleratorView],
+    profiles: Profiles,
+    metric: Metric,
+) -> list[str]:
+    """Accelerators whose replicas need over 100 % of compute or memory, or repeat a model."""
+    kinds = {each.name: each.kind for each in accelerators}
+    compute: defaultdict[str, float] = defaultdict(float)
+    memory: defaultdict[str, float] = defaultdict(float)
+    models: defaultdict[str, list[str]] = defaultdict(list)
+    for each in replicas:
+        point = profiles.point(each.model, kinds[each.accelerator], each.batch_size)
+        assert point is not None
+        compute[each.accelerator] += point.compute_pct(metric)
+        memory[each.accelerator] += point.memory_pct
+        models[each.accelerator].append(each.model)
+    return sorted(
+        name
+        for name, placed in models.items()
+        if compute[name] > FITS_PCT
+        or memory[name] > FITS_PCT
+        or len(placed) != len(set(placed))
+    )
+
+
+def throughput_bound(
+    workloads: Sequence[Workload], accelerators: Sequence[AcceleratorView], profiles: Profiles
+) -> float:
+    """Of any plan with a model at most once per accelerator: all of them serve every model alone."""
+    total = 0.0
+    for workload in workloads:
+        most = sum(
+            max(
+                (point.throughput_rps for point in profiles.feasible(workload, each.kind)),
+                default=0.0,
+            )
+            for each in accelerators
+        )
+        total += min(workload.rate_rps, most)
+    return total

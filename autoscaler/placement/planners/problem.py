@@ -1,0 +1,312 @@
+"""The input of every planner, and its validation.
+
+A planner is `plan(workloads, accelerators, profiles, current, params) -> Placement`. Percentages
+are of one whole accelerator. Source: Elvinger 2024, sections 4.3.2 and 5.2-5.4.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from decimal import Decimal
+from enum import StrEnum
+from math import isfinite
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from autoscaler.placement.planners.plan import Placement, Replica
+
+    Plan: TypeAlias = Callable[
+        [
+            Sequence["Workload"],
+            Sequence["AcceleratorView"],
+            "Profiles",
+            Sequence[Replica],
+            "PlanParams",
+        ],
+        Placement,
+    ]
+    """Every planner; `current`: the replicas that run now."""
+
+WHOLE_PCT: Final = 100.0
+FITS_PCT: Final = WHOLE_PCT + 1e-9
+"""Sums of percentages up to here fit on one accelerator."""
+
+
+class InvalidPlacementInput(ValueError):
+    """The input of a planner is wrong; `problems` holds every mistake, one line each."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = list(problems)
+
+
+class Metric(StrEnum):
+    """What a planner takes for the compute that a model needs (Creq, in % of an accelerator)."""
+
+    ACHIEVED_OCCUPANCY = "ao"
+    """Highest achieved occupancy (Elvinger 2024, equation 5.3)."""
+    MEAN_OCCUPANCY = "wao"
+    """Its mean, weighted by time (section 5.3.1)."""
+    SM_UTILIZATION = "wsm"
+    """Multiprocessors in use, weighted by time (section 5.3.2)."""
+
+
+class Router(StrEnum):
+    """How requests reach the replicas of a model."""
+
+    AUTO = "auto"
+    """A free replica takes what waits, up to its batch size."""
+    BATCH_ROUND_ROBIN = "batch-round-robin"
+    """Batches are built at the router, for the replicas in turn (Elvinger 2024, section 4.3.3)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """The load of one model, and the time within which a response is useful."""
+
+    model: str
+    rate_rps: float
+    slo_s: float
+    max_batch_size: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AcceleratorView:
+    """One accelerator that replicas may be placed on."""
+
+    name: str
+    kind: str
+    """Its product; profiles are by product."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPoint:
+    """What one batch of a model needs on one kind of accelerator, alone on it."""
+
+    batch_size: int
+    latency_s: float
+    throughput_rps: float
+    memory_pct: float
+    """Reserved memory (Mreq), in % of the accelerator's."""
+    occupancy_pct: float
+    mean_occupancy_pct: float
+    sm_utilization_pct: float
+
+    def compute_pct(self, metric: Metric) -> float:
+        """Creq."""
+        match metric:
+            case Metric.ACHIEVED_OCCUPANCY:
+                return self.occupancy_pct
+            case Metric.MEAN_OCCUPANCY:
+                return self.mean_occupancy_pct
+            case Metric.SM_UTILIZATION:
+                return self.sm_utilization_pct
+
+
+@dataclass(frozen=True, slots=True)
+class ModelProfile:
+    """A model on one kind of accelerator."""
+
+    model: str
+    kind: str
+    points: tuple[BatchPoint, ...]
+    """Ascending by batch size."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlowedPair:
+    """Measured: `model` is slower by `factor` while `neighbour` computes on the accelerator."""
+
+    model: str
+    neighbour: str
+    factor: float
+    """At least 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Profiles:
+    """All that was measured."""
+
+    models: tuple[ModelProfile, ...]
+    pairs: tuple[SlowedPair, ...] = ()
+
+    def points(self, model: str, kind: str) -> tuple[BatchPoint, ...]:
+        """Ascending by batch size; empty if the model was not measured on the kind."""
+        for each in self.models:
+            if each.model == model and each.kind == kind:
+                return each.points
+        return ()
+
+    def point(self, model: str, kind: str, batch_size: int) -> BatchPoint | None:
+        for each in self.points(model, kind):
+            if each.batch_size == batch_size:
+                return each
+        return None
+
+    def feasible(self, workload: Workload, kind: str) -> tuple[BatchPoint, ...]:
+        """B_m: the batches up to the largest allowed whose latency is within the SLO."""
+        largest = workload.max_batch_size
+        return tuple(
+            each
+            for each in self.points(workload.model, kind)
+            if each.latency_s <= workload.slo_s and (largest is None or each.batch_size <= largest)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PlanParams:
+    """Options of all planners; each reads those that its docstring names."""
+
+    has_shares: bool = True
+    """False: no replica is limited to a share (`--no-shares`)."""
+    groups: tuple[tuple[str, ...], ...] = ()
+    """Usher: groups of models in the order of placement; empty: grouped by need."""
+    max_replicas: Mapping[str, int] = field(default_factory=dict)
+    """MILP: by model; default: the number of accelerators."""
+    max_nodes: int = 2_000
+    """MILP: nodes of the search tree until the best plan found is taken."""
+    is_fair: bool = False
+    """Predicted goodput: raise the smallest probability of a response in time first."""
+    router: Router = Router.AUTO
+    max_batch_wait_s: float = 0.0
+    """Predicted goodput: how long a batch is built; `batch-round-robin` waits 0.1 s."""
+    overhead_s: Mapping[str, float] = field(default_factory=dict)
+    """Predicted goodput: measured preprocessing, postprocessing and network by model."""
+    has_interference: bool = True
+    """Predicted goodput: whether neighbours slow a model down."""
+    has_queueing: bool = True
+    """Predicted goodput: whether requests wait for a batch and for the device."""
+    max_evaluations: int = 3_000
+    """Predicted goodput: plans that are evaluated."""
+
+
+def validate(
+    workloads: Sequence[Workload],
+    accelerators: Sequence[AcceleratorView],
+    profiles: Profiles,
+    *,
+    one_kind: bool = False,
+) -> None:
+    """Raise InvalidPlacementInput with all mistakes; `one_kind`: mixed kinds are one."""
+    kinds = sorted({each.kind for each in accelerators})
+    problems = [
+        *_accelerator_problems(accelerators),
+        *_workload_problems(workloads),
+        *_missing_profiles(workloads, kinds, profiles),
+    ]
+    for profile in profiles.models:
+        problems += _profile_problems(profile)
+    problems += [
+        f"pair {each.model} beside {each.neighbour}: the factor must be 1 or more, was "
+        f"{each.factor:g}"
+        for each in profiles.pairs
+        if not (isfinite(each.factor) and each.factor >= 1)
+    ]
+    if one_kind and len(kinds) > 1:
+        problems.append(f"accelerators must be of one kind for this planner, were of {kinds}")
+    if problems:
+        raise InvalidPlacementInput(problems)
+
+
+def _repeated(names: Iterable[str]) -> list[str]:
+    return sorted(name for name, count in Counter(names).items() if count > 1)
+
+
+def _accelerator_problems(accelerators: Sequence[AcceleratorView]) -> list[str]:
+    problems = [] if accelerators else ["accelerators: at least one is needed, were none"]
+    repeated = _repeated(each.name for each in accelerators)
+    return [*problems, *(f"accelerator {name}: must be listed once" for name in repeated)]
+
+
+def _workload_problems(workloads: Sequence[Workload]) -> list[str]:
+    problems = [] if workloads else ["workloads: at least one is needed, were none"]
+    repeated = _repeated(each.model for each in workloads)
+    problems += [f"model {name}: must have one rate, has several" for name in repeated]
+    for each in workloads:
+        if not (isfinite(each.rate_rps) and each.rate_rps >= 0):
+            problems.append(
+                f"model {each.model}: rps must be a number of 0 or more, was {each.rate_rps}"
+            )
+        if not (isfinite(each.slo_s) and each.slo_s > 0):
+            problems.append(
+                f"model {each.model}: slo must be a positive time, was {each.slo_s * 1000:g} ms"
+            )
+        if each.max_batch_size is not None and each.max_batch_size < 1:
+            problems.append(
+                f"model {each.model}: the largest batch must be 1 or more, was "
+                f"{each.max_batch_size}"
+            )
+    return problems
+
+
+def _missing_profiles(
+    workloads: Sequence[Workload], kinds: Sequence[str], profiles: Profiles
+) -> list[str]:
+    known = {(each.model, each.kind): each for each in profiles.models}
+    problems = []
+    for workload in workloads:
+        for kind in kinds:
+            profile = known.get((workload.model, kind))
+            if profile is None:
+                measured = sorted({each.kind for each in profiles.models})
+                problems.append(
+                    f"model {workload.model}: has no profile on {kind}; profiles are of "
+                    f"{', '.join(measured) or 'no kind'}; `pilotlight profile` measures one"
+                )
+            elif not profile.points:
+                problems.append(f"model {workload.model}: its profile on {kind} has no batches")
+    return problems
+
+
+def _profile_problems(profile: ModelProfile) -> list[str]:
+    problems = []
+    sizes = [each.batch_size for each in profile.points]
+    if sizes != sorted(set(sizes)):
+        problems.append(
+            f"profile of {profile.model} on {profile.kind}: batch sizes must ascend, were {sizes}"
+        )
+    for each in profile.points:
+        at = f"profile of {profile.model} on {profile.kind}, batch {each.batch_size}"
+        if each.batch_size < 1:
+            problems.append(f"{at}: must be 1 or more")
+            continue
+        if not (isfinite(each.latency_s) and each.latency_s > 0):
+            problems.append(f"{at}: latency must be a positive time, was {each.latency_s} s")
+        elif not (isfinite(each.throughput_rps) and each.throughput_rps > 0):
+            problems.append(
+                f"{at}: throughput must be a positive rate, was {each.throughput_rps} req/s"
+            )
+        elif contradicts(each):
+            problems.append(
+                f"{at}: throughput {each.throughput_rps:g} req/s contradicts latency "
+                f"{each.latency_s:g} s: expected about {each.batch_size / each.latency_s:.2f}"
+            )
+        problems += [
+            f"{at}: {name} must be from 0 to 100 %, was {value}"
+            for name, value in (
+                ("memory", each.memory_pct),
+                ("occupancy", each.occupancy_pct),
+                ("mean occupancy", each.mean_occupancy_pct),
+                ("SM utilisation", each.sm_utilization_pct),
+            )
+            if not 0 <= value <= WHOLE_PCT
+        ]
+    return problems
+
+
+def contradicts(point: BatchPoint) -> bool:
+    """Whether batch / latency differs from the throughput by more than both were rounded."""
+    implied_s = point.batch_size / point.throughput_rps
+    rounding_s = _rounding(point.latency_s)
+    rounding_s += implied_s * _rounding(point.throughput_rps) / point.throughput_rps
+    return abs(implied_s - point.latency_s) > rounding_s + 1e-9
+
+
+def _rounding(value: float) -> float:
+    """Half of the last decimal place that the number is written with."""
+    exponent = Decimal(repr(value)).as_tuple().exponent
+    assert isinstance(exponent, int)
+    return 0.5 * 10.0**exponent

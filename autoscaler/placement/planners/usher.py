@@ -1,0 +1,294 @@
+"""Usher: groups of complementary models, placed one group after the other.
+
+Source: Shubha et al., OSDI 2024, as rebuilt in Elvinger 2024, sections 5.2 and 5.3; where both are
+silent, `docs/placement.md` says which reading is used. Reads of the params: `has_shares`, `groups`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+from math import ceil
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from autoscaler.placement.planners.grouping import ModelNeed, group_models
+from autoscaler.placement.planners.plan import (
+    Replica,
+    make_placement,
+    profiled_capacity,
+    throughput_bound,
+    unservable_reasons,
+)
+from autoscaler.placement.planners.problem import (
+    FITS_PCT,
+    InvalidPlacementInput,
+    Metric,
+    validate,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from autoscaler.placement.planners.plan import Placement
+    from autoscaler.placement.planners.problem import (
+        AcceleratorView,
+        BatchPoint,
+        PlanParams,
+        Profiles,
+        Workload,
+    )
+
+_HEAVY_RATIO: Final = 1.2
+_MULTIPLES: Final = 6
+"""Replicas of a model: 1 to 6 times the fewest that carry its rate."""
+
+
+def usher(
+    workloads: Sequence[Workload],
+    accelerators: Sequence[AcceleratorView],
+    profiles: Profiles,
+    current: Sequence[Replica],
+    params: PlanParams,
+) -> Placement:
+    """Compute need: the highest achieved occupancy."""
+    return _plan("usher", Metric.ACHIEVED_OCCUPANCY, workloads, accelerators, profiles, params)
+
+
+def wao_usher(
+    workloads: Sequence[Workload],
+    accelerators: Sequence[AcceleratorView],
+    profiles: Profiles,
+    current: Sequence[Replica],
+    params: PlanParams,
+) -> Placement:
+    """Compute need: the mean achieved occupancy."""
+    return _plan("wao-usher", Metric.MEAN_OCCUPANCY, workloads, accelerators, profiles, params)
+
+
+def wsm_usher(
+    workloads: Sequence[Workload],
+    accelerators: Sequence[AcceleratorView],
+    profiles: Profiles,
+    current: Sequence[Replica],
+    params: PlanParams,
+) -> Placement:
+    """Compute need: the mean utilisation of multiprocessors."""
+    return _plan("wsm-usher", Metric.SM_UTILIZATION, workloads, accelerators, profiles, params)
+
+
+@dataclass(frozen=True, slots=True)
+class _Option:
+    """A batch size and a number of replicas for one model."""
+
+    model: str
+    rate_rps: float
+    batch_size: int
+    count: int
+    throughput_rps: float
+    compute_pct: float
+    memory_pct: float
+
+    @property
+    def most_rps(self) -> float:
+        return min(self.rate_rps, self.count * self.throughput_rps)
+
+
+@dataclass(slots=True)
+class _Cluster:
+    """Compute and memory in use by accelerator, in %, and the members of the current group."""
+
+    compute: list[float]
+    memory: list[float]
+    placed: list[tuple[_Option, int]]
+    """Options and accelerators of all groups so far."""
+
+    def copy(self) -> _Cluster:
+        return _Cluster(self.compute[:], self.memory[:], self.placed[:])
+
+
+def _plan(
+    name: str,
+    metric: Metric,
+    workloads: Sequence[Workload],
+    accelerators: Sequence[AcceleratorView],
+    profiles: Profiles,
+    params: PlanParams,
+) -> Placement:
+    validate(workloads, accelerators, profiles, one_kind=True)
+    names = sorted(each.name for each in accelerators)
+    kind = accelerators[0].kind
+    batches = {each.model: profiles.feasible(each, kind) for each in workloads}
+    served = {each.model: each for each in workloads if batches[each.model]}
+    options = {
+        model: _options(workload, batches[model], metric, len(names))
+        for model, workload in served.items()
+    }
+    reasons = unservable_reasons(workloads, accelerators, profiles)
+    for model in served:
+        if not options[model]:
+            fewest = _fewest(served[model], batches[model])
+            reasons[model] = f"needs {fewest} replicas at its largest batch, of {len(names)} GPUs"
+    cluster = _Cluster([0.0] * len(names), [0.0] * len(names), [])
+    for group in _groups(served, batches, metric, params):
+        cluster = _place_group([options[model] for model in group if options[model]], cluster)
+    replicas = [
+        Replica(
+            option.model, names[at], option.batch_size,
+            option.compute_pct if params.has_shares else None,
+        )
+        for option, at in cluster.placed
+    ]  # fmt: skip
+    return make_placement(
+        name,
+        replicas,
+        workloads,
+        capacity=profiled_capacity(profiles, accelerators),
+        bound_rps=throughput_bound(workloads, accelerators, profiles),
+        reasons=reasons,
+    )
+
+
+def _groups(
+    served: dict[str, Workload],
+    batches: dict[str, tuple[BatchPoint, ...]],
+    metric: Metric,
+    params: PlanParams,
+) -> list[tuple[str, ...]]:
+    if params.groups:
+        given = [model for group in params.groups for model in group]
+        unknown = sorted(set(given) ^ set(served))
+        if unknown or len(given) != len(set(given)):
+            raise InvalidPlacementInput(
+                [f"groups must hold each servable model once; wrong: {unknown or given}"]
+            )
+        return list(params.groups)
+    needs = [
+        ModelNeed(
+            model,
+            sum(each.compute_pct(metric) for each in batches[model]),
+            sum(each.memory_pct for each in batches[model]),
+        )
+        for model in served
+    ]
+    return [tuple(each.model for each in group) for group in group_models(needs)]
+
+
+def _fewest(workload: Workload, batches: Sequence[BatchPoint]) -> int:
+    """c: the fewest replicas that carry the rate, at the largest batch."""
+    return max(1, ceil(workload.rate_rps / batches[-1].throughput_rps))
+
+
+def _options(
+    workload: Workload, batches: Sequence[BatchPoint], metric: Metric, accelerators: int
+) -> list[_Option]:
+    """Batches and replica counts, up to the first count that carries the rate.
+
+    More replicas than that cost room and bring nothing.
+    """
+    fewest = _fewest(workload, batches)
+    found = []
+    for point in batches:
+        for multiple in range(1, _MULTIPLES + 1):
+            count = multiple * fewest
+            if count > accelerators:
+                break
+            found.append(
+                _Option(
+                    workload.model, workload.rate_rps, point.batch_size, count,
+                    point.throughput_rps, point.compute_pct(metric), point.memory_pct,
+                )
+            )  # fmt: skip
+            if count * point.throughput_rps >= workload.rate_rps:
+                break
+    return found
+
+
+def _place_group(options: Sequence[Sequence[_Option]], cluster: _Cluster) -> _Cluster:
+    """The cluster with the best configuration of a group.
+
+    Best: most goodput, then fewest GPUs, replicas, smallest sum of batches, names. Configurations
+    are tried by falling goodput if everything fits, until that is below the best.
+    """
+    if not options:
+        return cluster
+    configurations = list(product(*options))
+    most = np.zeros(1)
+    for each in options:
+        most = (most[:, None] + np.array([option.most_rps for option in each])).ravel()
+    best: tuple[tuple[float, ...], _Cluster] | None = None
+    for at in np.argsort(-most, kind="stable"):
+        if best is not None and most[at] < -best[0][0] - 1e-9:
+            break
+        configuration = configurations[at]
+        tried = _place(configuration, cluster)
+        key = _key(configuration, tried, len(cluster.placed))
+        if best is None or key < best[0]:
+            best = key, tried
+    assert best is not None
+    return best[1]
+
+
+def _key(configuration: Sequence[_Option], cluster: _Cluster, before: int) -> tuple[float, ...]:
+    new = cluster.placed[before:]
+    counts = dict.fromkeys((option.model for option in configuration), 0)
+    for option, _ in new:
+        counts[option.model] += 1
+    goodput = sum(
+        min(each.rate_rps, counts[each.model] * each.throughput_rps) for each in configuration
+    )
+    return (
+        -round(goodput, 9),
+        len({at for _, at in cluster.placed}),
+        len(new),
+        sum(option.batch_size for option, _ in new),
+        *(each.batch_size for each in sorted(configuration, key=lambda each: each.model)),
+    )
+
+
+def _place(configuration: Sequence[_Option], cluster: _Cluster) -> _Cluster:
+    """Every replica goes to the first fitting GPU: of the group, else used, else empty."""
+    after = cluster.copy()
+    mine: list[int] = []
+    used = {at for _, at in cluster.placed}
+    everywhere = range(len(after.compute))
+    for option in _in_turn(configuration):
+        hosts: set[int] = set()
+        for _ in range(option.count):
+            others = [at for at in everywhere if at in used and at not in mine]
+            empty = [at for at in everywhere if at not in used and at not in mine]
+            for at in (*mine, *others, *empty):
+                if (
+                    at not in hosts
+                    and after.compute[at] + option.compute_pct <= FITS_PCT
+                    and after.memory[at] + option.memory_pct <= FITS_PCT
+                ):
+                    break
+            else:
+                break
+            hosts.add(at)
+            after.compute[at] += option.compute_pct
+            after.memory[at] += option.memory_pct
+            after.placed.append((option, at))
+            if at not in mine:
+                mine.append(at)
+    return after
+
+
+def _in_turn(configuration: Sequence[_Option]) -> list[_Option]:
+    """Memory-heavy and compute-heavy models in turn, by falling need; neutral ones last."""
+    ordered = sorted(configuration, key=lambda each: (-(each.compute_pct + each.memory_pct), each.model))
+    memory = [each for each in ordered if each.memory_pct >= _HEAVY_RATIO * each.compute_pct]
+    compute = [
+        each
+        for each in ordered
+        if each not in memory and each.compute_pct >= _HEAVY_RATIO * each.memory_pct
+    ]
+    neutral = [each for each in ordered if each not in memory and each not in compute]
+    turns: list[_Option] = []
+    for at in range(max(len(memory), len(compute))):
+        turns += memory[at : at + 1] + compute[at : at + 1]
+    return turns + neutral
+
+
