@@ -16,6 +16,7 @@ from pilotlight.commands import (
     get,
     kubernetes,
     make_model,
+    place,
     predict,
     profile,
     up,
@@ -35,7 +36,7 @@ app = typer.Typer(
 )
 for verbs in (
     up, apply, get, predict, autoscaler, profile, demo, kubernetes, make_model, load, report,
-    simulate, experiment, forecast,
+    simulate, experiment, forecast, place,
 ):  # fmt: skip
     app.add_typer(verbs.app)
 

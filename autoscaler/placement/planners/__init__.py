@@ -1,5 +1,5 @@
 """Planners of a whole pool: which models share which accelerator, in which batches and shares.
 
-`catalogue.py` lists them; each has the interface of `problem.py` and returns a `plan.Placement`.
+`catalogue.py` lists them; each has the interface `plan.Plan`; its input is in `problem.py`.
 All pure.
 """

@@ -36,7 +36,7 @@ def distance(needs: Sequence[ModelNeed]) -> float:
 
 def group_models(needs: Sequence[ModelNeed]) -> list[tuple[ModelNeed, ...]]:
     """The groups, by falling sum of needs: the order in which they are placed."""
-    groups = [(each,) for each in sorted(needs)]
+    groups: list[tuple[ModelNeed, ...]] = [(each,) for each in sorted(needs)]
     for _ in range(_ROUNDS):
         groups = _merge_pairs(groups)
     return sorted(groups, key=lambda group: (-_total(group), group))

@@ -10,7 +10,7 @@ then smallest batches. Reads of the params: `max_replicas`, `max_nodes`.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, floor
 from typing import TYPE_CHECKING, Final
 
@@ -19,10 +19,12 @@ from autoscaler.placement.planners.plan import (
     Replica,
     make_placement,
     profiled_capacity,
+    throughput_bound,
     unservable_reasons,
 )
-from autoscaler.placement.planners.problem import Metric, validate
+from autoscaler.placement.planners.problem import Metric, PlanParams, validate
 from autoscaler.placement.planners.solver import Program
+from autoscaler.placement.planners.usher import plan_usher
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -30,11 +32,12 @@ if TYPE_CHECKING:
     from autoscaler.placement.planners.plan import Placement
     from autoscaler.placement.planners.problem import (
         AcceleratorView,
-        PlanParams,
         Profiles,
         Workload,
     )
 
+_PROVEN: Final = 1e-6
+"""A larger gap: the search was cut short, and Usher's plan may be better."""
 _MAX_BATCH_SUM: Final = 1 << 16
 """Above the batches of all replicas together: a replica less is better than any smaller batch."""
 
@@ -107,14 +110,21 @@ def _plan(
         )  # fmt: skip
         kinds.append(_Kind(names, items, patterns_of(items)))
     solved = _Model(ordered, kinds, params).solve()
-    return make_placement(
+    placement = make_placement(
         name,
         solved.replicas,
         workloads,
         capacity=profiled_capacity(profiles, accelerators),
-        bound_rps=solved.bound_rps,
+        bound_rps=min(solved.bound_rps, throughput_bound(workloads, accelerators, profiles)),
         reasons=unservable_reasons(workloads, accelerators, profiles),
     )
+    if len(kinds) == 1 and placement.gap_ratio > _PROVEN:
+        heuristic = plan_usher(
+            metric, workloads, accelerators, profiles, PlanParams(has_shares=False)
+        )
+        if heuristic.total_rps > placement.total_rps:
+            return replace(heuristic, planner=name, bound_rps=placement.bound_rps)
+    return placement
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,5 +51,3 @@ def patterns_of(items: Sequence[Item]) -> tuple[Pattern, ...]:
 
     extend(0, (), (), 0.0, 0.0)
     return tuple(pattern for pattern in found if pattern)
-
-

@@ -5,9 +5,10 @@ Goodput of a model: min(rate, sum of the throughputs of its replicas), Elvinger 
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from math import fsum
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from autoscaler.placement.planners.problem import FITS_PCT
 
@@ -17,10 +18,16 @@ if TYPE_CHECKING:
     from autoscaler.placement.planners.problem import (
         AcceleratorView,
         Metric,
+        PlanParams,
         Profiles,
         Workload,
     )
 
+Plan: TypeAlias = (
+    "Callable[[Sequence[Workload], Sequence[AcceleratorView], Profiles, Sequence[Replica], "
+    "PlanParams], Placement]"
+)
+"""Every planner; the replicas are those that run now."""
 SHORT_RPS: Final = 1e-6
 """A smaller shortfall is rounding."""
 
@@ -78,7 +85,7 @@ class Placement:
 
     @property
     def has_shortfall(self) -> bool:
-        return any(each.shortfall_rps for each in self.models)
+        return any(each.reason for each in self.models)
 
     @property
     def used(self) -> tuple[str, ...]:
@@ -187,24 +194,25 @@ def overfull(
     return sorted(
         name
         for name, placed in models.items()
-        if compute[name] > FITS_PCT
-        or memory[name] > FITS_PCT
-        or len(placed) != len(set(placed))
+        if compute[name] > FITS_PCT or memory[name] > FITS_PCT or len(placed) != len(set(placed))
     )
 
 
 def throughput_bound(
     workloads: Sequence[Workload], accelerators: Sequence[AcceleratorView], profiles: Profiles
 ) -> float:
-    """Of any plan with a model at most once per accelerator: all of them serve every model alone."""
-    total = 0.0
-    for workload in workloads:
-        most = sum(
-            max(
-                (point.throughput_rps for point in profiles.feasible(workload, each.kind)),
-                default=0.0,
-            )
-            for each in accelerators
+    """Of any plan with a model at most once per accelerator: each serves every model alone."""
+    kinds = Counter(each.kind for each in accelerators)
+    return fsum(
+        min(
+            workload.rate_rps,
+            fsum(
+                count
+                * max(
+                    (point.throughput_rps for point in profiles.feasible(workload, kind)), default=0
+                )
+                for kind, count in kinds.items()
+            ),
         )
-        total += min(workload.rate_rps, most)
-    return total
+        for workload in workloads
+    )

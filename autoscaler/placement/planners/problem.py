@@ -11,24 +11,10 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from enum import StrEnum
 from math import isfinite
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from autoscaler.placement.planners.plan import Placement, Replica
-
-    Plan: TypeAlias = Callable[
-        [
-            Sequence["Workload"],
-            Sequence["AcceleratorView"],
-            "Profiles",
-            Sequence[Replica],
-            "PlanParams",
-        ],
-        Placement,
-    ]
-    """Every planner; `current`: the replicas that run now."""
+    from collections.abc import Iterable, Mapping, Sequence
 
 WHOLE_PCT: Final = 100.0
 FITS_PCT: Final = WHOLE_PCT + 1e-9

@@ -106,7 +106,7 @@ class Program:
 
 
 def _quiet_solver(max_nodes: int) -> highspy.Highs:
-    solver = highspy.Highs()
+    solver = highspy.Highs()  # type: ignore[no-untyped-call]  # no return type in its stub
     for name, value in (
         ("output_flag", False),
         ("threads", 1),

@@ -40,6 +40,11 @@ if TYPE_CHECKING:
         Workload,
     )
 
+_NAMES: Final = {
+    Metric.ACHIEVED_OCCUPANCY: "usher",
+    Metric.MEAN_OCCUPANCY: "wao-usher",
+    Metric.SM_UTILIZATION: "wsm-usher",
+}
 _HEAVY_RATIO: Final = 1.2
 _MULTIPLES: Final = 6
 """Replicas of a model: 1 to 6 times the fewest that carry its rate."""
@@ -53,7 +58,7 @@ def usher(
     params: PlanParams,
 ) -> Placement:
     """Compute need: the highest achieved occupancy."""
-    return _plan("usher", Metric.ACHIEVED_OCCUPANCY, workloads, accelerators, profiles, params)
+    return plan_usher(Metric.ACHIEVED_OCCUPANCY, workloads, accelerators, profiles, params)
 
 
 def wao_usher(
@@ -64,7 +69,7 @@ def wao_usher(
     params: PlanParams,
 ) -> Placement:
     """Compute need: the mean achieved occupancy."""
-    return _plan("wao-usher", Metric.MEAN_OCCUPANCY, workloads, accelerators, profiles, params)
+    return plan_usher(Metric.MEAN_OCCUPANCY, workloads, accelerators, profiles, params)
 
 
 def wsm_usher(
@@ -75,7 +80,7 @@ def wsm_usher(
     params: PlanParams,
 ) -> Placement:
     """Compute need: the mean utilisation of multiprocessors."""
-    return _plan("wsm-usher", Metric.SM_UTILIZATION, workloads, accelerators, profiles, params)
+    return plan_usher(Metric.SM_UTILIZATION, workloads, accelerators, profiles, params)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,14 +113,14 @@ class _Cluster:
         return _Cluster(self.compute[:], self.memory[:], self.placed[:])
 
 
-def _plan(
-    name: str,
+def plan_usher(
     metric: Metric,
     workloads: Sequence[Workload],
     accelerators: Sequence[AcceleratorView],
     profiles: Profiles,
     params: PlanParams,
 ) -> Placement:
+    """Usher with the given metric as the compute need."""
     validate(workloads, accelerators, profiles, one_kind=True)
     names = sorted(each.name for each in accelerators)
     kind = accelerators[0].kind
@@ -141,7 +146,7 @@ def _plan(
         for option, at in cluster.placed
     ]  # fmt: skip
     return make_placement(
-        name,
+        _NAMES[metric],
         replicas,
         workloads,
         capacity=profiled_capacity(profiles, accelerators),
@@ -278,7 +283,9 @@ def _place(configuration: Sequence[_Option], cluster: _Cluster) -> _Cluster:
 
 def _in_turn(configuration: Sequence[_Option]) -> list[_Option]:
     """Memory-heavy and compute-heavy models in turn, by falling need; neutral ones last."""
-    ordered = sorted(configuration, key=lambda each: (-(each.compute_pct + each.memory_pct), each.model))
+    ordered = sorted(
+        configuration, key=lambda each: (-(each.compute_pct + each.memory_pct), each.model)
+    )
     memory = [each for each in ordered if each.memory_pct >= _HEAVY_RATIO * each.compute_pct]
     compute = [
         each
@@ -290,5 +297,3 @@ def _in_turn(configuration: Sequence[_Option]) -> list[_Option]:
     for at in range(max(len(memory), len(compute))):
         turns += memory[at : at + 1] + compute[at : at + 1]
     return turns + neutral
-
-

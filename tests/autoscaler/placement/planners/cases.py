@@ -1,0 +1,72 @@
+"""Problems of the planners' tests, and plans written in short."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from autoscaler.placement.planners.catalogue import PLANNERS
+from autoscaler.placement.planners.fewest import accelerators_of
+from autoscaler.placement.planners.problem import (
+    BatchPoint,
+    ModelProfile,
+    PlanParams,
+    Profiles,
+    Workload,
+)
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Sequence
+
+    from autoscaler.placement.planners.plan import Placement
+
+KIND = "v100"
+VISION = "alexnet densenet121 efficientnet_b7 resnet50 vgg19"
+
+
+def workloads(models: str, rps: float, slo_ms: float) -> list[Workload]:
+    return [Workload(model, rps, slo_ms / 1000) for model in models.split()]
+
+
+def planned(
+    planner: str,
+    loads: Sequence[Workload],
+    gpus: int,
+    profiles: Profiles,
+    params: PlanParams | None = None,
+) -> Placement:
+    return PLANNERS[planner](
+        loads, accelerators_of(KIND, gpus), profiles, (), params or PlanParams()
+    )
+
+
+def batches(placement: Placement, model: str) -> list[int]:
+    """The batch size of each replica of a model."""
+    return [each.batch_size for each in placement.of(model)]
+
+
+def random_profiles(rng: random.Random, models: int, sizes: int = 3) -> Profiles:
+    """Latency grows with the batch; needs are random, so that some pairs fit and some do not."""
+    found = []
+    for number in range(models):
+        latency_s = round(rng.uniform(0.005, 0.05), 4)
+        points = []
+        for at in range(sizes):
+            batch = 4 * 2**at
+            latency_s = round(latency_s * rng.uniform(1.0, 2.2), 4)
+            compute = rng.uniform(10, 90)
+            points.append(
+                BatchPoint(
+                    batch, latency_s, round(batch / latency_s, 2), rng.uniform(1, 60), compute,
+                    rng.uniform(5, compute), rng.uniform(10, 95),
+                )
+            )  # fmt: skip
+        found.append(ModelProfile(f"m{number}", KIND, tuple(points)))
+    return Profiles(tuple(found))
+
+
+def random_workloads(rng: random.Random, models: int) -> list[Workload]:
+    return [
+        Workload(f"m{number}", round(rng.uniform(50, 1500), 1), rng.choice([0.03, 0.05, 0.1, 0.2]))
+        for number in range(models)
+    ]

@@ -1,0 +1,94 @@
+"""Plans that Elvinger 2024 states, from its table A.1 (the file is not part of this repository)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from autoscaler.placement.planners.fewest import plan_fewest
+from autoscaler.placement.planners.problem import PlanParams
+from autoscaler.placement.planners.usher import wao_usher
+from tests.autoscaler.placement.planners.cases import (
+    KIND,
+    VISION,
+    batches,
+    planned,
+    workloads,
+)
+
+if TYPE_CHECKING:
+    from autoscaler.placement.planners.problem import Profiles
+
+_WITHIN_RPS = 0.01
+_GROUPS = "bert gpt2 resnet50 vgg19"
+
+
+@pytest.mark.parametrize(
+    ("models", "rps", "slo_ms", "planner", "gpus", "goodput"),
+    [
+        pytest.param("alexnet gpt2 resnet50 t5", 400, 200, "usher", 4, 800, id="5.4.1-order"),
+        pytest.param("alexnet gpt2 resnet50 t5", 400, 200, "ao-milp", 4, 1092.04, id="5.8"),
+        pytest.param(f"alexnet {_GROUPS}", 400, 300, "usher", 4, 793.57, id="5.6-caption"),
+        pytest.param(f"mobilenet_v2 {_GROUPS}", 400, 300, "usher", 4, 793.57, id="5.6-text"),
+        pytest.param(f"alexnet {_GROUPS}", 400, 300, "ao-milp", 4, 1331.19, id="5.9"),
+        pytest.param(
+            "bert gpt2 mobilenet_v2 resnet50", 300, 300, "wsm-milp", 5, 1096.80, id="6.12"
+        ),
+    ],
+)
+def test_expected_goodput(
+    v100: Profiles, models: str, rps: float, slo_ms: float, planner: str, gpus: int, goodput: float
+) -> None:
+    found = planned(planner, workloads(models, rps, slo_ms), gpus, v100)
+    assert found.total_rps == pytest.approx(goodput, abs=_WITHIN_RPS)
+
+
+def test_usher_leaves_a_gpu_idle_that_the_milp_uses(v100: Profiles) -> None:
+    loads = workloads("alexnet bert mobilenet_v2 resnet50", 500, 200)
+    found = planned("usher", loads, 4, v100)
+    assert found.total_rps == pytest.approx(1500, abs=_WITHIN_RPS)
+    assert len(found.used) == 3
+    assert len(planned("ao-milp", loads, 4, v100).used) == 4
+
+
+@pytest.mark.parametrize(("gpus", "expected"), [(3, [16]), (4, [8, 8]), (6, [8, 8])])
+def test_usher_replicates_efficientnet(v100: Profiles, gpus: int, expected: list[int]) -> None:
+    found = planned("usher", workloads(VISION, 500, 200), gpus, v100)
+    assert batches(found, "efficientnet_b7") == expected
+
+
+def test_usher_serves_the_vision_models_in_full_on_six_gpus(v100: Profiles) -> None:
+    found = plan_fewest(wao_usher, workloads(VISION, 500, 200), KIND, v100, PlanParams())
+    assert not found.has_shortfall
+    six = planned("usher", workloads(VISION, 500, 200), 6, v100)
+    assert (six.total_rps, len(six.used)) == (2500, 6)
+
+
+def test_wao_usher_shares_three_gpus(v100: Profiles) -> None:
+    found = planned("wao-usher", workloads("bert gpt2 mobilenet_v2 resnet50", 300, 300), 4, v100)
+    assert len(found.used) == 3
+    for gpu in found.used:
+        assert {"bert", "gpt2"} <= {
+            each.model for each in found.replicas if each.accelerator == gpu
+        }
+
+
+def test_wao_usher_with_given_groups_is_figure_6_3(v100: Profiles) -> None:
+    groups = (("alexnet", "resnet50", "vgg19"), ("densenet121", "efficientnet_b7"))
+    found = planned("wao-usher", workloads(VISION, 500, 200), 4, v100, PlanParams(groups=groups))
+    assert len(found.used) == 3
+    first = {each.model: each.share_pct for each in found.replicas if each.accelerator == "v100-0"}
+    assert set(first) == {"alexnet", "resnet50", "vgg19"}
+    assert first["resnet50"] == pytest.approx(17.55)
+
+
+def test_wsm_milp_by_load_is_figure_6_16(v100: Profiles) -> None:
+    plans = {rps: planned("wsm-milp", workloads(VISION, rps / 5, 250), 4, v100)
+             for rps in (3000, 4000, 5000)}  # fmt: skip
+    for model in VISION.split():
+        if model != "vgg19":
+            assert batches(plans[3000], model) == batches(plans[4000], model)
+    assert (batches(plans[3000], "vgg19"), batches(plans[4000], "vgg19")) == ([16], [128])
+    assert batches(plans[5000], "densenet121") == [8, 8, 8]
+    assert batches(plans[5000], "resnet50") == [4, 4]

@@ -1,0 +1,216 @@
+"""What holds for every planner, and plans on a synthetic profile."""
+
+from __future__ import annotations
+
+import random
+from itertools import product
+from typing import TYPE_CHECKING
+
+import pytest
+
+from autoscaler.placement.planners.catalogue import METRICS, PLANNERS
+from autoscaler.placement.planners.fewest import accelerators_of, plan_fewest
+from autoscaler.placement.planners.plan import overfull
+from autoscaler.placement.planners.problem import (
+    AcceleratorView,
+    InvalidPlacementInput,
+    ModelProfile,
+    PlanParams,
+    Profiles,
+    Workload,
+)
+from tests.autoscaler.placement.planners.cases import (
+    KIND,
+    batches,
+    planned,
+    random_profiles,
+    random_workloads,
+    workloads,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+ADDITIVE = [name for name in PLANNERS if name in METRICS]
+MILPS = [name for name in ADDITIVE if name.endswith("milp")]
+
+
+@pytest.mark.parametrize(
+    ("planner", "gpus", "goodput"),
+    [
+        # usher: `large` needs 400 / 125, so 4 replicas: on 3 GPUs it is not served at all.
+        pytest.param("usher", 3, 1200.0, id="usher-3"),
+        # The first group places `large`, whose needs are highest, on all four GPUs first.
+        pytest.param("ao-milp", 3, 1325.0, id="ao-milp-3"),
+        pytest.param("ao-milp", 4, 1450.0, id="ao-milp-4"),
+        pytest.param("wsm-milp", 3, 1450.0, id="wsm-milp-3"),
+        pytest.param("wao-milp", 3, 1575.0, id="wao-milp-3"),
+    ],
+)
+def test_goodput_on_synthetic_profiles(
+    synthetic: Profiles, planner: str, gpus: int, goodput: float
+) -> None:
+    loads = workloads("large medium small wide", 400, 150)
+    found = planned(planner, loads, gpus, synthetic)
+    assert found.total_rps == pytest.approx(goodput, abs=0.01)
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("planner", ADDITIVE)
+def test_capacities_hold_and_the_order_of_input_is_irrelevant(planner: str, seed: int) -> None:
+    rng = random.Random(seed)
+    models, gpus = rng.randint(1, 5), rng.randint(1, 4)
+    profiles, loads = random_profiles(rng, models), random_workloads(rng, models)
+    accelerators = accelerators_of(KIND, gpus)
+    found = PLANNERS[planner](loads, accelerators, profiles, (), PlanParams())
+    assert overfull(found.replicas, accelerators, profiles, METRICS[planner]) == []
+    assert found.total_rps <= found.bound_rps + 1e-6
+    assert sum(each.rate_rps for each in found.replicas) == pytest.approx(
+        sum(load.rate_rps for load in loads if found.of(load.model))
+    )
+    turned = PLANNERS[planner](
+        loads[::-1],
+        accelerators[::-1],
+        Profiles(profiles.models[::-1]),
+        found.replicas,
+        PlanParams(),
+    )
+    assert turned == found
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("metric", ["ao", "wao", "wsm"])
+def test_the_milp_equals_brute_force_and_no_usher_exceeds_it(metric: str, seed: int) -> None:
+    rng = random.Random(f"{metric}{seed}")
+    profiles, loads = random_profiles(rng, 3, sizes=2), random_workloads(rng, 3)
+    milp = f"{metric}-milp"
+    found = planned(milp, loads, 3, profiles)
+    assert found.total_rps == pytest.approx(_brute_force(loads, 3, profiles, milp), abs=1e-4)
+    assert found.gap_ratio == pytest.approx(0, abs=1e-6)
+    usher = "usher" if metric == "ao" else f"{metric}-usher"
+    assert planned(usher, loads, 3, profiles).total_rps <= found.total_rps + 1e-4
+
+
+def _brute_force(loads: Sequence[Workload], gpus: int, profiles: Profiles, planner: str) -> float:
+    """Every batch of every model, and every set of models on every GPU."""
+    best = 0.0
+    choices = [profiles.feasible(load, KIND) or (None,) for load in loads]
+    for chosen in product(*choices):
+        fitting = [
+            subset
+            for subset in product((0, 1), repeat=len(loads))
+            if sum(u * p.compute_pct(METRICS[planner]) for u, p in zip(subset, chosen, strict=True)
+                   if p) <= 100
+            and sum(u * p.memory_pct for u, p in zip(subset, chosen, strict=True) if p) <= 100
+        ]  # fmt: skip
+        for cluster in product(fitting, repeat=gpus):
+            total = 0.0
+            for at, (load, point) in enumerate(zip(loads, chosen, strict=True)):
+                if point is not None:
+                    count = sum(subset[at] for subset in cluster)
+                    total += min(load.rate_rps, count * point.throughput_rps)
+            best = max(best, total)
+    return best
+
+
+def test_the_milp_takes_the_fewest_replicas_and_smallest_batches(synthetic: Profiles) -> None:
+    found = planned("ao-milp", workloads("medium small", 350, 150), 4, synthetic)
+    assert (batches(found, "medium"), batches(found, "small")) == ([4], [4])
+
+
+def test_the_milp_obeys_a_limit_of_replicas(synthetic: Profiles) -> None:
+    params = PlanParams(max_replicas={"large": 2})
+    found = planned("ao-milp", workloads("large", 400, 150), 4, synthetic, params)
+    assert batches(found, "large") == [8, 8]
+
+
+def test_the_milp_mixes_kinds_with_coefficients_of_each(synthetic: Profiles) -> None:
+    faster = [
+        ModelProfile(each.model, "h100", tuple(
+            type(point)(point.batch_size, point.latency_s / 2, point.throughput_rps * 2,
+                        point.memory_pct / 4, *(value / 4 for value in (
+                            point.occupancy_pct, point.mean_occupancy_pct,
+                            point.sm_utilization_pct)))
+            for point in each.points))
+        for each in synthetic.models
+    ]  # fmt: skip
+    profiles = Profiles((*synthetic.models, *faster))
+    mixed = [*accelerators_of("v100", 1), *accelerators_of("h100", 1)]
+    loads = workloads("large medium small", 300, 150)
+    found = PLANNERS["ao-milp"](loads, mixed, profiles, (), PlanParams())
+    # One H100 holds all three; a second copy of `large` on the V100 completes its rate.
+    assert found.total_rps == pytest.approx(900)
+    assert {each.accelerator for each in found.of("large")} == {"h100-0", "v100-0"}
+    for usher in ("usher", "wao-usher", "wsm-usher"):
+        with pytest.raises(InvalidPlacementInput, match="one kind"):
+            PLANNERS[usher](loads, mixed, profiles, (), PlanParams())
+
+
+@pytest.mark.parametrize("planner", ADDITIVE)
+def test_an_unservable_model_is_a_shortfall(synthetic: Profiles, planner: str) -> None:
+    loads = [Workload("large", 10, 0.02), Workload("small", 10, 0.02, max_batch_size=2)]
+    found = planned(planner, loads, 2, synthetic)
+    assert found.replicas == ()
+    reasons = {each.model: each.reason for each in found.models}
+    assert "takes 40.0 ms, the SLO is 20 ms" in reasons["large"]
+    assert "no measured batch is at most 2" in reasons["small"]
+
+
+@pytest.mark.parametrize("planner", ADDITIVE)
+def test_without_a_number_of_gpus_the_fewest_without_shortfall(
+    synthetic: Profiles, planner: str
+) -> None:
+    loads = [*workloads("large medium small", 400, 150), Workload("wide", 10, 0.001)]
+    found = plan_fewest(PLANNERS[planner], loads, KIND, synthetic, PlanParams())
+    assert [each.model for each in found.models if each.reason] == ["wide"]
+    count = len(found.used)
+    fewer = planned(planner, loads, count - 1, synthetic)
+    assert [each.model for each in fewer.models if each.reason] != ["wide"]
+
+
+def test_shares_are_the_compute_need_unless_they_are_off(synthetic: Profiles) -> None:
+    loads = workloads("medium small", 100, 150)
+    shares = [each.share_pct for each in planned("wao-usher", loads, 2, synthetic).replicas]
+    assert shares == [20.0, 10.0]
+    without = planned("wao-usher", loads, 2, synthetic, PlanParams(has_shares=False))
+    assert {each.share_pct for each in without.replicas} == {None}
+
+
+def test_all_mistakes_are_reported_together(synthetic: Profiles) -> None:
+    wrong = Profiles((
+        *synthetic.models,
+        ModelProfile("slow", KIND, (
+            type(synthetic.models[0].points[0])(4, 0.01, 100.0, 1, 101, 50, 50),
+        )),
+        ModelProfile("none", KIND, ()),
+    ))  # fmt: skip
+    loads = [
+        Workload("large", float("nan"), 0.1),
+        Workload("small", -1, 0.0),
+        Workload("small", 1, 0.1, max_batch_size=0),
+        Workload("unknown", 1, 0.1),
+        Workload("none", 1, 0.1),
+    ]
+    twice = [AcceleratorView("a", KIND), AcceleratorView("a", KIND)]
+    with pytest.raises(InvalidPlacementInput) as caught:
+        PLANNERS["ao-milp"](loads, twice, wrong, (), PlanParams())
+    assert len(caught.value.problems) == 10
+    text = str(caught.value)
+    for part in (
+        "accelerator a: must be listed once", "small: must have one rate", "rps must be", "-1",
+        "slo must be", "largest batch", "unknown: has no profile on v100", "none: its profile",
+        "contradicts latency 0.01 s: expected about 400.00", "occupancy must be from 0 to 100 %",
+    ):  # fmt: skip
+        assert part in text
+    with pytest.raises(InvalidPlacementInput, match="at least one is needed"):
+        PLANNERS["usher"]([], [], synthetic, (), PlanParams())
+
+
+def test_the_best_plan_within_the_limit_of_nodes_is_returned() -> None:
+    rng = random.Random(3)
+    profiles, loads = random_profiles(rng, 6), random_workloads(rng, 6)
+    found = planned("wao-milp", loads, 6, profiles, PlanParams(max_nodes=0))
+    assert 0 < found.total_rps <= found.bound_rps
+    heuristic = planned("wao-usher", loads, 6, profiles)
+    best = planned("wao-milp", loads, 6, profiles)
+    assert heuristic.total_rps <= found.total_rps <= best.total_rps + 1e-6
