@@ -1,0 +1,1 @@
+"""Requests that run several models: prediction of their next steps, placement, execution."""

@@ -1,0 +1,85 @@
+"""Placing a run's steps one after the other, in the order of the calls."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import TYPE_CHECKING
+
+from workflows.scheduling.problem import (
+    Placement,
+    Schedule,
+    SchedulingProblemError,
+    dependents,
+    end_of_step,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from workflows.scheduling.problem import SchedulingProblem
+
+
+def place_in_call_order(
+    problem: SchedulingProblem, choose: Callable[[Sequence[Placement]], Placement]
+) -> Schedule:
+    """Let `choose` pick among the devices that can run each step, given by device name.
+
+    Raises SchedulingProblemError for a step that no device can run.
+    """
+    placements = dict(problem.placed)
+    busy_until_s: dict[int, float] = {}
+    loaded: set[tuple[int, str]] = set()
+    by_name = devices_by_name(problem)
+    order = _call_order(problem)
+    for step in order:
+        model = problem.steps[step].model
+        options = []
+        for device in by_name:
+            start_s, end_s = end_of_step(
+                problem,
+                step,
+                device,
+                ready_s=_ready_s(problem, step, device, placements),
+                busy_until_s=busy_until_s.get(device, 0.0),
+                is_loaded=(device, model) in loaded,
+            )
+            if end_s < inf:
+                options.append(Placement(device, start_s, end_s))
+        if not options:
+            raise SchedulingProblemError(f"no device can run step {step} ({model})")
+        chosen = placements[step] = choose(options)
+        busy_until_s[chosen.device] = chosen.end_s
+        loaded.add((chosen.device, model))
+    return Schedule(tuple(placements[step] for step in range(len(problem.steps))), tuple(order))
+
+
+def devices_by_name(problem: SchedulingProblem) -> list[int]:
+    return sorted(range(len(problem.devices)), key=problem.devices.__getitem__)
+
+
+def _call_order(problem: SchedulingProblem) -> list[int]:
+    """The steps not yet placed, each after its inputs, otherwise as called."""
+    dependents(problem.steps)  # refuses circles
+    done = set(problem.placed)
+    waiting = [step for step in range(len(problem.steps)) if step not in done]
+    order: list[int] = []
+    while waiting:
+        step = next(step for step in waiting if done.issuperset(problem.steps[step].inputs))
+        waiting.remove(step)
+        done.add(step)
+        order.append(step)
+    return order
+
+
+def _ready_s(
+    problem: SchedulingProblem, step: int, device: int, placements: Mapping[int, Placement]
+) -> float:
+    """When the outputs of all inputs are on the device (equation 2)."""
+    latest_s = 0.0
+    for source in problem.steps[step].inputs:
+        at = placements[source]
+        moved_s = at.end_s
+        if at.device != device:
+            moved_s += problem.transfer_s(source, step, at.device, device)
+        latest_s = max(latest_s, moved_s)
+    return latest_s

@@ -1,0 +1,154 @@
+"""What a scheduler of one run is given, and what it answers. Times in seconds from now.
+
+Zhang et al. 2025 (DyOrc), section 5.3: a step is their task, a device their worker.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from math import inf
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+
+class SchedulingProblemError(ValueError):
+    """Steps or tables that no scheduler can place; names the step and what is wrong."""
+
+
+class Availability(StrEnum):
+    """How equation 1's avail(t, d) is read."""
+
+    FIXED = "fixed"
+    """As printed: free + load, unchanged while this run is placed."""
+    OCCUPIED = "occupied"
+    """The device first finishes this run's earlier steps there; the models they loaded stay."""
+
+
+class Loading(StrEnum):
+    """When a step's model is loaded."""
+
+    AFTER_QUEUE = "after-queue"
+    """Once the device is free: the times add up."""
+    BESIDE_QUEUE = "beside-queue"
+    """From now on, beside execution (section 5.4): the longer of the two counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One call of a model."""
+
+    model: str
+    inputs: tuple[int, ...] = ()
+    """Positions of the steps whose outputs it takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where and when a step runs."""
+
+    device: int
+    """Index into the problem's devices."""
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulingProblem:
+    """One run's steps, the devices that may run them, and what that costs."""
+
+    steps: Sequence[Step]
+    devices: Sequence[str]
+    """Names; ties go to the first by name."""
+    free_s: Sequence[Sequence[float]]
+    """By step and device: when the device's queue reaches the step."""
+    load_s: Sequence[Sequence[float]]
+    """By step and device: 0 where the model is loaded; infinite where it can not be."""
+    compute_s: Sequence[Sequence[float]]
+    """By step and device: from the start to the end of the batch that holds the step."""
+    transfer_s: Callable[[int, int, int, int], float]
+    """(producing step, consuming step, from device, to device); not asked within one device."""
+    placed: Mapping[int, Placement] = field(default_factory=dict)
+    """Steps that have run or are running: they stay where they are."""
+    availability: Availability = Availability.OCCUPIED
+    loading: Loading = Loading.AFTER_QUEUE
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """A placement of every step of a problem."""
+
+    placements: tuple[Placement, ...]
+    """By step."""
+    order: tuple[int, ...]
+    """Steps in the order in which they are put on their devices, without those already placed."""
+    exact: bool = True
+    """No placement ends earlier; False where the search was cut short."""
+
+    @property
+    def finish_s(self) -> float:
+        """End of the last step; 0 without steps."""
+        return max((placement.end_s for placement in self.placements), default=0.0)
+
+
+def dependents(steps: Sequence[Step]) -> list[list[int]]:
+    """By step, the steps that take its output.
+
+    Raises SchedulingProblemError for an input that does not exist and for a circle.
+    """
+    found: list[list[int]] = [[] for _ in steps]
+    for index, step in enumerate(steps):
+        for source in step.inputs:
+            if not 0 <= source < len(steps):
+                raise SchedulingProblemError(
+                    f"step {index} ({step.model}) takes the output of step {source}; "
+                    f"the run has steps 0 to {len(steps) - 1}"
+                )
+            if index not in found[source]:
+                found[source].append(index)
+    _refuse_circles(steps, found)
+    return found
+
+
+def _refuse_circles(steps: Sequence[Step], after: Sequence[Sequence[int]]) -> None:
+    missing = [len(set(step.inputs)) for step in steps]
+    ready = [index for index, count in enumerate(missing) if count == 0]
+    reached = 0
+    while ready:
+        reached += 1
+        for follower in after[ready.pop()]:
+            missing[follower] -= 1
+            if missing[follower] == 0:
+                ready.append(follower)
+    if reached < len(steps):
+        circle = [index for index, count in enumerate(missing) if count > 0]
+        raise SchedulingProblemError(f"steps {circle} wait for each other's outputs")
+
+
+def end_of_step(
+    problem: SchedulingProblem,
+    step: int,
+    device: int,
+    *,
+    ready_s: float,
+    busy_until_s: float,
+    is_loaded: bool,
+) -> tuple[float, float]:
+    """Start and end of a step on a device (equation 1); infinite where it can not run.
+
+    `busy_until_s` and `is_loaded` say what this run's earlier steps left on the device; they count
+    where devices are `occupied`.
+    """
+    free_s = problem.free_s[step][device]
+    load_s = problem.load_s[step][device]
+    if problem.availability is Availability.OCCUPIED:
+        free_s = max(free_s, busy_until_s)
+        if is_loaded:
+            load_s = 0.0
+    beside = problem.loading is Loading.BESIDE_QUEUE
+    start_s = max(free_s, load_s) if beside else free_s + load_s
+    start_s = max(start_s, ready_s)
+    end_s = start_s + problem.compute_s[step][device]
+    return (start_s, end_s) if end_s < inf else (inf, inf)
