@@ -4,7 +4,7 @@
 SHELL := /bin/bash
 VENV := .venv
 BIN := $(VENV)/bin
-CODE := pilotlight load gateway autoscaler runtime registry benchmarks tests
+CODE := pilotlight load gateway autoscaler runtime registry workflows benchmarks tests
 # The name of the stamp contains a checksum of the lock files, so that a change reinstalls.
 LOCKS := requirements.lock requirements-nodeps.lock
 STAMP := $(VENV)/.installed-$(shell cat $(LOCKS) | cksum | tr -s ' \t' '-')

@@ -12,7 +12,7 @@ from registry.domain.slots import CPU_SLOTS
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
-PACKAGES = ("autoscaler", "gateway", "load", "pilotlight", "registry", "runtime")
+PACKAGES = ("autoscaler", "gateway", "load", "pilotlight", "registry", "runtime", "workflows")
 
 
 def anchors(page: Path) -> set[str]:

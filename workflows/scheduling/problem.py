@@ -70,6 +70,9 @@ class SchedulingProblem:
     """By step and device: from the start to the end of the batch that holds the step."""
     transfer_s: Callable[[int, int, int, int], float]
     """(producing step, consuming step, from device, to device); not asked within one device."""
+    alike: Sequence[int] = ()
+    """By step, a number that interchangeable steps share: same inputs, dependents and times. Such
+    steps are placed in the order of their calls. Without it none are taken as interchangeable."""
     placed: Mapping[int, Placement] = field(default_factory=dict)
     """Steps that have run or are running: they stay where they are."""
     availability: Availability = Availability.OCCUPIED

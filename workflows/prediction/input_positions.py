@@ -1,0 +1,37 @@
+"""Which earlier outputs a predicted step will take, learned by relative position.
+
+The paper predicts models only; a placement needs to know what moves where as well.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from typing import TYPE_CHECKING
+
+from workflows.prediction.probabilities import most_likely
+from workflows.prediction.step_counts import StepCounts
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class InputPositions:
+    """Counts of relative input positions by a step's model and the model before it."""
+
+    def __init__(self, half_life_s: float = inf) -> None:
+        self._counts = StepCounts(half_life_s)
+
+    def observe(
+        self, steps: Sequence[str], model: str, inputs: Sequence[int], now_s: float
+    ) -> None:
+        """Count that `model`, called after `steps`, took the outputs of the steps `inputs`."""
+        offsets = sorted({position - len(steps) for position in inputs})
+        self._counts.add((*steps[-1:], model), ",".join(map(str, offsets)), now_s)
+
+    def expected(self, steps: Sequence[str], model: str, now_s: float) -> tuple[int, ...]:
+        """Positions of the inputs most often taken; of an unseen step, the step before it."""
+        offsets = most_likely(self._counts.after((*steps[-1:], model), now_s))
+        if offsets is None:
+            return (len(steps) - 1,) if steps else ()
+        found = [len(steps) + int(offset) for offset in offsets.split(",") if offset]
+        return tuple(position for position in found if position >= 0)

@@ -1,0 +1,153 @@
+"""What a step would cost on each device: the tables of a scheduling problem, from device queues.
+
+Zhang et al. 2025, sections 5.1 and 5.3: a step joins a queued batch of its model that is neither
+full nor begun; otherwise it waits for the whole queue. Times in seconds from now.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import inf
+from typing import TYPE_CHECKING
+
+from workflows.scheduling.problem import (
+    Availability,
+    Loading,
+    SchedulingProblem,
+    dependents,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
+    from workflows.scheduling.problem import Placement, Step
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedBatch:
+    """Steps of one model that a device will run together."""
+
+    model: str
+    size: int
+    start_s: float
+    """Expected; not after now where it has begun."""
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One worker: a pod with its device."""
+
+    name: str
+    node: str
+    queue: Sequence[QueuedBatch] = ()
+    free_s: float = 0.0
+    """When the queue is done."""
+    load_s: Mapping[str, float] = field(default_factory=dict)
+    """By model that is not loaded, from where its weights are; infinite where it does not fit."""
+    loaded: Collection[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCosts:
+    """Measured costs of one model."""
+
+    batch_s: Callable[[int], float]
+    """Time of a batch by its size."""
+    max_batch: int
+    load_s: float
+    """Where a device has no figure of its own."""
+    output_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class TransferCosts:
+    """Moving an output between devices, by tier (section 6.2)."""
+
+    fixed_s: float
+    bytes_per_s: float
+
+    def seconds(self, size_bytes: float) -> float:
+        return self.fixed_s + size_bytes / self.bytes_per_s
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """Within one device an output is not moved."""
+
+    within_node: TransferCosts
+    between_nodes: TransferCosts
+
+
+def scheduling_problem(
+    steps: Sequence[Step],
+    devices: Sequence[Device],
+    models: Mapping[str, ModelCosts],
+    links: Links,
+    *,
+    allowed: Sequence[Collection[int]] | None = None,
+    placed: Mapping[int, Placement] | None = None,
+    availability: Availability = Availability.OCCUPIED,
+    loading: Loading = Loading.AFTER_QUEUE,
+) -> SchedulingProblem:
+    """Fill the tables for `steps`; a step runs on its `allowed` devices only (all by default)."""
+    everywhere = [range(len(devices))] * len(steps)
+    rows = [
+        _rows(models[step.model], step.model, devices, may_run)
+        for step, may_run in zip(steps, allowed or everywhere, strict=True)
+    ]
+
+    def transfer_s(source: int, step: int, origin: int, device: int) -> float:
+        near = devices[origin].node == devices[device].node
+        link = links.within_node if near else links.between_nodes
+        return link.seconds(models[steps[source].model].output_bytes)
+
+    return SchedulingProblem(
+        steps=steps,
+        devices=[device.name for device in devices],
+        free_s=[free for free, _, _ in rows],
+        load_s=[load for _, load, _ in rows],
+        compute_s=[compute for _, _, compute in rows],
+        transfer_s=transfer_s,
+        alike=_alike(steps),
+        placed=placed or {},
+        availability=availability,
+        loading=loading,
+    )
+
+
+def _rows(
+    costs: ModelCosts, model: str, devices: Sequence[Device], may_run: Collection[int]
+) -> tuple[list[float], list[float], list[float]]:
+    """One model's free, load and compute times by device; infinite where it may not run."""
+    free, load, compute = ([inf] * len(devices) for _ in range(3))
+    for device in may_run:
+        joined = open_batch(devices[device], model, costs.max_batch)
+        free[device] = devices[device].free_s if joined is None else joined.start_s
+        compute[device] = costs.batch_s(1 if joined is None else joined.size + 1)
+        load[device] = load_seconds(devices[device], model, costs)
+    return free, load, compute
+
+
+def _alike(steps: Sequence[Step]) -> list[int]:
+    """Steps of one model with the same inputs and dependents share a number."""
+    after = [tuple(followers) for followers in dependents(steps)]
+    kinds: dict[tuple[str, tuple[int, ...], tuple[int, ...]], int] = {}
+    return [
+        kinds.setdefault((step.model, step.inputs, followers), len(kinds))
+        for step, followers in zip(steps, after, strict=True)
+    ]
+
+
+def open_batch(device: Device, model: str, max_batch: int) -> QueuedBatch | None:
+    """The first queued batch of the model that another step may join."""
+    for batch in device.queue:
+        if batch.model == model and batch.size < max_batch and batch.start_s > 0.0:
+            return batch
+    return None
+
+
+def load_seconds(device: Device, model: str, costs: ModelCosts) -> float:
+    """0 where the model is loaded or its batch is queued, which loads it."""
+    if model in device.loaded or any(batch.model == model for batch in device.queue):
+        return 0.0
+    return device.load_s.get(model, costs.load_s)
