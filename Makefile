@@ -11,13 +11,15 @@ STAMP := $(VENV)/.installed-$(shell cat $(LOCKS) | cksum | tr -s ' \t' '-')
 PYTEST := $(BIN)/python -m pytest
 FLAGS ?=
 WORKERS ?= 2
+FAULTS ?= 1000
+LIMIT ?= 10800
 
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 # Without cached bytecode every process that imports torch and transformers compiles them: 5-10 s.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install demo up test test-slow test-gpu test-kubernetes check format bench bench-runtime bench-gpu bench-simulator bench-peers lock clean
+.PHONY: help install demo up test test-slow test-gpu test-kubernetes test-chaos check format bench bench-runtime bench-gpu bench-simulator bench-peers lock clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' Makefile
@@ -46,6 +48,9 @@ test-gpu: $(STAMP)  ## Run the tests that need a CUDA device
 # KUBECONFIG is ignored in the environment, so that tests never use a cluster by accident.
 test-kubernetes: $(STAMP)  ## Run the tests with a real API server and KServe (KUBECONFIG=FILE: your cluster)
 	@scripts/kubernetes/test $(if $(findstring command,$(origin KUBECONFIG)),--kubeconfig $(KUBECONFIG)) $(FLAGS)
+
+test-chaos: $(STAMP)  ## Run random faults under load (FAULTS=1000, LIMIT: seconds of faults at most)
+	$(BIN)/python -m tests.chaos --faults $(FAULTS) --limit $(LIMIT) $(FLAGS)
 
 check: $(STAMP)  ## Check format, lint rules, types and the direction of imports
 	$(BIN)/ruff format --check .

@@ -1,0 +1,224 @@
+"""A campaign: rounds of random faults under load, each until all is well again, and its checks."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from tests.chaos.executions import executed_twice, read_ledger
+from tests.chaos.faults import KINDS, Cause
+from tests.chaos.leaks import find_leaks, left_after_stop, read_baseline
+from tests.chaos.load import Load, Outcome
+
+if TYPE_CHECKING:
+    from tests.chaos.faults import Kind
+    from tests.chaos.leaks import Baseline
+    from tests.chaos.platform import PlatformUnderTest
+
+_HEAL_LIMIT_S: Final = 180.0
+_ROUNDS_PER_CHECK: Final = 5
+_POLL_S: Final = 0.1
+_ALLOWED: Final = {200, 429, 502, 503, 504}
+"""Statuses of answers under faults; 404 also while Redis was emptied."""
+
+
+@dataclass(slots=True)
+class Injected:
+    """One fault. Times are of `time.monotonic`; `over_s` is its begin if it has no duration."""
+
+    kind: str
+    over_s: float
+    duration_s: float
+    is_alone: bool
+    healed_s: float = 0.0
+
+
+@dataclass(slots=True)
+class Ended:
+    """The end of a process, between two looks at the table of processes."""
+
+    role: str
+    alive_s: float
+    gone_s: float
+
+
+@dataclass
+class Campaign:
+    platform: PlatformUnderTest
+    seed: int
+    rate: float
+    faults: list[Injected] = field(default_factory=list)
+    violations: list[str] = field(default_factory=list)
+    ends: dict[int, Ended] = field(default_factory=dict)
+    killed: set[int] = field(default_factory=set)
+    emptied: list[tuple[float, float]] = field(default_factory=list)
+    """From each FLUSHALL until all was well again."""
+    checks: int = 0
+
+    def __post_init__(self) -> None:
+        self.rng = random.Random(self.seed)
+        self.load = Load(
+            self.platform.port, self.platform.models, random.Random(self.seed + 1), self.rate
+        )
+
+    async def run(self, count: int, *, limit_s: float) -> None:
+        """Cause `count` faults, or as many as `limit_s` allows."""
+        tasks = [asyncio.create_task(self._watch_processes())]
+        await self._heal(time.monotonic())
+        baseline = read_baseline(self.platform)
+        tasks.append(asyncio.create_task(self.load.run()))
+        began_s = time.monotonic()
+        rounds = 0
+        while len(self.faults) < count and time.monotonic() < began_s + limit_s:
+            rounds += 1
+            if not await self._round(count - len(self.faults)):
+                break
+            if rounds % _ROUNDS_PER_CHECK == 0:
+                await self._check_leaks(baseline)
+        await self._check_leaks(baseline)
+        for task in tasks:
+            task.cancel()
+        self.violations += self._wrong_requests() + self._executed_twice() + self._crashes()
+        await asyncio.to_thread(self.platform.down)
+        left = await left_after_stop(self.platform)
+        self.violations += [f"after the end: {each}" for each in left]
+
+    # A round
+
+    async def _round(self, most: int) -> bool:
+        """Cause one to three faults at once and wait until all is well; False if it does not."""
+        kinds = self._choose(min(most, self.rng.choices((1, 2, 3), (4, 4, 2))[0]))
+        injected = await asyncio.gather(*(self._inject(kind, len(kinds) == 1) for kind in kinds))
+        self.faults += injected
+        began_s = min(each.over_s - each.duration_s for each in injected)
+        why = await self._heal(time.monotonic())
+        healed_s = time.monotonic()
+        for each in injected:
+            each.healed_s = healed_s
+        if any(each.kind == "Redis emptied" for each in injected):
+            self.emptied.append((began_s, healed_s))
+        names = ", ".join(f"{each.kind} ({each.duration_s:.1f} s)" for each in injected)
+        took_s = healed_s - max(each.over_s for each in injected)
+        print(f"{len(self.faults):5} {names}: {why or f'well after {took_s:.1f} s'}", flush=True)  # noqa: T201
+        if why:
+            self.violations.append(f"not well {_HEAL_LIMIT_S:g} s after {names}: {why}")
+            return False
+        await self._wait_replica()
+        return True
+
+    def _choose(self, count: int) -> list[Kind]:
+        """Different kinds, one of Redis at most: two could lose what only one may lose."""
+        chosen: list[Kind] = []
+        usable = [each for each in KINDS if self.platform.has_own_disk or not each.needs_disk]
+        while len(chosen) < count:
+            kind = self.rng.choices(usable, [each.weight for each in usable])[0]
+            family = kind.name.split()[0]
+            if all(each.name.split()[0] != family for each in chosen):
+                chosen.append(kind)
+        return chosen
+
+    async def _inject(self, kind: Kind, is_alone: bool) -> Injected:
+        duration_s = kind.duration_s(self.rng)
+        cause = Cause(self.platform, self.rng, self.killed)
+        began_s = time.monotonic()
+        async with kind.begin(cause):
+            await asyncio.sleep(duration_s)
+        over_s = time.monotonic() if kind.max_s else began_s
+        return Injected(kind.name, over_s, duration_s, is_alone)
+
+    async def _heal(self, began_s: float) -> str:
+        """Wait until the platform is whole and each model answers; what is wrong after the limit.
+
+        Looks twice: a killed process may not have been missed at the first look.
+        """
+        well = 0
+        why = ""
+        while time.monotonic() < began_s + _HEAL_LIMIT_S:
+            why = await self.platform.why_unhealthy() or await self._failing_model()
+            well = 0 if why else well + 1
+            if well == 2:
+                return ""
+            await asyncio.sleep(_POLL_S)
+        return why
+
+    async def _failing_model(self) -> str:
+        probes = [self.load.probe(model) for model in range(self.platform.models)]
+        for sent in await asyncio.gather(*probes):
+            if sent.status != 200:
+                return f"model {sent.model}: {sent.outcome} {sent.status} {sent.detail}"
+        return ""
+
+    async def _wait_replica(self) -> None:
+        until_s = time.monotonic() + _HEAL_LIMIT_S
+        while not await asyncio.to_thread(self.platform.redis.is_healthy):
+            if time.monotonic() > until_s:
+                raise RuntimeError("the replica of the campaign's Redis does not come back")
+            await asyncio.sleep(_POLL_S)
+
+    # Checks
+
+    async def _check_leaks(self, baseline: Baseline) -> None:
+        await self.load.pause()
+        self.checks += 1
+        leaks = await find_leaks(self.platform, baseline)
+        self.violations += [f"after fault {len(self.faults)}: {each}" for each in leaks]
+        for each in leaks:
+            print(f"      left: {each}", flush=True)  # noqa: T201
+        self.load.resume()
+
+    def _wrong_requests(self) -> list[str]:
+        gateways = [each for each in self.ends.values() if each.role == "gateway"]
+        found = []
+        for sent in self.load.requests:
+            text = f"{sent.id} to model {sent.model}: {sent.outcome} {sent.status} {sent.detail}"
+            if sent.outcome in {Outcome.MISSING, Outcome.WRONG}:
+                found.append(text)
+            elif sent.outcome is Outcome.BROKEN:
+                if not any(
+                    each.alive_s <= sent.ended_s and sent.began_s <= each.gone_s
+                    for each in gateways
+                ):
+                    found.append(text)
+            elif sent.outcome is Outcome.ANSWERED and sent.status not in _ALLOWED:
+                is_emptied = any(
+                    began_s <= sent.ended_s and sent.began_s <= until_s
+                    for began_s, until_s in self.emptied
+                )
+                if not (sent.status == 404 and is_emptied):
+                    found.append(text)
+        return found
+
+    def _executed_twice(self) -> list[str]:
+        executions = read_ledger(self.platform.ledger)
+        gone_s = {pid: each.gone_s for pid, each in self.ends.items()}
+        found = [f"executed twice: {each}" for each in executed_twice(executions, gone_s)]
+        return found + [
+            f"{sent.id} was answered and is not in the ledger"
+            for sent in self.load.requests
+            if sent.status == 200 and sent.id not in executions
+        ]
+
+    def _crashes(self) -> list[str]:
+        """Ends of processes that no fault caused."""
+        return [
+            f"{each.role} {pid} ended by itself"
+            for pid, each in self.ends.items()
+            if pid not in self.killed and each.role != "other"
+        ]
+
+    async def _watch_processes(self) -> None:
+        """Note the end of each process of the platform."""
+        known: dict[int, str] = {}
+        looked_s = time.monotonic()
+        while True:
+            processes = await asyncio.to_thread(self.platform.processes)
+            now_s = time.monotonic()
+            alive = {each.pid: each.role for each in processes}
+            for pid in known.keys() - alive.keys():
+                self.ends[pid] = Ended(known[pid], looked_s, now_s)
+            known = alive
+            looked_s = now_s
+            await asyncio.sleep(_POLL_S)

