@@ -26,6 +26,7 @@ from autoscaler.placement.marginal_value import HORIZON_S, MarginalValue
 from autoscaler.planning.arrival_rates import MINUTE_S
 from autoscaler.planning.policy import Action, ActionReason, Demote, Load, LoadingPolicy
 from registry.domain.model import Preload, Tier
+from registry.domain.reservation import ANY_COPIES
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -145,6 +146,8 @@ class _LoadCandidate:
     detail: str
     may_evict: bool = True
     """False for an additional copy for a forecast: it uses free memory only."""
+    max_other_copies: int = ANY_COPIES
+    """Gateways load models too, after the view was read."""
 
 
 _DISTANCE: Final = {Tier.DEVICE: 0, Tier.HOST: 1, Tier.DISK: 2, Tier.REMOTE: 3}
@@ -189,7 +192,8 @@ def _loads(
                 Demote(evicted.model.key, pod, Tier.HOST, ActionReason.ROOM, detail)
                 for evicted in placement.evictions
             ]
-            actions.append(Load(model.key, pod, each.tier, each.reason, each.detail))
+            load = Load(model.key, pod, each.tier, each.reason, each.detail, each.max_other_copies)
+            actions.append(load)
     return actions
 
 
@@ -224,6 +228,7 @@ def _for_copy(candidate: _LoadCandidate, model: ModelView, number: int) -> _Load
     Only the first copy saves cold starts, and it must be loaded if requests are queued; additional
     copies shorten the queue.
     """
+    candidate = replace(candidate, max_other_copies=number - 1)
     if candidate.is_urgent and number <= max(1, model.spec.policy.min_copies):
         return replace(candidate, gain=np.inf)
     if candidate.is_urgent:

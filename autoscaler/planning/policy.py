@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from registry.domain.reservation import ANY_COPIES
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -51,6 +53,8 @@ class Load:
     tier: Tier
     reason: ActionReason
     detail: str = ""
+    max_other_copies: int = ANY_COPIES
+    """The load ends if more other pods hold or load the model by then."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,7 +113,7 @@ class ActionExecutor:
         try:
             address = self._state().pods[action.pod].address
             if isinstance(action, Load):
-                await self._pods.load(address, model, action.tier)
+                await self._pods.load(address, model, action.tier, action.max_other_copies)
             else:
                 await self._pods.demote(address, model, _kept_tier(action.tier))
         except KeyError:

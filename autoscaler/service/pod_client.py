@@ -39,9 +39,10 @@ class PodClient:
     async def close(self) -> None:
         await self._client.aclose()
 
-    async def load(self, address: str, model: ModelName, tier: Tier) -> None:
+    async def load(self, address: str, model: ModelName, tier: Tier, max_other_copies: int) -> None:
         """Load a model to a tier; returns when it is there. Raises PodRefused."""
-        await self._post(address, model, "load", {"parameters": {"tier": tier.value}})
+        parameters = {"tier": tier.value, "max_other_copies": max_other_copies}
+        await self._post(address, model, "load", {"parameters": parameters})
 
     async def demote(self, address: str, model: ModelName, tier: Tier) -> None:
         """Free a model's device memory and keep it in `tier`. Raises PodRefused."""

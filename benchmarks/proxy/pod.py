@@ -14,7 +14,7 @@ import uvicorn
 
 from registry.domain.model import ModelName, ModelSpec, Tier
 from registry.domain.pod import HEARTBEAT_S, PodInfo, PodReport, Samples
-from registry.domain.reservation import ClaimScope
+from registry.domain.reservation import ANY_COPIES
 from registry.errors import RegistryUnavailable
 from registry.redis.client import Registry
 
@@ -55,7 +55,7 @@ async def registered(redis_url: str, address: str) -> AsyncIterator[None]:
     epoch = await registry.register_pod(info)
     spec = ModelSpec(ModelName("default", MODEL), "file:///nowhere")
     await registry.put_models([spec])
-    token = await registry.claim_load(NAME, epoch, spec.key, ClaimScope.POD)
+    token = await registry.claim_load(NAME, epoch, spec.key, ANY_COPIES)
     if token is None:
         raise RuntimeError("the claim on an empty registry was refused")
     await registry.start_load(NAME, epoch, spec.key, token, Tier.DISK)

@@ -104,7 +104,7 @@ class PlannedAutoscaler:
     def _act(self, action: Action, actions: SimulatedCluster) -> None:
         match action:
             case Load(key, pod, tier, reason):
-                has_effect = actions.preload(name_of_key(key), pod, tier)
+                has_effect = actions.preload(name_of_key(key), pod, tier, action.max_other_copies)
             case Demote(key, pod, tier, reason):
                 has_effect = actions.demote(name_of_key(key), pod, tier)
             case SetPods():

@@ -13,6 +13,7 @@ from load.simulator.pods.node import SimulatedNode
 from load.simulator.pods.pod import SimulatedPod
 from load.simulator.registry.memory_registry import MemoryRegistry
 from registry.domain.model import Tier
+from registry.domain.reservation import ANY_COPIES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -84,10 +85,18 @@ class SimulatedCluster:
         """Make expected arrivals known to the gateway."""
         self.registry.state.expected_rates = rates
 
-    def preload(self, model: ModelName, pod: str, tier: Tier = Tier.DEVICE) -> bool:
+    def preload(
+        self,
+        model: ModelName,
+        pod: str,
+        tier: Tier = Tier.DEVICE,
+        max_other_copies: int = ANY_COPIES,
+    ) -> bool:
         """Load a model to a tier; False: it is there or being loaded, or there is no such pod."""
         plan, target = self._models.get(model), self._alive(pod)
-        return plan is not None and target is not None and target.loading.preload(plan, tier)
+        if plan is None or target is None:
+            return False
+        return target.loading.preload(plan, tier, max_other_copies)
 
     def demote(self, model: ModelName, pod: str, tier: Tier) -> bool:
         """Move a model down to a tier; False: in use, not above the tier, or no such pod."""

@@ -8,13 +8,8 @@ from typing import Final
 
 CLAIM_TTL_S: Final = 5.0
 """Time within which a pod must begin a claimed load."""
-
-
-class ClaimScope(StrEnum):
-    """The scope in which another load of the model makes a claim fail."""
-
-    POD = "pod"
-    POOL = "pool"
+ANY_COPIES: Final = -1
+"""A claim with it does not depend on the copies at other pods."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +40,8 @@ class ReservationRequest:
     predict: str
     key: str
     mode: LoadMode
-    max_other_copies: int = -1
-    """With `LoadMode.LOAD`: claim only if at most this many other pods hold or load it; -1: any."""
+    max_other_copies: int = ANY_COPIES
+    """With `LoadMode.LOAD`: claim only if at most this many other pods hold or load it."""
     target_ongoing: int = 0
     """Limit of requests in the predict pod's inference stage; 0: none."""
     ttl_s: float = 15.0

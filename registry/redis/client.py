@@ -26,7 +26,6 @@ from registry.domain.model import LoadFailure, ModelName, ModelRecord, ModelSpec
 from registry.domain.pod import LEASE_TTL_S
 from registry.domain.reservation import (
     CLAIM_TTL_S,
-    ClaimScope,
     Granted,
     Refusal,
     ReservationRequest,
@@ -163,17 +162,20 @@ class Registry:
     # Loads
 
     async def claim_load(
-        self, pod: str, epoch: int, key: str, scope: ClaimScope, *, ttl_s: float = CLAIM_TTL_S
+        self, pod: str, epoch: int, key: str, max_other_copies: int, *, ttl_s: float = CLAIM_TTL_S
     ) -> int | None:
         """Claim the load of a model for a pod.
 
         Returns:
-            The fencing token, or None where the model is warm or loading within the scope.
+            The fencing token, or None where the model is warm or loading at the pod, or at more
+            than `max_other_copies` others.
 
         Raises:
             LeaseLost: when the pod's lease is over.
         """
-        result = await self._submit_checked("claim", pod, epoch, key, scope, int(ttl_s * 1000))
+        result = await self._submit_checked(
+            "claim", pod, epoch, key, max_other_copies, int(ttl_s * 1000)
+        )
         return int(result[1]) if result[0] == "ok" else None
 
     async def start_load(self, pod: str, epoch: int, key: str, token: int, source: Tier) -> None:

@@ -9,7 +9,7 @@ from registry.domain.model import LoadFailure, ModelSpec, Tier
 from runtime.storage.load_ticket import LoadProgress, LoadTicket
 
 if TYPE_CHECKING:
-    from registry.domain.reservation import ClaimScope, LoadClaim
+    from registry.domain.reservation import LoadClaim
 
 NEARLY_DONE_SHARE: Final = 0.8
 """Share of a download's bytes from which on it is always finished."""
@@ -34,7 +34,8 @@ class Load:
     """A running load. Mutable: owned by the event loop."""
 
     spec: ModelSpec
-    scope: ClaimScope
+    max_other_copies: int
+    """Limit of the copies at other pods, while no request waits."""
     is_preload: bool
     """Whether the load continues without waiting requests."""
     started_s: float
@@ -64,7 +65,7 @@ class LoadReports(Protocol):
     """A pod's claims and reports of loads; implemented by `registration.registry_agent`."""
 
     def claim_of(self, token: int) -> LoadClaim: ...
-    async def claim(self, key: str, scope: ClaimScope) -> LoadClaim: ...
+    async def claim(self, key: str, max_other_copies: int) -> LoadClaim: ...
     async def start_load(self, key: str, claim: LoadClaim, source: Tier) -> None: ...
     async def finish_load(self, key: str, claim: LoadClaim, memory_bytes: int) -> None: ...
     async def fail_load(self, key: str, claim: LoadClaim, failure: LoadFailure) -> bool: ...

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractAsyncContextManager
 
-    from registry.domain.reservation import ClaimScope
     from registry.redis.watch import ClusterWatch
     from runtime.loading.model_loader import ModelLoader
     from runtime.loading.served_model import ServedModel
@@ -154,7 +153,9 @@ class LoadCoordinator(LoadLifecycle[_LiveLoad, ResolvedWeights, StoreEntry]):
         elif not load.done.cancelled() and load.done.exception() is None:
             self._store.end_use(load.done.result())
 
-    async def preload(self, spec: ModelSpec, scope: ClaimScope, tier: Tier = Tier.DEVICE) -> None:
+    async def preload(
+        self, spec: ModelSpec, max_other_copies: int, tier: Tier = Tier.DEVICE
+    ) -> None:
         """Load a model to a tier without acquiring it, at lower priority than requests' loads.
 
         Raises as `acquire` does, and HostTierRefused if tier `host` cannot take the model.
@@ -166,7 +167,7 @@ class LoadCoordinator(LoadLifecycle[_LiveLoad, ResolvedWeights, StoreEntry]):
             await cancelled.ended.wait()
         if self._store.holds(spec.key):
             return
-        await asyncio.shield(self.join_preload(spec, scope).done)
+        await asyncio.shield(self.join_preload(spec, max_other_copies).done)
 
     async def cancel(self, key: str, reason: str) -> None:
         """End all loads of a model and free what they reserved; requests fail with the reason."""
@@ -209,8 +210,8 @@ class LoadCoordinator(LoadLifecycle[_LiveLoad, ResolvedWeights, StoreEntry]):
             return False
         return True
 
-    def new_load(self, spec: ModelSpec, scope: ClaimScope, *, is_preload: bool) -> _LiveLoad:
-        load = _LiveLoad(spec, scope, is_preload, time.monotonic())
+    def new_load(self, spec: ModelSpec, max_other_copies: int, *, is_preload: bool) -> _LiveLoad:
+        load = _LiveLoad(spec, max_other_copies, is_preload, time.monotonic())
         load.done.add_done_callback(mark_retrieved)
         return load
 

@@ -10,7 +10,7 @@ from abc import abstractmethod
 from functools import partial
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
-from registry.domain.reservation import ClaimScope, LoadClaim
+from registry.domain.reservation import ANY_COPIES, LoadClaim
 from registry.errors import ClaimLost
 from runtime.errors import LoadCancelled, LoadFailed, LoadRefused, MemoryBusy, RuntimePackageError
 from runtime.loading.load import Load, LoadReports, Weights, should_continue
@@ -82,7 +82,7 @@ class LoadLifecycle(Generic[L, W, R]):
         """Wait for the condition (`DeviceCache.call_when`); False after MEMORY_TIMEOUT_S."""
 
     @abstractmethod
-    def new_load(self, spec: ModelSpec, scope: ClaimScope, *, is_preload: bool) -> L: ...
+    def new_load(self, spec: ModelSpec, max_other_copies: int, *, is_preload: bool) -> L: ...
 
     @abstractmethod
     def spawn(self, load: L) -> None:
@@ -118,18 +118,18 @@ class LoadLifecycle(Generic[L, W, R]):
         """The load of the model for one more waiting request, started if none is running."""
         load = self.running.get(spec.key)
         if load is None:
-            load = self._begin(spec, ClaimScope.POD, is_preload=False)
+            load = self._begin(spec, ANY_COPIES, is_preload=False)
         load.token = max(token, load.token)
         load.waiters += 1
         load.ticket.prioritise()
         self._turns.refresh()
         return load
 
-    def join_preload(self, spec: ModelSpec, scope: ClaimScope) -> L:
+    def join_preload(self, spec: ModelSpec, max_other_copies: int) -> L:
         """The load of the model, which now continues without waiting requests."""
         load = self.running.get(spec.key)
         if load is None:
-            load = self._begin(spec, scope, is_preload=True)
+            load = self._begin(spec, max_other_copies, is_preload=True)
         load.is_preload = True
         return load
 
@@ -143,8 +143,8 @@ class LoadLifecycle(Generic[L, W, R]):
             else:
                 load.ticket.cancel("no request waits for it any more")
 
-    def _begin(self, spec: ModelSpec, scope: ClaimScope, *, is_preload: bool) -> L:
-        load = self.new_load(spec, scope, is_preload=is_preload)
+    def _begin(self, spec: ModelSpec, max_other_copies: int, *, is_preload: bool) -> L:
+        load = self.new_load(spec, max_other_copies, is_preload=is_preload)
         if is_preload:
             load.ticket.deprioritise()
         self.running[spec.key] = load
@@ -201,10 +201,11 @@ class LoadLifecycle(Generic[L, W, R]):
             load.ticket.raise_if_cancelled()
             if load.token:
                 return self._reports.claim_of(load.token)
+            copies = ANY_COPIES if load.waiters else load.max_other_copies
             try:
-                return await self._reports.claim(load.spec.key, load.scope)
+                return await self._reports.claim(load.spec.key, copies)
             except LoadRefused:
-                if load.scope is ClaimScope.POOL or self.now_s() >= deadline_s:
+                if copies != ANY_COPIES or self.now_s() >= deadline_s:
                     raise
             await self.sleep(load, CLAIM_RETRY_INTERVAL_S)
 
@@ -215,7 +216,7 @@ class LoadLifecycle(Generic[L, W, R]):
             await self._reports.start_load(key, self._newest(load, claim), load.source)
         except ClaimLost:  # the gateway's claim expired before the load started
             load.token = 0
-            claim = await self._reports.claim(key, ClaimScope.POD)
+            claim = await self._reports.claim(key, load.max_other_copies)
             try:
                 await self._reports.start_load(key, claim, load.source)
             except ClaimLost as error:

@@ -9,7 +9,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from registry.domain.model import ModelSpec, name_of_key
-from registry.domain.reservation import ClaimScope
 from runtime.errors import RuntimePackageError, StorageFailed
 from runtime.threads import in_thread
 
@@ -92,7 +91,7 @@ class ModelSync:
 
     async def _preload(self, spec: ModelSpec) -> None:
         try:
-            await self._loading.coordinator.preload(spec, ClaimScope.POOL)
+            await self._loading.coordinator.preload(spec, 0)
         except RuntimePackageError as error:
             logger.info("new generation not loaded", extra={"key": spec.key, "error": error})
 

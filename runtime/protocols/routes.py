@@ -11,6 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from registry.domain.model import Tier
+from registry.domain.reservation import ANY_COPIES
 from runtime.errors import BodyTooLarge, InvalidRequest, ModelNotFound, RuntimePackageError
 from runtime.protocols.infer_route import InferRoute
 from runtime.protocols.response import ErrorForm, error_response, kserve_error
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     Handler = Callable[[Request], Awaitable[Response]]
 
 LOADABLE: Final = (Tier.DISK, Tier.HOST, Tier.DEVICE)
+_MAX_COPIES: Final = 1_000_000
 MAX_JSON_BYTES = 64 * 1024
 """Longest body of a request to the repository, or for a profile."""
 
@@ -133,9 +135,9 @@ class Routes:
 
     async def _load(self, request: Request) -> Response:
         """Load a model to the device, or to the tier that the parameters name."""
-        tier = _parse_tier((await read_json(request)).get("parameters") or {})
+        tier, copies = _parse_load((await read_json(request)).get("parameters") or {})
         segment = request.path_params["model"]
-        await self.repository.load(segment, tier)
+        await self.repository.load(segment, tier, copies)
         return _json({"name": segment, "load": True})
 
     async def _unload(self, request: Request) -> Response:
@@ -144,17 +146,23 @@ class Routes:
         return _json({"name": segment, "unload": True})
 
 
-def _parse_tier(parameters: Any) -> Tier:
-    """The tier to load a model to; raises InvalidRequest."""
-    if not isinstance(parameters, dict) or parameters.keys() - {"tier"}:
+def _parse_load(parameters: Any) -> tuple[Tier, int]:
+    """The tier to load a model to, and the limit of other pods' copies; raises InvalidRequest."""
+    if not isinstance(parameters, dict) or parameters.keys() - {"tier", "max_other_copies"}:
         raise InvalidRequest(
             "a load cannot change a model's declaration: 'parameters' may hold only 'tier'"
-            f" ({', '.join(LOADABLE)}), was {str(parameters)[:100]}"
+            f" ({', '.join(LOADABLE)}) and 'max_other_copies', was {str(parameters)[:100]}"
+        )
+    copies = parameters.get("max_other_copies", ANY_COPIES)
+    if type(copies) is not int or not ANY_COPIES <= copies <= _MAX_COPIES:
+        raise InvalidRequest(
+            f"'max_other_copies' must be an integer from -1 (any number) to {_MAX_COPIES},"
+            f" was {str(copies)[:100]!r}"
         )
     tier = parameters.get("tier", Tier.DEVICE.value)
     for each in LOADABLE:
         if tier == each.value:
-            return each
+            return each, copies
     raise InvalidRequest(f"'tier' must be one of {', '.join(LOADABLE)}, was {tier!r}")
 
 

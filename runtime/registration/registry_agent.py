@@ -13,7 +13,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING
 
 from registry.domain.pod import PodInfo, PodPhase, PodReport, Samples
-from registry.domain.reservation import ClaimScope, LoadClaim
+from registry.domain.reservation import LoadClaim
 from registry.errors import ClaimLost, LeaseLost, RegistryUnavailable
 from runtime.errors import LoadRefused
 from runtime.metrics import HEARTBEATS
@@ -179,7 +179,7 @@ class RegistryAgent:
         self._unreported.add(key)
         self._wake.set()
 
-    async def claim(self, key: str, scope: ClaimScope) -> LoadClaim:
+    async def claim(self, key: str, max_other_copies: int) -> LoadClaim:
         """A claim for a load; raises LoadRefused if the registry refuses it."""
         if not self.is_registered:
             return LoadClaim(None, self._epoch)
@@ -188,11 +188,11 @@ class RegistryAgent:
                 await self._send_tier(key)
         epoch = self._epoch
         try:
-            token = await self.registry.claim_load(self._name, epoch, key, scope)
+            token = await self.registry.claim_load(self._name, epoch, key, max_other_copies)
         except (RegistryUnavailable, LeaseLost):
             return LoadClaim(None, epoch)
         if token is None:
-            raise LoadRefused(f"the registry refused a claim for {key} ({scope.value})")
+            raise LoadRefused(f"the registry refused a claim for {key}: it loads, or has copies")
         return LoadClaim(token, epoch)
 
     def claim_of(self, token: int) -> LoadClaim:

@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from registry.domain.model import ModelName, ModelSpec, Tier
-from registry.domain.reservation import ClaimScope
+from registry.domain.reservation import ANY_COPIES
 from runtime.errors import ModelInUse, ModelNotFound, PodDraining
 
 if TYPE_CHECKING:
@@ -129,15 +129,17 @@ class Repository:
             reason=failure.message if failure is not None else "",
         )
 
-    async def load(self, segment: str, tier: Tier = Tier.DEVICE) -> None:
+    async def load(
+        self, segment: str, tier: Tier = Tier.DEVICE, max_other_copies: int = ANY_COPIES
+    ) -> None:
         """Load a model to the device, or to the given tier.
 
-        Raises ModelNotFound, LoadFailed, LoadCancelled, HostTierRefused, PodDraining.
+        Raises ModelNotFound, LoadFailed, LoadRefused, LoadCancelled, HostTierRefused, PodDraining.
         """
         if self.in_flight.is_draining:
             raise PodDraining("the pod is draining and loads no models")
         spec = await self.find(segment, "")
-        await self.coordinator.preload(spec, ClaimScope.POD, tier)
+        await self.coordinator.preload(spec, max_other_copies, tier)
 
     async def unload(self, segment: str) -> None:
         """Unload a model from the device once no request uses it; its files stay on disk.

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec, Tier
-from registry.domain.reservation import ClaimScope
+from registry.domain.reservation import ANY_COPIES
 from registry.errors import RegistryError
 from runtime.errors import RuntimePackageError
 
@@ -60,7 +60,7 @@ class SingleModel:
         if record is None or record.spec != self.spec:
             await self.registry.put_models([self.spec])
         if not self.is_loaded:
-            await self.coordinator.preload(self.spec, ClaimScope.POD, Tier.DEVICE)
+            await self.coordinator.preload(self.spec, ANY_COPIES, Tier.DEVICE)
 
     def _report(self, error: Exception) -> None:
         """Log once per cause, not once per attempt."""

@@ -99,10 +99,12 @@ async def eventually(condition: Callable[[], object]) -> None:
 
 
 @asynccontextmanager
-async def running_dispatcher(url: str, pool: str) -> AsyncIterator[DispatcherHarness]:
+async def running_dispatcher(
+    url: str, pool: str, gateway: str = "g"
+) -> AsyncIterator[DispatcherHarness]:
     registry = await Registry.connect(url, pool)
     watch = ClusterWatch(registry)
-    reservations = Reservations(registry, watch.state, "g")
+    reservations = Reservations(registry, watch.state, gateway)
     dispatcher = Dispatcher(watch.state, reservations, Explanations(), watch.registry_now_s)
     watch.subscribe(dispatcher.notify_change)
     runs = (watch.run, reservations.register_periodically)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec
 from registry.domain.pod import PodInfo
-from registry.domain.reservation import ClaimScope
+from registry.domain.reservation import ANY_COPIES
 from registry.errors import RegistryUnavailable
 from tests import servers
 from tests.registry.redis.clients import Result, act
@@ -87,7 +87,7 @@ class GatewayHarness:
 
         async def fail(registry: Registry) -> None:
             epoch = await registry.register_pod(PodInfo("failing", "127.0.0.1:1", "failing"))
-            token = await registry.claim_load("failing", epoch, failure.key, ClaimScope.POD)
+            token = await registry.claim_load("failing", epoch, failure.key, ANY_COPIES)
             assert token is not None
             await registry.fail_load("failing", epoch, failure.key, token, failure)
             await registry.deregister_pod("failing", epoch)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from registry.domain.model import ModelName, Tier
 from registry.domain.pod import PodInfo, PodPhase, PodReport, Samples
-from registry.domain.reservation import ClaimScope
+from registry.domain.reservation import ANY_COPIES
 from registry.errors import ClaimLost, LeaseLost, RegistryUnavailable
 from registry.redis.client import Registry
 from tests.gateway.fake_pod_server import (
@@ -267,9 +267,7 @@ class FakePod:
     async def _load(self, key: str, token: int, request: FakePodRequest) -> None:
         with contextlib.suppress(RegistryUnavailable):
             if not token:
-                claimed = await self._registry.claim_load(
-                    self.name, self._epoch, key, ClaimScope.POD
-                )
+                claimed = await self._registry.claim_load(self.name, self._epoch, key, ANY_COPIES)
                 token = claimed or 0
             if token:
                 await self._registry.start_load(self.name, self._epoch, key, token, Tier.REMOTE)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from registry.domain.model import ModelName, ModelSpec, Tier
 from registry.domain.pod import PodInfo
-from registry.domain.reservation import ClaimScope
+from registry.domain.reservation import ANY_COPIES
 from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch
 from runtime.device.memory import CpuMemory
@@ -54,7 +54,7 @@ class LocalPod:
 
     async def load(self, spec: ModelSpec, ticket: LoadTicket | None = None) -> Tier:
         """Load a model to the device without a claim; returns the tier of its weights."""
-        load = self.coordinator.new_load(spec, ClaimScope.POD, is_preload=False)
+        load = self.coordinator.new_load(spec, ANY_COPIES, is_preload=False)
         load.ticket = ticket or load.ticket
         self.loader.store.add(await self.coordinator.load_to_device(load))
         return load.source

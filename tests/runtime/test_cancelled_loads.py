@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from registry.domain.model import Tier
-from registry.domain.reservation import ClaimScope
+from registry.domain.reservation import ANY_COPIES
 from runtime.errors import DeadlinePassed, LoadCancelled
 from runtime.loading.load import should_continue
 from runtime.storage.load_ticket import LoadProgress
@@ -159,7 +159,7 @@ def test_preload_goes_on_when_a_request_that_joined_it_leaves(
     gated_store.from_span = 0
 
     async def work(pod: LocalPod) -> None:
-        preload = asyncio.create_task(pod.coordinator.preload(large_spec, ClaimScope.POD))
+        preload = asyncio.create_task(pod.coordinator.preload(large_spec, ANY_COPIES))
         await until(lambda: len(gated_store.starts()) >= 2, "the weights are asked for")
         ticket = pod.coordinator.running[large_spec.key].ticket
         assert not ticket.is_urgent
@@ -183,7 +183,7 @@ def test_unloading_a_model_that_is_loaded_gives_everything_back(
 
     async def work(pod: LocalPod) -> None:
         waiting = asyncio.create_task(pod.coordinator.acquire(large_spec))
-        preload = asyncio.create_task(pod.coordinator.preload(large_spec, ClaimScope.POD))
+        preload = asyncio.create_task(pod.coordinator.preload(large_spec, ANY_COPIES))
         await until(
             lambda: len(gated_store.starts()) >= min(SPANS, from_span + 2), "it waits for bytes"
         )
@@ -208,7 +208,7 @@ def test_load_that_waits_for_room_ends_with_its_last_waiter(
 
     async def work(pod: LocalPod) -> None:
         store = pod.loader.store
-        await pod.coordinator.preload(large_spec, ClaimScope.POD, Tier.DISK)
+        await pod.coordinator.preload(large_spec, ANY_COPIES, Tier.DISK)
         assert store.try_reserve("other", 1 << 30)
         waiting = asyncio.create_task(pod.coordinator.acquire(large_spec))
         await until(lambda: bool(store._waits), "it waits for room")

@@ -11,7 +11,7 @@ from load.simulator.event_queue import EventQueue
 from load.simulator.pods.virtual_tasks import VirtualTasks
 from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelName, ModelSpec, Tier
-from registry.domain.reservation import ClaimScope, LoadClaim
+from registry.domain.reservation import ANY_COPIES, LoadClaim
 from registry.domain.residency_index import Residency
 from registry.errors import ClaimLost
 from runtime.errors import (
@@ -53,6 +53,8 @@ class Reports:
     refusals: int = 0
     lost_starts: int = 0
     lost_finishes: int = 0
+    copies: int = 0
+    """Other pods that have the model."""
     calls: list[tuple[float, str, int | None]] = field(default_factory=list)
     """Time, call and token."""
     claimed: int = 0
@@ -63,9 +65,9 @@ class Reports:
     def claim_of(self, token: int) -> LoadClaim:
         return LoadClaim(token, 1)
 
-    async def claim(self, key: str, scope: ClaimScope) -> LoadClaim:
-        if self.refusals:
-            self.refusals -= 1
+    async def claim(self, key: str, max_other_copies: int) -> LoadClaim:
+        if self.refusals or 0 <= max_other_copies < self.copies:
+            self.refusals -= bool(self.refusals)
             raise LoadRefused("refused")
         self.claimed += 1
         self._note("claim", self.claimed)
@@ -147,8 +149,8 @@ class Loads(LoadLifecycle[Load, Weights, CachedModel]):
         self.events.after(MEMORY_TIMEOUT_S, granted.set, False)
         return await granted
 
-    def new_load(self, spec: ModelSpec, scope: ClaimScope, *, is_preload: bool) -> Load:
-        return Load(spec, scope, is_preload, self.events.now_s)
+    def new_load(self, spec: ModelSpec, max_other_copies: int, *, is_preload: bool) -> Load:
+        return Load(spec, max_other_copies, is_preload, self.events.now_s)
 
     def spawn(self, load: Load) -> None:
         self.events.after(0.0, lambda _: self.tasks.run(self.run(load)))
@@ -229,26 +231,36 @@ def test_newest_token_of_the_gateway_is_used(loads: Loads) -> None:
 
 def test_refused_claim_is_retried_until_a_request_brings_one(loads: Loads) -> None:
     loads.reports.refusals = 1000
-    loads.join_preload(SPEC, ClaimScope.POD)
+    loads.join_preload(SPEC, ANY_COPIES)
     loads.until(3.0)
     loads.join(SPEC, 5)
     loads.until(3.2)
     assert loads.steps() == ["start"]
 
 
-@pytest.mark.parametrize(
-    ("scope", "at_s"), [(ClaimScope.POOL, 0.0), (ClaimScope.POD, CLAIM_TIMEOUT_S)]
-)
+@pytest.mark.parametrize(("max_other_copies", "at_s"), [(0, 0.0), (ANY_COPIES, CLAIM_TIMEOUT_S)])
 def test_claim_refused_for_too_long_ends_the_load(
-    loads: Loads, scope: ClaimScope, at_s: float
+    loads: Loads, max_other_copies: int, at_s: float
 ) -> None:
     loads.reports.refusals = 1000
-    loads.join_preload(SPEC, scope)
+    loads.join_preload(SPEC, max_other_copies)
     loads.until(at_s - 0.2 if at_s else 0.0)
     assert bool(loads.results) is (at_s == 0.0)
     loads.until(at_s + 0.2)
     assert isinstance(loads.results[0], LoadRefused)
     assert loads.steps() == []  # the registry keeps what the other claim reports
+
+
+@pytest.mark.parametrize("is_joined", [False, True])
+def test_preload_beside_copies_at_other_pods_only_for_a_request(
+    loads: Loads, *, is_joined: bool
+) -> None:
+    loads.reports.copies = 1
+    loads.join_preload(SPEC, 0)
+    if is_joined:
+        loads.join(SPEC)
+    loads.until(COPY_S)
+    assert isinstance(loads.results[0], LoadRefused) is not is_joined
 
 
 @pytest.mark.parametrize(("lost", "is_loaded"), [(1, True), (2, False)])
@@ -337,7 +349,7 @@ def test_load_without_waiting_requests(
 ) -> None:
     loads = Loads(ends_downloads=ends_downloads)
     if is_preload:
-        loads.join_preload(SPEC, ClaimScope.POD)
+        loads.join_preload(SPEC, ANY_COPIES)
     load = loads.join(SPEC)
     loads.until(1.0)
     if has_started:
@@ -399,7 +411,7 @@ def test_a_queued_preload_ends_if_another_pod_has_loaded_the_model_since(
     *running, last = others(MAX_CONCURRENT + 1)
     for spec in running:
         loads.join(spec)
-    loads.join_preload(last, ClaimScope.POD)
+    loads.join_preload(last, ANY_COPIES)
     loads.until(1.0)
     loads.state.residency.put(last.key, "elsewhere", Residency(Tier.DEVICE, None, 0.0, 10))
     if has_request:

@@ -13,7 +13,6 @@ import httpx
 import pytest
 
 from registry.domain.model import Tier
-from registry.domain.reservation import ClaimScope
 from runtime.loading.failures import BACKOFF
 from tests import servers
 from tests.runtime.http import get, metric, post, predict, unanswered
@@ -324,7 +323,7 @@ def test_load_uses_the_gateways_claim(cluster: Cluster, models: Path) -> None:
     spec = cluster.declare("m", models / "tiny-bert")
     pod = cluster.pod()
     epoch = epoch_of(cluster, pod.name)
-    token = cluster.do(lambda r: r.claim_load(pod.name, epoch, spec.key, ClaimScope.POOL))
+    token = cluster.do(lambda r: r.claim_load(pod.name, epoch, spec.key, 0))
     answer = predict(pod.url, "m", "x", load_token=str(token), generation=spec.generation)
     assert answer.status_code == 200
     assert cluster.tiers(spec) == {"pod-a": "device"}

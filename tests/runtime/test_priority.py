@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from registry.domain.model import Tier
-from registry.domain.reservation import ClaimScope
+from registry.domain.reservation import ANY_COPIES
 from runtime.errors import HostTierRefused, LoadCancelled
 from tests.runtime.large_models import until
 from tests.runtime.local_pod import local_pod, spec_of
@@ -73,7 +73,7 @@ def test_request_overtakes_a_preload_that_began_first(
             await fetch_small_files(pod, pair)
             async with asyncio.TaskGroup() as tasks:
                 ends = Ends(tasks)
-                ends.start("preload", pod.coordinator.preload(pair["a"], ClaimScope.POD))
+                ends.start("preload", pod.coordinator.preload(pair["a"], ANY_COPIES))
                 await weights_begin(pod, pair["a"])
                 ends.start("request", pod.coordinator.acquire(pair["b"]))
             assert ends.order == ["request", "preload"]
@@ -89,9 +89,9 @@ def test_preload_that_a_request_joins_overtakes_one_that_began_first(
             await fetch_small_files(pod, pair)
             async with asyncio.TaskGroup() as tasks:
                 ends = Ends(tasks)
-                ends.start("first", pod.coordinator.preload(pair["a"], ClaimScope.POD))
+                ends.start("first", pod.coordinator.preload(pair["a"], ANY_COPIES))
                 await weights_begin(pod, pair["a"])
-                ends.start("joined", pod.coordinator.preload(pair["b"], ClaimScope.POD))
+                ends.start("joined", pod.coordinator.preload(pair["b"], ANY_COPIES))
                 await until(lambda: pod.coordinator.is_loading(pair["b"].key), "it is under way")
                 ends.start("request", pod.coordinator.acquire(pair["b"]))
             assert sorted(ends.order[:2]) == ["joined", "request"]
@@ -108,9 +108,9 @@ def test_request_makes_the_preload_to_disk_urgent_that_brings_its_bytes(
             await fetch_small_files(pod, pair)
             async with asyncio.TaskGroup() as tasks:
                 ends = Ends(tasks)
-                ends.start("preload", pod.coordinator.preload(pair["a"], ClaimScope.POD))
+                ends.start("preload", pod.coordinator.preload(pair["a"], ANY_COPIES))
                 await weights_begin(pod, pair["a"])
-                ends.start("disk", pod.coordinator.preload(pair["b"], ClaimScope.POD, Tier.DISK))
+                ends.start("disk", pod.coordinator.preload(pair["b"], ANY_COPIES, Tier.DISK))
                 await until(lambda: pair["b"].key in pod.coordinator._preloads._tickets, "it runs")
                 ends.start("request", pod.coordinator.acquire(pair["b"]))
             assert ends.order[-1] == "preload"
@@ -125,11 +125,11 @@ def test_preload_to_a_tier_stops_there_and_the_load_starts_from_it(
     async def main() -> None:
         async with local_pod(tmp_path, host_bytes=1 << 30) as pod:
             spec, resolver = specs["a"], pod.loader.resolver
-            await pod.coordinator.preload(spec, ClaimScope.POD, tier)
+            await pod.coordinator.preload(spec, ANY_COPIES, tier)
             assert not pod.loader.store.holds(spec.key)
             assert resolver.processors.has(spec.key)
             assert await resolver.nearest_tier(spec.key) is tier
-            await pod.coordinator.preload(spec, ClaimScope.POD, tier)  # which is nothing more to do
+            await pod.coordinator.preload(spec, ANY_COPIES, tier)  # which is nothing more to do
             held = await pod.coordinator.acquire(spec)
             assert held.start == tier.value
             pod.coordinator.release(held)
@@ -145,9 +145,9 @@ def test_model_on_disk_is_copied_to_host_without_a_download(
 
     async def main() -> None:
         async with local_pod(tmp_path, host_bytes=1 << 30) as pod:
-            await pod.coordinator.preload(spec, ClaimScope.POD, Tier.DISK)
+            await pod.coordinator.preload(spec, ANY_COPIES, Tier.DISK)
             source.rename(tmp_path / "away")
-            await pod.coordinator.preload(spec, ClaimScope.POD, Tier.HOST)
+            await pod.coordinator.preload(spec, ANY_COPIES, Tier.HOST)
             assert pod.loader.resolver.host.bytes_of(spec.key)
 
     asyncio.run(main())
@@ -166,7 +166,7 @@ def test_host_tier_that_takes_no_model_says_why(
     async def main() -> None:
         async with local_pod(tmp_path, host_bytes=host_bytes) as pod:
             with pytest.raises(HostTierRefused, match=message):
-                await pod.coordinator.preload(specs["a"], ClaimScope.POD, Tier.HOST)
+                await pod.coordinator.preload(specs["a"], ANY_COPIES, Tier.HOST)
             cache = pod.loader.resolver.cache
             assert (cache.bytes_on_disk(specs["a"].key) > 0) is is_on_disk
 
@@ -177,7 +177,7 @@ def test_unloading_ends_a_preload_to_a_tier(specs: dict[str, ModelSpec], tmp_pat
     async def main() -> None:
         async with local_pod(tmp_path, link_rate=50_000) as pod:
             preload = asyncio.create_task(
-                pod.coordinator.preload(specs["a"], ClaimScope.POD, Tier.DISK)
+                pod.coordinator.preload(specs["a"], ANY_COPIES, Tier.DISK)
             )
             await until(lambda: specs["a"].key in pod.coordinator._preloads._tickets, "it runs")
             (ticket,) = pod.coordinator._preloads._tickets[specs["a"].key]

@@ -13,7 +13,7 @@ from load.simulator.pods.load_state import SimulatedLoad, SimulatedResident, Sim
 from load.simulator.pods.shared_link import SharedLink
 from load.simulator.pods.virtual_tasks import VirtualFuture, VirtualTasks
 from registry.domain.model import Tier
-from registry.domain.reservation import ClaimScope
+from registry.domain.reservation import ANY_COPIES
 from runtime.errors import RuntimePackageError, status_of
 from runtime.loading.failures import LoadFailures
 from runtime.loading.load_lifecycle import MEMORY_TIMEOUT_S, LoadLifecycle
@@ -149,9 +149,11 @@ class ModelLoading(LoadLifecycle[SimulatedLoad, SimulatedWeights, SimulatedResid
         self._events.after(seconds, future.set, True)
         return future
 
-    def new_load(self, spec: ModelSpec, scope: ClaimScope, *, is_preload: bool) -> SimulatedLoad:
+    def new_load(
+        self, spec: ModelSpec, max_other_copies: int, *, is_preload: bool
+    ) -> SimulatedLoad:
         return SimulatedLoad(
-            spec, scope, is_preload, self._events.now_s, plan=self._plans[spec.key]
+            spec, max_other_copies, is_preload, self._events.now_s, plan=self._plans[spec.key]
         )
 
     def spawn(self, load: SimulatedLoad) -> None:
@@ -234,7 +236,9 @@ class ModelLoading(LoadLifecycle[SimulatedLoad, SimulatedWeights, SimulatedResid
 
     # Actions of an autoscaler, and the start of a run
 
-    def preload(self, plan: ModelPlan, tier: Tier = Tier.DEVICE) -> bool:
+    def preload(
+        self, plan: ModelPlan, tier: Tier = Tier.DEVICE, max_other_copies: int = ANY_COPIES
+    ) -> bool:
         """Load a model to a tier; False: it is there or on a nearer one, or being loaded."""
         key = plan.spec.key
         if key in self.residents.by_key or key in self.running:
@@ -242,7 +246,7 @@ class ModelLoading(LoadLifecycle[SimulatedLoad, SimulatedWeights, SimulatedResid
         if tier is not Tier.DEVICE:
             return self._node.preload(plan, tier)
         self._plans[key] = plan
-        self.join_preload(plan.spec, ClaimScope.POD)
+        self.join_preload(plan.spec, max_other_copies)
         return True
 
     def demote(self, plan: ModelPlan, tier: Tier) -> bool:

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from load.simulator.registry.memory_registry import MemoryRegistry
     from registry.domain.model import LoadFailure, Tier
     from registry.domain.pod import PodInfo, PodPhase, PodReport
-    from registry.domain.reservation import ClaimScope
 
 
 class SimulatedRegistryAgent:
@@ -105,13 +104,15 @@ class SimulatedRegistryAgent:
     def claim_of(self, token: int) -> LoadClaim:
         return LoadClaim(token, self.epoch)
 
-    async def claim(self, key: str, scope: ClaimScope) -> LoadClaim:
+    async def claim(self, key: str, max_other_copies: int) -> LoadClaim:
         try:
-            token = self._registry.claim_load(self.name, self.epoch, key, scope, self._events.now_s)
+            token = self._registry.claim_load(
+                self.name, self.epoch, key, max_other_copies, self._events.now_s
+            )
         except LeaseLost:
             return LoadClaim(None, self.epoch)
         if token is None:
-            raise LoadRefused(f"the registry refused a claim for {key} ({scope.value})")
+            raise LoadRefused(f"the registry refused a claim for {key}: it loads, or has copies")
         return LoadClaim(token, self.epoch)
 
     async def start_load(self, key: str, claim: LoadClaim, source: Tier) -> None:

@@ -16,7 +16,7 @@ from load.simulator.registry.pod_table import PodTable
 from registry.domain.cluster import ClusterState
 from registry.domain.model import Tier
 from registry.domain.pod_state import PodState
-from registry.domain.reservation import CLAIM_TTL_S, ClaimScope, Granted, LoadMode, Refusal
+from registry.domain.reservation import CLAIM_TTL_S, Granted, LoadMode, Refusal
 from registry.errors import ClaimLost
 
 if TYPE_CHECKING:
@@ -112,16 +112,16 @@ class MemoryRegistry:
     # Loads
 
     def claim_load(
-        self, pod: str, epoch: int, key: str, scope: ClaimScope, now_s: float,
+        self, pod: str, epoch: int, key: str, max_other_copies: int, now_s: float,
         *, ttl_s: float = CLAIM_TTL_S,
     ) -> int | None:  # fmt: skip
-        """The fencing token; None if the model is warm or loading within the scope."""
+        """The fencing token; None if the model is warm or loading here, or at more other pods."""
         self.pods.holder(pod, epoch, now_s)
         self._drop_expired_claims(now_s)
         residency = self.state.holders(key).get(pod)
         if residency is not None and (residency.is_warm or residency.is_warming):
             return None
-        if scope is ClaimScope.POOL and self._copies_elsewhere(key, pod, now_s) > 0:
+        if 0 <= max_other_copies < self._copies_elsewhere(key, pod, now_s):
             return None
         return self._make_claim(key, pod, now_s, ttl_s).load_token
 

@@ -1,5 +1,5 @@
--- Load claims: at most one load of a model per pod, or in the whole pool, with a fencing token.
--- A claim expires if its pod does not start the load in time; a started one lasts as long as the
+-- Load claims: at most one load of a model per pod, and in the pool as many as the claim allows, with
+-- a fencing token. A claim expires if its pod does not start the load in time; a started one lasts as long as the
 -- pod's lease.
 
 local function claim_of(model, pod)
@@ -67,13 +67,14 @@ local function record_failure(name, model, failure)
   end
 end
 
-function op.claim(pod, epoch, model, scope, claim_ms)
+-- copies: how many other pods may hold or load the model (-1: any number).
+function op.claim(pod, epoch, model, copies, claim_ms)
   if not holds_lease(pod, epoch) then return {'lost'} end
   expire_claims()
   local tier, loading = residency(pod, model)
   if tier == 'device' then return {'warm'} end
   if loading and loading ~= '-' then return {'loading'} end
-  if scope == 'pool' and copies_elsewhere(model, pod) > 0 then return {'elsewhere'} end
+  if copies >= 0 and copies_elsewhere(model, pod) > copies then return {'elsewhere'} end
   return {'ok', (make_claim(model, pod, claim_ms))}
 end
 

@@ -20,7 +20,7 @@ from autoscaler.service.settings import AutoscalerSettings
 from autoscaler.tick.forecaster import DemandForecaster
 from registry.domain.model import LoadFailure, ModelName, ModelPolicy, ModelSpec, Tier
 from registry.domain.pod import PodInfo, PodReport
-from registry.domain.reservation import ClaimScope
+from registry.domain.reservation import ANY_COPIES
 from registry.errors import RegistryError
 from registry.redis.autoscaler_log import AutoscalerLog
 from registry.redis.client import Registry
@@ -59,6 +59,12 @@ class Pod:
     refuses: bool = False
     fails: set[str] = field(default_factory=set)
     """Models whose load always fails."""
+    slots: int = 1
+    memory_bytes: int = 10**9
+    may_claim: asyncio.Event | None = None
+    """Loads are claimed once it is set, as by a busy pod."""
+    claiming: int = 0
+    """Loads asked for and not claimed yet."""
     hold: asyncio.Event = field(default_factory=asyncio.Event)
     """Loads end once it is set."""
     loads: list[str] = field(default_factory=list)
@@ -75,7 +81,13 @@ class Pod:
 
     async def register(self) -> None:
         """Register without any model."""
-        info = PodInfo(self.name, self.address, node=self.name, slots=1, memory_bytes=10**9)
+        info = PodInfo(
+            self.name,
+            self.address,
+            node=self.name,
+            slots=self.slots,
+            memory_bytes=self.memory_bytes,
+        )
         self.epoch = await self.registry.register_pod(info, lease_ttl_s=600)
 
     async def beat(self, report: PodReport | None = None) -> None:
@@ -110,12 +122,17 @@ class Pod:
                 await self.registry.set_tier(self.name, self.epoch, spec.key, Tier.DISK, 100)
                 return 200, ""
             self.loads.append(spec.name.name)
-            return (await self._load(spec)), ""
+            copies = document.get("parameters", {}).get("max_other_copies", ANY_COPIES)
+            return (await self._load(spec, copies)), ""
         except RegistryError:
             return 503, ""
 
-    async def _load(self, spec: ModelSpec) -> int:
-        token = await self.registry.claim_load(self.name, self.epoch, spec.key, ClaimScope.POD)
+    async def _load(self, spec: ModelSpec, max_other_copies: int) -> int:
+        self.claiming += 1
+        if self.may_claim is not None:
+            await self.may_claim.wait()
+        token = await self.registry.claim_load(self.name, self.epoch, spec.key, max_other_copies)
+        self.claiming -= 1
         if token is None:
             return 200
         await self.registry.start_load(self.name, self.epoch, spec.key, token, Tier.REMOTE)
@@ -137,9 +154,9 @@ class Stage:
     registry: Registry
     stack: contextlib.AsyncExitStack
 
-    async def pod(self, name: str, *, holds: bool = False) -> Pod:
+    async def pod(self, name: str, *, holds: bool = False, **options: Any) -> Pod:
         """A pod that accepts loads; with `holds` they finish once its `hold` is set."""
-        pod = Pod(self.registry, name)
+        pod = Pod(self.registry, name, **options)
         if not holds:
             pod.hold.set()
         server = await pod.serve()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from registry.domain.model import LoadFailure, ModelName, ModelSpec, Tier
 from registry.domain.pod import PodInfo, PodReport
-from registry.domain.reservation import ClaimScope, LoadMode, Refusal, ReservationRequest
+from registry.domain.reservation import ANY_COPIES, LoadMode, Refusal, ReservationRequest
 from registry.errors import RegistryUnavailable
 from registry.redis.client import Registry
 from tests.registry.comparable_state import comparable
@@ -104,9 +104,11 @@ class Pod:
         )
 
     async def claim(
-        self, key: str = KEY, scope: ClaimScope = ClaimScope.POD, *, ttl_s: float = 60.0
+        self, key: str = KEY, max_other_copies: int = ANY_COPIES, *, ttl_s: float = 60.0
     ) -> int | None:
-        return await self.registry.claim_load(self.name, self.epoch, key, scope, ttl_s=ttl_s)
+        return await self.registry.claim_load(
+            self.name, self.epoch, key, max_other_copies, ttl_s=ttl_s
+        )
 
     async def claim_token(self, key: str = KEY, *, ttl_s: float = 60.0) -> int:
         """Claim a load that must be granted."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from registry.domain.model import LoadFailure, ModelName, ModelSpec, Tier
 from registry.domain.pod import PodPhase, PodReport
-from registry.domain.reservation import ClaimScope, Granted, LoadMode, Refusal
+from registry.domain.reservation import ANY_COPIES, Granted, LoadMode, Refusal
 from registry.errors import ClaimLost, LeaseLost
 from tests.registry.redis.clients import Pod, release, reserve
 
@@ -191,13 +191,13 @@ class RandomRun:
 
     async def claim(self) -> None:
         for pod in self._some_pod(include_stalled=True):
-            key, scope = self.rng.choice(KEYS), self.rng.choice(list(ClaimScope))
+            key, copies = self.rng.choice(KEYS), self.rng.choice([ANY_COPIES, 0, 1])
             with contextlib.suppress(LeaseLost):
-                token = await pod.claim(key, scope, ttl_s=self.rng.choice([SHORT_S, 60.0]))
+                token = await pod.claim(key, copies, ttl_s=self.rng.choice([SHORT_S, 60.0]))
                 if token is not None:
                     self.outcomes["claimed by a pod"] += 1
                     self.loads.append(Load(pod, key, token))
-                    if scope is ClaimScope.POOL:
+                    if copies == 0:
                         await self._check_only_copy(key, pod.name)
 
     async def continue_load(self) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from registry.domain.model import Tier
 from registry.domain.pod import PodPhase
-from registry.domain.reservation import ClaimScope, Granted, LoadMode, Refusal
+from registry.domain.reservation import ANY_COPIES, Granted, LoadMode, Refusal
 from registry.errors import ClaimLost, LeaseLost
 from tests.registry.redis.clients import KEY, SPEC, Pod, eventually, failure, record_of, reserve
 
@@ -49,17 +49,17 @@ async def test_a_warm_model_is_not_claimed(registry: Registry) -> None:
 @pytest.mark.parametrize("is_finished", [False, True])
 async def test_a_claim_for_the_pool_counts_all_pods(registry: Registry, is_finished: bool) -> None:
     first, second = await Pod.join(registry, "a"), await Pod.join(registry, "b")
-    token = await first.claim(scope=ClaimScope.POOL)
+    token = await first.claim(max_other_copies=0)
     assert token is not None
     if is_finished:
         await first.finish(token)
-    assert await second.claim(scope=ClaimScope.POOL) is None
-    assert await second.claim(scope=ClaimScope.POD) is not None
+    assert await second.claim(max_other_copies=0) is None
+    assert await second.claim(max_other_copies=ANY_COPIES) is not None
 
 
 async def test_many_claims_for_the_pool_at_once_give_one_token(connect: Connect) -> None:
     pods = [await Pod.join(await connect(), f"pod-{index}") for index in range(6)]
-    tokens = await asyncio.gather(*(pod.claim(scope=ClaimScope.POOL) for pod in pods))
+    tokens = await asyncio.gather(*(pod.claim(max_other_copies=0) for pod in pods))
     assert sum(token is not None for token in tokens) == 1
 
 
@@ -67,7 +67,7 @@ async def test_draining_pods_do_not_count_as_copies(registry: Registry) -> None:
     first, second = await Pod.join(registry, "a"), await Pod.join(registry, "b")
     await first.load()
     await registry.set_phase("a", first.epoch, PodPhase.DRAINING)
-    assert await second.claim(scope=ClaimScope.POOL) is not None
+    assert await second.claim(max_other_copies=0) is not None
 
 
 async def test_an_unstarted_claim_expires(registry: Registry) -> None:
@@ -76,7 +76,7 @@ async def test_an_unstarted_claim_expires(registry: Registry) -> None:
     token = await first.claim_token(ttl_s=0.1)
 
     async def second_may() -> bool:
-        return await second.claim(scope=ClaimScope.POOL) is not None
+        return await second.claim(max_other_copies=0) is not None
 
     await eventually(second_may)
     with pytest.raises(ClaimLost):
@@ -106,7 +106,7 @@ async def test_a_started_load_outlives_the_ttl_of_its_claim(registry: Registry) 
         return await place(registry, "b", "default/timer@1") is None
 
     await eventually(timer_is_over)
-    assert await second.claim(scope=ClaimScope.POOL) is None
+    assert await second.claim(max_other_copies=0) is None
     await first.finish(token)
     assert await place(registry, "a") == (Tier.DEVICE, None)
 

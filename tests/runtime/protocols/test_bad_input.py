@@ -211,6 +211,12 @@ TEXT = {"name": "text", "datatype": "BYTES", "shape": [1], "data": ["x"]}
             "'parameters' may hold only 'tier'",
             id="load-with-config",
         ),
+        pytest.param(
+            "/v2/repository/models/text/load",
+            {"parameters": {"max_other_copies": True}},
+            "'max_other_copies' must be an integer from -1",
+            id="load-with-wrong-copies",
+        ),
     ],
 )
 def test_known_faults_are_refused_with_a_reason(

@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from registry.domain.pod import LEASE_TTL_S
-from registry.domain.reservation import CLAIM_TTL_S, ClaimScope
+from registry.domain.reservation import CLAIM_TTL_S
 from registry.redis.client import Registry
 
 if TYPE_CHECKING:
@@ -59,9 +59,11 @@ class MemoryClient(Registry):
         self._memory.deregister_pod(pod, epoch)
 
     async def claim_load(
-        self, pod: str, epoch: int, key: str, scope: ClaimScope, *, ttl_s: float = CLAIM_TTL_S
+        self, pod: str, epoch: int, key: str, max_other_copies: int, *, ttl_s: float = CLAIM_TTL_S
     ) -> int | None:
-        return self._memory.claim_load(pod, epoch, key, scope, self._now_s(), ttl_s=ttl_s)
+        return self._memory.claim_load(
+            pod, epoch, key, max_other_copies, self._now_s(), ttl_s=ttl_s
+        )
 
     async def start_load(self, pod: str, epoch: int, key: str, token: int, source: Tier) -> None:
         self._memory.start_load(pod, epoch, key, token, source, self._now_s())

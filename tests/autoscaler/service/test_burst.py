@@ -1,0 +1,81 @@
+"""Models woken at once, by requests at two gateways and by the autoscaler: one load of each."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING
+
+import pytest
+
+from autoscaler.loading.predictive import predictive
+from gateway.telemetry.arrival_counter import ArrivalCounter
+from registry.domain.model import Tier
+from tests.autoscaler.service.conftest import model
+from tests.gateway.dispatcher_harness import running_dispatcher
+from tests.registry.redis.clients import until
+
+if TYPE_CHECKING:
+    from registry.domain.model import ModelSpec
+    from tests.autoscaler.service.conftest import Pod, Stage
+    from tests.gateway.dispatcher_harness import DispatcherHarness
+
+pytestmark = pytest.mark.anyio
+
+MODELS = 25
+SLOTS = 16
+LIMIT_S = 60.0
+
+
+async def test_a_burst_loads_each_model_once(stage: Stage) -> None:
+    """The first pod has too few slots and claims late; others start before it does."""
+    specs = [model(f"m{number:02}") for number in range(MODELS)]
+    await stage.registry.put_models(specs)
+    async with AsyncExitStack() as stack:
+        gateways = [
+            await stack.enter_async_context(running_dispatcher(stage.url, stage.pool, name))
+            for name in ("g", "h")
+        ]
+        group = await stack.enter_async_context(asyncio.TaskGroup())
+        reports = [group.create_task(_counter(each, number).run())
+                   for number, each in enumerate(gateways)]  # fmt: skip
+        pods: dict[str, Pod] = {}
+        placed: set[str] = set()
+        may_end, may_claim = asyncio.Event(), asyncio.Event()
+
+        async def serve(gateway: DispatcherHarness, spec: ModelSpec) -> None:
+            """Place a request, and carry out the load that its reservation claimed."""
+            placement = await gateway.place(spec)
+            reserved = placement.reservation
+            pod, token = pods[reserved.predict.name], reserved.load_token
+            if token:
+                await pod.registry.start_load(pod.name, pod.epoch, spec.key, token, Tier.REMOTE)
+            placed.add(spec.key)
+            await may_end.wait()
+            if token:
+                await pod.registry.finish_load(pod.name, pod.epoch, spec.key, token, 100)
+            gateway.release(placement)
+
+        served = [group.create_task(serve(each, spec)) for spec in specs for each in gateways]
+        await stack.enter_async_context(stage.autoscaler(predictive()))
+        pods["a"] = await stage.pod("a", slots=SLOTS, memory_bytes=10**12, may_claim=may_claim)
+        await until(lambda: pods["a"].loads, timeout_s=LIMIT_S, what="loads asked of the first pod")
+        for name in ("b", "c"):
+            pods[name] = await stage.pod(name, slots=SLOTS)
+        await until(lambda: len(placed) == MODELS, timeout_s=LIMIT_S, what="all claimed")
+        may_claim.set()
+        await until(lambda: not pods["a"].claiming, timeout_s=LIMIT_S, what="all loads claimed")
+        may_end.set()
+        await asyncio.gather(*served)
+        for task in reports:
+            task.cancel()
+    state = await stage.registry.cluster()
+    held = {spec.key: set(state.holders(spec.key)) for spec in specs}
+    assert {key: pods for key, pods in held.items() if len(pods) != 1} == {}
+
+
+def _counter(gateway: DispatcherHarness, number: int) -> ArrivalCounter:
+    queue = gateway.dispatcher
+    return ArrivalCounter(
+        gateway.registry, f"g{number}", queue.queue_stats, lambda: queue.queued_total
+    )
