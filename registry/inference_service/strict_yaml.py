@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import yaml
 
@@ -15,8 +15,28 @@ _RAISED = (
 """What PyYAML raises at invalid input: its tags for times, numbers and booleans check little."""
 
 
+MAX_DEPTH: Final = 64
+"""Of brackets and braces: PyYAML's time grows with its square."""
+MAX_FIELDS: Final = 10_000
+"""Of one mapping: merge keys of merge keys would multiply."""
+
+
 class _Loader(yaml.SafeLoader):
-    """Refuses duplicate keys and text that JSON cannot carry."""
+    """Refuses duplicate keys, text that JSON cannot carry, and what takes long to read."""
+
+    def fetch_flow_collection_start(self, token: type[yaml.Token]) -> None:
+        if self.flow_level >= MAX_DEPTH:
+            raise yaml.scanner.ScannerError(
+                None, None, f"more than {MAX_DEPTH} brackets inside each other", self.get_mark()
+            )
+        super().fetch_flow_collection_start(token)
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        super().flatten_mapping(node)
+        if len(node.value) > MAX_FIELDS:
+            raise yaml.constructor.ConstructorError(
+                None, None, f"more than {MAX_FIELDS} fields", node.start_mark
+            )
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import textwrap
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -290,3 +291,23 @@ def test_messages_stay_short_with_nested_aliases() -> None:
 def test_any_text_is_read_or_refused(text: str) -> None:
     with pytest.raises(InvalidModel):
         read_documents([("x", text)])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param("[" * 3_000, id="brackets"),
+        pytest.param("{a: " * 3_000, id="braces"),
+        pytest.param("- " * 3_000, id="lists"),
+        pytest.param(
+            "a0: &a0 {k: 1}\n"
+            + "".join(f"a{n}: &a{n} {{<<: [{f'*a{n - 1},' * 10}]}}\n" for n in range(1, 9)),
+            id="merge-keys",
+        ),
+    ],
+)
+def test_text_that_would_take_long_is_refused_soon(text: str) -> None:
+    began_s = time.thread_time()
+    with pytest.raises(InvalidModel):
+        read_documents([("a.yaml", text)])
+    assert time.thread_time() - began_s < 0.5  # the brackets once took 1.8 s, the keys all memory
