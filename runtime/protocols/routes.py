@@ -7,6 +7,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.routing import Route
 
@@ -186,10 +187,13 @@ def error_as_response(error: RuntimePackageError, form: ErrorForm = kserve_error
 async def read_json(request: Request) -> dict[str, Any]:
     """The body's JSON object, {} for an empty body; raises InvalidRequest, BodyTooLarge."""
     body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > MAX_JSON_BYTES:
-            raise BodyTooLarge(f"the body may have {MAX_JSON_BYTES} bytes")
+    try:
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > MAX_JSON_BYTES:
+                raise BodyTooLarge(f"the body may have {MAX_JSON_BYTES} bytes")
+    except ClientDisconnect:
+        raise InvalidRequest("the client disconnected before the end of its body") from None
     return parse_object(bytes(body)) if body else {}
 
 

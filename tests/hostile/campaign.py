@@ -92,6 +92,8 @@ def check_outcome(target: Target, request: Hostile, outcome: Outcome) -> None:
 
 
 def _has_reason(request: HttpRequest, outcome: Outcome) -> bool:
+    if request.content.startswith(b"HEAD"):
+        return True  # its response has no body
     if b'"ready":false' in outcome.body or b'"live":false' in outcome.body:
         return True  # readiness of a model that is not loaded
     return outcome.reason in _REASONS[outcome.status]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from hypothesis import strategies as st
 from PIL import Image
 
-from tests.hostile.heads import HEADERS, NAMES, HttpRequest, is_plain, with_head
+from tests.hostile.heads import HEADERS, NAMES, POD_HEADERS, HttpRequest, is_plain, with_head
 from tests.hostile.mutations import ODD_NUMBERS, damaged, json_bytes, mutated
 
 if TYPE_CHECKING:
@@ -88,8 +88,8 @@ def json_requests(draw: DrawFn, protocol: str) -> HttpRequest:
     body = json_bytes(draw(mutated(st.just(document), keys)))
     if draw(st.integers(0, 7)) == 0:
         body = draw(damaged(st.just(body)))
-    headers = draw(HEADERS)
     to_pod = draw(st.integers(0, 3)) == 0
+    headers = draw(POD_HEADERS if to_pod else HEADERS)
     name = place if draw(st.integers(0, 5)) else draw(NAMES)
     prefix = "/serving/default/" + name if draw(st.integers(0, 5)) == 0 and not to_pod else ""
     pod_name = f"default~{name}" if to_pod else name
@@ -122,12 +122,12 @@ def v2_binary(draw: DrawFn) -> HttpRequest:
         st.just(str(len(head)))
         | st.sampled_from([*map(str, ODD_NUMBERS), "", "x", str(len(head) + 1)])
     )
+    to_pod = draw(st.booleans())
     headers = [
         (b"inference-header-content-length", length.encode()),
         (b"content-type", b"application/octet-stream"),
-        *draw(HEADERS),
+        *draw(POD_HEADERS if to_pod else HEADERS),
     ]
-    to_pod = draw(st.booleans())
     path = f"/v2/models/{'default~' if to_pod else ''}{kind}/infer"
     return HttpRequest(with_head(b"POST", path, head + data, headers), is_plain(headers), to_pod)
 

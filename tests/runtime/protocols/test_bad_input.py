@@ -14,12 +14,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kserve.protocol.grpc import grpc_predict_v2_pb2 as messages
+from starlette.requests import Request
 
-from runtime.protocols.routes import MAX_JSON_BYTES
+from runtime.errors import InvalidRequest
+from runtime.protocols.routes import MAX_JSON_BYTES, read_json
 from runtime.wire.raw_tensors import to_raw
 from runtime.wire.tensors import DATATYPES, numeric_tensor
 from runtime.wire.v2 import LENGTH_HEADER
 from tests import servers
+from tests.gateway.asynchronous import run_async
 from tests.runtime import rpc
 from tests.runtime.http import predict
 
@@ -349,3 +352,12 @@ def test_refuses_a_truncated_string(served: Served) -> None:
     code, detail = served.infer(message.SerializeToString())
     assert code is grpc.StatusCode.INVALID_ARGUMENT
     assert "inside a string of 9" in detail
+
+
+@run_async
+async def test_a_client_that_disconnects_within_a_small_body_is_no_fault() -> None:
+    async def receive() -> dict[str, str]:
+        return {"type": "http.disconnect"}
+
+    with pytest.raises(InvalidRequest, match="disconnected"):
+        await read_json(Request({"type": "http", "headers": []}, receive))
