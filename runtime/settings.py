@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from registry.domain.slots import CPU_SLOTS, GPU_SLOTS, MAX_SLOTS
+from registry.inference_service.tenant_rules import TenantRules, parse_rules
 from registry.pod_secret import parse_secret_file
 from registry.redis.server_address import parse_redis_url
 from registry.settings_table import option, parse_bool, parse_int, parse_seconds
@@ -111,6 +112,19 @@ class RuntimeSettings:
         "", str, "folder where KServe's secret `storage-config` is mounted; empty: none"
     )
     pvc_dir: str = option("/mnt/pvc", str, "folder in which claims of pvc:// are mounted by name")
+    namespaces: str = option(
+        "", str, "namespaces whose models this pool serves, separated by commas; empty: all"
+    )
+    storage_prefixes: str = option(
+        "",
+        str,
+        "beginnings of the URIs that each namespace's models may read with the pool's credentials:"
+        " NAMESPACE=PREFIX PREFIX; *=PREFIX; empty: on Kubernetes none, elsewhere everything",
+    )
+    quotas: str = option(
+        "", str, "bytes of models per namespace, on the device and in the disk cache:"
+        " NAMESPACE=memory:2Gi cache:20Gi; *=memory:1Gi; empty: no limits"
+    )  # fmt: skip
     link_rate: int = option(
         0, parse_int(0), "bytes per second of all downloads together; 0: no limit"
     )
@@ -167,6 +181,13 @@ class RuntimeSettings:
             max_concurrent=self.generation_batch,
             max_new_tokens=self.generation_max_tokens,
             timeout_s=self.generation_timeout,
+        )
+
+    @property
+    def rules(self) -> TenantRules:
+        """What namespaces may use; raises ValueError."""
+        return parse_rules(
+            namespaces=self.namespaces, prefixes=self.storage_prefixes, quotas=self.quotas
         )
 
     @property

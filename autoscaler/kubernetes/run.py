@@ -50,7 +50,7 @@ async def run(settings: ControllerSettings) -> None:
         loop.add_signal_handler(number, stop.set)
     client = await connect()
     api = ClusterApi(client, component=COMPONENT, instance=settings.own_identity)
-    objects, informer = ClusterObjects(), Informer()
+    objects, informer = ClusterObjects(settings.trusted_namespaces), Informer()
     try:
         async with asyncio.TaskGroup() as tasks:
             registries = PoolRegistries(
@@ -74,7 +74,7 @@ async def run(settings: ControllerSettings) -> None:
             tasks.create_task(_relist(api, objects, controller))
             tasks.create_task(controller.run())
             tasks.create_task(PodSecretKeeper(client, settings).run())
-            webhooks = WebhookServer(client, settings) if settings.webhook_port else None
+            webhooks = WebhookServer(client, settings, objects) if settings.webhook_port else None
             if webhooks is not None:
                 tasks.create_task(webhooks.run())
 

@@ -25,6 +25,10 @@ class ControllerSettings:
 
     redis_url: str = option("redis://127.0.0.1:6379", parse_redis_url, "the registry")
     namespace: str = option("pilotlight", str, "namespace of the controller, its lease and Secret")
+    pool_namespaces: str = option(
+        "", str, "namespaces whose InferenceServices may be pools, separated by commas; empty: that"
+        " of the controller"
+    )  # fmt: skip
     identity: str = option(
         "", str, "name of this replica in leader elections; empty: the host name"
     )
@@ -64,3 +68,9 @@ class ControllerSettings:
     @property
     def own_identity(self) -> str:
         return self.identity or socket.gethostname()
+
+    @property
+    def trusted_namespaces(self) -> frozenset[str]:
+        """The namespaces of pools: a pool's annotations say what tenants may do."""
+        named = frozenset(each.strip() for each in self.pool_namespaces.split(",")) - {""}
+        return named or frozenset({self.namespace})

@@ -50,7 +50,7 @@ def pilotlight(folder: Path) -> Callable[[], Path]:
     storages = Storages()
     cache = DiskCache(folder, storages, Bandwidth(None))
     spec = ModelSpec(ModelName("default", "m"), f"s3://{BUCKET}/m")
-    storages.open(spec.storage_uri, folder)  # the others' clients are made beforehand, too
+    storages.open(spec, folder)  # the others' clients are made beforehand, too
 
     def fetch() -> Path:
         cache.fetch_assets(spec)

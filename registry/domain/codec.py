@@ -58,6 +58,7 @@ def decode_spec(text: str) -> ModelSpec:
         policy=ModelPolicy(**policy),
         annotations=_pairs(stored["annotations"]),
         labels=_pairs(stored["labels"]),
+        credentials=stored.get("credentials", ""),
     )
 
 

@@ -149,16 +149,21 @@ class ModelSpec:
     policy: ModelPolicy = field(default_factory=ModelPolicy)
     annotations: tuple[tuple[str, str], ...] = ()
     labels: tuple[tuple[str, str], ...] = ()
+    credentials: str = ""
+    """Objects of its namespace with its storage credentials, which are never stored here:
+    `serviceaccount/NAME`, `secret/NAME` or `storage-config/NAME/KEY`; empty: none."""
 
     generation: str = field(init=False, compare=False)
-    """Hash of what determines the weights: storage URI, format and task."""
+    """Hash of what determines the weights: storage URI, format, task and credentials."""
     key: str = field(init=False, compare=False)
     """`namespace/name@generation`: identifies the model in tiers, claims and estimates."""
 
     def __post_init__(self) -> None:
         """Compute generation and key once: they are read several times per request."""
-        digest = hashlib.sha256(f"{self.storage_uri}\0{self.format}\0{self.task or ''}".encode())
-        generation = digest.hexdigest()[:10]
+        parts = [self.storage_uri, self.format, self.task or ""]
+        if self.credentials:
+            parts.append(self.credentials)
+        generation = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:10]
         object.__setattr__(self, "generation", generation)
         object.__setattr__(self, "key", f"{self.name}@{generation}")
 

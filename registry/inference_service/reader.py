@@ -26,6 +26,10 @@ PROTOCOLS = ("v1", "v2")
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 """KServe's own rule for the name of an InferenceService."""
 _NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+_OBJECT = re.compile(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?")
+"""Names of service accounts and Secrets."""
+_SECRET_KEY = re.compile(r"[-._a-zA-Z0-9]{1,253}")
+_STORAGE_SECRET = "serving.kserve.io/storageSecretName"
 _MODEL = "spec.predictor.model"
 _OTHER_PREDICTORS = (
     "sklearn", "xgboost", "tensorflow", "pytorch", "triton", "onnx", "huggingface", "pmml",
@@ -89,6 +93,10 @@ def read_object(document: object) -> ModelSpec:
     return spec
 
 
+def _is_object_name(value: object) -> bool:
+    return isinstance(value, str) and len(value) <= 253 and _OBJECT.fullmatch(value) is not None
+
+
 def _shorten(value: object) -> str:
     """A value for a message, bounded: a few nested YAML aliases can expand to gigabytes."""
     short = reprlib.Repr()
@@ -134,6 +142,7 @@ class _Reader:
         spec = ModelSpec(
             name=name,
             storage_uri=self._storage_uri(model),
+            credentials=self._credentials(document, model),
             format=self._format(model),
             task=parsed.task,
             protocol=self._protocol(model),
@@ -238,9 +247,14 @@ class _Reader:
         if not model:
             return ""
         uri = model.get("storageUri")
-        for key in ("storage", "storageUris"):
-            if model.get(key) is not None:
-                self._reject(f"{_MODEL}.{key} is not supported; write {_MODEL}.storageUri")
+        if model.get("storageUris") is not None:
+            self._reject(f"{_MODEL}.storageUris is not supported; write {_MODEL}.storageUri")
+        storage = self._mapping(model, "storage", path=f"{_MODEL}.")
+        for key in sorted(storage.keys() - {"key"}):
+            self._reject(
+                f"{_MODEL}.storage.{key} is not supported; write {_MODEL}.storageUri beside "
+                f"{_MODEL}.storage.key"
+            )
         if not isinstance(uri, str) or not is_storage_uri(uri):
             allowed = ", ".join(f"{scheme}://" for scheme in STORAGE_SCHEMES)
             self._reject(
@@ -248,3 +262,26 @@ class _Reader:
                 f"was {_shorten(uri)}"
             )
         return _text(uri)
+
+    def _credentials(self, document: Mapping[str, Any], model: Mapping[str, Any]) -> str:
+        """By KServe's order: key of `storage-config`, annotated Secret, service account."""
+        metadata, spec = document.get("metadata"), document.get("spec")
+        predictor = spec.get("predictor") if isinstance(spec, dict) else None
+        annotations = metadata.get("annotations") if isinstance(metadata, dict) else None
+        account = predictor.get("serviceAccountName") if isinstance(predictor, dict) else None
+        secret = annotations.get(_STORAGE_SECRET) if isinstance(annotations, dict) else None
+        storage = model.get("storage")
+        key = storage.get("key") if isinstance(storage, dict) else None
+        for path, name in (
+            ("spec.predictor.serviceAccountName", account),
+            (f"metadata.annotations[{_STORAGE_SECRET}]", secret),
+        ):
+            if name is not None and name != "" and not _is_object_name(name):
+                self._reject(f"{path} must be the name of an object, was {_shorten(name)}")
+        if key is not None:
+            if not isinstance(key, str) or not _SECRET_KEY.fullmatch(key):
+                self._reject(f"{_MODEL}.storage.key must be a key of a Secret, was {_shorten(key)}")
+            return f"storage-config/{secret or 'storage-config'}/{key}"
+        if secret:
+            return f"secret/{secret}"
+        return f"serviceaccount/{account}" if account else ""

@@ -17,7 +17,9 @@ def is_storage_uri(uri: str) -> bool:
         return False
     if parts.scheme not in STORAGE_SCHEMES or parts.query or parts.fragment:
         return False
-    if not uri.isprintable():  # urlsplit drops line ends and tabs, so it read another URI
+    if (
+        "\\" in uri or not uri.isprintable()
+    ):  # urlsplit drops line ends and tabs; others read \\ as /
         return False
     if any(segment in ("..", ".") for segment in unquote(parts.path).split("/")):
         return False

@@ -23,6 +23,7 @@ from runtime.registration.measurements import Measurements
 from runtime.registration.registry_agent import Inventory, RegistryAgent
 from runtime.storage.bandwidth import Bandwidth
 from runtime.storage.load_ticket import LoadTicket
+from runtime.storage.namespace_secrets import NamespaceSecrets
 from runtime.storage.storages import StorageOptions, Storages
 from runtime.tiers.demotion import Demotions
 from runtime.tiers.disk_cache import DiskCache
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from registry.domain.accelerator import Accelerator
+    from registry.inference_service.tenant_rules import TenantRules
     from registry.pod_secret import PodSecret
     from registry.redis.client import Registry
     from runtime.device.memory import DeviceMemory
@@ -167,9 +169,20 @@ def compose_loading(context: PodContext) -> LoadingComponents:
     )
 
 
+def _storage_rules(settings: RuntimeSettings) -> TenantRules | None:
+    """None for one owner: KServe brings the files of a pod with one model; a machine has one."""
+    is_open = not (settings.namespaces or settings.storage_prefixes)
+    if settings.model_name or (is_open and "KUBERNETES_SERVICE_HOST" not in os.environ):
+        return None
+    return settings.rules
+
+
 def _disk_cache(settings: RuntimeSettings) -> DiskCache:
     options = StorageOptions(
-        secret_folder=settings.storage_config, claim_mounts=Path(settings.pvc_dir)
+        secret_folder=settings.storage_config,
+        claim_mounts=Path(settings.pvc_dir),
+        rules=_storage_rules(settings),
+        secrets=NamespaceSecrets.from_environment(os.environ),
     )
     return DiskCache(
         settings.cache_path,

@@ -83,11 +83,12 @@ class FolderStorage:
 
 
 class FileStorage(FolderStorage):
-    def __init__(self, uri: str) -> None:
+    def __init__(self, uri: str, bounds: Path | None = None) -> None:
+        """`bounds`: nothing outside this folder is read, also by links; None: any."""
         parts = urlsplit(uri)
         if parts.netloc not in {"", "localhost"} or not parts.path.startswith("/"):
             raise StorageFailed(f"storage URI {uri!r} must be file:// and an absolute path")
-        super().__init__(uri, Path(unquote(parts.path)))
+        super().__init__(uri, Path(unquote(parts.path)), bounds=bounds)
 
 
 class ClaimStorage(FolderStorage):

@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,8 +24,9 @@ from runtime.storage.file import FolderStorage, folder_bytes
 from runtime.storage.listing import MAX_WEIGHT_BYTES, RemoteFile
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator
 
+    from runtime.storage.access import StorageAccess
     from runtime.storage.bandwidth import BandwidthUse
     from runtime.storage.partial_file import PartialFile
 
@@ -37,7 +39,7 @@ MIN_FREE_BYTES = 64 * 1024**2
 class LibraryStorage:
     uri: str
     staging: Path
-    environment: Mapping[str, str]
+    access: StorageAccess
     max_bytes: int = MAX_WEIGHT_BYTES
     _fetched: FolderStorage | None = None
 
@@ -69,11 +71,14 @@ class LibraryStorage:
             self.uri,
             str(self.staging),
         ]
-        with log.open("wb") as output:
+        if self.access.hosts is not None:
+            command.append(",".join(sorted(self.access.hosts)))
+        with log.open("wb") as output, _in_memory(self.access.google) as google:
             process = subprocess.Popen(
                 command,
                 cwd=Path(__file__).resolve().parent.parent,
-                env=dict(self.environment),
+                env=self._environment(google),
+                pass_fds=() if google is None else (google,),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -89,9 +94,18 @@ class LibraryStorage:
         if process.returncode or not marker.exists():
             last = log.read_text(errors="replace").strip().splitlines()[-1:]
             shutil.rmtree(self.staging, ignore_errors=True)
-            raise StorageFailed(
-                f"{self.uri} cannot be fetched: {''.join(last) or 'no reason given'}"
-            )
+            reason = "".join(last) or "no reason given"
+            raise StorageFailed(f"{self.uri} cannot be fetched: {reason}")
+
+    def _environment(self, google: int | None) -> dict[str, str]:
+        """Of the process; a model's own credentials share no cache of the hub with others."""
+        environment = dict(self.access.environment)
+        if google is not None:
+            environment["GOOGLE_APPLICATION_CREDENTIALS"] = f"/proc/self/fd/{google}"
+        if not self.access.is_pool:
+            environment["HF_HOME"] = str(self.staging / "hub")
+            environment["HF_HUB_DISABLE_XET"] = "1"  # connects outside of Python
+        return environment
 
     def _watch(self, process: subprocess.Popen[bytes]) -> None:
         """Return when the process has ended; raises LoadFailed where it exceeds a limit."""
@@ -112,3 +126,17 @@ class LibraryStorage:
                 raise DiskFull(f"{self.uri} fills the disk of {self.staging}: free some space")
             if time.monotonic() > deadline_s:
                 raise StorageFailed(f"{self.uri} was not fetched within {FETCH_TIMEOUT_S:g} s")
+
+
+@contextmanager
+def _in_memory(text: str) -> Iterator[int | None]:
+    """A file that no disk ever holds; None without a text."""
+    if not text:
+        yield None
+        return
+    descriptor = os.memfd_create("credentials")
+    try:
+        os.write(descriptor, text.encode())
+        yield descriptor
+    finally:
+        os.close(descriptor)

@@ -1,8 +1,9 @@
-"""One download by a library: `python -m runtime.storage.library_fetch URI STAGING`, a process.
+"""One download by a library: `python -m runtime.storage.library_fetch URI STAGING [HOSTS]`.
 
 Writes the folder of the model's files into `folder.json` in the staging folder.
 `hf://organisation/model[:revision]` is fetched by huggingface_hub, whose cache, token and
-`HF_HUB_OFFLINE` apply; everything else by KServe's storage library.
+`HF_HUB_OFFLINE` apply; everything else by KServe's storage library. With HOSTS, separated by
+commas, the process connects to public addresses and these hosts only.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from runtime.storage.public_addresses import REFUSAL, AddressRefused, confine_network
+
 HUB_PATTERNS = ("*.json", "*.txt", "*.model", "*.safetensors", "*.pt2")
 HUB_SCHEME = "hf://"
 WRITE_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT
@@ -21,18 +24,31 @@ WRITE_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 def main() -> int:
     """Fetch; on failure the last line on standard error says why."""
     uri, staging = sys.argv[1], Path(sys.argv[2])
+    if len(sys.argv) > 3:
+        confine_network(frozenset(sys.argv[3].split(",")) - {""})
     try:
         folder = (
             from_hub(uri) if uri.startswith(HUB_SCHEME) else from_library(uri, staging / "model")
         )
     except Exception as error:  # the libraries document no exceptions of their own
-        reason = " ".join(str(error).split())
-        sys.stderr.write(f"\n{type(error).__name__}: {reason}\n")
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        sys.stderr.write(f"\n{REFUSAL if _is_refused(error) else reason}\n")
         return 1
     aside = staging / "folder.json.aside"
     aside.write_text(json.dumps(str(folder)))
     aside.rename(staging / "folder.json")
     return 0
+
+
+def _is_refused(error: BaseException | None) -> bool:
+    """Whether a refused address is the cause of an error, through all that hide it."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        if isinstance(error, AddressRefused):
+            return True
+        seen.add(id(error))
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def from_hub(uri: str) -> str:

@@ -23,6 +23,7 @@ from runtime.storage.listing import MAX_LISTED, RemoteFile, checked_listing
 from runtime.storage.partial_file import PartialFile, split_spans
 from runtime.storage.ranged_download import download_ranges
 from runtime.storage.s3_connections import MAX_CONNECTIONS, S3Connections, plain_etag
+from runtime.storage.s3_session import send_to_public_addresses
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -76,7 +77,18 @@ def open_s3(options: S3Options, *, read_timeout_s: float = READ_TIMEOUT_S) -> S3
         )
     except (BotoCoreError, ValueError) as error:
         raise StorageFailed(f"S3 cannot be used: {error}") from error
-    return S3Access(client, S3Connections(verify=options.verify, timeout_s=read_timeout_s))
+    if options.hosts is not None:
+        send_to_public_addresses(
+            client,
+            options.hosts,
+            verify=options.verify,
+            timeout_s=(CONNECT_TIMEOUT_S, read_timeout_s),
+            max_connections=MAX_CONNECTIONS,
+        )
+    connections = S3Connections(
+        verify=options.verify, timeout_s=read_timeout_s, hosts=options.hosts
+    )
+    return S3Access(client, connections)
 
 
 class S3Storage:

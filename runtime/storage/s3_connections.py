@@ -15,12 +15,13 @@ import time
 from collections import deque
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from runtime.errors import ModelChanged, StorageFailed
+from runtime.storage.public_addresses import connect_publicly
 from runtime.storage.ranged_download import ReadInterrupted
 
 if TYPE_CHECKING:
@@ -38,8 +39,12 @@ CONNECTION_ERRORS = (OSError, http.client.HTTPException)
 class S3Connections:
     """All connections of a pod to one endpoint."""
 
-    def __init__(self, *, verify: bool | str, timeout_s: float) -> None:
+    def __init__(
+        self, *, verify: bool | str, timeout_s: float, hosts: frozenset[str] | None = None
+    ) -> None:
+        """`hosts`: only public addresses and these hosts are connected to; None: any."""
         self._verify = verify
+        self._hosts = hosts
         self._timeout_s = timeout_s
         self._idle: deque[tuple[float, str, http.client.HTTPConnection]] = deque()
         self._lock = threading.Lock()
@@ -92,13 +97,18 @@ class S3Connections:
         host, port = parts.hostname or "", parts.port
         via = urlsplit(proxy) if proxy is not None else None
         address = (host, port) if via is None else (via.hostname or "", via.port)
+        connection: http.client.HTTPConnection
         if parts.scheme == "http":
-            return http.client.HTTPConnection(*address, timeout=self._timeout_s)
-        connection = http.client.HTTPSConnection(
-            *address, timeout=self._timeout_s, context=self._tls_context
-        )
-        if via is not None:
-            connection.set_tunnel(host, port or 443)
+            connection = http.client.HTTPConnection(*address, timeout=self._timeout_s)
+        else:
+            connection = http.client.HTTPSConnection(
+                *address, timeout=self._timeout_s, context=self._tls_context
+            )
+            if via is not None:
+                connection.set_tunnel(host, port or 443)
+        if self._hosts is not None:
+            checked = partial(_connect_publicly, hosts=self._hosts)
+            setattr(connection, "_create_connection", checked)  # noqa: B010 - http.client's own seam
         return connection
 
     @cached_property
@@ -109,6 +119,12 @@ class S3Connections:
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
         return context
+
+
+def _connect_publicly(
+    address: tuple[str, int], timeout: float, _source: object, *, hosts: frozenset[str]
+) -> socket.socket:
+    return connect_publicly(address, timeout, hosts)
 
 
 def _origin(url: str) -> str:

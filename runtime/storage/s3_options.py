@@ -10,7 +10,7 @@ boto3's own chain supplies the rest. Names and meanings are those of KServe 0.21
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +47,8 @@ class S3Options:
     is_anonymous: bool = False
     is_virtual_hosted: bool = False
     is_accelerated: bool = False
+    hosts: frozenset[str] | None = None
+    """Only public addresses and these hosts are connected to; None: any."""
 
     def __repr__(self) -> str:
         """The options without secrets."""
@@ -57,6 +59,20 @@ def options_for(bucket: str, environment: Mapping[str, str], secret_folder: str)
     """The options of a bucket; raises StorageFailed if a configuration cannot be read."""
     fields = _from_folder(bucket, secret_folder) or _from_variables(environment)
     return _options({**environment, **fields})
+
+
+def options_without_pool(environment: Mapping[str, str], hosts: frozenset[str]) -> S3Options:
+    """The options of a model's own environment: anonymous without keys, never boto3's chain."""
+    found = options_for("", environment, "")
+    has_keys = bool(found.access_key_id and found.secret_access_key) and not found.is_anonymous
+    return replace(
+        found,
+        access_key_id=found.access_key_id if has_keys else None,
+        secret_access_key=found.secret_access_key if has_keys else None,
+        session_token=found.session_token if has_keys else None,
+        is_anonymous=not has_keys,
+        hosts=hosts,
+    )
 
 
 def _options(variables: Mapping[str, str]) -> S3Options:

@@ -11,17 +11,25 @@ from urllib.parse import urlsplit
 
 from registry.inference_service.storage_uri import LIBRARY_SCHEMES, STORAGE_SCHEMES
 from runtime.errors import StorageFailed
+from runtime.storage.access import StorageAccess, reader_of, storage_access
 from runtime.storage.file import ClaimStorage, FileStorage
 from runtime.storage.library import LibraryStorage
 from runtime.storage.s3 import READ_TIMEOUT_S, S3Access, S3Storage, open_s3, parse_s3_uri
-from runtime.storage.s3_options import S3Options, options_for
+from runtime.storage.s3_options import S3Options, options_for, options_without_pool
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from registry.domain.model import ModelSpec
+    from registry.inference_service.tenant_rules import TenantRules
     from runtime.storage.bandwidth import BandwidthUse
     from runtime.storage.listing import RemoteFile
+    from runtime.storage.namespace_secrets import NamespaceSecrets
     from runtime.storage.partial_file import PartialFile
+
+
+MAX_CLIENTS = 64
+"""Credentials of models change, and their old clients are not used again."""
 
 
 class ModelStorage(Protocol):
@@ -48,6 +56,10 @@ class StorageOptions:
     claim_mounts: Path = Path("/mnt/pvc")
     """Folder in which the PersistentVolumeClaims of `pvc://` are mounted, each under its name."""
     read_timeout_s: float = READ_TIMEOUT_S
+    rules: TenantRules | None = None
+    """What each namespace may read; None: everything, for the machine's one owner."""
+    secrets: NamespaceSecrets | None = None
+    """Reads credentials in models' own namespaces; None: outside of clusters."""
 
 
 class Storages:
@@ -58,21 +70,31 @@ class Storages:
         self._s3: dict[S3Options, S3Access] = {}
         self._lock = threading.Lock()
 
-    def open(self, uri: str, staging: Path) -> ModelStorage:
-        """The storage of a model; raises StorageFailed for an unknown scheme or a wrong URI.
+    def reader(self, spec: ModelSpec) -> str:
+        """Who reads a model, by the pool's rules: empty for the pool, else names its credentials.
 
-        A library that fetches whole models writes to `staging`, which the caller deletes.
+        Raises StorageFailed where they forbid the model.
         """
+        return reader_of(spec, self._options.rules)
+
+    def open(self, spec: ModelSpec, staging: Path) -> ModelStorage:
+        """The storage of a model.
+
+        A library that fetches whole models writes to `staging`, which the caller deletes. Raises
+        StorageFailed for an unknown scheme, a wrong URI, or one that the pool's rules forbid.
+        """
+        options, uri = self._options, spec.storage_uri
+        access = storage_access(spec, options.rules, options.environment, options.secrets)
         scheme = urlsplit(uri).scheme
         match scheme:
             case "s3":
-                return S3Storage(uri, self._access(parse_s3_uri(uri)[0]))
+                return S3Storage(uri, self._s3_access(parse_s3_uri(uri)[0], access))
             case "file":
-                return FileStorage(uri)
+                return FileStorage(uri, Path(access.folder) if access.folder else None)
             case "pvc":
                 return ClaimStorage(uri, self._options.claim_mounts)
             case _ if scheme in LIBRARY_SCHEMES:
-                return LibraryStorage(uri, staging, self._options.environment)
+                return LibraryStorage(uri, staging, access)
             case _:
                 known = sorted(STORAGE_SCHEMES)
                 raise StorageFailed(
@@ -88,10 +110,18 @@ class Storages:
                 access.connections.close()
             self._s3.clear()
 
-    def _access(self, bucket: str) -> S3Access:
+    def _s3_access(self, bucket: str, access: StorageAccess) -> S3Access:
         """A client, created at first use in the thread of a load: creating one takes 0.1 s."""
-        options = options_for(bucket, self._options.environment, self._options.secret_folder)
+        if access.is_pool:
+            options = options_for(bucket, access.environment, self._options.secret_folder)
+        else:
+            options = options_without_pool(access.environment, access.hosts or frozenset())
         with self._lock:
-            if options not in self._s3:
-                self._s3[options] = open_s3(options, read_timeout_s=self._options.read_timeout_s)
-            return self._s3[options]
+            found = self._s3.pop(options, None)
+            if found is None:
+                found = open_s3(options, read_timeout_s=self._options.read_timeout_s)
+            self._s3[options] = found  # the last used is last
+            if len(self._s3) > MAX_CLIENTS:
+                oldest = self._s3.pop(next(iter(self._s3)))
+                oldest.connections.close()
+            return found

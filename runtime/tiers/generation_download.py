@@ -39,17 +39,22 @@ class GenerationDownloader:
     budget: DiskBudget
 
     def listing(self, spec: ModelSpec, generation: GenerationFolder) -> tuple[RemoteFile, ...]:
-        """The model's files, from the folder or from storage; raises LoadFailed."""
-        listing = generation.listing()
+        """The model's files, from the folder or from storage; raises LoadFailed.
+
+        Files of the folder are the model's only if whoever it is read as today listed them: grants
+        and credentials change.
+        """
+        reader = self.storages.reader(spec)
+        listing = _listing_by(reader, generation)
         if listing is not None:
             return listing
         with self.locks.lock_for_download(generation.path.name):
-            listing = generation.listing()
+            listing = _listing_by(reader, generation)
             if listing is None:
                 listing = self._open_storage(spec, generation).list_files()
                 asset_files(listing, spec.storage_uri)  # refuse it before anything is written
                 try:
-                    generation.write_listing(listing)
+                    generation.write_listing(listing, reader)
                 except OSError as error:
                     raise write_error(error, generation.path, 0) from error
         return listing
@@ -84,7 +89,7 @@ class GenerationDownloader:
                 raise write_error(error, generation.path, needed) from error
 
     def _open_storage(self, spec: ModelSpec, generation: GenerationFolder) -> ModelStorage:
-        return self.storages.open(spec.storage_uri, generation.path / STAGING)
+        return self.storages.open(spec, generation.path / STAGING)
 
     def _fetch_all(
         self,
@@ -121,3 +126,7 @@ class GenerationDownloader:
                 fetches = [pool.submit(fetch, partial) for partial in partials]
             for each in fetches:
                 each.result()
+
+
+def _listing_by(reader: str, generation: GenerationFolder) -> tuple[RemoteFile, ...] | None:
+    return generation.listing() if generation.reader() == reader else None

@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 
 CACHE_NAME = re.compile(r"^[^~/]+~[^~/]+@[^~/]+$")
 LISTING = ".listing.json"
+READER = ".reader"
 STAGING = ".staging"
 INDEX = "model.safetensors.index.json"
 READ_BYTES = 1024**2
@@ -73,9 +74,19 @@ class GenerationFolder:
             logger.warning("cached listing unreadable", extra={"path": self.path})
             return None
 
-    def write_listing(self, listing: Iterable[RemoteFile]) -> None:
+    def write_listing(self, listing: Iterable[RemoteFile], reader: str = "") -> None:
+        """`reader`: whose credentials listed them, see `Storages.reader`."""
         rows = [[file.path, file.size_bytes, file.version] for file in listing]
+        (self.path / LISTING).unlink(missing_ok=True)
+        self._write(READER, reader)
         self._write(LISTING, json.dumps(rows))
+
+    def reader(self) -> str:
+        """Whose credentials listed the files; the pool's without a record."""
+        try:
+            return (self.path / READER).read_text()
+        except OSError:
+            return ""
 
     def weight_files(self, uri: str) -> tuple[RemoteFile, ...] | None:
         """The files of weights; None without a listing; raises ModelInvalid."""

@@ -21,9 +21,13 @@ from autoscaler.kubernetes.cluster.inference_services import (
     role_of,
 )
 from registry.errors import InvalidModel
+from registry.inference_service.reader import KIND
+from registry.inference_service.tenant_rules import access_problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    from registry.inference_service.tenant_rules import TenantRules
 
 
 def review_response(
@@ -38,9 +42,14 @@ def review_response(
     }
 
 
-def validate(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Reject an InferenceService with mistakes in its Pilotlight annotations or its model."""
-    problems = _problems(_object(request))
+def validate(
+    request: Mapping[str, Any], rules_of: Callable[[str], TenantRules | None] = lambda _pool: None
+) -> dict[str, Any]:
+    """Reject an InferenceService with mistakes in its Pilotlight annotations or its model.
+
+    `rules_of`: the rules of a pool by name; None: unknown. Quotas are left to the controller.
+    """
+    problems = _problems(_object(request), rules_of)
     if not problems:
         return {"allowed": True}
     status = {"code": 422, "reason": "Invalid", "message": "\n".join(problems)}
@@ -75,16 +84,20 @@ def _object(request: Mapping[str, Any]) -> dict[str, Any]:
     return document
 
 
-def _problems(document: Mapping[str, Any]) -> tuple[str, ...]:
+def _problems(
+    document: Mapping[str, Any], rules_of: Callable[[str], TenantRules | None]
+) -> tuple[str, ...]:
     if "deletionTimestamp" in document["metadata"]:
         return ()
     match role_of(document):
         case Role.MODEL:
             try:
-                declared_model(document)
+                spec = declared_model(document)
             except InvalidModel as error:
                 return tuple(error.problems)
-            return ()
+            rules = rules_of(spec.pool)
+            problem = None if rules is None else access_problem(spec, rules, spec.pool)
+            return () if problem is None else (f"{KIND} {spec.name}: {problem}",)
         case Role.MISPLACED:
             return (mode_problem(document), *annotation_problems(document))
         case _:

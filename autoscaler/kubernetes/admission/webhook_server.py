@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -30,8 +31,10 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     from autoscaler.kubernetes.admission.certificates import Certificates
+    from autoscaler.kubernetes.cluster.cluster_objects import ClusterObjects
     from autoscaler.kubernetes.http_server import SignalFreeServer
     from autoscaler.kubernetes.settings import ControllerSettings
+    from registry.inference_service.tenant_rules import TenantRules
 
 logger = logging.getLogger(__name__)
 
@@ -48,8 +51,11 @@ _MAX_BYTES = 8 << 20
 class WebhookServer:
     """Waits for a certificate, then serves, and reloads the certificate after each renewal."""
 
-    def __init__(self, client: ApiClient, settings: ControllerSettings) -> None:
+    def __init__(
+        self, client: ApiClient, settings: ControllerSettings, objects: ClusterObjects
+    ) -> None:
         self._settings = settings
+        self._objects = objects
         self._read_certificates = _certificate_source(client, settings)
         self._server: SignalFreeServer | None = None
 
@@ -57,11 +63,15 @@ class WebhookServer:
     def is_started(self) -> bool:
         return self._server is not None and self._server.started
 
+    def _rules(self, pool: str) -> TenantRules | None:
+        found = self._objects.pool(pool)
+        return None if found is None else found.rules
+
     async def run(self) -> None:
         certificates = await self._first_certificates()
         context = make_context(certificates)
         self._server = make_server(
-            admission_app(),
+            admission_app(self._rules),
             host=self._settings.host,
             port=self._settings.webhook_port,
             ssl_context_factory=lambda *_: context,
@@ -103,10 +113,11 @@ def _certificate_source(
     return lambda: asyncio.to_thread(read_folder, settings.certificates)
 
 
-def admission_app() -> Starlette:
+def admission_app(rules_of: Callable[[str], TenantRules | None]) -> Starlette:
+    """`rules_of`: the rules of a pool by name; None: unknown."""
     return Starlette(
         routes=[
-            Route(VALIDATE_PATH, _endpoint(validate), methods=["POST"]),
+            Route(VALIDATE_PATH, _endpoint(partial(validate, rules_of=rules_of)), methods=["POST"]),
             Route(MUTATE_PATH, _endpoint(set_defaults), methods=["POST"]),
         ]
     )

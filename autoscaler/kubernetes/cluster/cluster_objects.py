@@ -9,9 +9,9 @@ from autoscaler.kubernetes.cluster.inference_services import Role, ServiceObject
 from autoscaler.kubernetes.cluster.pods import PodObject
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
-    from registry.domain.model import ModelName
+    from registry.domain.model import ModelName, ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,9 @@ class ObjectEvent:
 class ClusterObjects:
     """The newest known version of each object, and the models and pods that changed."""
 
-    def __init__(self) -> None:
+    def __init__(self, pool_namespaces: Collection[str] | None = None) -> None:
+        """`pool_namespaces`: where pools count, since any tenant may set the label; None: all."""
+        self._pool_namespaces = pool_namespaces
         self.services: dict[ModelName, ServiceObject] = {}
         self.pods: dict[str, PodObject] = {}
         """By uid."""
@@ -54,7 +56,7 @@ class ClusterObjects:
         self.services[service.name] = service
         if before is None or before.resource_version != service.resource_version:
             self.changed.add(service.name)
-        if service.role is Role.POOL:
+        if self.is_pool(service):
             self._mark_models_changed(service.pool)
 
     def _update_pod(self, pod: PodObject, *, is_removed: bool) -> None:
@@ -67,7 +69,7 @@ class ClusterObjects:
     def remove(self, service: ServiceObject) -> None:
         self.services.pop(service.name, None)
         self.changed.add(service.name)
-        if service.role is Role.POOL:
+        if self.is_pool(service):
             self._mark_models_changed(service.pool)
 
     def replace(self, services: Iterable[ServiceObject], pods: Iterable[PodObject]) -> None:
@@ -84,14 +86,38 @@ class ClusterObjects:
         self.pods.update(existing)
         self.is_complete = True
 
-    def has_pool(self, pool: str) -> bool:
-        return any(
-            each.role is Role.POOL and each.pool == pool and not each.is_deleted
-            for each in self.services.values()
+    def is_pool(self, service: ServiceObject) -> bool:
+        """Whether the object describes a pool, in a namespace whose pools count."""
+        return service.role is Role.POOL and (
+            self._pool_namespaces is None or service.name.namespace in self._pool_namespaces
         )
 
+    def pool(self, pool: str) -> ServiceObject | None:
+        """The InferenceService of a pool; of several the oldest."""
+        found = [
+            each
+            for each in self.services.values()
+            if self.is_pool(each) and each.pool == pool and not each.is_deleted
+        ]
+        return min(found, key=lambda each: (each.created, each.name), default=None)
+
+    def has_pool(self, pool: str) -> bool:
+        return self.pool(pool) is not None
+
     def pools(self) -> set[str]:
-        return {each.pool for each in self.services.values() if each.role is Role.POOL}
+        return {each.pool for each in self.services.values() if self.is_pool(each)}
+
+    def earlier_models(self, service: ServiceObject) -> list[ModelSpec]:
+        """The models that its namespace declared before it in the same pool."""
+        return [
+            each.spec
+            for each in self.services.values()
+            if each.spec is not None
+            and not each.is_deleted
+            and each.pool == service.pool
+            and each.name.namespace == service.name.namespace
+            and (each.created, each.name) < (service.created, service.name)
+        ]
 
     def _mark_models_changed(self, pool: str) -> None:
         self.changed |= {

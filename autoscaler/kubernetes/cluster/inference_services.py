@@ -14,6 +14,7 @@ from registry.domain.model import ModelName, ModelSpec
 from registry.errors import InvalidModel
 from registry.inference_service.annotations import PREFIX, parse_annotations
 from registry.inference_service.reader import API_VERSION, KIND, read_object
+from registry.inference_service.tenant_rules import TenantRules, parse_rules
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,6 +26,12 @@ MODEL_MODE = "ModelMesh"
 FINALIZER = PREFIX + "unload"
 OWNER = "controller.pilotlight.io/uid"
 """Annotation in the registry only: uid of the InferenceService that declares the model."""
+RULES = {
+    "namespaces": PREFIX + "namespaces",
+    "prefixes": PREFIX + "storage-prefixes",
+    "quotas": PREFIX + "quotas",
+}
+"""Annotations of a pool, by argument of `parse_rules`."""
 _DROPPED_ANNOTATIONS = ("kubectl.kubernetes.io/last-applied-configuration",)
 
 
@@ -57,6 +64,8 @@ class ServiceObject:
     problems: tuple[str, ...]
     """Mistakes in annotations or model, one line each."""
     status: Mapping[str, Any]
+    rules: TenantRules | None = None
+    """Of a pool without mistakes."""
 
     @property
     def has_finalizer(self) -> bool:
@@ -69,7 +78,7 @@ def read_service(document: Mapping[str, Any]) -> ServiceObject:
     status = document.get("status") or {}
     role = role_of(document)
     problems: tuple[str, ...] = ()
-    spec = None
+    spec = rules = None
     if role is Role.MODEL:
         try:
             spec = declared_model(document)
@@ -79,6 +88,7 @@ def read_service(document: Mapping[str, Any]) -> ServiceObject:
         problems = (mode_problem(document),)
     elif role is Role.POOL:
         problems = annotation_problems(document)
+        rules = None if problems else _read_rules(metadata.get("annotations") or {})
     return ServiceObject(
         name=ModelName(metadata["namespace"], metadata["name"]),
         uid=metadata["uid"],
@@ -92,6 +102,7 @@ def read_service(document: Mapping[str, Any]) -> ServiceObject:
         spec=spec,
         problems=problems,
         status=status,
+        rules=rules,
     )
 
 
@@ -126,8 +137,20 @@ def owner_of(spec: ModelSpec) -> str | None:
 
 def annotation_problems(document: Mapping[str, Any]) -> tuple[str, ...]:
     """Mistakes in the annotations of an object that is not a model."""
-    parsed = parse_annotations((document.get("metadata") or {}).get("annotations") or {})
-    return tuple(f"{_title(document)}: {problem}" for problem in parsed.problems)
+    annotations = (document.get("metadata") or {}).get("annotations") or {}
+    problems: list[str] = []
+    if role_of(document) is Role.POOL:
+        try:
+            _read_rules(annotations)
+        except ValueError as error:
+            problems += str(error).splitlines()
+        annotations = {key: annotations[key] for key in annotations.keys() - RULES.values()}
+    problems += parse_annotations(annotations).problems
+    return tuple(f"{_title(document)}: {problem}" for problem in problems)
+
+
+def _read_rules(annotations: Mapping[str, str]) -> TenantRules:
+    return parse_rules(**{name: annotations.get(key, "") for name, key in RULES.items()})
 
 
 def mode_problem(document: Mapping[str, Any]) -> str:

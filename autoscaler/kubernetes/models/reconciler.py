@@ -25,6 +25,7 @@ from autoscaler.kubernetes.models.model_status import (
 )
 from registry.domain.model import name_of_key
 from registry.errors import InvalidModel
+from registry.inference_service.tenant_rules import access_problem, quota_problem
 
 if TYPE_CHECKING:
     from autoscaler.kubernetes.cluster.cluster_api import ClusterApi
@@ -40,6 +41,10 @@ UNLOAD_POLL_INTERVAL_S = 0.5
 SYNC_POLL_INTERVAL_S = 0.2
 REFUSED_POLL_INTERVAL_S = 30.0
 """Until a model is tried again that the pool refused; the pool's autoscaler may have changed."""
+
+
+class NotAdmitted(InvalidModel):
+    """The rules of a pool forbid a model."""
 
 
 class ModelReconciler:
@@ -71,6 +76,12 @@ class ModelReconciler:
         match service.role:
             case Role.MODEL:
                 return await self._serve(service)
+            case Role.POOL if not self._objects.is_pool(service):
+                await self._post_event(
+                    service, "PoolNotAdmitted",
+                    f"pools are not admitted in namespace {service.name.namespace!r}; the operator "
+                    "may add it to the controller's PILOTLIGHT_POOL_NAMESPACES",
+                )  # fmt: skip
             case Role.MISPLACED | Role.POOL if service.problems:
                 await self._post_event(service, "InvalidModel", "; ".join(service.problems))
         if service.has_finalizer:  # it was a model before its last change
@@ -94,12 +105,34 @@ class ModelReconciler:
             return SYNC_POLL_INTERVAL_S  # until then the last status stays
         if service.spec is not None and registry is not None:
             try:
+                self._check_rules(service)
                 await self._put_model(service, registry)
             except InvalidModel as error:
+                if isinstance(error, NotAdmitted):
+                    await self._withdraw(service, registry)
                 refused = replace(service, problems=tuple(error.problems))
                 wait_s = await self._write_status(refused, registry)
                 return REFUSED_POLL_INTERVAL_S if wait_s is None else wait_s
         return await self._write_status(service, registry)
+
+    def _check_rules(self, service: ServiceObject) -> None:
+        """Raises InvalidModel, and NotAdmitted if the pool's rules forbid the model."""
+        pool = self._objects.pool(service.pool)
+        if service.spec is None or pool is None:
+            return
+        if pool.rules is None:
+            raise InvalidModel([f"pool {service.pool!r} has mistakes: {'; '.join(pool.problems)}"])
+        problem = access_problem(service.spec, pool.rules, service.pool) or quota_problem(
+            service.spec, self._objects.earlier_models(service), pool.rules
+        )
+        if problem is not None:
+            raise NotAdmitted([problem])
+
+    async def _withdraw(self, service: ServiceObject, registry: PoolRegistry) -> None:
+        """Delete a model that an earlier change of the rules, or of itself, has made forbidden."""
+        record = registry.state.models.get(service.name)
+        if record is not None and owner_of(record.spec) == service.uid:
+            await registry.client.delete_models([service.name])
 
     async def _put_model(self, service: ServiceObject, registry: PoolRegistry) -> None:
         record = registry.state.models.get(service.name)
@@ -161,9 +194,7 @@ class ModelReconciler:
         if not all(registry.is_synced for registry in registries) and not is_late:
             return UNLOAD_POLL_INTERVAL_S
         for registry in registries:
-            record = registry.state.models.get(service.name)
-            if record is not None and owner_of(record.spec) == service.uid:
-                await registry.client.delete_models([service.name])
+            await self._withdraw(service, registry)
         holders = sorted(
             {pod for registry in registries for pod in _holders(registry, service.name)}
         )

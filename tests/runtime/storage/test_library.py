@@ -18,6 +18,7 @@ import pytest
 
 from registry.domain.model import ModelName, ModelSpec
 from runtime.errors import ModelInvalid, StorageFailed
+from runtime.storage.access import StorageAccess
 from runtime.storage.bandwidth import Bandwidth
 from runtime.storage.library import LibraryStorage
 from runtime.storage.storages import StorageOptions, Storages
@@ -195,7 +196,8 @@ def test_ends_a_fetch_above_the_size_limit(tmp_path: Path) -> None:
     thread.start()
     try:
         uri = f"http://127.0.0.1:{server.server_address[1]}/model.weights"
-        storage = LibraryStorage(uri, tmp_path / "staging", os.environ, max_bytes=10_000_000)
+        access = StorageAccess(os.environ, is_pool=True)
+        storage = LibraryStorage(uri, tmp_path / "staging", access, max_bytes=10_000_000)
         with pytest.raises(ModelInvalid, match="more than 10000000 bytes"):
             storage.list_files()
     finally:

@@ -2,12 +2,16 @@ from __future__ import annotations
 
 import base64
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from autoscaler.kubernetes.admission.review import review_response, set_defaults, validate
+from registry.inference_service.tenant_rules import parse_rules
 from tests.autoscaler.kubernetes.objects import service
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 MODE = "serving.kserve.io/deploymentMode"
 POOL = {"pilotlight.io/pool": "default"}
@@ -17,6 +21,14 @@ def request(document: dict[str, Any], operation: str = "CREATE") -> dict[str, An
     return {"uid": "r-1", "operation": operation, "namespace": "team", "object": document}
 
 
+RULES = parse_rules(namespaces="team", prefixes="team=pvc://claim/team")
+
+
+def checked(review: Mapping[str, Any]) -> dict[str, Any]:
+    """By the webhook, which knows the rules of the pool `default`."""
+    return validate(review, {"default": RULES}.get)
+
+
 def patched(answer: dict[str, Any]) -> list[dict[str, Any]]:
     patch: list[dict[str, Any]] = json.loads(base64.b64decode(answer["patch"]))
     return patch
@@ -24,7 +36,7 @@ def patched(answer: dict[str, Any]) -> list[dict[str, Any]]:
 
 def test_responds_to_the_review() -> None:
     review = {"apiVersion": "admission.k8s.io/v1", "request": request(service())}
-    assert review_response(review, validate) == {
+    assert review_response(review, checked) == {
         "apiVersion": "admission.k8s.io/v1",
         "kind": "AdmissionReview",
         "response": {"uid": "r-1", "allowed": True},
@@ -36,7 +48,7 @@ def test_rejects_with_all_mistakes() -> None:
         annotations=POOL | {MODE: "ModelMesh", "pilotlight.io/polcy": "auto",
                             "pilotlight.io/priority": "high"}
     )  # fmt: skip
-    answer = validate(request(document))
+    answer = checked(request(document))
     assert not answer["allowed"]
     assert answer["status"]["code"] == 422
     message = answer["status"]["message"]
@@ -73,7 +85,7 @@ def test_keeps_other_deployment_modes(document: dict[str, Any]) -> None:
 
 
 def test_rejects_modes_in_which_kserve_creates_pods() -> None:
-    answer = validate(request(service(annotations=POOL | {MODE: "Standard"})))
+    answer = checked(request(service(annotations=POOL | {MODE: "Standard"})))
     assert (
         "must be 'ModelMesh' for a model of a pool, was 'Standard'" in (answer["status"]["message"])
     )
@@ -83,15 +95,59 @@ def test_allows_objects_being_deleted() -> None:
     document = service(
         annotations=POOL | {"pilotlight.io/polcy": "x"}, deletionTimestamp="2026-01-01T00:00:00Z"
     )
-    assert validate(request(document, "UPDATE")) == {"allowed": True}
+    assert checked(request(document, "UPDATE")) == {"allowed": True}
 
 
 def test_allows_names_that_the_api_server_sets_later() -> None:
     document = service(generateName="model-")
     for key in ("name", "namespace", "uid", "resourceVersion"):
         del document["metadata"][key]
-    assert validate(request(document)) == {"allowed": True}
+    assert checked(request(document)) == {"allowed": True}
 
 
 def test_allows_a_deletion_without_object() -> None:
-    assert validate({"uid": "r", "operation": "DELETE", "object": None}) == {"allowed": True}
+    assert checked({"uid": "r", "operation": "DELETE", "object": None}) == {"allowed": True}
+
+
+def with_uri(uri: str, **metadata: Any) -> dict[str, Any]:
+    document = service(**metadata)
+    document["spec"]["predictor"]["model"]["storageUri"] = uri
+    return document
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        pytest.param(with_uri("file:///var/cache/pilotlight/other~m@1"), "file://", id="file"),
+        pytest.param(with_uri("http://127.0.0.1:6379/"), "http://", id="http"),
+        pytest.param(with_uri("pvc://claim/other"), "pvc://claim/team", id="folder-of-others"),
+        pytest.param(service(namespace="other"), "does not admit namespace 'other'", id="stranger"),
+    ],
+)
+def test_rejects_what_the_pools_rules_forbid(document: dict[str, Any], message: str) -> None:
+    answer = checked(request(document))
+    assert not answer["allowed"]
+    assert message in answer["status"]["message"]
+    assert "pilotlight.io/" in answer["status"]["message"]  # what its operator may change
+
+
+def test_allows_what_the_pools_rules_grant() -> None:
+    assert checked(request(with_uri("pvc://claim/team/m"))) == {"allowed": True}
+
+
+def pool(**annotations: str) -> dict[str, Any]:
+    keys = {f"pilotlight.io/{key.replace('_', '-')}": text for key, text in annotations.items()}
+    return service(annotations=keys, labels=POOL)
+
+
+def test_checks_the_rules_of_a_pool() -> None:
+    rules = {"namespaces": "*", "storage_prefixes": "*=s3://", "quotas": "*=pinned:1"}
+    assert checked(request(pool(**rules))) == {"allowed": True}
+    answer = checked(request(pool(quotas="team=everything", storage_prefixes="s3://")))
+    assert "'everything'" in answer["status"]["message"]
+    assert "NAMESPACE=VALUES" in answer["status"]["message"]
+
+
+def test_rules_of_a_pool_are_unknown_keys_of_a_model() -> None:
+    annotations = POOL | {MODE: "ModelMesh", "pilotlight.io/quotas": "*=pinned:1000"}
+    assert not checked(request(service(annotations=annotations)))["allowed"]

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 async def client() -> AsyncIterator[httpx.AsyncClient]:
-    transport = httpx.ASGITransport(app=admission_app())
+    transport = httpx.ASGITransport(app=admission_app(lambda _: None))
     async with httpx.AsyncClient(transport=transport, base_url="https://webhook") as made:
         yield made
 

@@ -1,0 +1,215 @@
+"""What a pool grants to the models of each namespace: use, storage, quotas. Pure.
+
+All rules are texts `NAMESPACE=VALUES; NAMESPACE=VALUES` (`*`: every namespace), in annotations of
+the pool's InferenceService or settings of its processes.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from registry.domain.model import ModelSpec
+
+EVERY: Final = "*"
+_NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_SEPARATORS = re.compile(r"[;\n]")
+_UNITS = {"": 1, "K": 1000, "M": 1000**2, "G": 1000**3, "T": 1000**4,
+          "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40}  # fmt: skip
+_AMOUNT = re.compile(r"([0-9]{1,15})([KMGT]i?)?")
+_ANONYMOUS_SCHEMES = frozenset({"s3", "gs", "hf", "https", "modelscope"})
+"""Schemes that name one service, or are read from public addresses only: without a grant they are
+read with the model's own credentials or none, never with the pool's."""
+
+
+class Quota(StrEnum):
+    """What a namespace may use of a pool, as in the annotation `quotas`."""
+
+    PINNED = "pinned"
+    """Models with `pin`."""
+    MIN_COPIES = "min-copies"
+    """Sum of `min-copies`."""
+    MEMORY = "memory"
+    """Bytes on the device of each pod."""
+    CACHE = "cache"
+    """Bytes in the disk cache of each node."""
+
+
+class Access(StrEnum):
+    """Whose credentials read a model's storage."""
+
+    POOL = "pool"
+    MODEL = "model"
+    """Those that the model names in its own namespace, if it names any, else none."""
+
+
+@dataclass(frozen=True, slots=True)
+class TenantRules:
+    """The default grants everything, as on a machine with one owner."""
+
+    namespaces: frozenset[str] = frozenset({EVERY})
+    prefixes: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: {EVERY: (EVERY,)})
+    """By namespace: beginnings of the URIs that are read with the pool's credentials."""
+    quotas: Mapping[str, Mapping[Quota, int]] = field(default_factory=dict)
+
+    def admits(self, namespace: str) -> bool:
+        return EVERY in self.namespaces or namespace in self.namespaces
+
+    def prefixes_of(self, namespace: str) -> tuple[str, ...]:
+        return (*self.prefixes.get(namespace, ()), *self.prefixes.get(EVERY, ()))
+
+    def quota(self, namespace: str, kind: Quota) -> int | None:
+        """A namespace's own quota, else that of every namespace; None: unlimited."""
+        for name in (namespace, EVERY):
+            if kind in (found := self.quotas.get(name, {})):
+                return found[kind]
+        return None
+
+    def granting_prefix(self, namespace: str, uri: str) -> str | None:
+        """The longest prefix that grants the URI to the namespace; None: none does."""
+        granting = (each for each in self.prefixes_of(namespace) if _begins_with(uri, each))
+        return max(granting, key=len, default=None)
+
+    def access(self, spec: ModelSpec) -> Access | None:
+        """Whose credentials read the model's storage; None: it may not be read."""
+        if not self.admits(spec.name.namespace):
+            return None
+        scheme = urlsplit(spec.storage_uri).scheme
+        if spec.credentials and scheme in _ANONYMOUS_SCHEMES:
+            return Access.MODEL
+        if self.granting_prefix(spec.name.namespace, spec.storage_uri) is not None:
+            return Access.POOL
+        return Access.MODEL if scheme in _ANONYMOUS_SCHEMES else None
+
+
+def parse_rules(*, namespaces: str = "", prefixes: str = "", quotas: str = "") -> TenantRules:
+    """The rules of a pool on a cluster.
+
+    By default every namespace is admitted, and none may use the pool's credentials.
+    Raises ValueError with all mistakes, one line each.
+    """
+    problems: list[str] = []
+    parsed = TenantRules(
+        namespaces=_parse_namespaces(namespaces, problems),
+        prefixes=_parse_prefixes(prefixes, problems),
+        quotas=_parse_quotas(quotas, problems),
+    )
+    if problems:
+        raise ValueError("\n".join(problems))
+    return parsed
+
+
+def access_problem(spec: ModelSpec, rules: TenantRules, pool: str) -> str | None:
+    """Why a model may not use the pool, and what to change; None: it may."""
+    namespace = spec.name.namespace
+    if not rules.admits(namespace):
+        return (
+            f"pool {pool!r} does not admit namespace {namespace!r}; its operator may add it to the "
+            "pool's annotation pilotlight.io/namespaces"
+        )
+    if rules.access(spec) is not None:
+        return None
+    scheme = urlsplit(spec.storage_uri).scheme
+    granted = ", ".join(rules.prefixes_of(namespace)) or "none"
+    return (
+        f"spec.predictor.model.storageUri: namespace {namespace!r} may not read {scheme}:// URIs "
+        f"in pool {pool!r} but those it is granted (now: {granted}), was {spec.storage_uri!r}; its "
+        "operator may grant a prefix in the pool's annotation pilotlight.io/storage-prefixes"
+    )
+
+
+def quota_problem(spec: ModelSpec, others: Iterable[ModelSpec], rules: TenantRules) -> str | None:
+    """Which quota a model exceeds, beside the namespace's earlier models of its pool."""
+    namespace, earlier = spec.name.namespace, [each.policy for each in others]
+    demands = (
+        (Quota.PINNED, "pin", int(spec.policy.pin), sum(each.pin for each in earlier)),
+        (Quota.MIN_COPIES, "min-copies", spec.policy.min_copies,
+         sum(each.min_copies for each in earlier)),
+    )  # fmt: skip
+    for kind, key, wanted, used in demands:
+        limit = rules.quota(namespace, kind)
+        if limit is not None and wanted and wanted + used > limit:
+            return (
+                f"metadata.annotations[pilotlight.io/{key}] exceeds the quota {kind} of namespace "
+                f"{namespace!r}: {limit}, of which earlier models use {used}"
+            )
+    return None
+
+
+def _begins_with(uri: str, prefix: str) -> bool:
+    """Whether the prefix names the URI or a folder above it: `s3://team` is not `s3://team-2`."""
+    if prefix == EVERY or uri == prefix:
+        return True
+    if prefix.startswith("hf://") and uri.startswith(f"{prefix}:"):
+        return True  # a revision of the model
+    return uri.startswith(prefix if prefix.endswith("/") else f"{prefix}/")
+
+
+def _parse_namespaces(text: str, problems: list[str]) -> frozenset[str]:
+    names = frozenset(re.split(r"[\s,;]+", text.strip())) - {""}
+    problems += [
+        f"namespaces must be names separated by commas, or '*', was {name!r}"
+        for name in sorted(names)
+        if not _is_namespace(name)
+    ]
+    return names or frozenset({EVERY})
+
+
+def _parse_prefixes(text: str, problems: list[str]) -> dict[str, tuple[str, ...]]:
+    found = _by_namespace("storage-prefixes", text, problems)
+    problems += [
+        f"storage-prefixes: {prefix!r} of {name!r} must be '*' or begin with a scheme, as s3://"
+        for name, prefixes in found.items()
+        for prefix in prefixes
+        if prefix != EVERY and "://" not in prefix
+    ]
+    return found
+
+
+def _parse_quotas(text: str, problems: list[str]) -> dict[str, dict[Quota, int]]:
+    return {
+        name: dict(
+            parsed for each in values if (parsed := _parse_quota(name, each, problems)) is not None
+        )
+        for name, values in _by_namespace("quotas", text, problems).items()
+    }
+
+
+def _parse_quota(name: str, text: str, problems: list[str]) -> tuple[Quota, int] | None:
+    kind, _, amount = text.partition(":")
+    match = _AMOUNT.fullmatch(amount)
+    if kind not in list(Quota) or match is None:
+        problems.append(
+            f"quotas: {text!r} of {name!r} must be one of {', '.join(Quota)}, a colon and a whole "
+            "number, as memory:2Gi"
+        )
+        return None
+    return Quota(kind), int(match[1]) * _UNITS[match[2] or ""]
+
+
+def _by_namespace(key: str, text: str, problems: list[str]) -> dict[str, tuple[str, ...]]:
+    found: dict[str, tuple[str, ...]] = {}
+    for part in _SEPARATORS.split(text):
+        if not part.strip():
+            continue
+        name, equals, values = part.strip().partition("=")
+        name = name.strip()
+        if not equals or not _is_namespace(name):
+            problems.append(
+                f"{key} must be NAMESPACE=VALUES, or '*' for every namespace, separated by ';', "
+                f"was {part.strip()!r}"
+            )
+            continue
+        listed = tuple(each for each in re.split(r"[\s,]+", values) if each)
+        found[name] = (*found.get(name, ()), *listed)
+    return found
+
+
+def _is_namespace(name: str) -> bool:
+    return name == EVERY or _NAMESPACE.fullmatch(name) is not None

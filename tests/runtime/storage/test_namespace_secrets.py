@@ -1,0 +1,195 @@
+"""Storage credentials of a model's own namespace, from an API server over TLS."""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import json
+import ssl
+import threading
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from autoscaler.kubernetes.admission.certificates import make_certificates
+from registry.domain.model import ModelName, ModelSpec
+from registry.inference_service.tenant_rules import parse_rules
+from runtime.errors import StorageFailed
+from runtime.storage.access import storage_access
+from runtime.storage.namespace_secrets import NamespaceSecrets
+from runtime.storage.s3_options import options_without_pool
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+TOKEN = "the-pods-token"
+POOL = {"AWS_ACCESS_KEY_ID": "AKIAPOOL", "AWS_SECRET_ACCESS_KEY": "pool-secret",
+        "AWS_ENDPOINT_URL": "http://minio.pool:9000", "PILOTLIGHT_REDIS_URL": "redis://:pw@redis",
+        "HF_TOKEN": "hf_pool", "PATH": "/usr/bin"}  # fmt: skip
+
+
+def secret(data: Mapping[str, str], **annotations: str) -> dict[str, Any]:
+    encoded = {key: base64.b64encode(text.encode()).decode() for key, text in data.items()}
+    ours = {f"serving.kserve.io/s3-{key}": text for key, text in annotations.items()}
+    return {"metadata": {"annotations": ours}, "data": encoded}
+
+
+def account(*secrets: str, **annotations: str) -> dict[str, Any]:
+    return {
+        "metadata": {"annotations": annotations},
+        "secrets": [{"name": name} for name in secrets],
+    }
+
+
+S3_KEYS = {"awsAccessKeyID": "AKIATENANT", "awsSecretAccessKey": "tenant-secret"}
+OBJECTS: dict[str, dict[str, Any]] = {
+    "serviceaccounts/reader": account("s3", "hub", "google"),
+    "serviceaccounts/bare": account(),
+    "serviceaccounts/irsa": account() | {
+        "metadata": {"annotations": {"eks.amazonaws.com/role-arn": "arn:aws:iam::1:role/r"}}
+    },
+    "secrets/s3": secret(S3_KEYS, endpoint="s3.tenant.example", usehttps="1", region="eu-west-1"),
+    "secrets/plain": secret(S3_KEYS),
+    "secrets/bundle": secret({**S3_KEYS, "AWS_CA_BUNDLE": "/etc/shadow"}, cabundle="/etc/shadow"),
+    "secrets/hub": secret({"HF_TOKEN": "hf_tenant", "LD_PRELOAD": "/tmp/x.so", "PATH": "/tmp"}),
+    "secrets/google": secret({"gcloud-application-credentials.json": '{"type": "x"}'}),
+    "secrets/storage-config": secret(
+        {"team": json.dumps({"access_key_id": "AKIACONFIG", "secret_access_key": "c",
+                             "endpoint_url": "https://c.example", "ca_bundle": "/etc/shadow"}),
+         "odd": "[]"}
+    ),
+}  # fmt: skip
+
+
+class Api(BaseHTTPRequestHandler):
+    """Answers for the namespace `team`; a token of no namespace reads nothing else."""
+
+    def do_GET(self) -> None:
+        prefix = "/api/v1/namespaces/team/"
+        is_allowed = self.headers["authorization"] == f"Bearer {TOKEN}" and self.path.startswith(
+            prefix
+        )
+        found = OBJECTS.get(self.path.removeprefix(prefix)) if is_allowed else None
+        self.send_response(200 if found else 404 if is_allowed else 403)
+        body = json.dumps(found or {}).encode()
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Keep the tests' output quiet."""
+
+
+@pytest.fixture(scope="module")
+def secrets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NamespaceSecrets]:
+    folder = tmp_path_factory.mktemp("token")
+    made = make_certificates(["localhost"], datetime.datetime.now(datetime.UTC))
+    (folder / "ca.crt").write_bytes(made.authority)
+    (folder / "token").write_text(TOKEN + "\n")
+    (folder / "pair.pem").write_bytes(made.certificate + made.key)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Api)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "pair.pem")
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    yield NamespaceSecrets("localhost", server.server_address[1], folder)
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def model(credentials: str, uri: str = "s3://bucket/m") -> ModelSpec:
+    return ModelSpec(ModelName("team", "m"), uri, credentials=credentials)
+
+
+def test_a_service_accounts_secrets_replace_the_pools_environment(
+    secrets: NamespaceSecrets,
+) -> None:
+    access = storage_access(model("serviceaccount/reader"), parse_rules(), POOL, secrets)
+    assert access.environment == {
+        "PATH": "/usr/bin",
+        "AWS_ACCESS_KEY_ID": "AKIATENANT",
+        "AWS_SECRET_ACCESS_KEY": "tenant-secret",
+        "S3_ENDPOINT": "s3.tenant.example",
+        "S3_USE_HTTPS": "1",
+        "AWS_DEFAULT_REGION": "eu-west-1",
+        "HF_TOKEN": "hf_tenant",
+    }
+    assert access.google == '{"type": "x"}'
+    assert access.hosts is not None
+    assert "s3.tenant.example" not in access.hosts
+    options = options_without_pool(access.environment, access.hosts)
+    assert options.endpoint_url == "https://s3.tenant.example"
+    assert options.access_key_id == "AKIATENANT"
+    for shown in (repr(access), repr(options)):
+        assert "tenant-secret" not in shown
+        assert "hf_tenant" not in shown
+
+
+def test_keys_without_an_endpoint_are_for_the_pools_store(secrets: NamespaceSecrets) -> None:
+    access = storage_access(model("secret/plain"), parse_rules(), POOL, secrets)
+    assert access.environment["AWS_ENDPOINT_URL"] == "http://minio.pool:9000"
+    assert access.hosts is not None
+    assert "minio.pool" in access.hosts
+
+
+def test_a_key_of_storage_config_is_read(secrets: NamespaceSecrets) -> None:
+    spec = model("storage-config/storage-config/team")
+    access = storage_access(spec, parse_rules(), POOL, secrets)
+    options = options_without_pool(access.environment, frozenset())
+    assert (options.endpoint_url, options.access_key_id) == ("https://c.example", "AKIACONFIG")
+    assert options.verify is True  # no file of the pod as certificates
+
+
+def test_a_secret_names_no_files_of_the_pod(secrets: NamespaceSecrets) -> None:
+    access = storage_access(model("secret/bundle"), parse_rules(), POOL, secrets)
+    assert "/etc/shadow" not in access.environment.values()
+
+
+def test_a_model_without_keys_is_read_anonymously_never_by_boto3s_own_chain() -> None:
+    access = storage_access(model(""), parse_rules(), POOL, None)
+    options = options_without_pool(access.environment, access.hosts or frozenset())
+    assert options.is_anonymous
+    assert options.access_key_id is None
+
+
+@pytest.mark.parametrize(
+    ("credentials", "message"),
+    [
+        pytest.param("serviceaccount/bare", "names no Secret", id="no-secret"),
+        pytest.param("serviceaccount/irsa", "role-arn is not supported", id="irsa"),
+        pytest.param("serviceaccount/missing", "no object 'missing'", id="no-account"),
+        pytest.param("secret/missing", "no object 'missing'", id="no-such-secret"),
+        pytest.param("storage-config/storage-config/other", "no key 'other'", id="no-key"),
+        pytest.param("storage-config/storage-config/odd", "must be a JSON object", id="no-json"),
+    ],
+)
+def test_missing_credentials_are_named(
+    secrets: NamespaceSecrets, credentials: str, message: str
+) -> None:
+    with pytest.raises(StorageFailed, match=message):
+        storage_access(model(credentials), parse_rules(), POOL, secrets)
+
+
+def test_another_namespaces_secrets_are_not_read(secrets: NamespaceSecrets) -> None:
+    spec = replace(model("secret/s3"), name=ModelName("other", "m"))
+    with pytest.raises(StorageFailed, match="kubectl -n other create rolebinding"):
+        storage_access(spec, parse_rules(), POOL, secrets)
+
+
+def test_a_pod_without_a_token_says_so() -> None:
+    with pytest.raises(StorageFailed, match="automountServiceAccountToken"):
+        storage_access(model("secret/s3"), parse_rules(), POOL, None)
+
+
+def test_one_machine_ignores_the_names_of_a_clusters_secrets() -> None:
+    access = storage_access(model("serviceaccount/reader"), None, POOL, None)
+    assert access.is_pool
+
+
+def test_credentials_are_a_part_of_the_generation() -> None:
+    specs = [model(""), model("serviceaccount/a"), model("serviceaccount/b")]
+    assert len({spec.generation for spec in specs}) == len(specs)
