@@ -1,8 +1,9 @@
-"""Redis, event loop and garbage collection for all tests; Hypothesis has no deadlines."""
+"""Redis, event loop, signals and garbage collection for all tests; Hypothesis has no deadlines."""
 
 from __future__ import annotations
 
 import gc
+import signal
 from typing import TYPE_CHECKING
 
 import pytest
@@ -21,6 +22,10 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("unhurried")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # In the background of a shell: programs that tests start and interrupt would ignore it, too.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(wrapper=True)

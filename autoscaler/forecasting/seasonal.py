@@ -75,8 +75,12 @@ def _at(total: Floats, places: Floats) -> Floats:
     places = np.clip(places, 0, total.shape[1] - 1)
     left = np.floor(places).astype(np.int64)
     right = np.minimum(left + 1, total.shape[1] - 1)
-    low = np.take_along_axis(total, left, axis=1)
-    return low + (np.take_along_axis(total, right, axis=1) - low) * (places - left)
+    rows = np.arange(total.shape[0])[
+        :, None
+    ]  # `take_along_axis` takes twice as long for few models
+    low = total[rows, left]
+    result: Floats = low + (total[rows, right] - low) * (places - left)
+    return result
 
 
 def recurring_means(

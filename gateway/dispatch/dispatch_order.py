@@ -28,11 +28,11 @@ def is_ready(*, waited_s: float, left_s: float, load_s: float) -> bool:
 
 
 def dispatch_order(
-    heads_by_tenant: Iterable[Iterable[QueueKey]], is_ready: Callable[[QueueKey], bool]
+    heads_by_tenant: Iterable[Iterable[QueueKey]], is_head_ready: Callable[[QueueKey], bool]
 ) -> Iterator[QueueKey]:
     """The first key of every model: one round yields each tenant's first, the next its second."""
     ranked = [
-        sorted(heads, key=lambda head: (head.negative_priority, not is_ready(head), head))
+        sorted(heads, key=lambda head: (head.negative_priority, not is_head_ready(head), head))
         for heads in heads_by_tenant
     ]
     for turn in range(max(map(len, ranked), default=0)):

@@ -150,9 +150,13 @@ class ChangeApplier:
             return
         name = ModelName.parse(text)
         self.state.models_version += 1
-        self.state.models.pop(name, None)
+        before, record = self.state.models.pop(name, None), None
         if isinstance(spec, str):
-            self.state.models[name] = decode_record(spec, previous, failure)
+            record = self.state.models[name] = decode_record(spec, previous, failure)
+        kept = () if record is None else record.generations
+        for withdrawn in () if before is None else before.generations:
+            if withdrawn not in kept:
+                self.state.residency.device_bytes.pop(withdrawn.key, None)
 
     def _apply_samples(self, key: str, measure: str, values_s: Sequence[float]) -> None:
         """Samples only add up: they carry no version, and the watch applies each change once."""

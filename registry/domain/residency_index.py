@@ -65,7 +65,7 @@ class ResidencyIndex(dict[str, "dict[str, Residency]"]):
         self._serving: dict[str, ServingPods] = {}
         self._on_device: dict[str, dict[str, Residency]] = {}
         self.device_bytes: dict[str, int] = {}
-        """By model key: its size on a device, as of its last load."""
+        """By key of a declared model: its size on a device, as of its last load."""
         self.device_changes: set[str] = set()
         """Pods at which a model came to or left a device that holds it or held it; readers who
         keep results by pod drop these and clear the set."""

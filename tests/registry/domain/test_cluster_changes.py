@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -184,3 +185,11 @@ def test_a_change_of_a_pod_clears_is_suspect() -> None:
     assert not state.pods["a"].is_accepting
     ChangeApplier(state).apply(2, [pod("a", 1)])
     assert state.pods["a"].is_accepting
+
+
+@pytest.mark.parametrize("after", [False, encode_spec(replace(SPEC, storage_uri="file:///new"))])
+def test_sizes_of_withdrawn_generations_are_forgotten(after: str | bool) -> None:
+    state = state_of([(1, [pod("a", 1), model(), at("a", "device")])])
+    assert state.residency.device_bytes == {KEY: 10}
+    ChangeApplier(state).apply(2, [model(after)])
+    assert state.residency.device_bytes == {}
