@@ -104,17 +104,36 @@ class Transactions:
         """The versions, the registry's time in ms, and the whole state of the pool."""
         reads = self._script.snapshot_reads()
         versions, now_ms, parts, hashes = await self._run_alone(
-            "snapshot", SNAPSHOT_TIMEOUT_S, *reads
+            ("snapshot",), SNAPSHOT_TIMEOUT_S, *reads
         )
         return versions, now_ms, read_snapshot(parts, hashes)
 
     async def sync(self) -> tuple[ChannelVersions, int]:
         """Remove what has expired; the versions after that, and the registry's time in ms."""
-        versions, now_ms, _, _ = await self._run_alone("sync", REPLY_TIMEOUT_S)
+        versions, now_ms, _, _ = await self._run_alone(("sync",), REPLY_TIMEOUT_S)
         return versions, now_ms
 
+    async def share_snapshot(self, at_least: int) -> tuple[ChannelVersions, int, str]:
+        """Where to get a snapshot of `news`: `stored`, `take`, `wait` or `alone`.
+
+        `at_least`: the version that it must have; 0: the current one.
+        """
+        operation = ("share_snapshot", at_least)
+        versions, now_ms, answer, _ = await self._run_alone(operation, REPLY_TIMEOUT_S)
+        return versions, now_ms, str(answer)
+
+    async def command(self, *arguments: str | bytes) -> Any:
+        """The reply to one command, a large one perhaps. Raises RegistryUnavailable."""
+        connection = await self._connection.connect(REPLY_TIMEOUT_S)
+        try:
+            async with asyncio.timeout(SNAPSHOT_TIMEOUT_S):
+                return await connection.call(*arguments)
+        except TimeoutError as error:
+            self._lose_batch(connection)
+            raise reply_timeout(SNAPSHOT_TIMEOUT_S) from error
+
     async def _run_alone(
-        self, name: str, timeout_s: float, *reads: Sequence[str]
+        self, operation: Sequence[Any], timeout_s: float, *reads: Sequence[str]
     ) -> tuple[ChannelVersions, int, Any, Sequence[Any]]:
         """Run one operation as a batch of its own; the replies to `reads` are of the same instant.
 
@@ -123,7 +142,7 @@ class Transactions:
         """
         connection = await self._connection.connect(REPLY_TIMEOUT_S)
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        operations = b'[["%b"]]' % name.encode()
+        operations = orjson.dumps([operation])
         self._script.run(connection, operations, self.origin, resolver(future), *reads)
         try:
             async with asyncio.timeout(timeout_s):

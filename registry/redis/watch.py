@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
@@ -19,10 +19,11 @@ from registry.domain.cluster_changes import ChangeApplier, load_snapshot
 from registry.errors import RegistryUnavailable
 from registry.redis.redis_connection import RedisConnection
 from registry.redis.server_address import find_server
+from registry.redis.shared_snapshot import take_shared_snapshot
 from registry.redis.transactions import REPLY_TIMEOUT_S
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from registry.domain.model import ModelName, ModelRecord
     from registry.redis.client import Registry
@@ -32,7 +33,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SYNC_INTERVAL_S: Final = 1.0
-_RECONNECT_DELAY_S: Final = 0.2
+RECONNECT_DELAY_S: Final = 0.2
+"""Between two attempts to connect."""
 _PUSH_TIMEOUT_S: Final = 0.05
 """A message that has not arrived this long after a sync returned its version is lost."""
 
@@ -115,7 +117,7 @@ class ClusterWatch:
                 if self.is_connected:
                     logger.warning("registry unavailable; serving from the copy", exc_info=error)
             self.is_connected = False
-            await asyncio.sleep(_RECONNECT_DELAY_S)
+            await asyncio.sleep(RECONNECT_DELAY_S)
 
     async def _follow(self) -> None:
         address = await find_server(self.registry.url, self.registry.transactions.prefix)
@@ -164,7 +166,7 @@ class ClusterWatch:
         self._buffered_messages = messages
         self._buffered_replies.clear()
         try:
-            versions, now_ms, snapshot = await self.registry.transactions.snapshot()
+            versions, now_ms, snapshot = await self._read_snapshot()
         finally:
             self._buffered_messages = None
         self._pushed_version = self._version_of(versions)
@@ -177,6 +179,12 @@ class ClusterWatch:
         for payload in messages:
             self._on_message(payload)
         self._notify()
+
+    async def _read_snapshot(self) -> tuple[ChannelVersions, int, Sequence[Any]]:
+        transactions = self.registry.transactions
+        if self._channel == "changes":
+            return await transactions.snapshot()
+        return await take_shared_snapshot(transactions)
 
     # Incoming changes
 

@@ -22,15 +22,15 @@ def main() -> int:
     folder = Path(tempfile.mkdtemp(prefix="pilotlight-chaos-"))
     platform = PlatformUnderTest(folder, pods=options.pods, models=options.models)
     print(f"seed {options.seed}, {options.faults} faults, files in {folder}", flush=True)  # noqa: T201
+    campaign = Campaign(platform, options.seed, options.rate)
     try:
         platform.start()
-        campaign = Campaign(platform, options.seed, options.rate)
         asyncio.run(campaign.run(options.faults, limit_s=options.limit))
         if campaign.violations:
             shutil.copytree(platform.home / "logs", folder / "logs")
     finally:
         platform.stop()
-    print(markdown(campaign))  # noqa: T201
+        print(markdown(campaign))  # noqa: T201
     for each in campaign.violations:
         print(f"VIOLATION {each}")  # noqa: T201
     if campaign.violations:

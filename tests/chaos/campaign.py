@@ -32,7 +32,6 @@ class Injected:
     kind: str
     over_s: float
     duration_s: float
-    is_alone: bool
     healed_s: float = 0.0
 
 
@@ -89,9 +88,9 @@ class Campaign:
     # A round
 
     async def _round(self, most: int) -> bool:
-        """Cause one to three faults at once and wait until all is well; False if it does not."""
-        kinds = self._choose(min(most, self.rng.choices((1, 2, 3), (4, 4, 2))[0]))
-        injected = await asyncio.gather(*(self._inject(kind, len(kinds) == 1) for kind in kinds))
+        """Cause one to five faults at once and wait until all is well; False if it does not."""
+        kinds = self._choose(min(most, self.rng.choices((1, 2, 3, 4, 5), (2, 3, 3, 2, 1))[0]))
+        injected = await asyncio.gather(*(self._inject(kind) for kind in kinds))
         self.faults += injected
         began_s = min(each.over_s - each.duration_s for each in injected)
         why = await self._heal(time.monotonic())
@@ -120,14 +119,14 @@ class Campaign:
                 chosen.append(kind)
         return chosen
 
-    async def _inject(self, kind: Kind, is_alone: bool) -> Injected:
+    async def _inject(self, kind: Kind) -> Injected:
         duration_s = kind.duration_s(self.rng)
         cause = Cause(self.platform, self.rng, self.killed)
         began_s = time.monotonic()
         async with kind.begin(cause):
             await asyncio.sleep(duration_s)
         over_s = time.monotonic() if kind.max_s else began_s
-        return Injected(kind.name, over_s, duration_s, is_alone)
+        return Injected(kind.name, over_s, duration_s)
 
     async def _heal(self, began_s: float) -> str:
         """Wait until the platform is whole and each model answers; what is wrong after the limit.

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 import redis
 
+from registry.errors import RegistryUnavailable
 from tests import servers
 from tests.chaos.redis_group import DOWN_AFTER_MS
 
@@ -130,10 +131,11 @@ def _starve(role: str) -> Callable[[Cause], Fault]:
 @asynccontextmanager
 async def _redis_restarted(cause: Cause) -> AsyncIterator[None]:
     """Killed and started again before Sentinel notices, with the data of its append-only file."""
-    master = await asyncio.to_thread(cause.platform.redis.master)
+    group = cause.platform.redis
+    master = await asyncio.to_thread(group.master)
     master.stop()
     await asyncio.sleep(DOWN_AFTER_MS / 1000 * 0.5 * cause.rng.random())
-    await asyncio.to_thread(master.start)
+    await asyncio.to_thread(group.start_again, master)
     yield
 
 
@@ -145,10 +147,9 @@ async def _redis_failed_over(cause: Cause) -> AsyncIterator[None]:
     master.stop()
     for _ in range(200):
         await asyncio.sleep(0.1)
-        with suppress(redis.RedisError, StopIteration):
-            if await asyncio.to_thread(group.master) is not master:
-                break
-    await asyncio.to_thread(master.start)
+        if await asyncio.to_thread(group.master) is not master:
+            break
+    await asyncio.to_thread(group.start_again, master)
     yield
 
 
@@ -177,9 +178,9 @@ async def _redis_emptied(cause: Cause) -> AsyncIterator[None]:
         client.flushall()
     for _ in range(20):
         try:
-            await asyncio.to_thread(cause.platform.declare)
+            await cause.platform.declare()
             break
-        except RuntimeError:  # another fault keeps Redis away
+        except RegistryUnavailable:  # another fault keeps Redis away
             await asyncio.sleep(0.5)
     yield
 
@@ -263,9 +264,9 @@ KINDS: Final = (
     Kind("gateway without descriptors", _starve("gateway"), 10.0),
     Kind("autoscaler killed", _kill("autoscaler")),
     Kind("autoscaler stopped", _stop("autoscaler"), _MAX_STOP_S),
-    Kind("forkserver killed", _kill("forkserver")),
+    Kind("forkserver killed", _kill("forkserver"), weight=0.4),
     Kind("forkserver stopped", _stop("forkserver"), _MAX_STOP_S),
-    Kind("supervisor killed", _kill("supervisor")),
+    Kind("supervisor killed", _kill("supervisor"), weight=0.4),
     Kind("supervisor stopped", _stop("supervisor"), _MAX_STOP_S),
     Kind("object store killed", _kill("object store")),
     Kind("object store stopped", _stop("object store"), _MAX_STOP_S),

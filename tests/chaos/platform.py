@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -16,6 +17,7 @@ import httpx
 from pilotlight.platform.processes import free_port
 from registry.domain.pod import PodPhase
 from registry.errors import RegistryUnavailable
+from registry.inference_service.reader import read_documents
 from registry.redis.client import Registry
 from tests import servers
 from tests.chaos.models import declaration, write_models
@@ -65,7 +67,7 @@ class PlatformUnderTest:
         write_models(self.folder / "objects", self.models)
         self.redis.start()
         self.up()
-        self.declare()
+        asyncio.run(self.declare())
 
     def down(self) -> None:
         self._cli("down")
@@ -87,11 +89,15 @@ class PlatformUnderTest:
             "--slots", "4", "--pod-memory", "16MB",
         )  # fmt: skip
 
-    def declare(self, numbers: range | None = None) -> None:
-        """Declare models, all by default, as an operator does whose Redis was emptied."""
-        path = self.folder / "models.yaml"
-        path.write_text(declaration(numbers or range(self.models)))
-        self._cli("apply", "-f", str(path))
+    async def declare(self, numbers: range | None = None) -> None:
+        """Declare models, all by default, as `apply` does. Raises RegistryUnavailable."""
+        text = declaration(numbers or range(self.models))
+        specs = read_documents([("chaos", text)], default_namespace="default")
+        registry = await Registry.connect(self.redis.url)
+        try:
+            await registry.put_models(specs)
+        finally:
+            await registry.close()
 
     def _cli(self, *arguments: str, check: bool = True) -> None:
         environment = {

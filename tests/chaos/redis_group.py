@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
@@ -26,6 +27,7 @@ class RedisGroup:
     folder: Path
     members: list[servers.RedisServer] = field(default_factory=list)
     sentinel_port: int = field(default_factory=servers.free_port)
+    known_master: servers.RedisServer | None = None
     sentinel: subprocess.Popen[bytes] | None = None
 
     @property
@@ -62,10 +64,24 @@ class RedisGroup:
             server.stop()
 
     def master(self) -> servers.RedisServer:
-        """The server that Sentinel names."""
-        with redis.Redis(port=self.sentinel_port, socket_timeout=2) as client:
+        """The server that Sentinel names, or named last if it does not answer now."""
+        with (
+            suppress(redis.RedisError),
+            redis.Redis(port=self.sentinel_port, socket_timeout=2) as client,
+        ):
             reply = client.execute_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", _SERVICE)
-        return next(each for each in self.members if each.port == int(reply[1]))
+            self.known_master = next(x for x in self.members if x.port == int(reply[1]))
+        return self.known_master or self.members[0]
+
+    def start_again(self, server: servers.RedisServer) -> None:
+        """Start a killed server, as often as it takes: its disk may be full."""
+        for _ in range(60):
+            try:
+                server.start()
+                return
+            except RuntimeError:
+                time.sleep(0.5)
+        raise RuntimeError("the campaign's Redis does not start again")
 
     def fail_over(self) -> None:
         with (
@@ -89,5 +105,5 @@ class RedisGroup:
                 and facts["connected_slaves"] == 1
                 and facts["slave0"]["state"] == "online"
             )
-        except (redis.RedisError, OSError, StopIteration, KeyError):
+        except (redis.RedisError, OSError, KeyError):
             return False

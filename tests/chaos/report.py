@@ -33,7 +33,7 @@ def markdown(campaign: Campaign) -> str:
         times[each.kind].append(each.healed_s - each.over_s)
     for kind, values in sorted(times.items()):
         lines.append(f"| {kind} | {len(values)} | {_row(values)} |")
-    total = sum(outcomes.values())
+    total = max(1, sum(outcomes.values()))
     lines += ["", "| outcome of a request | number | share |", "|---|---|---|"]
     lines += [f"| {key} | {count:,} | {count / total:.2%} |" for key, count in _ordered(outcomes)]
     lines += ["", "| reason of an error | number |", "|---|---|"]

@@ -38,6 +38,29 @@ function op.snapshot()
     or_false(redis.call('GET', key('expected')))}
 end
 
+-- Versions begin at the clock, so a Redis that lost its data repeats no version that copies have.
+local function current_version(counter)
+  local version = redis.call('GET', key(counter))
+  if version then return tonumber(version) end
+  redis.call('SET', key(counter), now * 10)
+  return now * 10
+end
+
+-- Where a pod gets a snapshot, which begins with its version in 20 digits: the stored one, if it is
+-- of `at_least` (0: the current version); else one pod takes one and stores it, while others wait.
+local MIN_SHARING_PODS = 16
+local SHARING_MS = 500
+
+function op.share_snapshot(at_least)
+  if redis.call('ZCARD', key('leases')) < MIN_SHARING_PODS then return 'alone' end
+  local current = current_version('news_version')
+  local stored = tonumber(redis.call('GETRANGE', key('snapshot'), 0, 19))
+  if stored and stored <= current and stored >= (at_least > 0 and at_least or current) then
+    return 'stored'
+  end
+  return redis.call('SET', key('sharing'), 1, 'NX', 'PX', SHARING_MS) and 'take' or 'wait'
+end
+
 local results = {}
 for index, call in ipairs(cjson.decode(ARGV[1])) do
   -- A failed operation must neither stop the others nor hide what they have written.
@@ -46,14 +69,6 @@ for index, call in ipairs(cjson.decode(ARGV[1])) do
     result = {error = type(result) == 'table' and result.err or tostring(result)}
   end
   results[index] = result
-end
-
--- Versions begin at the clock, so a Redis that lost its data repeats no version that copies have.
-local function current_version(counter)
-  local version = redis.call('GET', key(counter))
-  if version then return tonumber(version) end
-  redis.call('SET', key(counter), now * 10)
-  return now * 10
 end
 
 local function publish(channel, counter)

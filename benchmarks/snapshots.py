@@ -1,0 +1,191 @@
+"""`python -m benchmarks.snapshots`: Redis CPU time when a thousand pods reconnect at once.
+
+A real Redis with a filled pool; processes with many registry clients each, which connect, subscribe
+and take a snapshot as pods do, all at the same moment, while another client changes the pool. The
+clients unpack the snapshot but build no cluster state of it, which is their own CPU time alone:
+1,000 of them on two cores would take so long that they no longer reconnect at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import multiprocessing
+import tempfile
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import redis
+
+from benchmarks.machine import machine_facts, save
+from load.worker_processes import end_with_parent
+from registry.domain.model import ModelName, ModelSpec, Tier
+from registry.domain.pod import PodInfo
+from registry.errors import RegistryUnavailable
+from registry.redis.client import Registry
+from registry.redis.redis_connection import RedisConnection
+from registry.redis.server_address import find_server
+from registry.redis.shared_snapshot import take_shared_snapshot
+from registry.redis.watch import RECONNECT_DELAY_S
+from tests import servers
+
+if TYPE_CHECKING:
+    from multiprocessing.queues import Queue
+    from multiprocessing.synchronize import Barrier
+
+_TIMEOUT_S: Final = 300.0
+_LEASE_S: Final = 7200.0
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """From the moment that all clients connect until each has the state."""
+
+    is_shared: bool
+    redis_cpu_s: float
+    seconds: float
+    assembled: int
+    """Snapshots that Redis assembled; the others were read."""
+    failed: int
+    """Attempts that got no snapshot in time, and were repeated."""
+    megabytes: float
+    """Sent by Redis."""
+    changes: int
+    """Of the pool meanwhile."""
+
+
+def main() -> None:
+    options = _options()
+    machine = machine_facts()
+    print(f"{machine.line()}\n", flush=True)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        servers.redis_server(Path(folder)) as server,
+    ):
+        asyncio.run(_fill(server.url, options.pods, options.models))
+        rows = [_measure(server.url, options, is_shared=each) for each in options.shared]
+    for row in rows:
+        print(asdict(row))
+    save("snapshots", machine, vars(options), [asdict(row) for row in rows])
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.snapshots", description=__doc__)
+    parser.add_argument("--pods", type=int, default=1000)
+    parser.add_argument("--models", type=int, default=10_000)
+    parser.add_argument("--clients", type=int, default=1000)
+    parser.add_argument("--processes", type=int, default=4)
+    parser.add_argument("--changes", type=float, default=20.0, help="of the pool, per second")
+    parser.add_argument(
+        "--alone", action="store_const", const=(False,), default=(True,), dest="shared",
+        help="each client takes its own snapshot",
+    )  # fmt: skip
+    return parser.parse_args()
+
+
+async def _fill(url: str, pods: int, models: int) -> None:
+    registry = Registry(url, "default")
+    specs = [ModelSpec(ModelName("default", f"m-{n}"), f"s3://models/{n}") for n in range(models)]
+    await registry.put_models(specs)
+    for number in range(pods):
+        name = f"pod-{number:04d}"
+        info = PodInfo(name, f"{name}:8080", name, slots=4, memory_bytes=10**12)
+        epoch = await registry.register_pod(info, lease_ttl_s=_LEASE_S)
+        await asyncio.gather(
+            *(registry.set_tier(name, epoch, spec.key, Tier.DEVICE, 10**6)
+              for spec in specs[number::pods])
+        )  # fmt: skip
+    await registry.close()
+
+
+def _measure(url: str, options: argparse.Namespace, *, is_shared: bool) -> Measured:
+    context = multiprocessing.get_context("spawn")
+    start = context.Barrier(options.processes + 1)
+    results: Queue[tuple[int, int]] = context.Queue()
+    each = options.clients // options.processes
+    processes = [
+        context.Process(target=_run_clients, args=(url, each, is_shared, start, results))
+        for _ in range(options.processes)
+    ]
+    for process in processes:
+        process.start()
+    with redis.Redis.from_url(url) as client:
+        start.wait(_TIMEOUT_S)
+        before, began_s = _usage(client), time.monotonic()
+        changes = asyncio.run(_change(url, options.changes, results, options.processes))
+        after, ended_s = _usage(client), time.monotonic()
+    found = [results.get(timeout=_TIMEOUT_S) for _ in processes]
+    for process in processes:
+        process.join()
+    return Measured(
+        is_shared=is_shared,
+        redis_cpu_s=after[0] - before[0],
+        seconds=ended_s - began_s,
+        assembled=sum(taken for taken, _ in found),
+        failed=sum(failed for _, failed in found),
+        megabytes=(after[1] - before[1]) / 1e6,
+        changes=changes,
+    )
+
+
+async def _change(url: str, per_s: float, results: Queue[Any], processes: int) -> int:
+    """Declare a model `per_s` times a second until all processes have a result."""
+    registry = Registry(url, "default")
+    changes = 0
+    while results.qsize() < processes:
+        changes += 1
+        spec = ModelSpec(ModelName("default", "m-0"), f"s3://models/changed-{changes}")
+        with suppress(RegistryUnavailable):  # Redis is busy with the snapshots
+            await registry.put_models([spec])
+        await asyncio.sleep(1 / per_s)
+    await registry.close()
+    return changes
+
+
+def _run_clients(
+    url: str, count: int, is_shared: bool, start: Barrier, results: Queue[tuple[int, int]]
+) -> None:
+    end_with_parent()
+
+    async def run() -> tuple[int, int]:
+        await asyncio.to_thread(start.wait, _TIMEOUT_S)
+        done = await asyncio.gather(*(_client(url, is_shared) for _ in range(count)))
+        return sum(taken for taken, _ in done), sum(failed for _, failed in done)
+
+    results.put(asyncio.run(run()))
+
+
+async def _client(url: str, is_shared: bool) -> tuple[bool, int]:
+    """Whether Redis assembled this client's snapshot, and attempts that failed before."""
+    failed = 0
+    registry = Registry(url, "default")
+    transactions = registry.transactions
+    while True:
+        try:
+            address = await find_server(url, transactions.prefix)
+            pushes = await RedisConnection.open(address, on_message=lambda _: None)
+            await pushes.call("SUBSCRIBE", f"{transactions.prefix}news")
+            take = take_shared_snapshot(transactions) if is_shared else transactions.snapshot()
+            versions, _, _ = await take
+        except RegistryUnavailable:
+            failed += 1
+            await asyncio.sleep(RECONNECT_DELAY_S)
+        else:
+            break
+    pushes.close()
+    await registry.close()
+    return versions.changes > 0, failed
+
+
+def _usage(client: redis.Redis) -> tuple[float, int]:
+    """CPU seconds and bytes sent so far."""
+    facts: Any = client.info()
+    cpu_s = float(facts["used_cpu_user"]) + float(facts["used_cpu_sys"])
+    return cpu_s, int(facts["total_net_output_bytes"])
+
+
+if __name__ == "__main__":
+    main()
