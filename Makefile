@@ -14,13 +14,14 @@ WORKERS ?= 2
 FAULTS ?= 1000
 LIMIT ?= 10800
 REQUESTS ?= 3000
+SECONDS ?= 3600
 
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 # Without cached bytecode every process that imports torch and transformers compiles them: 5-10 s.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install demo up test test-slow test-gpu test-kubernetes test-chaos test-hostile check format bench bench-runtime bench-gpu bench-simulator bench-peers lock clean
+.PHONY: help install demo up test test-slow test-gpu test-kubernetes test-chaos test-hostile soak check format bench bench-runtime bench-gpu bench-simulator bench-peers lock clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' Makefile
@@ -55,6 +56,9 @@ test-kubernetes: $(STAMP)  ## Run the tests with a real API server and KServe (K
 
 test-chaos: $(STAMP)  ## Run random faults under load (FAULTS=1000, LIMIT: seconds of faults at most)
 	$(BIN)/python -m tests.chaos --faults $(FAULTS) --limit $(LIMIT) $(FLAGS)
+
+soak: $(STAMP)  ## Run a platform while models come and go; nothing may grow (SECONDS=3600)
+	$(BIN)/python -m tests.chaos.soak --seconds $(SECONDS) $(FLAGS)
 
 check: $(STAMP)  ## Check format, lint rules, types and the direction of imports
 	$(BIN)/ruff format --check .

@@ -32,8 +32,8 @@ logger = logging.getLogger(__name__)
 KEPT_MS: Final = 10_000
 _PAUSE_S: Final = (0.05, 0.25)
 """Between two questions, at random, so that clients that reconnected at once do not ask at once."""
-_MAX_WAIT_S: Final = 5.0
-"""After this time a client takes its own snapshot: nobody stores one."""
+_MAX_WAIT_S: Final = (5.0, 15.0)
+"""After such a time a client takes a snapshot in any case: nobody has stored one."""
 _LEVEL: Final = 1
 _DIGITS: Final = 20
 _KEY: Final = "snapshot"
@@ -46,7 +46,7 @@ async def take_shared_snapshot(
 
     The version of `changes` is 0 if the snapshot is another client's. Raises RegistryUnavailable.
     """
-    until_s = time.monotonic() + _MAX_WAIT_S
+    until_s = time.monotonic() + random.uniform(*_MAX_WAIT_S)
     at_least = 0
     while True:
         versions, now_ms, answer = await transactions.share_snapshot(at_least)

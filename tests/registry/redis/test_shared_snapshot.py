@@ -75,7 +75,7 @@ async def test_a_copy_from_a_shared_snapshot_has_every_change(connect: Connect) 
 async def test_a_client_takes_its_own_if_nobody_stores_one(
     connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("registry.redis.shared_snapshot._MAX_WAIT_S", 0.2)
+    monkeypatch.setattr("registry.redis.shared_snapshot._MAX_WAIT_S", (0.2, 0.2))
     registry = await connect()
     await fill(registry)
     sharing = registry.transactions.prefix + "sharing"

@@ -1,0 +1,49 @@
+"""The slope of a series over time by ordinary least squares, with its confidence interval."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from statistics import fmean
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_QUANTILE: Final = 1.96
+"""Of the normal distribution, for 95 %: series have 50 points or more."""
+HOUR_S: Final = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Trend:
+    """Mean, and change per hour with the bounds of its 95 % confidence interval."""
+
+    mean: float
+    per_hour: float
+    low: float
+    high: float
+
+    def grows(self, share: float, floor: float) -> bool:
+        """Whether it certainly grows by more than a share of its mean, and `floor`, per hour."""
+        return self.low > max(share * self.mean, floor)
+
+    def __str__(self) -> str:
+        return f"{self.mean:,.1f} | {self.per_hour:+,.1f} | {self.low:+,.1f} to {self.high:+,.1f}"
+
+
+def trend(times_s: Sequence[float], values: Sequence[float]) -> Trend:
+    """The trend of at least three values.
+
+    The residuals of such series depend on each other, so the interval takes their number as the
+    number of times at which they change sign, if that is smaller.
+    """
+    count, mean_time, mean = len(values), fmean(times_s), fmean(values)
+    spread = sum((each - mean_time) ** 2 for each in times_s)
+    slope = sum((t - mean_time) * v for t, v in zip(times_s, values, strict=True)) / spread
+    residuals = [v - mean - slope * (t - mean_time) for t, v in zip(times_s, values, strict=True)]
+    runs = 1 + sum(a * b < 0 for a, b in itertools.pairwise(residuals))
+    independent = max(3, min(count, 2 * runs))
+    variance = sum(each * each for each in residuals) / (count - 2) * count / independent
+    margin = _QUANTILE * (variance / spread) ** 0.5
+    return Trend(mean, slope * HOUR_S, (slope - margin) * HOUR_S, (slope + margin) * HOUR_S)
