@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import multiprocessing
+import random
 import tempfile
 import time
 from contextlib import suppress
@@ -29,7 +30,7 @@ from registry.redis.client import Registry
 from registry.redis.redis_connection import RedisConnection
 from registry.redis.server_address import find_server
 from registry.redis.shared_snapshot import take_shared_snapshot
-from registry.redis.watch import RECONNECT_DELAY_S
+from registry.redis.watch import RECONNECT
 from tests import servers
 from tests.registry.redis.timeouts import long_timeouts
 
@@ -169,15 +170,16 @@ async def _client(url: str, is_shared: bool) -> tuple[bool, int]:
     registry = Registry(url, "default")
     transactions = registry.transactions
     while True:
+        address = await find_server(url, transactions.prefix)
+        pushes = await RedisConnection.open(address, on_message=lambda _: None)
         try:
-            address = await find_server(url, transactions.prefix)
-            pushes = await RedisConnection.open(address, on_message=lambda _: None)
             await pushes.call("SUBSCRIBE", f"{transactions.prefix}news")
             take = take_shared_snapshot(transactions) if is_shared else transactions.snapshot()
             versions, _, _ = await take
         except RegistryUnavailable:
             failed += 1
-            await asyncio.sleep(RECONNECT_DELAY_S)
+            pushes.close()
+            await asyncio.sleep(RECONNECT.pause_s(failed) * random.uniform(0.5, 1.5))
         else:
             break
     pushes.close()

@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import time
 import zlib
 from typing import TYPE_CHECKING, Any, Final
 
@@ -32,8 +31,8 @@ logger = logging.getLogger(__name__)
 KEPT_MS: Final = 10_000
 _PAUSE_S: Final = (0.05, 0.25)
 """Between two questions, at random, so that clients that reconnected at once do not ask at once."""
-_MAX_WAIT_S: Final = (5.0, 15.0)
-"""After such a time a client takes a snapshot in any case: nobody has stored one."""
+_NEXT_AFTER_MS: Final = 500
+"""From a stored snapshot until another client may take a newer one."""
 _LEVEL: Final = 1
 _DIGITS: Final = 20
 _KEY: Final = "snapshot"
@@ -46,7 +45,6 @@ async def take_shared_snapshot(
 
     The version of `changes` is 0 if the snapshot is another client's. Raises RegistryUnavailable.
     """
-    until_s = time.monotonic() + random.uniform(*_MAX_WAIT_S)
     at_least = 0
     while True:
         versions, now_ms, answer = await transactions.share_snapshot(at_least)
@@ -55,7 +53,7 @@ async def take_shared_snapshot(
             found = await _read(transactions, at_least)
             if found is not None:
                 return found[0], now_ms, found[1]
-        elif answer == "take" or time.monotonic() > until_s:
+        elif answer == "take":
             return await _take_and_store(transactions)
         elif answer == "alone":
             return await transactions.snapshot()
@@ -69,6 +67,7 @@ async def _take_and_store(
     packed = await asyncio.to_thread(_pack, versions.news, snapshot)
     try:
         await transactions.command("SET", transactions.prefix + _KEY, packed, "PX", str(KEPT_MS))
+        await transactions.command("PEXPIRE", transactions.prefix + "sharing", str(_NEXT_AFTER_MS))
     except RegistryUnavailable as error:
         logger.info("snapshot not stored for other pods", extra={"cause": error})
     return taken

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import time
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
+from registry.backoff import Backoff
 from registry.domain.cluster import ClusterState
 from registry.domain.cluster_changes import ChangeApplier, load_snapshot
 from registry.errors import RegistryUnavailable
@@ -33,8 +35,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SYNC_INTERVAL_S: Final = 1.0
-RECONNECT_DELAY_S: Final = 0.2
-"""Between two attempts to connect."""
+RECONNECT: Final = Backoff(initial_s=0.2, max_s=2.0)
+"""Between two attempts to connect; with a random factor, so that pods do not come all at once."""
 _PUSH_TIMEOUT_S: Final = 0.05
 """A message that has not arrived this long after a sync returned its version is lost."""
 
@@ -110,14 +112,18 @@ class ClusterWatch:
 
     async def run(self) -> None:
         """Keep the copy up to date until cancelled; reconnects after outages."""
+        failures = 0
         while True:
+            failures += 1
             try:
                 await self._follow()
             except RegistryUnavailable as error:
                 if self.is_connected:
                     logger.warning("registry unavailable; serving from the copy", exc_info=error)
+            if self.is_connected:
+                failures = 1
             self.is_connected = False
-            await asyncio.sleep(RECONNECT_DELAY_S)
+            await asyncio.sleep(RECONNECT.pause_s(failures) * random.uniform(0.5, 1.5))
 
     async def _follow(self) -> None:
         address = await find_server(self.registry.url, self.registry.transactions.prefix)

@@ -32,7 +32,10 @@ class Injected:
     kind: str
     over_s: float
     duration_s: float
-    healed_s: float = 0.0
+    is_alone: bool = False
+    """Whether it was the only fault of its round."""
+    heal_s: float = 0.0
+    """From the end of the round's last fault until all was well."""
 
 
 @dataclass(slots=True)
@@ -88,19 +91,19 @@ class Campaign:
     # A round
 
     async def _round(self, most: int) -> bool:
-        """Cause one to five faults at once and wait until all is well; False if it does not."""
-        kinds = self._choose(min(most, self.rng.choices((1, 2, 3, 4, 5), (2, 3, 3, 2, 1))[0]))
+        """Cause one to three faults at once and wait until all is well; False if it does not."""
+        kinds = self._choose(min(most, self.rng.choices((1, 2, 3), (5, 3, 2))[0]))
         injected = await asyncio.gather(*(self._inject(kind) for kind in kinds))
         self.faults += injected
         began_s = min(each.over_s - each.duration_s for each in injected)
         why = await self._heal(time.monotonic())
         healed_s = time.monotonic()
+        took_s = healed_s - max(each.over_s for each in injected)
         for each in injected:
-            each.healed_s = healed_s
+            each.heal_s, each.is_alone = took_s, len(injected) == 1
         if any(each.kind == "Redis emptied" for each in injected):
             self.emptied.append((began_s, healed_s))
         names = ", ".join(f"{each.kind} ({each.duration_s:.1f} s)" for each in injected)
-        took_s = healed_s - max(each.over_s for each in injected)
         print(f"{len(self.faults):5} {names}: {why or f'well after {took_s:.1f} s'}", flush=True)  # noqa: T201
         if why:
             self.violations.append(f"not well {_HEAL_LIMIT_S:g} s after {names}: {why}")

@@ -21,7 +21,7 @@ from registry.inference_service.reader import read_documents
 from registry.redis.client import Registry
 from tests import servers
 from tests.chaos.models import declaration, write_models
-from tests.chaos.processes import MARK, Process, platform_processes
+from tests.chaos.processes import MARK, Process, listening_ports, platform_processes
 from tests.chaos.redis_group import RedisGroup
 from tests.gateway.gateway_harness import metric
 
@@ -143,6 +143,8 @@ class PlatformUnderTest:
         for role, count in (*((role, 1) for role in singles), ("pod", self.pods)):
             if roles.count(role) != count:
                 return f"{roles.count(role)} instead of {count} processes: {role}"
+        if not listening_ports({each.pid for each in self.of_role("autoscaler")}):
+            return "the autoscaler does not listen"
         try:
             state = await self.state()
             ready = [each for each in state.pods.values() if each.phase is PodPhase.READY]

@@ -25,14 +25,15 @@ def markdown(campaign: Campaign) -> str:
         f" {campaign.platform.pods} pods, {campaign.platform.models} models,"
         f" {campaign.checks} checks for leaks, {len(campaign.violations)} violations.",
         "",
-        "| fault | number | median s | p95 s | longest s |",
-        "|---|---|---|---|---|",
+        "| fault | number | alone | median s | p95 s | in company, median s | p95 s |",
+        "|---|---|---|---|---|---|---|",
     ]
-    times: dict[str, list[float]] = defaultdict(list)
+    by_kind: dict[str, tuple[list[float], list[float]]] = defaultdict(lambda: ([], []))
     for each in campaign.faults:
-        times[each.kind].append(each.healed_s - each.over_s)
-    for kind, values in sorted(times.items()):
-        lines.append(f"| {kind} | {len(values)} | {_row(values)} |")
+        by_kind[each.kind][each.is_alone].append(each.heal_s)
+    for kind, (others, alone) in sorted(by_kind.items()):
+        number = len(others) + len(alone)
+        lines.append(f"| {kind} | {number} | {len(alone)} | {_row(alone)} | {_row(others)} |")
     total = max(1, sum(outcomes.values()))
     lines += ["", "| outcome of a request | number | share |", "|---|---|---|"]
     lines += [f"| {key} | {count:,} | {count / total:.2%} |" for key, count in _ordered(outcomes)]
@@ -47,9 +48,10 @@ def markdown(campaign: Campaign) -> str:
 
 
 def _row(values: Sequence[float]) -> str:
-    return " | ".join(
-        f"{each:.1f}" for each in (median(values), quantile(values, 0.95), max(values))
-    )
+    """Median and 95th percentile."""
+    if not values:
+        return "- | -"
+    return f"{median(values):.1f} | {quantile(values, 0.95):.1f}"
 
 
 def _ordered(outcomes: dict[str, int]) -> list[tuple[str, int]]:

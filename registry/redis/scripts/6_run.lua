@@ -49,7 +49,7 @@ end
 -- Where a pod gets a snapshot, which begins with its version in 20 digits: the stored one, if it is
 -- of `at_least` (0: the current version); else one pod takes one and stores it, while others wait.
 local MIN_SHARING_PODS = 16
-local SHARING_MS = 500
+local SHARING_MS = 5000  -- if the one that takes it is lost; it shortens the time once it is done
 
 function op.share_snapshot(at_least)
   if redis.call('ZCARD', key('leases')) < MIN_SHARING_PODS then return 'alone' end

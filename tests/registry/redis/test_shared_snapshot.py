@@ -72,14 +72,15 @@ async def test_a_copy_from_a_shared_snapshot_has_every_change(connect: Connect) 
             await eventually(partial(agrees, watch, registry))
 
 
-async def test_a_client_takes_its_own_if_nobody_stores_one(
-    connect: Connect, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("registry.redis.shared_snapshot._MAX_WAIT_S", (0.2, 0.2))
+async def test_a_lost_client_holds_up_the_others_for_a_while_only(connect: Connect) -> None:
     registry = await connect()
     await fill(registry)
+    _, _, answer = await registry.transactions.share_snapshot(0)
+    assert answer == "take"  # and never stores one
+    assert (await registry.transactions.share_snapshot(0))[2] == "wait"
     sharing = registry.transactions.prefix + "sharing"
-    await registry.transactions.command("SET", sharing, "1")  # a pod that died before it stored one
+    assert 0 < await registry.transactions.command("PTTL", sharing) <= 5000
+    await registry.transactions.command("PEXPIRE", sharing, "100")  # its time is over soon
     versions, _, snapshot = await take_shared_snapshot(registry.transactions)
     assert versions.changes > 0
     assert len(snapshot[0]) == PODS
