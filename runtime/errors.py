@@ -18,6 +18,14 @@ class InvalidRequest(RuntimePackageError):
     """The request's body or headers are invalid."""
 
 
+class InvalidExpression(InvalidRequest):
+    """A chat template or tokenizer of the model raised an error for this input."""
+
+
+class ExpressionStopped(InvalidRequest):
+    """A chat template or tokenizer of the model exceeded its time or memory and was killed."""
+
+
 class PromptTooLong(InvalidRequest):
     """The prompt and the requested new tokens exceed the model's context."""
 
@@ -121,6 +129,14 @@ class RequestHung(RuntimePackageError):
         self.retry_after_s = retry_after_s
 
 
+class ExpressionRefused(RuntimePackageError):
+    """A chat template or tokenizer of the model was stopped with an input as short as this one."""
+
+    def __init__(self, message: str, *, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
 class MemoryBusy(RuntimePackageError):
     """Models in use did not release enough memory in time."""
 
@@ -188,8 +204,8 @@ _ERRORS_OF: dict[HTTPStatus, tuple[type[RuntimePackageError], ...]] = {
     HTTPStatus.NOT_FOUND: (ModelNotFound,),
     HTTPStatus.TOO_MANY_REQUESTS: (SlotsFull, QueueFull),
     HTTPStatus.SERVICE_UNAVAILABLE: (
-        PodDraining, PodEnded, RequestHung, LoadFailed, MemoryBusy, NoRoomToInfer, ModelInUse,
-        LoadRefused, LoadCancelled, RemoteInferenceFailed,
+        PodDraining, PodEnded, RequestHung, ExpressionRefused, LoadFailed, MemoryBusy,
+        NoRoomToInfer, ModelInUse, LoadRefused, LoadCancelled, RemoteInferenceFailed,
     ),
     HTTPStatus.BAD_GATEWAY: (AlreadyBegun,),
     HTTPStatus.GATEWAY_TIMEOUT: (DeadlinePassed, InferenceHung),

@@ -67,6 +67,9 @@ QUEUE_SECONDS = Histogram(
 STUCK_THREADS = Gauge(
     "pilotlight_device_stuck_threads", "Threads left behind in inferences that do not end."
 )
+EXPRESSIONS = Counter(
+    "pilotlight_expressions_total", "Evaluated chat templates and tokenizers.", ["outcome"]
+)
 DEVICE_WAITING = Gauge("pilotlight_device_waiting", "Inferences waiting for the device.")
 DOWNLOADED_BYTES = Counter("pilotlight_downloaded_bytes_total", "Bytes read from model storage.")
 RANGE_RETRIES = Counter(

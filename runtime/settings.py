@@ -157,6 +157,12 @@ class RuntimeSettings:
     inference_timeout: float = option(
         60.0, parse_seconds, "longest time of one inference; beyond it the model counts as hung"
     )
+    expression_timeout: float = option(
+        5.0,
+        parse_seconds,
+        "longest time of a chat template, or of a tokenizer with unusual expressions, for one"
+        " request; beyond it the process that runs it is killed",
+    )
     most_stuck_threads: int = option(
         2, parse_int(0), "hung inferences at once above which the pod drains and ends"
     )

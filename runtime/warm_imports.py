@@ -18,6 +18,7 @@ MODULES = (
     "transformers.models.gpt2.tokenization_gpt2",
     "transformers.generation",
     "transformers.generation.continuous_batching",
+    "transformers.utils.chat_template_utils",
     "anyio._backends._asyncio",
     "httpcore",
     "pydantic.v1",
@@ -35,6 +36,16 @@ def import_everything() -> None:
     for module in MODULES:
         importlib.import_module(module)
     _disable_hub()
+    _render_template()
+
+
+def _render_template() -> None:
+    """Let jinja2 import its parts, for the sandbox's workers."""
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    render_jinja_template(
+        conversations=[[]], chat_template="{% for each in messages %}{% endfor %}"
+    )
 
 
 def _disable_hub() -> None:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from registry.domain.model import ModelSpec, Task
+    from runtime.sandbox.pool import Sandbox
     from runtime.tasks.task import Processor
     from runtime.tiers.disk_cache import DiskCache
 
@@ -40,7 +41,10 @@ class Processors:
         threads: Executor,
         tasks: asyncio.TaskGroup,
         on_change: Callable[[str], None] = lambda _: None,
+        *,
+        sandbox: Sandbox | None = None,
     ) -> None:
+        self._sandbox = sandbox
         self._cache = cache
         self._threads = threads
         self._on_change = on_change
@@ -98,7 +102,7 @@ class Processors:
         existing = self._by_contents.get(contents)
         if existing is not None:
             return existing
-        processor = await in_thread(self._threads, load_processor, folder, spec.task)
+        processor = await in_thread(self._threads, load_processor, folder, spec.task, self._sandbox)
         self._by_contents[contents] = processor
         return processor
 

@@ -12,17 +12,14 @@ from runtime.generation.engine import Finish
 from runtime.openai.requests import ChatBody, CompletionBody
 from runtime.openai.responses import DONE, CompletionFormat, token_usage
 from runtime.protocols.response import JSON, Headers, HttpResponse, server_timing
-from runtime.serving.generation_service import GenerationRequest
+from runtime.serving.generation_service import Conversation, GenerationRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from runtime.openai.endpoint import Call
     from runtime.registration.model_catalog import ModelCatalog
     from runtime.serving.generation_service import Generation, GenerationService, TextDelta
     from runtime.serving.predict_service import PredictService
     from runtime.serving.remote_inference import RemoteInference
-    from runtime.tasks.text_generation import TextGeneration
 
     GenerationCall = Call[ChatBody] | Call[CompletionBody]
 
@@ -134,7 +131,7 @@ class _ResponseWriter:
 def _generation_request(body: ChatBody | CompletionBody) -> GenerationRequest:
     is_chat = isinstance(body, ChatBody)
     return GenerationRequest(
-        prompt_ids=_prompt_ids(body),
+        prompt=_prompt(body),
         max_new_tokens=body.max_new_tokens or (None if is_chat else COMPLETION_TOKENS),
         choices=body.n or 1,
         stops=body.stops,
@@ -146,15 +143,13 @@ def _generation_request(body: ChatBody | CompletionBody) -> GenerationRequest:
     )
 
 
-def _prompt_ids(body: ChatBody | CompletionBody) -> Callable[[TextGeneration], list[int]]:
+def _prompt(body: ChatBody | CompletionBody) -> str | list[int] | Conversation:
     if isinstance(body, ChatBody):
-        messages = [message.for_template() for message in body.messages]
-        return lambda processor: processor.chat_ids(messages)
+        return Conversation([message.for_template() for message in body.messages])
     match body.prompt:
         case str() as text:
-            return lambda processor: processor.prompt_ids(text)
+            return text
         case [str() as text]:
-            return lambda processor: processor.prompt_ids(text)
+            return text
         case token_ids:
-            ids = [each for each in token_ids if isinstance(each, int)]
-            return lambda processor: processor.check_ids(ids)
+            return [each for each in token_ids if isinstance(each, int)]

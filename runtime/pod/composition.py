@@ -86,6 +86,7 @@ def assemble(context: PodContext) -> PodComponents:
         end_notifier=end_notifier,
         measurements=loading.measurements,
         threads=context.request_threads,
+        sandbox_threads=context.sandbox_threads,
     )
     health = Health(agent, service.in_flight, context.device, single_model)
     server, grpc_server = _servers(context, loading, catalog, service, profiles, health)
@@ -124,7 +125,6 @@ def _servers(
         service,
         catalog=catalog,
         measurements=loading.measurements,
-        threads=threads,
         limits=settings.generation_limits,
         device_time=ProcessorSharing(time.monotonic),
     )

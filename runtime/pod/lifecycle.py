@@ -26,11 +26,15 @@ from runtime.loading.load_threads import LoadThreads
 from runtime.pod.composition import PodComponents, assemble
 from runtime.pod.loading_components import PodContext
 from runtime.protocols.server import CLOSE_TIMEOUT_S, listen
+from runtime.sandbox.pool import Sandbox
+from runtime.sandbox.server import fork_server
 from runtime.serving.remote_inference import RemoteInference
 from runtime.threads import in_thread
 from runtime.tiers.host_tier import enter_host_tier
 
 if TYPE_CHECKING:
+    import socket
+
     from registry.domain.accelerator import Accelerator
     from runtime.serving.in_flight import InFlightRequests
     from runtime.settings import RuntimeSettings
@@ -39,6 +43,7 @@ logger = logging.getLogger(__name__)
 
 CANCEL_TIMEOUT_S = 1.0
 """Time for cancelled requests to send their error responses."""
+MAX_SANDBOX_THREADS = 32
 FORCED_EXIT_DELAY_S = CLOSE_TIMEOUT_S + 3.0
 """Time from the end of the drain to the forced exit of a process that hangs."""
 _QUIET_LIBRARIES = (
@@ -48,10 +53,11 @@ _QUIET_LIBRARIES = (
 
 def run_pod(settings: RuntimeSettings) -> int:
     """Run a pod until SIGTERM or SIGINT; returns its exit status."""
+    sandbox = fork_server()  # before any thread, torch operation or socket
     _configure_logs(settings)
     torch.set_num_threads(settings.threads)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_PodLifecycle(settings).run())
+        runner.run(_PodLifecycle(settings, sandbox).run())
     return 0
 
 
@@ -72,14 +78,16 @@ class _PodStopped(Exception):
 class _PodLifecycle:
     """One pod. `run` creates the resources that need the event loop."""
 
-    def __init__(self, settings: RuntimeSettings) -> None:
+    def __init__(self, settings: RuntimeSettings, sandbox: socket.socket) -> None:
         self._settings = settings
+        self._sandbox = sandbox
         self._listener = listen(settings.host, settings.port)
         self._stop = asyncio.Event()
         self._memory = open_device(settings.device)
         self._host = enter_host_tier(settings.host_path, settings.host_bytes)
         self._load_threads = LoadThreads()
         self._request_threads = ThreadPoolExecutor(max(2, settings.threads), "request")
+        self._sandbox_threads = ThreadPoolExecutor(MAX_SANDBOX_THREADS, "sandbox")
 
     async def run(self) -> None:
         """Serve until a signal; then drain, deregister and close."""
@@ -96,6 +104,10 @@ class _PodLifecycle:
             timeout_s=settings.inference_timeout,
         )
         device.start()
+        sandbox = Sandbox(
+            self._sandbox, timeout_s=settings.expression_timeout, on_lost=self._stop.set
+        )
+        await sandbox.start()
         try:
             async with asyncio.TaskGroup() as tasks:
                 accelerator = find_accelerator(self._memory.device, os.environ)
@@ -105,11 +117,13 @@ class _PodLifecycle:
                     registry=registry,
                     secret=secret,
                     remote=remote,
+                    sandbox=sandbox,
                     device=device,
                     memory=self._memory,
                     host=self._host,
                     load_threads=self._load_threads,
                     request_threads=self._request_threads,
+                    sandbox_threads=self._sandbox_threads,
                     tasks=tasks,
                     end_pod=self._stop.set,
                     accelerator=accelerator,
@@ -130,11 +144,13 @@ class _PodLifecycle:
         finally:
             await remote.close()
             await registry.close()
+            await sandbox.close()
             device.close()
             self._memory.close()
             self._host.close()
             self._load_threads.shutdown(wait=False, cancel_futures=True)
             self._request_threads.shutdown(wait=False, cancel_futures=True)
+            self._sandbox_threads.shutdown(wait=False, cancel_futures=True)
 
     async def _default_slots(self, registry: Registry, accelerator: Accelerator) -> int:
         """By device, and by the profiles of this accelerator in the registry."""

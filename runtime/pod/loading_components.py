@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from runtime.device.memory import DeviceMemory
     from runtime.device.worker import DeviceWorker
     from runtime.loading.load_threads import LoadThreads
+    from runtime.sandbox.pool import Sandbox
     from runtime.serving.remote_inference import RemoteInference
     from runtime.settings import RuntimeSettings
     from runtime.tiers.host_tier import HostTier
@@ -55,11 +56,14 @@ class PodContext:
     registry: Registry
     secret: PodSecret
     remote: RemoteInference
+    sandbox: Sandbox
     device: DeviceWorker
     memory: DeviceMemory
     host: HostTier
     load_threads: LoadThreads
     request_threads: Executor
+    sandbox_threads: Executor
+    """For requests that wait for the sandbox."""
     tasks: asyncio.TaskGroup
     end_pod: Callable[[], None]
     accelerator: Accelerator
@@ -150,7 +154,9 @@ def compose_loading(context: PodContext) -> LoadingComponents:
             lease_ttl_s=settings.lease_ttl,
         ),
     )
-    processors = Processors(cache, threads, context.tasks, agent.report_tier)
+    processors = Processors(
+        cache, threads, context.tasks, agent.report_tier, sandbox=context.sandbox
+    )
     background = threads.executor_for(LoadTicket(is_urgent=False))
     demotions = Demotions(host, cache, background, agent.report_tier)
     resolver = WeightResolver(store, cache, host, processors, threads, settings.generation_limits)

@@ -7,7 +7,8 @@ import secrets
 import time
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from kserve.metrics import PREDICT_HIST_TIME
 
@@ -21,7 +22,6 @@ from runtime.threads import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-    from concurrent.futures import Executor
 
     from registry.domain.model import ModelSpec
     from runtime.generation.limits import GenerationLimits
@@ -34,9 +34,15 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
+class Conversation:
+    """A prompt that the model's chat template makes."""
+
+    messages: Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    prompt_ids: Callable[[TextGeneration], list[int]]
-    """Tokens of the prompt; blocks, raises InvalidRequest."""
+    prompt: str | Sequence[int] | Conversation
     max_new_tokens: int | None
     """None: to the end of the model's context."""
     choices: int
@@ -106,7 +112,6 @@ class GenerationService:
     service: PredictService
     catalog: ModelCatalog
     measurements: Measurements
-    threads: Executor
     limits: GenerationLimits
     device_time: ProcessorSharing
 
@@ -139,12 +144,24 @@ class GenerationService:
         if not isinstance(processor, TextGeneration) or engine is None:
             raise InvalidRequest(f"model {acquired.model.spec.name} does not generate text")
         began_s = time.monotonic()
-        prompt_ids = await in_thread(self.threads, request.prompt_ids, processor)
+        prompt_ids = await self._prompt_ids(acquired.model.spec.key, processor, request.prompt)
         sampling = self._sampling(request, len(prompt_ids), engine.context_tokens)
         stages = {Stage.PREPROCESS: time.monotonic() - began_s}
         if acquired.load_s:
             stages[Stage.LOAD] = acquired.load_s
         return Generation(request, sampling, prompt_ids, processor, engine, acquired.start, stages)
+
+    async def _prompt_ids(
+        self, key: str, processor: TextGeneration, prompt: str | Sequence[int] | Conversation
+    ) -> list[int]:
+        """Tokens of the prompt; raises InvalidRequest, ExpressionRefused."""
+        threads = self.service.threads_for(processor)
+        if isinstance(prompt, Conversation):
+            text = await processor.render_chat(key, prompt.messages)
+            return await in_thread(threads, partial(processor.prompt_ids, text, is_rendered=True))
+        if isinstance(prompt, str):
+            return await in_thread(threads, processor.prompt_ids, prompt)
+        return await in_thread(self.service.threads, processor.check_ids, prompt)
 
     def _sampling(
         self, request: GenerationRequest, prompt_tokens: int, context_tokens: int

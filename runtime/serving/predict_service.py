@@ -60,6 +60,11 @@ class PredictService:
     end_notifier: InferenceEndNotifier
     measurements: Measurements
     threads: Executor
+    sandbox_threads: Executor
+    """For processors that wait for the sandbox, so that no other request waits for it."""
+
+    def threads_for(self, processor: Processor) -> Executor:
+        return self.sandbox_threads if processor.waits_for_sandbox else self.threads
 
     async def predict(
         self,
@@ -105,9 +110,8 @@ class PredictService:
             processor, outputs = await self._infer_remotely(request, body)
         started_s = time.monotonic()
         name = request.head.response_model_name
-        content = await in_thread(
-            self.threads, postprocess_body, processor, body, outputs, name, encode
-        )
+        threads = self.threads_for(processor)
+        content = await in_thread(threads, postprocess_body, processor, body, outputs, name, encode)
         await request.simulate(Stage.POSTPROCESS)
         seconds = time.monotonic() - started_s
         request.record(Stage.POSTPROCESS, seconds, sample_s=seconds)
@@ -195,7 +199,7 @@ class PredictService:
         self, request: PredictRequest, processor: Processor, body: DecodedBody
     ) -> tuple[Tensor, ...]:
         started_s = time.monotonic()
-        inputs = await in_thread(self.threads, preprocess_body, processor, body)
+        inputs = await in_thread(self.threads_for(processor), preprocess_body, processor, body)
         await request.simulate(Stage.PREPROCESS)
         seconds = time.monotonic() - started_s
         request.record(Stage.PREPROCESS, seconds, sample_s=seconds)

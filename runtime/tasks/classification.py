@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from transformers import PretrainedConfig, PreTrainedModel
 
+    from runtime.sandbox.pool import Sandbox
     from runtime.tasks.tensor_batching import PaddedBatching
 
 
@@ -55,8 +56,10 @@ class LabelOutputs:
 
 
 class TextClassification(TextInputs, LabelOutputs):
-    def __init__(self, folder: Path, config: PretrainedConfig) -> None:
-        TextInputs.__init__(self, TextEncoder(folder, config))
+    def __init__(
+        self, folder: Path, config: PretrainedConfig, sandbox: Sandbox | None = None
+    ) -> None:
+        TextInputs.__init__(self, TextEncoder(folder, config, sandbox=sandbox))
         LabelOutputs.__init__(self, config)
         self.batching = self.encoder.batching()
 

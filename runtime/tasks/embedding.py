@@ -15,10 +15,14 @@ if TYPE_CHECKING:
 
     from transformers import PretrainedConfig, PreTrainedModel
 
+    from runtime.sandbox.pool import Sandbox
+
 
 class Embedding(TextInputs):
-    def __init__(self, folder: Path, config: PretrainedConfig) -> None:
-        super().__init__(TextEncoder(folder, config))
+    def __init__(
+        self, folder: Path, config: PretrainedConfig, sandbox: Sandbox | None = None
+    ) -> None:
+        super().__init__(TextEncoder(folder, config, sandbox=sandbox))
         self.batching = self.encoder.batching()
         self._dimension: int = config.hidden_size
 

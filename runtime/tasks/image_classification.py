@@ -24,6 +24,8 @@ V1_SHAPE = "an object such as {'image_bytes': {'b64': '...'}}"
 
 
 class ImageClassification(LabelOutputs):
+    waits_for_sandbox = False
+
     def __init__(self, folder: Path, config: PretrainedConfig) -> None:
         from transformers import ViTImageProcessorPil
 

@@ -18,19 +18,23 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
+    from runtime.sandbox.pool import Sandbox
     from runtime.tasks.task import Processor
 
-PROCESSORS: Mapping[Task, Callable[[Path, Any], Processor]] = {
+TEXT_PROCESSORS: Mapping[Task, Callable[[Path, Any, Sandbox | None], Processor]] = {
     Task.TEXT_EMBEDDING: Embedding,
     Task.TEXT_TO_TEXT: TextToText,
     Task.TEXT_GENERATION: TextGeneration,
     Task.TEXT_CLASSIFICATION: TextClassification,
-    Task.IMAGE_CLASSIFICATION: ImageClassification,
 }
 
 
-def load_processor(folder: Path, declared: Task | None) -> Processor:
+def load_processor(
+    folder: Path, declared: Task | None, sandbox: Sandbox | None = None
+) -> Processor:
     """The processor of the model whose small files are in `folder`; raises ModelInvalid.
+
+    Without a sandbox, tokenizers with unusual expressions and chat templates are refused.
 
     The modules for exported programs and image generation are imported with the first such model.
     """
@@ -45,6 +49,8 @@ def load_processor(folder: Path, declared: Task | None) -> Processor:
         return TextToImage(folder, declared)
     config = read_config(folder)
     task = task_of(config, declared)
-    if task not in PROCESSORS:
+    if task is Task.IMAGE_CLASSIFICATION:
+        return ImageClassification(folder, config)
+    if task not in TEXT_PROCESSORS:
         raise ModelInvalid(f"task {task.value!r} needs a pipeline of diffusers (model_index.json)")
-    return PROCESSORS[task](folder, config)
+    return TEXT_PROCESSORS[task](folder, config, sandbox)

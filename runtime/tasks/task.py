@@ -21,6 +21,10 @@ class Processor(Protocol):
     """One model's task. All methods block and are thread-safe."""
 
     @property
+    def waits_for_sandbox(self) -> bool:
+        """True if its calls wait for other processes: they get threads of their own."""
+
+    @property
     def batching(self) -> Batching:
         """How its tensors are validated and batched."""
 

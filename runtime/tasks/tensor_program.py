@@ -36,6 +36,8 @@ DEFAULT_TOLERANCE = 1e-4
 class TensorProgram:
     """The task of an exported program: its inputs and outputs are the request's tensors."""
 
+    waits_for_sandbox = False
+
     def __init__(self, path: Path, declared: Task | None) -> None:
         """Read the signature of the archive at `path`; raises ModelInvalid."""
         if declared is not None:

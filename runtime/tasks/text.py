@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import shutil
+import tempfile
+import weakref
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
 
 from runtime.engines.networks.configuration import read_json
-from runtime.errors import InvalidRequest, ModelInvalid
+from runtime.errors import InvalidExpression, InvalidRequest, ModelInvalid, RuntimePackageError
+from runtime.sandbox.expressions import unbounded_decoder, unbounded_part
 from runtime.tasks.tensor_batching import PaddedBatching, TensorRule
 from runtime.wire.tensors import (
     BYTES,
@@ -21,12 +26,18 @@ from runtime.wire.tensors import (
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+    from runtime.sandbox.pool import Sandbox
+
 DEFAULT_MAX_TOKENS = 512
 """Texts are truncated to this many tokens if the model's files set no limit."""
+
+MAX_CHARACTERS_PER_TOKEN: Final = 256
+"""More characters per token of the context are not tokenised: the tokens would be cut off."""
+MAX_CHARACTERS: Final = 4 * 1024**2
+"""Of all texts of a request together, after that cut: tokenising them takes seconds."""
 
 VOCABULARY_FILES = (
     "tokenizer.json",
@@ -45,6 +56,10 @@ class TextInputs:
 
     def __init__(self, encoder: TextEncoder) -> None:
         self.encoder = encoder
+
+    @property
+    def waits_for_sandbox(self) -> bool:
+        return self.encoder.is_sandboxed
 
     def read_instances(self, instances: Sequence[Any]) -> list[str]:
         """Read strings, or objects with a string `text`; raises InvalidRequest."""
@@ -83,6 +98,10 @@ class TextOutputs:
 
     encoder: TextEncoder
 
+    @property
+    def waits_for_sandbox(self) -> bool:
+        return self.encoder.is_sandboxed
+
     def postprocess(self, outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         token_ids = outputs[0].data.astype(np.int64, copy=False)
         texts = self.encoder.tokenizer.batch_decode(token_ids, skip_special_tokens=True)
@@ -96,16 +115,31 @@ class TextOutputs:
 
 
 class TextEncoder:
-    def __init__(self, folder: Path, config: PretrainedConfig, *, takes_types: bool = True) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        config: PretrainedConfig,
+        *,
+        sandbox: Sandbox | None = None,
+        takes_types: bool = True,
+    ) -> None:
         """Load the tokenizer; raises ModelInvalid.
 
-        `takes_types` is False for networks without token types.
+        Args:
+            folder: the model's small files.
+            config: the network's configuration.
+            sandbox: runs tokenizers with unusual expressions; None: they are refused.
+            takes_types: False for networks without token types.
         """
         from transformers import AutoTokenizer
 
         # Without these files, transformers returns a tokenizer with only five special tokens.
         if not any((folder / name).exists() for name in VOCABULARY_FILES):
             raise ModelInvalid(f"the model has no tokenizer: none of {', '.join(VOCABULARY_FILES)}")
+        self._sandbox = sandbox
+        self._sandboxed: Path | None = None
+        """A copy of the tokenizer's files, if the sandbox runs it."""
+        self._check_expressions(folder)
         try:
             self.tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
                 folder, config=config, trust_remote_code=False, local_files_only=True
@@ -123,6 +157,38 @@ class TextEncoder:
         if takes_types and "token_type_ids" in self.tokenizer.model_input_names:
             names.append("token_type_ids")
         self._names = tuple(names)
+
+    @property
+    def is_sandboxed(self) -> bool:
+        """True if texts are tokenised in the sandbox, which a thread waits for."""
+        return self._sandboxed is not None
+
+    def _check_expressions(self, folder: Path) -> None:
+        """Build a tokenizer with unusual expressions in the sandbox first; raises ModelInvalid."""
+        if not (folder / "tokenizer.json").exists():
+            return
+        document = read_json(folder / "tokenizer.json")
+        if (part := unbounded_decoder(document)) is not None:
+            raise ModelInvalid(
+                f"tokenizer.json has {part}, whose time is not bounded; use literal strings there"
+            )
+        part = unbounded_part(document)
+        if part is None:
+            return
+        if self._sandbox is None:
+            raise ModelInvalid(f"tokenizer.json has {part}, which runs in a pod's sandbox only")
+        copy = Path(tempfile.mkdtemp(prefix="pilotlight-tokenizer-"))
+        weakref.finalize(self, shutil.rmtree, copy, ignore_errors=True)
+        for file in folder.iterdir():
+            if file.suffix in {".json", ".txt", ".model"} and file.is_file():
+                shutil.copyfile(file, copy / file.name)
+        try:
+            self._sandbox.evaluate_in_thread(str(copy), 0, operation="load", folder=str(copy))
+        except RuntimePackageError as error:
+            raise ModelInvalid(
+                f"the model's tokenizer (with {part}) cannot be used: {error}"
+            ) from error
+        self._sandboxed = copy
 
     def batching(self, *, eos_ids: frozenset[int] = frozenset()) -> PaddedBatching:
         """Batching with the tokenizer's padding, on the side where the tokenizer pads."""
@@ -142,18 +208,67 @@ class TextEncoder:
         )
 
     def encode(self, texts: Sequence[str], max_tokens: int | None = None) -> tuple[Tensor, ...]:
-        """Token tensors, padded to the longest text and truncated."""
-        encoded = self.tokenizer(
-            list(texts),
-            padding=True,
-            truncation=True,
-            max_length=max_tokens or self.max_tokens,
-            return_tensors="np",
-        )
+        """Token tensors, padded to the longest text and truncated; raises InvalidRequest."""
+        options: dict[str, Any] = {
+            "padding": True, "truncation": True, "max_length": max_tokens or self.max_tokens
+        }  # fmt: skip
+        texts = self._cut(texts)
+        if self._sandboxed is None:
+            encoded: Any = self.tokenizer(texts, **options, return_tensors="np")
+        else:
+            encoded = self._encode_in_sandbox(texts, options)
         return tuple(
             numeric_tensor(name, np.ascontiguousarray(encoded[name], dtype=np.int64))
             for name in self._names
         )
+
+    def token_ids(
+        self, tokenizer: PreTrainedTokenizerBase, text: str, *, add_special_tokens: bool
+    ) -> list[int]:
+        """All tokens of a text, by a copy of the tokenizer that never pads; raises InvalidRequest.
+
+        Blocks, as `encode` does.
+        """
+        options = {"add_special_tokens": add_special_tokens}
+        if self._sandboxed is None:
+            ids: list[int] = tokenizer(text, **options)["input_ids"]
+            return ids
+        (ids,) = self._encode_in_sandbox([text], options)["input_ids"]
+        return ids
+
+    def _cut(self, texts: Sequence[str]) -> list[str]:
+        """The texts without characters whose tokens would be truncated."""
+        most = self.max_tokens * MAX_CHARACTERS_PER_TOKEN
+        keeps_end = self.tokenizer.truncation_side == "left"
+        cut = [
+            text if len(text) <= most else text[-most:] if keeps_end else text[:most]
+            for text in texts
+        ]
+        total = sum(map(len, cut))
+        if total > MAX_CHARACTERS and len(cut) > 1:
+            raise InvalidRequest(
+                f"the texts of a request may have {MAX_CHARACTERS} characters together, have"
+                f" {total}: send them in several requests"
+            )
+        return cut
+
+    def _encode_in_sandbox(self, texts: list[str], options: dict[str, Any]) -> Any:
+        if self._sandbox is None:
+            raise InvalidRequest("the tokenizer needs the sandbox")
+        names = ("padding_side", "truncation_side", "pad_token", "src_lang")
+        state = {name: getattr(self.tokenizer, name, None) for name in names}
+        try:
+            return self._sandbox.evaluate_in_thread(
+                str(self._sandboxed),
+                sum(map(len, texts)),
+                operation="encode",
+                folder=str(self._sandboxed),
+                texts=texts,
+                options=options,
+                attributes={name: value for name, value in state.items() if value is not None},
+            )
+        except InvalidExpression as error:
+            raise InvalidRequest(f"the tokenizer refused the input: {error}") from error
 
 
 def torch_inputs(

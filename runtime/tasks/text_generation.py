@@ -11,8 +11,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from runtime.engines.networks.configuration import read_json
-from runtime.errors import InvalidRequest, ModelInvalid, PromptTooLong
-from runtime.tasks.text import TextEncoder, TextInputs, TextOutputs, eos_ids, torch_inputs
+from runtime.errors import InvalidExpression, InvalidRequest, ModelInvalid, PromptTooLong
+from runtime.tasks.text import (
+    MAX_CHARACTERS_PER_TOKEN,
+    TextEncoder,
+    TextInputs,
+    TextOutputs,
+    eos_ids,
+    torch_inputs,
+)
 from runtime.wire.tensors import Tensor, numeric_tensor
 
 if TYPE_CHECKING:
@@ -21,18 +28,21 @@ if TYPE_CHECKING:
 
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+    from runtime.sandbox.pool import Sandbox
+
 DEFAULT_NEW_TOKENS = 16
 """Length of a V1 or V2 output without generation_config.json; OpenAI's default."""
 MAX_NEW_TOKENS = 128
 """A V1 or V2 output is one inference, which blocks the device; OpenAI's protocol runs in steps."""
-
-MAX_CHARACTERS_PER_TOKEN = 256
-"""A prompt with more characters per token of the context is refused before it is tokenised."""
+MAX_TEMPLATE_CHARACTERS = 256 * 1024
 
 
 class TextGeneration(TextInputs, TextOutputs):
-    def __init__(self, folder: Path, config: PretrainedConfig) -> None:
-        super().__init__(TextEncoder(folder, config, takes_types=False))
+    def __init__(
+        self, folder: Path, config: PretrainedConfig, sandbox: Sandbox | None = None
+    ) -> None:
+        super().__init__(TextEncoder(folder, config, sandbox=sandbox, takes_types=False))
+        self._sandbox = sandbox
         encoder = self.encoder
         self.tokenizer: PreTrainedTokenizerBase = encoder.tokenizer
         # The continuation directly follows the text's end: pad and truncate at its beginning.
@@ -52,9 +62,17 @@ class TextGeneration(TextInputs, TextOutputs):
 
     # OpenAI's protocol
 
-    def prompt_ids(self, text: str) -> list[int]:
-        """Tokens of a prompt, never truncated; raises PromptTooLong."""
-        return self._ids(text, add_special_tokens=True)
+    def prompt_ids(self, text: str, *, is_rendered: bool = False) -> list[int]:
+        """Tokens of a prompt, never truncated; blocks, raises PromptTooLong.
+
+        `is_rendered`: the text is that of a chat template, which has the special tokens.
+        """
+        if len(text) > self._max_characters:
+            raise PromptTooLong(
+                f"the prompt has {len(text)} characters, this model takes fewer than"
+                f" {self._max_characters}"
+            )
+        return self.encoder.token_ids(self._plain, text, add_special_tokens=not is_rendered)
 
     def check_ids(self, token_ids: Sequence[int]) -> list[int]:
         """Tokens that a client sent; raises InvalidRequest for one outside the vocabulary."""
@@ -64,29 +82,40 @@ class TextGeneration(TextInputs, TextOutputs):
             raise InvalidRequest(f"prompt tokens must be from 0 to {size - 1}, one was {wrong[0]}")
         return list(token_ids)
 
-    def chat_ids(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Tokens of a conversation by the model's chat template; raises InvalidRequest.
+    async def render_chat(self, owner: str, messages: Sequence[Mapping[str, Any]]) -> str:
+        """The text of a conversation by the model's chat template, which runs in the sandbox.
 
-        Templates run in transformers' sandbox: they are part of the model's files.
+        `owner`: the model's key. Raises InvalidRequest, ExpressionStopped, ExpressionRefused.
         """
         if not self._plain.chat_template:
             raise InvalidRequest("the model has no chat template; use /openai/v1/completions")
-        try:
-            text = self._plain.apply_chat_template(
-                list(messages), tokenize=False, add_generation_prompt=True
-            )
-        except Exception as error:  # a template may raise anything, jinja2's errors among them
-            raise InvalidRequest(f"the chat template refused the messages: {error}") from error
-        return self._ids(text, add_special_tokens=False)
-
-    def _ids(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        if len(text) > self._max_characters:
+        if self._sandbox is None:
+            raise InvalidRequest("this process renders no chat templates")
+        size_bytes = sum(len(str(value)) for each in messages for value in each.values())
+        if size_bytes > self._max_characters:
             raise PromptTooLong(
-                f"the prompt has {len(text)} characters, this model takes fewer than"
+                f"the messages have {size_bytes} characters, this model takes fewer than"
                 f" {self._max_characters}"
             )
-        ids: list[int] = self._plain(text, add_special_tokens=add_special_tokens)["input_ids"]
-        return ids
+        try:
+            template = self._plain.get_chat_template()
+            if len(template) > MAX_TEMPLATE_CHARACTERS:
+                raise InvalidRequest(
+                    f"the chat template has {len(template)} characters, may have"
+                    f" {MAX_TEMPLATE_CHARACTERS}"
+                )
+            tokens = self._plain.special_tokens_map
+            text: str = await self._sandbox.evaluate(
+                owner,
+                size_bytes,
+                operation="render",
+                template=template,
+                messages=list(messages),
+                tokens=tokens,
+            )
+        except (InvalidExpression, ValueError) as error:
+            raise InvalidRequest(f"the chat template refused the messages: {error}") from error
+        return text
 
     # V1 and V2
 

@@ -14,6 +14,7 @@ from runtime.engines.images.diffusion import DiffusionJob, diffuse
 from runtime.engines.images.pipeline import Pipeline, check_index
 from runtime.engines.networks.configuration import read_json
 from runtime.errors import ModelInvalid
+from runtime.sandbox.expressions import unbounded_part
 from runtime.tasks.image_requests import (
     ImageBatching,
     ImageRequest,
@@ -34,12 +35,15 @@ MAX_TOKENS = 77
 
 
 class TextToImage:
+    waits_for_sandbox = False
+
     def __init__(self, folder: Path, declared: Task | None) -> None:
         from transformers import AutoTokenizer
 
         if declared not in {None, Task.TEXT_TO_IMAGE}:
             raise ModelInvalid(f"the model makes images, but task {declared.value!r} is declared")
         check_index(folder)
+        _check_expressions(folder / "tokenizer" / "tokenizer.json")
         try:
             self._tokenizer = AutoTokenizer.from_pretrained(
                 folder / "tokenizer", local_files_only=True, trust_remote_code=False
@@ -135,6 +139,15 @@ class TextToImage:
 
     def output_types(self) -> list[dict[str, Any]]:
         return [{"name": "image", "datatype": BYTES, "shape": [-1]}]
+
+
+def _check_expressions(file: Path) -> None:
+    part = unbounded_part(read_json(file)) if file.exists() else None
+    if part is not None:
+        raise ModelInvalid(
+            f"tokenizer.json has {part}, whose time is not bounded; models that make images"
+            " need a tokenizer of usual expressions"
+        )
 
 
 def _sizes(folder: Path) -> tuple[int, SideLimits]:

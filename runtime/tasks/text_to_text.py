@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from transformers import PretrainedConfig, PreTrainedModel
 
+    from runtime.sandbox.pool import Sandbox
     from runtime.tasks.text_tasks import ChosenTask
 
 TASK: Final = "task"
@@ -36,8 +37,10 @@ FIRST_TOKEN: Final = "forced_bos_token_id"
 
 
 class TextToText(TextOutputs):
-    def __init__(self, folder: Path, config: PretrainedConfig) -> None:
-        self.encoder = TextEncoder(folder, config, takes_types=False)
+    def __init__(
+        self, folder: Path, config: PretrainedConfig, sandbox: Sandbox | None = None
+    ) -> None:
+        self.encoder = TextEncoder(folder, config, sandbox=sandbox, takes_types=False)
         self._tasks = read_text_tasks(folder, self.encoder.tokenizer)
         self._any_token: int = config.vocab_size
         batching = self.encoder.batching(eos_ids=eos_ids(folder, config))

@@ -1,0 +1,1 @@
+"""Expressions of models' files (chat templates, tokenizers), in processes that can be killed."""

@@ -1,0 +1,134 @@
+"""A process that evaluates expressions of models' files, with limits of its own.
+
+A frame is a length of four bytes and a JSON document. Expressions are those of jinja2's sandbox and
+of `tokenizers`; nothing here reads a credential or a socket of the pod.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import struct
+from collections import OrderedDict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+import orjson
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable, Mapping
+
+LENGTH: Final = struct.Struct(">I")
+MAX_FRAME_BYTES: Final = 256 * 1024**2
+MAX_TEXT_CHARACTERS: Final = 16 * 1024**2
+"""Longest text that a template may make."""
+MAX_MESSAGE_CHARACTERS: Final = 500
+MAX_TOKENIZERS: Final = 16
+_KEPT_VARIABLES: Final = ("TOKENIZERS_PARALLELISM", "OMP_NUM_THREADS", "LANG", "LC_ALL", "TZ")
+
+
+class _OutOfMemory(Exception):
+    """The process cannot go on within its limit."""
+
+
+def run_worker(connection: socket.socket, memory_bytes: int) -> NoReturn:
+    """Serve one connection until it closes; `memory_bytes`: on top of what the process has."""
+    status = 1
+    try:
+        _limit(connection, memory_bytes)
+        _serve(connection)
+        status = 0
+    except (_OutOfMemory, MemoryError, OSError):
+        pass  # the pod sees the connection close
+    finally:
+        os._exit(status)
+
+
+def _limit(connection: socket.socket, memory_bytes: int) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    kept = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
+    os.environ.clear()  # credentials of the storage are there
+    os.environ.update(kept)
+    Path("/proc/self/oom_score_adj").write_text("1000")  # the kernel kills this process first
+    first = connection.fileno()
+    os.closerange(3, first)
+    os.closerange(first + 1, 4096)
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    address_space = pages * resource.getpagesize() + memory_bytes
+    for kind, limit in (
+        (resource.RLIMIT_AS, address_space),
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_NOFILE, 64),
+    ):
+        resource.setrlimit(kind, (limit, limit))
+
+
+def _serve(connection: socket.socket) -> None:
+    evaluator = _Evaluator()
+    with connection.makefile("rb") as requests:
+        while head := requests.read(LENGTH.size):
+            content = requests.read(LENGTH.unpack(head)[0])
+            response = orjson.dumps(evaluator.evaluate(orjson.loads(content)))
+            connection.sendall(LENGTH.pack(len(response)) + response)
+
+
+class _Evaluator:
+    def __init__(self) -> None:
+        self._tokenizers: OrderedDict[str, Any] = OrderedDict()
+        self._operations: Mapping[str, Callable[..., Any]] = {
+            "render": self._render,
+            "load": self._load,
+            "encode": self._encode,
+        }
+
+    def evaluate(self, request: dict[str, Any]) -> dict[str, Any]:
+        """The result of one request, or the text of its error."""
+        operation = self._operations[request.pop("operation")]
+        try:
+            return {"result": operation(**request)}
+        except MemoryError:
+            raise _OutOfMemory from None
+        except RecursionError:
+            return {"error": "it is nested too deeply"}
+        except BaseException as error:  # templates raise anything, and so does Rust
+            return {"error": f"{error}"[:MAX_MESSAGE_CHARACTERS] or type(error).__name__}
+
+    def _render(self, template: str, messages: list[dict[str, str]], tokens: dict[str, Any]) -> str:
+        """The text of a conversation, by transformers' jinja2 sandbox."""
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        rendered, _ = render_jinja_template(
+            conversations=[messages], chat_template=template, add_generation_prompt=True, **tokens
+        )
+        text: str = rendered[0]
+        if len(text) > MAX_TEXT_CHARACTERS:
+            raise ValueError(f"it made {len(text)} characters, {MAX_TEXT_CHARACTERS} are allowed")
+        return text
+
+    def _load(self, folder: str) -> None:
+        from transformers import AutoTokenizer
+
+        from runtime.engines.networks.configuration import read_config
+
+        self._tokenizers[folder] = AutoTokenizer.from_pretrained(
+            folder,
+            config=read_config(Path(folder)),
+            trust_remote_code=False,
+            local_files_only=True,
+        )
+        while len(self._tokenizers) > MAX_TOKENIZERS:
+            self._tokenizers.popitem(last=False)
+
+    def _encode(
+        self, folder: str, texts: list[str], options: dict[str, Any], attributes: dict[str, Any]
+    ) -> dict[str, Any]:
+        """The tokenizer's output; `attributes`: state of the tokenizer, such as the language."""
+        if folder not in self._tokenizers:
+            self._load(folder)
+        self._tokenizers.move_to_end(folder)
+        tokenizer = self._tokenizers[folder]
+        for name, value in attributes.items():
+            setattr(tokenizer, name, value)
+        return dict(tokenizer(texts, **options))
