@@ -137,7 +137,7 @@ def test_a_rotation_under_load_loses_no_request(
             finally:
                 is_over.set()
             statuses = [status for each in loads for status in each.result()]
-        assert len(statuses) > 20
+        assert len(statuses) >= 6
         assert set(statuses) == {200}
         for pod in (entry, other):
             path = f"{pod.url}/v2/repository/index"
