@@ -8,13 +8,16 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from autoscaler.placement.planners.catalogue import PLANNERS
+from autoscaler.placement.planners.catalogue import BY_COEFFICIENTS, PLANNERS
 from autoscaler.placement.planners.explanation import explain
 from autoscaler.placement.planners.fewest import accelerators_of, plan_fewest
+from autoscaler.placement.planners.igniter_json import read_igniter
 from autoscaler.placement.planners.plan import Placement, Plan
 from autoscaler.placement.planners.problem import (
     AcceleratorView,
     InvalidPlacementInput,
+    KindCoefficients,
+    ModelProfile,
     PlanParams,
     Profiles,
     Workload,
@@ -45,7 +48,11 @@ class _Problem:
 def place(
     *,
     profiles: Annotated[
-        Path, typer.Option(help="CSV of latency, throughput, memory and use by model and batch.")
+        list[Path],
+        typer.Option(
+            help="CSV of latency, throughput, memory and use by model and batch, or JSON of "
+            "iGniter's measurements. Repeat for several."
+        ),
     ],
     rates: Annotated[
         Path, typer.Option(help="CSV of model, rps, slo_ms and, if wanted, max_batch_size.")
@@ -101,7 +108,7 @@ def place(
         output.result({"placements": documents})
 
 
-def _problem(profiles: Path, rates: Path, gpus: str, names: Sequence[str]) -> _Problem:
+def _problem(profiles: Sequence[Path], rates: Path, gpus: str, names: Sequence[str]) -> _Problem:
     """Everything that the files and flags say; raises InvalidInput with all mistakes."""
     problems = [
         f"--planner must be one of {', '.join(PLANNERS)}, was {name!r}"
@@ -111,23 +118,35 @@ def _problem(profiles: Path, rates: Path, gpus: str, names: Sequence[str]) -> _P
     accelerators, open_kind = _accelerators(gpus, problems)
     kind = accelerators[0].kind if accelerators else "gpu"
     workloads: list[Workload] = []
-    known = Profiles(())
-    try:
-        known = Profiles(read_profiles(_lines(profiles, problems), kind=kind, file=str(profiles)))
-    except InvalidPlacementInput as error:
-        problems += error.problems
+    known = _read_profiles(profiles, kind, problems)
     try:
         workloads = read_workloads(_lines(rates, problems), file=str(rates))
     except InvalidPlacementInput as error:
         problems += error.problems
-    if workloads and accelerators and known.models:
+    if workloads and accelerators and (known.models or known.igniter):
+        for by_coefficients in sorted({name in BY_COEFFICIENTS for name in names}):
+            try:
+                validate(workloads, accelerators, known, by_coefficients=by_coefficients)
+            except InvalidPlacementInput as error:
+                problems += error.problems
+    if problems:
+        raise InvalidInput(list(dict.fromkeys(problems)))
+    return _Problem(workloads, accelerators, known, open_kind)
+
+
+def _read_profiles(files: Sequence[Path], kind: str, problems: list[str]) -> Profiles:
+    models: list[ModelProfile] = []
+    igniter: list[KindCoefficients] = []
+    for file in files:
+        lines = _lines(file, problems)
         try:
-            validate(workloads, accelerators, known)
+            if file.suffix == ".json":
+                igniter.append(read_igniter("\n".join(lines), kind=kind, file=str(file)))
+            else:
+                models += read_profiles(lines, kind=kind, file=str(file))
         except InvalidPlacementInput as error:
             problems += error.problems
-    if problems:
-        raise InvalidInput(problems)
-    return _Problem(workloads, accelerators, known, open_kind)
+    return Profiles(tuple(models), igniter=tuple(igniter))
 
 
 def _lines(path: Path, problems: list[str]) -> list[str]:

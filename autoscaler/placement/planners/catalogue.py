@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from autoscaler.placement.planners.igniter import igniter
 from autoscaler.placement.planners.milp import ao_milp, wao_milp, wsm_milp
 from autoscaler.placement.planners.problem import Metric
 from autoscaler.placement.planners.usher import usher, wao_usher, wsm_usher
@@ -20,7 +21,10 @@ PLANNERS: Final[Mapping[str, Plan]] = {
     "ao-milp": ao_milp,
     "wao-milp": wao_milp,
     "wsm-milp": wsm_milp,
+    "igniter": igniter,
 }
+BY_COEFFICIENTS: Final = frozenset({"igniter"})
+"""Planners that need iGniter's coefficients instead of measured batches."""
 METRICS: Final[Mapping[str, Metric]] = {
     "usher": Metric.ACHIEVED_OCCUPANCY,
     "wao-usher": Metric.MEAN_OCCUPANCY,

@@ -6,16 +6,19 @@ Source: Elvinger 2024, section 5.2.1, "Non-fixed sized cluster".
 from __future__ import annotations
 
 from math import ceil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from autoscaler.placement.planners.plan import unservable_reasons
-from autoscaler.placement.planners.problem import AcceleratorView, validate
+from autoscaler.placement.planners.plan import UNSERVABLE
+from autoscaler.placement.planners.problem import AcceleratorView
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from autoscaler.placement.planners.plan import Placement, Plan
     from autoscaler.placement.planners.problem import PlanParams, Profiles, Workload
+
+_MAX_ACCELERATORS: Final = 64
+"""Where profiles do not say how many may be needed."""
 
 
 def accelerators_of(kind: str, count: int) -> list[AcceleratorView]:
@@ -31,16 +34,21 @@ def plan_fewest(
 
     If there is none: the plan on as many as hold every replica of every model alone.
     """
-    one = accelerators_of(kind, 1)
-    validate(workloads, one, profiles)
-    unservable = unservable_reasons(workloads, one, profiles)
+    placement = plan(workloads, accelerators_of(kind, 1), profiles, (), params)
+    for count in range(2, _enough(workloads, kind, profiles) + 1):
+        if all(UNSERVABLE in each.reason for each in placement.models if each.reason):
+            break
+        placement = plan(workloads, accelerators_of(kind, count), profiles, (), params)
+    return placement
+
+
+def _enough(workloads: Sequence[Workload], kind: str, profiles: Profiles) -> int:
+    """As many as the replicas that carry all rates, each alone at its largest batch."""
     enough = 0
     for each in workloads:
-        if each.model not in unservable:
-            batches = profiles.feasible(each, kind)
-            enough += max(1, ceil(each.rate_rps / batches[-1].throughput_rps))
-    for count in range(1, max(1, enough) + 1):
-        placement = plan(workloads, accelerators_of(kind, count), profiles, (), params)
-        if all(not each.reason or each.model in unservable for each in placement.models):
-            break
-    return placement
+        batches = profiles.feasible(each, kind)
+        if batches:
+            enough += ceil(each.rate_rps / batches[-1].throughput_rps)
+        elif not profiles.points(each.model, kind):
+            return _MAX_ACCELERATORS
+    return enough

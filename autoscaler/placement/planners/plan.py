@@ -28,6 +28,8 @@ Plan: TypeAlias = (
     "PlanParams], Placement]"
 )
 """Every planner; the replicas are those that run now."""
+UNSERVABLE: Final = "unservable"
+"""Begins the reason of a model that no number of accelerators serves."""
 SHORT_RPS: Final = 1e-6
 """A smaller shortfall is rounding."""
 
@@ -166,10 +168,10 @@ def unservable_reasons(
         points = [each for kind in kinds for each in profiles.points(workload.model, kind)]
         fastest = min(points, key=lambda each: each.latency_s)
         reasons[workload.model] = (
-            f"unservable: its fastest batch ({fastest.batch_size}) takes "
+            f"{UNSERVABLE}: its fastest batch ({fastest.batch_size}) takes "
             f"{fastest.latency_s * 1000:.1f} ms, the SLO is {workload.slo_s * 1000:g} ms"
             if fastest.latency_s > workload.slo_s
-            else f"unservable: no measured batch is at most {workload.max_batch_size}"
+            else f"{UNSERVABLE}: no measured batch is at most {workload.max_batch_size}"
         )
     return reasons
 

@@ -16,6 +16,11 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from autoscaler.placement.planners.igniter_coefficients import (
+        HardwareCoefficients,
+        ModelCoefficients,
+    )
+
 WHOLE_PCT: Final = 100.0
 FITS_PCT: Final = WHOLE_PCT + 1e-9
 """Sums of percentages up to here fit on one accelerator."""
@@ -113,11 +118,27 @@ class SlowedPair:
 
 
 @dataclass(frozen=True, slots=True)
+class KindCoefficients:
+    """iGniter's coefficients of one kind of accelerator, and of models on it."""
+
+    kind: str
+    hardware: HardwareCoefficients
+    models: Mapping[str, ModelCoefficients]
+
+
+@dataclass(frozen=True, slots=True)
 class Profiles:
     """All that was measured."""
 
     models: tuple[ModelProfile, ...]
     pairs: tuple[SlowedPair, ...] = ()
+    igniter: tuple[KindCoefficients, ...] = ()
+
+    def hardware(self, kind: str) -> HardwareCoefficients:
+        return next(each.hardware for each in self.igniter if each.kind == kind)
+
+    def coefficients(self, model: str, kind: str) -> ModelCoefficients:
+        return next(each.models[model] for each in self.igniter if each.kind == kind)
 
     def points(self, model: str, kind: str) -> tuple[BatchPoint, ...]:
         """Ascending by batch size; empty if the model was not measured on the kind."""
@@ -175,13 +196,20 @@ def validate(
     profiles: Profiles,
     *,
     one_kind: bool = False,
+    by_coefficients: bool = False,
 ) -> None:
-    """Raise InvalidPlacementInput with all mistakes; `one_kind`: mixed kinds are one."""
+    """Raise InvalidPlacementInput with all mistakes.
+
+    `one_kind`: mixed kinds are one; `by_coefficients`: iGniter's coefficients are needed, not
+    measured batches.
+    """
     kinds = sorted({each.kind for each in accelerators})
     problems = [
         *_accelerator_problems(accelerators),
         *_workload_problems(workloads),
-        *_missing_profiles(workloads, kinds, profiles),
+        *(_missing_coefficients if by_coefficients else _missing_profiles)(
+            workloads, kinds, profiles
+        ),
     ]
     for profile in profiles.models:
         problems += _profile_problems(profile)
@@ -245,6 +273,18 @@ def _missing_profiles(
             elif not profile.points:
                 problems.append(f"model {workload.model}: its profile on {kind} has no batches")
     return problems
+
+
+def _missing_coefficients(
+    workloads: Sequence[Workload], kinds: Sequence[str], profiles: Profiles
+) -> list[str]:
+    known = {each.kind: each.models for each in profiles.igniter}
+    return [
+        f"model {workload.model}: has no iGniter coefficients on {kind}"
+        for workload in workloads
+        for kind in kinds
+        if workload.model not in known.get(kind, {})
+    ]
 
 
 def _profile_problems(profile: ModelProfile) -> list[str]:
