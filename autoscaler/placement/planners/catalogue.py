@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from autoscaler.placement.planners.igniter import igniter
 from autoscaler.placement.planners.milp import ao_milp, wao_milp, wsm_milp
+from autoscaler.placement.planners.predicted_goodput import predicted_goodput
 from autoscaler.placement.planners.problem import Metric
 from autoscaler.placement.planners.usher import usher, wao_usher, wsm_usher
 
@@ -22,6 +23,7 @@ PLANNERS: Final[Mapping[str, Plan]] = {
     "wao-milp": wao_milp,
     "wsm-milp": wsm_milp,
     "igniter": igniter,
+    "predicted-goodput": predicted_goodput,
 }
 BY_COEFFICIENTS: Final = frozenset({"igniter"})
 """Planners that need iGniter's coefficients instead of measured batches."""

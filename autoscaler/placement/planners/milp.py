@@ -50,7 +50,7 @@ def ao_milp(
     params: PlanParams,
 ) -> Placement:
     """Compute need: the highest achieved occupancy."""
-    return _plan("ao-milp", Metric.ACHIEVED_OCCUPANCY, workloads, accelerators, profiles, params)
+    return plan_milp(Metric.ACHIEVED_OCCUPANCY, workloads, accelerators, profiles, params)
 
 
 def wao_milp(
@@ -61,7 +61,7 @@ def wao_milp(
     params: PlanParams,
 ) -> Placement:
     """Compute need: the mean achieved occupancy."""
-    return _plan("wao-milp", Metric.MEAN_OCCUPANCY, workloads, accelerators, profiles, params)
+    return plan_milp(Metric.MEAN_OCCUPANCY, workloads, accelerators, profiles, params)
 
 
 def wsm_milp(
@@ -72,7 +72,7 @@ def wsm_milp(
     params: PlanParams,
 ) -> Placement:
     """Compute need: the mean utilisation of multiprocessors."""
-    return _plan("wsm-milp", Metric.SM_UTILIZATION, workloads, accelerators, profiles, params)
+    return plan_milp(Metric.SM_UTILIZATION, workloads, accelerators, profiles, params)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,14 +87,14 @@ class _Kind:
         return [each for each in self.items if each.model == model]
 
 
-def _plan(
-    name: str,
+def plan_milp(
     metric: Metric,
     workloads: Sequence[Workload],
     accelerators: Sequence[AcceleratorView],
     profiles: Profiles,
     params: PlanParams,
 ) -> Placement:
+    """The program with the given metric as the compute need."""
     validate(workloads, accelerators, profiles)
     ordered = sorted(workloads, key=lambda each: each.model)
     kinds = []
@@ -111,7 +111,7 @@ def _plan(
         kinds.append(_Kind(names, items, patterns_of(items)))
     solved = _Model(ordered, kinds, params).solve()
     placement = make_placement(
-        name,
+        f"{metric}-milp",
         solved.replicas,
         workloads,
         capacity=profiled_capacity(profiles, accelerators),
@@ -123,7 +123,7 @@ def _plan(
             metric, workloads, accelerators, profiles, PlanParams(has_shares=False)
         )
         if heuristic.total_rps > placement.total_rps:
-            return replace(heuristic, planner=name, bound_rps=placement.bound_rps)
+            return replace(heuristic, planner=placement.planner, bound_rps=placement.bound_rps)
     return placement
 
 
@@ -203,7 +203,11 @@ class _Model:
 
     def solve(self) -> _Solved:
         """The most goodput, then the cheapest plan with it."""
-        first = self._program.maximise(max_nodes=self._params.max_nodes)
+        first = self._program.maximise(
+            max_nodes=self._params.max_nodes, gap_ratio=self._params.max_gap_ratio
+        )
+        if self._params.max_gap_ratio > 0:
+            return _Solved(self._replicas(first.values), first.bound)
         replicas = {
             column: -float(_MAX_BATCH_SUM + item.batch_size)
             for counts in self._counts

@@ -175,6 +175,8 @@ class PlanParams:
     """MILP: by model; default: the number of accelerators."""
     max_nodes: int = 2_000
     """MILP: nodes of the search tree until the best plan found is taken."""
+    max_gap_ratio: float = 0.0
+    """MILP: a plan this near to the bound is taken, whichever of several; 0: the best."""
     is_fair: bool = False
     """Predicted goodput: raise the smallest probability of a response in time first."""
     router: Router = Router.AUTO
@@ -182,6 +184,11 @@ class PlanParams:
     """Predicted goodput: how long a batch is built; `batch-round-robin` waits 0.1 s."""
     overhead_s: Mapping[str, float] = field(default_factory=dict)
     """Predicted goodput: measured preprocessing, postprocessing and network by model."""
+    transfer_s: Mapping[str, float] = field(default_factory=dict)
+    """Predicted goodput: time to send one request's input to its accelerator, by model."""
+    late_horizon_s: float | None = None
+    """Predicted goodput: how long an overload lasts in which late requests are served; None: they
+    are refused."""
     has_interference: bool = True
     """Predicted goodput: whether neighbours slow a model down."""
     has_queueing: bool = True

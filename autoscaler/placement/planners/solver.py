@@ -55,12 +55,13 @@ class Program:
         keep: tuple[Sequence[int], float] | None = None,
         start: Sequence[float] = (),
         max_nodes: int,
+        gap_ratio: float = 0.0,
     ) -> Solution:
         """The best solution found; all variables at 0 is always one.
 
         `gains` replaces those of the variables; `keep`: variables whose sum stays at a value.
         """
-        solver = _quiet_solver(max_nodes)
+        solver = _quiet_solver(max_nodes, gap_ratio)
         solver.passModel(self._model(gains, keep))
         if start:
             solution = highspy.HighsSolution()
@@ -105,14 +106,14 @@ class Program:
         return model
 
 
-def _quiet_solver(max_nodes: int) -> highspy.Highs:
+def _quiet_solver(max_nodes: int, gap_ratio: float) -> highspy.Highs:
     solver = highspy.Highs()  # type: ignore[no-untyped-call]  # no return type in its stub
     for name, value in (
         ("output_flag", False),
         ("threads", 1),
         ("random_seed", 0),
         ("mip_max_nodes", max_nodes),
-        ("mip_rel_gap", 0.0),
+        ("mip_rel_gap", gap_ratio),
         ("mip_abs_gap", 1e-6),
     ):
         solver.setOptionValue(name, value)

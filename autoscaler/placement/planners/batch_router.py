@@ -1,0 +1,122 @@
+"""Waiting where the router builds batches, for the replicas in turn (Elvinger 2024, section 4.3.3).
+
+A batch is sent when it is full or its first request has waited `max_wait_s`; at the replica it
+queues as a whole. Intervals between the batches of a replica are taken as gamma distributed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import exp, lgamma, log
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from autoscaler.placement.planners.bulk_queue import QueueOutcome
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+_STEPS: Final = 200
+"""Of the budget, in the distribution of waiting times."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchTurn:
+    """The batches that one replica gets: their size, and the time from one to the next."""
+
+    size: float
+    build_s: float
+    """From the first request of a batch to its sending."""
+    every_s: float
+    variance: float
+
+
+def batch_turn(
+    *, rate_rps: float, batch_size: int, batch_sizes: Sequence[int], max_wait_s: float
+) -> BatchTurn:
+    """For a replica of a model whose replicas have `batch_sizes`, its own among them."""
+    every_s = variance = 0.0
+    for each in batch_sizes:
+        size, build_s = _build(rate_rps, each, max_wait_s)
+        is_full = size >= each
+        every_s += build_s + 1 / rate_rps
+        variance += size / rate_rps**2 if is_full else 1 / rate_rps**2
+    size, build_s = _build(rate_rps, batch_size, max_wait_s)
+    return BatchTurn(size, build_s, every_s, variance)
+
+
+def _build(rate_rps: float, batch_size: int, max_wait_s: float) -> tuple[float, float]:
+    """Mean size, and the time until it is sent."""
+    full_s = (batch_size - 1) / rate_rps
+    if full_s <= max_wait_s:
+        return float(batch_size), full_s
+    return 1 + rate_rps * max_wait_s, max_wait_s
+
+
+def batch_queue(
+    *,
+    rate_rps: float,
+    turn: BatchTurn,
+    service_s: float,
+    budget_s: float,
+    late_horizon_s: float | None = None,
+) -> QueueOutcome:
+    """Requests of one replica in time: building, waiting and service within the budget.
+
+    `rate_rps` is the model's. Of a replica that gets more than it can serve: see `bulk_queue`.
+    """
+    left_s = budget_s - service_s
+    load = service_s / turn.every_s
+    if left_s < 0:
+        return QueueOutcome(0.0, min(1.0, load))
+    positions = np.arange(max(1, round(turn.size)))
+    delays = np.maximum(0.0, turn.build_s - positions / rate_rps)
+    if load >= 1:
+        part = np.where(delays <= left_s, 1 / load, 0.0)
+        if late_horizon_s is not None:
+            slack_s = np.maximum(0.0, left_s - delays)
+            part = np.minimum(part, slack_s / (max(load - 1, 1e-9) * late_horizon_s))
+        return QueueOutcome(float(part.mean()), 1.0)
+    waits = _waits(turn, service_s, left_s)
+    at = np.floor((left_s - delays) / max(left_s, 1e-9) * _STEPS).astype(int)
+    within = np.where(at < 0, 0.0, np.cumsum(waits)[np.clip(at, 0, _STEPS)])
+    return QueueOutcome(float(within.mean()), load)
+
+
+def _waits(turn: BatchTurn, service_s: float, longest_s: float) -> NDArray[np.float64]:
+    """Stationary waits of batches (Lindley's recursion) on a grid up to `longest_s`, and above."""
+    step_s = max(longest_s, 1e-9) / _STEPS
+    span = _STEPS + int(service_s / step_s) + 2
+    interval = _gamma(turn.every_s, turn.variance, step_s, span)
+    service = service_s / step_s
+    size = _STEPS + 2
+    moves = np.zeros((size, size))
+    after = np.arange(span)
+    for wait in range(size):
+        next_wait = np.clip(np.round(wait + service - after), 0, size - 1).astype(int)
+        np.add.at(moves[wait], next_wait, interval)
+    matrix = moves.T - np.eye(size)
+    matrix[-1] = 1.0
+    target = np.zeros(size)
+    target[-1] = 1.0
+    solved = np.maximum(np.linalg.solve(matrix, target), 0.0)
+    return np.asarray(solved[: _STEPS + 1] / solved.sum())
+
+
+def _gamma(mean: float, variance: float, step: float, count: int) -> NDArray[np.float64]:
+    """Probabilities of the steps 0 … count - 1; the last takes all above."""
+    shape, scale = mean**2 / variance, variance / mean
+    parts = 8
+    values = (np.arange(count * parts) + 0.5) * step / parts
+    logs = (shape - 1) * np.log(values) - values / scale - lgamma(shape) - shape * log(scale)
+    fine = np.exp(logs) * step / parts
+    # Steps are around whole multiples: half a step is added before the sum.
+    shifted = np.concatenate([np.zeros(parts // 2), fine])[: count * parts]
+    chances = shifted.reshape(count, parts).sum(axis=1)
+    if chances.sum() < exp(-20):
+        chances[min(count - 1, round(mean / step))] = 1.0
+    chances[-1] += max(0.0, 1 - chances.sum())
+    return np.asarray(chances / chances.sum())

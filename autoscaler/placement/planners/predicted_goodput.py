@@ -1,0 +1,270 @@
+"""Predicted goodput (ours): local search for the plan whose predicted goodput is highest.
+
+Maximises the sum of rate * P_m; with `is_fair` first the smallest P_m. Starts from the current
+plan and from the best baseline's, and is never predicted below either. Reads all params but
+`groups`, `max_replicas` and `has_shares`: new replicas have no share.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from autoscaler.placement.planners.milp import plan_milp
+from autoscaler.placement.planners.plan import (
+    ModelGoodput,
+    Placement,
+    Replica,
+    replica_order,
+    unservable_reasons,
+)
+from autoscaler.placement.planners.prediction import Predictor
+from autoscaler.placement.planners.problem import FITS_PCT, Metric, validate
+from autoscaler.placement.planners.usher import plan_usher
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from autoscaler.placement.planners.problem import (
+        AcceleratorView,
+        BatchPoint,
+        PlanParams,
+        Profiles,
+        Workload,
+    )
+
+_SERVED: Final = 0.99
+"""A model with at least this part in time does not count as short."""
+_GAIN_RPS: Final = 0.05
+"""A change that gains less is not worth a move."""
+_START_GAP: Final = 0.005
+"""The baselines' programs are solved to within this gap."""
+
+Plan = tuple[Replica, ...]
+Score = tuple[float, float]
+
+
+def predicted_goodput(
+    workloads: Sequence[Workload],
+    accelerators: Sequence[AcceleratorView],
+    profiles: Profiles,
+    current: Sequence[Replica],
+    params: PlanParams,
+) -> Placement:
+    """The best plan found with `max_evaluations` predictions."""
+    validate(workloads, accelerators, profiles)
+    search = _Search(workloads, accelerators, profiles, params)
+    starts = [_known(current, workloads, accelerators, profiles), ()]
+    starts += _baselines(workloads, accelerators, profiles, params)
+    best = search.climb(max((search.scored(each) for each in starts), key=lambda each: each.score))
+    return _placement(best, search, workloads, accelerators, profiles)
+
+
+def _known(
+    current: Sequence[Replica],
+    workloads: Sequence[Workload],
+    accelerators: Sequence[AcceleratorView],
+    profiles: Profiles,
+) -> Plan:
+    """The running replicas that this problem still has a place and a profile for."""
+    kinds = {each.name: each.kind for each in accelerators}
+    models = {each.model for each in workloads}
+    return tuple(
+        sorted(
+            (
+                replace(each, rate_rps=0.0)
+                for each in current
+                if each.model in models
+                and each.accelerator in kinds
+                and profiles.point(each.model, kinds[each.accelerator], each.batch_size)
+            ),
+            key=replica_order,
+        )
+    )
+
+
+def _baselines(
+    workloads: Sequence[Workload],
+    accelerators: Sequence[AcceleratorView],
+    profiles: Profiles,
+    params: PlanParams,
+) -> list[Plan]:
+    """Plans of the other planners, without shares."""
+    quick = replace(params, has_shares=False, max_gap_ratio=_START_GAP, groups=())
+    metrics = tuple(Metric) if params.has_interference else (Metric.SM_UTILIZATION,)
+    found = [
+        plan_milp(metric, workloads, accelerators, profiles, quick)
+        for metric in metrics
+        if metric is not Metric.MEAN_OCCUPANCY
+    ]
+    if len({each.kind for each in accelerators}) == 1:
+        found += [
+            plan_usher(metric, workloads, accelerators, profiles, quick) for metric in metrics
+        ]
+    return [tuple(replace(each, rate_rps=0.0) for each in plan.replicas) for plan in found]
+
+
+@dataclass(frozen=True, slots=True)
+class _Scored:
+    plan: Plan
+    score: Score
+    """Compared in order; higher is better."""
+    in_time: dict[str, float]
+
+
+class _Search:
+    """Hill climbing: the best change of the model that falls shortest, while one gains."""
+
+    def __init__(
+        self,
+        workloads: Sequence[Workload],
+        accelerators: Sequence[AcceleratorView],
+        profiles: Profiles,
+        params: PlanParams,
+    ) -> None:
+        self.kinds = {each.name: each.kind for each in sorted(accelerators, key=lambda a: a.name)}
+        self._workloads = sorted(workloads, key=lambda each: each.model)
+        self.predictor = Predictor(self._workloads, self.kinds, profiles, params)
+        self._profiles = profiles
+        self._params = params
+        self._left = params.max_evaluations
+        self._batches = {
+            (each.model, kind): profiles.feasible(each, kind)
+            for each in self._workloads
+            for kind in set(self.kinds.values())
+        }
+
+    def scored(self, plan: Plan) -> _Scored:
+        self._left -= 1
+        in_time = dict(self.predictor.predict(plan).in_time)
+        total = sum(each.rate_rps * in_time[each.model] for each in self._workloads)
+        if not self._params.is_fair:
+            return _Scored(plan, (total, 0.0), in_time)
+        served = [in_time[each.model] for each in self._workloads if self._is_servable(each.model)]
+        return _Scored(plan, (round(min(served, default=0.0), 3), total), in_time)
+
+    def _is_servable(self, model: str) -> bool:
+        return any(self._batches[model, kind] for kind in set(self.kinds.values()))
+
+    def climb(self, start: _Scored) -> _Scored:
+        best = start
+        while True:
+            for model in self._by_shortfall(best):
+                better = self._best_change(best, model)
+                if better is not None:
+                    best = better
+                    break
+            else:
+                return best
+
+    def _by_shortfall(self, found: _Scored) -> list[str]:
+        short = {
+            each.model: each.rate_rps * (1 - found.in_time[each.model])
+            for each in self._workloads
+            if self._is_servable(each.model) and each.rate_rps > 0
+        }
+        return sorted((m for m in short if short[m] > _GAIN_RPS), key=lambda m: (-short[m], m))
+
+    def _best_change(self, found: _Scored, model: str) -> _Scored | None:
+        best = None
+        for plan in self._changes(found.plan, model):
+            if self._left <= 0:
+                return best
+            tried = self.scored(plan)
+            if _gains(tried.score, found.score) and (best is None or tried.score > best.score):
+                best = tried
+        return best
+
+    def _changes(self, plan: Plan, model: str) -> Iterator[Plan]:
+        """Other batches, a further copy, copies moved, and neighbours that leave or move."""
+        mine = [each for each in plan if each.model == model]
+        others = tuple(each for each in plan if each.model != model)
+        here = {each.accelerator for each in mine}
+        if mine:
+            yield others
+        for kind in dict.fromkeys(self.kinds.values()):
+            for point in self._batches[model, kind]:
+                if mine:
+                    yield from self._fitting(
+                        (*others, *(replace(each, batch_size=point.batch_size) for each in mine))
+                    )
+        for name, kind in self.kinds.items():
+            neighbours = [each for each in others if each.accelerator == name]
+            for point in self._batches[model, kind]:
+                new = Replica(model, name, point.batch_size)
+                if name in here:
+                    continue
+                yield from self._fitting((*plan, new))
+                for left in neighbours:
+                    rest = tuple(each for each in plan if each is not left)
+                    yield from self._fitting((*rest, new))
+                for moved in mine:
+                    rest = tuple(each for each in plan if each is not moved)
+                    yield from self._fitting((*rest, new))
+            if name in here:
+                for left in neighbours:
+                    rest = tuple(each for each in plan if each is not left)
+                    yield rest
+                    for other in self.kinds:
+                        if other != name and not _holds(rest, left.model, other):
+                            yield from self._fitting((*rest, replace(left, accelerator=other)))
+
+    def _fitting(self, plan: Plan) -> Iterator[Plan]:
+        """The plan, if every accelerator has room for it."""
+        memory: defaultdict[str, float] = defaultdict(float)
+        compute: defaultdict[str, float] = defaultdict(float)
+        for each in plan:
+            point = self._point(each)
+            if point is None:
+                return
+            memory[each.accelerator] += point.memory_pct
+            if not self._params.has_interference:
+                compute[each.accelerator] += point.sm_utilization_pct
+        if all(each <= FITS_PCT for each in (*memory.values(), *compute.values())):
+            yield tuple(sorted(plan, key=replica_order))
+
+    def _point(self, replica: Replica) -> BatchPoint | None:
+        for each in self._batches[replica.model, self.kinds[replica.accelerator]]:
+            if each.batch_size == replica.batch_size:
+                return each
+        return None
+
+
+def _holds(plan: Plan, model: str, accelerator: str) -> bool:
+    return any(each.model == model and each.accelerator == accelerator for each in plan)
+
+
+def _gains(new: Score, old: Score) -> bool:
+    if new[0] != old[0] and new[1] == old[1] == 0.0:
+        return new[0] > old[0] + _GAIN_RPS
+    return new[0] > old[0] or (new[0] == old[0] and new[1] > old[1] + _GAIN_RPS)
+
+
+def _placement(
+    best: _Scored,
+    search: _Search,
+    workloads: Sequence[Workload],
+    accelerators: Sequence[AcceleratorView],
+    profiles: Profiles,
+) -> Placement:
+    predicted = search.predictor.predict(best.plan)
+    unservable = unservable_reasons(workloads, accelerators, profiles)
+    models = []
+    for each in sorted(workloads, key=lambda workload: workload.model):
+        part = predicted.in_time[each.model]
+        reason = ""
+        if part < _SERVED and each.rate_rps > 0:
+            copies = sum(replica.model == each.model for replica in best.plan)
+            reason = unservable.get(each.model) or (
+                f"{part:.1%} within the SLO from {copies} replicas" if copies else "no room"
+            )
+        models.append(ModelGoodput(each.model, each.rate_rps, part * each.rate_rps, reason))
+    rates = {each.model: each.rate_rps for each in workloads}
+    parts = search.predictor.parts(best.plan)
+    replicas = tuple(
+        replace(each, rate_rps=rates[each.model] * part)
+        for each, part in zip(best.plan, parts, strict=True)
+    )
+    bound = sum(each.rate_rps for each in workloads if each.model not in unservable)
+    return Placement("predicted-goodput", replicas, tuple(models), bound)

@@ -1,0 +1,243 @@
+"""Predicts which part of each model's requests a plan serves within the SLO.
+
+Neighbours slow batches down by how busy they are, which depends on how slow they are: a fixed
+point. Requests wait for a batch and for the device, by router.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from functools import lru_cache
+from math import exp, log
+from typing import TYPE_CHECKING, Final
+
+from autoscaler.placement.planners.batch_router import batch_queue, batch_turn
+from autoscaler.placement.planners.bulk_queue import QueueOutcome, bulk_queue
+from autoscaler.placement.planners.problem import Router
+from autoscaler.placement.planners.service_times import batch_times, slowdown_per_busy
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from autoscaler.placement.planners.plan import Replica
+    from autoscaler.placement.planners.problem import PlanParams, Profiles, Workload
+    from autoscaler.placement.planners.service_times import BatchTimes
+
+_ROUNDS: Final = 8
+_STEP: Final = log(1.1)
+"""Queues are solved for rates and slowdowns in steps of 10 %; between them it is interpolated."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaPrediction:
+    replica: Replica
+    in_time: float
+    busy: float
+    slowdown: float
+    """By neighbours; 1: none."""
+    is_estimated: bool
+    """Whether its share was not measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    in_time: Mapping[str, float]
+    """P_m: the part of a model's requests within the SLO."""
+    replicas: tuple[ReplicaPrediction, ...]
+
+
+@dataclass(slots=True)
+class _Running:
+    """A replica with its part of the load."""
+
+    replica: Replica
+    times: BatchTimes
+    rate_rps: float
+    part: float
+    slowdown: float = 1.0
+    usual: int = 1
+    """Usual size of its batches."""
+    busy: float = 0.0
+
+    def use(self, router: Router) -> None:
+        """Set the usual batch and how busy the device is with this replica."""
+        size = self.replica.batch_size
+        loaded = self.rate_rps * self.times.seconds_of(size) * self.slowdown / size
+        if router is Router.BATCH_ROUND_ROBIN:
+            self.usual, self.busy = size, min(1.0, loaded)
+            return
+        arriving = self.rate_rps * self.times.seconds_of(1) * self.slowdown
+        self.usual = max(1, min(size, round(arriving)))
+        waiting = self.rate_rps * self.times.seconds_of(self.usual) * self.slowdown
+        # A device that takes all that waits: busy for S, then idle if nobody came meanwhile.
+        unlimited = waiting / (waiting + exp(-min(waiting, 50.0)))
+        self.busy = min(1.0, max(loaded, unlimited if size > 1 else loaded))
+
+
+class Predictor:
+    """Predictions for one problem; profiles and workloads do not change."""
+
+    def __init__(
+        self,
+        workloads: Sequence[Workload],
+        kinds: Mapping[str, str],
+        profiles: Profiles,
+        params: PlanParams,
+    ) -> None:
+        """`kinds`: of the accelerators by name."""
+        self._workloads = {each.model: each for each in workloads}
+        self._kinds = kinds
+        self._profiles = profiles
+        self._params = params
+
+    def predict(self, replicas: Sequence[Replica]) -> Prediction:
+        running = self._running(replicas)
+        if self._params.has_interference:
+            self._settle(running)
+        by_model: dict[str, float] = dict.fromkeys(self._workloads, 0.0)
+        sizes: defaultdict[str, list[int]] = defaultdict(list)
+        for each in running:
+            sizes[each.replica.model].append(each.replica.batch_size)
+        predicted = []
+        for each in running:
+            outcome = self._outcome(each, tuple(sizes[each.replica.model]))
+            by_model[each.replica.model] += each.part * outcome.in_time
+            predicted.append(
+                ReplicaPrediction(
+                    each.replica, outcome.in_time, outcome.busy, each.slowdown,
+                    each.times.is_estimated,
+                )
+            )  # fmt: skip
+        return Prediction(
+            {model: min(1.0, value) for model, value in by_model.items()}, tuple(predicted)
+        )
+
+    def parts(self, replicas: Sequence[Replica]) -> list[float]:
+        """Each replica's part of its model's rate."""
+        return [each.part for each in self._running(replicas)]
+
+    def _running(self, replicas: Sequence[Replica]) -> list[_Running]:
+        """Rates in proportion to throughput; of built batches in turn: to the batch size."""
+        in_turn = self._params.router is Router.BATCH_ROUND_ROBIN
+        times, weights = [], []
+        totals: defaultdict[str, float] = defaultdict(float)
+        for each in replicas:
+            points = self._profiles.points(each.model, self._kinds[each.accelerator])
+            mine = batch_times(each.model, points, each.batch_size, each.share_pct)
+            times.append(mine)
+            slow = each.batch_size / mine.seconds_of(each.batch_size)
+            weights.append(float(each.batch_size) if in_turn else slow)
+            totals[each.model] += weights[-1]
+        return [
+            _Running(
+                each, mine, self._workloads[each.model].rate_rps * weight / totals[each.model],
+                weight / totals[each.model],
+            )
+            for each, mine, weight in zip(replicas, times, weights, strict=True)
+        ]  # fmt: skip
+
+    def _settle(self, running: Sequence[_Running]) -> None:
+        """Find slowdowns and busy times that agree, on each accelerator."""
+        together: defaultdict[str, list[_Running]] = defaultdict(list)
+        for each in running:
+            together[each.replica.accelerator].append(each)
+        for here in together.values():
+            if len(here) == 1:
+                continue
+            for _ in range(_ROUNDS):
+                for each in here:
+                    each.use(self._params.router)
+                for each in here:
+                    slower = sum(
+                        other.busy
+                        * slowdown_per_busy(
+                            each.times, each.usual, other.times, other.usual, self._profiles
+                        )
+                        for other in here
+                        if other is not each
+                    )
+                    each.slowdown = 0.5 * each.slowdown + 0.5 * (1 + slower)
+
+    def _outcome(self, each: _Running, batch_sizes: tuple[int, ...]) -> QueueOutcome:
+        workload, params = self._workloads[each.replica.model], self._params
+        size = each.replica.batch_size
+        if not params.has_queueing:
+            capacity = size / (each.times.seconds_of(size) * each.slowdown)
+            rate = each.rate_rps
+            in_time = 1.0 if rate <= 0 else min(1.0, capacity / rate)
+            return QueueOutcome(in_time, min(1.0, rate / capacity))
+        transfer_s = params.transfer_s.get(workload.model, 0.0)
+        overhead_s = params.overhead_s.get(workload.model, 0.0)
+        if params.router is Router.BATCH_ROUND_ROBIN:
+            wait_s = params.max_batch_wait_s or _BUILD_WAIT_S
+            budget_s = workload.slo_s - overhead_s
+        else:
+            batch_sizes, wait_s = (), params.max_batch_wait_s
+            budget_s = workload.slo_s - overhead_s - transfer_s
+        case = _Case(
+            each.times, size, batch_sizes, budget_s, transfer_s, wait_s, params.late_horizon_s
+        )
+        rate_rps = workload.rate_rps if batch_sizes else each.rate_rps
+        return _interpolated(case, rate_rps, each.slowdown)
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """A replica in front of which queues are solved for several rates and slowdowns."""
+
+    times: BatchTimes
+    size: int
+    batch_sizes: tuple[int, ...]
+    """Of all replicas of the model, if the router builds batches."""
+    budget_s: float
+    transfer_s: float
+    wait_s: float
+    late_horizon_s: float | None
+
+
+_BUILD_WAIT_S: Final = 0.1
+"""MAX_WAIT_TIME of Elvinger 2024, section 4.3.3."""
+
+
+def _interpolated(case: _Case, rate_rps: float, slowdown: float) -> QueueOutcome:
+    """Between the four nearest points of the grid."""
+    if rate_rps <= 0:
+        return QueueOutcome(1.0, 0.0)
+    low_rate, rate_part = divmod(log(rate_rps) / _STEP, 1)
+    low_slow, slow_part = divmod(log(slowdown) / _STEP, 1)
+    in_time = busy = 0.0
+    for rate_step, rate_weight in ((0, 1 - rate_part), (1, rate_part)):
+        for slow_step, slow_weight in ((0, 1 - slow_part), (1, slow_part)):
+            weight = rate_weight * slow_weight
+            if weight > 1e-6:
+                found = _solved(case, int(low_rate) + rate_step, int(low_slow) + slow_step)
+                in_time += weight * found.in_time
+                busy += weight * found.busy
+    return QueueOutcome(in_time, busy)
+
+
+@lru_cache(maxsize=1 << 16)
+def _solved(case: _Case, rate_step: int, slow_step: int) -> QueueOutcome:
+    rate_rps, slowdown = exp(rate_step * _STEP), exp(slow_step * _STEP)
+    if not case.batch_sizes:
+        return bulk_queue(
+            rate_rps=rate_rps,
+            seconds=[slowdown * each for each in case.times.by_size(case.size)],
+            budget_s=case.budget_s,
+            wait_s=case.wait_s,
+            late_horizon_s=case.late_horizon_s,
+        )
+    turn = batch_turn(
+        rate_rps=rate_rps,
+        batch_size=case.size,
+        batch_sizes=case.batch_sizes,
+        max_wait_s=case.wait_s,
+    )
+    return batch_queue(
+        rate_rps=rate_rps,
+        turn=turn,
+        service_s=slowdown * case.times.seconds_of(max(1, round(turn.size))),
+        budget_s=case.budget_s - case.transfer_s * turn.size,
+        late_horizon_s=case.late_horizon_s,
+    )

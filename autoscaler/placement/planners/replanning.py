@@ -1,0 +1,176 @@
+"""When to plan anew, whether to adopt the new plan, and in which order copies move. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from autoscaler.placement.planners.plan import replica_order
+from autoscaler.placement.planners.problem import FITS_PCT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from autoscaler.placement.planners.plan import Placement, Replica
+    from autoscaler.placement.planners.problem import AcceleratorView, Profiles, Workload
+
+_OFF_RATIO: Final = 0.2
+"""How far a forecast may be from the planned rate."""
+_TIMES_OFF: Final = 2
+_SLOWER_RATIO: Final = 1.25
+_SLOW_FOR_S: Final = 60.0
+_HORIZON_S: Final = 300.0
+"""For how long a gain is expected to last."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedFor:
+    """What a plan was made for, and what has happened since. A fold over ticks."""
+
+    rates_rps: Mapping[str, float]
+    slos_s: Mapping[str, float]
+    accelerators: frozenset[str]
+    times_off: int = 0
+    """Consecutive ticks at which a forecast was off."""
+    slow_since_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """One tick. Rates are 0.9-quantile forecasts; latencies are measured over predicted ones."""
+
+    now_s: float
+    workloads: tuple[Workload, ...]
+    accelerators: tuple[AcceleratorView, ...]
+    latency_ratios: Mapping[str, float]
+
+
+def planned_for(
+    workloads: Sequence[Workload], accelerators: Sequence[AcceleratorView]
+) -> PlannedFor:
+    return PlannedFor(
+        {each.model: each.rate_rps for each in workloads},
+        {each.model: each.slo_s for each in workloads},
+        frozenset(each.name for each in accelerators),
+    )
+
+
+def should_replan(state: PlannedFor, seen: Observation) -> tuple[PlannedFor, str]:
+    """The state after a tick, and why to plan anew; empty: the plan still holds."""
+    rates = {each.model: each.rate_rps for each in seen.workloads}
+    off = sorted(
+        model
+        for model, rate in rates.items()
+        if abs(rate - state.rates_rps.get(model, rate))
+        > _OFF_RATIO * max(state.rates_rps.get(model, rate), 1e-9)
+    )
+    slow = sorted(model for model, each in seen.latency_ratios.items() if each > _SLOWER_RATIO)
+    slow_since_s = state.slow_since_s
+    if slow and slow_since_s is None:
+        slow_since_s = seen.now_s
+    state = replace(
+        state,
+        times_off=state.times_off + 1 if off else 0,
+        slow_since_s=slow_since_s if slow else None,
+    )
+    return state, _reason(state, seen, rates, off, slow)
+
+
+def _reason(
+    state: PlannedFor,
+    seen: Observation,
+    rates: Mapping[str, float],
+    off: Sequence[str],
+    slow: Sequence[str],
+) -> str:
+    accelerators = {each.name for each in seen.accelerators}
+    if changed := sorted(accelerators ^ state.accelerators):
+        return f"accelerators came or went: {', '.join(changed)}"
+    if changed := sorted(rates.keys() ^ state.rates_rps.keys()):
+        return f"models came or went: {', '.join(changed)}"
+    slos = {each.model: each.slo_s for each in seen.workloads}
+    if changed := sorted(model for model in slos if slos[model] != state.slos_s[model]):
+        return f"the SLO changed of {', '.join(changed)}"
+    if state.times_off >= _TIMES_OFF:
+        return f"the forecast is over {_OFF_RATIO:.0%} off the planned rate of {', '.join(off)}"
+    if state.slow_since_s is not None and seen.now_s - state.slow_since_s >= _SLOW_FOR_S:
+        return f"latency exceeds the prediction for {_SLOW_FOR_S:g} s: {', '.join(slow)}"
+    return ""
+
+
+def should_adopt(gain_rps: float, moving_costs_requests: float) -> bool:
+    """Whether a plan gains more requests than its moves cost."""
+    return gain_rps * _HORIZON_S > moving_costs_requests
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One change of one accelerator. A replica is warm before the one it replaces leaves."""
+
+    accelerator: str
+    starts: Replica | None
+    stops: Replica | None
+
+
+def moves(
+    current: Sequence[Replica],
+    placement: Placement,
+    accelerators: Sequence[AcceleratorView],
+    profiles: Profiles,
+    costs: Mapping[str, float],
+) -> list[list[Move]]:
+    """Steps from the current replicas to the plan; a step has one move per accelerator at most.
+
+    A replica starts before one leaves. Where there is no room for both, the cheapest to move
+    leaves first; `costs`: by model.
+    """
+    kinds = {each.name: each.kind for each in accelerators}
+
+    def memory(replica: Replica) -> float:
+        point = profiles.point(replica.model, kinds[replica.accelerator], replica.batch_size)
+        return point.memory_pct if point is not None else 0.0
+
+    queues = [
+        _moves_on(
+            name,
+            [each for each in current if each.accelerator == name],
+            [each for each in placement.replicas if each.accelerator == name],
+            memory,
+            costs,
+        )
+        for name in sorted(kinds)
+    ]
+    steps = max((len(queue) for queue in queues), default=0)
+    return [[queue[at] for queue in queues if at < len(queue)] for at in range(steps)]
+
+
+def _same(one: Replica, other: Replica) -> bool:
+    return replace(one, rate_rps=0.0) == replace(other, rate_rps=0.0)
+
+
+def _moves_on(
+    name: str,
+    running: Sequence[Replica],
+    wanted: Sequence[Replica],
+    memory: Callable[[Replica], float],
+    costs: Mapping[str, float],
+) -> list[Move]:
+    leaving = [each for each in running if not any(_same(each, other) for other in wanted)]
+    coming = [each for each in wanted if not any(_same(each, other) for other in running)]
+    leaving.sort(key=lambda each: (costs.get(each.model, 0.0), *replica_order(each)))
+    coming.sort(key=replica_order)
+    used = sum(map(memory, running))
+    found = []
+    for new in coming:
+        while leaving and used + memory(new) > FITS_PCT:
+            cheapest = leaving.pop(0)
+            used -= memory(cheapest)
+            found.append(Move(name, None, cheapest))
+        used += memory(new)
+        replaced = next((each for each in leaving if each.model == new.model), None)
+        if replaced is not None:
+            leaving.remove(replaced)
+            used -= memory(replaced)
+        found.append(Move(name, new, replaced))
+    found += [Move(name, None, each) for each in leaving]
+    return found

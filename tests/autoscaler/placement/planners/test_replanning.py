@@ -1,0 +1,100 @@
+"""When a plan is made anew, adopted, and how copies move."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from autoscaler.placement.planners.fewest import accelerators_of
+from autoscaler.placement.planners.plan import Placement, Replica
+from autoscaler.placement.planners.problem import Workload
+from autoscaler.placement.planners.replanning import (
+    Observation,
+    moves,
+    planned_for,
+    should_adopt,
+    should_replan,
+)
+from tests.autoscaler.placement.planners.cases import KIND
+
+if TYPE_CHECKING:
+    from autoscaler.placement.planners.problem import Profiles
+
+_GPUS = accelerators_of(KIND, 2)
+_LOADS = [Workload("large", 100, 0.2), Workload("small", 300, 0.1)]
+
+
+def _reasons(*observed: tuple[float, list[Workload], int, dict[str, float]]) -> list[str]:
+    state, reasons = planned_for(_LOADS, _GPUS), []
+    for now_s, loads, gpus, ratios in observed:
+        seen = Observation(now_s, tuple(loads), tuple(accelerators_of(KIND, gpus)), ratios)
+        state, reason = should_replan(state, seen)
+        reasons.append(reason)
+    return reasons
+
+
+def test_constant_rates_keep_the_plan() -> None:
+    assert _reasons(*((now, _LOADS, 2, {}) for now in (0.0, 10.0, 20.0))) == ["", "", ""]
+
+
+def test_a_forecast_off_twice_running_replans() -> None:
+    off = [Workload("large", 121, 0.2), _LOADS[1]]
+    once = _reasons((0, off, 2, {}), (10, _LOADS, 2, {}), (20, off, 2, {}))
+    assert once == ["", "", ""]
+    twice = _reasons((0, off, 2, {}), (10, off, 2, {}))
+    assert twice[0] == ""
+    assert "20% off the planned rate of large" in twice[1]
+
+
+@pytest.mark.parametrize(
+    ("loads", "gpus", "expected"),
+    [
+        (_LOADS, 3, "accelerators came or went: v100-2"),
+        (_LOADS[:1], 2, "models came or went: small"),
+        ([_LOADS[0], Workload("small", 300, 0.05)], 2, "the SLO changed of small"),
+    ],
+)
+def test_changes_replan_at_once(loads: list[Workload], gpus: int, expected: str) -> None:
+    assert _reasons((0, loads, gpus, {})) == [expected]
+
+
+def test_a_minute_of_latency_above_the_prediction_replans() -> None:
+    slow, normal = {"small": 1.3}, {"small": 1.2}
+    found = _reasons(
+        (0, _LOADS, 2, slow), (50, _LOADS, 2, slow), (55, _LOADS, 2, normal), (60, _LOADS, 2, slow),
+        (119, _LOADS, 2, slow), (120, _LOADS, 2, slow),
+    )  # fmt: skip
+    assert [bool(each) for each in found] == [False] * 5 + [True]
+
+
+def test_a_plan_is_adopted_if_it_gains_more_than_its_moves_cost() -> None:
+    assert should_adopt(1.0, 299.0)
+    assert not should_adopt(1.0, 301.0)
+
+
+def test_one_move_per_gpu_and_the_new_copy_is_warm_first(synthetic: Profiles) -> None:
+    current = [Replica("large", "v100-0", 4), Replica("small", "v100-1", 4)]
+    wanted = (
+        Replica("large", "v100-0", 8),
+        Replica("medium", "v100-0", 4),
+        Replica("small", "v100-1", 4),
+    )
+    plan = Placement("test", wanted, (), 0.0)
+    steps = moves(current, plan, _GPUS, synthetic, {})
+    assert all(len({each.accelerator for each in step}) == len(step) for step in steps)
+    first = steps[0][0]
+    assert (first.starts, first.stops) == (wanted[0], current[0])
+    assert moves(wanted, plan, _GPUS, synthetic, {}) == []
+
+
+def test_where_there_is_no_room_the_cheapest_leaves_first(synthetic: Profiles) -> None:
+    current = [
+        Replica("wide", "v100-0", 8), Replica("large", "v100-0", 16), Replica("small", "v100-0", 4),
+    ]  # fmt: skip
+    plan = Placement("test", (Replica("wide", "v100-0", 16),), (), 0.0)
+    costs = {"wide": 5.0, "large": 1.0, "small": 2.0}
+    stopped = [each.stops.model for [each] in moves(current, plan, _GPUS, synthetic, costs)
+               if each.stops]  # fmt: skip
+    assert stopped[0] == "large"
+    assert stopped.index("small") < stopped.index("wide")
