@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from load.experiments.elastic import burst, spike
+from load.experiments.elvinger import plans as elvinger_plans
 from load.experiments.liu import grid, replicas, simple, wins
 from load.experiments.prewarm import prewarming, prewarming_live
 from load.experiments.real_traces import traces
@@ -30,5 +31,6 @@ _ALL: Final = (
     warsaw.EXPERIMENT,
     regret.EXPERIMENT,
     scale.EXPERIMENT,
+    elvinger_plans.EXPERIMENT,
 )
 EXPERIMENTS: Final[Mapping[str, Experiment]] = {each.name: each for each in _ALL}

@@ -1,0 +1,109 @@
+"""Plots of the experiment elvinger-plans: GPUs with their models, and goodput by planner."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from matplotlib.figure import Figure
+
+from load.report.style import COLOURS, DPI, HATCHES, LINES, MARKERS, styled
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from matplotlib.axes import Axes
+
+    from autoscaler.placement.planners.plan import Placement
+    from autoscaler.placement.planners.problem import Profiles
+    from load.experiments.elvinger.cells import StatedPlan
+    from load.experiments.elvinger.plans import PlannedCell
+
+_COLUMNS: Final = 2
+
+
+def draw_plans(
+    stated: Sequence[tuple[StatedPlan, Placement]], profiles: Profiles, folder: Path
+) -> Path:
+    """`plans.png`: achieved occupancy on each GPU (WSM for `wsm-milp`), by model and batch."""
+    path = folder / "plans.png"
+    models = sorted({each.model for _, plan in stated for each in plan.replicas})
+    colours = {model: COLOURS[at % len(COLOURS)] for at, model in enumerate(models)}
+    rows = -(-len(stated) // _COLUMNS)
+    with styled():
+        figure = Figure(figsize=(9.0, 2.1 * rows))
+        axes = figure.subplots(rows, _COLUMNS, squeeze=False)
+        for (each, plan), one in zip(stated, axes.ravel(), strict=False):
+            _draw_plan(one, each, plan, profiles, colours)
+        figure.savefig(path, format="png", dpi=DPI)
+    return path
+
+
+def _draw_plan(
+    axes: Axes,
+    stated: StatedPlan,
+    plan: Placement,
+    profiles: Profiles,
+    colours: dict[str, str],
+) -> None:
+    accelerators = stated.cell.accelerators()
+    is_wsm = stated.planner == "wsm-milp"
+    for row, gpu in enumerate(accelerators):
+        left = 0.0
+        for replica in plan.replicas:
+            if replica.accelerator != gpu.name:
+                continue
+            point = profiles.point(replica.model, gpu.kind, replica.batch_size)
+            assert point is not None
+            width = point.sm_utilization_pct if is_wsm else point.occupancy_pct
+            axes.barh(row, width, left=left, color=colours[replica.model], alpha=0.75)
+            axes.annotate(
+                f"{replica.model} x {replica.batch_size}", (left + width / 2, row),
+                ha="center", va="center", fontsize=7,
+            )  # fmt: skip
+            left += width
+    axes.set_yticks(range(len(accelerators)), [f"GPU {at}" for at in range(len(accelerators))])
+    axes.set_ylim(len(accelerators) - 0.4, -0.6)
+    axes.set_xlim(0, 100)
+    axes.set_title(f"{stated.planner}: {plan.total_rps:.2f} req/s ({stated.where})", fontsize=8)
+    axes.set_xlabel("SM utilisation, %" if is_wsm else "achieved occupancy, %", fontsize=8)
+
+
+def draw_goodput(
+    found: Sequence[PlannedCell], planners: Sequence[str], folder: Path
+) -> tuple[Path, ...]:
+    """`goodput.png`: expected (dotted) and predicted goodput over GPUs or load, by figure."""
+    path = folder / "goodput.png"
+    figures = list(dict.fromkeys(each.cell.figure for each in found))
+    rows = -(-len(figures) // _COLUMNS)
+    with styled():
+        figure = Figure(figsize=(9.0, 2.6 * rows + 0.5))
+        axes = figure.subplots(rows, _COLUMNS, squeeze=False).ravel()
+        for name, one in zip(figures, axes, strict=False):
+            _draw_figure(one, name, found, planners)
+        for unused in axes[len(figures) :]:
+            unused.set_visible(False)
+        handles, texts = axes[0].get_legend_handles_labels()
+        figure.legend(handles, texts, loc="outside lower center", ncols=4, fontsize=8.5)
+        figure.savefig(path, format="png", dpi=DPI)
+    return (path,)
+
+
+def _draw_figure(
+    axes: Axes, name: str, found: Sequence[PlannedCell], planners: Sequence[str]
+) -> None:
+    cells = [each for each in found if each.cell.figure == name]
+    loads = sorted({(each.cell.x, each.cell.total_rps) for each in cells})
+    axes.plot(*zip(*loads, strict=True), color="#bbbbbb", label="load")
+    for at, planner in enumerate(planners):
+        mine = sorted((e for e in cells if e.planner == planner), key=lambda e: e.cell.x)
+        places = [each.cell.x for each in mine]
+        colour, marker = COLOURS[at % len(COLOURS)], MARKERS[at % len(MARKERS)]
+        axes.plot(places, [each.predicted_rps for each in mine], label=planner, markersize=4,
+                  linewidth=1.2, color=colour, marker=marker)  # fmt: skip
+        axes.plot(places, [each.expected_rps for each in mine], linestyle=LINES[3],
+                  color=colour, linewidth=0.8)  # fmt: skip
+    axes.set_ylim(bottom=0)
+    axes.set_title(f"figure {name}", fontsize=9)
+    axes.set_xlabel("load, req/s" if max(places) > len(HATCHES) + 1 else "GPUs", fontsize=8)
+    axes.set_ylabel("goodput, req/s", fontsize=8)
