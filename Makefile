@@ -21,7 +21,7 @@ export TOKENIZERS_PARALLELISM ?= false
 # Without cached bytecode every process that imports torch and transformers compiles them: 5-10 s.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install demo up test test-slow test-gpu test-kubernetes test-chaos test-hostile soak check format bench bench-runtime bench-gpu bench-simulator bench-peers lock clean
+.PHONY: help install demo up test test-slow test-gpu test-kubernetes test-chaos test-hostile soak check format bench bench-runtime bench-gpu bench-simulator bench-placement bench-peers lock clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' Makefile
@@ -81,6 +81,9 @@ bench-gpu: $(STAMP)  ## Run the benchmarks of copies, cold starts and serving on
 
 bench-simulator: $(STAMP)  ## Run the benchmark of the simulator, compiled if possible
 	$(BIN)/python -P -m load.compiled benchmarks simulator $(FLAGS)
+
+bench-placement: $(STAMP)  ## Run the benchmark of the planners of placement
+	$(BIN)/python -m benchmarks placement $(FLAGS)
 
 bench-peers: $(STAMP)  ## Install other servers and loaders to compare with, in .venv-peers (0.6 GB)
 	$(BIN)/python -m benchmarks.peers install

@@ -244,6 +244,21 @@ def _simulator(arguments: argparse.Namespace, machine: Machine) -> None:
     _save("simulator", machine, settings, [asdict(each) for each in results])
 
 
+def _placement(arguments: argparse.Namespace, machine: Machine) -> None:
+    from benchmarks import placement  # imports the solver
+
+    problems = arguments.repeats or (5 if arguments.quick else placement.PROBLEMS)
+    print(
+        f"## Planning: {problems} problems of 8 models on 8 GPUs ({placement.source()}), and 100 "
+        f"on 100 (seed {arguments.seed}, CPU time)\n"
+    )
+    found = placement.measure(seed=arguments.seed, problems=problems, is_quick=arguments.quick)
+    print(placement.summary(found))
+    print(f"\n{mark_lines(placement.marks(found))}")
+    settings = {"seed": arguments.seed, "problems": problems, "source": placement.source()}
+    _save("placement", machine, settings, [asdict(each) for each in found])
+
+
 def _save(name: str, machine: Machine, settings: dict[str, Any], samples: Any) -> None:
     path = save(name, machine, settings, samples)
     print(f"\nRaw samples: {path.relative_to(REPOSITORY)}\n", flush=True)
@@ -259,6 +274,7 @@ BENCHMARKS: Final[Mapping[str, Benchmark]] = {
     "batching": Benchmark(_batching, "a pod that batches against KServe's ModelServer"),
     "fidelity": Benchmark(_fidelity, "latencies of simulated runs against live ones"),
     "simulator": Benchmark(_simulator, "requests per CPU second, with real policies (simulated)"),
+    "placement": Benchmark(_placement, "planning times, optimality, goodput by planner"),
     "gpu": Benchmark(_gpu, "copies to a GPU, cold starts, serving during loads, memory after them"),
 }
 

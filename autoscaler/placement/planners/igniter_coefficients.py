@@ -20,7 +20,8 @@ BATCHES: Final = (1, 16, 32)
 """Rows of a model's tables."""
 SHARES_PCT: Final = (10.0, 50.0, 100.0)
 """Columns of a model's tables."""
-_OFFSETS: Final = np.linspace(-9.5, 50.0, 4761)
+_OFFSET_STEP: Final = 0.5
+_OFFSETS: Final = np.arange(-9.0, 50.0, _OFFSET_STEP)
 """Values of k4 that are tried: it must stay above the negated smallest share."""
 
 
@@ -139,18 +140,26 @@ def fit_model(measured: ModelMeasurements, hardware: HardwareMeasurements) -> Mo
 def fit_active(
     batch: NDArray[np.float64], share: NDArray[np.float64], active_ms: NDArray[np.float64]
 ) -> tuple[float, float, float, float, float]:
-    """Step 5 by least squares: linear in all but k4, which is searched."""
-    best: tuple[float, tuple[float, float, float, float, float]] | None = None
-    for k4 in _OFFSETS:
-        under = 1 / (share + k4)
-        matrix = np.stack([batch**2 * under, batch * under, under, np.ones_like(share)], axis=1)
-        solution, *_ = np.linalg.lstsq(matrix, active_ms, rcond=None)
-        error = float(np.sum((matrix @ solution - active_ms) ** 2))
-        if best is None or error < best[0]:
-            k1, k2, k3, k5 = (float(each) for each in solution)
-            best = error, (k1, k2, k3, float(k4), k5)
-    assert best is not None
-    return best[1]
+    """Step 5 by least squares: linear in all but k4, which is searched coarsely, then finely."""
+    coarse = min(_OFFSETS, key=lambda k4: _solve_for(k4, batch, share, active_ms)[0])
+    around = coarse + np.linspace(-_OFFSET_STEP, _OFFSET_STEP, 81)
+    k4 = min(around, key=lambda each: _solve_for(each, batch, share, active_ms)[0])
+    k1, k2, k3, k5 = _solve_for(k4, batch, share, active_ms)[1]
+    return k1, k2, k3, float(k4), k5
+
+
+def _solve_for(
+    k4: float,
+    batch: NDArray[np.float64],
+    share: NDArray[np.float64],
+    active_ms: NDArray[np.float64],
+) -> tuple[float, tuple[float, float, float, float]]:
+    """The squared error and k1, k2, k3, k5."""
+    under = 1 / (share + k4)
+    matrix = np.stack([batch**2 * under, batch * under, under, np.ones_like(share)], axis=1)
+    solution, *_ = np.linalg.lstsq(matrix, active_ms, rcond=None)
+    k1, k2, k3, k5 = (float(each) for each in solution)
+    return float(np.sum((matrix @ solution - active_ms) ** 2)), (k1, k2, k3, k5)
 
 
 def _line(x: NDArray[np.float64], y: NDArray[np.float64]) -> tuple[float, float]:

@@ -11,10 +11,18 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
-from math import ceil, floor
+from math import ceil, floor, inf
 from typing import TYPE_CHECKING, Final
 
-from autoscaler.placement.planners.patterns import Item, Pattern, patterns_of
+from autoscaler.placement.planners.patterns import (
+    Item,
+    Pattern,
+    TooManyPatterns,
+    best_pattern,
+    partition,
+    patterns_of,
+    value_bound,
+)
 from autoscaler.placement.planners.plan import (
     Replica,
     make_placement,
@@ -38,6 +46,14 @@ if TYPE_CHECKING:
 
 _PROVEN: Final = 1e-6
 """A larger gap: the search was cut short, and Usher's plan may be better."""
+_MAX_PATTERNS: Final = 3_000
+_ROUNDS: Final = 40
+"""Of column generation."""
+_BOUND_EVERY: Final = 8
+_LARGE_GAP: Final = 0.01
+"""Of the last program with generated patterns."""
+_SMALL: Final = 20
+"""Models up to which Usher plans in a fraction of a second."""
 _MAX_BATCH_SUM: Final = 1 << 16
 """Above the batches of all replicas together: a replica less is better than any smaller batch."""
 
@@ -108,8 +124,8 @@ def plan_milp(
             for each in ordered
             for point in profiles.feasible(each, kind)
         )  # fmt: skip
-        kinds.append(_Kind(names, items, patterns_of(items)))
-    solved = _Model(ordered, kinds, params).solve()
+        kinds.append(_Kind(names, items, ()))
+    solved = _solve(ordered, kinds, params)
     placement = make_placement(
         f"{metric}-milp",
         solved.replicas,
@@ -118,13 +134,64 @@ def plan_milp(
         bound_rps=min(solved.bound_rps, throughput_bound(workloads, accelerators, profiles)),
         reasons=unservable_reasons(workloads, accelerators, profiles),
     )
-    if len(kinds) == 1 and placement.gap_ratio > _PROVEN:
+    is_small = len(kinds) == 1 and len(workloads) <= _SMALL
+    if is_small and placement.gap_ratio > _PROVEN:
         heuristic = plan_usher(
             metric, workloads, accelerators, profiles, PlanParams(has_shares=False)
         )
         if heuristic.total_rps > placement.total_rps:
             return replace(heuristic, planner=placement.planner, bound_rps=placement.bound_rps)
     return placement
+
+
+def _solve(workloads: Sequence[Workload], kinds: Sequence[_Kind], params: PlanParams) -> _Solved:
+    """With all patterns, or, if they are too many, with those that a relaxation asks for."""
+    try:
+        whole = [replace(each, patterns=patterns_of(each.items, _MAX_PATTERNS)) for each in kinds]
+    except TooManyPatterns:
+        return _solve_by_columns(workloads, kinds, params)
+    return _Model(workloads, whole, params).solve()
+
+
+def _solve_by_columns(
+    workloads: Sequence[Workload], kinds: Sequence[_Kind], params: PlanParams
+) -> _Solved:
+    """Column generation: patterns of high price are added to the relaxed program.
+
+    No plan is better than a relaxed value plus, per accelerator, the price that any pattern could
+    still gain (Lagrange's bound).
+    """
+    kinds = [
+        replace(each, patterns=tuple(partition(each.items, _first_values(each, workloads))))
+        for each in kinds
+    ]
+    bound = inf
+    for done in range(_ROUNDS):
+        value, prices = _Model(workloads, kinds, params).relaxed()
+        possible, grown, has_new = value, [], False
+        for kind, (values, per_accelerator) in zip(kinds, prices, strict=True):
+            if done % _BOUND_EVERY == _BOUND_EVERY - 1:
+                gain = value_bound(kind.items, values) - per_accelerator
+                possible += max(0.0, gain) * len(kind.accelerators)
+            else:
+                possible = inf
+            offered = {*partition(kind.items, values), best_pattern(kind.items, values)}
+            new = sorted(offered.difference(kind.patterns, [()]))
+            has_new = has_new or bool(new)
+            grown.append(replace(kind, patterns=(*kind.patterns, *new)))
+        bound = min(bound, possible)
+        if not has_new:
+            break
+        kinds = grown
+    few = replace(params, max_gap_ratio=max(params.max_gap_ratio, _LARGE_GAP), max_nodes=1)
+    found = _Model(workloads, kinds, few).solve()
+    return _Solved(found.replicas, bound)
+
+
+def _first_values(kind: _Kind, workloads: Sequence[Workload]) -> dict[Item, float]:
+    """What one replica serves."""
+    rates = {each.model: each.rate_rps for each in workloads}
+    return {item: min(rates[item.model], item.throughput_rps) for item in kind.items}
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +212,10 @@ class _Model:
         self._counts: list[dict[Item, int]] = [{} for _ in kinds]
         self._uses: list[list[int]] = []
         self._goodput: list[int] = []
+        self._room: list[dict[Item, int]] = []
+        """Constraints that a replica needs a place in a pattern."""
+        self._sizes: list[int] = []
+        """Constraints of the numbers of accelerators."""
         accelerators = sum(len(kind.accelerators) for kind in kinds)
         for each in workloads:
             self._add_model(each, params.max_replicas.get(each.model, accelerators))
@@ -192,14 +263,28 @@ class _Model:
     def _add_patterns(self, kind: _Kind, counts: Mapping[Item, int]) -> list[int]:
         size = len(kind.accelerators)
         uses = [self._program.variable(upper=size, is_integer=True) for _ in kind.patterns]
-        self._program.at_most(size, [(each, 1.0) for each in uses])
+        self._sizes.append(self._program.at_most(size, [(each, 1.0) for each in uses]))
         holders: dict[Item, list[int]] = {item: [] for item in kind.items}
         for pattern, use in zip(kind.patterns, uses, strict=True):
             for item in pattern:
                 holders[item].append(use)
-        for item, count in counts.items():
-            self._program.at_most(0, [(count, 1.0), *((use, -1.0) for use in holders[item])])
+        self._room.append(
+            {
+                item: self._program.at_most(
+                    0, [(count, 1.0), *((use, -1.0) for use in holders[item])]
+                )
+                for item, count in counts.items()
+            }
+        )
         return uses
+
+    def relaxed(self) -> tuple[float, list[tuple[dict[Item, float], float]]]:
+        """The relaxed value; by kind the price of a place for each item, and of an accelerator."""
+        value, prices = self._program.relaxed()
+        return value, [
+            ({item: prices[row] for item, row in room.items()}, prices[size])
+            for room, size in zip(self._room, self._sizes, strict=True)
+        ]
 
     def solve(self) -> _Solved:
         """The most goodput, then the cheapest plan with it."""

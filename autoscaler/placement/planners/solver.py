@@ -44,9 +44,20 @@ class Program:
         self._integer.append(is_integer)
         return len(self._upper) - 1
 
-    def at_most(self, limit: float, terms: Sequence[tuple[int, float]]) -> None:
-        """Add a constraint: the sum of coefficient times variable."""
+    def at_most(self, limit: float, terms: Sequence[tuple[int, float]]) -> int:
+        """Add a constraint on the sum of coefficient times variable; returns its number."""
         self._rows.append((limit, list(terms)))
+        return len(self._rows) - 1
+
+    def relaxed(self) -> tuple[float, list[float]]:
+        """The highest value with fractions allowed, and the price of each constraint."""
+        solver = _quiet_solver(1, 0.0)
+        model = self._model(None, None)
+        model.integrality_ = []
+        solver.passModel(model)
+        solver.run()
+        prices = [max(0.0, each) for each in solver.getSolution().row_dual]
+        return float(solver.getInfo().objective_function_value), prices
 
     def maximise(
         self,

@@ -83,6 +83,7 @@ def test_wao_usher_with_given_groups_is_figure_6_3(v100: Profiles) -> None:
     assert first["resnet50"] == pytest.approx(17.55)
 
 
+@pytest.mark.slow
 def test_wsm_milp_by_load_is_figure_6_16(v100: Profiles) -> None:
     plans = {rps: planned("wsm-milp", workloads(VISION, rps / 5, 250), 4, v100)
              for rps in (3000, 4000, 5000)}  # fmt: skip

@@ -214,3 +214,15 @@ def test_the_best_plan_within_the_limit_of_nodes_is_returned() -> None:
     heuristic = planned("wao-usher", loads, 6, profiles)
     best = planned("wao-milp", loads, 6, profiles)
     assert heuristic.total_rps <= found.total_rps <= best.total_rps + 1e-6
+
+
+@pytest.mark.slow
+def test_a_problem_with_too_many_patterns_is_solved_by_columns_with_its_gap() -> None:
+    rng = random.Random(5)
+    profiles, loads = random_profiles(rng, 24, sizes=4), random_workloads(rng, 24)
+    accelerators = accelerators_of(KIND, 12)
+    found = PLANNERS["wao-milp"](loads, accelerators, profiles, (), PlanParams())
+    assert overfull(found.replicas, accelerators, profiles, METRICS["wao-milp"]) == []
+    assert 0 <= found.gap_ratio < 0.15
+    assert found == PLANNERS["wao-milp"](loads[::-1], accelerators, profiles, (), PlanParams())
+    assert found.total_rps > planned("wao-usher", loads, 12, profiles).total_rps
