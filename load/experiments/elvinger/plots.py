@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from load.experiments.elvinger.plans import PlannedCell
 
 _COLUMNS: Final = 2
+_NARROW: Final = 25
+"""Width of a bar, in %, up to which its text has two small lines."""
 
 
 def draw_plans(
@@ -56,10 +58,11 @@ def _draw_plan(
             point = profiles.point(replica.model, gpu.kind, replica.batch_size)
             assert point is not None
             width = point.sm_utilization_pct if is_wsm else point.occupancy_pct
-            axes.barh(row, width, left=left, color=colours[replica.model], alpha=0.75)
+            axes.barh(row, width, left=left, color=colours[replica.model], alpha=0.5)
             axes.annotate(
-                f"{replica.model} x {replica.batch_size}", (left + width / 2, row),
-                ha="center", va="center", fontsize=7,
+                f"{replica.model}{' ' if width > _NARROW else chr(10)}x {replica.batch_size}",
+                (left + width / 2, row), ha="center", va="center",
+                fontsize=7 if width > _NARROW else 4.5,
             )  # fmt: skip
             left += width
     axes.set_yticks(range(len(accelerators)), [f"GPU {at}" for at in range(len(accelerators))])
