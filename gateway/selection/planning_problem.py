@@ -1,0 +1,208 @@
+"""A window as arrays, which every selection policy reads, and the way back to a plan.
+
+Requests are sorted by arrival and id, the rest by name, so that the order of the input does not
+matter. Pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from gateway.selection.accuracy import accuracy_by_class_mix
+from gateway.selection.class_posterior import class_probabilities
+from gateway.selection.priority import priority
+from gateway.selection.utility import penalty
+from gateway.selection.window import SHORT_CIRCUIT, WindowApplication
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from gateway.selection.window import SelectionOptions, Window, WindowRequest, Worker
+    from registry.domain.application import Penalty
+
+    Floats = NDArray[np.float64]
+    Ints = NDArray[np.int64]
+
+
+class Step(NamedTuple):
+    """A request with the variant and worker that serve it, as indexes into the problem."""
+
+    request: int
+    variant: int
+    worker: int
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """The (variant, worker) pairs of an application, in the order that breaks ties."""
+
+    variants: Ints
+    workers: Ints
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlanningProblem:
+    """The last variant is the short circuit, the last worker the one that answers it at once."""
+
+    options: SelectionOptions
+    requests: tuple[WindowRequest, ...]
+    application_of: tuple[int, ...]
+    """Index into `choices` of each request."""
+    choices: tuple[Choices, ...]
+    variants: tuple[str, ...]
+    workers: tuple[str, ...]
+    accuracy: Floats
+    """[requests, variants]; zero for variants of other applications."""
+    latency_s: Floats
+    """[workers, variants]."""
+    swap_s: Floats
+    """[workers, variants]."""
+    free_s: Floats
+    """[workers], from the time of planning."""
+    loaded: Ints
+    """[workers]; -1: nothing."""
+    age_s: Floats
+    """[requests], from arrival to the time of planning."""
+    deadline_s: Floats
+    """[requests], from arrival."""
+    penalties: tuple[tuple[Penalty, Ints], ...]
+    """The requests of each penalty."""
+    priority: Floats
+    """[requests]."""
+    theta: tuple[Floats | None, ...]
+    """Class probabilities of each request; None without evidence."""
+
+    @property
+    def short_circuit(self) -> int:
+        return len(self.variants) - 1
+
+    @property
+    def has_one_worker(self) -> bool:
+        return len(self.workers) == 2
+
+    def penalty_of(self, requests: Ints, completion_s: Floats) -> Floats:
+        """The penalties of requests, whose indexes broadcast against their completions."""
+        deadlines = self.deadline_s[requests]
+        if len(self.penalties) == 1:
+            return penalty(self.penalties[0][0], deadlines, completion_s)
+        requests = np.broadcast_to(requests, completion_s.shape)
+        deadlines = np.broadcast_to(deadlines, completion_s.shape)
+        found = np.zeros(completion_s.shape)
+        for kind, members in self.penalties:
+            chosen = np.isin(requests, members)
+            found[chosen] = penalty(kind, deadlines[chosen], completion_s[chosen])
+        return found
+
+
+def planning_problem(window: Window, options: SelectionOptions) -> PlanningProblem:
+    """Raises ValueError for an application that no worker can serve."""
+    requests = tuple(sorted(window.requests, key=lambda each: (each.arrival_s, each.id)))
+    used = {each.application for each in requests}
+    applications = sorted(
+        (each for each in window.applications if each.name in used), key=lambda each: each.name
+    )
+    if unknown := used - {each.name for each in applications}:
+        raise ValueError(f"the window has no application {min(unknown)!r}")
+    workers = sorted(window.workers, key=lambda each: each.name)
+    names = sorted({each.name for app in applications for each in app.variants})
+    column = {name: at for at, name in enumerate(names)}
+    index = {app.name: at for at, app in enumerate(applications)}
+    application_of = tuple(index[each.application] for each in requests)
+    accuracy = np.zeros((len(requests), len(names) + 1))
+    priorities = np.zeros(len(requests))
+    theta: list[Floats | None] = [None] * len(requests)
+    age = np.array([window.now_s - each.arrival_s for each in requests])
+    deadlines = np.array([each.deadline_s for each in requests])
+    for at, app in enumerate(applications):
+        members = [i for i, owner in enumerate(application_of) if owner == at]
+        scale = _scale(app)
+        columns = [column[each.name] for each in app.variants]
+        estimates = _estimates(app, requests, members, theta, options) * scale
+        accuracy[np.ix_(members, columns)] = estimates
+        if app.short_circuit_accuracy is not None:
+            accuracy[members, -1] = app.short_circuit_accuracy * scale
+        for row, member in enumerate(members):
+            left_s = float(deadlines[member] - age[member])
+            priorities[member] = priority(estimates[row], left_s)
+    kinds = sorted({app.penalty for app in applications})
+    return PlanningProblem(
+        options,
+        requests,
+        application_of,
+        tuple(_choices(app, workers, column, options) for app in applications),
+        (*names, SHORT_CIRCUIT),
+        (*(each.name for each in workers), ""),
+        accuracy,
+        np.array([*([*_row(each.latency_s, names, np.inf), 0.0] for each in workers),
+                  [0.0] * (len(names) + 1)]),
+        np.array([*([*_row(each.swap_s, names, 0.0), 0.0] for each in workers),
+                  [0.0] * (len(names) + 1)]),
+        np.array([*(max(each.free_s - window.now_s, 0.0) for each in workers), 0.0]),
+        np.array([*(column.get(each.loaded or "", -1) for each in workers), -1]),
+        age,
+        deadlines,
+        tuple(
+            (kind, np.array([i for i, at in enumerate(application_of)
+                             if applications[at].penalty is kind]))
+            for kind in kinds
+        ),
+        priorities,
+        tuple(theta),
+    )  # fmt: skip
+
+
+def _scale(app: WindowApplication) -> float:
+    """What accuracies are multiplied by; footnote 2 of the paper."""
+    if not app.normalises_accuracy:
+        return 1.0
+    return 1.0 / max(each.accuracy for each in app.variants)
+
+
+def _estimates(
+    app: WindowApplication,
+    requests: tuple[WindowRequest, ...],
+    members: list[int],
+    theta: list[Floats | None],
+    options: SelectionOptions,
+) -> Floats:
+    """Accuracy of each variant for each member; sets theta of those with evidence."""
+    found = np.tile([each.accuracy for each in app.variants], (len(members), 1))
+    seen = [row for row, member in enumerate(members) if requests[member].evidence is not None]
+    if not seen or not (options.is_data_aware or options.splits_groups):
+        return found
+    evidence = np.array([requests[members[row]].evidence for row in seen], np.float64)
+    probabilities = class_probabilities(app.prior_weights, evidence)
+    for row, each in zip(seen, probabilities, strict=True):
+        theta[members[row]] = each
+    if options.is_data_aware:
+        found[seen] = accuracy_by_class_mix([each.recalls for each in app.variants], probabilities)
+    return found
+
+
+def _choices(
+    app: WindowApplication,
+    workers: list[Worker],
+    column: dict[str, int],
+    options: SelectionOptions,
+) -> Choices:
+    pairs = [
+        (column[name], at)
+        for name in sorted(each.name for each in app.variants)
+        for at, worker in enumerate(workers)
+        if name in worker.latency_s
+    ]
+    if options.short_circuit and app.short_circuit_accuracy is not None:
+        pairs.append((len(column), len(workers)))
+    if not pairs:
+        raise ValueError(f"no worker can run a variant of application {app.name!r}")
+    variants, places = zip(*pairs, strict=True)
+    return Choices(np.array(variants), np.array(places))
+
+
+def _row(times: Mapping[str, float], names: list[str], missing: float) -> list[float]:
+    return [times.get(name, missing) for name in names]

@@ -1,0 +1,105 @@
+"""The selection policies by name: a window in, a plan out; Wolfrath et al. 2025, section 6.1.
+
+Data-awareness and the short circuit are options of each; `sneakpeek` and `refined` are `grouped`
+with everything that the applications offer. Pure.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from gateway.selection.best_order import best_order
+from gateway.selection.greedy_placement import place_greedily, place_most_accurate
+from gateway.selection.local_search import improve
+from gateway.selection.planning_problem import planning_problem
+from gateway.selection.request_groups import (
+    by_application,
+    by_deadline,
+    by_priority,
+    limit_sizes,
+)
+from gateway.selection.timeline import plan_of
+from gateway.selection.window import SelectionOptions
+from registry.domain.application import SelectionPolicy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from gateway.selection.planning_problem import PlanningProblem, Step
+    from gateway.selection.window import SelectionPlan, Window
+
+PLAIN: Final = SelectionOptions()
+DATA_AWARE: Final = SelectionOptions(is_data_aware=True)
+FULL: Final = SelectionOptions(is_data_aware=True, short_circuit=True, splits_groups=True)
+
+
+def plan_window(
+    policy: SelectionPolicy, window: Window, options: SelectionOptions | None = None
+) -> SelectionPlan:
+    """The plan of a policy; without options `sneakpeek` and `refined` use all, others none.
+
+    Raises ValueError for an application that no worker can serve.
+    """
+    problem = planning_problem(window, options or default_options(policy))
+    return plan_of(problem, _RULES[policy](problem) if problem.requests else [])
+
+
+def default_options(policy: SelectionPolicy) -> SelectionOptions:
+    is_ours = policy in (SelectionPolicy.SNEAKPEEK, SelectionPolicy.REFINED)
+    return FULL if is_ours else PLAIN
+
+
+def _max_accuracy_edf(problem: PlanningProblem) -> list[Step]:
+    return place_most_accurate(problem, by_deadline(problem))
+
+
+def _lo_edf(problem: PlanningProblem) -> list[Step]:
+    return place_greedily(problem, by_deadline(problem))
+
+
+def _lo_priority(problem: PlanningProblem) -> list[Step]:
+    return place_greedily(problem, by_priority(problem))
+
+
+def _grouped(problem: PlanningProblem) -> list[Step]:
+    """Algorithm 1; over tau, also the plan without splitting, whichever is expected better.
+
+    Splitting into more subgroups than can be ordered well lost up to 0.11 of utility.
+    """
+    plan = _group_plan(problem, is_split=problem.options.splits_groups)
+    if not problem.options.splits_groups or _has_few(problem, is_split=True):
+        return plan
+    whole = _group_plan(problem, is_split=False)
+    return max((plan, whole), key=lambda steps: plan_of(problem, steps).mean_utility)
+
+
+def _group_plan(problem: PlanningProblem, *, is_split: bool) -> list[Step]:
+    groups = by_application(problem, is_split=is_split)
+    if problem.has_one_worker and _has_few(problem, is_split=is_split):
+        return best_order(problem, groups)
+    return place_greedily(problem, limit_sizes(problem, groups))
+
+
+def _has_few(problem: PlanningProblem, *, is_split: bool) -> bool:
+    groups = by_application(problem, is_split=is_split)
+    return len(groups) <= problem.options.max_exact_groups
+
+
+def _exact(problem: PlanningProblem) -> list[Step]:
+    return best_order(problem, by_deadline(problem))
+
+
+def _refined(problem: PlanningProblem) -> list[Step]:
+    starts = (_grouped(problem), _lo_priority(problem), _lo_edf(problem))
+    return improve(problem, starts)
+
+
+_RULES: Final[Mapping[SelectionPolicy, Callable[[PlanningProblem], list[Step]]]] = {
+    SelectionPolicy.MAX_ACCURACY_EDF: _max_accuracy_edf,
+    SelectionPolicy.LO_EDF: _lo_edf,
+    SelectionPolicy.LO_PRIORITY: _lo_priority,
+    SelectionPolicy.GROUPED: _grouped,
+    SelectionPolicy.SNEAKPEEK: _grouped,
+    SelectionPolicy.EXACT: _exact,
+    SelectionPolicy.REFINED: _refined,
+}

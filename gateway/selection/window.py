@@ -1,0 +1,120 @@
+"""Input and output of selection policies: a window of requests, and a plan for it.
+
+A plan lists every request of the window once, each with a variant and a worker, in the order in
+which workers begin them. Times are seconds on one clock. Pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from registry.domain.application import Penalty
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+SHORT_CIRCUIT: Final = "short-circuit"
+"""In place of a variant: the look at the data answers the request. Its worker is empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class VariantProfile:
+    """What a variant's confusion matrix says about its accuracy."""
+
+    name: str
+    accuracy: float
+    """Over the examples of the profile."""
+    recalls: tuple[float, ...]
+    """Per true class."""
+
+
+@dataclass(frozen=True, slots=True)
+class WindowApplication:
+    name: str
+    variants: tuple[VariantProfile, ...]
+    penalty: Penalty = Penalty.SIGMOID
+    prior_weights: tuple[float, ...] = ()
+    """alpha_i per class; see `class_posterior.prior_weights`."""
+    short_circuit_accuracy: float | None = None
+    """Profiled accuracy of the look at the data; None: it cannot answer requests."""
+    splits_groups: bool = True
+    normalises_accuracy: bool = False
+    """Divide accuracies by the best profiled one of the application's variants (footnote 2)."""
+
+
+@dataclass(frozen=True, slots=True)
+class WindowRequest:
+    id: str
+    application: str
+    arrival_s: float
+    deadline_s: float
+    """From arrival."""
+    evidence: tuple[float, ...] | None = None
+    """Labels of its nearest training examples by class; None: not known in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """One device. It begins requests in planned order, one at a time."""
+
+    name: str
+    latency_s: Mapping[str, float]
+    """By variant; a variant that is missing cannot run here."""
+    swap_s: Mapping[str, float] = field(default_factory=dict)
+    """What a change to the variant costs; nothing if missing."""
+    free_s: float = 0.0
+    """When it has finished what was planned before."""
+    loaded: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Requests that are planned together at `now_s`."""
+
+    requests: tuple[WindowRequest, ...]
+    applications: tuple[WindowApplication, ...]
+    workers: tuple[Worker, ...]
+    now_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class SelectionOptions:
+    """What a policy may use of the look at the data, and the limits of its search."""
+
+    is_data_aware: bool = False
+    """Accuracies by each request's class probabilities instead of profiled ones."""
+    short_circuit: bool = False
+    splits_groups: bool = False
+    max_exact_groups: int = 5
+    """tau of algorithm 1: with more groups their order is greedy."""
+    max_group: int | None = None
+    """Larger groups are split (section 8); None: with several workers, an equal share of them."""
+    max_evaluations: int = 6000
+    """Plans that `refined` may evaluate."""
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    request: str
+    variant: str
+    worker: str
+    completion_s: float
+    """Expected, from the request's arrival."""
+    accuracy: float
+    """Expected."""
+    utility: float
+    """Expected."""
+
+
+@dataclass(frozen=True, slots=True)
+class SelectionPlan:
+    assignments: tuple[Assignment, ...]
+    missing_evidence: int = 0
+    """Requests planned by profiled accuracy although the policy is data-aware."""
+
+    @property
+    def mean_utility(self) -> float:
+        """What policies maximise (eq. 3); 0 without requests."""
+        total = sum(each.utility for each in self.assignments)
+        return total / len(self.assignments) if self.assignments else 0.0

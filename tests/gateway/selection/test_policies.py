@@ -1,0 +1,178 @@
+"""Properties of every selection policy on random windows."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from gateway.selection.planning_problem import Step, planning_problem
+from gateway.selection.request_groups import by_application
+from gateway.selection.selection_policies import DATA_AWARE, FULL, PLAIN, plan_window
+from gateway.selection.timeline import plan_of
+from gateway.selection.window import SHORT_CIRCUIT, SelectionOptions
+from registry.domain.application import Penalty, SelectionPolicy
+from tests.gateway.selection.windows import random_window
+
+if TYPE_CHECKING:
+    from gateway.selection.window import SelectionPlan, Window
+
+ALL_OPTIONS = [
+    pytest.param(PLAIN, id="plain"),
+    pytest.param(DATA_AWARE, id="data-aware"),
+    pytest.param(FULL, id="full"),
+]
+
+
+def _windows(count: int, *, seed: int, requests: int = 5, workers: int = 1) -> list[Window]:
+    return [
+        random_window(seed * 1000 + at, requests=1 + at % requests, workers=workers,
+                      applications=1 + at % 3, variants=1 + at % 3, has_evidence=True)
+        for at in range(count)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("options", ALL_OPTIONS)
+@pytest.mark.parametrize("policy", list(SelectionPolicy))
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_plan_is_a_permutation_whatever_the_order_of_the_input(
+    policy: SelectionPolicy, options: SelectionOptions, workers: int
+) -> None:
+    for at, window in enumerate(_windows(6, seed=1, requests=4, workers=workers)):
+        plan = plan_window(policy, window, options)
+        assert sorted(each.request for each in plan.assignments) == sorted(
+            each.id for each in window.requests
+        )
+        for each in plan.assignments:
+            assert (each.worker == "") == (each.variant == SHORT_CIRCUIT)
+        rng = random.Random(at)
+        shuffled = replace(
+            window,
+            requests=tuple(rng.sample(window.requests, len(window.requests))),
+            applications=tuple(
+                replace(each, variants=tuple(rng.sample(each.variants, len(each.variants))))
+                for each in rng.sample(window.applications, len(window.applications))
+            ),
+            workers=window.workers[::-1],
+        )
+        assert plan_window(policy, shuffled, options) == plan
+
+
+@pytest.mark.parametrize("options", ALL_OPTIONS)
+@pytest.mark.parametrize("workers", [1, 2])
+def test_nothing_beats_exact(options: SelectionOptions, workers: int) -> None:
+    for window in _windows(12, seed=2, requests=4, workers=workers):
+        best = plan_window(SelectionPolicy.EXACT, window, options).mean_utility
+        for policy in SelectionPolicy:
+            assert plan_window(policy, window, options).mean_utility <= best + 1e-9
+
+
+@pytest.mark.parametrize("options", ALL_OPTIONS)
+@pytest.mark.parametrize("workers", [1, 2])
+def test_exact_equals_enumeration(options: SelectionOptions, workers: int) -> None:
+    for window in _windows(9, seed=3, requests=3, workers=workers):
+        problem = planning_problem(window, options)
+        best = max(
+            plan_of(problem, [Step(*step) for step in steps]).mean_utility
+            for order in itertools.permutations(range(len(problem.requests)))
+            for steps in itertools.product(*(
+                [
+                    (request, int(variant), int(worker))
+                    for variant, worker in zip(
+                        problem.choices[problem.application_of[request]].variants,
+                        problem.choices[problem.application_of[request]].workers,
+                        strict=True,
+                    )
+                ]
+                for request in order
+            ))
+        )  # fmt: skip
+        exact = plan_window(SelectionPolicy.EXACT, window, options)
+        assert exact.mean_utility == pytest.approx(best, abs=1e-9)
+
+
+@pytest.mark.parametrize("options", ALL_OPTIONS)
+def test_grouped_is_the_best_grouped_plan(options: SelectionOptions) -> None:
+    for window in _windows(20, seed=4, requests=6):
+        problem = planning_problem(window, options)
+        groups = by_application(problem, is_split=options.splits_groups)
+        if len(groups) > 4:
+            continue
+        pairs = [
+            list(zip(found.variants.tolist(), found.workers.tolist(), strict=True))
+            for found in (problem.choices[problem.application_of[each[0]]] for each in groups)
+        ]
+        best = max(
+            plan_of(
+                problem,
+                [Step(request, *chosen[at]) for at in order for request in groups[at].tolist()],
+            ).mean_utility
+            for order in itertools.permutations(range(len(groups)))
+            for chosen in itertools.product(*pairs)
+        )
+        grouped = plan_window(SelectionPolicy.GROUPED, window, options)
+        assert grouped.mean_utility == pytest.approx(best, abs=1e-9)
+
+
+@pytest.mark.parametrize("options", ALL_OPTIONS)
+def test_refined_is_near_the_optimum(options: SelectionOptions) -> None:
+    shares = []
+    for window in _windows(60, seed=5, requests=6):
+        best = plan_window(SelectionPolicy.EXACT, window, options).mean_utility
+        refined = plan_window(SelectionPolicy.REFINED, window, options).mean_utility
+        shares.append(refined / best if best else 1.0)
+        assert refined >= plan_window(SelectionPolicy.GROUPED, window, options).mean_utility - 1e-9
+    assert np.mean(shares) >= 0.99
+
+
+def test_refined_never_exceeds_its_budget_of_evaluations() -> None:
+    window = random_window(7, requests=12, has_evidence=True)
+    none = plan_window(
+        SelectionPolicy.REFINED, window, replace(FULL, max_evaluations=0)
+    ).mean_utility
+    some = plan_window(SelectionPolicy.REFINED, window).mean_utility
+    assert none <= some
+
+
+@pytest.mark.parametrize("policy", [SelectionPolicy.GROUPED, SelectionPolicy.SNEAKPEEK])
+def test_many_groups_are_ordered_greedily_and_split_only_where_that_is_better(
+    policy: SelectionPolicy,
+) -> None:
+    for seed in range(4):
+        window = random_window(seed, requests=24, applications=8, has_evidence=True)
+        plan = plan_window(policy, window)
+        assert len(plan.assignments) == 24
+        unsplit = replace(FULL, splits_groups=False)
+        if policy is SelectionPolicy.SNEAKPEEK:
+            assert plan.mean_utility >= plan_window(policy, window, unsplit).mean_utility - 1e-9
+
+
+def test_without_penalty_the_most_accurate_variant_wins() -> None:
+    window = random_window(3, requests=6, penalty=Penalty.NONE)
+    best = {app.name: max(app.variants, key=lambda each: each.accuracy).name
+            for app in window.applications}  # fmt: skip
+    owner = {each.id: each.application for each in window.requests}
+    for policy in SelectionPolicy:
+        for each in plan_window(policy, window).assignments:
+            assert each.variant == best[owner[each.request]]
+
+
+def test_late_evidence_means_profiled_accuracy_and_is_counted() -> None:
+    window = random_window(8, requests=6, has_evidence=True)
+    blind = replace(
+        window, requests=tuple(replace(each, evidence=None) for each in window.requests)
+    )
+    plan: SelectionPlan = plan_window(SelectionPolicy.LO_EDF, blind, DATA_AWARE)
+    assert plan.missing_evidence == 6
+    assert plan.assignments == plan_window(SelectionPolicy.LO_EDF, blind, PLAIN).assignments
+
+
+def test_an_application_that_no_worker_can_serve_is_named() -> None:
+    window = random_window(1, requests=2)
+    idle = replace(window, workers=())
+    with pytest.raises(ValueError, match="no worker can run a variant of application 'app"):
+        plan_window(SelectionPolicy.LO_EDF, idle)
