@@ -1,1 +1,1 @@
-"""Selection of the model version that serves a request. Pure."""
+"""Which variant of an application, and which version of a model, serves a request. Pure."""

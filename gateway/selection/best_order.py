@@ -1,8 +1,8 @@
 """The best plan over all orders of groups and all choices for each of them.
 
-Dynamic programming over the set of groups that are done: of two partial plans with the same groups
-done and the same variants loaded, one that is later and no better is dropped. That loses nothing,
-since utility never rises with time. Pure.
+Dynamic programming over the number of groups that are done: of two partial plans with the same
+groups done and the same variants loaded, one that is later and no better is dropped. That loses
+nothing, since utility never rises with time. Pure.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gateway.selection.greedy_placement import group_ends, group_utility
-from gateway.selection.planning_problem import Step
+from gateway.selection.planning_problem import Step, penalty_by_kind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,113 +20,154 @@ if TYPE_CHECKING:
     from gateway.selection.planning_problem import Floats, Ints, PlanningProblem
 
 
-@dataclass(frozen=True, slots=True)
-class _Partial:
-    """Partial plans in which the same groups are done."""
+@dataclass(frozen=True, slots=True, eq=False)
+class _Groups:
+    """Groups and their choices, padded: the requests and choices that are missing are worthless."""
+
+    variant: Ints
+    """[groups, choices]."""
+    worker: Ints
+    is_choice: Ints
+    takes_time: Ints
+    swap_s: Floats
+    total_s: Floats
+    """[groups, choices]: all requests of the group, without the swap."""
+    ends_s: Floats
+    """[groups, choices, requests], from the start of the group's first request to each arrival's
+    age: what is added to the start gives the completion."""
+    accuracy: Floats
+    """[groups, choices, requests]."""
+    deadline_s: Floats
+    """[groups, 1, requests]."""
+    penalty_kind: Ints
+    """[groups, 1, 1]."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Partials:
+    """Partial plans with the same number of groups done."""
 
     utility: Floats
-    """[plans]."""
+    done: Ints
+    """A bit per group."""
     free_s: Floats
     """[plans, workers]."""
     loaded: Ints
     """[plans, workers]."""
     origin: Ints
-    """[plans, 4]: groups done before, plan among those, group done last, its choice."""
+    """[plans, 3]: the plan it extends, the group, its choice."""
 
-    def take(self, kept: Ints) -> _Partial:
-        return _Partial(self.utility[kept], self.free_s[kept], self.loaded[kept], self.origin[kept])
+    def take(self, kept: Ints) -> _Partials:
+        return _Partials(
+            self.utility[kept], self.done[kept], self.free_s[kept], self.loaded[kept],
+            self.origin[kept],
+        )  # fmt: skip
 
 
 def best_order(problem: PlanningProblem, groups: Sequence[Ints]) -> list[Step]:
     """The steps of the best plan; of equally good ones, one that ends first."""
-    everything = (1 << len(groups)) - 1
-    start = _Partial(
-        np.zeros(1), problem.free_s[None, :], problem.loaded[None, :], np.zeros((1, 4), np.int64)
+    table = _padded(problem, groups)
+    partials = _Partials(
+        np.zeros(1), np.zeros(1, np.int64), problem.free_s[None], problem.loaded[None],
+        np.zeros((1, 3), np.int64),
+    )  # fmt: skip
+    levels = []
+    for _ in groups:
+        partials = _without_dominated(_extended(problem, table, partials))
+        levels.append(partials)
+    plan = int(np.lexsort((partials.free_s.sum(axis=1), -partials.utility))[0])
+    blocks = []
+    for level in reversed(levels):
+        before, at, choice = level.origin[plan].tolist()
+        variant, worker = int(table.variant[at, choice]), int(table.worker[at, choice])
+        blocks.append([Step(int(request), variant, worker) for request in groups[at]])
+        plan = before
+    return [step for block in reversed(blocks) for step in block]
+
+
+def _padded(problem: PlanningProblem, groups: Sequence[Ints]) -> _Groups:
+    owners = [problem.choices[problem.application_of[group[0]]] for group in groups]
+    shape = (len(groups), max(len(each.variants) for each in owners))
+    size = max(len(group) for group in groups)
+    variant, worker = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+    is_choice = np.zeros(shape, bool)
+    accuracy, age = np.zeros((*shape, size)), np.zeros((len(groups), 1, size))
+    deadline = np.ones((len(groups), 1, size))
+    for at, (group, choices) in enumerate(zip(groups, owners, strict=True)):
+        count = len(choices.variants)
+        variant[at, :count], worker[at, :count] = choices.variants, choices.workers
+        is_choice[at, :count] = True
+        accuracy[at, :count, : len(group)] = problem.accuracy[group, choices.variants[:, None]]
+        age[at, 0, : len(group)] = problem.age_s[group]
+        deadline[at, 0, : len(group)] = problem.deadline_s[group]
+    latency = np.where(is_choice, problem.latency_s[worker, variant], 0.0)
+    sizes = np.array([len(group) for group in groups])
+    return _Groups(
+        variant, worker, is_choice, variant != problem.short_circuit,
+        problem.swap_s[worker, variant], latency * sizes[:, None],
+        latency[:, :, None] * np.arange(1, size + 1) + age, accuracy, deadline,
+        problem.penalty_kind[[group[0] for group in groups]][:, None, None],
+    )  # fmt: skip
+
+
+def _extended(problem: PlanningProblem, table: _Groups, partials: _Partials) -> _Partials:
+    """Every partial plan with every choice for each group that is not done."""
+    bits = 1 << np.arange(len(table.variant))
+    plan, group = np.nonzero(partials.done[:, None] & bits == 0)
+    variant, worker = table.variant[group], table.worker[group]
+    rows = plan[:, None]
+    swap = np.where(partials.loaded[rows, worker] == variant, 0.0, table.swap_s[group])
+    starts = partials.free_s[rows, worker] + swap
+    late = penalty_by_kind(
+        problem.penalties,
+        table.penalty_kind[group],
+        table.deadline_s[group],
+        starts[:, :, None] + table.ends_s[group],
     )
-    found: dict[int, list[_Partial]] = {0: [start]}
-    kept: dict[int, _Partial] = {}
-    for done in range(everything + 1):
-        kept[done] = partial = _without_dominated(_joined(found.pop(done)))
-        for at, group in enumerate(groups):
-            if not done >> at & 1:
-                longer = _extend(problem, partial, done, at, group)
-                found.setdefault(done | 1 << at, []).append(longer)
-    return _steps(problem, groups, kept, everything)
-
-
-def _extend(
-    problem: PlanningProblem, partial: _Partial, done: int, at: int, group: Ints
-) -> _Partial:
-    """Every plan with every choice for one more group."""
-    choices = problem.choices[problem.application_of[group[0]]]
-    ends = group_ends(problem, group, choices, partial.free_s, partial.loaded)
-    gained = group_utility(problem, group, choices, ends)
-    plans, options = gained.shape
-    free = np.repeat(partial.free_s, options, axis=0)
-    loaded = np.repeat(partial.loaded, options, axis=0)
-    rows = np.arange(plans * options)
-    workers, variants = np.tile(choices.workers, plans), np.tile(choices.variants, plans)
-    takes_time = variants != problem.short_circuit
-    free[rows, workers] = np.where(takes_time, ends[:, :, -1].ravel(), free[rows, workers])
-    loaded[rows, workers] = np.where(takes_time, variants, loaded[rows, workers])
-    origin = np.empty((plans * options, 4), np.int64)
-    origin[:, 0], origin[:, 2] = done, at
-    origin[:, 1], origin[:, 3] = np.divmod(rows, options)
-    return _Partial((partial.utility[:, None] + gained).ravel(), free, loaded, origin)
-
-
-def _joined(parts: Sequence[_Partial]) -> _Partial:
-    return _Partial(
-        np.concatenate([each.utility for each in parts]),
-        np.concatenate([each.free_s for each in parts]),
-        np.concatenate([each.loaded for each in parts]),
-        np.concatenate([each.origin for each in parts]),
+    gained = (table.accuracy[group] * (1.0 - late)).sum(axis=-1)
+    pair, choice = np.nonzero(table.is_choice[group])
+    plan, group, worker = plan[pair], group[pair], worker[pair, choice]
+    free, loaded = partials.free_s[plan], partials.loaded[plan]
+    timed = np.flatnonzero(table.takes_time[group, choice])
+    ends = starts[pair, choice] + table.total_s[group, choice]
+    free[timed, worker[timed]] = ends[timed]
+    loaded[timed, worker[timed]] = variant[pair, choice][timed]
+    return _Partials(
+        partials.utility[plan] + gained[pair, choice],
+        partials.done[plan] | bits[group],
+        free,
+        loaded,
+        np.stack([plan, group, choice], axis=1),
     )
 
 
-def _without_dominated(partial: _Partial) -> _Partial:
-    """Drop plans for which another, with the same variants loaded, is nowhere later and as good."""
-    workers = partial.free_s.shape[1] - 1  # without the one that answers short circuits
-    code = np.zeros(len(partial.utility), np.int64)
+def _without_dominated(partials: _Partials) -> _Partials:
+    """Drop plans for which another of their kind is nowhere later and as good."""
+    workers = partials.free_s.shape[1] - 1  # without the one that answers short circuits
+    code, variants = partials.done, partials.loaded.max() + 2
     for worker in range(workers):
-        code = code * (partial.loaded.max() + 2) + partial.loaded[:, worker] + 1
-    total = partial.free_s[:, :workers].sum(axis=1)
-    order = np.lexsort((-partial.utility, total, code))
-    sorted_ = partial.take(order)
+        code = code * variants + partials.loaded[:, worker] + 1
+    total = partials.free_s[:, 0] if workers == 1 else partials.free_s[:, :workers].sum(axis=1)
+    order = np.lexsort((-partials.utility, total, code))
     if workers == 1:
-        return sorted_.take(np.flatnonzero(_rises(sorted_.utility, code[order])))
-    keep: list[int] = []
-    codes = code[order]
-    for at in range(len(order)):
-        rivals = np.array([other for other in keep if codes[other] == codes[at]], np.int64)
-        if len(rivals):
-            is_early = (sorted_.free_s[rivals] <= sorted_.free_s[at]).all(axis=1)
-            if (is_early & (sorted_.utility[rivals] >= sorted_.utility[at])).any():
-                continue
-        keep.append(at)
-    return sorted_.take(np.array(keep))
+        return partials.take(order[_rises(partials.utility[order], code[order])])
+    ordered = partials.take(order)
+    keep = []
+    for kind in np.split(np.arange(len(order)), np.flatnonzero(np.diff(code[order])) + 1):
+        kept: list[int] = []
+        for at in kind.tolist():
+            is_early = (ordered.free_s[kept] <= ordered.free_s[at]).all(axis=1)
+            if not (is_early & (ordered.utility[kept] >= ordered.utility[at])).any():
+                kept.append(at)
+        keep += kept
+    return ordered.take(np.array(keep))
 
 
 def _rises(utility: Floats, code: Ints) -> Ints:
     """Where utility exceeds every value before it with the same code; codes are sorted."""
-    offset = np.concatenate([[0], np.cumsum(code[1:] != code[:-1])]) * (utility.max() + 1.0)
-    highest = np.maximum.accumulate(utility + offset)
+    is_new = np.ones(len(code), bool)
+    np.not_equal(code[1:], code[:-1], out=is_new[1:])
+    highest = np.maximum.accumulate(utility + np.cumsum(is_new) * (utility.max() + 1.0))
     rises = np.ones(len(utility), bool)
-    rises[1:] = highest[1:] > highest[:-1]
+    np.greater(highest[1:], highest[:-1], out=rises[1:])
     return np.asarray(rises)
-
-
-def _steps(
-    problem: PlanningProblem, groups: Sequence[Ints], kept: dict[int, _Partial], everything: int
-) -> list[Step]:
-    """Walk back from the best complete plan."""
-    last = kept[everything]
-    plan = int(np.lexsort((last.free_s.sum(axis=1), -last.utility))[0])
-    done, blocks = everything, []
-    while done:
-        before, parent, at, choice = kept[done].origin[plan].tolist()
-        choices = problem.choices[problem.application_of[groups[at][0]]]
-        variant, worker = int(choices.variants[choice]), int(choices.workers[choice])
-        blocks.append([Step(int(request), variant, worker) for request in groups[at]])
-        done, plan = before, parent
-    return [step for block in reversed(blocks) for step in block]

@@ -1,8 +1,8 @@
 """Improves plans by single moves and reassignments until none helps or the budget is spent.
 
-A plan is an array [requests, 3] of steps sorted by worker. All neighbours of a plan are evaluated
-at once; the best one is taken if it is better. Small neighbourhoods come first. The budget counts
-evaluated plans, so that the result does not depend on the machine. Pure.
+A plan is an array of rows of the step table, sorted by worker. Its neighbours are evaluated in
+parts; the best of the first part with a better one is taken. Small neighbourhoods come first. The
+budget counts evaluated plans, so that the result does not depend on the machine. Pure.
 """
 
 from __future__ import annotations
@@ -13,129 +13,139 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from gateway.selection.planning_problem import Step
-from gateway.selection.timeline import completions, utilities
+from gateway.selection.planning_problem import step_table
+from gateway.selection.timeline import as_rows, as_steps, completions, utilities
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gateway.selection.planning_problem import Floats, Ints, PlanningProblem
+    from gateway.selection.planning_problem import (
+        Floats,
+        Ints,
+        PlanningProblem,
+        Step,
+        StepTable,
+    )
 
 _GAIN: Final = 1e-9
 """Smaller gains are rounding."""
+_PART: Final = 128
+"""Neighbours that are evaluated at once."""
 _MAX_DISTANCE: Final = 24
 """Places that a move may cross; bounds the neighbours of a long plan."""
 
 
 def improve(problem: PlanningProblem, starts: Sequence[Sequence[Step]]) -> list[Step]:
-    """The best plan found from any of the starts, each with an equal share of the budget."""
-    share = problem.options.max_evaluations // len(starts)
-    found = [_descend(problem, np.array(start), share) for start in starts]
+    """The best plan found from any start; later starts get what is left of the budget."""
+    search = _Search(problem)
+    found = [search.descend(as_rows(problem, search.table, start)) for start in starts]
     best, _ = max(found, key=lambda each: each[1])  # the first of equally good ones
-    return [Step(*step) for step in best.tolist()]
+    return as_steps(search.table, best)
 
 
-def _descend(problem: PlanningProblem, plan: Ints, budget: int) -> tuple[Ints, float]:
-    plan = plan[np.argsort(plan[:, 2], kind="stable")]
-    value = float(_values(problem, plan[None])[0])
-    neighbourhoods = (_reassigned_runs, _reassigned_requests, _moved_runs, _moved_requests)
-    at = 0
-    while at < len(neighbourhoods) and budget > 0:
-        plans = neighbourhoods[at](problem, plan)[:budget]
-        at += 1
-        if not len(plans):
-            continue
-        budget -= len(plans)
-        plans = _sorted_by_worker(problem, plans)
-        values = _values(problem, plans)
-        best = int(np.argmax(values))
-        if values[best] > value + _GAIN:
-            plan, value, at = plans[best], float(values[best]), 0
-    return plan, value
+class _Search:
+    def __init__(self, problem: PlanningProblem) -> None:
+        self.table: StepTable = step_table(problem)
+        self._problem = problem
+        self._budget = problem.options.max_evaluations
+        self._application = np.array(problem.application_of)[self.table.request]
+        self._is_sorted = problem.has_one_worker and not problem.options.short_circuit
 
+    def descend(self, plan: Ints) -> tuple[Ints, float]:
+        """The best plan from `plan` on, and the sum of its utilities."""
+        value = float(self._values(plan[None])[0])
+        neighbourhoods = (
+            self._reassigned_runs, self._reassigned_requests, self._moved_runs,
+            self._moved_requests,
+        )  # fmt: skip
+        at = 0
+        while at < len(neighbourhoods) and self._budget > 0:
+            better = self._first_better(neighbourhoods[at](plan), value)
+            at += 1
+            if better is not None:
+                (plan, value), at = better, 0
+        return plan, value
 
-def _values(problem: PlanningProblem, plans: Ints) -> Floats:
-    requests, variants, workers = plans[:, :, 0], plans[:, :, 1], plans[:, :, 2]
-    ends = completions(problem, requests, variants, workers)
-    return np.asarray(utilities(problem, requests, variants, ends).sum(axis=1))
+    def _first_better(self, plans: Ints, value: float) -> tuple[Ints, float] | None:
+        """The best plan of the first part of `plans` that holds a better one."""
+        for begin in range(0, len(plans), _PART):
+            part = plans[begin : begin + min(_PART, self._budget)]
+            if not len(part):
+                return None
+            self._budget -= len(part)
+            if not self._is_sorted:
+                order = np.argsort(self.table.worker[part], axis=1, kind="stable")
+                part = np.take_along_axis(part, order, axis=1)
+            values = self._values(part)
+            best = int(np.argmax(values))
+            if values[best] > value + _GAIN:
+                return part[best], float(values[best])
+        return None
 
+    def _values(self, plans: Ints) -> Floats:
+        ends = completions(self._problem, self.table, plans)
+        return np.asarray(utilities(self._problem, self.table, plans, ends).sum(axis=1))
 
-def _sorted_by_worker(problem: PlanningProblem, plans: Ints) -> Ints:
-    if problem.has_one_worker and not problem.options.short_circuit:
+    def _runs(self, plan: Ints) -> list[tuple[int, int]]:
+        """Begin and end of each run of requests of one application, with one choice."""
+        choice = plan - self.table.first[self.table.request[plan]]
+        owner = self._application[plan]
+        changes = np.flatnonzero((np.diff(choice) != 0) | (np.diff(owner) != 0)) + 1
+        return list(pairwise([0, *changes.tolist(), len(plan)]))
+
+    def _reassigned_runs(self, plan: Ints) -> Ints:
+        """Each run with every choice of its application."""
+        found = []
+        for begin, end in self._runs(plan):
+            firsts = self.table.first[self.table.request[plan[begin:end]]]
+            choices = self._choices(int(plan[begin]))
+            plans = np.repeat(plan[None], choices, axis=0)
+            plans[:, begin:end] = firsts + np.arange(choices)[:, None]
+            found.append(plans)
+        return np.concatenate(found)
+
+    def _choices(self, row: int) -> int:
+        return len(self._problem.choices[int(self._application[row])].variants)
+
+    def _reassigned_requests(self, plan: Ints) -> Ints:
+        """Each request with every other choice."""
+        counts = [self._choices(row) for row in plan.tolist()]
+        places = np.repeat(np.arange(len(plan)), counts)
+        choice = np.arange(len(places)) - np.repeat(np.cumsum(counts) - counts, counts)
+        rows = self.table.first[self.table.request[plan[places]]] + choice
+        differs = rows != plan[places]
+        places, rows = places[differs], rows[differs]
+        plans = np.repeat(plan[None], len(places), axis=0)
+        plans[np.arange(len(places)), places] = rows
         return plans
-    order = np.argsort(plans[:, :, 2], axis=1, kind="stable")
-    return np.take_along_axis(plans, order[:, :, None], axis=1)
 
+    def _moved_runs(self, plan: Ints) -> Ints:
+        """Each run at the place of every other one."""
+        blocks = [np.arange(begin, end) for begin, end in self._runs(plan)]
+        orders = []
+        for at in range(len(blocks)):
+            others = blocks[:at] + blocks[at + 1 :]
+            orders += [
+                np.concatenate([*others[:place], blocks[at], *others[place:]])
+                for place in range(len(blocks))
+                if place != at
+            ]
+        return plan[np.array(orders)] if orders else plan[None][:0]
 
-def _runs(plan: Ints) -> list[tuple[int, int]]:
-    """Beginning and end of each run of requests with one variant on one worker."""
-    changes = np.flatnonzero((plan[1:, 1:] != plan[:-1, 1:]).any(axis=1)) + 1
-    bounds = [0, *changes.tolist(), len(plan)]
-    return list(pairwise(bounds))
-
-
-def _reassigned(problem: PlanningProblem, plan: Ints, begin: int, end: int) -> Ints:
-    """The requests from `begin` to `end`, all of one application, with every other choice."""
-    choices = problem.choices[problem.application_of[plan[begin, 0]]]
-    pairs = np.stack([choices.variants, choices.workers], axis=1)
-    pairs = pairs[(pairs != plan[begin, 1:]).any(axis=1)]
-    plans = np.repeat(plan[None], len(pairs), axis=0)
-    plans[:, begin:end, 1:] = pairs[:, None, :]
-    return plans
-
-
-def _reassigned_runs(problem: PlanningProblem, plan: Ints) -> Ints:
-    found = []
-    for begin, end in _runs(plan):
-        owners = {problem.application_of[request] for request in plan[begin:end, 0].tolist()}
-        if len(owners) == 1:  # short circuits of several applications are one run
-            found.append(_reassigned(problem, plan, begin, end))
-    return _joined(found, plan)
-
-
-def _reassigned_requests(problem: PlanningProblem, plan: Ints) -> Ints:
-    return _joined([_reassigned(problem, plan, at, at + 1) for at in range(len(plan))], plan)
-
-
-def _moved_runs(problem: PlanningProblem, plan: Ints) -> Ints:
-    """Each run at the place of every other one, on its own worker."""
-    runs = _runs(plan)
-    blocks = [np.arange(begin, end) for begin, end in runs]
-    orders = []
-    for at in range(len(runs)):
-        others = blocks[:at] + blocks[at + 1 :]
-        orders += [
-            np.concatenate([*others[:place], blocks[at], *others[place:]])
-            for place in range(len(runs))
-            if place != at
-        ]
-    return plan[np.array(orders)] if orders else plan[None][:0]
-
-
-def _moved_requests(problem: PlanningProblem, plan: Ints) -> Ints:
-    """Each request at every other place, as it is and as the request that was there."""
-    count = len(plan)
-    if count < 2:
-        return plan[None][:0]
-    orders, places = _insertions(count)
-    moved = plan[orders]
-    rows = np.arange(len(orders))
-    there = plan[places]
-    application = np.array(problem.application_of)
-    alike = application[moved[rows, places, 0]] == application[there[:, 0]]
-    differs = (moved[rows, places, 1:] != there[:, 1:]).any(axis=1)
-    joining = moved[alike & differs]
-    joining[np.arange(len(joining)), places[alike & differs], 1:] = there[alike & differs, 1:]
-    parts = [joining, moved]
-    if not problem.has_one_worker:
-        other = moved.copy()
-        other[rows, places, 2] = there[:, 2]
-        runs_there = np.isfinite(
-            problem.latency_s[other[rows, places, 2], other[rows, places, 1]]
-        ) & (other[rows, places, 1] != problem.short_circuit)
-        runs_there &= there[:, 2] != len(problem.workers) - 1
-        parts.append(other[runs_there])
-    return np.concatenate(parts)
+    def _moved_requests(self, plan: Ints) -> Ints:
+        """Each request at every other place, as it is and as the request that was there."""
+        if len(plan) < 2:
+            return plan[None][:0]
+        orders, places = _insertions(len(plan))
+        moved = plan[orders]
+        rows, there = np.arange(len(orders)), plan[places]
+        mine = moved[rows, places]
+        first = self.table.first[self.table.request]
+        joined = first[mine] + there - first[there]
+        is_joining = (self._application[mine] == self._application[there]) & (joined != mine)
+        joining = moved[is_joining]
+        joining[np.arange(len(joining)), places[is_joining]] = joined[is_joining]
+        return np.concatenate([joining, moved])
 
 
 @lru_cache(maxsize=128)
@@ -149,7 +159,3 @@ def _insertions(count: int) -> tuple[Ints, Ints]:
                 orders.append([*rest[:place], at, *rest[place:]])
                 places.append(place)
     return np.array(orders), np.array(places)
-
-
-def _joined(parts: Sequence[Ints], plan: Ints) -> Ints:
-    return np.concatenate(parts) if parts else plan[None][:0]

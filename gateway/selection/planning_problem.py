@@ -46,6 +46,23 @@ class Choices:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class StepTable:
+    """Every possible step, a row each: a request with each choice of its application."""
+
+    first: Ints
+    """[requests], row of the request's first choice; the others follow."""
+    request: Ints
+    variant: Ints
+    worker: Ints
+    latency_s: Floats
+    swap_s: Floats
+    accuracy: Floats
+    age_s: Floats
+    deadline_s: Floats
+    penalty_kind: Ints
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class PlanningProblem:
     """The last variant is the short circuit, the last worker the one that answers it at once."""
 
@@ -70,8 +87,10 @@ class PlanningProblem:
     """[requests], from arrival to the time of planning."""
     deadline_s: Floats
     """[requests], from arrival."""
-    penalties: tuple[tuple[Penalty, Ints], ...]
-    """The requests of each penalty."""
+    penalties: tuple[Penalty, ...]
+    """The penalties that occur."""
+    penalty_kind: Ints
+    """[requests], index into `penalties`."""
     priority: Floats
     """[requests]."""
     theta: tuple[Floats | None, ...]
@@ -85,18 +104,42 @@ class PlanningProblem:
     def has_one_worker(self) -> bool:
         return len(self.workers) == 2
 
-    def penalty_of(self, requests: Ints, completion_s: Floats) -> Floats:
-        """The penalties of requests, whose indexes broadcast against their completions."""
-        deadlines = self.deadline_s[requests]
-        if len(self.penalties) == 1:
-            return penalty(self.penalties[0][0], deadlines, completion_s)
-        requests = np.broadcast_to(requests, completion_s.shape)
-        deadlines = np.broadcast_to(deadlines, completion_s.shape)
-        found = np.zeros(completion_s.shape)
-        for kind, members in self.penalties:
-            chosen = np.isin(requests, members)
-            found[chosen] = penalty(kind, deadlines[chosen], completion_s[chosen])
-        return found
+    def penalty_of_group(self, group: Ints, completion_s: Floats) -> Floats:
+        """The penalties of requests of one application."""
+        kind = self.penalties[self.penalty_kind[group[0]]]
+        return penalty(kind, self.deadline_s[group], completion_s)
+
+
+def penalty_by_kind(
+    kinds: tuple[Penalty, ...], kind: Ints, deadline_s: Floats, completion_s: Floats
+) -> Floats:
+    """The penalties of requests with different penalties; `kind` is an index into `kinds`."""
+    if len(kinds) == 1:
+        return penalty(kinds[0], deadline_s, completion_s)
+    found = np.zeros(())
+    for at, each in enumerate(kinds):
+        found = np.where(kind == at, penalty(each, deadline_s, completion_s), found)
+    return found
+
+
+def step_table(problem: PlanningProblem) -> StepTable:
+    choices = [problem.choices[at] for at in problem.application_of]
+    counts = np.array([len(each.variants) for each in choices])
+    request = np.repeat(np.arange(len(counts)), counts)
+    variant = np.concatenate([each.variants for each in choices])
+    worker = np.concatenate([each.workers for each in choices])
+    return StepTable(
+        np.cumsum(counts) - counts,
+        request,
+        variant,
+        worker,
+        problem.latency_s[worker, variant],
+        problem.swap_s[worker, variant],
+        problem.accuracy[request, variant],
+        problem.age_s[request],
+        problem.deadline_s[request],
+        problem.penalty_kind[request],
+    )
 
 
 def planning_problem(window: Window, options: SelectionOptions) -> PlanningProblem:
@@ -126,9 +169,7 @@ def planning_problem(window: Window, options: SelectionOptions) -> PlanningProbl
         accuracy[np.ix_(members, columns)] = estimates
         if app.short_circuit_accuracy is not None:
             accuracy[members, -1] = app.short_circuit_accuracy * scale
-        for row, member in enumerate(members):
-            left_s = float(deadlines[member] - age[member])
-            priorities[member] = priority(estimates[row], left_s)
+        priorities[members] = priority(estimates, deadlines[members] - age[members])
     kinds = sorted({app.penalty for app in applications})
     return PlanningProblem(
         options,
@@ -146,11 +187,8 @@ def planning_problem(window: Window, options: SelectionOptions) -> PlanningProbl
         np.array([*(column.get(each.loaded or "", -1) for each in workers), -1]),
         age,
         deadlines,
-        tuple(
-            (kind, np.array([i for i, at in enumerate(application_of)
-                             if applications[at].penalty is kind]))
-            for kind in kinds
-        ),
+        tuple(kinds),
+        np.array([kinds.index(applications[at].penalty) for at in application_of]),
         priorities,
         tuple(theta),
     )  # fmt: skip
@@ -200,8 +238,8 @@ def _choices(
         pairs.append((len(column), len(workers)))
     if not pairs:
         raise ValueError(f"no worker can run a variant of application {app.name!r}")
-    variants, places = zip(*pairs, strict=True)
-    return Choices(np.array(variants), np.array(places))
+    table = np.array(pairs)
+    return Choices(table[:, 0], table[:, 1])
 
 
 def _row(times: Mapping[str, float], names: list[str], missing: float) -> list[float]:

@@ -10,15 +10,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from numpy.typing import ArrayLike
+    from numpy.typing import ArrayLike, NDArray
 
 
-def priority(accuracies: ArrayLike, left_s: float) -> float:
+def priority(accuracies: ArrayLike, left_s: ArrayLike) -> NDArray[np.float64]:
     """(1 + population variance of the variants' accuracies) * e^(-left).
 
-    `left_s` is the time to the deadline when the window is planned; negative once that has passed.
+    `accuracies` are [..., variants]. `left_s` [...] is the time to the deadline when the window is
+    planned; negative once that has passed.
     """
-    return float((1.0 + np.var(np.asarray(accuracies, np.float64))) * np.exp(-left_s))
+    variance = np.var(np.asarray(accuracies, np.float64), axis=-1)
+    return np.asarray((1.0 + variance) * np.exp(-np.asarray(left_s, np.float64)))
 
 
 def group_priority(priorities: ArrayLike) -> float:

@@ -1,7 +1,8 @@
-"""When the requests of a plan are complete; Wolfrath et al. 2025, eq. 1.
+"""When the requests of a plan are complete, and their utility; Wolfrath et al. 2025, eq. 1 to 3.
 
 A worker runs its requests in planned order; each takes its variant's latency there, and its swap
-time where the variant before it differs. A short circuit takes no time and no place. Pure.
+time where the variant before it differs. A short circuit takes no time and no place. Many plans are
+evaluated at once: arrays [plans, requests] of rows of the step table, sorted by worker. Pure.
 """
 
 from __future__ import annotations
@@ -10,59 +11,79 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from gateway.selection.planning_problem import Step, penalty_by_kind, step_table
 from gateway.selection.window import Assignment, SelectionPlan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gateway.selection.planning_problem import Floats, Ints, PlanningProblem, Step
+    from gateway.selection.planning_problem import Floats, Ints, PlanningProblem, StepTable
 
 
-def completions(problem: PlanningProblem, requests: Ints, variants: Ints, workers: Ints) -> Floats:
-    """Completion of each request from its arrival, for plans [plans, requests] sorted by worker."""
-    before = np.empty_like(variants)
-    before[:, 0] = -2
-    before[:, 1:] = variants[:, :-1]
-    is_first = np.ones(workers.shape, bool)
-    is_first[:, 1:] = workers[:, 1:] != workers[:, :-1]
-    before = np.where(is_first, problem.loaded[workers], before)
-    takes = problem.latency_s[workers, variants]
-    takes = takes + np.where(before == variants, 0.0, problem.swap_s[workers, variants])
+def completions(problem: PlanningProblem, table: StepTable, plans: Ints) -> Floats:
+    """Completion of each step, from the arrival of its request."""
+    variants, takes = table.variant[plans], table.latency_s[plans]
+    is_same = np.empty(plans.shape, bool)
+    np.equal(variants[:, 1:], variants[:, :-1], out=is_same[:, 1:])
+    workers = table.worker[plans]
+    is_first = np.ones(plans.shape, bool)
+    np.not_equal(workers[:, 1:], workers[:, :-1], out=is_first[:, 1:])
+    np.copyto(is_same, problem.loaded[workers] == variants, where=is_first)
+    takes += np.where(is_same, 0.0, table.swap_s[plans])
     ends = np.cumsum(takes, axis=1)
     # What other workers do before this one in the row does not delay it.
     others = np.maximum.accumulate(np.where(is_first, ends - takes, 0.0), axis=1)
-    ends = ends - others + problem.free_s[workers]
-    return np.asarray(ends + problem.age_s[requests])
+    ends += table.age_s[plans] - others + problem.free_s[workers]
+    return ends
 
 
 def utilities(
-    problem: PlanningProblem, requests: Ints, variants: Ints, completion_s: Floats
+    problem: PlanningProblem, table: StepTable, plans: Ints, completion_s: Floats
 ) -> Floats:
-    """Expected utility of each request (eq. 2)."""
-    late = problem.penalty_of(requests, completion_s)
-    return np.asarray(problem.accuracy[requests, variants] * (1.0 - late))
+    """Expected utility of each step."""
+    late = penalty_by_kind(
+        problem.penalties, table.penalty_kind[plans], table.deadline_s[plans], completion_s
+    )
+    return np.asarray(table.accuracy[plans] * (1.0 - late))
+
+
+def as_rows(problem: PlanningProblem, table: StepTable, steps: Sequence[Step]) -> Ints:
+    """Steps as rows of the table, sorted by worker."""
+    rows = []
+    for step in sorted(steps, key=lambda each: each.worker):
+        choices = problem.choices[problem.application_of[step.request]]
+        is_chosen = (choices.variants == step.variant) & (choices.workers == step.worker)
+        rows.append(int(table.first[step.request] + np.flatnonzero(is_chosen)[0]))
+    return np.array(rows)
+
+
+def as_steps(table: StepTable, rows: Ints) -> list[Step]:
+    columns = (table.request[rows], table.variant[rows], table.worker[rows])
+    return [Step(*each) for each in zip(*(column.tolist() for column in columns), strict=True)]
 
 
 def plan_of(problem: PlanningProblem, steps: Sequence[Step]) -> SelectionPlan:
     """The plan that consists of these steps, in their order on each worker."""
     if not steps:
         return SelectionPlan(())
-    table = np.array(sorted(steps, key=lambda step: step.worker))
-    requests, variants, workers = (table[:, at][None, :] for at in range(3))
-    ends = completions(problem, requests, variants, workers)
-    values = utilities(problem, requests, variants, ends)
+    table = step_table(problem)
+    rows = as_rows(problem, table, steps)
+    ends = completions(problem, table, rows[None])
+    values = utilities(problem, table, rows[None], ends)[0].tolist()
     aware = problem.options.is_data_aware
     return SelectionPlan(
         tuple(
             Assignment(
-                problem.requests[request].id,
-                problem.variants[variant],
-                problem.workers[worker],
-                float(ends[0, at]),
-                float(problem.accuracy[request, variant]),
-                float(values[0, at]),
+                problem.requests[step.request].id,
+                problem.variants[step.variant],
+                problem.workers[step.worker],
+                end,
+                float(problem.accuracy[step.request, step.variant]),
+                value,
             )
-            for at, (request, variant, worker) in enumerate(table.tolist())
+            for step, end, value in zip(
+                as_steps(table, rows), ends[0].tolist(), values, strict=True
+            )
         ),
         missing_evidence=sum(each is None for each in problem.theta) if aware else 0,
     )

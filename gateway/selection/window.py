@@ -90,7 +90,7 @@ class SelectionOptions:
     """tau of algorithm 1: with more groups their order is greedy."""
     max_group: int | None = None
     """Larger groups are split (section 8); None: with several workers, an equal share of them."""
-    max_evaluations: int = 6000
+    max_evaluations: int = 800
     """Plans that `refined` may evaluate."""
 
 

@@ -87,6 +87,6 @@ def test_class_probabilities_of_the_papers_example() -> None:
 def test_priorities() -> None:
     # Population variance of 0.6, 0.8 and 1.0: 0.08 / 3.
     expected = (1 + 0.08 / 3) * math.exp(-0.1)
-    assert priority([0.6, 0.8, 1.0], 0.1) == pytest.approx(expected, abs=1e-9)
-    assert priority([0.9], -0.5) == pytest.approx(math.exp(0.5), abs=1e-9)
+    assert float(priority([0.6, 0.8, 1.0], 0.1)) == pytest.approx(expected, abs=1e-9)
+    assert float(priority([0.9], -0.5)) == pytest.approx(math.exp(0.5), abs=1e-9)
     assert group_priority([0.5, 1.0, 1.2]) == pytest.approx(0.9, abs=1e-9)

@@ -65,7 +65,7 @@ def test_a_plan_is_a_permutation_whatever_the_order_of_the_input(
 @pytest.mark.parametrize("options", ALL_OPTIONS)
 @pytest.mark.parametrize("workers", [1, 2])
 def test_nothing_beats_exact(options: SelectionOptions, workers: int) -> None:
-    for window in _windows(12, seed=2, requests=4, workers=workers):
+    for window in _windows(6, seed=2, requests=4, workers=workers):
         best = plan_window(SelectionPolicy.EXACT, window, options).mean_utility
         for policy in SelectionPolicy:
             assert plan_window(policy, window, options).mean_utility <= best + 1e-9
@@ -74,7 +74,7 @@ def test_nothing_beats_exact(options: SelectionOptions, workers: int) -> None:
 @pytest.mark.parametrize("options", ALL_OPTIONS)
 @pytest.mark.parametrize("workers", [1, 2])
 def test_exact_equals_enumeration(options: SelectionOptions, workers: int) -> None:
-    for window in _windows(9, seed=3, requests=3, workers=workers):
+    for window in _windows(6, seed=3, requests=3, workers=workers):
         problem = planning_problem(window, options)
         best = max(
             plan_of(problem, [Step(*step) for step in steps]).mean_utility
@@ -121,7 +121,7 @@ def test_grouped_is_the_best_grouped_plan(options: SelectionOptions) -> None:
 @pytest.mark.parametrize("options", ALL_OPTIONS)
 def test_refined_is_near_the_optimum(options: SelectionOptions) -> None:
     shares = []
-    for window in _windows(60, seed=5, requests=6):
+    for window in _windows(36, seed=5, requests=6):
         best = plan_window(SelectionPolicy.EXACT, window, options).mean_utility
         refined = plan_window(SelectionPolicy.REFINED, window, options).mean_utility
         shares.append(refined / best if best else 1.0)
