@@ -12,6 +12,7 @@ from load.experiments.real_traces import traces
 from load.experiments.regret import regret
 from load.experiments.scaling import scale
 from load.experiments.schedulers import warsaw
+from load.experiments.sneakpeek import sneakpeek
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,5 +33,6 @@ _ALL: Final = (
     regret.EXPERIMENT,
     scale.EXPERIMENT,
     elvinger_plans.EXPERIMENT,
+    sneakpeek.EXPERIMENT,
 )
 EXPERIMENTS: Final[Mapping[str, Experiment]] = {each.name: each for each in _ALL}

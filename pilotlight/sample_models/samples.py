@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from filelock import FileLock
 
-from pilotlight.errors import StartFailed
+from pilotlight.errors import MissingExtra, StartFailed
 from pilotlight.output import progress_bar
 from pilotlight.platform.processes import python_environment, python_module
 from pilotlight.quantities import format_bytes
@@ -106,6 +106,33 @@ def make_samples(
 
 def make_model_command(architecture: str, folder: Path) -> list[str]:
     return [*python_module("pilotlight.sample_models.make_model"), architecture, str(folder)]
+
+
+def prepare_applications(folder: Path, output: Output) -> Path:
+    """Train the demo applications unless they are there; returns the folder that holds them."""
+    target = folder / "applications"
+    if target.is_dir():
+        return target
+    if find_spec("sklearn") is None:
+        raise MissingExtra(
+            "scikit-learn is not installed; it comes with `pip install 'pilotlight[demo]'`"
+        )
+    output.note(f"Training the demo applications once, in {target}: about 30 s.")
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder / ".applications.lock"):
+        if target.is_dir():
+            return target
+        unfinished = folder / ".making-applications"
+        shutil.rmtree(unfinished, ignore_errors=True)
+        made = subprocess.run(
+            [*python_module("pilotlight.sample_models.make_applications"), str(unfinished)],
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
+            env=python_environment({**os.environ, "OMP_NUM_THREADS": "1"}),
+        )  # fmt: skip
+        if made.returncode:
+            raise StartFailed(f"cannot train the demo applications: {made.stderr.strip()[-500:]}")
+        unfinished.rename(target)
+    return target
 
 
 def _unfinished(bucket: Path, sample: SampleModel) -> Path:

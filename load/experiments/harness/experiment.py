@@ -63,6 +63,8 @@ class Settings:
     """How many simulations may run in parallel."""
     live: LivePlatform | None = None
     """Runs the parts that need a real platform; None: simulated parts only."""
+    applications: Path | None = None
+    """Folder of the demo applications; set for experiments that need them."""
     models: tuple[str, ...] = ()
     """The models of the experiment's live part; empty: its default."""
     cells: CellSelection = CellSelection()
@@ -102,3 +104,5 @@ class Experiment:
     has_live_part: bool = False
     has_cells: bool = False
     """Whether it uses `Settings.cells`."""
+    needs_applications: bool = False
+    """Whether it uses `Settings.applications`."""

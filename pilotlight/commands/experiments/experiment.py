@@ -1,6 +1,7 @@
 """The command `experiment`. Its libraries come with an extra and are imported when it runs."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +10,7 @@ import typer
 from pilotlight.commands import flags
 from pilotlight.errors import requires_extra
 from pilotlight.output import Output
+from pilotlight.sample_models.samples import prepare_applications
 from pilotlight.state_dir import StateDir
 
 app = typer.Typer()
@@ -76,6 +78,7 @@ def experiment(
 ) -> None:  # fmt: skip
     """Run an experiment of the documentation: its tables beside the published figures."""
     with requires_extra("load"):
+        from load.experiments.experiments import EXPERIMENTS
         from load.experiments.harness.experiment import CellSelection, Settings
         from pilotlight.commands.experiments.runs import list_experiments, run_experiment
         from pilotlight.live_experiments.live_platform import LocalLivePlatform
@@ -92,4 +95,7 @@ def experiment(
         models=tuple(model),
         cells=CellSelection(half or "both", cells, tuple(cell), tuple(policy), reuse),
     )
+    if name in EXPERIMENTS and EXPERIMENTS[name].needs_applications:
+        made = prepare_applications(StateDir.of(home).root, output)
+        settings = replace(settings, applications=made)
     run_experiment(name, settings, output, out=out, overwrite=overwrite)

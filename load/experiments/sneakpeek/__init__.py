@@ -1,0 +1,1 @@
+"""Wolfrath et al. 2025: selection policies on windows of real examples, and the paper's figures."""
