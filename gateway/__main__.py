@@ -20,6 +20,7 @@ import uvloop
 from uvicorn.config import STARTUP_FAILURE
 
 from gateway.app import GatewayApp
+from gateway.applications.selector import ApplicationSelector
 from gateway.dispatch.dispatcher import Dispatcher, LoopTimers
 from gateway.dispatch.inference_call import CallContext
 from gateway.dispatch.lost_pods import LostPods
@@ -142,7 +143,8 @@ async def running_app(
         return app.is_draining
 
     api = create_api(watch, metrics, explanations, dispatcher, reservations, is_draining)
-    app = GatewayApp(api, context, watch, settings)  # type: ignore[arg-type]  # ASGI's types vary
+    selector = ApplicationSelector(watch.state, explanations, watch.registry_now_s)
+    app = GatewayApp(api, context, watch, settings, selector)  # type: ignore[arg-type]  # ASGI's types vary
     async with asyncio.TaskGroup() as group:
         runs = [
             watch.run,

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import math
 import random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
 from gateway.authentication.access import create_access, without_credentials
@@ -32,25 +32,30 @@ from gateway.http.headers import read_headers
 from gateway.http.held_bodies import HeldBodies
 from gateway.http.openai import parse_model_name
 from gateway.http.routes import (
+    KnownNames,
     TargetResolver,
     is_inference,
     openai_target,
     parse_path,
     target_of,
+    target_of_variant,
     target_of_version,
 )
 from gateway.routing.route_request import IncomingRequest
 from gateway.selection.select_version import select_version
+from registry.domain.application import SelectionPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from gateway.applications.selector import ApplicationSelector
     from gateway.authentication.access import Access
     from gateway.dispatch.inference_call import CallContext
     from gateway.http.client_request import ClientRequest
     from gateway.http.headers import Headers, RequestHeaders
     from gateway.http.routes import ModelPath, ModelTarget
     from gateway.settings import GatewaySettings
+    from registry.domain.application import ApplicationSpec
     from registry.domain.model import ModelRecord
     from registry.redis.watch import ClusterWatch
 
@@ -61,13 +66,19 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_POLICY_HEADER_OFF: Final = (
+    "header x-pilotlight-policy is turned off (--allow-policy-header), as it is by"
+    " default where keys or tokens are required"
+)
+
 
 class GatewayApp:
     """ASGI application for everything but inference; `infer` serves inference requests."""
 
     def __init__(
-        self, api: ASGIApp, context: CallContext, watch: ClusterWatch, settings: GatewaySettings
-    ) -> None:
+        self, api: ASGIApp, context: CallContext, watch: ClusterWatch, settings: GatewaySettings,
+        selector: ApplicationSelector,
+    ) -> None:  # fmt: skip
         self._api = api
         self._context = context
         self._watch = watch
@@ -92,6 +103,8 @@ class GatewayApp:
             self._allows_policy_header = self.access is None
         self._targets = TargetResolver(watch.state, is_guarded=self.access is not None)
         self.resolve_target = self._targets.resolve
+        self._names = KnownNames(watch.state)
+        self._selector = selector
         self.is_draining = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -102,7 +115,7 @@ class GatewayApp:
         try:
             if b"%" in scope["raw_path"]:
                 path = scope["raw_path"].decode("latin-1")
-            model_path = parse_path(path, _host(scope), self._watch.state.models)
+            model_path = parse_path(path, _host(scope), self._names)
             if self.access is not None:
                 model_path = await self._authorise_path(
                     self.access, path, model_path, scope["headers"]
@@ -136,10 +149,21 @@ class GatewayApp:
                     target.model, target.canaries, request_id, self._watch.state
                 )
                 client.target = target_of_version(target, version)
+            application = self._watch.state.applications.get(client.target.model)
+            if application is not None and not self.is_draining:
+                await self._select_variant(application, client, read)
+            elif read.selection_policy is not None:
+                raise BadRequest(
+                    f"header x-pilotlight-policy: {read.selection_policy} is for applications, "
+                    f"{client.target.label} is a model"
+                )
             record = self._watch.state.models.get(client.target.model)
             if record is None or self.is_draining:
                 record = await self._find_record(client.target)
-            exchange = self._create_exchange(client, read, record, body)
+            own_s = record.serving.policy.deadline_s
+            if application is not None:
+                own_s = application.deadline_s if application.refuses_late else None
+            exchange = self._create_exchange(client, read, record, body, own_s)
             await self._run_cancellable(exchange, client, read, body)
         except ClientClosedRequest:
             self._context.telemetry.client_disconnected()
@@ -177,6 +201,32 @@ class GatewayApp:
         await access.check_path(unquote(model_path.path), model_path.namespace, headers)
         return model_path
 
+    async def _select_variant(
+        self, application: ApplicationSpec, client: ClientRequest, read: RequestHeaders
+    ) -> None:
+        """Make the chosen variant the request's target. Raises BadRequest, NotReady."""
+        is_override = read.policy is not None or read.selection_policy is not None
+        if is_override and not self._allows_policy_header:
+            raise BadRequest(_POLICY_HEADER_OFF)
+        if read.policy is not None:
+            raise BadRequest(
+                f"header x-pilotlight-policy must be one of {', '.join(SelectionPolicy)} for "
+                f"application {application.name}, was {read.policy!r}"
+            )
+        deadline_s = read.deadline_s or application.deadline_s
+        selection = await self._selector.select(
+            application, read.request_id, deadline_s=deadline_s,
+            policy=read.selection_policy or application.policy,
+        )  # fmt: skip
+        if not application.refuses_late:
+            read.deadline_s = None  # lateness costs utility only
+        client.target = target_of_variant(
+            client.target,
+            selection.variant,
+            accuracy=selection.assignment.accuracy,
+            utility=selection.assignment.utility,
+        )
+
     async def _resolve_by_body(self, client: ClientRequest, body: IncomingBody) -> None:
         """Set the target of an OpenAI request by the model that its body names."""
         endpoint = client.target.openai_endpoint or ""
@@ -200,14 +250,12 @@ class GatewayApp:
         read: RequestHeaders,
         record: ModelRecord,
         body: IncomingBody,
+        own_s: float | None,
     ) -> Exchange:
+        """`own_s`: the deadline that holds without a header."""
         if read.policy is not None and not self._allows_policy_header:
-            raise BadRequest(
-                "header x-pilotlight-policy is turned off (--allow-policy-header), as it is by"
-                " default where keys or tokens are required"
-            )
+            raise BadRequest(_POLICY_HEADER_OFF)
         self._sequence += 1
-        own_s = record.serving.policy.deadline_s
         deadline_s = own_s
         if read.deadline_s is not None:
             deadline_s = min(read.deadline_s, max(self._settings.request_timeout, own_s or 0.0))

@@ -105,4 +105,5 @@ class Exchange:
             placement.reservation.entry.name,
             placement.reservation.predict.name,
             start if start != "warm" else call.awaited_tier or "warm",
+            target.selection_lines,
         )

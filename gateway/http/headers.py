@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gateway.errors import BadRequest
+from registry.domain.application import SelectionPolicy
 from registry.domain.model import RoutingPolicy
 from registry.server_timing import parse_server_timing
 
@@ -35,6 +36,8 @@ _REQUEST_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}")
 _BLANKS: Final = b" \t"
 """The parser keeps trailing blanks, which are no part of a value (RFC 9110, section 5.5)."""
 _MAX_DEADLINE_MS: Final = 86_400_000
+_ROUTING_POLICIES: Final = frozenset(RoutingPolicy)
+_SELECTION_POLICIES: Final = frozenset(SelectionPolicy)
 
 
 @dataclass(slots=True)
@@ -47,6 +50,8 @@ class RequestHeaders:
     content_length: int | None = None
     deadline_s: float | None = None
     policy: RoutingPolicy | None = None
+    selection_policy: SelectionPolicy | None = None
+    """In place of `policy`, for applications."""
     seed: int | None = None
 
 
@@ -90,13 +95,15 @@ def _without(lines: list[bytes], names: frozenset[bytes]) -> list[bytes]:
 def _read_pilotlight(read: RequestHeaders, name: bytes, value: bytes) -> None:
     if name == b"x-pilotlight-policy":
         text = value.decode("latin-1")
-        try:
+        if text in _ROUTING_POLICIES:
             read.policy = RoutingPolicy(text)
-        except ValueError:
-            allowed = ", ".join(RoutingPolicy)
+        elif text in _SELECTION_POLICIES:
+            read.selection_policy = SelectionPolicy(text)
+        else:
             raise BadRequest(
-                f"header x-pilotlight-policy must be one of {allowed}, was {text!r}"
-            ) from None
+                f"header x-pilotlight-policy must be one of {', '.join(RoutingPolicy)}, for an "
+                f"application one of {', '.join(SelectionPolicy)}, was {text!r}"
+            )
     elif name == b"x-pilotlight-deadline-ms":
         read.deadline_s = _parse_milliseconds(name.decode(), value) / 1000
     elif name == b"x-pilotlight-seed":

@@ -50,6 +50,8 @@ class ModelTarget:
     version: bytes = b""
     """Name of the selected version, where the model has canaries."""
     canaries: tuple[Canary, ...] = ()
+    selection_lines: bytes = b""
+    """Header lines of the response about the variant, where the target is an application."""
     without_host: ModelTarget | None = None
     """The target that the path alone names, where the Host named the model."""
 
@@ -65,6 +67,17 @@ class ModelPath:
     is_by_host: bool = False
 
 
+class KnownNames:
+    """The names that a Host may have: those of models and applications."""
+
+    def __init__(self, state: ClusterState) -> None:
+        self._state = state
+
+    def __contains__(self, name: object) -> bool:
+        """True for a declared model or application."""
+        return name in self._state.models or name in self._state.applications
+
+
 class TargetResolver:
     """Resolves paths and Hosts to targets, and caches the results until the models change."""
 
@@ -74,6 +87,7 @@ class TargetResolver:
         An error would disclose to other tenants that the model exists.
         """
         self._state = state
+        self._names = KnownNames(state)
         self._canaries = Canaries(state)
         self._is_guarded = is_guarded
         self._cache: dict[tuple[bytes, bytes], ModelTarget | None] = {}
@@ -96,7 +110,7 @@ class TargetResolver:
         text = path.decode("latin-1")
         model_path = ModelPath(text)
         try:
-            model_path = parse_path(text, host.decode("latin-1"), self._state.models)
+            model_path = parse_path(text, host.decode("latin-1"), self._names)
             if not is_inference(model_path.path):
                 return None
             target = target_of(model_path)
@@ -159,6 +173,19 @@ def target_of_version(target: ModelTarget, model: ModelName) -> ModelTarget:
     requested, selected = target.model.path_segment.encode(), model.path_segment.encode()
     pod_path = target.pod_path.replace(b"/%b" % requested, b"/%b" % selected, 1)
     return replace(target, model=model, pod_path=pod_path, label=str(model), version=version)
+
+
+def target_of_variant(
+    target: ModelTarget, model: ModelName, *, accuracy: float, utility: float
+) -> ModelTarget:
+    """The target for one variant of an application; responses have the application's name."""
+    lines = (
+        f"x-pilotlight-variant: {model.name}\r\n"
+        f"x-pilotlight-expected-accuracy: {accuracy:.4f}\r\n"
+        f"x-pilotlight-expected-utility: {utility:.4f}\r\n"
+    )
+    chosen = target_of_version(target, model)
+    return replace(chosen, version=b"", selection_lines=lines.encode())
 
 
 def openai_target(namespace: str, name: str | None, endpoint: str) -> ModelTarget:

@@ -36,6 +36,7 @@ class Explanations:
     def __init__(self, max_explanations: int = MAX_EXPLANATIONS) -> None:
         self._max_explanations = max_explanations
         self._by_id: dict[str, _Explanation] = {}
+        self._selections: dict[str, dict[str, Any]] = {}
 
     def record(self, request: IncomingRequest, result: RoutingResult, state: ClusterState) -> None:
         """Record a decision, unless the request already waits for the same reason."""
@@ -58,13 +59,21 @@ class Explanations:
         ]
         self._by_id[request.id] = _Explanation(request, result, pods, holders, wait_reasons)
 
+    def record_selection(self, request_id: str, selection: dict[str, Any]) -> None:
+        """Record how the variant of an application's request was chosen, as JSON."""
+        if len(self._selections) >= self._max_explanations:
+            del self._selections[next(iter(self._selections))]
+        self._selections[request_id] = selection
+
     def get(self, request_id: str) -> dict[str, Any] | None:
         """The explanation of one request as JSON; None if it is unknown or was dropped."""
         known = self._by_id.get(request_id)
+        selection = self._selections.get(request_id)
         if known is None:
             return None
         return {
             "request_id": request_id,
+            **({"selection": selection} if selection is not None else {}),
             "model": str(known.request.model),
             "policy": known.result.policy,
             "decision": _decision(known.result.decision),

@@ -30,6 +30,8 @@ class ServedRequest:
     predict: str
     start: str
     """`warm`, or the tier that the model was loaded from while the request waited."""
+    selection_lines: bytes = b""
+    """Header lines about the variant, if the request was to an application."""
 
 
 class StageTimings(NamedTuple):
@@ -108,6 +110,8 @@ class RequestTelemetry:
         )  # fmt: skip
         if request.version:
             lines += (b"x-pilotlight-version: ", request.version, b"\r\n")
+        if request.selection_lines:
+            lines.append(request.selection_lines)
         return lines
 
     def served(self, request: ServedRequest, timings: StageTimings, status: int) -> None:

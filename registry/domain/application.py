@@ -5,7 +5,17 @@ Value types only; `registry.inference_service` parses YAML into them.
 
 from __future__ import annotations
 
+from dataclasses import asdict, dataclass
 from enum import StrEnum
+from typing import Any, Final
+
+import orjson
+
+from registry.domain.model import ModelName
+
+DEFAULT_WINDOW_S: Final = 0.1
+DEFAULT_DEADLINE_S: Final = 1.0
+DEFAULT_K: Final = 5
 
 
 class Penalty(StrEnum):
@@ -35,3 +45,94 @@ class SelectionPolicy(StrEnum):
     SNEAKPEEK = "sneakpeek"
     EXACT = "exact"
     REFINED = "refined"
+
+
+@dataclass(frozen=True, slots=True)
+class InputTensor:
+    """A tensor that requests carry; the first dimension of `shape` is the rows."""
+
+    name: str
+    datatype: str = "FP32"
+    shape: tuple[int, ...] = (-1,)
+
+
+@dataclass(frozen=True, slots=True)
+class SneakPeekSpec:
+    """The look at the data: where its examples are, and what it may be used for."""
+
+    uri: str
+    k: int = DEFAULT_K
+    short_circuit: bool = True
+    split_groups: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ApplicationSpec:
+    """An InferenceApplication as declared. Times in seconds."""
+
+    name: ModelName
+    classes: tuple[str, ...]
+    inputs: tuple[InputTensor, ...] = ()
+    output: str = "label"
+    deadline_s: float = DEFAULT_DEADLINE_S
+    """From arrival at the gateway; it holds for all variants."""
+    refuses_late: bool = False
+    """Respond 504 at the deadline; otherwise lateness costs utility only."""
+    penalty: Penalty = Penalty.SIGMOID
+    policy: SelectionPolicy = SelectionPolicy.REFINED
+    window_s: float = DEFAULT_WINDOW_S
+    is_window_fixed: bool = False
+    """Windows never close before their time is over."""
+    prior: Prior = Prior.UNINFORMATIVE
+    frequencies: tuple[float, ...] = ()
+    """Of the classes, for a weak or strong prior."""
+    sneak_peek: SneakPeekSpec | None = None
+    normalises_accuracy: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AccuracyProfile:
+    """The confusion matrix of one generation of a variant, by its application's classes."""
+
+    key: str
+    classes: tuple[str, ...]
+    confusion: tuple[tuple[int, ...], ...]
+    """Rows are true classes."""
+
+
+def encode_application(spec: ApplicationSpec) -> str:
+    document = asdict(spec) | {"name": spec.name._asdict()}
+    return orjson.dumps(document, option=orjson.OPT_SORT_KEYS).decode()
+
+
+def decode_application(text: str) -> ApplicationSpec:
+    """Fields that a newer version wrote are ignored."""
+    stored: dict[str, Any] = orjson.loads(text)
+    known = {name: stored[name] for name in ApplicationSpec.__slots__ if name in stored}
+    peek = known.get("sneak_peek")
+    return ApplicationSpec(
+        **known
+        | {
+            "name": ModelName(**stored["name"]),
+            "classes": tuple(stored["classes"]),
+            "inputs": tuple(
+                InputTensor(each["name"], each["datatype"], tuple(each["shape"]))
+                for each in stored["inputs"]
+            ),
+            "penalty": Penalty(stored["penalty"]),
+            "policy": SelectionPolicy(stored["policy"]),
+            "prior": Prior(stored["prior"]),
+            "frequencies": tuple(stored["frequencies"]),
+            "sneak_peek": SneakPeekSpec(**peek) if peek else None,
+        }
+    )
+
+
+def encode_accuracy(profile: AccuracyProfile) -> str:
+    return orjson.dumps(profile).decode()
+
+
+def decode_accuracy(text: str) -> AccuracyProfile:
+    stored = orjson.loads(text)
+    confusion = tuple(tuple(row) for row in stored["confusion"])
+    return AccuracyProfile(stored["key"], tuple(stored["classes"]), confusion)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from registry.domain.action_log import WantedPods
+    from registry.domain.application import AccuracyProfile, ApplicationSpec
     from registry.domain.expected_rates import ExpectedRates
     from registry.domain.pod_state import PodState
     from registry.domain.profile import Profile
@@ -34,10 +35,13 @@ class ClusterState:
         self.version = 0
         """Registry version up to which changes are applied."""
         self.models_version = 0
-        """Grows with every change of `models`, for readers that need only `models`."""
+        """Grows with every change of `models`, `applications` and `accuracies`."""
         self.measurements = Measurements()
         self.pods = PodIndex(self.measurements)
         self.models: dict[ModelName, ModelRecord] = {}
+        self.applications: dict[ModelName, ApplicationSpec] = {}
+        self.accuracies: dict[ModelName, AccuracyProfile] = {}
+        """Of the generation that was profiled last, by model."""
         self.residency = ResidencyIndex(self.pods)
         self.arrivals = ArrivalRates()
         """Of the requests that this process received."""
@@ -57,6 +61,7 @@ class ClusterState:
         self.measurements = Measurements()
         self.pods = PodIndex(self.measurements)
         self.models = {}
+        self.applications, self.accuracies = {}, {}
         self.residency = ResidencyIndex(self.pods)
         self.eviction_prices = EvictionPrices(self.pods, self.residency, self.arrivals)
         self.profiles = {}

@@ -6,11 +6,12 @@ every entity keeps the version that last changed it. Pure.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
 from registry.domain.accelerator import AcceleratorKind
+from registry.domain.application import decode_accuracy, decode_application
 from registry.domain.codec import decode_pod, decode_profile, decode_record, decode_wanted
 from registry.domain.expected_rates import decode_expected
 from registry.domain.model import ModelName, Tier
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from registry.domain.cluster import ClusterState
+
+_SNAPSHOT_PARTS: Final = 8
 
 
 class ChangeApplier:
@@ -68,6 +71,10 @@ class ChangeApplier:
                     self._apply_samples(*values)
                 case "profile":
                     self._apply_profile(version, *values)
+                case "application":
+                    self._apply_application(version, *values)
+                case "accuracy":
+                    self._apply_accuracy(version, *values)
                 case "wanted":
                     self._apply_wanted(version, *values)
                 case "expected":
@@ -178,6 +185,24 @@ class ChangeApplier:
         if not stored:
             del self.state.profiles[name]
 
+    def _apply_application(self, version: int, text: str, spec: str | bool) -> None:
+        if self._is_old(version, "application", text):
+            return
+        name = ModelName.parse(text)
+        self.state.models_version += 1
+        self.state.applications.pop(name, None)
+        if isinstance(spec, str):
+            self.state.applications[name] = decode_application(spec)
+
+    def _apply_accuracy(self, version: int, text: str, profile: str | bool) -> None:
+        if self._is_old(version, "accuracy", text):
+            return
+        name = ModelName.parse(text)
+        self.state.models_version += 1
+        self.state.accuracies.pop(name, None)
+        if isinstance(profile, str):
+            self.state.accuracies[name] = decode_accuracy(profile)
+
     def _apply_wanted(self, version: int, text: str) -> None:
         if not self._is_old(version, "wanted"):
             self.state.wanted = decode_wanted(text)
@@ -195,7 +220,9 @@ def load_snapshot(state: ClusterState, version: int, snapshot: Sequence[Any]) ->
     state.clear()
     state.version = version
     applier = ChangeApplier(state)
-    pods, models, samples, profiles, *latest = snapshot
+    # What an older version leaves out is missing at the end.
+    padded = [*snapshot, *[None] * (_SNAPSHOT_PARTS - len(snapshot))]
+    pods, models, samples, profiles, wanted, expected, applications, accuracies = padded
     changes: list[tuple[Any, ...]] = []
     for *pod, residency in pods or []:
         changes.append(("pod", *pod))
@@ -205,8 +232,9 @@ def load_snapshot(state: ClusterState, version: int, snapshot: Sequence[Any]) ->
         for measure, values in _pairs(measures):
             changes.append(("samples", key, measure, orjson.loads(values)))
     changes += [("profile", name, text) for name, text in _pairs(profiles)]
-    pairs = zip(("wanted", "expected"), latest, strict=False)
-    changes += [(kind, text) for kind, text in pairs if text]
+    changes += [("application", *pair) for pair in applications or []]
+    changes += [("accuracy", *pair) for pair in accuracies or []]
+    changes += [(kind, text) for kind, text in (("wanted", wanted), ("expected", expected)) if text]
     applier.apply(version, changes)
     applier.snapshot_version = version
     return applier

@@ -133,6 +133,8 @@ class ModelPolicy:
     canary_of: str | None = None
     """Name of a model in the namespace; `canary_percent` of its requests go to this model."""
     canary_percent: int = 0
+    application: str | None = None
+    """Name of the application in the namespace whose requests it can serve."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,6 +123,7 @@ KEYS: Mapping[str, _Annotation] = {
     "loading": _Annotation("loading", _one_of(LoadingPolicyName)),
     "canary-of": _Annotation("canary_of", _label),
     "canary-percent": _Annotation("canary_percent", _integer(0, 100)),
+    "application": _Annotation("application", _label),
 }
 """Each key without the prefix; README.md describes what each one does."""
 

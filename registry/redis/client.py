@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from registry.domain.application import encode_accuracy, encode_application
 from registry.domain.cluster import ClusterState
 from registry.domain.cluster_changes import load_snapshot
 from registry.domain.codec import (
@@ -38,6 +39,7 @@ from registry.redis.transactions import Transactions
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from registry.domain.application import AccuracyProfile, ApplicationSpec
     from registry.domain.pod import PodInfo, PodPhase, PodReport
     from registry.domain.profile import Profile
 
@@ -76,6 +78,7 @@ class Registry:
         declared, where a model needs another loading policy than the pool has.
         """
         await self._check_loading(specs)
+        await self._check_names(specs)
         outcomes: list[str] = []
         for step in declaration_steps(specs):
             try:
@@ -94,6 +97,46 @@ class Registry:
             loading = await self._submit("loading")
             if problems := loading_problems(specs, self.pool, str(loading or "")):
                 raise InvalidModel(problems)
+
+    async def _check_names(self, specs: Sequence[ModelSpec]) -> None:
+        taken = await self._submit("taken", [str(spec.name) for spec in specs])
+        if taken:
+            raise InvalidModel([
+                f"InferenceService {name}: metadata.name is that of an InferenceApplication; "
+                "variants need names of their own" for name in taken
+            ])  # fmt: skip
+
+    async def put_applications(self, specs: Sequence[ApplicationSpec]) -> list[str]:
+        """Declare applications; per application `created`, `configured` or `unchanged`.
+
+        Raises InvalidModel for those that have the name of a model, after declaring the others.
+        """
+        outcomes = await asyncio.gather(*(
+            self._submit("put_application", str(spec.name), encode_application(spec))
+            for spec in specs
+        ))  # fmt: skip
+        taken = [
+            f"InferenceApplication {spec.name}: metadata.name is that of a model; "
+            "requests to that URL would be ambiguous"
+            for spec, outcome in zip(specs, outcomes, strict=True)
+            if outcome == "taken"
+        ]
+        if taken:
+            raise InvalidModel(taken)
+        return list(outcomes)
+
+    async def delete_applications(self, names: Iterable[ModelName]) -> list[ModelName]:
+        """Delete applications; returns the names of those that did not exist."""
+        names = list(names)
+        existed = await asyncio.gather(
+            *(self._submit("delete_application", str(name)) for name in names)
+        )
+        return [name for name, found in zip(names, existed, strict=True) if not found]
+
+    async def put_accuracy(self, profile: AccuracyProfile) -> bool:
+        """Store a variant's accuracy; False if its generation of the model is not declared."""
+        name = str(name_of_key(profile.key))
+        return bool(await self._submit("accuracy", name, profile.key, encode_accuracy(profile)))
 
     async def delete_models(self, names: Iterable[ModelName]) -> list[ModelName]:
         """Delete models; returns the names of those that did not exist."""

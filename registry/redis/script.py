@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
     from registry.redis.redis_connection import RedisConnection
 
-_SNAPSHOT_HASHES: Final = ("models", "previous", "failures", "profiles")
+_SNAPSHOT_HASHES: Final = (
+    "models", "previous", "failures", "profiles", "applications", "accuracies",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,19 +82,24 @@ class ServerScript:
 
 
 def read_snapshot(parts: Sequence[Any], hashes: Sequence[Sequence[bytes]]) -> list[Any]:
-    """Pods, models, samples, profiles, wanted pods and expected rates, for `load_snapshot`.
+    """Pods, models, samples, profiles, wanted pods, expected rates, applications and accuracies.
+
+    In the form that `load_snapshot` reads.
 
     Args:
         parts: The result of the script's `snapshot`.
         hashes: The replies to `snapshot_reads`: names and values in turn.
     """
     pods, samples, *latest = parts
-    models, previous, failures, profiles = (_texts(each) for each in hashes)
+    models, previous, failures, profiles, applications, accuracies = map(_texts, hashes)
     records = [
         (name, (spec, previous.get(name, False), failures.get(name, False)))
         for name, spec in models.items()
     ]
-    return [pods, records, samples, [each for pair in profiles.items() for each in pair], *latest]
+    wanted, expected, *_ = (*latest, None, None)
+    further = [*applications.items()], [*accuracies.items()]
+    flat = [each for pair in profiles.items() for each in pair]
+    return [pods, records, samples, flat, wanted, expected, *further]
 
 
 def _texts(pairs: Sequence[bytes]) -> dict[str, str]:

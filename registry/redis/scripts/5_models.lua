@@ -54,6 +54,7 @@ function op.delete(name)
     redis.call('HDEL', key(hash), name)
   end
   drop_profiles(name)
+  if redis.call('HDEL', key('accuracies'), name) > 0 then change('accuracy', name, false) end
   if existed > 0 then publish_model(name) end
   return existed
 end

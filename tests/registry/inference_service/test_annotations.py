@@ -54,6 +54,7 @@ INVALID: dict[str, list[str]] = {
     "max-infer-time": [*DURATION, "0s"],
     "loading": ["", "lru", "Predictive", "none"],
     "canary-of": LABEL,
+    "application": LABEL,
     "canary-percent": [*INTEGER, "-1", "101", "20%"],
 }
 
@@ -124,7 +125,7 @@ def test_an_unknown_key_without_a_similar_one_lists_the_known_keys() -> None:
     assert all(key in problem for key in KEYS)
 
 
-@pytest.mark.parametrize("key", ["application", "placement", "profile"])
+@pytest.mark.parametrize("key", ["placement", "profile"])
 def test_keys_that_nothing_reads_are_refused(key: str) -> None:
     (problem,) = parse_annotations({PREFIX + key: "a"}).problems
     assert f"metadata.annotations[{PREFIX}{key}] is not a known key" in problem

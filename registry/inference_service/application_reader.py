@@ -1,0 +1,255 @@
+"""Reads InferenceApplication YAML; all mistakes of all objects are reported together."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from registry.domain.application import (
+    DEFAULT_DEADLINE_S,
+    DEFAULT_K,
+    DEFAULT_WINDOW_S,
+    ApplicationSpec,
+    InputTensor,
+    Penalty,
+    Prior,
+    SelectionPolicy,
+    SneakPeekSpec,
+)
+from registry.domain.model import ModelName
+from registry.errors import InvalidModel, InvalidYaml
+from registry.inference_service.durations import parse_duration_s
+from registry.inference_service.storage_uri import STORAGE_SCHEMES, is_storage_uri
+from registry.inference_service.strict_yaml import read_yaml
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+API_VERSION: Final = "pilotlight.io/v1alpha1"
+KIND: Final = "InferenceApplication"
+MAX_CLASSES: Final = 1000
+_MAX_K: Final = 100
+_MAX_DURATION_S: Final = 3600.0
+_NAME: Final = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
+_NAMESPACE: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_DATATYPES: Final = ("FP32", "FP64", "INT32", "INT64", "UINT8")
+_FIELDS: Final = (
+    "classes", "inputs", "output", "deadline", "late", "penalty", "policy", "window", "prior",
+    "sneakPeek", "normaliseAccuracy",
+)  # fmt: skip
+_SNEAK_PEEK_FIELDS: Final = ("uri", "k", "shortCircuit", "splitGroups")
+_MAX_SHOWN: Final = 200
+_Choice = TypeVar("_Choice", bound=StrEnum)
+
+
+def is_application(document: object) -> bool:
+    return isinstance(document, dict) and document.get("kind") == KIND
+
+
+def read_applications(
+    sources: Sequence[tuple[str, str]], *, default_namespace: str = "default"
+) -> list[ApplicationSpec]:
+    """The applications among the documents of `(source name, YAML text)` pairs.
+
+    Documents of other kinds, and text that is not YAML, are left to `reader.read_documents`.
+
+    Raises:
+        InvalidModel: lists every mistake of every application; the caller must apply none.
+    """
+    specs: list[ApplicationSpec] = []
+    problems: list[str] = []
+    for source, text in sources:
+        try:
+            documents = read_yaml(text)
+        except InvalidYaml:
+            continue
+        for document in filter(is_application, documents):
+            reader = _Reader(source, default_namespace)
+            spec = reader.read(document)
+            problems += reader.problems
+            if any(spec.name == other.name for other in specs):
+                problems.append(f"{source}: {KIND} {spec.name}: metadata.name is declared twice")
+            specs.append(spec)
+    if problems:
+        raise InvalidModel(problems)
+    return specs
+
+
+@dataclass(slots=True)
+class _Reader:
+    """Reads one document and collects its mistakes in `problems`."""
+
+    place: str
+    default_namespace: str
+    problems: list[str] = field(default_factory=list)
+    title: str = KIND
+
+    def read(self, document: dict[str, Any]) -> ApplicationSpec:
+        name = self._name(self._mapping(document, "metadata"))
+        if document.get("apiVersion") != API_VERSION:
+            self._reject("apiVersion", f"must be {API_VERSION!r}", document.get("apiVersion"))
+        spec = self._mapping(document, "spec")
+        self._known(spec, _FIELDS, "spec")
+        classes = self._classes(spec)
+        prior, frequencies = self._prior(spec.get("prior", "uninformative"), len(classes))
+        late = spec.get("late", "serve")
+        if late not in ("serve", "refuse"):
+            self._reject("spec.late", "must be one of serve, refuse", late)
+        output = spec.get("output", "label")
+        if not isinstance(output, str) or not output:
+            self._reject("spec.output", "must be the name of an output tensor", output)
+        window_s, is_fixed = self._window(spec.get("window"))
+        return ApplicationSpec(
+            name,
+            classes,
+            self._inputs(spec.get("inputs")),
+            str(output),
+            self._duration(spec, "deadline", DEFAULT_DEADLINE_S),
+            late == "refuse",
+            self._choice(spec, "penalty", Penalty, Penalty.SIGMOID),
+            self._choice(spec, "policy", SelectionPolicy, SelectionPolicy.REFINED),
+            window_s,
+            is_fixed,
+            prior,
+            frequencies,
+            self._sneak_peek(spec.get("sneakPeek")),
+            self._boolean(spec, "normaliseAccuracy", default=False),
+        )
+
+    def _reject(self, path: str, allowed: str, value: object) -> None:
+        shown = repr(value)
+        shown = shown if len(shown) <= _MAX_SHOWN else f"{shown[:_MAX_SHOWN]}..."
+        self.problems.append(f"{self.place}: {self.title}: {path} {allowed}, was {shown}")
+
+    def _mapping(self, parent: dict[str, Any], key: str) -> dict[str, Any]:
+        value = parent.get(key)
+        if isinstance(value, dict) and value:
+            return value
+        self._reject(key, "must be an object", value)
+        return {}
+
+    def _known(self, mapping: dict[str, Any], fields: Sequence[str], path: str) -> None:
+        for key in mapping:
+            if key not in fields:
+                self._reject(path, f"may have the fields {', '.join(fields)}", key)
+
+    def _name(self, metadata: dict[str, Any]) -> ModelName:
+        name, namespace = metadata.get("name"), metadata.get("namespace", self.default_namespace)
+        self.title = f"{KIND} {namespace}/{name}"
+        for key, value, rule in (("name", name, _NAME), ("namespace", namespace, _NAMESPACE)):
+            if not isinstance(value, str) or not rule.fullmatch(value):
+                allowed = "must be at most 63 lower-case letters, digits and '-'"
+                self._reject(f"metadata.{key}", allowed, value)
+        return ModelName(str(namespace), str(name))
+
+    def _classes(self, spec: dict[str, Any]) -> tuple[str, ...]:
+        value = spec.get("classes")
+        if isinstance(value, list) and all(isinstance(each, (str, int)) for each in value):
+            names = tuple(str(each) for each in value)
+            if 2 <= len(names) <= MAX_CLASSES and len(set(names)) == len(names):
+                return names
+        allowed = f"must list 2 to {MAX_CLASSES} different class names, in the order of labels"
+        self._reject("spec.classes", allowed, value)
+        return ()
+
+    def _inputs(self, value: object) -> tuple[InputTensor, ...]:
+        if value is None:
+            return ()
+        allowed = (
+            "must list objects with name, datatype (one of "
+            f"{', '.join(_DATATYPES)}) and shape (whole numbers, -1 for the rows first)"
+        )
+        found = []
+        for each in value if isinstance(value, list) else [value]:
+            tensor = each if isinstance(each, dict) else {}
+            shape, datatype = tensor.get("shape", [-1]), tensor.get("datatype", "FP32")
+            is_shape = isinstance(shape, list) and shape[:1] == [-1] and all(
+                type(size) is int and (size > 0 or at == 0) for at, size in enumerate(shape)
+            )  # fmt: skip
+            is_named = isinstance(tensor.get("name"), str) and tensor["name"]
+            if not is_shape or not is_named or datatype not in _DATATYPES:
+                self._reject("spec.inputs", allowed, each)
+            else:
+                found.append(InputTensor(tensor["name"], datatype, tuple(shape)))
+        return tuple(found)
+
+    def _duration(self, mapping: dict[str, Any], key: str, default_s: float) -> float:
+        text = mapping.get(key)
+        if text is None:
+            return default_s
+        try:
+            seconds = parse_duration_s(str(text))
+        except ValueError:
+            seconds = math.nan
+        if not 0 < seconds <= _MAX_DURATION_S:
+            allowed = "must be a positive duration of at most 1h, such as '150ms' or '2s'"
+            self._reject(f"spec.{key}", allowed, text)
+            return default_s
+        return seconds
+
+    def _window(self, value: object) -> tuple[float, bool]:
+        """A duration, or an object with `length` and `fixed`."""
+        if not isinstance(value, dict):
+            return self._duration({"window": value}, "window", DEFAULT_WINDOW_S), False
+        self._known(value, ("length", "fixed"), "spec.window")
+        window_s = self._duration({"window": value.get("length")}, "window", DEFAULT_WINDOW_S)
+        return window_s, self._boolean(value, "fixed", default=False)
+
+    def _boolean(self, mapping: dict[str, Any], key: str, *, default: bool) -> bool:
+        value = mapping.get(key, default)
+        if not isinstance(value, bool):
+            self._reject(key, "must be true or false", value)
+        return bool(value)
+
+    def _choice(
+        self, spec: dict[str, Any], key: str, kind: type[_Choice], default: _Choice
+    ) -> _Choice:
+        value = spec.get(key, default)
+        for each in kind:
+            if value == each:
+                return each
+        self._reject(f"spec.{key}", f"must be one of {', '.join(kind)}", value)
+        return default
+
+    def _prior(self, value: object, classes: int) -> tuple[Prior, tuple[float, ...]]:
+        """`uninformative`, or an object with `kind` and `frequencies`, which sum to 1."""
+        if value == Prior.UNINFORMATIVE:
+            return Prior.UNINFORMATIVE, ()
+        prior = value if isinstance(value, dict) else {}
+        kind, stated = prior.get("kind"), prior.get("frequencies")
+        if (
+            kind in (Prior.WEAK, Prior.STRONG)
+            and isinstance(stated, list)
+            and len(stated) == classes
+            and all(type(each) in (int, float) and 0 < each < math.inf for each in stated)
+            and math.isclose(sum(stated), 1.0, abs_tol=1e-6)
+        ):
+            return Prior(kind), tuple(float(each) for each in stated)
+        allowed = (
+            "must be uninformative, or an object with kind (weak or strong) and frequencies: one "
+            "positive number per class, which sum to 1"
+        )
+        self._reject("spec.prior", allowed, value)
+        return Prior.UNINFORMATIVE, ()
+
+    def _sneak_peek(self, value: object) -> SneakPeekSpec | None:
+        if value is None:
+            return None
+        peek = value if isinstance(value, dict) else {}
+        self._known(peek, _SNEAK_PEEK_FIELDS, "spec.sneakPeek")
+        uri, k = peek.get("uri"), peek.get("k", DEFAULT_K)
+        if not isinstance(uri, str) or not is_storage_uri(uri):
+            allowed = ", ".join(f"{scheme}://" for scheme in STORAGE_SCHEMES)
+            self._reject("spec.sneakPeek.uri", f"must begin with one of {allowed}", uri)
+        if type(k) is not int or not 1 <= k <= _MAX_K:
+            self._reject("spec.sneakPeek.k", f"must be a whole number from 1 to {_MAX_K}", k)
+            k = DEFAULT_K
+        return SneakPeekSpec(
+            str(uri),
+            k,
+            self._boolean(peek, "shortCircuit", default=True),
+            self._boolean(peek, "splitGroups", default=True),
+        )

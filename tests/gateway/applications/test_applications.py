@@ -1,0 +1,161 @@
+"""Requests to applications, at a real gateway with pods of the pod program."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from registry.domain.application import AccuracyProfile, ApplicationSpec, SelectionPolicy
+from registry.domain.model import ModelName
+from registry.domain.pod import PodReport, Samples
+from registry.errors import InvalidModel
+
+if TYPE_CHECKING:
+    import httpx
+
+    from registry.domain.model import ModelSpec
+    from registry.redis.client import Registry
+    from tests.gateway.gateway_harness import GatewayHarness
+
+CLASSES = ("no", "yes")
+POOR, GOOD = ((6, 4), (4, 6)), ((9, 1), (1, 9))
+DIGITS = ApplicationSpec(ModelName("default", "digits"), CLASSES, deadline_s=0.5)
+
+
+def _declare(
+    harness: GatewayHarness, *, application: ApplicationSpec = DIGITS
+) -> tuple[ModelSpec, ModelSpec]:
+    """An application with a fast, poor variant (10 ms) and a slow, good one (200 ms), both warm."""
+    name = application.name.name
+    fast, slow = (harness.declare(f"{name}-{each}", application=name) for each in ("fast", "slow"))
+    harness.start_pods("pod-a", slots=4, warm=(fast, slow))
+
+    async def profile(registry: Registry) -> None:
+        await registry.put_applications([application])
+        for spec, confusion in ((fast, POOR), (slow, GOOD)):
+            assert await registry.put_accuracy(AccuracyProfile(spec.key, CLASSES, confusion))
+        pods = (await registry.cluster()).pods
+        samples = [
+            Samples(spec.key, measure, (value,) * 4)
+            for spec, infer_s in ((fast, 0.01), (slow, 0.2))
+            for measure, value in (
+                ("infer", infer_s),
+                ("preprocess", 0.001),
+                ("postprocess", 0.001),
+            )
+        ]
+        report = PodReport(samples=tuple(samples))
+        await registry.heartbeat("pod-a", pods["pod-a"].epoch, report)
+
+    harness.run(profile)
+    harness.wait_synced()
+    return fast, slow
+
+
+def _ask(harness: GatewayHarness, path: str = "", **headers: str) -> httpx.Response:
+    path = path or "/v1/models/digits:predict"
+    return harness.client.post(
+        f"{harness.gateway.url}{path}",
+        content=b"{}",
+        headers={name.replace("_", "-"): value for name, value in headers.items()},
+    )
+
+
+def test_deadlines_choose_the_variant_and_the_response_says_which(
+    harness: GatewayHarness,
+) -> None:
+    _declare(harness)
+    loose = _ask(harness, x_request_id="loose")
+    assert loose.status_code == 200, loose.text
+    assert loose.headers["x-pilotlight-variant"] == "digits-slow"
+    assert loose.headers["x-pilotlight-expected-accuracy"] == "0.9000"
+    assert loose.headers["x-pilotlight-expected-utility"] == "0.9000"
+    tight = _ask(harness, x_pilotlight_deadline_ms="50")
+    assert tight.headers["x-pilotlight-variant"] == "digits-fast"
+    assert tight.headers["x-pilotlight-expected-accuracy"] == "0.6000"
+    explained: dict[str, Any] = harness.explain("loose")["selection"]
+    assert explained["variant"] == "digits-slow"
+    assert explained["planned_pod"] == "pod-a"
+    assert [each["variant"] for each in explained["candidates"]] == ["digits-fast", "digits-slow"]
+
+
+def test_v1_v2_path_and_host_name_an_application_and_answers_bear_its_name(
+    harness: GatewayHarness,
+) -> None:
+    fast, _ = _declare(harness)
+    for path, host in (
+        ("/v2/models/digits/infer", "127.0.0.1"),
+        ("/serving/default/digits/v1/models/digits:predict", "127.0.0.1"),
+        ("/v1/models/digits:predict", "digits.default.example.com"),
+    ):
+        response = _ask(
+            harness, path, host=host, x_pilotlight_deadline_ms="50", x_test="response=headers"
+        )
+        assert response.status_code == 200, response.text
+        assert response.json()["headers"]["x-pilotlight-model-name"] == "digits"
+        assert fast.name.path_segment in response.json()["path"]
+
+
+def test_the_policy_header_names_a_selection_policy(harness: GatewayHarness) -> None:
+    fast, _ = _declare(harness)
+    most = _ask(harness, x_pilotlight_policy="max-accuracy-edf", x_pilotlight_deadline_ms="50")
+    assert most.headers["x-pilotlight-variant"] == "digits-slow"
+    wrong = _ask(harness, x_pilotlight_policy="random")
+    assert wrong.status_code == 400
+    assert "must be one of max-accuracy-edf" in wrong.text
+    model = harness.predict(fast, x_pilotlight_policy="lo-edf")
+    assert model.status_code == 400
+    assert "lo-edf is for applications" in model.text
+
+
+def test_lateness_is_served_or_refused_as_declared(harness: GatewayHarness) -> None:
+    _declare(harness)
+    served = _ask(harness, x_pilotlight_deadline_ms="50", x_test="delay=0.2")
+    assert served.status_code == 200
+    refusing = replace(DIGITS, refuses_late=True)
+    harness.run(lambda registry: registry.put_applications([refusing]))
+    harness.wait_synced()
+    refused = _ask(harness, x_pilotlight_deadline_ms="50", x_test="delay=0.5")
+    assert refused.status_code == 504
+
+
+def test_requests_of_a_window_are_planned_together(harness: GatewayHarness) -> None:
+    window = replace(
+        DIGITS, window_s=0.3, is_window_fixed=True, policy=SelectionPolicy.GROUPED, deadline_s=2.0
+    )
+    _declare(harness, application=window)
+    futures = [harness.threads.submit(_ask, harness, x_request_id=f"w{at}") for at in range(4)]
+    assert {each.result().status_code for each in futures} == {200}
+    sizes = [harness.explain(f"w{at}")["selection"]["requests_in_window"] for at in range(4)]
+    assert max(sizes) > 1
+
+
+def test_without_a_usable_variant_the_response_says_why(harness: GatewayHarness) -> None:
+    name = "plain"
+    application = replace(DIGITS, name=ModelName("default", name))
+    harness.run(lambda registry: registry.put_applications([application]))
+    harness.wait_synced()
+    none = _ask(harness, f"/v1/models/{name}:predict")
+    assert none.status_code == 503
+    assert "has no variants" in none.text
+    spec = harness.declare(application=name)
+    unprofiled = _ask(harness, f"/v1/models/{name}:predict")
+    assert f"{spec.name.name}: has no accuracy profile" in unprofiled.text
+    other = AccuracyProfile(spec.key, ("a", "b", "c"), ((1, 0, 0), (0, 1, 0), (0, 0, 1)))
+    harness.run(lambda registry: registry.put_accuracy(other))
+    harness.wait_synced()
+    assert "is of other classes" in _ask(harness, f"/v1/models/{name}:predict").text
+
+
+def test_a_name_is_either_a_models_or_an_applications(harness: GatewayHarness) -> None:
+    spec = harness.declare()
+    with pytest.raises(InvalidModel, match="is that of a model"):
+        harness.run(lambda registry: registry.put_applications([replace(DIGITS, name=spec.name)]))
+    harness.run(lambda registry: registry.put_applications([DIGITS]))
+    with pytest.raises(InvalidModel, match="is that of an InferenceApplication"):
+        harness.declare("digits")
+    assert harness.run(lambda registry: registry.delete_applications([DIGITS.name])) == []
+    harness.wait_synced()
+    assert _ask(harness).status_code == 404
