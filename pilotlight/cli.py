@@ -19,6 +19,7 @@ from pilotlight.commands import (
     place,
     predict,
     profile,
+    sneakpeek,
     up,
 )
 from pilotlight.commands.experiments import experiment
@@ -36,7 +37,7 @@ app = typer.Typer(
 )
 for verbs in (
     up, apply, get, predict, autoscaler, profile, demo, kubernetes, make_model, load, report,
-    simulate, experiment, forecast, place,
+    simulate, experiment, forecast, place, sneakpeek,
 ):  # fmt: skip
     app.add_typer(verbs.app)
 

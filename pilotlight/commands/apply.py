@@ -1,4 +1,4 @@
-"""`apply` and `delete`: register models from InferenceService YAML and remove them.
+"""`apply` and `delete`: register models and applications from YAML and remove them.
 
 All files are checked first: if any has a mistake, all mistakes are printed and nothing is changed.
 """
@@ -7,7 +7,7 @@ import asyncio
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 import typer
 
@@ -15,12 +15,16 @@ from pilotlight.commands import flags
 from pilotlight.commands.target import PlatformTarget, parse_model_names
 from pilotlight.errors import InvalidInput, NotFound
 from pilotlight.output import Output
+from registry.domain.application import ApplicationSpec
 from registry.domain.model import ModelName, ModelSpec
 from registry.errors import InvalidModel
+from registry.inference_service.application_reader import read_applications
 from registry.inference_service.reader import read_documents
 from registry.redis.client import Registry
 
-_RESOURCE = "inferenceservice.serving.kserve.io"
+Declared: TypeAlias = ModelSpec | ApplicationSpec
+_MODEL_RESOURCE = "inferenceservice.serving.kserve.io"
+_APPLICATION_RESOURCE = "inferenceapplication.pilotlight.io"
 
 app = typer.Typer()
 
@@ -35,8 +39,8 @@ def apply(
     pool: flags.Pool = "default",
     json_: flags.Json = False,
 ) -> None:
-    """Create or update models from InferenceService YAML; change nothing if any is invalid."""
-    specs = read_models(filename, namespace)
+    """Create or update models and applications from YAML; change nothing if any is invalid."""
+    specs = read_declared(filename, namespace)
     target = PlatformTarget.of(home, redis_url=redis_url, pool=pool)
     asyncio.run(_apply(target, Output(json_), specs))
 
@@ -52,18 +56,18 @@ def delete(
     pool: flags.Pool = "default",
     json_: flags.Json = False,
 ) -> None:
-    """Delete models, by name or by the files that define them."""
+    """Delete models and applications, by name or by the files that define them."""
     if bool(names) == bool(filename):
         raise InvalidInput(["give either names or -f FILE"])
     models = parse_model_names(names or [], namespace)
     if filename:
-        models = [spec.name for spec in read_models(filename, namespace)]
+        models = [spec.name for spec in read_declared(filename, namespace)]
     target = PlatformTarget.of(home, redis_url=redis_url, pool=pool)
     asyncio.run(_delete(target, Output(json_), models))
 
 
-def read_models(paths: Sequence[str], namespace: str | None) -> list[ModelSpec]:
-    """Models in files, folders and standard input; raises InvalidInput with all mistakes."""
+def read_declared(paths: Sequence[str], namespace: str | None) -> list[Declared]:
+    """What files, folders and standard input declare; raises InvalidInput with all mistakes."""
     sources: list[tuple[str, str]] = []
     problems: list[str] = []
     for path in paths:
@@ -73,11 +77,12 @@ def read_models(paths: Sequence[str], namespace: str | None) -> list[ModelSpec]:
             problems.append(f"{path}: cannot be read: {error}")
         except InvalidInput as error:
             problems += error.problems
-    specs: list[ModelSpec] = []
-    try:
-        specs = read_documents(sources, default_namespace=namespace or "default")
-    except InvalidModel as error:
-        problems += error.problems
+    specs: list[Declared] = []
+    for read in (read_documents, read_applications):
+        try:
+            specs += read(sources, default_namespace=namespace or "default")
+        except InvalidModel as error:
+            problems += error.problems
     if problems:
         raise InvalidInput(problems)
     return specs
@@ -96,40 +101,64 @@ def _read_sources(path: str) -> list[tuple[str, str]]:
     return [(str(file), file.read_text(encoding="utf-8")) for file in files]
 
 
-async def _apply(target: PlatformTarget, output: Output, specs: Sequence[ModelSpec]) -> None:
+async def _apply(target: PlatformTarget, output: Output, specs: Sequence[Declared]) -> None:
     async with target.registry() as registry:
-        outcomes = await put_models(registry, specs)
+        outcomes = await put_declared(registry, specs)
     print_applied(output, specs, outcomes)
 
 
-async def put_models(registry: Registry, specs: Sequence[ModelSpec]) -> list[str]:
-    """Declare models; raises InvalidInput, with nothing declared, if the pool cannot take one."""
+def models_of(specs: Sequence[Declared]) -> list[ModelSpec]:
+    return [spec for spec in specs if isinstance(spec, ModelSpec)]
+
+
+async def put_declared(registry: Registry, specs: Sequence[Declared]) -> list[str]:
+    """Declare models, then applications; an outcome each.
+
+    Raises InvalidInput: no model is declared if the pool cannot take one.
+    """
+    models = models_of(specs)
+    applications = [spec for spec in specs if isinstance(spec, ApplicationSpec)]
     try:
-        return await registry.put_models(specs)
+        outcomes = iter(await registry.put_models(models))
+        others = iter(await registry.put_applications(applications))
+        return [next(outcomes if isinstance(spec, ModelSpec) else others) for spec in specs]
     except InvalidModel as error:
         raise InvalidInput(error.problems) from error
 
 
-def print_applied(output: Output, specs: Sequence[ModelSpec], outcomes: Sequence[str]) -> None:
-    """One line per model, as kubectl prints it; outcomes are created, configured or unchanged."""
-    applied = [(spec.name, outcome) for spec, outcome in zip(specs, outcomes, strict=True)]
+def print_applied(output: Output, specs: Sequence[Declared], outcomes: Sequence[str]) -> None:
+    """One line per object, as kubectl prints it; outcomes are created, configured or unchanged."""
+    applied = list(zip(specs, outcomes, strict=True))
     output.result(
-        [{"namespace": n.namespace, "name": n.name, "outcome": outcome} for n, outcome in applied],
-        [f"{_RESOURCE}/{name.name} {outcome}" for name, outcome in applied],
+        [
+            {"namespace": spec.name.namespace, "name": spec.name.name, "outcome": outcome}
+            for spec, outcome in applied
+        ],
+        [f"{_resource(spec)}/{spec.name.name} {outcome}" for spec, outcome in applied],
     )
 
 
+def _resource(spec: Declared) -> str:
+    return _MODEL_RESOURCE if isinstance(spec, ModelSpec) else _APPLICATION_RESOURCE
+
+
 async def _delete(target: PlatformTarget, output: Output, names: Sequence[ModelName]) -> None:
-    """Delete the models that exist; then raise NotFound for the others."""
+    """Delete the models and applications that exist; then raise NotFound for the others."""
     async with target.registry() as registry:
-        unknown = await registry.delete_models(names)
+        others = await registry.delete_models(names)
+        unknown = await registry.delete_applications(others)
     deleted = [name for name in names if name not in unknown]
-    lines = [f'{_RESOURCE} "{name.name}" deleted' for name in deleted]
+    lines = [
+        f'{_APPLICATION_RESOURCE if name in others else _MODEL_RESOURCE} "{name.name}" deleted'
+        for name in deleted
+    ]
     if unknown:
         for line in lines:
             output.note(line)
         listed = ", ".join(str(name) for name in unknown)
-        raise NotFound(f"not found: {listed}; `pilotlight get models` lists the models")
+        raise NotFound(
+            f"not found: {listed}; `pilotlight get models` and `get applications` list them"
+        )
     output.result(
         [{"namespace": n.namespace, "name": n.name, "outcome": "deleted"} for n in deleted], lines
     )

@@ -1,4 +1,4 @@
-"""`get models` and `get pods`: the state in the registry, as tables or JSON."""
+"""`get models`, `get applications` and `get pods`: the registry's state, as tables or JSON."""
 
 import asyncio
 from collections.abc import Sequence
@@ -10,6 +10,7 @@ import typer
 from autoscaler.planning.pod_use import IN_USE_S, PodUse, pod_uses
 from autoscaler.planning.pool_snapshot import Observations, read_pool
 from pilotlight.commands import flags
+from pilotlight.commands.applications import print_applications
 from pilotlight.commands.target import PlatformTarget, parse_model_names, require_known
 from pilotlight.output import Output
 from pilotlight.quantities import format_bytes
@@ -24,7 +25,7 @@ from registry.redis.arrivals import ArrivalLog
 from registry.redis.autoscaler_log import AutoscalerLog
 from registry.redis.client import Registry
 
-app = typer.Typer(name="get", no_args_is_help=True, help="Show models or pods.")
+app = typer.Typer(name="get", no_args_is_help=True, help="Show models, applications or pods.")
 
 
 @app.command("models")
@@ -59,6 +60,23 @@ def get_pods(
     """List pods: node, phase, slots, warm models, bytes held in each tier."""
     target = PlatformTarget.of(home, redis_url=redis_url, pool=pool)
     asyncio.run(_print_pods(target, Output(json_), names or []))
+
+
+@app.command("applications")
+@app.command("application", hidden=True)
+def get_applications(
+    names: Annotated[list[str] | None, typer.Argument(help="Show only these.")] = None,
+    *,
+    namespace: flags.Namespace = None,
+    home: flags.Home = None,
+    redis_url: flags.RedisUrl = None,
+    pool: flags.Pool = "default",
+    json_: flags.Json = False,
+) -> None:
+    """List applications: deadline, policy, variants with accuracy, and why others are left out."""
+    target = PlatformTarget.of(home, redis_url=redis_url, pool=pool)
+    wanted = parse_model_names(names or [], namespace)
+    asyncio.run(print_applications(target, Output(json_), wanted, namespace))
 
 
 async def _print_models(

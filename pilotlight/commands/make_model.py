@@ -12,7 +12,10 @@ from pilotlight.errors import InvalidInput, PilotlightError
 from pilotlight.output import Output
 from pilotlight.platform.processes import python_environment
 from pilotlight.sample_models.architectures import ARCHITECTURES
-from pilotlight.sample_models.samples import make_model_command
+from pilotlight.sample_models.samples import make_model_command, prepare_applications
+
+APPLICATIONS = "demo-applications"
+"""Trained variants and labelled examples of three applications, in a folder `applications`."""
 
 app = typer.Typer()
 
@@ -27,10 +30,14 @@ def make_model(
     json_: flags.Json = False,
 ) -> None:
     """Write a model of a published architecture with random weights, without any download."""
-    if kind not in ARCHITECTURES:
-        known = ", ".join(sorted(ARCHITECTURES))
-        raise InvalidInput([f"KIND must be one of {known}, was {kind!r}"])
     output = Output(json_)
+    if kind == APPLICATIONS:
+        target = prepare_applications(folder, output)
+        output.result({"kind": kind, "folder": str(target)}, [f"made {kind} in {target}"])
+        return
+    if kind not in ARCHITECTURES:
+        known = ", ".join([APPLICATIONS, *sorted(ARCHITECTURES)])
+        raise InvalidInput([f"KIND must be one of {known}, was {kind!r}"])
     output.note(f"making {kind} in {folder}: a large model takes about a minute")
     made = subprocess.run(
         make_model_command(kind, folder),

@@ -10,6 +10,7 @@ import httpx
 import typer
 
 from pilotlight.commands import flags
+from pilotlight.commands.profile_application import profile_application
 from pilotlight.commands.target import PlatformTarget, parse_model_names, require_known
 from pilotlight.errors import InvalidInput, NotFound, RequestFailed
 from pilotlight.output import Output
@@ -63,6 +64,13 @@ def profile(
             help="Store the profiles in FILE, as --export writes it, instead of measuring.",
         ),
     ] = None,
+    examples: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Labelled examples: measure the accuracy of an application's variants.",
+        ),
+    ] = None,
     namespace: flags.Namespace = None,
     home: flags.Home = None,
     redis_url: flags.RedisUrl = None,
@@ -76,8 +84,11 @@ def profile(
     """
     target = PlatformTarget.of(home, redis_url=redis_url, pool=pool)
     [model] = parse_model_names([name], namespace)
-    if export is not None and import_ is not None:
-        raise InvalidInput(["give --export or --import, not both"])
+    if sum(each is not None for each in (export, import_, examples)) > 1:
+        raise InvalidInput(["give one of --export, --import and --examples"])
+    if examples is not None:
+        asyncio.run(_profile_application(target, Output(json_), model, examples))
+        return
     if export is not None:
         asyncio.run(_export(target, Output(json_), model, export))
         return
@@ -86,6 +97,14 @@ def profile(
         return
     plan = {"most_rows": max_batch_size, "tokens": tokens, "repeats": repeats}
     asyncio.run(_profile(target, Output(json_), model, pod=pod, plan=plan))
+
+
+async def _profile_application(
+    target: PlatformTarget, output: Output, name: ModelName, examples: Path
+) -> None:
+    state = await target.cluster()
+    require_known([str(name)], [str(each) for each in state.applications])
+    await profile_application(target, output, state.applications[name], examples)
 
 
 async def _profile(

@@ -11,7 +11,13 @@ import typer
 from autoscaler.planning.pool_view import Limits
 from autoscaler.scaling.limits import pool_problems
 from pilotlight.commands import flags
-from pilotlight.commands.apply import print_applied, put_models, read_models
+from pilotlight.commands.apply import (
+    Declared,
+    models_of,
+    print_applied,
+    put_declared,
+    read_declared,
+)
 from pilotlight.commands.autoscaler import LOADING_NAMES, loading_problems
 from pilotlight.commands.flags import setting
 from pilotlight.commands.target import PlatformTarget
@@ -28,7 +34,6 @@ from pilotlight.quantities import parse_bytes, parse_rate
 from pilotlight.sample_models.samples import prepare_samples
 from pilotlight.state_dir import PlatformState, StateDir
 from registry.domain import loading_choice
-from registry.domain.model import ModelSpec
 from registry.domain.slots import default_slots
 
 app = typer.Typer()
@@ -157,8 +162,10 @@ def up(
         else None,
     )
     output = Output(json_)
-    specs = read_models(filename, namespace) if filename else []
-    if autoscaler and (problems := loading_choice.loading_problems(specs, pool, loading)):
+    specs = read_declared(filename, namespace) if filename else []
+    if autoscaler and (
+        problems := loading_choice.loading_problems(models_of(specs), pool, loading)
+    ):
         raise InvalidInput(problems)
     if state_dir.is_locked():
         raise state_dir.already_running_error()
@@ -182,7 +189,7 @@ def down(*, home: flags.Home = None, json_: flags.Json = False) -> None:
         output.result({**document, "pid": pid}, [f"stopped (pid {pid})"])
 
 
-def _run_detached(settings: PlatformSettings, output: Output, specs: Sequence[ModelSpec]) -> None:
+def _run_detached(settings: PlatformSettings, output: Output, specs: Sequence[Declared]) -> None:
     with progress_bar("platform") as update:
         state = start_detached(settings, update)
     _print_ready(output, state)
@@ -190,22 +197,22 @@ def _run_detached(settings: PlatformSettings, output: Output, specs: Sequence[Mo
         asyncio.run(_apply(PlatformTarget(settings.state_dir), output, specs))
 
 
-async def _apply(target: PlatformTarget, output: Output, specs: Sequence[ModelSpec]) -> None:
+async def _apply(target: PlatformTarget, output: Output, specs: Sequence[Declared]) -> None:
     async with target.registry() as registry:
-        outcomes = await put_models(registry, specs)
+        outcomes = await put_declared(registry, specs)
     if output.as_json:
         _note_applied(output, specs, outcomes)
     else:
         print_applied(output, specs, outcomes)
 
 
-def _note_applied(output: Output, specs: Sequence[ModelSpec], outcomes: Sequence[str]) -> None:
+def _note_applied(output: Output, specs: Sequence[Declared], outcomes: Sequence[str]) -> None:
     for spec, outcome in zip(specs, outcomes, strict=True):
         output.note(f"{spec.name} {outcome}")
 
 
 def _run_in_foreground(
-    settings: PlatformSettings, output: Output, specs: Sequence[ModelSpec]
+    settings: PlatformSettings, output: Output, specs: Sequence[Declared]
 ) -> None:
     log_to_file(settings)
     started_s = time.monotonic()
@@ -215,7 +222,7 @@ def _run_in_foreground(
         reporter.close_bar()
         _print_ready(output, platform.state)
         if specs:
-            _note_applied(output, specs, await put_models(platform.cluster.registry, specs))
+            _note_applied(output, specs, await put_declared(platform.cluster.registry, specs))
         output.note(f"Ready after {time.monotonic() - started_s:.1f} s. Ctrl-C stops everything.")
 
     try:

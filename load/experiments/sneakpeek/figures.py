@@ -49,6 +49,8 @@ class Bench:
     load: Workload
     windows: int
     notes: list[str] = field(default_factory=list)
+    by_deadline: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
+    """Utility of each policy over deadlines in ms, for the picture."""
 
     @property
     def main_windows(self) -> int:
@@ -220,6 +222,9 @@ def deadlines(bench: Bench) -> list[Table]:
         "Figure 11a", "deadline ms",
         [(ms, replace(bench.load, deadline_s=ms / 1e3)) for ms in points],
     )  # fmt: skip
+    for at, policy in enumerate(_COMPARED):
+        curve = [(float(ms), row[at]) for ms, row in zip(points, values, strict=True)]
+        bench.by_deadline[str(policy)] = curve
     agree = None
     for ms, row in zip(points, values, strict=True):
         oblivious = row[: len(_OBLIVIOUS)]

@@ -31,6 +31,7 @@ from load.experiments.sneakpeek.figures import (
     variation,
     workers,
 )
+from load.experiments.sneakpeek.plots import draw_deadlines
 from load.experiments.sneakpeek.runs import Task, applications_in, run_task
 from load.experiments.sneakpeek.workload import Workload
 from registry.domain.application import SelectionPolicy
@@ -87,7 +88,8 @@ def run(settings: Settings) -> Result:
         "planning: processor time per window on this machine",
         *bench.notes,
     )
-    return Result(tuple(tables), notes)
+    images = (draw_deadlines(bench.by_deadline, settings.out),) if settings.out else ()
+    return Result(tuple(tables), notes, images)
 
 
 def scale_of(folder: Path, progress: Progress) -> float:

@@ -1,0 +1,137 @@
+"""`sneakpeek train`: train the look at an application's data from labelled examples."""
+
+import asyncio
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+
+from gateway.applications.sneakpeek_file import ARRAYS, FACTS, write_sneakpeek
+from gateway.selection.sneakpeek_training import MAX_DIMENSIONS, MAX_EXAMPLES, train
+from load.labelled_examples import InvalidExamples, LabelledExamples, read_examples
+from pilotlight.commands import flags
+from pilotlight.commands.target import PlatformTarget, parse_model_names, require_known
+from pilotlight.errors import InvalidInput
+from pilotlight.output import Output
+from registry.domain.application import DEFAULT_K, ApplicationSpec
+
+_EVERY: int = 4
+"""Without a validation file, each fourth example of a class validates."""
+
+app = typer.Typer(
+    name="sneakpeek", no_args_is_help=True, help="Train the look at an application's data."
+)
+
+
+@app.callback()
+def _group() -> None:
+    """Keeps `train` a verb of its own."""
+
+
+@app.command("train")
+def train_sneakpeek(
+    name: Annotated[str, typer.Argument(help="Application: NAME or NAMESPACE/NAME")],
+    *,
+    examples: Annotated[
+        Path, typer.Option(help="Labelled examples: .npz or .safetensors with `labels`.")
+    ],
+    validation: Annotated[
+        Path | None,
+        typer.Option(help="Examples to profile on. Default: a quarter of each class."),
+    ] = None,
+    k: Annotated[str, typer.Option(help="Neighbours, or auto: chosen by cross-validation.")] = str(
+        DEFAULT_K
+    ),
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the trained files.")] = Path(
+        "sneakpeek"
+    ),
+    max_dimensions: Annotated[
+        int, typer.Option(min=1, max=MAX_DIMENSIONS, help="More are reduced by components.")
+    ] = MAX_DIMENSIONS,
+    max_examples: Annotated[
+        int, typer.Option(min=1, max=MAX_EXAMPLES, help="More are thinned out, by class.")
+    ] = MAX_EXAMPLES,
+    namespace: flags.Namespace = None,
+    home: flags.Home = None,
+    redis_url: flags.RedisUrl = None,
+    pool: flags.Pool = "default",
+    json_: flags.Json = False,
+) -> None:
+    """Train nearest neighbours on examples; write safetensors and JSON for `sneakPeek.uri`."""
+    neighbours = _neighbours(k)
+    target = PlatformTarget.of(home, redis_url=redis_url, pool=pool)
+    state = asyncio.run(target.cluster())
+    [application] = parse_model_names([name], namespace)
+    require_known([str(application)], [str(each) for each in state.applications])
+    spec = state.applications[application]
+    given = _read(examples, spec)
+    if validation is None:
+        rows, labels, held = _split(given)
+    else:
+        other = _read(validation, spec)
+        rows, labels, held = given.features(), given.labels, (other.features(), other.labels)
+    if held[0].shape[1] != rows.shape[1]:
+        raise InvalidInput(
+            [f"{validation}: rows have {held[0].shape[1]} features, those of {examples} "
+             f"{rows.shape[1]}"]
+        )  # fmt: skip
+    trained = train(
+        rows, labels, held, classes=len(spec.classes), k=neighbours, projection=given.projection,
+        max_dimensions=max_dimensions, max_examples=max_examples,
+    )  # fmt: skip
+    write_sneakpeek(
+        out, trained, application=str(spec.name), classes=spec.classes,
+        inputs=tuple(sorted(given.inputs)),
+    )  # fmt: skip
+    accuracy = float(np.trace(trained.confusion) / trained.confusion.sum())
+    shape = trained.examples.vectors.shape
+    Output(json_).result(
+        {
+            "application": str(spec.name),
+            "folder": str(out),
+            "k": trained.examples.k,
+            "accuracy": accuracy,
+            "fold_accuracy": trained.fold_accuracy,
+            "examples": shape[0],
+            "dimensions": shape[1],
+        },
+        [
+            f"{out}/{ARRAYS}, {FACTS}: {shape[0]} examples of {shape[1]} dimensions, "
+            f"k = {trained.examples.k}, accuracy {accuracy:.3f} on {len(held[1])} others"
+        ],
+    )
+
+
+def _neighbours(text: str) -> int | None:
+    if text == "auto":
+        return None
+    if text.isdecimal() and 1 <= int(text) <= 100:
+        return int(text)
+    raise InvalidInput([f"--k must be auto or a whole number from 1 to 100, was {text!r}"])
+
+
+def _read(path: Path, spec: ApplicationSpec) -> LabelledExamples:
+    try:
+        return read_examples(
+            path, classes=len(spec.classes), inputs=[each.name for each in spec.inputs]
+        )
+    except InvalidExamples as error:
+        raise InvalidInput(error.problems) from error
+
+
+def _split(
+    given: LabelledExamples,
+) -> tuple[np.ndarray, np.ndarray, tuple[np.ndarray, np.ndarray]]:
+    """Rows and labels to train on, and those to validate on."""
+    held = np.zeros(len(given.labels), bool)
+    for label in np.unique(given.labels):
+        held[np.flatnonzero(given.labels == label)[_EVERY - 1 :: _EVERY]] = True
+    rows = given.features()
+    missing = sorted(set(given.labels.tolist()) - set(given.labels[held].tolist()))
+    if missing:
+        raise InvalidInput(
+            [f"--examples: classes {', '.join(map(str, missing))} have fewer than {_EVERY} "
+             "examples; give --validation"]
+        )  # fmt: skip
+    return rows[~held], given.labels[~held], (rows[held], given.labels[held])
