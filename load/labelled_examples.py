@@ -23,6 +23,8 @@ PROJECTION: Final = "projection"
 """Optional, [features, dimensions]: what nearest neighbours are shown of the inputs."""
 _NOT_INPUTS: Final = (LABELS, PROJECTION)
 _MAX_ROWS_NAMED: Final = 5
+_UNREADABLE: Final = (OSError, ValueError, EOFError, KeyError, TypeError, AttributeError)
+"""What numpy raises for files of another format."""
 
 
 class InvalidExamples(LoadError):
@@ -80,10 +82,11 @@ def read_examples(
 def _arrays(path: Path) -> dict[str, NDArray[np.generic]]:
     try:
         if path.suffix == ".npz":
-            with np.load(path, allow_pickle=False) as archive:
+            # numpy leaves a file that it opened itself open where it is damaged.
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
                 return {name: archive[name] for name in archive.files}
         return dict(load_file(path))
-    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, SafetensorError) as error:
+    except (*_UNREADABLE, zipfile.BadZipFile, SafetensorError) as error:
         raise InvalidExamples(
             [f"{path}: cannot be read as {path.suffix or 'safetensors'} without pickle: {error}"]
         ) from error
