@@ -85,7 +85,7 @@ def profile(
     target = PlatformTarget.of(home, redis_url=redis_url, pool=pool)
     [model] = parse_model_names([name], namespace)
     if sum(each is not None for each in (export, import_, examples)) > 1:
-        raise InvalidInput(["give one of --export, --import and --examples"])
+        raise InvalidInput(["give --export, --import or --examples, not both"])
     if examples is not None:
         asyncio.run(_profile_application(target, Output(json_), model, examples))
         return
