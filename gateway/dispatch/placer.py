@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Final, Generic
 
 from gateway.dispatch.admission_queue import AdmissionQueue
 from gateway.dispatch.pending_placement import P
+from gateway.dispatch.slot_headroom import RecentTenants, leaves_slot
 from gateway.errors import Rejected
-from gateway.routing.decision import Reject, SendTo, Wait
+from gateway.routing.decision import Reason, Reject, SendTo, Wait
 from gateway.routing.placed_requests import record_placed
 from gateway.routing.route_request import route_request
 from gateway.routing.ski_rental import ColdStartCredit
@@ -59,6 +60,7 @@ class Placer(Generic[P]):
             state, by_deadline=by_deadline, warm_first=warm_first
         )
         self._cold_start_credit = ColdStartCredit()
+        self._tenants = RecentTenants()
         self._is_changed = False
         """True if queued requests are to be routed again, before new ones."""
         self._is_polling = False
@@ -137,6 +139,7 @@ class Placer(Generic[P]):
     def _route_new(self, placement: P) -> RoutingResult:
         """Route a new request, which comes after the queued requests of its model."""
         model, now_s = placement.arrival.model, self._now_s()
+        self._tenants.record(model.namespace, now_s)
         result = self._route(placement, now_s, ahead=self._queue.ahead_of(placement.arrival))
         if placement.direct_tries == 1 and result.spec is not None:
             self._state.arrivals.record(result.spec.key, now_s)
@@ -155,9 +158,18 @@ class Placer(Generic[P]):
         )  # fmt: skip
         if result.spec is not None:
             placement.spec = result.spec
+        if isinstance(result.decision, SendTo) and self._leaves_slot(placement, result.decision):
+            result.decision = Wait(Reason.QUEUE_NO_SLOT)
         if self._on_routed is not None:
             self._on_routed(request, result)
         return result
+
+    def _leaves_slot(self, placement: P, decision: SendTo) -> bool:
+        tenant = placement.arrival.model.namespace
+        if not self._tenants.has_other(tenant, self._now_s()):
+            return False
+        pod = self._state.pods.get(decision.entry)
+        return pod is not None and leaves_slot(tenant, pod)
 
     # The queue
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 ASSUMED_DUE_S: Final = 60.0
-"""Devices serve the earliest deadline first, requests without one as if due so long after they
-were queued (`runtime.device.queue`)."""
+"""Devices serve a tenant's earliest deadline first, requests without one as if due so long after
+they were queued (`runtime.device.queue`)."""
 _SAME_TIME_S: Final = 1e-6
 """Requests that wait for the same load are ready at the same time, but for rounding."""
 _ASSUMED_FOR_S: Final = 1.0

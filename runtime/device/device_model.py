@@ -43,6 +43,10 @@ class DeviceModel:
     """Set once inferences of different requests hung; no further inference of it runs."""
     suspects: Suspects = field(default_factory=Suspects)
 
+    @property
+    def tenant(self) -> str:
+        return self.key.partition("/")[0]
+
     def limits(self, times: BatchTimes) -> BatchLimits:
         wait_s = self.policy.max_batch_wait_s
         wanted = batch_cap(

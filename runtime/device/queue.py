@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
@@ -23,6 +24,9 @@ logger = logging.getLogger(__name__)
 
 ASSUMED_DEADLINE_S: Final = 60.0
 """Deadline of jobs without one, from the time they were queued, so that none of them starves."""
+
+MAX_TENANTS: Final = 1024
+"""Tenants whose last turn is known; the others come first."""
 
 PROBE_EVERY: Final = 8
 """Of the jobs that would end after their deadline each eighth runs, although others wait: the
@@ -72,6 +76,9 @@ class DeviceQueue(Generic[Q]):
         self._count = 0
         self._earliest_s = math.inf
         """Lower bound of the times by which queued jobs must have begun."""
+        self._turns: OrderedDict[str, int] = OrderedDict()
+        """By tenant: the number of its last batch, of the tenants served last."""
+        self._batches = 0
         self._hopeless = 0
         """Jobs that were found to end after their deadline, had they begun."""
 
@@ -94,13 +101,14 @@ class DeviceQueue(Generic[Q]):
         return True
 
     def take_next(self, now_s: float) -> tuple[list[Q], float]:
-        """The jobs of the most urgent batch that is ready, and the time.
+        """The jobs of the next batch that is ready, and the time.
 
-        Without a ready batch: no jobs, and the time at which the next batch is ready.
+        Tenants take turns: of the one that has waited longest, the most urgent batch. Without a
+        ready batch: no jobs, and the time at which the next batch is ready.
         """
         wake_s = math.inf
         models = self._jobs
-        for model in sorted(models, key=self._urgency) if len(models) > 1 else list(models):
+        for model in sorted(models, key=self._rank) if len(models) > 1 else list(models):
             jobs = self._jobs[model]
             queued = [job.queued for job in jobs.values()]
             batch = form_batch(queued, now_s, model.limits(self._times))
@@ -108,13 +116,22 @@ class DeviceQueue(Generic[Q]):
                 taken = [jobs[each.sequence] for each in batch.members]
                 for job in taken:
                     self.remove(job)
+                self._end_turn(model.tenant)
                 return taken, now_s
             if batch is not None:
                 wake_s = min(wake_s, batch.ready_s)
         return [], wake_s
 
-    def _urgency(self, model: DeviceModel) -> tuple[float, int]:
-        return min(job.queued.urgency for job in self._jobs[model].values())
+    def _rank(self, model: DeviceModel) -> tuple[int, tuple[float, int]]:
+        urgency = min(job.queued.urgency for job in self._jobs[model].values())
+        return self._turns.get(model.tenant, 0), urgency
+
+    def _end_turn(self, tenant: str) -> None:
+        self._batches += 1
+        self._turns[tenant] = self._batches
+        self._turns.move_to_end(tenant)
+        if len(self._turns) > MAX_TENANTS:
+            self._turns.popitem(last=False)
 
     def take_expired(self, now_s: float) -> list[Q]:
         """Remove the jobs that cannot end before their deadline: nobody waits for their results.

@@ -65,7 +65,23 @@ def test_the_most_urgent_model_of_a_tenant_comes_first() -> None:
     assert heads(filled(late, soon)) == [soon, late]
 
 
-def test_a_tenant_with_an_empty_queue_loses_its_turn() -> None:
+def test_a_tenant_with_few_requests_need_not_wait_for_one_that_always_has_some() -> None:
+    queue = filled(*[queue_key(tenant="loud", model="m", sequence=n) for n in range(4)])
+    served = []
+    for number in range(2):
+        head = heads(queue)[0]
+        queue.remove(head)
+        queue.end_turn(head.tenant)
+        served.append(head.tenant)
+        queue.add(queue_key(tenant="quiet", model="m", sequence=10 + number))
+        [first, *_] = heads(queue)
+        queue.remove(first)
+        queue.end_turn(first.tenant)
+        served.append(first.tenant)
+    assert served == ["loud", "quiet", "loud", "quiet"]
+
+
+def test_a_tenant_that_was_served_comes_after_one_that_was_not() -> None:
     queue = filled(queue_key(tenant="a", model="m", sequence=1))
     serve_all(queue)
     queue.add(queue_key(tenant="b", model="m", sequence=2))

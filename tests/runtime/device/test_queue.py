@@ -66,3 +66,22 @@ def test_one_fast_inference_ends_what_slow_ones_have_begun() -> None:
     assert times.fastest_s(MODEL.key) == 6.0
     times.observe(MODEL.key, 1, 0.006)
     assert times.fastest_s(MODEL.key) == 0.006
+
+
+def test_a_tenant_with_many_jobs_runs_one_batch_before_the_next_tenant() -> None:
+    queue = queue_of()
+    loud, quiet = (DeviceModel(f"{tenant}/m@0", "m") for tenant in ("loud", "quiet"))
+    for number in range(20):
+        queue.add(Queued(loud, QueuedRows(number, NOW_S + number, NOW_S, batch_key="k")))
+    served = [queue.take_next(NOW_S)[0][0].model]
+    queue.add(Queued(quiet, QueuedRows(100, NOW_S + 60, NOW_S, batch_key="k")))
+    served += [queue.take_next(NOW_S)[0][0].model for _ in range(2)]
+    assert served == [loud, quiet, loud]
+
+
+def test_within_a_tenant_the_earliest_deadline_is_first() -> None:
+    queue = queue_of()
+    late, soon = (DeviceModel(f"a/{name}@0", name) for name in ("late", "soon"))
+    queue.add(Queued(late, QueuedRows(0, NOW_S + 9, NOW_S)))
+    queue.add(Queued(soon, QueuedRows(1, NOW_S + 1, NOW_S)))
+    assert queue.take_next(NOW_S)[0][0].model is soon
