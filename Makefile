@@ -21,7 +21,7 @@ export TOKENIZERS_PARALLELISM ?= false
 # Without cached bytecode every process that imports torch and transformers compiles them: 5-10 s.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install demo up test test-slow test-gpu test-kubernetes test-chaos test-hostile soak check format bench bench-runtime bench-gpu bench-simulator bench-placement bench-peers lock clean
+.PHONY: help install demo up test test-slow test-gpu test-kubernetes test-chaos test-hostile soak check format bench bench-runtime bench-overload bench-gpu bench-simulator bench-placement bench-peers lock clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' Makefile
@@ -75,6 +75,9 @@ bench: $(STAMP)  ## Run the benchmarks of routing decision and proxy (FLAGS: oth
 
 bench-runtime: $(STAMP)  ## Run the benchmarks of storage, tiers, eviction and batching
 	$(BIN)/python -m benchmarks storage tiers eviction batching $(FLAGS)
+
+bench-overload: $(STAMP)  ## Run the benchmark of goodput and tenants under 1 to 20 times the capacity
+	$(BIN)/python -m benchmarks overload $(FLAGS)
 
 bench-gpu: $(STAMP)  ## Run the benchmarks of copies, cold starts and serving on a CUDA device
 	$(BIN)/python -m benchmarks gpu $(FLAGS)

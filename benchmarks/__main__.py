@@ -259,6 +259,27 @@ def _placement(arguments: argparse.Namespace, machine: Machine) -> None:
     _save("placement", machine, settings, [asdict(each) for each in found])
 
 
+def _overload(arguments: argparse.Namespace, machine: Machine) -> None:
+    if len(os.sched_getaffinity(0)) < 2:
+        print("## Overload: skipped, needs two cores")
+        return
+    from benchmarks.overload import measure, report
+
+    plan = measure.Plan(
+        seed=arguments.seed,
+        repeats=arguments.repeats or (1 if arguments.quick else 3),
+        seconds=max(arguments.seconds, 4.0 if arguments.quick else 8.0),
+    )
+    print(
+        f"## Overload: a gateway and a pod, four tenants ({plan.repeats} repeats of"
+        f" {plan.seconds:g} s, seed {plan.seed}; the pod on one core, all else on the other)\n"
+    )
+    measured = measure.measure(plan)
+    print(report.summary(measured))
+    print(f"\n{mark_lines(report.marks(measured))}")
+    _save("overload", machine, asdict(plan), asdict(measured))
+
+
 def _save(name: str, machine: Machine, settings: dict[str, Any], samples: Any) -> None:
     path = save(name, machine, settings, samples)
     print(f"\nRaw samples: {path.relative_to(REPOSITORY)}\n", flush=True)
@@ -273,6 +294,7 @@ BENCHMARKS: Final[Mapping[str, Benchmark]] = {
     "eviction": Benchmark(_eviction, "loads by eviction rule (simulated)"),
     "batching": Benchmark(_batching, "a pod that batches against KServe's ModelServer"),
     "fidelity": Benchmark(_fidelity, "latencies of simulated runs against live ones"),
+    "overload": Benchmark(_overload, "goodput over the capacity, and tenants beside a greedy one"),
     "simulator": Benchmark(_simulator, "requests per CPU second, with real policies (simulated)"),
     "placement": Benchmark(_placement, "planning times, optimality, goodput by planner"),
     "gpu": Benchmark(_gpu, "copies to a GPU, cold starts, serving during loads, memory after them"),

@@ -1,0 +1,147 @@
+"""The cells of the benchmark, each between two measurements of the capacity.
+
+Times of the machine change by the minute: goodput is compared with the capacity right before and
+after it, tenants' latencies with those of the same requests without the greedy tenant, in turns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from benchmarks.overload.generator import Load, Stream
+from benchmarks.overload.servers import TENANTS, Servers, path_of, running_servers
+from benchmarks.quantiles import quantile
+
+MULTIPLES: Final = (1, 2, 5, 10, 20)
+DEADLINE_MS: Final = 1000
+CLIENTS: Final = 16
+"""Per tenant, where the capacity is measured: slots are always taken, and some requests wait."""
+OTHERS_SHARE: Final = 0.1
+"""Of the capacity, what each of the other tenants sends: less than its fair share, also where its
+requests share no batch."""
+GREEDY_MULTIPLE: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    seed: int
+    repeats: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """Goodput at a multiple of the capacity; rates in requests per second."""
+
+    multiple: int
+    has_deadline: bool
+    capacity: float
+    goodput: float
+    late: int
+    statuses: dict[str, int]
+    p50_s: float
+    p99_s: float
+    sent_late_s: float
+    """99 of 100 requests were sent at most this much later than due."""
+
+    @property
+    def share(self) -> float:
+        return self.goodput / self.capacity
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbours:
+    """Latency of the other tenants, without the greedy one or beside it."""
+
+    has_deadline: bool
+    is_beside_greedy: bool
+    capacity: float
+    p50_s: float
+    p99_s: float
+    served: int
+    due: int
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    cells: list[Cell]
+    neighbours: list[Neighbours]
+
+
+def measure(plan: Plan) -> Measured:
+    measured = Measured([], [])
+    with running_servers() as servers:
+        _capacity(servers, plan)  # warms up
+        for repeat in range(plan.repeats):
+            seed = plan.seed + repeat
+            for deadline_ms in (0, DEADLINE_MS):
+                before = _capacity(servers, plan)
+                for multiple in MULTIPLES:
+                    before = _add_cell(measured, servers, plan, before, multiple, deadline_ms, seed)
+                _add_neighbours(measured, servers, plan, before, deadline_ms, seed)
+    return measured
+
+
+def _add_cell(
+    measured: Measured, servers: Servers, plan: Plan, before: float, multiple: int,
+    deadline_ms: int, seed: int,
+) -> float:  # fmt: skip
+    """Returns the capacity after it."""
+    rate = multiple * before / len(TENANTS)
+    streams = tuple(Stream(path_of(tenant), rate, deadline_ms) for tenant in TENANTS)
+    warm_up_s = plan.seconds / 4
+    sent = servers.send(Load(streams, plan.seconds + warm_up_s, warm_up_s, seed))
+    after = _capacity(servers, plan)
+    statuses: dict[str, int] = {}
+    for each in sent:
+        for status, count in each.statuses.items():
+            statuses[status] = statuses.get(status, 0) + count
+    latencies_s = sorted(s for each in sent for s in each.latencies_s)
+    lateness_s = sorted(s for each in sent for s in each.lateness_s)
+    measured.cells.append(
+        Cell(
+            multiple,
+            deadline_ms > 0,
+            (before + after) / 2,
+            sum(each.good for each in sent) / plan.seconds,
+            sum(each.late for each in sent),
+            statuses,
+            quantile(latencies_s, 0.5),
+            quantile(latencies_s, 0.99),
+            quantile(lateness_s, 0.99),
+        )
+    )
+    return after
+
+
+def _add_neighbours(
+    measured: Measured, servers: Servers, plan: Plan, capacity: float, deadline_ms: int, seed: int
+) -> None:
+    *others, greedy = TENANTS
+    streams = [Stream(path_of(each), OTHERS_SHARE * capacity, deadline_ms) for each in others]
+    flood = Stream(path_of(greedy), GREEDY_MULTIPLE * capacity, deadline_ms)
+    warm_up_s = plan.seconds / 4
+    for is_beside_greedy in (False, True):
+        given = (*streams, flood) if is_beside_greedy else tuple(streams)
+        load = Load(given, 2 * plan.seconds + warm_up_s, warm_up_s, seed)
+        sent = servers.send(load)[: len(others)]
+        latencies_s = sorted(s for each in sent for s in each.latencies_s)
+        measured.neighbours.append(
+            Neighbours(
+                deadline_ms > 0,
+                is_beside_greedy,
+                capacity,
+                quantile(latencies_s, 0.5),
+                quantile(latencies_s, 0.99),
+                len(latencies_s),
+                sum(each.due for each in sent),
+            )
+        )
+
+
+def _capacity(servers: Servers, plan: Plan) -> float:
+    streams = tuple(Stream(path_of(tenant), CLIENTS) for tenant in TENANTS)
+    seconds = plan.seconds / 2
+    sent = servers.send(Load(streams, seconds + 1.0, 1.0, plan.seed, is_closed=True))
+    return sum(each.good for each in sent) / seconds

@@ -1,0 +1,46 @@
+"""A program whose inference takes a fixed time of one core and no sleep: layers of equal products.
+
+`python -m benchmarks.overload.model FOLDER` writes it.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from pilotlight.sample_models.make_program import FEATURES, export
+
+_WIDTH: Final = 512
+_LAYERS: Final = 300
+"""About 20 ms for a row of one request, a few milliseconds for each further one."""
+
+
+class FixedWork(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        scale = _WIDTH**-0.5
+        self.first = torch.nn.Linear(FEATURES, _WIDTH)
+        weight = torch.randn(_WIDTH, _WIDTH, generator=generator) * scale
+        self.weight = torch.nn.Parameter(weight)
+
+    def forward(self, features: torch.Tensor) -> dict[str, torch.Tensor]:
+        """`scores` [rows, 4] for `features` [rows, 4]."""
+        hidden = self.first(features)
+        for _ in range(_LAYERS):
+            hidden = torch.tanh(hidden @ self.weight)
+        return {"scores": hidden[:, :FEATURES]}
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    folder = Path(sys.argv[1])
+    folder.mkdir(parents=True, exist_ok=True)
+    export(FixedWork().eval(), folder / "model.pt2")
+
+
+if __name__ == "__main__":
+    main()
