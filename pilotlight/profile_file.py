@@ -7,7 +7,8 @@
 
 `rows` is the batch size, `rows_per_s` is `rows` / `latency_s`, and `memory_bytes` is the memory of
 an inference without the weights. Only `profiles`, `accelerator`, `points`, `rows` and `latency_s`
-are required.
+are required. Points that were measured for placement also have `PLACEMENT_FIELDS`. The CSV files of
+`pilotlight place` are read as well.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
+from autoscaler.placement.planners.problem import InvalidPlacementInput, profile_problems
+from autoscaler.placement.planners.profile_csv import read_profiles
 from pilotlight.errors import InvalidInput
-from registry.domain.profile import IMPORTED, Profile, ProfilePoint
+from registry.domain.profile import IMPORTED, PLACEMENT_FIELDS, Profile, ProfilePoint
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,7 +34,7 @@ _MAX_ROWS: Final = 1_000_000
 _MAX_TEXT: Final = 200
 _FILE_FIELDS: Final = ("pilotlight_profiles", "model", "generation", "profiles")
 _PROFILE_FIELDS: Final = ("accelerator", "source", "limited_by", "points")
-_POINT_FIELDS: Final = ("rows", "latency_s", "rows_per_s", "memory_bytes")
+_POINT_FIELDS: Final = ("rows", "latency_s", "rows_per_s", "memory_bytes", *PLACEMENT_FIELDS)
 _LIMITS: Final = ("", "throughput", "memory", "size")
 
 
@@ -52,6 +55,11 @@ def profiles_document(spec: ModelSpec, profiles: Sequence[Profile]) -> dict[str,
                         "latency_s": point.latency_s,
                         "rows_per_s": round(point.rows_per_s, 2),
                         "memory_bytes": point.memory_bytes,
+                        **{
+                            name: value
+                            for name in PLACEMENT_FIELDS
+                            if (value := getattr(point, name)) is not None
+                        },
                     }
                     for point in profile.points
                 ],
@@ -77,6 +85,45 @@ def parse_profiles(text: str, spec: ModelSpec, *, file: str) -> list[Profile]:
     if reader.problems:
         raise InvalidInput(reader.problems)
     return profiles
+
+
+def parse_profile_csv(text: str, spec: ModelSpec, *, file: str, product: str) -> list[Profile]:
+    """The model's rows of a CSV file for placement, without uncertain ones.
+
+    `product`: of the accelerator, where the file has no such column. Raises InvalidInput.
+    """
+    try:
+        known = read_profiles(text.splitlines(), kind=product, file=file)
+        problems = [each for profile in known for each in profile_problems(profile)]
+    except InvalidPlacementInput as error:
+        raise InvalidInput(error.problems) from error
+    mine = [each for each in known if each.model in (spec.name.name, str(spec.name))]
+    if not mine:
+        models = ", ".join(sorted({each.model for each in known})) or "none"
+        problems.append(f"{file}: has no rows of {spec.name.name}; its models: {models}")
+    problems += [
+        f"--accelerator must name the product that {file} was measured on, such as 'NVIDIA L4'"
+        for each in mine
+        if not each.kind.strip()
+    ]
+    if problems:
+        raise InvalidInput(problems)
+    return [
+        Profile(
+            spec.key,
+            each.kind,
+            tuple(
+                ProfilePoint(
+                    point.batch_size, point.latency_s, None, point.throughput_rps,
+                    point.memory_pct, point.occupancy_pct, point.mean_occupancy_pct,
+                    point.sm_utilization_pct,
+                )
+                for point in each.points
+            ),
+            source=IMPORTED,
+        )
+        for each in mine
+    ]  # fmt: skip
 
 
 class _Reader:
@@ -137,7 +184,19 @@ class _Reader:
             latency_s = 1.0
         if memory_bytes is not None and (type(memory_bytes) is not int or memory_bytes < 0):
             self._refuse(f"{at}.memory_bytes", "must be null or bytes, 0 or more", memory_bytes)
-        return ProfilePoint(rows, float(latency_s), memory_bytes)
+        needs = {name: self._need(content, name, at) for name in PLACEMENT_FIELDS}
+        return ProfilePoint(rows, float(latency_s), memory_bytes, **needs)
+
+    def _need(self, content: dict[str, Any], name: str, at: str) -> float | None:
+        value = content.get(name)
+        if value is None:
+            return None
+        highest = 100 if name.endswith("_pct") else math.inf
+        if type(value) in (int, float) and 0 <= value <= highest and math.isfinite(value):
+            return float(value)
+        allowed = "must be a percentage" if highest == 100 else "must be a rate of 0 or more"
+        self._refuse(f"{at}.{name}", allowed, value)
+        return None
 
     def _object(self, value: Any, at: str, allowed: Sequence[str]) -> dict[str, Any]:
         if not isinstance(value, dict):

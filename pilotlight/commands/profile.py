@@ -14,7 +14,7 @@ from pilotlight.commands.profile_application import profile_application
 from pilotlight.commands.target import PlatformTarget, parse_model_names, require_known
 from pilotlight.errors import InvalidInput, NotFound, RequestFailed
 from pilotlight.output import Output
-from pilotlight.profile_file import parse_profiles, profiles_document
+from pilotlight.profile_file import parse_profile_csv, parse_profiles, profiles_document
 from pilotlight.quantities import format_bytes
 from registry.domain.cluster import ClusterState
 from registry.domain.codec import profile_document
@@ -61,7 +61,8 @@ def profile(
         typer.Option(
             "--import",
             metavar="FILE",
-            help="Store the profiles in FILE, as --export writes it, instead of measuring.",
+            help="Store the profiles in FILE, as --export writes it, instead of measuring; or the "
+            "model's rows of a CSV file of `pilotlight place`.",
         ),
     ] = None,
     examples: Annotated[
@@ -71,6 +72,10 @@ def profile(
             help="Labelled examples: measure the accuracy of an application's variants.",
         ),
     ] = None,
+    accelerator: Annotated[
+        str,
+        typer.Option(help="Product of the accelerator that an imported CSV file was measured on."),
+    ] = "",
     namespace: flags.Namespace = None,
     home: flags.Home = None,
     redis_url: flags.RedisUrl = None,
@@ -93,7 +98,7 @@ def profile(
         asyncio.run(_export(target, Output(json_), model, export))
         return
     if import_ is not None:
-        asyncio.run(_import(target, Output(json_), model, import_, _read(import_)))
+        asyncio.run(_import(target, Output(json_), model, import_, _read(import_), accelerator))
         return
     plan = {"most_rows": max_batch_size, "tokens": tokens, "repeats": repeats}
     asyncio.run(_profile(target, Output(json_), model, pod=pod, plan=plan))
@@ -162,13 +167,17 @@ def _read(file: str) -> str:
 
 
 async def _import(
-    target: PlatformTarget, output: Output, name: ModelName, file: str, text: str
+    target: PlatformTarget, output: Output, name: ModelName, file: str, text: str, product: str
 ) -> None:
     async with target.registry() as registry:
         state = await registry.cluster()
         require_known([str(name)], [str(each) for each in state.models])
         spec = state.models[name].serving
-        profiles = parse_profiles(text, spec, file="standard input" if file == "-" else file)
+        shown = "standard input" if file == "-" else file
+        if file.endswith(".csv"):
+            profiles = parse_profile_csv(text, spec, file=shown, product=product)
+        else:
+            profiles = parse_profiles(text, spec, file=shown)
         for profile in profiles:
             if not await registry.put_profile(profile):
                 raise RequestFailed(f"{name} was changed or deleted meanwhile; import again")

@@ -25,7 +25,7 @@ from registry.domain.model import (
     Tier,
 )
 from registry.domain.pod import CopyReport, PodInfo
-from registry.domain.profile import Profile, ProfilePoint
+from registry.domain.profile import PLACEMENT_FIELDS, Profile, ProfilePoint
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -100,6 +100,10 @@ def decode_copies(text: str) -> dict[str, CopyReport]:
 def profile_document(profile: Profile) -> dict[str, Any]:
     """A profile as in JSON, in Redis and in responses: `device` is the accelerator's product."""
     document = asdict(profile)
+    for point in document["points"]:
+        for name in PLACEMENT_FIELDS:
+            if point[name] is None:
+                del point[name]
     return {"device" if key == "product" else key: value for key, value in document.items()}
 
 

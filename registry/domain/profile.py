@@ -18,6 +18,10 @@ IN_SERVICE: Final = "in-service"
 """Source of a profile: a pod refined it by the times of live batches."""
 IMPORTED: Final = "imported"
 """Source of a profile from a file that does not name one."""
+PLACEMENT_FIELDS: Final = (
+    "throughput_rps", "reserved_pct", "occupancy_pct", "mean_occupancy_pct", "sm_utilization_pct",
+)  # fmt: skip
+"""Fields of a point that only placement reads; written where measured."""
 NEAR_PEAK_RATIO: Final = 0.95
 """Share of the highest throughput that counts as equally good."""
 
@@ -30,6 +34,17 @@ class ProfilePoint:
     latency_s: float
     memory_bytes: int | None = None
     """In addition to the weights; None where it was not measured."""
+    throughput_rps: float | None = None
+    """As measured; placement takes it instead of rows / latency. This and the following: None
+    where not measured."""
+    reserved_pct: float | None = None
+    """Reserved memory with the weights, of that of the accelerator."""
+    occupancy_pct: float | None = None
+    """Highest achieved occupancy (Elvinger 2024, equation 5.3)."""
+    mean_occupancy_pct: float | None = None
+    """Its mean, weighted by time (section 5.3.1)."""
+    sm_utilization_pct: float | None = None
+    """Multiprocessors in use, weighted by time (section 5.3.2)."""
 
     @property
     def rows_per_s(self) -> float:

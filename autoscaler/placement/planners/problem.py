@@ -219,7 +219,7 @@ def validate(
         ),
     ]
     for profile in profiles.models:
-        problems += _profile_problems(profile)
+        problems += profile_problems(profile)
     problems += [
         f"pair {each.model} beside {each.neighbour}: the factor must be 1 or more, was "
         f"{each.factor:g}"
@@ -294,7 +294,8 @@ def _missing_coefficients(
     ]
 
 
-def _profile_problems(profile: ModelProfile) -> list[str]:
+def profile_problems(profile: ModelProfile) -> list[str]:
+    """Every mistake of a profile, one line each."""
     problems = []
     sizes = [each.batch_size for each in profile.points]
     if sizes != sorted(set(sizes)):

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pilotlight.errors import InvalidInput
-from pilotlight.profile_file import parse_profiles, profiles_document
+from pilotlight.profile_file import parse_profile_csv, parse_profiles, profiles_document
 from registry.domain.model import ModelName, ModelSpec
 from registry.domain.profile import IMPORTED, Profile, ProfilePoint
 from tests.pilotlight.conftest import SERVICE, write_yaml
 from tests.registry.redis.clients import act
+from tests.servers import REPOSITORY
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from tests import servers
     from tests.pilotlight.conftest import Cli
 
+_PLACEMENT_CSV = (
+    REPOSITORY / "tests" / "autoscaler" / "placement" / "planners" / "synthetic_profiles.csv"
+)
 SPEC = ModelSpec(ModelName("default", "m"), "s3://bucket/m")
 POINTS = (ProfilePoint(1, 0.01, 1 << 20), ProfilePoint(2, 0.0125))
 CPU = Profile(SPEC.key, "AMD EPYC 9V74", POINTS, "size", "in-service")
@@ -160,3 +164,32 @@ def test_names_all_mistakes_and_refuses_other_formats() -> None:
     twice = json.dumps(profiles_document(SPEC, [GPU, GPU]))
     with pytest.raises(InvalidInput, match="one profile per accelerator"):
         parse_profiles(twice, SPEC, file="f")
+
+
+def test_rows_of_a_csv_file_for_placement_are_imported(
+    cli: Cli, redis: servers.RedisServer, tmp_path: Path
+) -> None:
+    at = ("--redis-url", redis.url)
+    service = SERVICE.format(name="large", folder="x")
+    cli("apply", "-f", write_yaml(tmp_path / "y", large=service), *at)
+    file = str(_PLACEMENT_CSV)
+    refused = cli("profile", "large", "--import", file, *at)
+    assert refused.status == 2
+    assert "--accelerator must name the product" in refused.err
+    done = cli("profile", "large", "--import", file, "--accelerator", "Tesla V100", *at)
+    assert done.status == 0
+    [profile] = stored(redis.url, "large")
+    assert (profile.product, profile.source) == ("Tesla V100", IMPORTED)
+    assert [each.rows for each in profile.points] == [4, 8, 16]
+    assert profile.points[1] == ProfilePoint(8, 0.064, None, 125.0, 7.0, 92.0, 42.0, 95.0)
+
+    exported = tmp_path / "large.json"
+    cli("profile", "large", "--export", str(exported), *at)
+    cli("profile", "large", "--import", str(exported), *at)
+    assert stored(redis.url, "large") == [profile]
+
+
+def test_a_csv_file_without_the_model_is_refused() -> None:
+    text = _PLACEMENT_CSV.read_text()
+    with pytest.raises(InvalidInput, match="has no rows of m; its models: large, medium"):
+        parse_profile_csv(text, SPEC, file="f.csv", product="Tesla V100")
