@@ -182,7 +182,7 @@ _PERIODIC: list[Row] = sorted(
 )
 
 
-@pytest.mark.parametrize("tick_s", [0.5, 2.0])
+@pytest.mark.parametrize("tick_s", [pytest.param(0.5, marks=pytest.mark.slow), 2.0])
 def test_predictive_moves_no_models_of_about_equal_value(tick_s: float) -> None:
     """Two periodic models with one place; three with two places whose arrivals are random."""
     for rows, places, models in (
@@ -225,7 +225,7 @@ def test_run_stops_while_nothing_arrives(is_planned: bool) -> None:
 )
 def test_policies_without_demand_plan_the_same_without_forecasts(name: str) -> None:
     plan = cluster({"pods": [{"memory": "250MB"}]}, {"name": "m", "count": 3})
-    rows: list[Row] = [(7.0 * at, f"m-{at * at % 3}") for at in range(60)]
+    rows: list[Row] = [(7.0 * at, f"m-{at * at % 3}") for at in range(20)]
     found = []
     for is_forecasting in (False, True):
         policy = replace(LOADING_POLICIES[name](), reads_demand=is_forecasting)

@@ -141,7 +141,8 @@ def assert_close(one: Any, other: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "processes", "whole"), [(signal.SIGTERM, 1, 1), (signal.SIGINT, 2, 0)]
+    ("number", "processes", "whole"),
+    [(signal.SIGTERM, 1, 1), pytest.param(signal.SIGINT, 2, 0, marks=pytest.mark.slow)],
 )
 def test_results_before_a_signal_are_kept(
     tmp_path: Path, number: signal.Signals, processes: int, whole: int

@@ -26,20 +26,25 @@ models:
 """A pod holds two of the three models."""
 
 
-@pytest.fixture
-def asked(tmp_path: Path) -> list[str]:
+def _trace(folder: Path, *, periods: int) -> str:
     """Three models in turn, each with half a minute of requests every ten minutes."""
-    (tmp_path / "cluster.yaml").write_text(CLUSTER)
     rows = [
         f"{600 * period + 200 * number + 5 * at},m-{number}\n"
-        for period in range(9)
+        for period in range(periods)
         for number in range(3)
         for at in range(6)
     ]
-    (tmp_path / "periods.csv").write_text("at_s,model\n" + "".join(rows))
+    path = folder / "periods.csv"
+    path.write_text("at_s,model\n" + "".join(rows))
+    return str(path)
+
+
+@pytest.fixture
+def asked(tmp_path: Path) -> list[str]:
+    (tmp_path / "cluster.yaml").write_text(CLUSTER)
     return [
         "simulate", "--cluster", str(tmp_path / "cluster.yaml"),
-        "--trace", str(tmp_path / "periods.csv"), "--json", "--tick", "30", "--processes", "1",
+        "--trace", _trace(tmp_path, periods=9), "--json", "--tick", "30", "--processes", "1",
     ]  # fmt: skip
 
 
@@ -83,6 +88,7 @@ def test_a_loading_value_sets_the_policys_parameter(
 def test_results_are_equal_in_any_number_of_processes(
     cli: Cli, asked: list[str], tmp_path: Path
 ) -> None:
+    _trace(tmp_path, periods=2)
     asked += ["--loading", "predictive,round-robin", "--policy", "auto,random"]
     asked += ["--sweep", "nodes.0.pods.0.count=1,2", "--tick", "60", "--seed", "7"]
     found = []
