@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 from tests import servers
 
 CHECK = """
@@ -19,6 +21,7 @@ print(*(name for name in sys.modules if name.startswith(OPTIONAL)))
 """
 
 
+@pytest.mark.slow
 def test_pod_starts_without_optional_formats() -> None:
     process = subprocess.run(
         [sys.executable, "-c", CHECK],
