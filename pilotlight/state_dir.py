@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from pilotlight.errors import AlreadyRunning, NotRunning
+from registry.pod_secret import make_secret
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -79,6 +80,20 @@ class StateDir:
         return self.root / "logs"
 
     @property
+    def pod_secret(self) -> Path:
+        """The secret of this run, which requests to its pods carry."""
+        return self.root / "pod-secret"
+
+    def make_private(self) -> None:
+        """Make the directory, and withdraw what others may do in it."""
+        for folder in (self.root, self.logs):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            folder.chmod(0o700)
+
+    def write_pod_secret(self) -> None:
+        _write_private(self.pod_secret, make_secret() + "\n")
+
+    @property
     def nodes(self) -> Path:
         """One folder per node: the disk tier of its pods."""
         return self.root / "nodes"
@@ -112,7 +127,7 @@ class StateDir:
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Lock the directory until the context or the process ends; raises AlreadyRunning."""
-        self.root.mkdir(parents=True, exist_ok=True)
+        self.make_private()
         descriptor = os.open(self.lock_file, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             self._acquire(descriptor)
@@ -122,6 +137,7 @@ class StateDir:
                 yield
             finally:
                 self.state_file.unlink(missing_ok=True)
+                self.pod_secret.unlink(missing_ok=True)
         finally:
             os.close(descriptor)  # closing frees the lock
 
@@ -176,9 +192,7 @@ class StateDir:
 
     def write_state(self, state: PlatformState) -> None:
         """Replace the state file atomically; the caller holds the lock."""
-        aside = self.state_file.with_suffix(".tmp")
-        aside.write_text(json.dumps(asdict(state), indent=2) + "\n")
-        aside.replace(self.state_file)
+        _write_private(self.state_file, json.dumps(asdict(state), indent=2) + "\n")
 
     def already_running_error(self) -> AlreadyRunning:
         state = self.read_state() or PlatformState(pid=0, phase="starting")
@@ -187,3 +201,13 @@ class StateDir:
             f"a platform is already running in {self.root}: pid {state.pid}, "
             f"{state.phase}{address}; stop it with `pilotlight down`, or use another --home"
         )
+
+
+def _write_private(file: Path, text: str) -> None:
+    """Replace a file atomically by one that only this user may read."""
+    aside = file.with_suffix(".tmp")
+    aside.unlink(missing_ok=True)
+    descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with open(descriptor, "w") as stream:
+        stream.write(text)
+    aside.replace(file)

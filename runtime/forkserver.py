@@ -98,7 +98,7 @@ class Forkserver:
             else:
                 raise ValueError("a command must have 'spawn' or 'stop'")
         except (ValueError, TypeError, KeyError, OSError) as error:  # OSError: cannot fork
-            _emit({"error": f"{line.decode(errors='replace')}: {error}"})
+            _emit({"error": str(error)})  # the command may hold a password
 
     def _spawn(self, settings: RuntimeSettings) -> None:
         if settings.name in self._children:
@@ -160,7 +160,7 @@ def _redirect(settings: RuntimeSettings) -> None:
     null = os.open(os.devnull, os.O_RDWR)
     log = null
     if settings.log_file:
-        log = os.open(settings.log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        log = os.open(settings.log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(null, 0)
     os.dup2(log, 1)
     if settings.log_file:

@@ -10,6 +10,7 @@ import httpx
 import typer
 
 from pilotlight.commands import flags
+from pilotlight.commands.flags import setting
 from pilotlight.commands.profile_application import profile_application
 from pilotlight.commands.target import PlatformTarget, parse_model_names, require_known
 from pilotlight.errors import InvalidInput, NotFound, RequestFailed
@@ -20,6 +21,7 @@ from registry.domain.cluster import ClusterState
 from registry.domain.codec import profile_document
 from registry.domain.model import ModelName, ModelRecord
 from registry.domain.pod_state import PodState
+from registry.pod_secret import PodSecret
 
 _TIMEOUT_S = 3600.0
 _LIMITS = {
@@ -76,6 +78,13 @@ def profile(
         str,
         typer.Option(help="Product of the accelerator that an imported CSV file was measured on."),
     ] = "",
+    pod_secret_file: Annotated[
+        Path | None,
+        setting(
+            "POD_SECRET_FILE",
+            "File with the pods' secret. Default: that of the platform in --home.",
+        ),
+    ] = None,
     namespace: flags.Namespace = None,
     home: flags.Home = None,
     redis_url: flags.RedisUrl = None,
@@ -87,7 +96,9 @@ def profile(
     A profile holds for one generation of a model and one product of accelerator, which has the
     profile that was measured or imported last.
     """
-    target = PlatformTarget.of(home, redis_url=redis_url, pool=pool)
+    target = PlatformTarget.of(
+        home, redis_url=redis_url, pool=pool, pod_secret_file=pod_secret_file
+    )
     [model] = parse_model_names([name], namespace)
     if sum(each is not None for each in (export, import_, examples)) > 1:
         raise InvalidInput(["give --export, --import or --examples, not both"])
@@ -120,7 +131,7 @@ async def _profile(
     require_known([str(name)], [str(each) for each in state.models])
     chosen = _choose_pod(state, state.models[name], pod)
     output.note(f"profiling {name} on {chosen.name}; the pod continues to serve requests")
-    document = await _measure(chosen, name, plan)
+    document = await _measure(chosen, name, plan, target.pod_secret)
     if output.as_json:
         output.result({"pod": chosen.name, **document})
         return
@@ -203,11 +214,13 @@ def _choose_pod(state: ClusterState, record: ModelRecord, pod: str | None) -> Po
     return min(warm or accepting.values(), key=lambda each: (each.slots_busy, each.name))
 
 
-async def _measure(pod: PodState, name: ModelName, plan: dict[str, int]) -> dict[str, Any]:
+async def _measure(
+    pod: PodState, name: ModelName, plan: dict[str, int], secret: PodSecret
+) -> dict[str, Any]:
     url = f"http://{pod.address}/v2/models/{name.path_segment}/profile"
     async with httpx.AsyncClient(trust_env=False, timeout=_TIMEOUT_S) as client:
         try:
-            response = await client.post(url, json=plan)
+            response = await client.post(url, json=plan, headers=secret.headers)
         except httpx.HTTPError as error:
             raise RequestFailed(f"no response from pod {pod.name} at {url}: {error!r}") from error
     if response.status_code != httpx.codes.OK:

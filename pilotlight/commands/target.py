@@ -12,6 +12,7 @@ from pilotlight.errors import InvalidInput, NotFound, RequestFailed
 from pilotlight.state_dir import StateDir
 from registry.domain.model import ModelName
 from registry.errors import RegistryUnavailable
+from registry.pod_secret import PodSecret
 from registry.redis.client import Registry
 from registry.redis.server_address import find_server
 
@@ -32,13 +33,25 @@ class PlatformTarget:
     redis_url: str | None = None
     gateway: str | None = None
     pool: str = "default"
+    pod_secret_file: Path | None = None
 
     @classmethod
     def of(
         cls, home: Path | None, *, redis_url: str | None = None, gateway: str | None = None,
-        pool: str = "default",
+        pool: str = "default", pod_secret_file: Path | None = None,
     ) -> Self:  # fmt: skip
-        return cls(StateDir.of(home), redis_url, gateway, pool)
+        return cls(StateDir.of(home), redis_url, gateway, pool, pod_secret_file)
+
+    @property
+    def pod_secret(self) -> PodSecret:
+        """What requests to pods carry; raises InvalidInput for an unusable file."""
+        file = self.pod_secret_file
+        if file is None and self.redis_url is None and self.state_dir.pod_secret.exists():
+            file = self.state_dir.pod_secret
+        try:
+            return PodSecret(str(file or ""))
+        except (OSError, ValueError) as error:
+            raise InvalidInput([f"--pod-secret-file {file}: {error}"]) from error
 
     @asynccontextmanager
     async def registry(self) -> AsyncIterator[Registry]:

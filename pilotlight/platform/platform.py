@@ -12,9 +12,11 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import tempfile
 import time
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import httpx
@@ -114,7 +116,7 @@ class Platform:
         await _wait_for_port(host, port)
         self.gateway_url = f"http://{_LOOPBACK if host in {'0.0.0.0', '::'} else host}:{port}"
         settings.state_dir.clear_nodes()
-        settings.state_dir.logs.mkdir(parents=True, exist_ok=True)
+        settings.state_dir.write_pod_secret()
         self._report("starting")
         s3_port = free_port() if settings.s3 else 0
         if s3_port:
@@ -156,11 +158,12 @@ class Platform:
         return process
 
     async def _start_redis(self) -> None:
-        port = free_port()
-        self.redis_url = f"redis://{_LOOPBACK}:{port}/0"
-        redis = self._start_process(
-            redis_spec(self.settings, port), lambda: is_redis_ready(_LOOPBACK, port)
-        )
+        # In a folder of its own: the path of a socket may have 107 bytes, that of --home has more.
+        folder = Path(tempfile.mkdtemp(prefix="pilotlight-"))
+        self._exit_stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        path = folder / "redis.sock"
+        self.redis_url = f"unix://{path}"
+        redis = self._start_process(redis_spec(self.settings, path), lambda: is_redis_ready(path))
         await redis.wait_ready(timeout_s=_START_TIMEOUT_S)
         self._report_step(f"registry at {self.redis_url}")
 

@@ -12,17 +12,18 @@ from pilotlight.platform.supervised_process import ProcessSpec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from pilotlight.platform.settings import LocalAutoscalerSettings, PlatformSettings
 
 
-def redis_spec(settings: PlatformSettings, port: int) -> ProcessSpec:
+def redis_spec(settings: PlatformSettings, path: Path) -> ProcessSpec:
     """An embedded Redis without any data."""
     folder = settings.state_dir.redis
     shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+    folder.mkdir(mode=0o700, parents=True)
     log_file = settings.state_dir.logs / "redis.log"
-    return ProcessSpec("redis", redis_command(port, folder), log_file, os.environ)
+    return ProcessSpec("redis", redis_command(path, folder), log_file, os.environ)
 
 
 def object_store_spec(settings: PlatformSettings, port: int) -> ProcessSpec:
@@ -36,10 +37,11 @@ def gateway_spec(
     settings: PlatformSettings, env: Mapping[str, str], *, redis_url: str, host: str, port: int
 ) -> ProcessSpec:
     command = [
-        *python_module("gateway"), "--redis-url", redis_url,
-        "--pool", settings.pool, "--host", host, "--port", str(port),
+        *python_module("gateway"), "--pool", settings.pool, "--host", host, "--port", str(port),
+        "--pod-secret-file", str(settings.state_dir.pod_secret),
     ]  # fmt: skip
-    return ProcessSpec("gateway", command, settings.state_dir.logs / "gateway.log", env)
+    log_file = settings.state_dir.logs / "gateway.log"
+    return ProcessSpec("gateway", command, log_file, _with_redis(env, redis_url))
 
 
 def autoscaler_spec(
@@ -47,17 +49,23 @@ def autoscaler_spec(
     redis_url: str, metrics_port: int,
 ) -> ProcessSpec:  # fmt: skip
     command = [
-        *python_module("autoscaler"), "--redis-url", redis_url,
-        "--pool", settings.pool, "--loading", autoscaler.loading,
+        *python_module("autoscaler"), "--pool", settings.pool, "--loading", autoscaler.loading,
         "--pod-idle", str(autoscaler.pod_idle_s), "--pod-stable", str(autoscaler.pod_stable_s),
         "--pace", str(autoscaler.pace), "--forecast-every", str(autoscaler.forecast_every_s),
         "--metrics-port", str(metrics_port),
+        "--pod-secret-file", str(settings.state_dir.pod_secret),
     ]  # fmt: skip
     if autoscaler.loading_value is not None:
         command += ["--loading-value", str(autoscaler.loading_value)]
     if autoscaler.min_pods is not None:
         command += ["--min-pods", str(autoscaler.min_pods), "--max-pods", str(settings.pods)]
-    return ProcessSpec("autoscaler", command, settings.state_dir.logs / "autoscaler.log", env)
+    log_file = settings.state_dir.logs / "autoscaler.log"
+    return ProcessSpec("autoscaler", command, log_file, _with_redis(env, redis_url))
+
+
+def _with_redis(env: Mapping[str, str], redis_url: str) -> dict[str, str]:
+    """The URL may hold a password: every user sees arguments, only this one an environment."""
+    return {**env, "PILOTLIGHT_REDIS_URL": redis_url}
 
 
 def child_environment(settings: PlatformSettings, s3_endpoint: str | None) -> dict[str, str]:
@@ -94,6 +102,7 @@ def pod_settings(settings: PlatformSettings, name: str, *, redis_url: str) -> di
         "name": name,
         "redis_url": redis_url,
         "pool": settings.pool,
+        "pod_secret_file": str(state_dir.pod_secret),
         "node": node,
         "slots": pod.slots,
         "memory_bytes": pod.memory_bytes,

@@ -58,7 +58,7 @@ async def start_child(
     Call it from the main thread only: the death signal is sent when the forking thread ends.
     """
     log_file.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    descriptor = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:
         return await asyncio.create_subprocess_exec(
             sys.executable, "-I", "-S", _PARENT_DEATH_SIGNAL, str(os.getpid()), *command,

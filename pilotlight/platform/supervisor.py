@@ -1,8 +1,8 @@
 """Runs a platform until a signal ends it: in the foreground, or detached as a process of its own.
 
-The detached process (`python -m pilotlight.platform.supervisor SETTINGS`) writes JSON lines on
-standard output until it is ready: {"done", "total", "text"}, then {"ready": state}, or
-{"error", "status"}.
+The detached process (`python -m pilotlight.platform.supervisor`) reads its settings from standard
+input, since they may hold a password. It writes JSON lines on standard output until it is ready:
+{"done", "total", "text"}, then {"ready": state}, or {"error", "status"}.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pilotlight.errors import (
@@ -65,19 +66,22 @@ def start_detached(
     """Start a platform as a process of its own; returns when it is ready, or raises StartFailed."""
     from pydantic import TypeAdapter  # takes 0.1 s, and other verbs do not need it
 
-    settings_as_json = TypeAdapter(PlatformSettings).dump_json(settings).decode()
+    settings_as_json = TypeAdapter(PlatformSettings).dump_json(settings)
     error_log = settings.state_dir.logs / "supervisor.err"
-    error_log.parent.mkdir(parents=True, exist_ok=True)
-    with error_log.open("wb") as errors:
+    settings.state_dir.make_private()
+    with open(error_log, "wb", opener=partial(os.open, mode=0o600)) as errors:
         supervisor = subprocess.Popen(
-            [*python_module("pilotlight.platform.supervisor"), settings_as_json],
-            stdin=subprocess.DEVNULL,
+            python_module("pilotlight.platform.supervisor"),
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
             env=python_environment(os.environ),
             start_new_session=True,
         )
     try:
+        with suppress(BrokenPipeError), supervisor.stdin or nullcontext() as stream:
+            if stream is not None:
+                stream.write(settings_as_json)
         state = _read_until_ready(supervisor, on_progress)
     except BaseException:
         supervisor.terminate()
@@ -137,8 +141,12 @@ def stop_platform(state_dir: StateDir) -> int | None:
 
 
 def log_to_file(settings: PlatformSettings) -> None:
-    """Write this process's log lines to the state directory."""
-    settings.state_dir.logs.mkdir(parents=True, exist_ok=True)
+    """Write this process's log lines to the state directory.
+
+    From here on all files of this process and its children are this user's alone.
+    """
+    os.umask(0o077)
+    settings.state_dir.make_private()
     handler = logging.FileHandler(settings.state_dir.logs / "supervisor.log")
     configure_logs(handler, "INFO")
 
@@ -146,7 +154,7 @@ def log_to_file(settings: PlatformSettings) -> None:
 def main() -> int:
     from pydantic import TypeAdapter
 
-    settings = TypeAdapter(PlatformSettings).validate_json(sys.argv[1])
+    settings = TypeAdapter(PlatformSettings).validate_json(sys.stdin.buffer.read())
     log_to_file(settings)
     is_starter_reading = True
 

@@ -45,21 +45,25 @@ class RedisConnection(asyncio.Protocol):
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                _, connection = await loop.create_connection(
-                    lambda: cls(on_message),
-                    address.host,
-                    address.port,
-                    ssl=True if address.use_tls else None,
-                )
+                if address.path:
+                    _, connection = await loop.create_unix_connection(
+                        lambda: cls(on_message), address.path
+                    )
+                else:
+                    _, connection = await loop.create_connection(
+                        lambda: cls(on_message),
+                        address.host,
+                        address.port,
+                        ssl=True if address.use_tls else None,
+                    )
                 try:
                     await connection._authenticate(address)
                 except BaseException:
                     connection.close()
                     raise
         except (OSError, TimeoutError, hiredis.HiredisError) as error:
-            raise RegistryUnavailable(
-                f"Redis at {address.host}:{address.port} cannot be reached: {error}"
-            ) from error
+            where = address.path or f"{address.host}:{address.port}"
+            raise RegistryUnavailable(f"Redis at {where} cannot be reached: {error}") from error
         return connection
 
     async def _authenticate(self, address: ServerAddress) -> None:

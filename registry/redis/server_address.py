@@ -22,6 +22,8 @@ class ServerAddress:
 
     host: str
     port: int
+    path: str = ""
+    """Of a Unix socket; empty: host and port."""
     use_tls: bool = False
     username: str | None = None
     password: str | None = None
@@ -31,6 +33,10 @@ class ServerAddress:
 def check_url(url: str) -> SplitResult:
     """The parts of a Redis URL. Raises ValueError for a form that `find_server` cannot use."""
     parts = urlsplit(url)
+    if parts.scheme == "unix":
+        if parts.netloc or not parts.path.strip("/"):
+            raise ValueError(f"the URL of a Unix socket must be unix:///PATH, was {url!r}")
+        return parts
     path = parts.path.strip("/")
     if parts.scheme == "redis+sentinel":
         service, _, path = path.partition("/")
@@ -38,7 +44,7 @@ def check_url(url: str) -> SplitResult:
             raise ValueError(f"the Sentinel URL must name a service after the hosts, was {url!r}")
     elif parts.scheme not in ("redis", "rediss", "redis+cluster"):
         raise ValueError(
-            "the Redis URL must begin with redis://, rediss://, redis+sentinel:// or "
+            "the Redis URL must begin with redis://, rediss://, unix://, redis+sentinel:// or "
             f"redis+cluster://, was {url!r}"
         )
     if path and not (path.isascii() and path.isdigit()):
@@ -58,7 +64,9 @@ def parse_redis_url(text: str) -> str:
 
 
 async def find_server(url: str, routing_key: str) -> ServerAddress:
-    """Find the server for `redis://`, `rediss://`, `redis+sentinel://` or `redis+cluster://` URLs.
+    """Find the server for a URL.
+
+    `redis://`, `rediss://` and `unix://` URLs name it.
 
     `redis+sentinel://[user:pw@]host:port,host:port/SERVICE[/DB]` asks the Sentinels for the master;
     `redis+cluster://host:port` asks the Cluster which node holds `routing_key`.
@@ -68,6 +76,8 @@ async def find_server(url: str, routing_key: str) -> ServerAddress:
         ValueError: when the URL has another form.
     """
     parts = check_url(url)
+    if parts.scheme == "unix":
+        return ServerAddress(host="", port=0, path=unquote(parts.path))
     username = unquote(parts.username) if parts.username else None
     password = unquote(parts.password) if parts.password else None
     if parts.scheme in ("redis", "rediss"):

@@ -55,15 +55,18 @@ class Process:
 def platform_processes(ledger: str) -> list[Process]:
     """All living processes that inherited the campaign's mark, with their roles.
 
-    A child of the forkserver with the forkserver's command line is a pod.
+    A child of the forkserver with the forkserver's command line is a pod; a child of a pod is one
+    of its sandbox's processes, which end with it.
     """
     entries = (entry for entry in os.listdir("/proc") if entry.isdigit())
     found = [each for entry in entries if (each := _read(int(entry), ledger)) is not None]
-    forkservers = {each.pid for each in found if each.role == "forkserver"}
+    forked = {each.pid: each.parent for each in found if each.role == "forkserver"}
     return [
-        Process(each.pid, each.parent, "pod", each.started)
-        if each.role == "forkserver" and each.parent in forkservers
-        else each
+        each
+        if each.role != "forkserver" or each.parent not in forked
+        else Process(
+            each.pid, each.parent, "other" if forked[each.parent] in forked else "pod", each.started
+        )
         for each in found
     ]
 

@@ -12,6 +12,7 @@ import httpx
 import pyarrow.parquet as pq
 import pytest
 
+from registry.pod_secret import PodSecret
 from registry.redis.autoscaler_log import AutoscalerLog
 from registry.redis.client import Registry
 from tests import servers
@@ -188,4 +189,6 @@ def _unload_everywhere(platform: RunningPlatform) -> None:
     """Unload the model on all pods, as pods do to free memory."""
     for pod in _cluster(platform).pods.values():
         url = f"http://{pod.address}/v2/repository/models/default~tiny/unload"
-        assert httpx.post(url, json={}, trust_env=False, timeout=60).status_code == 200
+        secret = PodSecret(str(platform.home / "pod-secret")).headers
+        answer = httpx.post(url, json={}, headers=secret, trust_env=False, timeout=60)
+        assert answer.status_code == 200

@@ -6,6 +6,7 @@ import asyncio
 import os
 import re
 import signal
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import httpx
@@ -23,7 +24,6 @@ from tests.pilotlight.platform.running import (
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 pytestmark = pytest.mark.slow
 
@@ -208,11 +208,9 @@ def test_a_killed_registry_is_restarted_with_its_models(platform: RunningPlatfor
 
 def test_a_killed_forkserver_is_restarted_with_all_pods(platform: RunningPlatform) -> None:
     before = {pod["name"]: pod["pid"] for pod in platform.get("pods")}
-    [forkserver] = [
-        pid
-        for pid in pids_of(platform)
-        if "runtime.forkserver" in command_of(pid) and pid not in before.values()
-    ]
+    stat = Path(f"/proc/{before['pod-0']}/stat").read_text()
+    forkserver = int(stat.rpartition(")")[2].split()[1])
+    assert "runtime.forkserver" in command_of(forkserver)
     os.kill(forkserver, signal.SIGKILL)
     servers.wait_until(lambda: not any(servers.is_alive(pid) for pid in before.values()))
 

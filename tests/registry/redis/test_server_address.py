@@ -34,6 +34,7 @@ pytestmark = pytest.mark.anyio
         ("rediss://u:p@h:1/0", ServerAddress("h", 1, use_tls=True, username="u", password="p")),
         ("redis://[::1]:7", ServerAddress("::1", 7)),
         ("redis://[::1]", ServerAddress("::1", 6379)),
+        ("unix:///run/a%20b/redis.sock", ServerAddress("", 0, path="/run/a b/redis.sock")),
     ],
 )
 async def test_reads_urls_of_single_servers(url: str, address: ServerAddress) -> None:
@@ -42,7 +43,7 @@ async def test_reads_urls_of_single_servers(url: str, address: ServerAddress) ->
 
 @pytest.mark.parametrize(
     "url",
-    ["", "localhost:6379", "http://h", "unix:///tmp/x", "redis://h:port", "redis://h:99999",
+    ["", "localhost:6379", "http://h", "unix://", "unix://h/x", "redis://h:port", "redis://h:99999",
      "redis://h:1/db", "redis://h:1/1/2", "redis://a:1,b:2", "redis+cluster://a:1,b:2",
      "redis+sentinel://h:1", "redis+sentinel://h:1/", "redis+sentinel://h:x/main",
      "redis+sentinel://h:1/main/x"],

@@ -1,0 +1,70 @@
+"""What other users of the machine see of a platform: no secret, no file, no socket."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import httpx
+import pytest
+
+from registry.pod_secret import HEADER, PodSecret
+from registry.redis.server_address import check_url
+from tests.pilotlight.platform.running import RunningPlatform, pids_of, start_platform
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def platform(tmp_path_factory: pytest.TempPathFactory, objects: Path) -> Iterator[RunningPlatform]:
+    home = tmp_path_factory.mktemp("home")
+    home.chmod(0o755)
+    running = start_platform(home, "--pods", "1", "--objects", str(objects), "--autoscaler")
+    try:
+        yield running
+    finally:
+        running.cli("down")
+
+
+def secret_of(platform: RunningPlatform) -> str:
+    return (platform.home / "pod-secret").read_text().strip()
+
+
+def test_pods_refuse_other_users(platform: RunningPlatform) -> None:
+    [pod] = platform.get("pods")
+    for path in ("/v2/repository/index", "/v2/repository/models/default~m/load"):
+        url = f"http://{pod['address']}{path}"
+        assert httpx.post(url, json={}, trust_env=False).status_code == 401
+        headers = PodSecret(str(platform.home / "pod-secret")).headers
+        assert httpx.post(url, json={}, headers=headers, trust_env=False).status_code != 401
+
+
+def test_files_and_sockets_are_the_users_own(platform: RunningPlatform) -> None:
+    assert stat.S_IMODE(platform.home.stat().st_mode) == 0o700
+    socket = Path(check_url(platform.facts["redis_url"]).path)
+    assert stat.S_ISSOCK(socket.stat().st_mode)
+    assert stat.S_IMODE(socket.parent.stat().st_mode) == 0o700
+    open_to_others = [
+        path
+        for path in platform.home.rglob("*")
+        if not path.is_symlink() and stat.S_IMODE(path.stat().st_mode) & 0o077
+    ]
+    assert open_to_others == []
+
+
+def test_no_argument_and_no_log_has_the_secret(platform: RunningPlatform) -> None:
+    secret = secret_of(platform)
+    pids = pids_of(platform)
+    assert len(pids) > 3
+    for pid in pids:
+        assert secret.encode() not in Path(f"/proc/{pid}/cmdline").read_bytes()
+        environment = Path(f"/proc/{pid}/environ")
+        assert stat.S_IMODE(environment.stat().st_mode) == 0o400
+        assert secret.encode() not in environment.read_bytes()
+    for log in (platform.home / "logs").iterdir():
+        assert secret not in log.read_text(errors="replace")
+        assert HEADER not in log.read_text(errors="replace")
