@@ -57,7 +57,8 @@ test-kubernetes: $(STAMP)  ## Run the tests with a real API server and KServe (K
 test-chaos: $(STAMP)  ## Run random faults under load (FAULTS=1000, LIMIT: seconds of faults at most)
 	$(BIN)/python -m tests.chaos --faults $(FAULTS) --limit $(LIMIT) $(FLAGS)
 
-soak: $(STAMP)  ## Run a platform while models come and go; nothing may grow (SECONDS=3600)
+soak: $(STAMP)  ## Run 24 simulated hours, then a platform, while models come and go (SECONDS=3600)
+	$(BIN)/python -m tests.chaos.simulated_soak
 	$(BIN)/python -m tests.chaos.soak --seconds $(SECONDS) $(FLAGS)
 
 check: $(STAMP)  ## Check format, lint rules, types and the direction of imports

@@ -2,8 +2,9 @@
 
 A real Redis with a filled pool; processes with many registry clients each, which connect, subscribe
 and take a snapshot as pods do, all at the same moment, while another client changes the pool. The
-clients unpack the snapshot but build no cluster state of it, which is their own CPU time alone:
-1,000 of them on two cores would take so long that they no longer reconnect at once.
+clients read a stored snapshot but do not unpack it, which is their own CPU time alone: 1,000 of
+them on two cores would take so long that they no longer reconnect at once. Every change is pushed
+to all clients, whatever snapshots cost: compare with `--changes 0`.
 """
 
 from __future__ import annotations
@@ -26,15 +27,17 @@ from load.worker_processes import end_with_parent
 from registry.domain.model import ModelName, ModelSpec, Tier
 from registry.domain.pod import PodInfo
 from registry.errors import RegistryUnavailable
+from registry.redis import shared_snapshot
 from registry.redis.client import Registry
 from registry.redis.redis_connection import RedisConnection
 from registry.redis.server_address import find_server
-from registry.redis.shared_snapshot import take_shared_snapshot
+from registry.redis.transactions import Transactions
 from registry.redis.watch import RECONNECT
 from tests import servers
 from tests.registry.redis.timeouts import long_timeouts
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from multiprocessing.queues import Queue
     from multiprocessing.synchronize import Barrier
 
@@ -47,6 +50,7 @@ class Measured:
     """From the moment that all clients connect until each has the state."""
 
     is_shared: bool
+    changes_per_s: float
     redis_cpu_s: float
     seconds: float
     assembled: int
@@ -68,9 +72,10 @@ def main() -> None:
         servers.redis_server(Path(folder)) as server,
     ):
         asyncio.run(_fill(server.url, options.pods, options.models))
-        rows = [_measure(server.url, options, is_shared=each) for each in options.shared]
-    for row in rows:
-        print(asdict(row))
+        rows = []
+        for per_s in options.changes:
+            rows.append(_measure(server.url, options, per_s))
+            print(asdict(rows[-1]), flush=True)
     save("snapshots", machine, vars(options), [asdict(row) for row in rows])
 
 
@@ -80,11 +85,10 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--models", type=int, default=10_000)
     parser.add_argument("--clients", type=int, default=1000)
     parser.add_argument("--processes", type=int, default=4)
-    parser.add_argument("--changes", type=float, default=20.0, help="of the pool, per second")
     parser.add_argument(
-        "--alone", action="store_const", const=(False,), default=(True,), dest="shared",
-        help="each client takes its own snapshot",
-    )  # fmt: skip
+        "--changes", type=float, nargs="*", default=[0.0, 5.0], help="of the pool, per second"
+    )
+    parser.add_argument("--alone", action="store_true", help="each client takes its own snapshot")
     return parser.parse_args()
 
 
@@ -106,13 +110,13 @@ async def _fill(url: str, pods: int, models: int) -> None:
     await registry.close()
 
 
-def _measure(url: str, options: argparse.Namespace, *, is_shared: bool) -> Measured:
+def _measure(url: str, options: argparse.Namespace, per_s: float) -> Measured:
     context = multiprocessing.get_context("spawn")
     start = context.Barrier(options.processes + 1)
     results: Queue[tuple[int, int]] = context.Queue()
     each = options.clients // options.processes
     processes = [
-        context.Process(target=_run_clients, args=(url, each, is_shared, start, results))
+        context.Process(target=_run_clients, args=(url, each, not options.alone, start, results))
         for _ in range(options.processes)
     ]
     for process in processes:
@@ -120,13 +124,14 @@ def _measure(url: str, options: argparse.Namespace, *, is_shared: bool) -> Measu
     with redis.Redis.from_url(url) as client:
         start.wait(_TIMEOUT_S)
         before, began_s = _usage(client), time.monotonic()
-        changes = asyncio.run(_change(url, options.changes, results, options.processes))
+        changes = asyncio.run(_change(url, per_s, results, options.processes))
         after, ended_s = _usage(client), time.monotonic()
     found = [results.get(timeout=_TIMEOUT_S) for _ in processes]
     for process in processes:
         process.join()
     return Measured(
-        is_shared=is_shared,
+        is_shared=not options.alone,
+        changes_per_s=per_s,
         redis_cpu_s=after[0] - before[0],
         seconds=ended_s - began_s,
         assembled=sum(taken for taken, _ in found),
@@ -141,11 +146,12 @@ async def _change(url: str, per_s: float, results: Queue[Any], processes: int) -
     registry = Registry(url, "default")
     changes = 0
     while results.qsize() < processes:
-        changes += 1
-        spec = ModelSpec(ModelName("default", "m-0"), f"s3://models/changed-{changes}")
-        with suppress(RegistryUnavailable):  # Redis is busy with the snapshots
-            await registry.put_models([spec])
-        await asyncio.sleep(1 / per_s)
+        await asyncio.sleep(1 / per_s if per_s else 0.1)
+        if per_s:
+            changes += 1
+            spec = ModelSpec(ModelName("default", "m-0"), f"s3://models/changed-{changes}")
+            with suppress(RegistryUnavailable):  # Redis is busy with the snapshots
+                await registry.put_models([spec])
     await registry.close()
     return changes
 
@@ -154,6 +160,7 @@ def _run_clients(
     url: str, count: int, is_shared: bool, start: Barrier, results: Queue[tuple[int, int]]
 ) -> None:
     end_with_parent()
+    shared_snapshot._unpack = _leave_packed
 
     async def run() -> tuple[int, int]:
         await asyncio.to_thread(start.wait, _TIMEOUT_S)
@@ -162,6 +169,10 @@ def _run_clients(
 
     with long_timeouts():  # Redis shares two cores with its clients
         results.put(asyncio.run(run()))
+
+
+def _leave_packed(packed: bytes) -> Sequence[Any]:
+    return (packed,)
 
 
 async def _client(url: str, is_shared: bool) -> tuple[bool, int]:
@@ -174,8 +185,8 @@ async def _client(url: str, is_shared: bool) -> tuple[bool, int]:
         pushes = await RedisConnection.open(address, on_message=lambda _: None)
         try:
             await pushes.call("SUBSCRIBE", f"{transactions.prefix}news")
-            take = take_shared_snapshot(transactions) if is_shared else transactions.snapshot()
-            versions, _, _ = await take
+            read = shared_snapshot.take_shared_snapshot if is_shared else Transactions.snapshot
+            versions, _, _ = await read(transactions)
         except RegistryUnavailable:
             failed += 1
             pushes.close()

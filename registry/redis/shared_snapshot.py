@@ -14,10 +14,12 @@ import asyncio
 import logging
 import random
 import zlib
+from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
+from registry.backoff import Backoff
 from registry.errors import RegistryUnavailable
 from registry.redis.script import ChannelVersions
 
@@ -29,8 +31,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 KEPT_MS: Final = 10_000
-_PAUSE_S: Final = (0.05, 0.25)
-"""Between two questions, at random, so that clients that reconnected at once do not ask at once."""
+_PAUSE: Final = Backoff(initial_s=0.2, max_s=1.6)
+"""Between two questions; with a random factor, so that clients that came at once do not ask so."""
 _NEXT_AFTER_MS: Final = 500
 """From a stored snapshot until another client may take a newer one."""
 _LEVEL: Final = 1
@@ -46,7 +48,7 @@ async def take_shared_snapshot(
     The version of `changes` is 0 if the snapshot is another client's. Raises RegistryUnavailable.
     """
     at_least = 0
-    while True:
+    for attempt in count(1):
         versions, now_ms, answer = await transactions.share_snapshot(at_least)
         at_least = at_least or versions.news
         if answer == "stored":
@@ -57,7 +59,8 @@ async def take_shared_snapshot(
             return await _take_and_store(transactions)
         elif answer == "alone":
             return await transactions.snapshot()
-        await asyncio.sleep(random.uniform(*_PAUSE_S))
+        await asyncio.sleep(_PAUSE.pause_s(attempt) * random.uniform(0.5, 1.5))
+    raise AssertionError("unreachable: the count does not end")
 
 
 async def _take_and_store(

@@ -1,0 +1,106 @@
+"""`python -m tests.chaos.simulated_soak`: 24 simulated hours while models come and go.
+
+Each of 60 models gets requests for half an hour in two, at another time than its neighbours, on
+four pods that hold four each. Every ten minutes of virtual time the objects of the process are
+counted. Records are taken by the caller; without them the number must be flat: it may not grow,
+beyond doubt, by more than a hundredth in 24 hours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import random
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+
+from load.schema import TRACE_SCHEMA
+from load.simulator.cluster.plan import ClusterPlan, ModelPlan, NodePlan, PodPlan
+from load.simulator.simulation import Simulation
+from registry.domain.model import ModelName, ModelSpec
+from registry.domain.profile import ProfilePoint
+from tests.chaos.trend import HOUR_S, trend
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_MODELS: Final = 60
+_ACTIVE_S: Final = 1800.0
+_PERIOD_S: Final = 7200.0
+_BATCH_S: Final = 600.0
+_RATE: Final = 0.1
+"""Requests per second to an active model."""
+_WARMING_HOURS: Final = 4.0
+_GROWTH_A_DAY: Final = 0.01
+
+
+def plan() -> ClusterPlan:
+    models = tuple(
+        ModelPlan(
+            ModelSpec(ModelName("default", f"m-{number}"), f"s3://models/{number}"),
+            infer=(ProfilePoint(1, 0.05),),
+        )
+        for number in range(_MODELS)
+    )
+    pods = (PodPlan(f"pod-{number}", slots=4, memory_bytes=10**9) for number in range(4))
+    return ClusterPlan(tuple(NodePlan(f"node-{pod.name}", (pod,)) for pod in pods), models)
+
+
+def trace(hours: float, seed: int) -> Iterator[pa.RecordBatch]:
+    rng = random.Random(seed)
+    for part in range(int(hours * HOUR_S / _BATCH_S)):
+        began_s = part * _BATCH_S
+        arrivals = sorted(
+            (began_s + rng.random() * _BATCH_S, f"m-{number}")
+            for number in range(_MODELS)
+            if (began_s + number / _MODELS * _PERIOD_S) % _PERIOD_S < _ACTIVE_S
+            for _ in range(int(_RATE * _BATCH_S))
+        )
+        times, names = zip(*arrivals, strict=True)
+        count = len(times)
+        columns = [list(times), ["default"] * count, list(names), [1] * count, [0] * count,
+                   [None] * count]  # fmt: skip
+        yield pa.record_batch(
+            [pa.array(c, f.type) for c, f in zip(columns, TRACE_SCHEMA, strict=True)],
+            schema=TRACE_SCHEMA,
+        )
+
+
+def soak(hours: float, seed: int) -> tuple[list[float], list[float], int]:
+    """Times in seconds, objects at these times after warming up, and the number of requests."""
+    run = Simulation(plan(), trace(hours, seed), seed=seed)
+    times_s: list[float] = []
+    objects: list[float] = []
+    requests = 0
+
+    for batch in run:  # once in 10 virtual minutes
+        requests += batch.num_rows
+        if run.events.now_s > _WARMING_HOURS * HOUR_S:
+            gc.collect()
+            times_s.append(run.events.now_s)
+            objects.append(len(gc.get_objects()))
+    return times_s, objects, requests
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos.simulated_soak")
+    parser.add_argument("--hours", type=float, default=24.0)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    times_s, objects, requests = soak(options.hours, options.seed)
+    found = trend(times_s, objects)
+    statm = Path("/proc/self/statm").read_text().split()
+    print(f"{requests:,} requests, {int(statm[1]) * 4096 / 1e6:.0f} MB at the end")  # noqa: T201
+    print("| series | mean | per hour | 95 % confidence |\n|---|---|---|---|")  # noqa: T201
+    print(f"| objects | {found} |")  # noqa: T201
+    if found.grows(_GROWTH_A_DAY / 24, 0.0):
+        print("VIOLATION the simulator's objects grow")  # noqa: T201
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
