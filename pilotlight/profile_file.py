@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from autoscaler.placement.planners.problem import InvalidPlacementInput, profile_problems
+from autoscaler.placement.planners.problem import InvalidPlacementInput
 from autoscaler.placement.planners.profile_csv import read_profiles
+from autoscaler.placement.planners.validation import profile_problems
 from pilotlight.errors import InvalidInput
 from registry.domain.profile import IMPORTED, PLACEMENT_FIELDS, Profile, ProfilePoint
 

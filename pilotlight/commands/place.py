@@ -21,10 +21,10 @@ from autoscaler.placement.planners.problem import (
     PlanParams,
     Profiles,
     Workload,
-    validate,
 )
 from autoscaler.placement.planners.profile_csv import read_profiles
 from autoscaler.placement.planners.rates_csv import read_workloads
+from autoscaler.placement.planners.validation import validate
 from pilotlight.commands import flags
 from pilotlight.errors import InvalidInput, RequestFailed
 from pilotlight.output import Output

@@ -17,7 +17,8 @@ from autoscaler.placement.planners.igniter_latency import (
     predict,
 )
 from autoscaler.placement.planners.plan import UNSERVABLE, Replica, make_placement
-from autoscaler.placement.planners.problem import FITS_PCT, WHOLE_PCT, validate
+from autoscaler.placement.planners.problem import FITS_PCT, WHOLE_PCT
+from autoscaler.placement.planners.validation import validate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -20,8 +20,9 @@ from autoscaler.placement.planners.plan import (
     unservable_reasons,
 )
 from autoscaler.placement.planners.prediction import Predictor
-from autoscaler.placement.planners.problem import FITS_PCT, Metric, validate
+from autoscaler.placement.planners.problem import FITS_PCT, Metric
 from autoscaler.placement.planners.usher import plan_usher
+from autoscaler.placement.planners.validation import validate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

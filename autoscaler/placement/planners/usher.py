@@ -21,12 +21,8 @@ from autoscaler.placement.planners.plan import (
     throughput_bound,
     unservable_reasons,
 )
-from autoscaler.placement.planners.problem import (
-    FITS_PCT,
-    InvalidPlacementInput,
-    Metric,
-    validate,
-)
+from autoscaler.placement.planners.problem import FITS_PCT, InvalidPlacementInput, Metric
+from autoscaler.placement.planners.validation import validate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
