@@ -44,6 +44,7 @@ class ModelStore(DeviceCache[StoreEntry]):
         *,
         policy: EvictionPolicy = lru,
         reload_s: Callable[[str, int], float] = lambda _key, _bytes: 1.0,
+        quota_of: Callable[[str], int | None] = lambda _namespace: None,
     ) -> None:
         super().__init__(
             budget_bytes,
@@ -51,6 +52,7 @@ class ModelStore(DeviceCache[StoreEntry]):
             reload_s=reload_s,
             now_s=time.monotonic,
             on_removed=self._removed,
+            quota_of=quota_of,
         )
         self._after_removal = on_removed
 

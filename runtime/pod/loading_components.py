@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from registry.domain.pod import PodInfo, host_port
+from registry.inference_service.tenant_rules import Quota
 from registry.redis.watch import ClusterWatch
 from runtime.device.accelerator import memory_budget, mig_share, mps_share
 from runtime.engines.networks.skeletons import Skeletons
@@ -109,6 +110,7 @@ class LoadingComponents:
 
 def compose_loading(context: PodContext) -> LoadingComponents:
     settings, host, threads = context.settings, context.host, context.load_threads
+    rules = settings.rules
     watch = ClusterWatch(context.registry, counts=False)
     measurements, costs = Measurements(), ReloadCosts()
     cache = _disk_cache(settings)
@@ -128,7 +130,11 @@ def compose_loading(context: PodContext) -> LoadingComponents:
         return costs.estimate_s(key, tier, size_bytes)
 
     store = ModelStore(
-        context.memory_bytes, on_removed, policy=POLICIES[settings.eviction], reload_s=reload_s
+        context.memory_bytes,
+        on_removed,
+        policy=POLICIES[settings.eviction],
+        reload_s=reload_s,
+        quota_of=lambda namespace: rules.quota(namespace, Quota.MEMORY),
     )
     IDLE_MEMORY.set_function(lambda: store.idle_byte_s)
     agent = RegistryAgent(
@@ -184,6 +190,7 @@ def _storage_rules(settings: RuntimeSettings) -> TenantRules | None:
 
 
 def _disk_cache(settings: RuntimeSettings) -> DiskCache:
+    rules = settings.rules
     options = StorageOptions(
         secret_folder=settings.storage_config,
         claim_mounts=Path(settings.pvc_dir),
@@ -195,4 +202,5 @@ def _disk_cache(settings: RuntimeSettings) -> DiskCache:
         Storages(options),
         Bandwidth(settings.link_rate or None),
         budget_bytes=settings.disk_bytes,
+        quota_of=lambda namespace: rules.quota(namespace, Quota.CACHE),
     )

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Protocol
 from urllib.parse import urlsplit
 
 from registry.inference_service.storage_uri import LIBRARY_SCHEMES, STORAGE_SCHEMES
+from registry.inference_service.tenant_rules import Quota, TenantRules
 from runtime.errors import StorageFailed
 from runtime.storage.access import StorageAccess, reader_of, storage_access
 from runtime.storage.file import ClaimStorage, FileStorage
 from runtime.storage.library import LibraryStorage
+from runtime.storage.listing import MAX_WEIGHT_BYTES
 from runtime.storage.s3 import READ_TIMEOUT_S, S3Access, S3Storage, open_s3, parse_s3_uri
 from runtime.storage.s3_options import S3Options, options_for, options_without_pool
 
@@ -21,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from registry.domain.model import ModelSpec
-    from registry.inference_service.tenant_rules import TenantRules
     from runtime.storage.bandwidth import BandwidthUse
     from runtime.storage.listing import RemoteFile
     from runtime.storage.namespace_secrets import NamespaceSecrets
@@ -94,7 +95,7 @@ class Storages:
             case "pvc":
                 return ClaimStorage(uri, self._options.claim_mounts)
             case _ if scheme in LIBRARY_SCHEMES:
-                return LibraryStorage(uri, staging, access)
+                return LibraryStorage(uri, staging, access, max_bytes=self._max_bytes(spec))
             case _:
                 known = sorted(STORAGE_SCHEMES)
                 raise StorageFailed(
@@ -109,6 +110,12 @@ class Storages:
                 access.client.close()
                 access.connections.close()
             self._s3.clear()
+
+    def _max_bytes(self, spec: ModelSpec) -> int:
+        """Of a library's download, whose size is unknown before."""
+        rules = self._options.rules or TenantRules()
+        quota = rules.quota(spec.name.namespace, Quota.CACHE)
+        return MAX_WEIGHT_BYTES if quota is None else min(quota, MAX_WEIGHT_BYTES)
 
     def _s3_access(self, bucket: str, access: StorageAccess) -> S3Access:
         """A client, created at first use in the thread of a load: creating one takes 0.1 s."""

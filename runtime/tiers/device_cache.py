@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from registry.domain.model import name_of_key
 from runtime.errors import ModelTooLarge
 from runtime.tiers.eviction import Candidate, EvictionPolicy, lru
 
@@ -99,6 +100,7 @@ class DeviceCache(Generic[R]):
         reload_s: Callable[[str, int], float] = lambda _key, _bytes: 1.0,
         now_s: Callable[[], float] = lambda: 0.0,
         on_removed: Callable[[R, str, str | None], None] = lambda _entry, _reason, _for: None,
+        quota_of: Callable[[str], int | None] = lambda _namespace: None,
     ) -> None:
         """An empty device.
 
@@ -109,7 +111,9 @@ class DeviceCache(Generic[R]):
             now_s: a monotonic clock.
             on_removed: called after the removal of a model, with the reason and the key of the
                 model that needs its memory, None for other removals.
+            quota_of: bytes that the models of a namespace may take together; None: any.
         """
+        self._quota_of = quota_of
         self.budget_bytes = budget_bytes
         self.by_key: dict[str, R] = {}
         self._policy = policy
@@ -171,7 +175,13 @@ class DeviceCache(Generic[R]):
     # Memory
 
     def check_fits(self, key: str, memory_bytes: int) -> None:
-        """Raise ModelTooLarge if the model exceeds the whole budget."""
+        """Raise ModelTooLarge if the model exceeds the whole budget, or its namespace's quota."""
+        quota = self._quota_of(name_of_key(key).namespace)
+        if quota is not None and memory_bytes > quota:
+            raise ModelTooLarge(
+                f"{key} needs {memory_bytes} bytes, its namespace's quota of memory is {quota}"
+                " bytes (the pool's annotation pilotlight.io/quotas)"
+            )
         if memory_bytes > self.budget_bytes:
             raise ModelTooLarge(
                 f"{key} needs {memory_bytes} bytes, the pod's memory budget is"
@@ -179,15 +189,36 @@ class DeviceCache(Generic[R]):
             )
 
     def try_reserve(self, key: str, memory_bytes: int) -> bool:
-        """Reserve memory, evicting idle models if necessary; False if too few are idle."""
+        """Reserve memory, evicting idle models if necessary; False if too few are idle.
+
+        A namespace at its quota evicts its own models first.
+        """
         free = self.budget_bytes - self.used_bytes - self.reserved_bytes
-        chosen_keys = self.choose_evictions(memory_bytes - free)
+        own_keys = self._choose_for_quota(key, memory_bytes)
+        if own_keys is None:
+            return False
+        free += sum(self.by_key[own_key].memory_bytes for own_key in own_keys)
+        chosen_keys = self.choose_evictions(memory_bytes - free, lambda each: each not in own_keys)
         if chosen_keys is None:
             return False
         self._reserved[key] = memory_bytes
-        for chosen_key in chosen_keys:
+        for chosen_key in (*own_keys, *chosen_keys):
             self._remove(self.by_key[chosen_key], "memory", key)
         return True
+
+    def _choose_for_quota(self, key: str, memory_bytes: int) -> tuple[str, ...] | None:
+        """The idle models of its namespace to evict for its quota; None if they do not suffice."""
+        namespace = name_of_key(key).namespace
+        quota = self._quota_of(namespace)
+        if quota is None:
+            return ()
+
+        def is_own(other: str) -> bool:
+            return name_of_key(other).namespace == namespace
+
+        used = sum(each.memory_bytes for each in self.by_key.values() if is_own(each.key))
+        reserved = sum(size for other, size in self._reserved.items() if is_own(other))
+        return self.choose_evictions(used + reserved + memory_bytes - quota, is_own)
 
     def evict_one(self, evicted_for: str) -> bool:
         """Evict the next idle model, since the device has less memory than the budget."""
@@ -216,7 +247,9 @@ class DeviceCache(Generic[R]):
                 self._waits = [each for each in self._waits if each is not wait]
                 wait.done()
 
-    def choose_evictions(self, needed_bytes: int) -> tuple[str, ...] | None:
+    def choose_evictions(
+        self, needed_bytes: int, is_candidate: Callable[[str], bool] = lambda _key: True
+    ) -> tuple[str, ...] | None:
         """The idle models to evict to free `needed_bytes`; None if all of them do not suffice."""
         if needed_bytes <= 0:
             return ()
@@ -230,7 +263,7 @@ class DeviceCache(Generic[R]):
                 clock=entry.clock,
             )
             for entry in self.by_key.values()
-            if entry.users == 0 and not entry.is_pinned
+            if entry.users == 0 and not entry.is_pinned and is_candidate(entry.key)
         ]
         chosen = self._policy(idle, needed_bytes, self._clock)
         if chosen is None:

@@ -14,6 +14,7 @@ import shutil
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
+from registry.domain.model import name_of_key
 from runtime.errors import DiskFull, LoadFailed, StorageFailed
 from runtime.metrics import DISK_EVICTED_BYTES, DISK_EVICTIONS
 from runtime.storage.file import file_bytes, folder_bytes
@@ -22,7 +23,7 @@ from runtime.tiers.cache_locks import DISK_FULL_ERRORS, CacheLocks
 from runtime.tiers.generation_folder import key_of_cache_name
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from runtime.storage.listing import RemoteFile
@@ -36,7 +37,14 @@ DEFAULT_SHARE = 0.8
 class DiskBudget:
     """Reserves space in a cache folder."""
 
-    def __init__(self, folder: Path, locks: CacheLocks, budget_bytes: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        locks: CacheLocks,
+        budget_bytes: int,
+        quota_of: Callable[[str], int | None] = lambda _namespace: None,
+    ) -> None:
+        self._quota_of = quota_of
         self._folder = folder
         self._locks = locks
         self.budget_bytes = budget_bytes or int(
@@ -68,6 +76,12 @@ class DiskBudget:
                 f"{folder.name} needs {needed} bytes on disk, the node's disk budget is"
                 f" {self.budget_bytes} bytes: raise --disk-bytes"
             )
+        quota = self._quota_of(_namespace(folder))
+        if quota is not None and needed > quota:
+            raise DiskFull(
+                f"{folder.name} needs {needed} bytes on disk, its namespace's quota of cache is"
+                f" {quota} bytes (the pool's annotation pilotlight.io/quotas)"
+            )
         with self._locks.lock_budget():
             present = sum(file_bytes(folder / f"{file.path}{PARTIAL_SUFFIX}") for file in files)
             self._evict_for(needed - present, folder)
@@ -79,11 +93,21 @@ class DiskBudget:
         return partials
 
     def _evict_for(self, needed: int, for_folder: Path) -> None:
-        excess = self.used_bytes() + needed - self.budget_bytes
-        if excess <= 0:
-            return
+        """A namespace at its quota evicts its own models first; raises DiskFull."""
+        folders = list(self.generations().values())
+        quota = self._quota_of(_namespace(for_folder))
+        own = [path for path in folders if _namespace(path) == _namespace(for_folder)]
         with ExitStack() as stack:
-            for folder, size in self._choose_evictions(excess, for_folder, stack):
+            evicted: list[tuple[Path, int]] = []
+            if quota is not None:
+                excess = sum(map(folder_bytes, own)) + needed - quota
+                limit = f"its namespace's quota of {quota}"
+                evicted += self._choose_evictions(own, excess, for_folder, stack, limit=limit)
+            others = [path for path in folders if path not in {path for path, _ in evicted}]
+            excess = sum(map(folder_bytes, others)) + needed - self.budget_bytes
+            limit = f"the node's disk budget of {self.budget_bytes}"
+            evicted += self._choose_evictions(others, excess, for_folder, stack, limit=limit)
+            for folder, size in evicted:
                 remove_generation(folder)
                 self._locks.remove(folder.name)
                 DISK_EVICTIONS.labels(reason="budget").inc()
@@ -94,13 +118,21 @@ class DiskBudget:
                 )
 
     def _choose_evictions(
-        self, excess: int, for_folder: Path, stack: ExitStack
+        self,
+        folders: Sequence[Path],
+        excess: int,
+        for_folder: Path,
+        stack: ExitStack,
+        *,
+        limit: str,
     ) -> list[tuple[Path, int]]:
         """Unused folders of at least `excess` bytes, locked until `stack` ends; raises DiskFull."""
+        if excess <= 0:
+            return []
         chosen: list[tuple[Path, int]] = []
         freed = 0
         for folder in sorted(
-            self.generations().values(),
+            folders,
             key=lambda path: (self._locks.last_used_ns(path.name), path.name),
         ):
             if freed >= excess:
@@ -112,14 +144,18 @@ class DiskBudget:
                 freed += chosen[-1][1]
         if freed < excess:
             raise DiskFull(
-                f"{for_folder.name} needs {excess} bytes more than the node's disk budget of"
-                f" {self.budget_bytes} leaves; all but {freed} bytes belong to models in use"
+                f"{for_folder.name} needs {excess} bytes more than {limit} leaves; all but {freed}"
+                " bytes belong to models in use"
             )
         for candidate in reversed(tuple(chosen)):  # keep the most recently used that fit
             if freed - candidate[1] >= excess:
                 chosen.remove(candidate)
                 freed -= candidate[1]
         return chosen
+
+
+def _namespace(folder: Path) -> str:
+    return name_of_key(key_of_cache_name(folder.name) or "").namespace
 
 
 def write_error(error: OSError, folder: Path, needed: int) -> LoadFailed:

@@ -19,6 +19,7 @@ from runtime.tiers.generation_download import GenerationDownloader
 from runtime.tiers.generation_folder import STAGING, GenerationFolder, cache_name
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from registry.domain.model import ModelSpec
@@ -32,8 +33,15 @@ class DiskCache:
     """The models in `folder`: fetched on demand, evicted within a budget."""
 
     def __init__(
-        self, folder: Path, storages: Storages, bandwidth: Bandwidth, *, budget_bytes: int = 0
+        self,
+        folder: Path,
+        storages: Storages,
+        bandwidth: Bandwidth,
+        *,
+        budget_bytes: int = 0,
+        quota_of: Callable[[str], int | None] = lambda _namespace: None,
     ) -> None:
+        """`quota_of`: bytes that the models of a namespace may take; None: any."""
         self._folder = folder
         self._weight_bytes: dict[str, int] = {}
         """Per model with any file here: bytes of its weights, 0 unless they are complete.
@@ -42,7 +50,7 @@ class DiskCache:
         self._asset_bytes: dict[str, int] = {}
         folder.mkdir(parents=True, exist_ok=True)
         self._locks = CacheLocks(folder)
-        self._budget = DiskBudget(folder, self._locks, budget_bytes)
+        self._budget = DiskBudget(folder, self._locks, budget_bytes, quota_of)
         self._downloader = GenerationDownloader(storages, bandwidth, self._locks, self._budget)
         self._remove_stale_partials()
         self.refresh()

@@ -100,11 +100,12 @@ def _is_denied(account: Kubectl, call: tuple[str, ...]) -> None:
     assert FORBIDDEN in answer.errors.lower()
 
 
-def test_only_controller_and_autoscaler_have_a_token(installed: Kubectl) -> None:
+def test_gateway_and_redis_have_no_token(installed: Kubectl) -> None:
     installed.wait("create", *IN_NAMESPACE, "deployment/pool-predictor")
     wait_until(lambda: set(ACCOUNTS) <= _accounts(installed).keys(), what="a pod of each account")
     accounts = _accounts(installed)
-    assert {name for name, has_token in accounts.items() if has_token} == {CONTROLLER, AUTOSCALER}
+    with_token = {name for name, has_token in accounts.items() if has_token}
+    assert with_token == {CONTROLLER, AUTOSCALER, "pilotlight-runtime"}
 
 
 def _accounts(kubectl: Kubectl) -> dict[str, bool]:
