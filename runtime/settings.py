@@ -7,6 +7,7 @@ import socket
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from registry.domain.slots import CPU_SLOTS, GPU_SLOTS, MAX_SLOTS
 from registry.inference_service.tenant_rules import TenantRules, parse_rules
@@ -18,9 +19,22 @@ from runtime.generation.limits import GenerationLimits
 from runtime.tiers.eviction import POLICIES
 from runtime.tiers.host_folder import DEFAULT_BASE
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 KSERVE_GRPC_PORT = 8081
 GIB = 1024**3
 MIB = 1024**2
+
+
+def _rules_text(name: str) -> Callable[[str], str]:
+    """Checks a text of `parse_rules`; raises ValueError."""
+
+    def parse(text: str) -> str:
+        parse_rules(**{name: text})
+        return text
+
+    return parse
 
 
 def _device(text: str) -> str:
@@ -113,18 +127,22 @@ class RuntimeSettings:
     )
     pvc_dir: str = option("/mnt/pvc", str, "folder in which claims of pvc:// are mounted by name")
     namespaces: str = option(
-        "", str, "namespaces whose models this pool serves, separated by commas; empty: all"
+        "",
+        _rules_text("namespaces"),
+        "namespaces whose models this pool serves, separated by commas; empty: all",
     )
     storage_prefixes: str = option(
         "",
-        str,
+        _rules_text("prefixes"),
         "beginnings of the URIs that each namespace's models may read with the pool's credentials:"
         " NAMESPACE=PREFIX PREFIX; *=PREFIX; empty: on Kubernetes none, elsewhere everything",
     )
     quotas: str = option(
-        "", str, "bytes of models per namespace, on the device and in the disk cache:"
-        " NAMESPACE=memory:2Gi cache:20Gi; *=memory:1Gi; empty: no limits"
-    )  # fmt: skip
+        "",
+        _rules_text("quotas"),
+        "bytes of models per namespace, on the device and in the disk cache:"
+        " NAMESPACE=memory:2Gi cache:20Gi; *=memory:1Gi; empty: no limits",
+    )
     link_rate: int = option(
         0, parse_int(0), "bytes per second of all downloads together; 0: no limit"
     )

@@ -35,6 +35,7 @@ from pilotlight.sample_models.samples import prepare_samples
 from pilotlight.state_dir import PlatformState, StateDir
 from registry.domain import loading_choice
 from registry.domain.slots import default_slots
+from registry.inference_service.tenant_rules import parse_rules
 
 app = typer.Typer()
 
@@ -76,6 +77,30 @@ def up(
             "For experiments.",
         ),
     ] = "unlimited",
+    namespaces: Annotated[
+        str,
+        setting(
+            "NAMESPACES", "Namespaces whose models pods serve, separated by commas.",
+            show_default="all",
+        ),
+    ] = "",
+    storage_prefixes: Annotated[
+        str,
+        setting(
+            "STORAGE_PREFIXES",
+            "URIs that each namespace's models may read with the pods' credentials, such as "
+            "'team=s3://team/; *=file:///models'.",
+            show_default="everything",
+        ),
+    ] = "",
+    quotas: Annotated[
+        str,
+        setting(
+            "QUOTAS",
+            "Bytes per namespace and pod, such as '*=memory:1Gi cache:20Gi'.",
+            show_default="none",
+        ),
+    ] = "",
     s3: Annotated[
         bool,
         setting(
@@ -136,6 +161,10 @@ def up(
 ) -> None:  # fmt: skip
     """Start the platform on this machine; Ctrl-C stops all of its processes."""
     problems = loading_problems(loading)
+    try:
+        parse_rules(namespaces=namespaces, prefixes=storage_prefixes, quotas=quotas)
+    except ValueError as error:
+        problems += str(error).splitlines()
     if min_pods is not None:
         problems += pool_problems(Limits(min_pods, pods))
     if problems:
@@ -151,6 +180,9 @@ def up(
             memory_bytes=parse_bytes(pod_memory, field="--pod-memory"),
             link_bytes_per_s=parse_rate(pod_link_rate, field="--pod-link-rate"),
             allow_simulated_work=allow_simulated_work,
+            namespaces=namespaces,
+            storage_prefixes=storage_prefixes,
+            quotas=quotas,
         ),
         host=host,
         port=port,

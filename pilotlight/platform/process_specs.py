@@ -114,5 +114,8 @@ def pod_settings(settings: PlatformSettings, name: str, *, redis_url: str) -> di
         "lease_ttl": settings.lease_ttl_s,
         "drain_timeout": settings.stop_grace_s,
         "retire_grace": pod.retire_grace_s,
+        "namespaces": pod.namespaces,
+        "storage_prefixes": pod.storage_prefixes,
+        "quotas": pod.quotas,
         "log_file": str(state_dir.logs / f"{name}.log"),
     }

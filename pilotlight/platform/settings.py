@@ -25,6 +25,10 @@ class LocalPodSettings:
     """Honour `x-pilotlight-simulate`; for experiments only."""
     retire_grace_s: float = 5.0
     """How long a deleted model's files are kept, in case it is created again."""
+    namespaces: str = ""
+    storage_prefixes: str = ""
+    quotas: str = ""
+    """What namespaces may use, see `registry.inference_service.tenant_rules`; empty: everything."""
 
 
 @dataclass(frozen=True, slots=True)
