@@ -89,6 +89,9 @@ bench-simulator: $(STAMP)  ## Run the benchmark of the simulator, compiled if po
 bench-placement: $(STAMP)  ## Run the benchmark of the planners of placement
 	$(BIN)/python -m benchmarks placement $(FLAGS)
 
+bench-selection: $(STAMP)  ## Run the benchmark of planning windows and of looking at the data
+	$(BIN)/python -m benchmarks.selection
+
 bench-peers: $(STAMP)  ## Install other servers and loaders to compare with, in .venv-peers (0.6 GB)
 	$(BIN)/python -m benchmarks.peers install
 

@@ -1,0 +1,92 @@
+"""Times of selection: planning a window by each policy, and evidence by nearest neighbours."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from benchmarks.machine import machine_facts, save
+from gateway.selection.nearest_examples import NearestExamples
+from gateway.selection.selection_policies import plan_window
+from registry.domain.application import Penalty, SelectionPolicy
+from tests.gateway.selection.windows import random_window
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+REQUESTS: Final = 24
+WINDOWS: Final = 60
+PLANNING_MARK_MS: Final = 10.0
+EVIDENCE_MARK_MS: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    what: str
+    p50_ms: float
+    p95_ms: float
+    mark_ms: float
+
+
+def measure() -> list[Timed]:
+    """24 requests of 5 and of 12 applications with 3 variants; 10,000 examples of 64 dimensions."""
+    found = []
+    for applications in (5, 12):
+        windows = [
+            random_window(
+                seed, requests=REQUESTS, applications=applications, has_evidence=True,
+                penalty=Penalty.SIGMOID,
+            )
+            for seed in range(WINDOWS)
+        ]  # fmt: skip
+        for policy in SelectionPolicy:
+            if policy is not SelectionPolicy.EXACT:
+                calls = [_planning(policy, window) for window in windows]
+                name = f"{policy}, {applications} applications"
+                found.append(_timed(name, calls, PLANNING_MARK_MS))
+    return [*found, _evidence()]
+
+
+def _planning(policy: SelectionPolicy, window: object) -> Callable[[], object]:
+    return lambda: plan_window(policy, window)  # type: ignore[arg-type]
+
+
+def _evidence() -> Timed:
+    rng = np.random.default_rng(0)
+    vectors = rng.standard_normal((10_000, 64), dtype=np.float32)
+    examples = NearestExamples.of(
+        vectors, rng.integers(0, 10, 10_000), classes=10, k=5,
+        centre=np.zeros(64, np.float32), projection=np.eye(64, dtype=np.float32),
+    )  # fmt: skip
+    rows = rng.standard_normal((500, 1, 64), dtype=np.float32)
+    calls: list[Callable[[], object]] = [lambda row=row: examples.evidence(row) for row in rows]  # type: ignore[misc]
+    return _timed("evidence, 10,000 x 64", calls, EVIDENCE_MARK_MS)
+
+
+def _timed(what: str, calls: list[Callable[[], object]], mark_ms: float) -> Timed:
+    calls[0]()
+    times_ms = []
+    for call in calls:
+        started_s = time.perf_counter()
+        call()
+        times_ms.append((time.perf_counter() - started_s) * 1e3)
+    p50, p95 = np.quantile(times_ms, [0.5, 0.95]).tolist()
+    return Timed(what, p50, p95, mark_ms)
+
+
+def main() -> None:
+    machine = machine_facts()
+    print(f"{machine.line()}\n")
+    print("| what | p50 ms | p95 ms | mark: p95 ms | met |\n| --- | --- | --- | --- | --- |")
+    results = measure()
+    for each in results:
+        met = "yes" if each.p95_ms <= each.mark_ms else "no"
+        print(f"| {each.what} | {each.p50_ms:.2f} | {each.p95_ms:.2f} | {each.mark_ms:g} | {met} |")
+    print(f"\nsamples: {save('selection', machine, {}, [asdict(each) for each in results])}")
+
+
+if __name__ == "__main__":
+    main()
