@@ -28,6 +28,7 @@ from gateway.dispatch.passive_health import PassiveHealth
 from gateway.dispatch.reservations import Reservations
 from gateway.dispatch.retries import Retries
 from gateway.http.listener import Listener, listen
+from gateway.http.probe_server import ProbeServer
 from gateway.http.server import create_protocol
 from gateway.management.api import create_api
 from gateway.settings import GatewaySettings
@@ -57,12 +58,19 @@ class GatewayServer(uvicorn.Server):
     """uvicorn's server; the application is draining before the server stops accepting."""
 
     def __init__(
-        self, config: uvicorn.Config, app: GatewayApp, metrics: GatewayMetrics, health_port: int
+        self,
+        config: uvicorn.Config,
+        app: GatewayApp,
+        metrics: GatewayMetrics,
+        *,
+        health_port: int,
+        probes: ProbeServer,
     ) -> None:
         super().__init__(config)
         self._app = app
         self._metrics = metrics
         self._health_port = health_port
+        self._probes = probes
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, and accept all connections that wait at once."""
@@ -75,9 +83,10 @@ class GatewayServer(uvicorn.Server):
             server_state=self.server_state,
             app_state=self.lifespan.state,
         )
-        ports = [config.port, *([self._health_port] if self._health_port else [])]
         try:
-            listening = [each for port in ports for each in listen(config.host, port, BACKLOG)]
+            listening = listen(config.host, config.port, BACKLOG)
+            if self._health_port:
+                self._probes.start(config.host, self._health_port)
         except OSError as error:
             logger.error("cannot listen", extra={"error": error})
             sys.exit(STARTUP_FAILURE)
@@ -187,7 +196,15 @@ async def serve(settings: GatewaySettings) -> None:
         )
         gc.freeze()  # excludes the objects of the start, which stay, from garbage collection
         gc.set_threshold(50_000, 20, 20)
-        await GatewayServer(config, app, metrics, settings.health_port).serve()
+        probes = ProbeServer({"/healthz": lambda: True, "/readyz": lambda: app.is_ready})
+        beating = asyncio.create_task(probes.beat_periodically())
+        try:
+            await GatewayServer(
+                config, app, metrics, health_port=settings.health_port, probes=probes
+            ).serve()
+        finally:
+            beating.cancel()
+            probes.close()
 
 
 def main() -> None:

@@ -107,6 +107,11 @@ class GatewayApp:
         self._selector = selector
         self.is_draining = False
 
+    @property
+    def is_ready(self) -> bool:
+        """Requests are accepted: the registry was read and the gateway does not drain."""
+        return self._watch.age_s() != math.inf and not self.is_draining
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._api(scope, receive, send)

@@ -43,7 +43,8 @@ class GatewaySettings:
     health_port: int = option(
         0,
         parse_int(0, 65535),
-        "second port, whose connections do not wait behind those of `port`; for probes; 0: none",
+        "port of /healthz and /readyz, answered by a thread of its own, also while the event loop"
+        " is busy; 0: none",
     )
     redis_url: str = option("redis://127.0.0.1:6379", parse_redis_url, "the registry")
     pool: str = option("default", str, "pool of pods to send requests to")

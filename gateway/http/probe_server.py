@@ -1,0 +1,93 @@
+"""Answers probes from a thread of its own, so that a busy event loop does not fail them.
+
+A task of the loop beats; the process counts as dead only when its loop has not run for a long time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import socket
+import threading
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+logger = logging.getLogger(__name__)
+
+BEAT_INTERVAL_S: Final = 0.5
+STUCK_S: Final = 30.0
+"""A loop that did not run for this long is stuck; imports, collections and large JSON take less."""
+_REQUEST_TIMEOUT_S: Final = 1.0
+_MAX_HEAD_BYTES: Final = 8192
+_BACKLOG: Final = 128
+
+
+class ProbeServer:
+    """GET requests to a few paths, one per connection."""
+
+    def __init__(self, checks: Mapping[str, Callable[[], bool]]) -> None:
+        """`checks` by path are called in the server's thread: they only read attributes."""
+        self._checks = checks
+        self._beat_s = time.monotonic()
+        self._listener: socket.socket | None = None
+
+    def start(self, host: str, port: int) -> None:
+        """Listen. Raises OSError."""
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        threading.Thread(target=self._serve, name="probes", daemon=True).start()
+
+    def close(self) -> None:
+        if self._listener is not None:
+            with suppress(OSError):
+                self._listener.shutdown(socket.SHUT_RDWR)  # ends the thread's accept
+            self._listener.close()
+
+    async def beat_periodically(self) -> None:
+        """Until cancelled."""
+        while True:
+            self._beat_s = time.monotonic()
+            await asyncio.sleep(BEAT_INTERVAL_S)
+
+    @property
+    def loop_age_s(self) -> float:
+        """Time since the event loop ran."""
+        return time.monotonic() - self._beat_s
+
+    def _serve(self) -> None:
+        if self._listener is None:
+            return
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                if self._listener.fileno() < 0:
+                    return
+                time.sleep(0.01)  # too many open files, or a connection that was reset
+                continue
+            with connection, suppress(OSError):
+                connection.settimeout(_REQUEST_TIMEOUT_S)
+                self._respond(connection)
+
+    def _respond(self, connection: socket.socket) -> None:
+        head = connection.recv(_MAX_HEAD_BYTES)
+        method, _, rest = head.partition(b" ")
+        path = rest.partition(b" ")[0].partition(b"?")[0].decode("latin-1")
+        check = self._checks.get(path) if method == b"GET" else None
+        age_s = self.loop_age_s
+        if check is None:
+            status = "404 Not Found"
+        elif age_s < STUCK_S and check():
+            status = "200 OK"
+        else:
+            status = "503 Service Unavailable"
+        body = json.dumps({"ok": status.startswith("2"), "loop_age_seconds": round(age_s, 3)})
+        connection.sendall(
+            f"HTTP/1.1 {status}\r\ncontent-type: application/json\r\nconnection: close\r\n"
+            f"content-length: {len(body)}\r\n\r\n{body}".encode()
+        )
