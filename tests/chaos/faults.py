@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 _MAX_STOP_S: Final = 30.0
 _SLOW_S: Final = 0.4
+_STARTS: Final = 3
 _FREE_BYTES: Final = 4096
 
 
@@ -88,6 +89,10 @@ def _start_again(cause: Cause, lost: set[int]) -> None:
     servers.wait_until(
         lambda: not lost & {each.pid for each in cause.platform.processes()}, what="processes gone"
     )
+    for _ in range(_STARTS - 1):
+        with suppress(RuntimeError):  # a machine too busy to start it in time
+            cause.platform.up()
+            return
     cause.platform.up()
 
 
