@@ -180,8 +180,11 @@ class RegistryAgent:
         self._wake.set()
 
     async def claim(self, key: str, max_other_copies: int) -> LoadClaim:
-        """A claim for a load; raises LoadRefused if the registry refuses it."""
-        if not self.is_registered:
+        """A claim for a load; raises LoadRefused if the registry refuses it.
+
+        Also while the first tiers are sent: others see the pod, and ask it for loads, before.
+        """
+        if not self._epoch:
             return LoadClaim(None, self._epoch)
         if key in self._unreported:
             with suppress(RegistryUnavailable, LeaseLost):
