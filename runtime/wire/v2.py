@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from runtime.errors import InvalidRequest
+from runtime.errors import BodyTooLarge, InvalidRequest
 from runtime.wire.json_tensors import from_json, to_json
 from runtime.wire.raw_tensors import from_raw, to_raw
 from runtime.wire.tensors import Tensor, check_unique_names, parse_tensor_spec
@@ -129,8 +129,18 @@ def _parse_digits(text: str) -> int:
     return int(text) if is_number else 0
 
 
+MAX_JSON_COMMAS = 4 * 1024**2
+"""Parsing holds Python's lock, 29 ns a value: 0.12 s for these, 0.93 s for 64 MiB of them."""
+
+
 def parse_object(body: bytes) -> dict[str, Any]:
-    """A JSON object; raises InvalidRequest."""
+    """A JSON object; raises InvalidRequest, BodyTooLarge."""
+    commas = body.count(b",") if len(body) > MAX_JSON_COMMAS else 0
+    if commas > MAX_JSON_COMMAS:
+        raise BodyTooLarge(
+            f"the JSON of a body may have {MAX_JSON_COMMAS} commas, has {commas}: send large"
+            " tensors in binary (extension binary_tensor_data)"
+        )
     try:
         document = orjson.loads(body)
     except orjson.JSONDecodeError as error:

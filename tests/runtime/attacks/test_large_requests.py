@@ -6,8 +6,11 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import orjson
+import pytest
 
 from registry.domain.model import ModelPolicy
+from runtime.errors import BodyTooLarge
+from runtime.wire.v2 import MAX_JSON_COMMAS, parse_object
 from tests.runtime.http import metric, post, predict
 
 if TYPE_CHECKING:
@@ -70,3 +73,10 @@ def _time(pod: servers.Pod, rows: int) -> float:
     began_s = time.monotonic()
     predict(pod.url, "m", *texts)
     return time.monotonic() - began_s
+
+
+def test_json_of_very_many_values_is_refused_before_it_is_parsed() -> None:
+    few = b'{"data":[' + b",".join([b"1"] * MAX_JSON_COMMAS) + b"]}"
+    assert len(parse_object(few)["data"]) == MAX_JSON_COMMAS
+    with pytest.raises(BodyTooLarge, match="send large tensors in binary"):
+        parse_object(few[:-2] + b",1,1]}")
