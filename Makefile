@@ -46,6 +46,7 @@ test-slow: $(STAMP)  ## Run the tests that start a whole platform or load real m
 
 test-hostile: $(STAMP)  ## Send hostile requests to a gateway and a pod (REQUESTS=3000, FLAGS="--seed 1")
 	$(BIN)/python -m tests.hostile.campaign --requests $(REQUESTS) $(FLAGS)
+	$(BIN)/python -m tests.hostile.two_tenants --attempts $$(($(REQUESTS) / 10)) $(FLAGS)
 
 test-gpu: $(STAMP)  ## Run the tests that need a CUDA device
 	$(PYTEST) -m gpu $(FLAGS)

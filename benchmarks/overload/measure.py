@@ -6,6 +6,7 @@ after it, tenants' latencies with those of the same requests without the greedy 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -107,9 +108,9 @@ def _add_cell(
             sum(each.good for each in sent) / plan.seconds,
             sum(each.late for each in sent),
             statuses,
-            quantile(latencies_s, 0.5),
-            quantile(latencies_s, 0.99),
-            quantile(lateness_s, 0.99),
+            _quantile(latencies_s, 0.5),
+            _quantile(latencies_s, 0.99),
+            _quantile(lateness_s, 0.99),
         )
     )
     return after
@@ -132,12 +133,17 @@ def _add_neighbours(
                 deadline_ms > 0,
                 is_beside_greedy,
                 capacity,
-                quantile(latencies_s, 0.5),
-                quantile(latencies_s, 0.99),
+                _quantile(latencies_s, 0.5),
+                _quantile(latencies_s, 0.99),
                 len(latencies_s),
                 sum(each.due for each in sent),
             )
         )
+
+
+def _quantile(samples: list[float], share: float) -> float:
+    """NaN without samples: behind a full queue no new request is served within a cell."""
+    return quantile(samples, share) if samples else math.nan
 
 
 def _capacity(servers: Servers, plan: Plan) -> float:
