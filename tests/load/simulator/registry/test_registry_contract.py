@@ -39,6 +39,7 @@ LEFT_OUT: Final = {
     "test_a_new_process_of_a_pod_counts_idle_memory_from_zero": _FROM_PODS,
     "test_non_finite_measurements_are_ignored": "the client's encoding does it",
     "test_an_emptied_redis_repeats_no_epoch": "the memory is not emptied while in use",
+    "test_samples_of_a_deleted_model_are_deleted": "it looks at the keys in Redis",
     "test_profiles_are_published": "nothing is published: the state is the copy",
     "test_a_failed_operation_does_not_affect_its_batch": "there is no batch",
 }
@@ -49,6 +50,7 @@ MODULES_LEFT_OUT: Final = {
     "test_autoscaler_log": "a run has one autoscaler, which needs no leader election",
     "test_copy_reports": "a simulated autoscaler reads the pods themselves",
     "test_many_models": "its steps let other clients use Redis meanwhile",
+    "test_shared_snapshot": "the state is the copy: no client takes a snapshot",
     "test_watch": "nothing is published: the state is the copy",
 }
 """Modules whose tests use a registry, and why none of them runs here."""
