@@ -23,7 +23,7 @@ from workflows.scheduling.speculative import speculative
 @settings(max_examples=150, deadline=None)
 @given(problems())
 def test_no_schedule_ends_earlier(problem: SchedulingProblem) -> None:
-    schedule = speculative(problem)
+    schedule = speculative(problem, max_states=10**6)
     assert schedule.exact
     assert schedule.finish_s == earliest_finish_s(problem)
 
@@ -42,16 +42,16 @@ def test_the_order_of_devices_does_not_matter(problem: SchedulingProblem) -> Non
             source, step, order[origin], order[device]
         ),
     )
-    names = [problem.devices[at.device] for at in speculative(problem).placements]
-    assert names == [renamed.devices[at.device] for at in speculative(renamed).placements]
+    names = [problem.devices[at.device] for at in speculative(problem, 10**6).placements]
+    assert names == [renamed.devices[at.device] for at in speculative(renamed, 10**6).placements]
 
 
 @settings(max_examples=60, deadline=None)
 @given(problems(max_steps=6))
 def test_what_stays_is_kept_and_the_rest_planned_anew(problem: SchedulingProblem) -> None:
-    first = speculative(problem)
+    first = speculative(problem, 10**6)
     running = {first.order[0]: first.placements[first.order[0]]}
-    again = speculative(replace(problem, placed=running))
+    again = speculative(replace(problem, placed=running), 10**6)
     assert again.placements[first.order[0]] == running[first.order[0]]
     if problem.availability is Availability.FIXED:
         assert again.finish_s == first.finish_s
