@@ -164,8 +164,6 @@ class ChangeApplier:
         for withdrawn in () if before is None else before.generations:
             if withdrawn not in kept:
                 self.state.residency.device_bytes.pop(withdrawn.key, None)
-            if record is None:
-                self.state.measurements.forget(withdrawn.key)
 
     def _apply_samples(self, key: str, measure: str, values_s: Sequence[float]) -> None:
         """Samples only add up: they carry no version, and the watch applies each change once."""

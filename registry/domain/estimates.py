@@ -256,11 +256,6 @@ class Measurements:
             if found is not None:
                 found.drop_cached(measure)
 
-    def forget(self, key: str) -> None:
-        """Drop all measurements of a deleted model."""
-        for table in (self._combined, *self._by_kind.values()):
-            table.pop(key, None)
-
     def has(self, key: str) -> bool:
         return any(key in table for table in self._by_kind.values())
 

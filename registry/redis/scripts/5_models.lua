@@ -48,16 +48,8 @@ local function drop_profiles(name)
   redis.call('DEL', profiled)
 end
 
-local function drop_samples(model)
-  if not model then return end
-  redis.call('DEL', key('samples:' .. model))
-  redis.call('SREM', key('measured'), model)
-end
-
 function op.delete(name)
   local existed = redis.call('HDEL', key('models'), name)
-  drop_samples(redis.call('HGET', key('keys'), name))
-  drop_samples(redis.call('HGET', key('previous_keys'), name))
   for _, hash in ipairs({'keys', 'previous', 'previous_keys', 'failures', 'acted'}) do
     redis.call('HDEL', key(hash), name)
   end

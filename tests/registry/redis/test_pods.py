@@ -9,8 +9,7 @@ from registry.domain.model import Tier
 from registry.domain.pod import PodInfo, PodPhase, PodReport, Samples
 from registry.domain.reservation import LoadMode, Refusal
 from registry.errors import ClaimLost, LeaseLost
-from registry.redis.watch import ClusterWatch
-from tests.registry.redis.clients import KEY, SPEC, Pod, eventually, reserve, running
+from tests.registry.redis.clients import KEY, Pod, eventually, reserve
 
 if TYPE_CHECKING:
     from registry.redis.client import Registry
@@ -128,21 +127,6 @@ async def test_non_finite_measurements_are_ignored(registry: Registry) -> None:
     values = (float("nan"), 0.5, float("inf"))
     await pod.heartbeat(PodReport(samples=(Samples(KEY, "infer", values),)))
     assert (await registry.cluster()).measured(KEY).infer.seconds == pytest.approx(0.5)
-
-
-async def test_samples_of_a_deleted_model_are_deleted(registry: Registry) -> None:
-    watch = ClusterWatch(registry)
-    pod = await Pod.join(registry, "a")
-    await registry.put_models([SPEC])
-    async with running(watch):
-        await pod.heartbeat(PodReport(samples=(Samples(KEY, "infer", (0.1,)),)))
-        assert watch.state.measured(KEY).infer.is_measured
-        await registry.delete_models([SPEC.name])
-        assert not watch.state.measured(KEY).infer.is_measured
-    assert not (await registry.cluster()).measured(KEY).infer.is_measured
-    assert not await registry.transactions.command(
-        "EXISTS", f"{registry.transactions.prefix}samples:{KEY}"
-    )
 
 
 async def test_only_the_latest_samples_are_kept(registry: Registry) -> None:

@@ -39,7 +39,6 @@ LEFT_OUT: Final = {
     "test_a_new_process_of_a_pod_counts_idle_memory_from_zero": _FROM_PODS,
     "test_non_finite_measurements_are_ignored": "the client's encoding does it",
     "test_an_emptied_redis_repeats_no_epoch": "the memory is not emptied while in use",
-    "test_samples_of_a_deleted_model_are_deleted": "it looks at the keys in Redis",
     "test_profiles_are_published": "nothing is published: the state is the copy",
     "test_a_failed_operation_does_not_affect_its_batch": "there is no batch",
 }
