@@ -5,6 +5,8 @@ nothing was changed.
 """
 
 import sys
+from importlib.metadata import version
+from typing import Annotated
 
 import typer
 
@@ -12,9 +14,11 @@ from pilotlight.commands import (
     apply,
     autoscaler,
     demo,
+    describe,
     forecast,
     get,
     kubernetes,
+    logs,
     make_model,
     place,
     predict,
@@ -30,16 +34,34 @@ from pilotlight.output import Output
 
 app = typer.Typer(
     name="pilotlight",
-    help="Serverless model inference for KServe and Knative: a whole platform on one machine.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for verbs in (
-    up, apply, get, predict, autoscaler, profile, demo, kubernetes, make_model, load, report,
-    simulate, experiment, forecast, place, sneakpeek,
+    up, apply, get, describe, predict, logs, autoscaler, profile, demo, kubernetes, make_model,
+    load, report, simulate, experiment, forecast, place, sneakpeek,
 ):  # fmt: skip
     app.add_typer(verbs.app)
+
+
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(f"pilotlight {version('pilotlight')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    *,
+    _version: Annotated[
+        bool,
+        typer.Option(
+            "--version", is_eager=True, callback=_print_version, help="Print the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """Serverless model inference for KServe and Knative: a whole platform on one machine."""
 
 
 def main() -> int:

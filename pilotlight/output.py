@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 _RULE_WIDTH: Final = 3
 """Characters that a ruled table adds per column."""
+_GAP: Final = "   "
+"""Between the columns of a table without rules."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,8 @@ class Output:
     """Prints the result of a command as JSON or as text."""
 
     as_json: bool = False
+    wide: bool = False
+    """Whether tables keep columns and values that the terminal has no room for."""
 
     def result(self, document: Any, lines: Sequence[str] = ()) -> None:
         """Print the document with `--json`, else the lines."""
@@ -39,10 +43,29 @@ class Output:
                 sys.stdout.write(line + "\n")
         sys.stdout.flush()
 
-    def table(self, columns: Sequence[str], rows: Sequence[Sequence[str]], title: str = "") -> None:
-        """Print a table; nothing with `--json`."""
-        if not self.as_json:
+    def table(
+        self,
+        columns: Sequence[str],
+        rows: Sequence[Sequence[str]],
+        title: str = "",
+        optional: Sequence[str] = (),
+        continues: Sequence[Sequence[str]] | None = None,
+    ) -> None:
+        """Print a table; nothing with `--json`.
+
+        On a terminal that is too narrow the `optional` columns are left out, the first named first;
+        then the longest values are shortened. `continues`: rows that were printed before, with the
+        names of the columns; these are aligned with them.
+        """
+        if self.as_json:
+            return
+        rows = [*(continues or ()), *rows]
+        if optional and not self.wide and sys.stdout.isatty():
+            columns, rows = fit(columns, rows, optional, Console().width)
+        if continues is None:
             write_table(columns, rows, title=title)
+        else:
+            _write_plain([columns, *rows], skip=1 + len(continues))
 
     def line(self, text: str = "") -> None:
         """Print a line of the result; nothing with `--json`."""
@@ -75,7 +98,7 @@ def write_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, title:
     A row is always one line, so that every value can be copied whole.
     """
     cells = [[*map(str, columns)], *[list(row) for row in rows]]
-    widths = [max(len(row[index]) for row in cells) for index in range(len(columns))]
+    widths = _widths(cells)
     if sys.stdout.isatty():
         console = Console()
         if sum(widths) + _RULE_WIDTH * len(widths) < console.width:
@@ -83,10 +106,51 @@ def write_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, title:
             return
     if title:
         sys.stdout.write(title + "\n")
-    for row in cells:
-        line = "   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+    _write_plain(cells)
+
+
+def _write_plain(table: Sequence[Sequence[str]], *, skip: int = 0) -> None:
+    """Print aligned lines, but not the first `skip` of them."""
+    widths = _widths(table)
+    for row in table[skip:]:
+        line = _GAP.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
         sys.stdout.write(line.rstrip() + "\n")
     sys.stdout.flush()
+
+
+def fit(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], optional: Sequence[str], width: int
+) -> tuple[list[str], list[list[str]]]:
+    """The table with as many of its columns and characters as `width` characters have room for."""
+    table = [list(columns), *[list(row) for row in rows]]
+    for name in optional:
+        if _plain_width(table) <= width:
+            break
+        index = table[0].index(name)
+        for row in table:
+            del row[index]
+    if (excess := _plain_width(table) - width) > 0:
+        _shorten(table, excess)
+    return table[0], table[1:]
+
+
+def _widths(table: Sequence[Sequence[str]]) -> list[int]:
+    return [max(map(len, column)) for column in zip(*table, strict=True)]
+
+
+def _plain_width(table: Sequence[Sequence[str]]) -> int:
+    widths = _widths(table)
+    return sum(widths) + len(_GAP) * (len(widths) - 1)
+
+
+def _shorten(table: list[list[str]], excess: int) -> None:
+    """Take `excess` characters from the widest column, down to the width of its name."""
+    widths = _widths(table)
+    index = widths.index(max(widths))
+    kept = max(widths[index] - excess, len(table[0][index]), 2)
+    for row in table:
+        if len(row[index]) > kept:
+            row[index] = row[index][: kept - 1] + "…"
 
 
 def _ruled_table(columns: Sequence[str], rows: Sequence[Sequence[str]], title: str) -> Table:

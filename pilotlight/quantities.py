@@ -37,3 +37,18 @@ def format_bytes(amount: float) -> str:
             scaled = amount / factor
             return f"{scaled:.0f} {unit}" if scaled >= 10 else f"{scaled:.1f} {unit}"
     return f"{amount:.0f} B"
+
+
+def format_age(seconds: float) -> str:
+    """As kubectl prints ages: `12s`, `3m20s`, `2h5m`, `4d`; 0s for a time in the future."""
+    whole = max(int(seconds), 0)
+    minutes, hours, days = whole // 60, whole // 3600, whole // 86_400
+    if minutes < 2:
+        return f"{whole}s"
+    if minutes < 10:
+        return f"{minutes}m{whole % 60}s"
+    if hours < 2:
+        return f"{minutes}m"
+    if hours < 8:
+        return f"{hours}h{minutes % 60}m"
+    return f"{hours}h" if days < 2 else f"{days}d"

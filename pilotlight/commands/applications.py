@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from gateway.applications.live_window import variants_of
+from pilotlight.commands.listing import Listing, show
 from pilotlight.commands.target import require_known
 
 if TYPE_CHECKING:
@@ -18,25 +19,26 @@ if TYPE_CHECKING:
 
 
 async def print_applications(
-    target: PlatformTarget, output: Output, names: Sequence[ModelName], namespace: str | None
+    target: PlatformTarget,
+    output: Output,
+    names: Sequence[ModelName],
+    namespace: str | None,
+    *,
+    watch: bool,
 ) -> None:
-    state = await target.cluster()
-    require_known([str(name) for name in names], {str(name) for name in state.applications})
-    documents = [
-        application_document(spec, state)
-        for name, spec in sorted(state.applications.items())
-        if (not names or name in names) and (namespace is None or name.namespace == namespace)
-    ]
-    if output.as_json:
-        output.result(documents)
-        return
-    if not documents:
-        output.note("no applications; create one with `pilotlight apply -f FILE`")
-        return
-    output.table(
-        ("NAME", "READY", "DEADLINE", "POLICY", "VARIANTS", "LEFT OUT"),
-        [_row(each) for each in documents],
-    )
+    async with target.registry() as registry:
+
+        async def read() -> list[dict[str, Any]]:
+            state = await registry.cluster()
+            require_known([str(name) for name in names], {str(name) for name in state.applications})
+            return [
+                application_document(spec, state)
+                for name, spec in sorted(state.applications.items())
+                if (not names or name in names)
+                and (namespace is None or name.namespace == namespace)
+            ]
+
+        await show(output, _APPLICATIONS, read, watch=watch)
 
 
 def application_document(spec: ApplicationSpec, state: ClusterState) -> dict[str, Any]:
@@ -73,3 +75,11 @@ def _row(document: dict[str, Any]) -> tuple[str, ...]:
         ", ".join(variants) or "-",
         "; ".join(document["left_out"]),
     )
+
+
+_APPLICATIONS = Listing(
+    columns=("NAME", "READY", "DEADLINE", "POLICY", "VARIANTS", "LEFT OUT"),
+    optional=("POLICY", "DEADLINE"),
+    row=_row,
+    when_empty="no applications; create one with `pilotlight apply -f FILE`",
+)

@@ -33,6 +33,9 @@ app = typer.Typer()
 def apply(
     *,
     filename: flags.Files,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check, and print what would change; change nothing.")
+    ] = False,
     namespace: flags.Namespace = None,
     home: flags.Home = None,
     redis_url: flags.RedisUrl = None,
@@ -42,7 +45,7 @@ def apply(
     """Create or update models and applications from YAML; change nothing if any is invalid."""
     specs = read_declared(filename, namespace)
     target = PlatformTarget.of(home, redis_url=redis_url, pool=pool)
-    asyncio.run(_apply(target, Output(json_), specs))
+    asyncio.run(_apply(target, Output(json_), specs, dry_run=dry_run))
 
 
 @app.command()
@@ -101,10 +104,35 @@ def _read_sources(path: str) -> list[tuple[str, str]]:
     return [(str(file), file.read_text(encoding="utf-8")) for file in files]
 
 
-async def _apply(target: PlatformTarget, output: Output, specs: Sequence[Declared]) -> None:
+async def _apply(
+    target: PlatformTarget, output: Output, specs: Sequence[Declared], *, dry_run: bool
+) -> None:
     async with target.registry() as registry:
-        outcomes = await put_declared(registry, specs)
+        if dry_run:
+            outcomes = await _compare_declared(registry, specs)
+        else:
+            outcomes = await put_declared(registry, specs)
     print_applied(output, specs, outcomes)
+
+
+async def _compare_declared(registry: Registry, specs: Sequence[Declared]) -> list[str]:
+    """What `put_declared` would answer. Raises InvalidInput where the pool cannot take a model."""
+    try:
+        await registry.check_models(models_of(specs))
+    except InvalidModel as error:
+        raise InvalidInput(error.problems) from error
+    state = await registry.cluster()
+    declared: dict[ModelName, Declared] = {
+        **{name: record.spec for name, record in state.models.items()},
+        **state.applications,
+    }
+    return [f"{_outcome(declared.get(spec.name), spec)} (dry run)" for spec in specs]
+
+
+def _outcome(before: Declared | None, after: Declared) -> str:
+    if before is None:
+        return "created"
+    return "unchanged" if before == after else "configured"
 
 
 def models_of(specs: Sequence[Declared]) -> list[ModelSpec]:

@@ -11,7 +11,8 @@ from pilotlight.commands import flags
 from pilotlight.commands.target import PlatformTarget
 from pilotlight.errors import InvalidInput, RequestFailed
 from pilotlight.output import Output
-from registry.domain.action_log import ActionRecord
+from pilotlight.quantities import format_age
+from registry.domain.action_log import ActionOutcome, ActionRecord, AutoscalerRecords
 from registry.domain.codec import action_document
 from registry.domain.model import name_of_key
 from registry.redis.autoscaler_log import AutoscalerLog
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 LOADING_NAMES = ", ".join(LOADING_POLICIES)
 _READ_TIMEOUT_S = 10.0
+_FORGOTTEN_S = 600.0
+"""Age from which an action without an outcome is taken for one whose autoscaler ended."""
 
 app = typer.Typer()
 
@@ -65,7 +68,7 @@ async def _autoscaler(
             plan = await _plan_once(registry, loading)
             _print_plan(output, plan, explain=explain)
         else:
-            _print_history(output, (await AutoscalerLog(registry).records()).history)
+            _print_history(output, await AutoscalerLog(registry).records())
 
 
 async def _plan_once(registry: Registry, loading: str) -> "TickPlan":
@@ -165,18 +168,25 @@ def _model_documents(plan: "TickPlan") -> list[dict[str, Any]]:
     return documents
 
 
-def _print_history(output: Output, history: tuple[ActionRecord, ...]) -> None:
+def _print_history(output: Output, records: AutoscalerRecords) -> None:
     if output.as_json:
-        output.result([action_document(each) for each in history])
+        output.result([action_document(each) for each in records.history])
         return
-    if not history:
+    if not records.history:
         output.note("no actions of the autoscaler yet; --dry-run --explain prints its present plan")
         return
     output.table(
-        ("ACTION", "OF", "POD", "TIER", "REASON", "WHY", "OUTCOME"),
+        ("AGE", "ACTION", "OF", "POD", "TIER", "REASON", "WHY", "OUTCOME"),
         [
-            (each.verb, each.subject, each.pod or "-", each.tier or "-", each.reason, each.detail,
-             f"{each.outcome} {each.error}".strip())
-            for each in history
+            (format_age(records.read_at_s - each.at_s), each.verb, each.subject, each.pod or "-",
+             each.tier or "-", each.reason, each.detail, _outcome(each, records.read_at_s))
+            for each in records.history
         ],
+        optional=("TIER", "REASON"),
     )  # fmt: skip
+
+
+def _outcome(action: ActionRecord, now_s: float) -> str:
+    if action.outcome != ActionOutcome.BEGUN:
+        return f"{action.outcome} {action.error}".strip()
+    return "in progress" if now_s - action.at_s < _FORGOTTEN_S else "unknown: no end was recorded"

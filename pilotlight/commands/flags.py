@@ -14,6 +14,16 @@ def setting(variable: str, help_text: str, *names: str, **options: Any) -> Any:
 Json = Annotated[
     bool, typer.Option("--json", help="Print one JSON document on standard output, nothing else.")
 ]
+Format = Annotated[
+    str | None,
+    typer.Option(
+        "-o", "--output", metavar="wide|json",
+        help="wide: all columns, whatever the width of the terminal; json: as --json.",
+    ),
+]  # fmt: skip
+Watch = Annotated[
+    bool, typer.Option("-w", "--watch", help="Go on, and print what changes, until Ctrl-C.")
+]
 Home = Annotated[
     Path | None,
     setting(

@@ -11,6 +11,7 @@ from autoscaler.planning.pod_use import IN_USE_S, PodUse, pod_uses
 from autoscaler.planning.pool_snapshot import Observations, read_pool
 from pilotlight.commands import flags
 from pilotlight.commands.applications import print_applications
+from pilotlight.commands.listing import Listing, listing_output, show
 from pilotlight.commands.target import PlatformTarget, parse_model_names, require_known
 from pilotlight.output import Output
 from pilotlight.quantities import format_bytes
@@ -39,12 +40,15 @@ def get_models(
     home: flags.Home = None,
     redis_url: flags.RedisUrl = None,
     pool: flags.Pool = "default",
+    watch: flags.Watch = False,
+    format_: flags.Format = None,
     json_: flags.Json = False,
 ) -> None:
     """List models of all namespaces or of -n: readiness, routing policy, tier on each pod."""
     target = PlatformTarget.of(home, redis_url=redis_url, pool=pool)
     models = parse_model_names(names or [], namespace)
-    asyncio.run(_print_models(target, Output(json_), models, namespace))
+    output = listing_output(format_, as_json=json_, watch=watch)
+    asyncio.run(_print_models(target, output, models, namespace, watch=watch))
 
 
 @app.command("pods")
@@ -55,11 +59,14 @@ def get_pods(
     home: flags.Home = None,
     redis_url: flags.RedisUrl = None,
     pool: flags.Pool = "default",
+    watch: flags.Watch = False,
+    format_: flags.Format = None,
     json_: flags.Json = False,
 ) -> None:
     """List pods: node, phase, slots, warm models, bytes held in each tier."""
     target = PlatformTarget.of(home, redis_url=redis_url, pool=pool)
-    asyncio.run(_print_pods(target, Output(json_), names or []))
+    output = listing_output(format_, as_json=json_, watch=watch)
+    asyncio.run(_print_pods(target, output, names or [], watch=watch))
 
 
 @app.command("applications")
@@ -71,48 +78,42 @@ def get_applications(
     home: flags.Home = None,
     redis_url: flags.RedisUrl = None,
     pool: flags.Pool = "default",
+    watch: flags.Watch = False,
+    format_: flags.Format = None,
     json_: flags.Json = False,
 ) -> None:
     """List applications: deadline, policy, variants with accuracy, and why others are left out."""
     target = PlatformTarget.of(home, redis_url=redis_url, pool=pool)
     wanted = parse_model_names(names or [], namespace)
-    asyncio.run(print_applications(target, Output(json_), wanted, namespace))
+    output = listing_output(format_, as_json=json_, watch=watch)
+    asyncio.run(print_applications(target, output, wanted, namespace, watch=watch))
 
 
 async def _print_models(
-    target: PlatformTarget, output: Output, names: Sequence[ModelName], namespace: str | None
+    target: PlatformTarget,
+    output: Output,
+    names: Sequence[ModelName],
+    namespace: str | None,
+    *,
+    watch: bool,
 ) -> None:
     async with target.registry() as registry:
-        state, records = await asyncio.gather(registry.cluster(), AutoscalerLog(registry).records())
-    require_known([str(name) for name in names], {str(name) for name in state.models})
-    documents = [
-        _model_document(state, record, records)
-        for name, record in sorted(state.models.items())
-        if (not names or name in names) and (namespace is None or name.namespace == namespace)
-    ]
-    if output.as_json:
-        output.result(documents)
-        return
-    if not documents:
-        output.note("no models; create some with `pilotlight apply -f manifests/samples/`")
-        return
-    output.table(
-        ("NAME", "READY", "POLICY", "TIERS", "AUTOSCALER", "STATUS"),
-        [
-            (
-                f"{each['namespace']}/{each['name']}",
-                "True" if each["ready"] else "False",
-                each["policy"],
-                _tiers(each),
-                _last_action(each),
-                _status(each),
-            )
-            for each in documents
-        ],
-    )
+        log = AutoscalerLog(registry)
+
+        async def read() -> list[dict[str, Any]]:
+            state, records = await asyncio.gather(registry.cluster(), log.records())
+            require_known([str(name) for name in names], {str(name) for name in state.models})
+            return [
+                model_document(state, record, records)
+                for name, record in sorted(state.models.items())
+                if (not names or name in names)
+                and (namespace is None or name.namespace == namespace)
+            ]
+
+        await show(output, _MODELS, read, watch=watch)
 
 
-def _model_document(
+def model_document(
     state: ClusterState, record: ModelRecord, records: AutoscalerRecords
 ) -> dict[str, Any]:
     """One model as JSON. A ready model can be served; it need not be warm."""
@@ -147,6 +148,17 @@ def _model_document(
             "http_status": failure.http_status,
         },
     }
+
+
+def _model_row(model: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        f"{model['namespace']}/{model['name']}",
+        str(model["ready"]),
+        model["policy"],
+        _tiers(model),
+        _last_action(model),
+        _status(model),
+    )
 
 
 def _tiers(document: dict[str, Any]) -> str:
@@ -186,44 +198,39 @@ def _status(document: dict[str, Any]) -> str:
     return "" if document["ready"] else "no pod accepts requests"
 
 
-async def _print_pods(target: PlatformTarget, output: Output, names: Sequence[str]) -> None:
+async def _print_pods(
+    target: PlatformTarget, output: Output, names: Sequence[str], *, watch: bool
+) -> None:
     async with target.registry() as registry:
-        state, uses = await _pods_and_uses(registry)
-    require_known(names, set(state.pods))
-    documents = [
-        _pod_document(state, pod, uses.get(name))
-        for name, pod in sorted(state.pods.items())
-        if not names or name in names
-    ]
-    if output.as_json:
-        output.result(documents)
-        return
-    if not documents:
-        output.note("no pods")
-        return
-    output.table(
-        (
-            "NAME", "NODE", "PHASE", "USE", "SLOTS", "WARM MODELS", "DEVICE", "HOST", "DISK",
-            "LOADS", "ACCELERATOR",
-        ),
-        [
-            (
-                each["name"],
-                each["node"],
-                each["phase"],
-                each["use"],
-                f"{each['slots_used']}/{each['slots']}",
-                ", ".join(each["warm_models"]) or "-",
-                f"{format_bytes(each['used_bytes'].get('device', 0))} of "
-                f"{format_bytes(each['memory_bytes'])}",
-                format_bytes(each["used_bytes"].get("host", 0)),
-                format_bytes(each["used_bytes"].get("disk", 0)),
-                str(each["loads_total"]),
-                _accelerator(each),
-            )
-            for each in documents
-        ],
-    )  # fmt: skip
+
+        async def read() -> list[dict[str, Any]]:
+            state, uses = await pods_and_uses(registry)
+            require_known(names, set(state.pods))
+            return [
+                pod_document(state, pod, uses.get(name))
+                for name, pod in sorted(state.pods.items())
+                if not names or name in names
+            ]
+
+        await show(output, _PODS, read, watch=watch)
+
+
+def _pod_row(pod: dict[str, Any]) -> tuple[str, ...]:
+    used = pod["used_bytes"]
+    device = format_bytes(used.get("device", 0))
+    return (
+        pod["name"],
+        pod["node"],
+        pod["phase"],
+        pod["use"],
+        f"{pod['slots_used']}/{pod['slots']}",
+        ", ".join(pod["warm_models"]) or "-",
+        f"{device} of {format_bytes(pod['memory_bytes'])}",
+        format_bytes(used.get("host", 0)),
+        format_bytes(used.get("disk", 0)),
+        str(pod["loads_total"]),
+        _accelerator(pod),
+    )
 
 
 def _accelerator(document: dict[str, Any]) -> str:
@@ -232,7 +239,7 @@ def _accelerator(document: dict[str, Any]) -> str:
     return product if share == 1 else f"{product}, {share * 100:.3g} %"
 
 
-async def _pods_and_uses(registry: Registry) -> tuple[ClusterState, dict[str, PodUse]]:
+async def pods_and_uses(registry: Registry) -> tuple[ClusterState, dict[str, PodUse]]:
     """The pool, and how each pod is used according to the arrivals of the last minute."""
     versions, now_ms, snapshot = await registry.transactions.snapshot()
     state = ClusterState()
@@ -243,7 +250,7 @@ async def _pods_and_uses(registry: Registry) -> tuple[ClusterState, dict[str, Po
     return state, pod_uses(read_pool(state, now_s, Observations(last_arrival_s=last_s)))
 
 
-def _pod_document(state: ClusterState, pod: PodState, use: PodUse | None) -> dict[str, Any]:
+def pod_document(state: ClusterState, pod: PodState, use: PodUse | None) -> dict[str, Any]:
     tiers = {
         key: holders[pod.name].tier
         for key, holders in sorted(state.residency.items())
@@ -267,3 +274,20 @@ def _pod_document(state: ClusterState, pod: PodState, use: PodUse | None) -> dic
         "warm_models": [str(name_of_key(key)) for key, tier in tiers.items() if tier == "device"],
         "models": {str(name_of_key(key)): str(tier) for key, tier in tiers.items()},
     }
+
+
+_MODELS = Listing(
+    columns=("NAME", "READY", "POLICY", "TIERS", "AUTOSCALER", "STATUS"),
+    optional=("AUTOSCALER", "POLICY"),
+    row=_model_row,
+    when_empty="no models; create some with `pilotlight apply -f manifests/samples/`",
+)
+_PODS = Listing(
+    columns=(
+        "NAME", "NODE", "PHASE", "USE", "SLOTS", "WARM MODELS", "DEVICE", "HOST", "DISK",
+        "LOADS", "ACCELERATOR",
+    ),
+    optional=("LOADS", "DISK", "HOST", "NODE", "ACCELERATOR", "USE"),
+    row=_pod_row,
+    when_empty="no pods",
+)  # fmt: skip

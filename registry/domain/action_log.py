@@ -102,3 +102,5 @@ class AutoscalerRecords:
     last_by_model: dict[str, ActionRecord]
     history: tuple[ActionRecord, ...]
     """The latest actions on all subjects, newest first."""
+    read_at_s: float
+    """Registry time at which all of this was so."""

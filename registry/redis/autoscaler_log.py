@@ -6,10 +6,17 @@ carries the action out, so that its successor does not repeat it.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from registry.domain.action_log import POOL, AutoscalerRecords, LeaderLease, OngoingActions
+from registry.domain.action_log import (
+    POOL,
+    ActionOutcome,
+    AutoscalerRecords,
+    LeaderLease,
+    OngoingActions,
+)
 from registry.domain.codec import decode_action, decode_wanted, encode_action, encode_wanted
 from registry.domain.expected_rates import encode_expected
 
@@ -56,7 +63,8 @@ class AutoscalerLog:
 
     async def end_action(self, record: ActionRecord) -> None:
         """Record the outcome of an action; needs no lease."""
-        await self._submit("ended", record.id, record.subject, encode_action(record))
+        begun = encode_action(replace(record, outcome=ActionOutcome.BEGUN, error=""))
+        await self._submit("ended", record.id, record.subject, encode_action(record), begun)
 
     async def set_wanted_pods(self, token: int, wanted: WantedPods, record: ActionRecord) -> bool:
         """Record how many pods are wanted; False: the caller does not lead."""
@@ -73,7 +81,7 @@ class AutoscalerLog:
         return _ongoing(*await self._submit("under_way"))
 
     async def records(self) -> AutoscalerRecords:
-        leader, ongoing, last, history = await self._submit("plans")
+        leader, ongoing, last, history, now_ms = await self._submit("plans")
         pairs = list(last or [])
         return AutoscalerRecords(
             leader=_leader(leader),
@@ -83,6 +91,7 @@ class AutoscalerLog:
                 for name, text in zip(pairs[::2], pairs[1::2], strict=True)
             },
             history=tuple(decode_action(text) for text in history or ()),
+            read_at_s=int(now_ms) / 1000,
         )
 
 

@@ -77,8 +77,7 @@ class Registry:
         and declaring all models again completes the rest. Raises InvalidModel, with nothing
         declared, where a model needs another loading policy than the pool has.
         """
-        await self._check_loading(specs)
-        await self._check_names(specs)
+        await self.check_models(specs)
         outcomes: list[str] = []
         for step in declaration_steps(specs):
             try:
@@ -91,6 +90,11 @@ class Registry:
                     f"{len(step)} all or none: declare all of them again"
                 ) from error
         return outcomes
+
+    async def check_models(self, specs: Sequence[ModelSpec]) -> None:
+        """Raises InvalidModel, naming models, if the pool cannot take them."""
+        await self._check_loading(specs)
+        await self._check_names(specs)
 
     async def _check_loading(self, specs: Sequence[ModelSpec]) -> None:
         if any(spec.policy.loading is not None for spec in specs):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -155,3 +156,26 @@ def test_an_unknown_kind_of_model_is_rejected(cli: Cli, tmp_path: Path) -> None:
     ran = cli("make-model", "tiny-llm", str(tmp_path / "made"))
     assert ran.status == 2
     assert "KIND must be one of demo-applications, bert-base, " in ran.err
+
+
+def test_the_version_is_printed(cli: Cli) -> None:
+    assert cli("--version").out.startswith("pilotlight 0.")
+
+
+_STOPPED_AT_ITS_FIRST_IMPORT = """
+import signal, sys
+class Stop:
+    def find_spec(self, name, *_):
+        if name == "pilotlight.cli":
+            signal.raise_signal(signal.SIGINT)
+sys.meta_path.insert(0, Stop())
+from pilotlight.__main__ import main
+main()
+"""
+
+
+def test_ctrl_c_during_the_imports_leaves_no_traceback() -> None:
+    command = [sys.executable, "-c", _STOPPED_AT_ITS_FIRST_IMPORT]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == -signal.SIGINT
+    assert ended.stderr == ""

@@ -7,6 +7,10 @@ import subprocess
 import sys
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pilotlight.output import fit
 
 COLUMNS = ("NAME", "STATUS", "LATENCY")
 ROW = ("default/translate", "warm-in-use", "1233.0 ms")
@@ -43,3 +47,24 @@ def test_a_row_is_one_line_on_a_narrow_terminal(width: int) -> None:
 def test_rules_are_drawn_on_a_wide_terminal() -> None:
     assert any("━" in line for line in on_a_terminal(200))
     assert not any("━" in line for line in on_a_terminal(40))
+
+
+def test_a_narrow_table_goes_without_its_optional_columns_first() -> None:
+    rows = [["default/translate", "pod-0, pod-1", "warm"], ["a", "-", "cold"]]
+    assert fit(("NAME", "PODS", "STATE"), rows, ("PODS",), 40) == (["NAME", "PODS", "STATE"], rows)
+    assert fit(("NAME", "PODS", "STATE"), rows, ("PODS",), 30) == (
+        ["NAME", "STATE"], [["default/translate", "warm"], ["a", "cold"]],
+    )  # fmt: skip
+    assert fit(("NAME", "PODS", "STATE"), rows, ("PODS",), 20)[1] == [
+        ["default/tra…", "warm"], ["a", "cold"],
+    ]  # fmt: skip
+
+
+@given(
+    st.lists(st.lists(st.text(max_size=200), min_size=3, max_size=3), max_size=5),
+    st.integers(20, 200),
+)
+def test_a_fitted_table_is_as_narrow_as_asked(rows: list[list[str]], width: int) -> None:
+    columns, fitted = fit(("A", "B", "C"), rows, ("C", "B"), width)
+    for row in [columns, *fitted]:
+        assert sum(map(len, row)) + 3 * (len(row) - 1) <= width

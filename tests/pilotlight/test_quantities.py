@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from pilotlight.errors import InvalidInput
-from pilotlight.quantities import format_bytes, parse_bytes, parse_rate
+from pilotlight.quantities import format_age, format_bytes, parse_bytes, parse_rate
 
 
 @pytest.mark.parametrize(
@@ -53,3 +53,14 @@ def test_rejects_invalid_rates() -> None:
 )
 def test_formats_sizes(amount: float, expected: str) -> None:
     assert format_bytes(amount) == expected
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [
+        (-5, "0s"), (0, "0s"), (119.9, "119s"), (125, "2m5s"), (1800, "30m"), (7200, "2h0m"),
+        (30_000, "8h"), (172_800, "2d"),
+    ],
+)  # fmt: skip
+def test_formats_ages_as_kubectl(seconds: float, expected: str) -> None:
+    assert format_age(seconds) == expected

@@ -53,10 +53,12 @@ function op.intend(token, id, ttl_ms, subject, record)
   return 'ok'
 end
 
--- An action has ended: its outcome replaces the intent. Needs no lease, since the action has
--- happened.
-function op.ended(id, subject, record)
+-- An action has ended: its outcome replaces the intent, and in the history the record of its start,
+-- which older versions do not send. Needs no lease, since the action has happened.
+function op.ended(id, subject, record, begun)
   redis.call('HDEL', key('intents'), id)
+  local position = begun and redis.call('LPOS', key('history'), begun)
+  if position then redis.call('LSET', key('history'), position, record) end
   if redis.call('HEXISTS', key('acted'), subject) == 1 then
     redis.call('HSET', key('acted'), subject, record)
   end
@@ -97,5 +99,5 @@ end
 
 function op.plans()
   return {leader(), op.under_way(), redis.call('HGETALL', key('acted')),
-    redis.call('LRANGE', key('history'), 0, -1)}
+    redis.call('LRANGE', key('history'), 0, -1), now}
 end

@@ -56,6 +56,21 @@ def test_prints_outcomes_like_kubectl(cli: Cli, redis: servers.RedisServer, tmp_
     ]
 
 
+def test_a_dry_run_prints_what_would_change_and_changes_nothing(
+    cli: Cli, redis: servers.RedisServer, tmp_path: Path
+) -> None:
+    path = write_yaml(tmp_path / "yaml", a=SERVICE.format(name="a", folder="one"))
+    at = ("--redis-url", redis.url)
+    dry = cli("apply", "-f", path, "--dry-run", *at)
+    assert dry.out == "inferenceservice.serving.kserve.io/a created (dry run)\n"
+    assert _models(cli, redis) == []
+    cli("apply", "-f", path, *at)
+    assert "unchanged (dry run)" in cli("apply", "-f", path, "--dry-run", *at).out
+    write_yaml(tmp_path / "yaml", a=SERVICE.format(name="a", folder="two"))
+    assert "configured (dry run)" in cli("apply", "-f", path, "--dry-run", *at).out
+    assert "configured" in cli("apply", "-f", path, *at).out
+
+
 def test_reports_all_mistakes_and_applies_nothing(
     cli: Cli, redis: servers.RedisServer, tmp_path: Path
 ) -> None:

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import asdict
+import signal
+import subprocess
+import sys
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 from registry.domain.accelerator import Accelerator
-from registry.domain.action_log import POOL, ActionRecord, PodShape, WantedPods
+from registry.domain.action_log import (
+    POOL,
+    ActionOutcome,
+    ActionRecord,
+    PodShape,
+    WantedPods,
+)
 from registry.domain.pod import PodInfo
 from registry.redis.autoscaler_log import AutoscalerLog
 from registry.redis.client import Registry
 from tests import servers
-from tests.pilotlight.conftest import SAMPLES, SERVICE, write_yaml
+from tests.pilotlight.conftest import SAMPLES, SERVICE, run_cli, write_yaml
 from tests.registry.redis.clients import act
 
 if TYPE_CHECKING:
@@ -118,3 +127,69 @@ def test_pods_are_shown_with_their_share_of_an_accelerator(
 def test_standard_output_is_only_json(cli: Cli, redis: servers.RedisServer) -> None:
     ran = cli("get", "models", "--json", "--redis-url", redis.url)
     assert ran.document == []
+
+
+def test_output_formats(cli: Cli, redis: servers.RedisServer) -> None:
+    cli("apply", "-f", str(SAMPLES), "--redis-url", redis.url)
+    json_ = cli("get", "models", "-o", "json", "--redis-url", redis.url)
+    assert json_.document == cli("get", "models", "--json", "--redis-url", redis.url).document
+    assert "AUTOSCALER" in cli("get", "models", "-o", "wide", "--redis-url", redis.url).out
+    wrong = cli("get", "models", "-o", "yml", "--redis-url", redis.url)
+    assert (wrong.status, wrong.err) == (2, "error: -o must be one of wide, json, was 'yml'\n")
+    assert cli("get", "models", "-w", "--json", "--redis-url", redis.url).status == 2
+
+
+def test_watching_prints_the_rows_that_change(redis: servers.RedisServer, tmp_path: Path) -> None:
+    """In a process of its own, as it ends by a signal only."""
+    program = subprocess.Popen(
+        [sys.executable, "-m", "pilotlight", "get", "models", "-w", "--redis-url", redis.url],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=servers.REPOSITORY,
+    )  # fmt: skip
+    try:
+        assert program.stdout is not None
+        assert program.stdout.readline().split()[0] == "NAME"
+        path = write_yaml(tmp_path / "y", new=SERVICE.format(name="new", folder="x"))
+        applied = run_cli("apply", "-f", path, "--redis-url", redis.url)
+        assert applied.status == 0
+        assert program.stdout.readline().split()[:2] == ["default/new", "False"]
+        program.send_signal(signal.SIGINT)
+        out, errors = program.communicate(timeout=30)
+    finally:
+        program.kill()
+    assert out == ""
+    assert "Traceback" not in errors
+
+
+def test_a_model_is_described_with_the_actions_on_it(cli: Cli, redis: servers.RedisServer) -> None:
+    cli("apply", "-f", str(SAMPLES), "--redis-url", redis.url)
+
+    async def act_on(registry: Registry) -> None:
+        log = AutoscalerLog(registry)
+        token = await log.acquire_lead("autoscaler", ttl_s=60)
+        assert token is not None
+        load = ActionRecord("load", "default/embed", "forecast", "likely", 0.0, pod="pod-1")
+        await log.begin_action(token, load, ttl_s=30)
+        await log.end_action(replace(load, outcome=ActionOutcome.FAILED, error="no memory"))
+        other = ActionRecord("load", "default/translate", "forecast", "likely", 0.0, pod="pod-1")
+        await log.begin_action(token, other, ttl_s=30)
+
+    act(redis.url, "default", act_on)
+    at = ("--redis-url", redis.url)
+    shown = cli("describe", "model", "embed", *at).out
+    assert "storage uri: s3://" in shown
+    assert "load at pod-1, forecast: likely: failed no memory" in shown
+    [action] = cli("describe", "model", "embed", "--json", *at).document["actions"]
+    assert (action["outcome"], action["subject"]) == ("failed", "default/embed")
+    assert cli("describe", "model", "nothing", *at).status == 1
+    table = cli("autoscaler", *at).out.splitlines()
+    assert table[0].split()[:2] == ["AGE", "ACTION"]
+    assert "unknown: no end was recorded" in table[1]  # it began in 1970
+    assert "failed no memory" in table[2]
+
+
+def test_a_pod_is_described(cli: Cli, redis: servers.RedisServer) -> None:
+    info = PodInfo("pod-a", "127.0.0.1:1", node="n", memory_bytes=10**10)
+    act(redis.url, "default", lambda registry: registry.register_pod(info, lease_ttl_s=600))
+    shown = cli("describe", "pod", "pod-a", "--redis-url", redis.url).out
+    assert "address: 127.0.0.1:1" in shown
+    assert "memory bytes: 10000000000" in shown

@@ -139,6 +139,7 @@ async def test_an_ongoing_action_does_not_begin_again(registry: Registry) -> Non
     records = await log.records()
     assert records.ongoing.actions == ()
     assert records.last_by_model == {NAME: done}
+    assert records.history == (done,)
     assert await log.begin_action(second, LOAD, ttl_s=30) is BeginResult.OK
 
 

@@ -1,0 +1,100 @@
+"""`describe model` and `describe pod`: all that the registry knows of one object."""
+
+import asyncio
+import json
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+import yaml
+
+from pilotlight.commands import flags
+from pilotlight.commands.get import model_document, pod_document, pods_and_uses
+from pilotlight.commands.target import PlatformTarget, parse_model_names, require_known
+from pilotlight.output import Output
+from pilotlight.quantities import format_age
+from registry.domain.action_log import ActionRecord
+from registry.domain.codec import action_document
+from registry.redis.autoscaler_log import AutoscalerLog
+
+app = typer.Typer(name="describe", no_args_is_help=True, help="Show one model or pod in detail.")
+
+
+@app.command("model")
+@app.command("isvc", hidden=True)
+@app.command("inferenceservice", hidden=True)
+def describe_model(
+    name: Annotated[str, typer.Argument(help="NAME or NAMESPACE/NAME")],
+    *,
+    namespace: flags.Namespace = None,
+    home: flags.Home = None,
+    redis_url: flags.RedisUrl = None,
+    pool: flags.Pool = "default",
+    json_: flags.Json = False,
+) -> None:
+    """Show a model's declaration, its state on each pod, and the autoscaler's actions on it."""
+    target = PlatformTarget.of(home, redis_url=redis_url, pool=pool)
+    asyncio.run(_describe_model(target, Output(json_), name, namespace))
+
+
+@app.command("pod")
+def describe_pod(
+    name: Annotated[str, typer.Argument(help="Name of the pod.")],
+    *,
+    home: flags.Home = None,
+    redis_url: flags.RedisUrl = None,
+    pool: flags.Pool = "default",
+    json_: flags.Json = False,
+) -> None:
+    """Show a pod's address, phase, memory by tier and the tier of each of its models."""
+    target = PlatformTarget.of(home, redis_url=redis_url, pool=pool)
+    asyncio.run(_describe_pod(target, Output(json_), name))
+
+
+async def _describe_model(
+    target: PlatformTarget, output: Output, name: str, namespace: str | None
+) -> None:
+    [model] = parse_model_names([name], namespace)
+    async with target.registry() as registry:
+        state, records = await asyncio.gather(registry.cluster(), AutoscalerLog(registry).records())
+    require_known([str(model)], {str(each) for each in state.models})
+    record = state.models[model]
+    document = model_document(state, record, records)
+    document["policy"] = {
+        field: value for field, value in asdict(record.spec.policy).items() if value is not None
+    }
+    document["annotations"] = dict(record.spec.annotations)
+    actions = [each for each in records.history if each.subject == str(model)]
+    if output.as_json:
+        output.result({**document, "actions": [action_document(each) for each in actions]})
+        return
+    document["autoscaler"] = [_event(each, records.read_at_s) for each in actions]
+    output.line(_text(document))
+
+
+def _event(action: ActionRecord, now_s: float) -> str:
+    """Such as `3m20s ago: load at pod-1, forecast: 12 requests expected in 60 s: done`."""
+    at = f" at {action.pod}" if action.pod else ""
+    return (
+        f"{format_age(now_s - action.at_s)} ago: {action.verb}{at}, {action.reason}: "
+        f"{action.detail}: {action.outcome} {action.error}".rstrip()
+    )
+
+
+async def _describe_pod(target: PlatformTarget, output: Output, name: str) -> None:
+    async with target.registry() as registry:
+        state, uses = await pods_and_uses(registry)
+    require_known([name], set(state.pods))
+    document = pod_document(state, state.pods[name], uses.get(name))
+    if output.as_json:
+        output.result(document)
+    else:
+        output.line(_text(document))
+
+
+def _text(document: dict[str, Any]) -> str:
+    # through JSON, since enumerations of strings are strings there
+    plain = json.loads(
+        json.dumps({key.replace("_", " "): value for key, value in document.items()})
+    )
+    return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=100).rstrip()
