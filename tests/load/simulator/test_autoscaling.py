@@ -182,7 +182,8 @@ _PERIODIC: list[Row] = sorted(
 )
 
 
-@pytest.mark.parametrize("tick_s", [pytest.param(0.5, marks=pytest.mark.slow), 2.0])
+@pytest.mark.slow
+@pytest.mark.parametrize("tick_s", [0.5, 2.0])
 def test_predictive_moves_no_models_of_about_equal_value(tick_s: float) -> None:
     """Two periodic models with one place; three with two places whose arrivals are random."""
     for rows, places, models in (

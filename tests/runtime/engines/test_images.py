@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from tests.runtime.conftest import Cluster
 
 pytest.importorskip("diffusers", reason="the extra text-to-image is not installed")
+pytestmark = pytest.mark.slow
 
 REQUEST = {"prompt": "a red bird", "seed": 7, "num_inference_steps": 3, "width": 32, "height": 48}
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 openai = pytest.importorskip("openai")
 pytest.importorskip("diffusers", reason="the extra text-to-image is not installed")
+pytestmark = pytest.mark.slow
 
 FEW_STEPS = {"num_inference_steps": 2}
 REQUEST: dict[str, Any] = {"model": "painter", "prompt": "a red bird", "size": "32x48"}

@@ -160,6 +160,7 @@ class LiveOfSimulations:
         return [simple_run(model, times, *each, requests=requests) for each in plan]
 
 
+@pytest.mark.slow
 def test_live_part_measures_amortisation_and_cold_starts(tmp_path: Path) -> None:
     live = cast("LivePlatform", LiveOfSimulations())
     result = simple.run(Settings(seeds=(1,), live=live, out=tmp_path))
