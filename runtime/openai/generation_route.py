@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from registry.domain.pod import Stage
 from runtime.errors import RemotePodUnreachable
 from runtime.generation.engine import Finish
 from runtime.openai.requests import ChatBody, CompletionBody
@@ -24,7 +25,9 @@ if TYPE_CHECKING:
     GenerationCall = Call[ChatBody] | Call[CompletionBody]
 
 COMPLETION_TOKENS = 16
-"""OpenAI's default for completions; chat continues to the end of the context."""
+"""OpenAI's default for completions."""
+CHAT_TOKENS = 512
+"""Default for chat, where OpenAI has none: a model without an end token would fill its context."""
 EVENTS = [("content-type", "text/event-stream; charset=utf-8"), ("cache-control", "no-cache")]
 FORWARDED = ("content-type", "cache-control", "retry-after", "x-pilotlight-not-executed",
              "x-pilotlight-start", "server-timing")  # fmt: skip
@@ -92,6 +95,7 @@ class _ResponseWriter:
         self._texts = [""] * count
         self._finishes = [Finish.STOP] * count
         self._token_total = 0
+        self._began_s = time.monotonic()
         self._writing = asyncio.Lock()
         """Choices are generated concurrently; the response's head is sent before any of them."""
 
@@ -124,15 +128,18 @@ class _ResponseWriter:
             await self._response.send(content, [*JSON, *self._provenance_headers()])
 
     def _provenance_headers(self) -> Headers:
+        """How the response came about; of a stream `infer` lasts until its first token."""
         generation = self._generation
-        return [("x-pilotlight-start", generation.start), server_timing(generation.stages)]
+        stages = {**generation.stages, Stage.INFER: time.monotonic() - self._began_s}
+        return [("x-pilotlight-start", generation.start), server_timing(stages)]
 
 
 def _generation_request(body: ChatBody | CompletionBody) -> GenerationRequest:
     is_chat = isinstance(body, ChatBody)
     return GenerationRequest(
         prompt=_prompt(body),
-        max_new_tokens=body.max_new_tokens or (None if is_chat else COMPLETION_TOKENS),
+        max_new_tokens=body.max_new_tokens,
+        default_tokens=CHAT_TOKENS if is_chat else COMPLETION_TOKENS,
         choices=body.n or 1,
         stops=body.stops,
         seed=body.seed,

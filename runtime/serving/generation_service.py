@@ -44,7 +44,8 @@ class Conversation:
 class GenerationRequest:
     prompt: str | Sequence[int] | Conversation
     max_new_tokens: int | None
-    """None: to the end of the model's context."""
+    default_tokens: int
+    """Without `max_new_tokens`: as many at most, fewer where the model's context ends."""
     choices: int
     stops: tuple[str, ...]
     seed: int | None
@@ -182,7 +183,9 @@ class GenerationService:
             )
         return Sampling(
             max_tokens=min(
-                request.max_new_tokens or available, available, self.limits.max_new_tokens
+                request.max_new_tokens or request.default_tokens,
+                available,
+                self.limits.max_new_tokens,
             ),
             seed=secrets.randbits(62) if request.seed is None else request.seed,
             temperature=request.temperature,

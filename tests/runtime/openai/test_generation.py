@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ import orjson
 import pytest
 
 from registry.domain.model import ModelPolicy
+from registry.server_timing import parse_server_timing
 from tests import servers
 from tests.runtime.http import get, infer_texts, metric, post, post_bytes, predict, wait_idle
 
@@ -79,6 +81,22 @@ def test_completes_with_usage_and_finish_reason(generating: servers.Pod) -> None
 
 def test_default_length_is_that_of_openai(generating: servers.Pod) -> None:
     assert complete(generating)["usage"]["completion_tokens"] == 16
+
+
+def test_the_time_of_generating_is_reported_as_inference(generating: servers.Pod) -> None:
+    body = {"model": "chat", "prompt": "babe", "max_tokens": 50}
+    began_s = time.monotonic()
+    response = post(f"{generating.url}/openai/v1/completions", body)
+    took_ms = (time.monotonic() - began_s) * 1000
+    stages = parse_server_timing(response.headers["server-timing"])
+    assert 1 < stages["infer"] <= took_ms  # fifty steps of the network
+
+
+def test_chat_without_a_length_ends(generating: servers.Pod) -> None:
+    body = {"model": "chat", "messages": [{"role": "user", "content": "babe"}], "seed": 3}
+    document = post(f"{generating.url}/openai/v1/chat/completions", body).json()
+    assert document["usage"]["completion_tokens"] <= 512
+    assert document["choices"][0]["finish_reason"] == "length"
 
 
 def test_completes_a_conversation(generating: servers.Pod) -> None:
