@@ -7,12 +7,14 @@ import os
 import sys
 
 from registry.settings_table import read_settings
+from runtime.accelerator_share import bind_to_share
 from runtime.settings import RuntimeSettings
 
 
 def main() -> int:
     settings = read_settings(RuntimeSettings, sys.argv[1:], os.environ, prog="python -m runtime")
     sys.argv = sys.argv[:1]  # kserve reads the command line when it is imported
+    bind_to_share(gpu=settings.gpu, cores=settings.cores, share_pct=settings.share)
     os.environ.setdefault("OMP_NUM_THREADS", str(settings.threads))
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from runtime.warm_imports import import_everything

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from registry.settings_table import settings_from_fields
+from runtime.accelerator_share import bind_to_share
 from runtime.settings import RuntimeSettings
 from runtime.warm_imports import import_everything
 
@@ -144,6 +145,7 @@ def _run_pod_process(settings: RuntimeSettings, parent: int) -> NoReturn:
         for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
         _redirect(settings)
+        bind_to_share(gpu=settings.gpu, cores=settings.cores, share_pct=settings.share)
         from runtime.pod.lifecycle import run_pod
 
         status = run_pod(settings)

@@ -14,6 +14,7 @@ from registry.inference_service.tenant_rules import TenantRules, parse_rules
 from registry.pod_secret import parse_secret_file
 from registry.redis.server_address import parse_redis_url
 from registry.settings_table import option, parse_bool, parse_int, parse_seconds
+from runtime.accelerator_share import parse_cores
 from runtime.device.batch import MAX_SEQUENCES
 from runtime.generation.limits import GenerationLimits
 from runtime.tiers.eviction import POLICIES
@@ -35,6 +36,21 @@ def _rules_text(name: str) -> Callable[[str], str]:
         return text
 
     return parse
+
+
+def _cores(text: str) -> str:
+    parse_cores(text)
+    return text
+
+
+def _percentage(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 100:
+        raise ValueError(f"must be from 0 to 100 %, was {text!r}")
+    return value
 
 
 def _device(text: str) -> str:
@@ -90,6 +106,18 @@ class RuntimeSettings:
         " registry",
     )
     model_dir: str = option("/mnt/models", str, "folder of the only model, where KServe puts it")
+    placed_model: str = option(
+        "", str, "NAMESPACE/NAME of the model that a plan placed on this pod: it is loaded at the"
+        " start, and no other model's requests come here; empty: all models",
+    )  # fmt: skip
+    gpu: str = option("", str, "UUID of the GPU to use; empty: the first one of the environment")
+    cores: str = option(
+        "", _cores, "cores of a CPU pod, such as 0,1; empty: all cores of its environment"
+    )
+    share: float = option(
+        0.0, _percentage, "part of the accelerator's compute in %: on a GPU by MPS, on a CPU what"
+        " `cores` are of the accelerator; 0: all of it",
+    )  # fmt: skip
     slots: int = option(
         0,
         parse_int(0),

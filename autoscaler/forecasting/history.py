@@ -143,6 +143,9 @@ class Forecast:
     p_arrival: Floats
     """(models, windows): probability of at least one arrival, in [0, 1]."""
 
+    def take(self, rows: Integers) -> Forecast:
+        return Forecast(self.mean[rows], self.quantiles[rows], self.p_arrival[rows])
+
 
 def _check_counts(
     name: str, values: NDArray[np.generic], models: int, *, may_be_never: bool

@@ -5,7 +5,7 @@ Made by `pool_snapshot`. Times in seconds on the registry's clock, sizes in byte
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import TYPE_CHECKING, Final
 
@@ -17,7 +17,7 @@ from registry.domain.slots import default_slots
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from autoscaler.forecasting.history import Floats, Forecast, ForecastHorizon, History
+    from autoscaler.forecasting.history import Floats, Forecast, ForecastHorizon, History, Integers
     from registry.domain.model import LoadFailure, ModelSpec
     from registry.domain.residency_index import Residency
 
@@ -116,6 +116,15 @@ class Demand:
     forecast: Forecast
     p_minute: Floats
     """(models,): P(arrival within the next minute), see `autoscaler.forecasting.recency`."""
+
+    def take(self, rows: Integers) -> Demand:
+        """The demand of the models at `rows`."""
+        return replace(
+            self,
+            history=None if self.history is None else self.history.take(rows),
+            forecast=self.forecast.take(rows),
+            p_minute=self.p_minute[rows],
+        )
 
 
 @dataclass(frozen=True, slots=True)

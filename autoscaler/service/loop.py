@@ -21,6 +21,7 @@ from autoscaler.scaling.desired_pods import ScalingParams, ScalingState
 from autoscaler.service.actuator import RegistryActuator
 from autoscaler.service.background_forecast import BackgroundForecast
 from autoscaler.service.demand_reader import DemandReader
+from autoscaler.service.placement_service import PlacementService
 from autoscaler.tick.forecaster import DemandForecaster
 from autoscaler.tick.observed_demand import ObservedDemand
 from autoscaler.tick.planner import Planner
@@ -77,6 +78,7 @@ class Autoscaler:
         params = ScalingParams(stable_s=settings.pod_stable, idle_s=settings.pod_idle)
         self._planner = Planner(policy, observed, self._forecast, params)
         self._rates = RatePublication()
+        self._placement = PlacementService(settings, log, metrics)
         self._policy = policy
         self._metrics = metrics
         self._holder = holder
@@ -88,6 +90,12 @@ class Autoscaler:
 
     async def run(self, executor: ActionExecutor) -> None:
         await self._watch.wait_synced()
+        try:
+            await self._run(executor)
+        finally:
+            self._placement.close()
+
+    async def _run(self, executor: ActionExecutor) -> None:
         while True:
             try:
                 await self._tick(executor)
@@ -103,8 +111,9 @@ class Autoscaler:
 
     async def _tick(self, executor: ActionExecutor) -> None:
         token = await self._log.acquire_lead(
-            self._holder, ttl_s=self._settings.lease, loading=self._policy.name
-        )
+            self._holder, ttl_s=self._settings.lease, loading=self._policy.name,
+            placement=self._settings.placement,
+        )  # fmt: skip
         self._set_leading(is_leading=token is not None)
         if self._watch.age_s() > _MAX_COPY_AGE_S:
             self._metrics.failures.labels("stale-copy").inc()
@@ -116,6 +125,7 @@ class Autoscaler:
         await self._scale(plan, token)
         await self._publish_rates(plan, token)
         executor.start(plan.actions, token)
+        await self._placement.tick(self._watch.state, plan.view, token)
 
     def _set_leading(self, *, is_leading: bool) -> None:
         if not (is_leading and self._is_leading):

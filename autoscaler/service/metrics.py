@@ -26,6 +26,14 @@ class AutoscalerMetrics:
             "pilotlight_autoscaler_forecast_seconds", "Time of one forecast of all models.",
             buckets=_SECONDS, registry=self.registry,
         )  # fmt: skip
+        self.placement_seconds = Histogram(
+            "pilotlight_autoscaler_placement_seconds", "CPU time of one plan of placements.",
+            buckets=_SECONDS, registry=self.registry,
+        )  # fmt: skip
+        self.placements = Counter(
+            "pilotlight_autoscaler_placements", "Plans of placements by outcome.",
+            ("outcome",), registry=self.registry,
+        )  # fmt: skip
         self.failures = Counter(
             "pilotlight_autoscaler_failures", "Failed ticks, plans and forecasts by cause.",
             ("cause",), registry=self.registry,

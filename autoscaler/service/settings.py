@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from autoscaler.loading.loading_policies import LOADING_POLICIES
+from registry.domain.model import PlacementName
 from registry.pod_secret import parse_secret_file
 from registry.redis.server_address import parse_redis_url
 from registry.settings_table import option, parse_bool, parse_int, parse_positive, parse_seconds
@@ -20,6 +21,12 @@ N = TypeVar("N")
 def _policy(text: str) -> str:
     if text not in LOADING_POLICIES:
         raise ValueError(f"must be one of {', '.join(LOADING_POLICIES)}, was {text!r}")
+    return text
+
+
+def _planner(text: str) -> str:
+    if text not in PlacementName.__members__.values():
+        raise ValueError(f"must be one of {', '.join(PlacementName)}, was {text!r}")
     return text
 
 
@@ -47,6 +54,14 @@ class AutoscalerSettings:
         None, _or_none(parse_positive), "the policy's parameter: price of a device's memory in "
         "seconds saved per GB and hour (predictive), minutes (keep-alive), GB per device "
         "(greedy-dual), range in minutes (hybrid-histogram); default: the policy's own",
+    )  # fmt: skip
+    placement: str = option(
+        "off", _planner, "planner that says which models share which accelerators, with which batch"
+        " and share, each on a pod of its own; off: none",
+    )  # fmt: skip
+    cpu_accelerators: str = option(
+        "", str, "names of the groups of cores that models are placed on, separated by commas, as"
+        " `pilotlight up` knows them; GPUs are those that pods report",
     )  # fmt: skip
     min_pods: int | None = option(
         None,
@@ -86,3 +101,7 @@ class AutoscalerSettings:
     )
     metrics_port: int = option(0, parse_int(0, 65535), "port of the metrics; 0: off")
     log_level: str = option("INFO", str, "minimum level of log messages")
+
+    @property
+    def accelerator_names(self) -> tuple[str, ...]:
+        return tuple(name for name in self.cpu_accelerators.split(",") if name)

@@ -12,7 +12,12 @@ from typing import TYPE_CHECKING, Any
 from autoscaler.planning.pool_snapshot import Observations, read_pool
 from autoscaler.scaling.desired_pods import ScalingParams, ScalingState, scale_pods
 from autoscaler.scaling.limits import contradictions
-from autoscaler.tick.view_changes import scale_times, with_ongoing_loads, without_paused_pods
+from autoscaler.tick.view_changes import (
+    scale_times,
+    with_ongoing_loads,
+    without_paused_pods,
+    without_placed,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -88,9 +93,10 @@ class Planner:
         view = with_ongoing_loads(scale_times(view, observed.time_scale), ongoing)
         view = without_paused_pods(view, paused)
         observed.arrived.clear()
-        actions, failure = self._load_and_demote(view)
+        unplaced = without_placed(view, _placed_pods(state))
+        actions, failure = self._load_and_demote(unplaced)
         if self.scaling is not None:
-            scaling, self.scaling = scale_pods(view, self.scaling, self._scaling_params)
+            scaling, self.scaling = scale_pods(unplaced, self.scaling, self._scaling_params)
             actions = (*scaling, *actions)
         return TickPlan(view, actions, failure, self._policy.name)
 
@@ -101,3 +107,8 @@ class Planner:
             self._policy_state = self._policy.start
             return (), error
         return actions, None
+
+
+def _placed_pods(state: ClusterState) -> dict[str, str]:
+    """The model that each placed pod serves."""
+    return {name: pod.placed_model for name, pod in state.pods.items() if pod.placed_model}

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from registry.domain.model import Tier
 from registry.domain.residency_index import Residency
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from autoscaler.planning.pool_view import ModelView, PoolView
     from registry.domain.action_log import ActionRecord
@@ -49,6 +51,35 @@ def without_paused_pods(view: PoolView, paused: Collection[str]) -> PoolView:
         name: replace(view.pods[name], is_accepting=False) for name in paused if name in view.pods
     }
     return replace(view, pods={**view.pods, **found}) if found else view
+
+
+def without_placed(view: PoolView, placed: Mapping[str, str]) -> PoolView:
+    """The view without placed pods, and without the models that one of them holds.
+
+    `placed`: the model by name of pod. Loading policies neither evict placed copies nor add
+    others.
+    """
+    if not placed:
+        return view
+    served = {
+        placed[pod]
+        for model in view.models
+        for pod, each in model.holders.items()
+        if each.is_warm and placed.get(pod) == str(model.spec.name)
+    }
+    rows = [row for row, each in enumerate(view.models) if str(each.spec.name) not in served]
+    models = tuple(
+        replace(
+            view.models[row],
+            holders={
+                pod: each for pod, each in view.models[row].holders.items() if pod not in placed
+            },
+        )
+        for row in rows
+    )
+    pods = {name: pod for name, pod in view.pods.items() if name not in placed}
+    demand = None if view.demand is None else view.demand.take(np.array(rows, dtype=int))
+    return replace(view, pods=pods, models=models, demand=demand)
 
 
 def scale_times(view: PoolView, factor: float) -> PoolView:

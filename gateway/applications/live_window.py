@@ -74,13 +74,18 @@ def live_window(
     now_s: float,
 ) -> Window:
     specs = [spec for _, variants in applications for spec, _ in variants.usable]
-    pods = [pod for pod in state.pods.values() if pod.is_accepting and pod.slots > 0]
+    pods = [pod for pod in state.pods.values() if _is_open(pod)]
     return Window(
         tuple(requests),
         tuple(_window_application(each, variants) for each, variants in applications),
         tuple(_worker(pod, specs, state, now_s) for pod in pods),
         now_s,
     )
+
+
+def _is_open(pod: PodState) -> bool:
+    """Whether any variant may be served there."""
+    return pod.is_accepting and pod.slots > 0 and not pod.placed_model
 
 
 def has_idle_pod(variants: Variants, state: ClusterState) -> bool:

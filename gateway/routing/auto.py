@@ -5,6 +5,8 @@ time to the response (`latency_model`), what it delays and evicts, and what a la
 less what it leaves to other requests (`cold_start`, `slot_costs`). The lowest cost wins, on a tie
 an option without a load.
 
+A model with a warm placed copy is loaded nowhere else: its requests keep to placed copies.
+
 In a pool of several kinds of accelerators each option is considered at the best pod of each kind.
 """
 
@@ -56,7 +58,8 @@ def auto(request: RequestView, cluster: ClusterState, now_s: float) -> Decision:
     if proxy := _proxy(request, cluster, warm, now_s):
         options.append(proxy)
     cold = None
-    if not options or _may_pay(request, cluster, options, now_s):
+    is_placed = bool(warm) and bool(warm[0].placed_model)
+    if not options or (not is_placed and _may_pay(request, cluster, options, now_s)):
         cold = cold_start(request, cluster, warm, warming, now_s)
     if cold is not None:
         options.append(cold)

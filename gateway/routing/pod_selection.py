@@ -24,8 +24,8 @@ _name = attrgetter("name")
 
 
 def free_pods(cluster: ClusterState) -> list[PodState]:
-    """Pods that accept another request."""
-    return [pod for pod in cluster.pods.values() if pod.has_free_slot]
+    """Pods that accept another request, of any model: those of a placed model are left out."""
+    return [pod for pod in cluster.pods.values() if pod.has_free_slot and not pod.placed_model]
 
 
 def least_loaded(pods: Sequence[PodState], draw: float) -> PodState:
@@ -139,6 +139,8 @@ def cheapest_load(
     for name, pod in cluster.pods.items():
         if not pod.has_free_slot or name in excluded or (kind is not None and pod.kind != kind):
             continue
+        if pod.placed_model:
+            continue
         residency = holders.get(name)
         if pod.estimates is not estimates or pod.info.link_bytes_per_s != link:
             estimates, link = pod.estimates, pod.info.link_bytes_per_s
@@ -174,7 +176,7 @@ def _nearest_free(cluster: ClusterState, key: str) -> list[PodState]:
         if distance > min_distance or distance == _REMOTE:
             continue
         pod = pods.get(name)
-        if pod is not None and pod.has_free_slot:
+        if pod is not None and pod.has_free_slot and not pod.placed_model:
             if distance < min_distance:
                 min_distance, nearest = distance, []
             nearest.append(pod)

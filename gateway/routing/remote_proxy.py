@@ -72,7 +72,10 @@ def _free_without_model(
     below = [
         pod
         for pod in cluster.pods.values()
-        if pod.inferring < request.target_ongoing and pod.has_free_slot and pod.name not in holding
+        if pod.inferring < request.target_ongoing
+        and pod.has_free_slot
+        and pod.name not in holding
+        and not pod.placed_model
     ]
     if holding:
         below = [pod for pod in below if prices.has_room(pod, request.key)]

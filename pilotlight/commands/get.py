@@ -230,6 +230,7 @@ def _pod_row(pod: dict[str, Any]) -> tuple[str, ...]:
         format_bytes(used.get("disk", 0)),
         str(pod["loads_total"]),
         _accelerator(pod),
+        _placed(pod),
     )
 
 
@@ -237,6 +238,18 @@ def _accelerator(document: dict[str, Any]) -> str:
     """Such as `NVIDIA H200, 50 %`."""
     product, share = document["accelerator"]["product"] or "-", document["share"]
     return product if share == 1 else f"{product}, {share * 100:.3g} %"
+
+
+def _placed(document: dict[str, Any]) -> str:
+    """Such as `default/embed on cpu-0: batch 8, share 50 %, 12.3 req/s`."""
+    placed = document["placed"]
+    if placed is None:
+        return "-"
+    share = "" if placed["share_pct"] is None else f", share {placed['share_pct']:.3g} %"
+    return (
+        f"{placed['model']} on {placed['accelerator']}: batch {placed['batch_size']}{share}, "
+        f"{placed['rate_rps']:.1f} req/s"
+    )
 
 
 async def pods_and_uses(registry: Registry) -> tuple[ClusterState, dict[str, PodUse]]:
@@ -251,6 +264,7 @@ async def pods_and_uses(registry: Registry) -> tuple[ClusterState, dict[str, Pod
 
 
 def pod_document(state: ClusterState, pod: PodState, use: PodUse | None) -> dict[str, Any]:
+    placed = state.placement.pod(pod.name) if state.placement else None
     tiers = {
         key: holders[pod.name].tier
         for key, holders in sorted(state.residency.items())
@@ -271,6 +285,7 @@ def pod_document(state: ClusterState, pod: PodState, use: PodUse | None) -> dict
         "loads_total": pod.loads_total,
         "accelerator": asdict(pod.info.accelerator),
         "share": pod.info.share,
+        "placed": None if placed is None else asdict(placed.replica),
         "warm_models": [str(name_of_key(key)) for key, tier in tiers.items() if tier == "device"],
         "models": {str(name_of_key(key)): str(tier) for key, tier in tiers.items()},
     }
@@ -285,7 +300,7 @@ _MODELS = Listing(
 _PODS = Listing(
     columns=(
         "NAME", "NODE", "PHASE", "USE", "SLOTS", "WARM MODELS", "DEVICE", "HOST", "DISK",
-        "LOADS", "ACCELERATOR",
+        "LOADS", "ACCELERATOR", "PLACED",
     ),
     optional=("LOADS", "DISK", "HOST", "NODE", "ACCELERATOR", "USE"),
     row=_pod_row,

@@ -34,6 +34,7 @@ from pilotlight.quantities import parse_bytes, parse_rate
 from pilotlight.sample_models.samples import prepare_samples
 from pilotlight.state_dir import PlatformState, StateDir
 from registry.domain import loading_choice
+from registry.domain.model import PlacementName
 from registry.domain.slots import default_slots
 from registry.inference_service.tenant_rules import parse_rules
 
@@ -154,13 +155,21 @@ def up(
             "POD_STABLE", "Seconds for which fewer pods must suffice before a pod stops.", min=0.1
         ),
     ] = 60.0,
+    placement: Annotated[
+        str,
+        setting(
+            "PLACEMENT",
+            "Planner that places models with a deadline and a profile on accelerators, each copy "
+            f"in a pod of its own beside --pods: {', '.join(PlacementName)}.",
+        ),
+    ] = "off",
     pool: flags.Pool = "default",
     namespace: flags.Namespace = None,
     home: flags.Home = None,
     json_: flags.Json = False,
 ) -> None:  # fmt: skip
     """Start the platform on this machine; Ctrl-C stops all of its processes."""
-    problems = loading_problems(loading)
+    problems = [*loading_problems(loading), *_placement_problems(placement, autoscaler=autoscaler)]
     try:
         parse_rules(namespaces=namespaces, prefixes=storage_prefixes, quotas=quotas)
     except ValueError as error:
@@ -189,15 +198,15 @@ def up(
         redis_url=redis_url,
         s3=s3,
         pool=pool,
-        autoscaler=LocalAutoscalerSettings(loading, min_pods, pod_idle, pod_stable)
+        autoscaler=LocalAutoscalerSettings(
+            loading, min_pods, pod_idle, pod_stable, placement=placement
+        )
         if autoscaler
         else None,
     )
     output = Output(json_)
     specs = read_declared(filename, namespace) if filename else []
-    if autoscaler and (
-        problems := loading_choice.loading_problems(models_of(specs), pool, loading)
-    ):
+    if autoscaler and (problems := _choice_problems(specs, pool, loading, placement)):
         raise InvalidInput(problems)
     if state_dir.is_locked():
         raise state_dir.already_running_error()
@@ -207,6 +216,25 @@ def up(
         _run_detached(settings, output, specs)
     else:
         _run_in_foreground(settings, output, specs)
+
+
+def _placement_problems(placement: str, *, autoscaler: bool) -> list[str]:
+    if placement not in PlacementName.__members__.values():
+        return [f"--placement must be one of {', '.join(PlacementName)}, was {placement!r}"]
+    if placement != PlacementName.OFF and not autoscaler:
+        return [f"--placement {placement} needs the autoscaler: leave out --no-autoscaler"]
+    return []
+
+
+def _choice_problems(
+    specs: Sequence[Declared], pool: str, loading: str, placement: str
+) -> list[str]:
+    """Annotations that name another loading policy or planner than the pool's."""
+    models = models_of(specs)
+    return [
+        *loading_choice.loading_problems(models, pool, loading),
+        *loading_choice.placement_problems(models, pool, placement),
+    ]
 
 
 @app.command()

@@ -24,6 +24,7 @@ import httpx
 from pilotlight.errors import StartFailed
 from pilotlight.platform.bundled_servers import is_redis_ready
 from pilotlight.platform.cluster_connection import ClusterConnection
+from pilotlight.platform.placed_pods import follow_placement
 from pilotlight.platform.pod_processes import PodProcesses
 from pilotlight.platform.pod_scaling import follow_wanted_pods
 from pilotlight.platform.process_specs import (
@@ -31,6 +32,7 @@ from pilotlight.platform.process_specs import (
     child_environment,
     gateway_spec,
     object_store_spec,
+    placed_pod_settings,
     pod_settings,
     redis_spec,
 )
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
         PlatformSettings,
     )
     from pilotlight.platform.supervised_process import ProcessSpec
+    from registry.domain.placement import PlacedPod
 
 _LOOPBACK = "127.0.0.1"
 _START_TIMEOUT_S = 180.0
@@ -73,7 +76,7 @@ class Platform:
         self._processes: dict[str, SupervisedProcess] = {}
         self._pods: PodProcesses | None = None
         self._cluster: ClusterConnection | None = None
-        self._scaling_task: asyncio.Task[None] | None = None
+        self._scaling_tasks: list[asyncio.Task[None]] = []
         self._steps_done = 0
 
     @property
@@ -179,7 +182,15 @@ class Platform:
                 settings_of=self._pod_settings,
                 drain_s=self.settings.stop_grace_s,
             )
-            self._scaling_task = self._group.create_task(scaling)
+            self._scaling_tasks.append(self._group.create_task(scaling))
+        if autoscaler.placement != "off" and self._pods is not None:
+            placing = follow_placement(
+                self._pods,
+                self.cluster.watch,
+                settings_of=self._placed_pod_settings,
+                drain_s=self.settings.stop_grace_s,
+            )
+            self._scaling_tasks.append(self._group.create_task(placing))
         spec = autoscaler_spec(
             self.settings, autoscaler, env, redis_url=self.redis_url, metrics_port=metrics_port
         )
@@ -191,6 +202,9 @@ class Platform:
 
     def _pod_settings(self, name: str) -> dict[str, Any]:
         return pod_settings(self.settings, name, redis_url=self.redis_url)
+
+    def _placed_pod_settings(self, pod: PlacedPod) -> dict[str, Any]:
+        return placed_pod_settings(self.settings, pod, redis_url=self.redis_url)
 
     async def _fork_pods(self) -> None:
         if self._pods is None:
@@ -229,8 +243,8 @@ class Platform:
         """Stop the gateway before the pods, so that no request arrives at them, and Redis last."""
         self._report("stopping")
         grace_s = self.settings.stop_grace_s
-        if self._scaling_task is not None:
-            self._scaling_task.cancel()
+        for task in self._scaling_tasks:
+            task.cancel()
         for name, process_grace_s in (("autoscaler", 3.0), ("gateway", grace_s)):
             if name in self._processes:
                 await self._processes[name].stop(grace_s=process_grace_s)

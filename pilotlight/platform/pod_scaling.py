@@ -39,7 +39,7 @@ async def follow_wanted_pods(
         if wanted is None or wanted == applied:
             continue
         applied = wanted
-        running = pod_processes.wanted
+        running = pod_processes.wanted & set(names)
         if retired := pods_to_retire(running, wanted, names):
             logger.info("draining pods", extra={"pods": retired})
             await pod_processes.retire(retired, grace_s=drain_s)

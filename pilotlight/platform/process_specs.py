@@ -7,14 +7,17 @@ import shutil
 from typing import TYPE_CHECKING, Any
 
 from pilotlight.platform.bundled_servers import object_store_command, redis_command
+from pilotlight.platform.core_groups import core_groups, cores_of_share
 from pilotlight.platform.processes import python_module
 from pilotlight.platform.supervised_process import ProcessSpec
+from registry.domain.slots import CPU_SLOTS, MAX_SLOTS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
     from pilotlight.platform.settings import LocalAutoscalerSettings, PlatformSettings
+    from registry.domain.placement import PlacedPod
 
 
 def redis_spec(settings: PlatformSettings, path: Path) -> ProcessSpec:
@@ -55,6 +58,9 @@ def autoscaler_spec(
         "--metrics-port", str(metrics_port),
         "--pod-secret-file", str(settings.state_dir.pod_secret),
     ]  # fmt: skip
+    if autoscaler.placement != "off":
+        command += ["--placement", autoscaler.placement]
+        command += ["--cpu-accelerators", ",".join(core_groups(settings.pod.threads))]
     if autoscaler.loading_value is not None:
         command += ["--loading-value", str(autoscaler.loading_value)]
     if autoscaler.min_pods is not None:
@@ -118,4 +124,31 @@ def pod_settings(settings: PlatformSettings, name: str, *, redis_url: str) -> di
         "storage_prefixes": pod.storage_prefixes,
         "quotas": pod.quotas,
         "log_file": str(state_dir.logs / f"{name}.log"),
+    }
+
+
+def placed_pod_settings(
+    settings: PlatformSettings, pod: PlacedPod, *, redis_url: str
+) -> dict[str, Any]:
+    """Settings of the runtime for a placed pod; all of them share the node `node-placed`."""
+    replica = pod.replica
+    node, base = "node-placed", pod_settings(settings, pod.name, redis_url=redis_url)
+    slots = max(base["slots"] or CPU_SLOTS, 2 * replica.batch_size)
+    found = {
+        **base,
+        "node": node,
+        "cache_dir": str(settings.state_dir.nodes / node),
+        "host_dir": str(settings.state_dir.memory / node),
+        "placed_model": replica.model,
+        "slots": min(slots, MAX_SLOTS),
+    }
+    cores = core_groups(settings.pod.threads).get(replica.accelerator)
+    if cores is None:
+        return {**found, "gpu": replica.accelerator, "share": replica.share_pct or 0.0}
+    used = cores_of_share(cores, replica.share_pct)
+    return {
+        **found,
+        "cores": ",".join(map(str, used)),
+        "threads": len(used),
+        "share": 100 * len(used) / len(cores) if len(used) < len(cores) else 0.0,
     }

@@ -48,6 +48,8 @@ class LocalAutoscalerSettings:
     pace: float = 1.0
     """Seconds of policies and forecasts per second of the clock; for experiments only."""
     forecast_every_s: float = 2.0
+    placement: str = "off"
+    """Planner of placements."""
 
 
 @dataclass(frozen=True, slots=True)

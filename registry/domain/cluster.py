@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from registry.domain.action_log import WantedPods
     from registry.domain.application import AccuracyProfile, ApplicationSpec
     from registry.domain.expected_rates import ExpectedRates
+    from registry.domain.placement import PlacementRecord
     from registry.domain.pod_state import PodState
     from registry.domain.profile import Profile
     from registry.domain.residency_index import Residency
@@ -53,6 +54,8 @@ class ClusterState:
         """Grows with every change of `profiles`."""
         self.wanted: WantedPods | None = None
         """The pods that the autoscaler wants; None before its first decision."""
+        self.placement: PlacementRecord | None = None
+        """Which models share which accelerators; None: nothing is placed."""
 
     def clear(self) -> None:
         """Remove what the registry knows; the versions of models and profiles grow."""
@@ -65,7 +68,7 @@ class ClusterState:
         self.residency = ResidencyIndex(self.pods)
         self.eviction_prices = EvictionPrices(self.pods, self.residency, self.arrivals)
         self.profiles = {}
-        self.wanted = None
+        self.wanted = self.placement = None
 
     @property
     def expected_rates(self) -> ExpectedRates:

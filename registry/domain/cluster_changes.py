@@ -15,6 +15,7 @@ from registry.domain.application import decode_accuracy, decode_application
 from registry.domain.codec import decode_pod, decode_profile, decode_record, decode_wanted
 from registry.domain.expected_rates import decode_expected
 from registry.domain.model import ModelName, Tier
+from registry.domain.placement import decode_placement
 from registry.domain.pod import PodPhase
 from registry.domain.pod_state import PodState
 from registry.domain.residency_index import Residency
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
     from registry.domain.cluster import ClusterState
 
-_SNAPSHOT_PARTS: Final = 8
+_SNAPSHOT_PARTS: Final = 9
 
 
 class ChangeApplier:
@@ -77,6 +78,8 @@ class ChangeApplier:
                     self._apply_accuracy(version, *values)
                 case "wanted":
                     self._apply_wanted(version, *values)
+                case "placement":
+                    self._apply_placement(version, *values)
                 case "expected":
                     self._apply_expected(version, *values)
         except (ValueError, TypeError, LookupError) as error:
@@ -207,6 +210,10 @@ class ChangeApplier:
         if not self._is_old(version, "wanted"):
             self.state.wanted = decode_wanted(text)
 
+    def _apply_placement(self, version: int, text: str) -> None:
+        if not self._is_old(version, "placement"):
+            self.state.placement = decode_placement(text)
+
     def _apply_expected(self, version: int, text: str) -> None:
         if not self._is_old(version, "expected"):
             self.state.expected_rates = decode_expected(text)
@@ -222,7 +229,8 @@ def load_snapshot(state: ClusterState, version: int, snapshot: Sequence[Any]) ->
     applier = ChangeApplier(state)
     # What an older version leaves out is missing at the end.
     padded = [*snapshot, *[None] * (_SNAPSHOT_PARTS - len(snapshot))]
-    pods, models, samples, profiles, wanted, expected, applications, accuracies = padded
+    pods, models, samples, profiles, wanted, expected, *further = padded
+    applications, accuracies, placement = further
     changes: list[tuple[Any, ...]] = []
     for *pod, residency in pods or []:
         changes.append(("pod", *pod))
@@ -234,7 +242,8 @@ def load_snapshot(state: ClusterState, version: int, snapshot: Sequence[Any]) ->
     changes += [("profile", name, text) for name, text in _pairs(profiles)]
     changes += [("application", *pair) for pair in applications or []]
     changes += [("accuracy", *pair) for pair in accuracies or []]
-    changes += [(kind, text) for kind, text in (("wanted", wanted), ("expected", expected)) if text]
+    latest = (("wanted", wanted), ("expected", expected), ("placement", placement))
+    changes += [(kind, text) for kind, text in latest if text]
     applier.apply(version, changes)
     applier.snapshot_version = version
     return applier

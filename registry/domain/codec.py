@@ -19,6 +19,7 @@ from registry.domain.model import (
     ModelPolicy,
     ModelRecord,
     ModelSpec,
+    PlacementName,
     Preload,
     RoutingPolicy,
     Task,
@@ -48,6 +49,7 @@ def decode_spec(text: str) -> ModelSpec:
     policy["preload"] = Preload(policy["preload"])
     policy["preload_tier"] = Tier(policy["preload_tier"])
     policy["loading"] = LoadingPolicyName(policy["loading"]) if policy.get("loading") else None
+    policy["placement"] = PlacementName(policy["placement"]) if policy.get("placement") else None
     return ModelSpec(
         name=ModelName(name["namespace"], name["name"]),
         storage_uri=stored["storage_uri"],

@@ -48,6 +48,20 @@ class LoadingPolicyName(StrEnum):
     CLOCKWORK = "clockwork"
 
 
+class PlacementName(StrEnum):
+    """Planners of placements, as flags and annotation values."""
+
+    OFF = "off"
+    USHER = "usher"
+    WAO_USHER = "wao-usher"
+    WSM_USHER = "wsm-usher"
+    AO_MILP = "ao-milp"
+    WAO_MILP = "wao-milp"
+    WSM_MILP = "wsm-milp"
+    IGNITER = "igniter"
+    PREDICTED_GOODPUT = "predicted-goodput"
+
+
 class RoutingPolicy(StrEnum):
     """Routing policies of the gateway, as annotation values."""
 
@@ -130,6 +144,10 @@ class ModelPolicy:
     """None: the pod's own limit."""
     loading: LoadingPolicyName | None = None
     """The loading policy that the model's pool must have; None: any."""
+    placement: PlacementName | None = None
+    """The planner that the model's pool must have; OFF: the model is not placed. None: any."""
+    profile: str | None = None
+    """Name of a model in the namespace whose profile placement takes; None: its own."""
     canary_of: str | None = None
     """Name of a model in the namespace; `canary_percent` of its requests go to this model."""
     canary_percent: int = 0

@@ -57,6 +57,9 @@ class PodInfo:
     accelerator: Accelerator = field(default_factory=Accelerator)
     share: float = 1.0
     """Part of the accelerator's compute that the pod may use: by MPS, or of a GPU by MIG."""
+    placed_model: str = ""
+    """`namespace/name` of the only model that requests come here for, since a plan placed it on
+    this pod; empty: any model."""
     uid: str = ""
     """Of its Kubernetes object, unique among all namespaces; empty outside of clusters."""
 

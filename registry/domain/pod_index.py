@@ -34,7 +34,7 @@ def free_memory_rank(pod: Any) -> Rank:
 
 
 class PodRanking:
-    """The pods of one pool that can be an entry pod, by a rank; ties by name."""
+    """The pods of one pool that can be any model's entry pod, by a rank; ties by name."""
 
     def __init__(self, pods: Mapping[str, PodState], rank_of: Callable[[PodState], Rank]) -> None:
         self.changed: set[PodState] = set()
@@ -64,7 +64,7 @@ class PodRanking:
     def _update_groups(self) -> None:
         pods, ranks, rank_of = self._pods, self._rank, self._rank_of
         for pod in self.changed:
-            is_ranked = pod.has_free_slot and pods.get(pod.name) is pod
+            is_ranked = pod.has_free_slot and pods.get(pod.name) is pod and not pod.placed_model
             rank = rank_of(pod) if is_ranked else None
             before = ranks.get(pod)
             if rank != before:

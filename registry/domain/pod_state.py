@@ -32,8 +32,8 @@ class PodState:
         "accepting_changes", "address", "changed", "counts_version", "epoch", "estimates",
         "free_bytes", "has_free_slot", "inferring", "info", "is_accepting", "is_suspect", "kind",
         "loads_total", "memory_bytes", "name", "node", "ongoing", "ongoing_pending", "phase",
-        "sharing", "slots", "slots_busy", "slots_pending", "slots_used", "used_bytes", "version",
-        "work",
+        "placed_model", "sharing", "slots", "slots_busy", "slots_pending", "slots_used",
+        "used_bytes", "version", "work",
     )  # fmt: skip
 
     def __init__(self, info: PodInfo) -> None:
@@ -44,6 +44,7 @@ class PodState:
         self.slots = info.slots
         self.memory_bytes = info.memory_bytes
         self.kind = info.kind
+        self.placed_model = info.placed_model
         self.estimates = Measurements().at(self.kind)
         """By model key; in a `PodIndex` those of all pods of its kind."""
         self.epoch = 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from registry.domain.model import Tier
+from registry.domain.model import Tier, name_of_key
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -42,7 +42,10 @@ class Residency:
 
 @dataclass(frozen=True, slots=True)
 class ServingPods:
-    """Accepting pods that serve one model; the lists must not be changed."""
+    """Accepting pods that serve one model; the lists must not be changed.
+
+    Of a model with a warm placed copy only the placed ones.
+    """
 
     warm: list[PodState]
     """Pods that hold the model on their device."""
@@ -128,8 +131,12 @@ class ResidencyIndex(dict[str, "dict[str, Residency]"]):
             for name, residency in holders.items()
             if (pod := self._pods.get(name)) is not None and pod.is_accepting
         ]
-        self._serving[key] = found = ServingPods(
-            [pod for residency, pod in accepting if residency.tier is Tier.DEVICE],
-            [pod for residency, pod in accepting if residency.loading_from is not None],
-        )
+        warm = [pod for residency, pod in accepting if residency.tier is Tier.DEVICE]
+        warming = [pod for residency, pod in accepting if residency.loading_from is not None]
+        if any(pod.placed_model for pod in warm):
+            model = str(name_of_key(key))
+            warm, warming = (
+                [pod for pod in pods if pod.placed_model == model] for pods in (warm, warming)
+            )
+        self._serving[key] = found = ServingPods(warm, warming)
         return found

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from registry.domain.model import (
     LoadingPolicyName,
     ModelPolicy,
+    PlacementName,
     Preload,
     RoutingPolicy,
     Task,
@@ -121,6 +122,8 @@ KEYS: Mapping[str, _Annotation] = {
     "max-batch-wait": _Annotation("max_batch_wait_s", _duration(positive=False)),
     "max-infer-time": _Annotation("max_infer_s", _duration(positive=True)),
     "loading": _Annotation("loading", _one_of(LoadingPolicyName)),
+    "placement": _Annotation("placement", _one_of(PlacementName)),
+    "profile": _Annotation("profile", _label),
     "canary-of": _Annotation("canary_of", _label),
     "canary-percent": _Annotation("canary_percent", _integer(0, 100)),
     "application": _Annotation("application", _label),

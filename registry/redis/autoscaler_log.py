@@ -19,10 +19,12 @@ from registry.domain.action_log import (
 )
 from registry.domain.codec import decode_action, decode_wanted, encode_action, encode_wanted
 from registry.domain.expected_rates import encode_expected
+from registry.domain.placement import encode_placement
 
 if TYPE_CHECKING:
     from registry.domain.action_log import ActionRecord, WantedPods
     from registry.domain.expected_rates import ExpectedRates
+    from registry.domain.placement import PlacementRecord
     from registry.redis.client import Registry
 
 
@@ -42,12 +44,14 @@ class AutoscalerLog:
     def __init__(self, registry: Registry) -> None:
         self._submit = registry.transactions.submit
 
-    async def acquire_lead(self, holder: str, *, ttl_s: float, loading: str = "") -> int | None:
+    async def acquire_lead(
+        self, holder: str, *, ttl_s: float, loading: str = "", placement: str = ""
+    ) -> int | None:
         """Take or renew the leader's lease; its fencing token, or None while another holds it.
 
-        `loading` is the name of its loading policy.
+        `loading` and `placement` are the names of its loading policy and planner.
         """
-        status, value = await self._submit("lead", holder, int(ttl_s * 1000), loading)
+        status, value = await self._submit("lead", holder, int(ttl_s * 1000), loading, placement)
         return int(value) if status == "ok" else None
 
     async def release_lead(self, token: int) -> None:
@@ -71,6 +75,15 @@ class AutoscalerLog:
         result = await self._submit(
             "scale", token, encode_wanted(wanted), POOL, encode_action(record)
         )
+        return str(result) != "fenced"
+
+    async def set_placement(
+        self, token: int, placement: PlacementRecord, action: ActionRecord | None = None
+    ) -> bool:
+        """Record a placement, with an action for a new plan; False: the caller does not lead."""
+        subject = "" if action is None else POOL
+        text = "" if action is None else encode_action(action)
+        result = await self._submit("place", token, encode_placement(placement), subject, text)
         return str(result) != "fenced"
 
     async def publish_expected_rates(self, token: int, rates: ExpectedRates) -> bool:

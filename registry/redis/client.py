@@ -22,7 +22,7 @@ from registry.domain.codec import (
     encode_copies,
     encode_profile,
 )
-from registry.domain.loading_choice import loading_problems
+from registry.domain.loading_choice import loading_problems, placement_problems
 from registry.domain.model import LoadFailure, ModelName, ModelRecord, ModelSpec, Tier, name_of_key
 from registry.domain.pod import LEASE_TTL_S
 from registry.domain.reservation import (
@@ -93,14 +93,19 @@ class Registry:
 
     async def check_models(self, specs: Sequence[ModelSpec]) -> None:
         """Raises InvalidModel, naming models, if the pool cannot take them."""
-        await self._check_loading(specs)
+        await self._check_pool(specs)
         await self._check_names(specs)
 
-    async def _check_loading(self, specs: Sequence[ModelSpec]) -> None:
+    async def _check_pool(self, specs: Sequence[ModelSpec]) -> None:
+        problems: list[str] = []
         if any(spec.policy.loading is not None for spec in specs):
             loading = await self._submit("loading")
-            if problems := loading_problems(specs, self.pool, str(loading or "")):
-                raise InvalidModel(problems)
+            problems += loading_problems(specs, self.pool, str(loading or ""))
+        if any(spec.policy.placement is not None for spec in specs):
+            planner = await self._submit("planner")
+            problems += placement_problems(specs, self.pool, str(planner or ""))
+        if problems:
+            raise InvalidModel(problems)
 
     async def _check_names(self, specs: Sequence[ModelSpec]) -> None:
         taken = await self._submit("taken", [str(spec.name) for spec in specs])

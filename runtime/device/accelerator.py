@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from registry.domain.accelerator import Accelerator
+from runtime.accelerator_share import MPS_PERCENTAGE
 from runtime.device.peak_memory import container_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-MPS_PERCENTAGE: Final = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 CPU_INFO: Final = Path("/proc/cpuinfo")
 CGROUP_CPU: Final = Path("/sys/fs/cgroup/cpu.max")
 _MIG_PROFILE: Final = re.compile(r"MIG (\d+)(?:c\.\d+)?g\.")
@@ -45,6 +45,15 @@ def mps_share(environment: Mapping[str, str]) -> float:
     except ValueError:  # the driver ignores it, too
         return 1.0
     return percentage / 100 if 0 < percentage <= 100 else 1.0
+
+
+def pod_share(
+    accelerator: Accelerator, environment: Mapping[str, str], configured_pct: float = 0.0
+) -> float:
+    """Part of the accelerator's compute: by MPS and MIG; of a CPU as configured."""
+    if not accelerator.uuid:
+        return configured_pct / 100 if configured_pct else 1.0
+    return mps_share(environment) * mig_share(accelerator.product)
 
 
 def memory_budget(

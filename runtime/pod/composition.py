@@ -90,7 +90,12 @@ def assemble(context: PodContext) -> PodComponents:
     )
     health = Health(agent, service.in_flight, context.device, single_model)
     server, grpc_server = _servers(context, loading, catalog, service, profiles, health)
-    model_sync = ModelSync(loading, context.load_threads, retire_grace_s=settings.retire_grace)
+    model_sync = ModelSync(
+        loading,
+        context.load_threads,
+        retire_grace_s=settings.retire_grace,
+        placed_model=settings.placed_model,
+    )
     background: list[Callable[[], Coroutine[Any, Any, None]]] = [
         watch.run,
         agent.run,

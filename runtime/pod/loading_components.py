@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from registry.domain.pod import PodInfo, host_port
 from registry.inference_service.tenant_rules import Quota
 from registry.redis.watch import ClusterWatch
-from runtime.device.accelerator import memory_budget, mig_share, mps_share
+from runtime.device.accelerator import memory_budget, pod_share
 from runtime.engines.networks.skeletons import Skeletons
 from runtime.loading.load_coordinator import LoadCoordinator
 from runtime.loading.model_loader import ModelLoader
@@ -90,7 +90,8 @@ class PodContext:
             process_id=os.getpid(),
             uid=settings.pod_uid,
             accelerator=self.accelerator,
-            share=mps_share(os.environ) * mig_share(self.accelerator.product),
+            share=pod_share(self.accelerator, os.environ, settings.share),
+            placed_model=settings.placed_model,
         )
 
 

@@ -1,4 +1,7 @@
-"""Aligns the pod's models with the declared ones: loads new generations, removes withdrawn ones."""
+"""Aligns the pod's models with the declared ones.
+
+Loads new generations and the model placed on the pod, removes withdrawn models.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,8 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from registry.domain.model import ModelSpec, name_of_key
+from registry.domain.model import ModelName, ModelSpec, name_of_key
+from registry.domain.reservation import ANY_COPIES
 from runtime.errors import RuntimePackageError, StorageFailed
 from runtime.threads import in_thread
 
@@ -27,12 +31,19 @@ class ModelSync:
     """Level-triggered: compares the models of this pod with the declared ones."""
 
     def __init__(
-        self, loading: LoadingComponents, threads: Executor, *, retire_grace_s: float
+        self,
+        loading: LoadingComponents,
+        threads: Executor,
+        *,
+        retire_grace_s: float,
+        placed_model: str = "",
     ) -> None:
         self._watch, self._store, self._cache = loading.watch, loading.store, loading.cache
         self._host = loading.host
         self._loading = loading
         self._threads = threads
+        self._placed_retry_s = 0.0
+        self._placed = ModelName.parse(placed_model) if placed_model else None
         self._retire_grace_s = retire_grace_s
         self._changed = asyncio.Event()
         self._seen_models_version = -1
@@ -59,13 +70,18 @@ class ModelSync:
             while True:
                 self._changed.clear()
                 for spec in self._new_generations():
-                    tasks.create_task(self._preload(spec))
+                    tasks.create_task(self._preload(spec, 0))
+                placed, now_s = self._absent_placed_model(), time.monotonic()
+                if placed is not None and now_s >= self._placed_retry_s:
+                    self._placed_retry_s = now_s + RETRY_INTERVAL_S
+                    tasks.create_task(self._preload(placed, ANY_COPIES))
                 await self._remove_withdrawn()
                 await self._wait()
 
     async def _wait(self) -> None:
         """Wait for a change, or for the next attempt or removal."""
         is_due = bool(self._absent_since_s) or bool(self._attempted_s)
+        is_due = is_due or self._absent_placed_model() is not None
         pause_s = min(self._retire_grace_s, RETRY_INTERVAL_S) if is_due else None
         with suppress(TimeoutError):
             async with asyncio.timeout(pause_s):
@@ -89,11 +105,20 @@ class ModelSync:
             wanted.append(record.spec)
         return wanted
 
-    async def _preload(self, spec: ModelSpec) -> None:
+    def _absent_placed_model(self) -> ModelSpec | None:
+        """The model that a plan placed here, if it is neither on the device nor being loaded."""
+        record = self._watch.state.models.get(self._placed) if self._placed else None
+        if record is None:
+            return None
+        spec = record.serving
+        is_present = self._store.holds(spec.key) or self._loading.coordinator.is_loading(spec.key)
+        return None if is_present else spec
+
+    async def _preload(self, spec: ModelSpec, max_other_copies: int) -> None:
         try:
-            await self._loading.coordinator.preload(spec, 0)
+            await self._loading.coordinator.preload(spec, max_other_copies)
         except RuntimePackageError as error:
-            logger.info("new generation not loaded", extra={"key": spec.key, "error": error})
+            logger.info("model not loaded", extra={"key": spec.key, "error": error})
 
     # Withdrawn models
 

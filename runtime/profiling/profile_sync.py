@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from registry.domain.model import ModelName
+
 if TYPE_CHECKING:
-    from registry.domain.action_log import WantedPods
+    from registry.domain.cluster import ClusterState
     from registry.domain.pod import PodInfo
     from registry.domain.profile import Profile
     from registry.redis.watch import ClusterWatch
@@ -34,15 +36,19 @@ class ProfileSync:
         self._known: dict[str, Profile] = {}
         self._seen_version = -1
         self._kind = info.kind
-        self._wanted: WantedPods | None = None
+        self._name = info.name
+        self._is_placed = bool(info.placed_model)
+        self._plan: tuple[object, ...] = ()
+        """The objects that the batch caps were read from."""
         watch.subscribe(self._refresh)
 
     def _refresh(self) -> None:
         """Load the plan, and new and changed profiles, from the registry's copy."""
         state = self._watch.state
-        if state.wanted is not self._wanted:
-            self._wanted = state.wanted
-            self._times.planned_rows = state.wanted.batch_caps(self._kind) if state.wanted else {}
+        plan = (state.wanted, state.placement, state.models_version)
+        if plan != self._plan:
+            self._plan = plan
+            self._times.planned_rows = self._planned_rows(state)
         if state.profiles_version == self._seen_version:
             return
         self._seen_version = state.profiles_version
@@ -53,6 +59,16 @@ class ProfileSync:
             if self._known.get(profile.key) != profile:
                 self._known[profile.key] = profile
                 self._times.use_profile(profile)
+
+    def _planned_rows(self, state: ClusterState) -> dict[str, int]:
+        """Largest batches by model key: of the placed replica, else of pods of this kind."""
+        caps = state.wanted.batch_caps(self._kind) if state.wanted else {}
+        placed = state.placement.pod(self._name) if state.placement else None
+        if placed is not None:
+            record = state.models.get(ModelName.parse(placed.replica.model))
+            for spec in record.generations if record else ():
+                caps[spec.key] = placed.replica.batch_size
+        return caps
 
     async def store(self, profile: Profile) -> bool:
         """Use a profile measured here, and store it; False if it could not be stored."""
@@ -66,6 +82,8 @@ class ProfileSync:
         while True:
             await asyncio.sleep(self._interval_s)
             for profile in self._times.take_updates(self.product):
+                if self._is_placed:  # profiles are of a model alone; neighbours slow this one down
+                    continue
                 self._known[profile.key] = profile
                 await self._agent.store_profile(profile)
             for key in self._times.keys() - self._watch.state.declared_keys():

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 _KEYS: Final = (
     "pool", "policy", "target-ongoing-requests", "queue-depth", "queue-timeout", "deadline",
     "priority", "min-copies", "max-copies", "keep-alive", "pin", "preload", "preload-tier",
-    "max-batch-size", "max-batch-wait", "task", "loading", "canary-of", "canary-percent", "unknown",
-    "max-infer-time",
+    "max-batch-size", "max-batch-wait", "task", "loading", "placement", "profile",
+    "canary-of", "canary-percent", "unknown", "max-infer-time",
 )  # fmt: skip
 _VALUES: SearchStrategy[str] = (
     st.sampled_from(ODD_TEXTS)

@@ -11,7 +11,7 @@ from autoscaler.placement.planners.problem import FITS_PCT
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from autoscaler.placement.planners.plan import Placement, Replica
+    from autoscaler.placement.planners.plan import Replica
     from autoscaler.placement.planners.problem import AcceleratorView, Profiles, Workload
 
 _OFF_RATIO: Final = 0.2
@@ -114,12 +114,12 @@ class Move:
 
 def moves(
     current: Sequence[Replica],
-    placement: Placement,
+    wanted: Sequence[Replica],
     accelerators: Sequence[AcceleratorView],
     profiles: Profiles,
     costs: Mapping[str, float],
 ) -> list[list[Move]]:
-    """Steps from the current replicas to the plan; a step has one move per accelerator at most.
+    """Steps from the current replicas to the wanted ones; at most one per accelerator each.
 
     A replica starts before one leaves. Where there is no room for both, the cheapest to move
     leaves first; `costs`: by model.
@@ -134,7 +134,7 @@ def moves(
         _moves_on(
             name,
             [each for each in current if each.accelerator == name],
-            [each for each in placement.replicas if each.accelerator == name],
+            [each for each in wanted if each.accelerator == name],
             memory,
             costs,
         )

@@ -15,19 +15,24 @@ end
 
 local function is_leader(token) return leader()[2] == tostring(token) end
 
--- loading: the autoscaler's loading policy; absent from one of an older version.
-function op.lead(holder, ttl_ms, loading)
+-- loading, placement: the autoscaler's loading policy and planner; absent from older versions.
+function op.lead(holder, ttl_ms, loading, placement)
   local current = leader()
   if current[1] and current[1] ~= holder then return {'held', current[1]} end
   local token = tonumber(current[2]) or next_fence()
   redis.call('HSET', key('leader'), 'holder', holder, 'token', token, 'until', now + ttl_ms,
-    'ttl', ttl_ms, 'loading', loading or '')
+    'ttl', ttl_ms, 'loading', loading or '', 'placement', placement or '')
   return {'ok', token}
 end
 
 -- The loading policy of the autoscaler that leads; empty if none does, or it is of an older version.
 function op.loading()
   return leader()[1] and redis.call('HGET', key('leader'), 'loading') or ''
+end
+
+-- Its planner of placements, likewise; `off` if it places nothing.
+function op.planner()
+  return leader()[1] and redis.call('HGET', key('leader'), 'placement') or ''
 end
 
 function op.resign(token)
@@ -71,6 +76,16 @@ function op.scale(token, wanted, subject, record)
   redis.call('SET', key('wanted'), wanted)
   log_action(subject, record)
   change('wanted', wanted)
+  return 'ok'
+end
+
+-- Which models share which accelerators. An empty subject: a step towards the recorded plan.
+function op.place(token, placement, subject, record)
+  if not is_leader(token) then return 'fenced' end
+  if redis.call('GET', key('placement')) == placement then return 'unchanged' end
+  redis.call('SET', key('placement'), placement)
+  if subject ~= '' then log_action(subject, record) end
+  change('placement', placement)
   return 'ok'
 end
 

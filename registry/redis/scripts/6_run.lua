@@ -35,7 +35,7 @@ function op.snapshot()
   expire_claims()
   expire_reservations()
   return {all_pods(), all_samples(), or_false(redis.call('GET', key('wanted'))),
-    or_false(redis.call('GET', key('expected')))}
+    or_false(redis.call('GET', key('expected'))), or_false(redis.call('GET', key('placement')))}
 end
 
 -- Versions begin at the clock, so a Redis that lost its data repeats no version that copies have.

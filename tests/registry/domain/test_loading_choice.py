@@ -1,11 +1,18 @@
-"""A model's annotation against the loading policy of its pool."""
+"""A model's annotations against the loading policy and the planner of its pool."""
 
 from __future__ import annotations
 
 import pytest
 
-from registry.domain.loading_choice import loading_problems
-from registry.domain.model import LoadingPolicyName, ModelName, ModelPolicy, ModelSpec
+from autoscaler.placement.planners.catalogue import PLANNERS
+from registry.domain.loading_choice import loading_problems, placement_problems
+from registry.domain.model import (
+    LoadingPolicyName,
+    ModelName,
+    ModelPolicy,
+    ModelSpec,
+    PlacementName,
+)
 
 
 def _spec(loading: LoadingPolicyName | None) -> ModelSpec:
@@ -32,3 +39,25 @@ def test_another_policy_is_refused_with_what_to_do(has: str) -> None:
         "of pool gpu, was 'round-robin'; remove the annotation, or start the pool's autoscaler "
         "with --loading round-robin"
     )
+
+
+@pytest.mark.parametrize("wanted", [None, PlacementName.OFF, PlacementName.USHER])
+def test_the_pools_planner_none_and_off_are_allowed(wanted: PlacementName | None) -> None:
+    spec = ModelSpec(ModelName("shop", "m"), "s3://m/m", policy=ModelPolicy(placement=wanted))
+    assert placement_problems([spec], "gpu", "usher") == []
+    assert placement_problems([spec], "gpu", "") == []
+
+
+def test_another_planner_is_refused_with_what_to_do() -> None:
+    policy = ModelPolicy(placement=PlacementName.AO_MILP)
+    spec = ModelSpec(ModelName("shop", "m"), "s3://m/m", policy=policy)
+    [problem] = placement_problems([spec], "gpu", "usher")
+    assert problem == (
+        "shop/m: metadata.annotations[pilotlight.io/placement] must be 'off' or 'usher', the "
+        "planner of pool gpu, was 'ao-milp'; remove the annotation, or start the pool's autoscaler "
+        "with --placement ao-milp"
+    )
+
+
+def test_every_planner_can_be_named() -> None:
+    assert {"off", *PLANNERS} == set(PlacementName)

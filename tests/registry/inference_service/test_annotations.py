@@ -4,7 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from registry.domain.model import LoadingPolicyName, ModelPolicy, Preload, RoutingPolicy, Task, Tier
+from registry.domain.model import (
+    LoadingPolicyName,
+    ModelPolicy,
+    PlacementName,
+    Preload,
+    RoutingPolicy,
+    Task,
+    Tier,
+)
 from registry.inference_service.annotations import KEYS, PREFIX, parse_annotations
 
 VALID: list[tuple[str, str, object]] = [
@@ -27,6 +35,9 @@ VALID: list[tuple[str, str, object]] = [
     ("max-batch-wait", "5ms", 0.005),
     ("max-infer-time", "2m", 120.0),
     ("loading", "round-robin-renewed", LoadingPolicyName.ROUND_ROBIN_RENEWED),
+    ("placement", "wao-milp", PlacementName.WAO_MILP),
+    ("placement", "off", PlacementName.OFF),
+    ("profile", "translate", "translate"),
     ("canary-of", "translate", "translate"),
     ("canary-percent", "0", 0),
 ]
@@ -53,6 +64,8 @@ INVALID: dict[str, list[str]] = {
     "max-batch-wait": DURATION,
     "max-infer-time": [*DURATION, "0s"],
     "loading": ["", "lru", "Predictive", "none"],
+    "placement": ["", "milp", "Usher", "none"],
+    "profile": LABEL,
     "canary-of": LABEL,
     "application": LABEL,
     "canary-percent": [*INTEGER, "-1", "101", "20%"],
@@ -125,7 +138,7 @@ def test_an_unknown_key_without_a_similar_one_lists_the_known_keys() -> None:
     assert all(key in problem for key in KEYS)
 
 
-@pytest.mark.parametrize("key", ["placement", "profile"])
+@pytest.mark.parametrize("key", ["placements", "profiles"])
 def test_keys_that_nothing_reads_are_refused(key: str) -> None:
     (problem,) = parse_annotations({PREFIX + key: "a"}).problems
     assert f"metadata.annotations[{PREFIX}{key}] is not a known key" in problem

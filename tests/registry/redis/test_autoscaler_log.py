@@ -11,7 +11,8 @@ import redis.asyncio
 
 from registry.domain.action_log import POOL, ActionOutcome, ActionRecord, PodShape, WantedPods
 from registry.domain.expected_rates import ExpectedRates
-from registry.domain.model import LoadingPolicyName, ModelName, ModelPolicy
+from registry.domain.model import LoadingPolicyName, ModelName, ModelPolicy, PlacementName
+from registry.domain.placement import PlacedPod, PlacedReplica, PlacementRecord, PlannedModel
 from registry.errors import InvalidModel
 from registry.redis.autoscaler_log import AutoscalerLog, BeginResult
 from registry.redis.watch import ClusterWatch
@@ -209,3 +210,45 @@ async def test_the_same_wanted_pods_again_have_no_effect(registry: Registry) -> 
     for _ in range(3):
         assert await log.set_wanted_pods(token, WantedPods((PodShape(2),)), SCALE)
     assert len((await log.records()).history) == 1
+
+
+_PLACED = PlacedReplica(NAME, "cpu-0", 8, 50.0, 12.5)
+_PLANNED = PlannedModel(NAME, 20.0, 0.2, 12.5, "short")
+_PLACEMENT = PlacementRecord(
+    "usher", "first plan", 10.0, ("cpu-0", "cpu-1"), (_PLANNED,),
+    (_PLACED,), (PlacedPod("placed-0", _PLACED, 10.0),), 1,
+)  # fmt: skip
+
+
+async def test_a_placement_is_published_and_kept_for_new_copies(
+    registry: Registry, connect: Connect
+) -> None:
+    log, other = AutoscalerLog(registry), ClusterWatch(await connect())
+    token = await _acquire(registry, "one")
+    plan = ActionRecord("place", POOL, "usher", "first plan", 10.0, outcome=ActionOutcome.DONE)
+    async with running(other):
+        await other.wait_synced()
+        assert await log.set_placement(token, _PLACEMENT, plan)
+        await until(lambda: other.state.placement == _PLACEMENT)
+        moved = replace(_PLACEMENT, pods=())
+        assert await log.set_placement(token, moved)
+        await until(lambda: other.state.placement == moved)
+    assert (await registry.cluster()).placement == moved
+    assert [each.verb for each in (await log.records()).history] == ["place"]
+
+
+async def test_a_former_leader_cannot_place(registry: Registry) -> None:
+    log = AutoscalerLog(registry)
+    token = await _acquire(registry, "one")
+    await log.release_lead(token)
+    assert not await log.set_placement(token, _PLACEMENT)
+    assert (await registry.cluster()).placement is None
+
+
+async def test_a_model_for_another_planner_than_the_leaders_is_refused(registry: Registry) -> None:
+    await AutoscalerLog(registry).acquire_lead("one", ttl_s=30, placement="usher")
+    wanted = replace(SPEC, policy=ModelPolicy(placement=PlacementName.AO_MILP))
+    with pytest.raises(InvalidModel, match="must be 'off' or 'usher', the planner of pool"):
+        await registry.put_models([wanted])
+    spared = replace(SPEC, policy=ModelPolicy(placement=PlacementName.OFF))
+    assert await registry.put_models([spared]) == ["created"]

@@ -81,11 +81,11 @@ def test_one_move_per_gpu_and_the_new_copy_is_warm_first(synthetic: Profiles) ->
         Replica("small", "v100-1", 4),
     )
     plan = Placement("test", wanted, (), 0.0)
-    steps = moves(current, plan, _GPUS, synthetic, {})
+    steps = moves(current, plan.replicas, _GPUS, synthetic, {})
     assert all(len({each.accelerator for each in step}) == len(step) for step in steps)
     first = steps[0][0]
     assert (first.starts, first.stops) == (wanted[0], current[0])
-    assert moves(wanted, plan, _GPUS, synthetic, {}) == []
+    assert moves(wanted, plan.replicas, _GPUS, synthetic, {}) == []
 
 
 def test_where_there_is_no_room_the_cheapest_leaves_first(synthetic: Profiles) -> None:
@@ -94,7 +94,7 @@ def test_where_there_is_no_room_the_cheapest_leaves_first(synthetic: Profiles) -
     ]  # fmt: skip
     plan = Placement("test", (Replica("wide", "v100-0", 16),), (), 0.0)
     costs = {"wide": 5.0, "large": 1.0, "small": 2.0}
-    stopped = [each.stops.model for [each] in moves(current, plan, _GPUS, synthetic, costs)
+    stopped = [each.stops.model for [each] in moves(current, plan.replicas, _GPUS, synthetic, costs)
                if each.stops]  # fmt: skip
     assert stopped[0] == "large"
     assert stopped.index("small") < stopped.index("wide")

@@ -1,0 +1,200 @@
+"""Keeps a pool's placement: says when to plan, adopts plans, and carries them out step by step.
+
+The record in the registry is all of its state that counts: another leader continues from it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from concurrent.futures.process import BrokenProcessPool
+from typing import TYPE_CHECKING, Final
+
+from autoscaler.placement.placed_pods import has_arrived, next_step, replica_of
+from autoscaler.placement.planners.adoption import PlanningJob
+from autoscaler.placement.planners.problem import InvalidPlacementInput, PlanParams
+from autoscaler.placement.planners.replanning import (
+    Observation,
+    PlannedFor,
+    planned_for,
+    should_adopt,
+    should_replan,
+)
+from autoscaler.service.planning_process import PlanningProcess
+from autoscaler.tick.placement_input import expected_rates, placement_input
+from autoscaler.tick.placement_record import empty_record, moving_cost, new_record
+from registry.domain.action_log import POOL, ActionOutcome, ActionRecord
+from registry.domain.model import PlacementName
+
+if TYPE_CHECKING:
+    from autoscaler.placement.planners.adoption import PlanningResult
+    from autoscaler.planning.pool_view import PoolView
+    from autoscaler.service.metrics import AutoscalerMetrics
+    from autoscaler.service.settings import AutoscalerSettings
+    from autoscaler.tick.placement_input import PlacementInput
+    from registry.domain.cluster import ClusterState
+    from registry.domain.placement import PlacementRecord
+    from registry.redis.autoscaler_log import AutoscalerLog
+
+logger = logging.getLogger(__name__)
+
+_CHECK_INTERVAL_S: Final = 2.0
+"""Between two looks at the forecast, which changes no faster."""
+_FAILURE_PAUSE_S: Final = 30.0
+_MIN_PAUSE_RATIO: Final = 5.0
+"""Minimum pause after a plan, as a multiple of the CPU time that it took."""
+
+
+class PlacementService:
+    """The placement of one pool. Used by one task only; the caller leads."""
+
+    def __init__(
+        self, settings: AutoscalerSettings, log: AutoscalerLog, metrics: AutoscalerMetrics
+    ) -> None:
+        self._planner = settings.placement
+        self._cores = settings.accelerator_names
+        self._pace = settings.pace
+        self._log = log
+        self._metrics = metrics
+        self._process = PlanningProcess()
+        self._planning: asyncio.Task[tuple[PlanningResult, float]] | None = None
+        self._planned_input: PlacementInput | None = None
+        self._planning_reason = ""
+        self._next_check_s = 0.0
+        self._planned_for: PlannedFor | None = None
+        self._cold_since_s: dict[str, float] = {}
+
+    def close(self) -> None:
+        if self._planning is not None:
+            self._planning.cancel()
+        self._process.close()
+
+    async def tick(self, state: ClusterState, view: PoolView, token: int) -> None:
+        """Plan if due, adopt a finished plan, make the next moves. Raises RegistryUnavailable."""
+        now_s = view.time_s
+        record = state.placement
+        if self._planner == PlacementName.OFF:
+            if record is not None and (record.pods or record.target):
+                await self._log.set_placement(token, empty_record(record, now_s))
+            return
+        rates = expected_rates(view.demand, [str(each.spec.name) for each in view.models])
+        rates = {model: rate * self._pace for model, rate in rates.items()}
+        inputs = placement_input(state, rates, self._cores)
+        if self._planning is not None and self._planning.done():
+            await self._adopt(record, now_s, token)
+            return
+        if self._planning is None and time.monotonic() >= self._next_check_s:
+            self._next_check_s = time.monotonic() + _CHECK_INTERVAL_S
+            if view.demand is not None and (reason := self._reason(record, inputs, now_s)):
+                self._start(record, inputs, reason)
+        if record is not None:
+            await self._move(record, state, inputs, now_s, token)
+
+    def _reason(self, record: PlacementRecord | None, inputs: PlacementInput, now_s: float) -> str:
+        """Why to plan anew; empty: the plan holds."""
+        if record is None or record.planner != self._planner:
+            has_load = any(each.rate_rps > 0 for each in inputs.workloads)
+            return "first plan" if has_load and inputs.accelerators else ""
+        known = self._planned_for or _planned_for(record)
+        seen = Observation(now_s, inputs.workloads, inputs.accelerators, {})
+        self._planned_for, reason = should_replan(known, seen)
+        return reason if inputs.accelerators else ""
+
+    def _start(self, record: PlacementRecord | None, inputs: PlacementInput, reason: str) -> None:
+        current = tuple(replica_of(pod.replica) for pod in record.pods) if record else ()
+        params = PlanParams(overhead_s=inputs.overhead_s)
+        job = PlanningJob(
+            self._planner, inputs.workloads, inputs.accelerators, inputs.profiles, current, params
+        )
+        self._planned_input, self._planning_reason = inputs, reason
+        self._planning = asyncio.create_task(self._process.plan(job))
+
+    async def _adopt(self, record: PlacementRecord | None, now_s: float, token: int) -> None:
+        """Record the finished plan as the target, if it is worth its moves."""
+        planning, inputs = self._planning, self._planned_input
+        assert planning is not None
+        assert inputs is not None
+        self._planning = None
+        try:
+            result, took_s = planning.result()
+        except Exception as error:  # a planner's error must not stop the loading of models
+            self._note_failure(error)
+            return
+        self._metrics.placement_seconds.observe(took_s)
+        self._next_check_s = time.monotonic() + max(_CHECK_INTERVAL_S, _MIN_PAUSE_RATIO * took_s)
+        self._planned_for = planned_for(inputs.workloads, inputs.accelerators)
+        known = {each.model for each in inputs.workloads}
+        is_stale = record is None or not {pod.replica.model for pod in record.pods} <= known
+        cost = moving_cost(record, result.placement, inputs)
+        if not is_stale and not should_adopt(result.gain_rps, cost):
+            self._metrics.placements.labels("kept").inc()
+            logger.info("placement kept", extra={"reason": self._planning_reason,
+                        "gain_rps": result.gain_rps, "moving_cost": cost})  # fmt: skip
+            return
+        placed = new_record(record, result.placement, inputs, self._planning_reason, now_s)
+        detail = (
+            f"{self._planning_reason}: {len(placed.target)} replicas, expected "
+            f"{result.placement.total_rps:.1f} req/s in time, {result.gain_rps:+.1f}"
+        )
+        action = ActionRecord("place", POOL, str(self._planner), detail, now_s,
+                              outcome=ActionOutcome.DONE)  # fmt: skip
+        if await self._log.set_placement(token, placed, action):
+            self._metrics.placements.labels("adopted").inc()
+            logger.info("placement adopted", extra={"words": detail})
+
+    def _note_failure(self, error: Exception) -> None:
+        """The last plan serves on; planning is tried again after a pause."""
+        self._next_check_s = time.monotonic() + _FAILURE_PAUSE_S
+        if isinstance(error, BrokenProcessPool):
+            self._metrics.failures.labels("placement-process").inc()
+            logger.warning("the planning process ended; the last plan serves on")
+        elif isinstance(error, InvalidPlacementInput):
+            self._metrics.failures.labels("placement-input").inc()
+            logger.warning("no placement can be planned", extra={"problems": error.problems})
+        else:
+            self._metrics.failures.labels("planner").inc()
+            logger.error("a planner failed; the last plan serves on", exc_info=error)
+
+    async def _move(
+        self, record: PlacementRecord, state: ClusterState, inputs: PlacementInput, now_s: float,
+        token: int,
+    ) -> None:  # fmt: skip
+        self._update_cold(record, state, now_s)
+        if not inputs.accelerators or (has_arrived(record) and not self._cold_since_s):
+            return
+        costs = {each.model: each.rate_rps * inputs.load_s[each.model] for each in inputs.workloads}
+        after = next_step(
+            record, self._cold_since_s, inputs.accelerators, inputs.profiles, costs, now_s
+        )
+        if after == record:
+            return
+        if after.reason != record.reason:
+            logger.warning("placement changed", extra={"words": after.reason})
+        await self._log.set_placement(token, after)
+
+    def _update_cold(self, record: PlacementRecord, state: ClusterState, now_s: float) -> None:
+        """Since when placed pods have not held their model."""
+        cold = {pod.name for pod in record.pods if not is_warm(state, pod.name, pod.replica.model)}
+        self._cold_since_s = {name: self._cold_since_s.get(name, now_s) for name in cold}
+
+
+def is_warm(state: ClusterState, pod: str, model: str) -> bool:
+    """Whether requests for the model can be sent to its placed pod now."""
+    found = state.pods.get(pod)
+    return (
+        found is not None
+        and found.is_accepting
+        and any(
+            key.rpartition("@")[0] == model and each.is_warm
+            for key, each in state.residency.on_device(pod).items()
+        )
+    )
+
+
+def _planned_for(record: PlacementRecord) -> PlannedFor:
+    return PlannedFor(
+        {each.model: each.rate_rps for each in record.models if each.slo_s},
+        {each.model: each.slo_s for each in record.models if each.slo_s},
+        frozenset(record.accelerators),
+    )

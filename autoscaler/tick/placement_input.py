@@ -1,0 +1,164 @@
+"""The input of planners from the registry's state: workloads, accelerators, profiles. Pure.
+
+A model is planned for if it has a deadline, which is its SLO, and a profile on the accelerators.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from autoscaler.placement.planners.problem import (
+    WHOLE_PCT,
+    AcceleratorView,
+    BatchPoint,
+    ModelProfile,
+    Profiles,
+    Workload,
+)
+from registry.domain.model import ModelName, PlacementName, Tier
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from autoscaler.planning.pool_view import Demand
+    from registry.domain.cluster import ClusterState
+    from registry.domain.model import ModelSpec
+    from registry.domain.profile import Profile, ProfilePoint
+
+_WINDOW: Final = 1
+"""Of a forecast's windows the one of 60 s."""
+_QUANTILE: Final = 1
+"""Of a forecast's quantiles 0.9."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementInput:
+    """What one plan is made from."""
+
+    workloads: tuple[Workload, ...]
+    accelerators: tuple[AcceleratorView, ...]
+    profiles: Profiles
+    overhead_s: Mapping[str, float]
+    """Preprocessing, postprocessing and network by model."""
+    load_s: Mapping[str, float]
+    """Of a load from disk, by model."""
+    left_out: Mapping[str, str]
+    """Models that are not planned for, and why."""
+
+
+def placement_input(
+    state: ClusterState, rates_rps: Mapping[str, float], cores: Sequence[str]
+) -> PlacementInput:
+    """`cores`: names of the CPU's accelerators on this machine, which pods do not report."""
+    accelerators = find_accelerators(state, cores)
+    kinds = sorted({each.kind for each in accelerators})
+    memory_bytes = _memory_bytes(state, len(cores))
+    workloads: list[Workload] = []
+    models: list[ModelProfile] = []
+    overhead_s, load_s, left_out = {}, {}, {}
+    for name, record in sorted(state.models.items()):
+        spec, model = record.serving, str(name)
+        profiles = _profiles(state, spec, model, kinds, memory_bytes)
+        if reason := _why_not(spec, kinds, profiles):
+            left_out[model] = reason
+            continue
+        models += profiles
+        measured = state.measured(spec.key)
+        overhead_s[model] = measured.stages.preprocess_s + measured.stages.postprocess_s
+        load_s[model] = measured.load_from(Tier.DISK, None).seconds
+        deadline_s = spec.policy.deadline_s or 0.0
+        workloads.append(
+            Workload(model, rates_rps.get(model, 0.0), deadline_s, spec.policy.max_batch_size)
+        )
+    return PlacementInput(
+        tuple(workloads), accelerators, Profiles(tuple(models)), overhead_s, load_s, left_out
+    )
+
+
+def find_accelerators(state: ClusterState, cores: Sequence[str]) -> tuple[AcceleratorView, ...]:
+    """GPUs that pods report, by UUID; the named groups of cores if there are CPU pods."""
+    gpus, products = {}, set()
+    for pod in state.pods.values():
+        found = pod.info.accelerator
+        if found.uuid:
+            gpus[found.uuid] = found.product
+        else:
+            products.add(found.product)
+    groups = [AcceleratorView(name, min(products)) for name in cores] if products else []
+    return (*(AcceleratorView(*each) for each in sorted(gpus.items())), *groups)
+
+
+def expected_rates(demand: Demand | None, models: Iterable[str]) -> dict[str, float]:
+    """Requests per second by model: the 0.9-quantile of the forecast of the next minute."""
+    if demand is None:
+        return {}
+    window_s = demand.horizon.windows_s[_WINDOW]
+    quantiles = demand.forecast.quantiles[:, _WINDOW, _QUANTILE]
+    return {model: float(value) / window_s for model, value in zip(models, quantiles, strict=True)}
+
+
+def _why_not(spec: ModelSpec, kinds: Sequence[str], profiles: Sequence[ModelProfile]) -> str:
+    if spec.policy.placement is PlacementName.OFF:
+        return "annotation placement is off"
+    if spec.policy.deadline_s is None:
+        return "it has no deadline: annotation pilotlight.io/deadline"
+    missing = set(kinds) - {each.kind for each in profiles}
+    if missing or not kinds:
+        where = ", ".join(sorted(missing)) or "any accelerator"
+        return f"it has no profile on {where}: `pilotlight profile {spec.name}` measures one"
+    return ""
+
+
+def _memory_bytes(state: ClusterState, groups: int) -> dict[str, int]:
+    """Of one accelerator, by product; groups of cores share the machine's equally."""
+    found: dict[str, int] = {}
+    for pod in state.pods.values():
+        each = pod.info.accelerator
+        found[each.product] = (
+            each.memory_bytes if each.uuid else each.memory_bytes // max(1, groups)
+        )
+    return found
+
+
+def _profiles(
+    state: ClusterState,
+    spec: ModelSpec,
+    model: str,
+    kinds: Sequence[str],
+    memory_bytes: Mapping[str, int],
+) -> list[ModelProfile]:
+    """Of the model, or of the one that its annotation `profile` names, by kind."""
+    key = spec.key
+    if spec.policy.profile is not None:
+        other = state.models.get(ModelName(spec.name.namespace, spec.policy.profile))
+        key = other.serving.key if other is not None else ""
+    weights = state.residency.device_bytes.get(key, 0)
+    return [
+        ModelProfile(model, each.product, _points(each, weights, memory_bytes[each.product]))
+        for each in state.profiles_of(key)
+        if each.product in kinds and each.points
+    ]
+
+
+def _points(profile: Profile, weights_bytes: int, memory_bytes: int) -> tuple[BatchPoint, ...]:
+    return tuple(_point(each, weights_bytes, memory_bytes) for each in profile.points)
+
+
+def _point(point: ProfilePoint, weights_bytes: int, memory_bytes: int) -> BatchPoint:
+    """What was not measured: memory from the weights, compute as if it were all of it."""
+    used_bytes = weights_bytes + (point.memory_bytes or 0)
+    reserved = WHOLE_PCT * used_bytes / memory_bytes if memory_bytes else 0.0
+    return BatchPoint(
+        batch_size=point.rows,
+        latency_s=point.latency_s,
+        throughput_rps=point.throughput_rps or point.rows_per_s,
+        memory_pct=min(WHOLE_PCT, reserved if point.reserved_pct is None else point.reserved_pct),
+        occupancy_pct=_or_whole(point.occupancy_pct),
+        mean_occupancy_pct=_or_whole(point.mean_occupancy_pct),
+        sm_utilization_pct=_or_whole(point.sm_utilization_pct),
+    )
+
+
+def _or_whole(value_pct: float | None) -> float:
+    return WHOLE_PCT if value_pct is None else value_pct

@@ -1,0 +1,68 @@
+"""The record of a new plan: its replicas and models, beside the pods that run. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from registry.domain.placement import PlacedReplica, PlacementRecord, PlannedModel
+
+if TYPE_CHECKING:
+    from autoscaler.placement.planners.plan import Placement
+    from autoscaler.tick.placement_input import PlacementInput
+
+
+def new_record(
+    before: PlacementRecord | None,
+    placement: Placement,
+    inputs: PlacementInput,
+    reason: str,
+    now_s: float,
+) -> PlacementRecord:
+    """The plan as the new target; the pods that run are those of `before`."""
+    slos_s = {each.model: each.slo_s for each in inputs.workloads}
+    models = [
+        PlannedModel(each.model, each.rate_rps, slos_s[each.model], each.goodput_rps, each.reason)
+        for each in placement.models
+    ]
+    models += [PlannedModel(model, 0.0, 0.0, 0.0, why) for model, why in inputs.left_out.items()]
+    target = tuple(
+        PlacedReplica(each.model, each.accelerator, each.batch_size, each.share_pct, each.rate_rps)
+        for each in placement.replicas
+    )
+    return PlacementRecord(
+        planner=placement.planner,
+        reason=reason,
+        planned_at_s=now_s,
+        accelerators=tuple(each.name for each in inputs.accelerators),
+        models=tuple(models),
+        target=target,
+        pods=before.pods if before else (),
+        next_number=before.next_number if before else 0,
+    )
+
+
+def empty_record(before: PlacementRecord, now_s: float) -> PlacementRecord:
+    """Nothing is placed any more."""
+    return replace(
+        before, planner="off", reason="placement is off", planned_at_s=now_s, models=(), target=(),
+        pods=(),
+    )  # fmt: skip
+
+
+def moving_cost(
+    record: PlacementRecord | None, placement: Placement, inputs: PlacementInput
+) -> float:
+    """Requests that arrive at an accelerator while a load on it slows its models down."""
+    if record is None:
+        return 0.0
+    running = {(pod.replica.model, pod.replica.accelerator, pod.replica.share_pct): pod.replica
+               for pod in record.pods}  # fmt: skip
+    rates: dict[str, float] = {}
+    for each in running.values():
+        rates[each.accelerator] = rates.get(each.accelerator, 0.0) + each.rate_rps
+    return sum(
+        inputs.load_s[each.model] * rates.get(each.accelerator, 0.0)
+        for each in placement.replicas
+        if (each.model, each.accelerator, each.share_pct) not in running
+    )

@@ -1,0 +1,30 @@
+"""The CPU as accelerators: groups of as many cores as an inference has threads."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def core_groups(threads: int) -> dict[str, tuple[int, ...]]:
+    """Cores by name of the accelerator, `cpu-0` first; at least one, with what cores there are.
+
+    Profiles are measured with the same number of threads. Cores that fill no group are left over.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    size = min(threads, len(cores))
+    return {
+        f"cpu-{number}": tuple(cores[number * size : (number + 1) * size])
+        for number in range(len(cores) // size)
+    }
+
+
+def cores_of_share(cores: Sequence[int], share_pct: float | None) -> Sequence[int]:
+    """As many of the cores as the share is, rounded up: a process has whole cores."""
+    if share_pct is None:
+        return cores
+    count = -(-len(cores) * share_pct // 100)
+    return cores[: max(1, min(len(cores), int(count)))]
