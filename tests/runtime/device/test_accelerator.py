@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from registry.domain.accelerator import Accelerator
+from runtime.accelerator_share import MPS_PERCENTAGE
 from runtime.device import accelerator, peak_memory
 from runtime.device.accelerator import (
-    MPS_PERCENTAGE,
     find_accelerator,
     memory_budget,
     mig_share,
