@@ -70,6 +70,14 @@ def up(
     pod_memory: Annotated[
         str, setting("POD_MEMORY", "Memory for models per pod, such as 4Gi or 500MB.")
     ] = "4Gi",
+    pod_disk: Annotated[
+        str | None,
+        setting(
+            "POD_DISK",
+            "Disk for model files per pod, such as 20Gi.",
+            show_default="four fifths of the free space",
+        ),
+    ] = None,
     pod_link_rate: Annotated[
         str,
         setting(
@@ -187,6 +195,7 @@ def up(
             slots=slots,
             threads=threads,
             memory_bytes=parse_bytes(pod_memory, field="--pod-memory"),
+            disk_bytes=0 if pod_disk is None else parse_bytes(pod_disk, field="--pod-disk"),
             link_bytes_per_s=parse_rate(pod_link_rate, field="--pod-link-rate"),
             allow_simulated_work=allow_simulated_work,
             namespaces=namespaces,

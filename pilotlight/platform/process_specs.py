@@ -112,6 +112,7 @@ def pod_settings(settings: PlatformSettings, name: str, *, redis_url: str) -> di
         "node": node,
         "slots": pod.slots,
         "memory_bytes": pod.memory_bytes,
+        "disk_bytes": pod.disk_bytes,
         "cache_dir": str(state_dir.nodes / node),
         "host_dir": str(state_dir.memory / node),
         "link_rate": int(pod.link_bytes_per_s or 0),

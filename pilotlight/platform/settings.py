@@ -17,6 +17,8 @@ class LocalPodSettings:
     runtime's default, by device and profiles."""
     memory_bytes: int = 4 * 2**30
     """Device memory for models; raise it if one pod should hold more models."""
+    disk_bytes: int = 0
+    """Disk for the model files of each pod's node; 0: four fifths of what is free."""
     link_bytes_per_s: float | None = None
     """Limit of a pod's download rate from object storage; None: no limit. For experiments."""
     threads: int = 1

@@ -77,31 +77,54 @@ def make_samples(
 ) -> None:
     """Make the missing samples under a lock, so that concurrent processes make each one once."""
     bucket = objects / BUCKET
-    bucket.mkdir(parents=True, exist_ok=True)
-    with FileLock(objects / ".making.lock"):
-        missing = _missing(objects, samples)
-        for leftover in bucket.glob(".making-*"):
-            shutil.rmtree(leftover, ignore_errors=True)
-        total = len(missing)
-        to_make = [sample for sample in missing if sample.architecture is not None]
-        children = [(sample, _start_making(sample, bucket)) for sample in to_make]
-        on_progress(0, total, f"making {', '.join(sample.folder for sample in missing)}")
-        try:
-            for sample in missing:
-                if sample.architecture is None:
-                    shutil.copytree(_minilm_folder(), _unfinished(bucket, sample))
-            for done, (sample, child) in enumerate(children, start=total - len(children) + 1):
-                _, errors = child.communicate()
-                if child.returncode:
-                    raise StartFailed(f"cannot make {sample.folder}: {errors.strip()[-500:]}")
-                on_progress(done, total, f"{sample.folder} made")
-        finally:
-            for _, child in children:
-                if child.poll() is None:
-                    child.kill()
-                    child.wait()
+    try:
+        bucket.mkdir(parents=True, exist_ok=True)
+        with FileLock(objects / ".making.lock"):
+            _remove_unfinished(bucket)
+            try:
+                _make_missing(bucket, _missing(objects, samples), on_progress)
+            finally:
+                _remove_unfinished(bucket)
+    except OSError as error:
+        raise StartFailed(f"cannot make the sample models in {bucket}: {error}") from error
+
+
+def _remove_unfinished(bucket: Path) -> None:
+    for leftover in bucket.glob(".making-*"):
+        shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _make_missing(
+    bucket: Path, missing: Sequence[SampleModel], on_progress: Callable[[int, int, str], None]
+) -> None:
+    total = len(missing)
+    to_make = [sample for sample in missing if sample.architecture is not None]
+    children = [(sample, _start_making(sample, bucket)) for sample in to_make]
+    on_progress(0, total, f"making {', '.join(sample.folder for sample in missing)}")
+    try:
         for sample in missing:
-            _unfinished(bucket, sample).rename(bucket / sample.folder)
+            if sample.architecture is None:
+                _copy(_minilm_folder(), _unfinished(bucket, sample))
+        for done, (sample, child) in enumerate(children, start=total - len(children) + 1):
+            _, errors = child.communicate()
+            if child.returncode:
+                cause = errors.strip().splitlines()[-1:]
+                raise StartFailed(f"cannot make {sample.folder}: {''.join(cause)[-500:]}")
+            on_progress(done, total, f"{sample.folder} made")
+    finally:
+        for _, child in children:
+            if child.poll() is None:
+                child.kill()
+                child.wait()
+    for sample in missing:
+        _unfinished(bucket, sample).rename(bucket / sample.folder)
+
+
+def _copy(source: Path, target: Path) -> None:
+    try:
+        shutil.copytree(source, target)
+    except shutil.Error as error:  # one text of all files' errors
+        raise OSError(error.args[0][0][2]) from error
 
 
 def make_model_command(architecture: str, folder: Path) -> list[str]:

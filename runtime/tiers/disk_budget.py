@@ -74,7 +74,8 @@ class DiskBudget:
         if needed > self.budget_bytes:
             raise DiskFull(
                 f"{folder.name} needs {needed} bytes on disk, the node's disk budget is"
-                f" {self.budget_bytes} bytes: raise --disk-bytes"
+                f" {self.budget_bytes} bytes: raise the pod's --disk-bytes, or --pod-disk of"
+                " `pilotlight up`"
             )
         quota = self._quota_of(_namespace(folder))
         if quota is not None and needed > quota:
