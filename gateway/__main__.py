@@ -32,11 +32,14 @@ from gateway.http.probe_server import ProbeServer
 from gateway.http.server import create_protocol
 from gateway.management.api import create_api
 from gateway.settings import GatewaySettings
+from gateway.sneakpeek.client import SneakPeekClient
 from gateway.telemetry.arrival_counter import ArrivalCounter
 from gateway.telemetry.explanations import Explanations
 from gateway.telemetry.metrics import GatewayMetrics
 from gateway.telemetry.request_telemetry import RequestTelemetry
+from gateway.upstream.model_loads import ModelLoads
 from gateway.upstream.pod_connection import PodConnectionPool
+from registry.inference_service.tenant_rules import parse_rules
 from registry.logs import configure_logs
 from registry.pod_secret import PodSecret
 from registry.redis.client import Registry
@@ -152,8 +155,17 @@ async def running_app(
         return app.is_draining
 
     api = create_api(watch, metrics, explanations, dispatcher, reservations, is_draining)
-    selector = ApplicationSelector(watch.state, explanations, watch.registry_now_s)
-    app = GatewayApp(api, context, watch, settings, selector)  # type: ignore[arg-type]  # ASGI's types vary
+    rules = parse_rules(prefixes=settings.sneakpeek_prefixes)
+    sneak_peek = SneakPeekClient(
+        watch.state,
+        lambda outcome: metrics.looks.labels(outcome).inc(),
+        lambda namespace, uri: rules.granting_prefix(namespace, uri) is not None,
+    )
+    loads = ModelLoads(connections.secret, watch.state)
+    selector = ApplicationSelector(watch.state, explanations, watch.registry_now_s, loads.request)
+    watch.subscribe(sneak_peek.sync)
+    watch.subscribe(selector.notify_change)
+    app = GatewayApp(api, context, watch, settings, selector, sneak_peek)  # type: ignore[arg-type]  # ASGI's types vary
     async with asyncio.TaskGroup() as group:
         runs = [
             watch.run,
@@ -162,6 +174,8 @@ async def running_app(
             connections.close_idle_periodically,
             connections.secret.reload_periodically,
             arrival_counter.run,
+            sneak_peek.run,
+            loads.run,
         ]
         if app.access is not None:
             runs.append(app.access.reload_periodically)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
 from gateway.authentication.access import create_access, without_credentials
+from gateway.dispatch.application_exchange import ApplicationCall, ApplicationExchange
 from gateway.dispatch.cancellation import RequestCancellation
 from gateway.dispatch.exchange import Exchange
 from gateway.dispatch.inference_call import InferenceCall
@@ -38,7 +39,6 @@ from gateway.http.routes import (
     openai_target,
     parse_path,
     target_of,
-    target_of_variant,
     target_of_version,
 )
 from gateway.routing.route_request import IncomingRequest
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from gateway.http.headers import Headers, RequestHeaders
     from gateway.http.routes import ModelPath, ModelTarget
     from gateway.settings import GatewaySettings
+    from gateway.sneakpeek.client import SneakPeekClient
     from registry.domain.application import ApplicationSpec
     from registry.domain.model import ModelRecord
     from registry.redis.watch import ClusterWatch
@@ -77,7 +78,7 @@ class GatewayApp:
 
     def __init__(
         self, api: ASGIApp, context: CallContext, watch: ClusterWatch, settings: GatewaySettings,
-        selector: ApplicationSelector,
+        selector: ApplicationSelector, sneak_peek: SneakPeekClient,
     ) -> None:  # fmt: skip
         self._api = api
         self._context = context
@@ -105,6 +106,7 @@ class GatewayApp:
         self.resolve_target = self._targets.resolve
         self._names = KnownNames(watch.state)
         self._selector = selector
+        self._sneak_peek = sneak_peek
         self.is_draining = False
 
     @property
@@ -156,19 +158,17 @@ class GatewayApp:
                 client.target = target_of_version(target, version)
             application = self._watch.state.applications.get(client.target.model)
             if application is not None and not self.is_draining:
-                await self._select_variant(application, client, read)
-            elif read.selection_policy is not None:
-                raise BadRequest(
-                    f"header x-pilotlight-policy: {read.selection_policy} is for applications, "
-                    f"{client.target.label} is a model"
-                )
-            record = self._watch.state.models.get(client.target.model)
-            if record is None or self.is_draining:
-                record = await self._find_record(client.target)
-            own_s = record.serving.policy.deadline_s
-            if application is not None:
-                own_s = application.deadline_s if application.refuses_late else None
-            exchange = self._create_exchange(client, read, record, body, own_s)
+                exchange = self._create_application_exchange(application, client, read, body)
+            else:
+                if read.selection_policy is not None:
+                    raise BadRequest(
+                        f"header x-pilotlight-policy: {read.selection_policy} is for applications, "
+                        f"{client.target.label} is a model"
+                    )
+                record = self._watch.state.models.get(client.target.model)
+                if record is None or self.is_draining:
+                    record = await self._find_record(client.target)
+                exchange = self._create_exchange(client, read, record, body)
             await self._run_cancellable(exchange, client, read, body)
         except ClientClosedRequest:
             self._context.telemetry.client_disconnected()
@@ -206,10 +206,11 @@ class GatewayApp:
         await access.check_path(unquote(model_path.path), model_path.namespace, headers)
         return model_path
 
-    async def _select_variant(
-        self, application: ApplicationSpec, client: ClientRequest, read: RequestHeaders
-    ) -> None:
-        """Make the chosen variant the request's target. Raises BadRequest, NotReady."""
+    def _create_application_exchange(
+        self, application: ApplicationSpec, client: ClientRequest, read: RequestHeaders,
+        body: IncomingBody,
+    ) -> ApplicationExchange:  # fmt: skip
+        """Raises BadRequest."""
         is_override = read.policy is not None or read.selection_policy is not None
         if is_override and not self._allows_policy_header:
             raise BadRequest(_POLICY_HEADER_OFF)
@@ -219,18 +220,17 @@ class GatewayApp:
                 f"application {application.name}, was {read.policy!r}"
             )
         deadline_s = read.deadline_s or application.deadline_s
-        selection = await self._selector.select(
-            application, read.request_id, deadline_s=deadline_s,
-            policy=read.selection_policy or application.policy,
+        read.deadline_s = deadline_s if application.refuses_late else None  # else it costs utility
+        request = self._incoming_request(client, read, deadline_s=read.deadline_s)
+        call = ApplicationCall(
+            self._context, client, read, request, body, self._selector,
+            self._watch.registry_now_s,
         )  # fmt: skip
-        if not application.refuses_late:
-            read.deadline_s = None  # lateness costs utility only
-        client.target = target_of_variant(
-            client.target,
-            selection.variant,
-            accuracy=selection.assignment.accuracy,
-            utility=selection.assignment.utility,
-        )
+        return ApplicationExchange(
+            call, client, body, self._context, self._sneak_peek, application,
+            read.selection_policy or application.policy, deadline_s=deadline_s,
+            stall_s=self._settings.body_timeout,
+        )  # fmt: skip
 
     async def _resolve_by_body(self, client: ClientRequest, body: IncomingBody) -> None:
         """Set the target of an OpenAI request by the model that its body names."""
@@ -250,23 +250,27 @@ class GatewayApp:
         return record
 
     def _create_exchange(
-        self,
-        client: ClientRequest,
-        read: RequestHeaders,
-        record: ModelRecord,
-        body: IncomingBody,
-        own_s: float | None,
+        self, client: ClientRequest, read: RequestHeaders, record: ModelRecord, body: IncomingBody
     ) -> Exchange:
-        """`own_s`: the deadline that holds without a header."""
         if read.policy is not None and not self._allows_policy_header:
             raise BadRequest(_POLICY_HEADER_OFF)
-        self._sequence += 1
+        own_s = record.serving.policy.deadline_s
         deadline_s = own_s
         if read.deadline_s is not None:
             deadline_s = min(read.deadline_s, max(self._settings.request_timeout, own_s or 0.0))
+        request = self._incoming_request(client, read, deadline_s=deadline_s)
+        read.deadline_s = deadline_s
+        call = InferenceCall(self._context, client.target, read, request, body)
+        stall_s = self._settings.body_timeout
+        return Exchange(call, client, body, self._context.telemetry, stall_s=stall_s)
+
+    def _incoming_request(
+        self, client: ClientRequest, read: RequestHeaders, *, deadline_s: float | None
+    ) -> IncomingRequest:
+        self._sequence += 1
         now_s = self._watch.registry_now_s()
         draws = self._random if read.seed is None else random.Random(read.seed)
-        request = IncomingRequest(
+        return IncomingRequest(
             id=read.request_id,
             model=client.target.model,
             arrival_s=now_s,
@@ -275,10 +279,6 @@ class GatewayApp:
             policy=read.policy,
             deadline_s=None if deadline_s is None else now_s + deadline_s,
         )
-        read.deadline_s = deadline_s
-        call = InferenceCall(self._context, client.target, read, request, body)
-        stall_s = self._settings.body_timeout
-        return Exchange(call, client, body, self._context.telemetry, stall_s=stall_s)
 
     async def _run_cancellable(
         self, exchange: Exchange, client: ClientRequest, read: RequestHeaders, body: IncomingBody

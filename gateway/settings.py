@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from gateway.authentication.issuers import read_issuers
 from gateway.authentication.tenant_keys import read_keys
+from registry.inference_service.tenant_rules import parse_rules
 from registry.pod_secret import parse_secret_file
 from registry.redis.server_address import parse_redis_url
 from registry.settings_table import option, parse_bool, parse_int, parse_seconds
@@ -28,6 +29,11 @@ def _readable_folder(read: Callable[[Path], object]) -> Callable[[str], str]:
         return text
 
     return parse
+
+
+def _parse_prefixes(text: str) -> str:
+    parse_rules(prefixes=text)
+    return text
 
 
 def _parse_bool_or_auto(text: str) -> bool | None:
@@ -87,6 +93,12 @@ class GatewaySettings:
         _parse_bool_or_auto,
         "accept x-pilotlight-policy, which selects a request's routing policy and can load a model"
         " on every pod; auto: unless keys or tokens are required",
+    )
+    sneakpeek_prefixes: str = option(
+        "*=*",
+        _parse_prefixes,
+        "URIs that applications of each namespace may name in sneakPeek, such as"
+        " 'team=s3://team/; *=s3://shared/', read with the gateway's credentials",
     )
     pod_secret_file: str = option(
         "",

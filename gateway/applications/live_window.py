@@ -1,14 +1,14 @@
 """A window for the selection policies, from the cluster state. Pure.
 
-A pod is a worker. Its latency of a variant is what a request holds a slot for, measured; a swap
-costs nothing where the variant is warm, else the rest of its load; it is free when its backlog is
-done. Variants without a current accuracy profile are left out.
+A pod is a worker. Its latency of a variant is the device's time per request, measured at its kind
+of accelerator; a swap costs nothing where the variant is warm, else the rest of its load; it is
+free when its backlog is done. Variants without a current accuracy profile are left out.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from gateway.routing.device_backlog import device_backlog, is_idle
 from gateway.routing.latency_model import remaining_load
@@ -22,8 +22,12 @@ if TYPE_CHECKING:
     from gateway.selection.window import WindowRequest
     from registry.domain.application import ApplicationSpec
     from registry.domain.cluster import ClusterState
-    from registry.domain.model import ModelSpec
+    from registry.domain.model import ModelName, ModelSpec
     from registry.domain.pod_state import PodState
+
+
+MAX_WORKERS: Final = 16
+"""Pods that a window is planned for, those with the most free slots first: more cost time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,24 @@ def variants_of(application: ApplicationSpec, state: ClusterState) -> Variants:
     return Variants(tuple(usable), tuple(problems))
 
 
+class VariantCache:
+    """The variants of applications, found again when a model, application or profile changes."""
+
+    def __init__(self, state: ClusterState) -> None:
+        self._state = state
+        self._version = -1
+        self._found: dict[ModelName, Variants] = {}
+
+    def of(self, application: ApplicationSpec) -> Variants:
+        if self._version != self._state.models_version:
+            self._version = self._state.models_version
+            self._found.clear()
+        found = self._found.get(application.name)
+        if found is None:
+            found = self._found[application.name] = variants_of(application, self._state)
+        return found
+
+
 def _profile_problem(
     application: ApplicationSpec, spec: ModelSpec, state: ClusterState
 ) -> str | None:
@@ -67,18 +89,44 @@ def _profile_problem(
     return None
 
 
+@dataclass(frozen=True, slots=True)
+class PlannedApplication:
+    """An application of a window, and what is known of it now."""
+
+    spec: ApplicationSpec
+    variants: Variants
+    look_accuracy: float | None = None
+    """Profiled, of the look at the data; None: it cannot answer requests."""
+    requests_per_window: float = 1.0
+    """For a strong prior."""
+
+    @property
+    def alpha(self) -> tuple[float, ...]:
+        """The prior's weight of each class."""
+        spec = self.spec
+        weights = prior_weights(
+            spec.prior, len(spec.classes), spec.frequencies, self.requests_per_window
+        )
+        return tuple(weights.tolist())
+
+
 def live_window(
     requests: Sequence[WindowRequest],
-    applications: Sequence[tuple[ApplicationSpec, Variants]],
+    applications: Sequence[PlannedApplication],
     state: ClusterState,
     now_s: float,
 ) -> Window:
-    specs = [spec for _, variants in applications for spec, _ in variants.usable]
-    pods = [pod for pod in state.pods.values() if _is_open(pod)]
+    """Pods without a free slot serve no request of the window, unless none has one."""
+    specs = [spec for each in applications for spec, _ in each.variants.usable]
+    accepting = [pod for pod in state.pods.values() if _is_open(pod)]
+    pods = [pod for pod in accepting if pod.has_free_slot] or accepting
+    if len(pods) > MAX_WORKERS:
+        warm = {pod.name for spec in specs for pod in state.warm(spec.key)}
+        pods.sort(key=lambda pod: (pod.name not in warm, pod.slots_busy - pod.slots, pod.name))
     return Window(
         tuple(requests),
-        tuple(_window_application(each, variants) for each, variants in applications),
-        tuple(_worker(pod, specs, state, now_s) for pod in pods),
+        tuple(_window_application(each) for each in applications),
+        tuple(_worker(pod, specs, state, now_s) for pod in pods[:MAX_WORKERS]),
         now_s,
     )
 
@@ -97,26 +145,42 @@ def has_idle_pod(variants: Variants, state: ClusterState) -> bool:
     )
 
 
-def _window_application(application: ApplicationSpec, variants: Variants) -> WindowApplication:
-    alpha = prior_weights(application.prior, len(application.classes), application.frequencies)
+def _window_application(application: PlannedApplication) -> WindowApplication:
+    spec, peek = application.spec, application.spec.sneak_peek
     return WindowApplication(
-        str(application.name),
-        tuple(profile for _, profile in variants.usable),
-        application.penalty,
-        tuple(alpha.tolist()),
-        normalises_accuracy=application.normalises_accuracy,
+        str(spec.name),
+        tuple(profile for _, profile in application.variants.usable),
+        spec.penalty,
+        application.alpha,
+        application.look_accuracy if peek is not None and peek.short_circuit else None,
+        splits_groups=peek is not None and peek.split_groups,
+        normalises_accuracy=spec.normalises_accuracy,
     )
 
 
 def _worker(pod: PodState, specs: Sequence[ModelSpec], state: ClusterState, now_s: float) -> Worker:
-    latency, swap, free_s = {}, {}, 0.0
+    latency, swap, around, free_s = {}, {}, {}, 0.0
     for spec in specs:
-        measured = pod.estimates[spec.key]
-        latency[spec.name.name] = measured.stages.hold_s
+        measured, name = pod.estimates[spec.key], spec.name.name
         load = remaining_load(spec.key, pod, measured, state, now_s)
         if load is not None:
-            swap[spec.name.name] = load.seconds
+            if not _fits(spec.key, pod, state):
+                continue
+            swap[name] = load.seconds
         elif not is_idle(pod):
             backlog = device_backlog(pod, spec.key, None, state, now_s, ready_s=0.0, load_s=0.0)
             free_s = max(free_s, backlog.free_s)
-    return Worker(pod.name, latency, swap, now_s + free_s)
+        times = measured.stages
+        latency[name], around[name] = times.share_s, max(0.0, times.hold_s - times.share_s)
+    return Worker(pod.name, latency, swap, around, now_s + free_s)
+
+
+def _fits(key: str, pod: PodState, state: ClusterState) -> bool:
+    """Whether a variant that is not warm would find memory without an eviction.
+
+    It does where its load is in progress, or its size is not known yet.
+    """
+    residency = state.holders(key).get(pod.name)
+    if residency is not None and residency.is_warming:
+        return True
+    return state.residency.device_bytes.get(key, 0) <= pod.free_bytes

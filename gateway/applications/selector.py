@@ -1,51 +1,55 @@
-"""Collects applications' requests in windows, and chooses the variant of each by a plan.
+"""Collects applications' requests in windows, and chooses variant and pod of each by a plan.
 
 A window holds the requests of one tenant under one policy. It closes when its time is over, when
 waiting longer would cost a request its deadline, when it is full, or, unless it is fixed, at once
-while a pod that holds a variant is idle.
+while a pod that holds a variant is idle. Tenants take turns in being planned. Requests for which
+the planned pod has no slot left join the next window.
 """
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Final
 
+from gateway.applications.application_request import Selection
+from gateway.applications.cold_variants import ColdVariants
+from gateway.applications.explained import explain_selection
 from gateway.applications.live_window import (
-    Variants,
+    PlannedApplication,
+    VariantCache,
     has_idle_pod,
     live_window,
-    variants_of,
 )
 from gateway.errors import NotReady
 from gateway.selection.selection_policies import plan_window
-from gateway.selection.window import WindowRequest
+from gateway.selection.window import SHORT_CIRCUIT, Assignment, WindowRequest
 from registry.domain.model import ModelName
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gateway.selection.window import Assignment
+    from gateway.applications.application_request import ApplicationRequest
+    from gateway.applications.live_window import Variants
+    from gateway.selection.window import SelectionPlan, Window
     from gateway.telemetry.explanations import Explanations
     from registry.domain.application import ApplicationSpec, SelectionPolicy
     from registry.domain.cluster import ClusterState
 
+    Key = tuple[str, SelectionPolicy]
+
 MAX_REQUESTS: Final = 64
 """Of a window; planning takes some 10 ms for 24."""
+REPLAN_S: Final = 0.01
+"""Least time between two plans for requests that found no slot."""
+_WINDOWS: Final = 0.2
+"""Weight of the latest window in the mean number of an application's requests."""
 
 
-@dataclass(frozen=True, slots=True)
-class Selection:
-    """The variant that serves a request, and what is expected of it."""
-
-    variant: ModelName
-    assignment: Assignment
-
-
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Pending:
-    request: WindowRequest
-    application: ApplicationSpec
+    request: ApplicationRequest
     variants: Variants
     chosen: asyncio.Future[Selection]
 
@@ -56,44 +60,66 @@ class _OpenWindow:
     timer: asyncio.TimerHandle | None = None
     closes_s: float = float("inf")
     """Loop time."""
+    is_carried: bool = False
+    """It holds requests that found no slot."""
+    is_ready: bool = False
 
 
 class ApplicationSelector:
     """The open windows of one gateway."""
 
     def __init__(
-        self, state: ClusterState, explanations: Explanations, now_s: Callable[[], float]
+        self,
+        state: ClusterState,
+        explanations: Explanations,
+        now_s: Callable[[], float],
+        load: Callable[[ModelName, str], object],
     ) -> None:
-        """`now_s`: the registry's clock, as in the cluster state."""
+        """`now_s`: the registry's clock; `load` a variant at a pod in the background."""
         self._state = state
         self._explanations = explanations
         self._now_s = now_s
+        self._load = load
         self._loop = asyncio.get_running_loop()
-        self._open: dict[tuple[str, SelectionPolicy], _OpenWindow] = {}
+        self._variants = VariantCache(state)
+        self._cold = ColdVariants()
+        self._open: dict[Key, _OpenWindow] = {}
+        self._turns: dict[str, int] = {}
+        """By tenant: the number of its last plan."""
+        self._plans = 0
+        self._is_planning = False
+        self._requests_per_window: dict[ModelName, float] = {}
 
-    async def select(
-        self, application: ApplicationSpec, request_id: str, *, deadline_s: float,
-        policy: SelectionPolicy,
-    ) -> Selection:  # fmt: skip
+    async def select(self, request: ApplicationRequest) -> Selection:
         """Wait until the request's window is planned. Raises NotReady without a usable variant."""
-        variants = variants_of(application, self._state)
+        application = request.application
+        variants = self._variants.of(application)
         if not variants.usable:
             raise NotReady(_no_variant(application, variants), retry_after_s=1.0)
-        request = WindowRequest(request_id, str(application.name), self._now_s(), deadline_s)
-        pending = _Pending(request, application, variants, self._loop.create_future())
-        key = (application.name.namespace, policy)
-        window = self._open.setdefault(key, _OpenWindow())
-        window.pending.append(pending)
+        pending = _Pending(request, variants, self._loop.create_future())
+        key = (application.name.namespace, request.policy)
+        window = self._join(key, pending)
         is_early = not application.is_window_fixed and has_idle_pod(variants, self._state)
         if is_early or len(window.pending) >= MAX_REQUESTS:
-            self._close(key)
+            self._make_ready(window)
         else:
-            self._close_by(key, window, self._loop.time() + self._patience_s(pending))
+            self._close_by(window, self._loop.time() + self._patience_s(pending))
         return await pending.chosen
+
+    def notify_change(self) -> None:
+        """Plan what found no slot again: the cluster changed, or a request ended."""
+        for window in self._open.values():
+            if window.is_carried and not window.is_ready:
+                self._close_by(window, self._loop.time() + REPLAN_S)
+
+    def _join(self, key: Key, pending: _Pending) -> _OpenWindow:
+        window = self._open.setdefault(key, _OpenWindow())
+        window.pending.append(pending)
+        return window
 
     def _patience_s(self, pending: _Pending) -> float:
         """How long the request may wait: less than its window if its deadline would be missed."""
-        application = pending.application
+        request, application = pending.request, pending.request.application
         if application.is_window_fixed:
             return application.window_s
         holds = [
@@ -101,49 +127,139 @@ class ApplicationSelector:
             for spec, _ in pending.variants.usable
             for pod in self._state.warm(spec.key)
         ]
-        spare_s = pending.request.deadline_s - min(holds, default=0.0)
+        waited_s = self._now_s() - request.arrival_s
+        spare_s = request.deadline_s - waited_s - min(holds, default=0.0)
         return max(0.0, min(application.window_s, spare_s))
 
-    def _close_by(
-        self, key: tuple[str, SelectionPolicy], window: _OpenWindow, time_s: float
-    ) -> None:
-        if time_s < window.closes_s:
+    def _close_by(self, window: _OpenWindow, time_s: float) -> None:
+        if time_s < window.closes_s and not window.is_ready:
             if window.timer is not None:
                 window.timer.cancel()
             window.closes_s = time_s
-            window.timer = self._loop.call_at(time_s, self._close, key)
+            window.timer = self._loop.call_at(time_s, self._make_ready, window)
 
-    def _close(self, key: tuple[str, SelectionPolicy]) -> None:
-        """Plan the window; requests go on in planned order."""
+    # Planning, one window in each turn of the loop
+
+    def _make_ready(self, window: _OpenWindow) -> None:
+        window.is_ready = True
+        if not self._is_planning:
+            self._is_planning = True
+            self._loop.call_soon(self._plan_next)
+
+    def _plan_next(self) -> None:
+        ready = [key for key, window in self._open.items() if window.is_ready]
+        if not ready:
+            self._is_planning = False
+            return
+        key = min(ready, key=lambda each: (self._turns.get(each[0], 0), each))
+        self._plans += 1
+        self._turns[key[0]] = self._plans
         window = self._open.pop(key)
         if window.timer is not None:
             window.timer.cancel()
-        waiting = {each.request.id: each for each in window.pending if not each.chosen.done()}
-        try:
-            self._plan(key[1], waiting)
-        except ValueError as error:
-            for each in waiting.values():
-                if not each.chosen.done():
-                    each.chosen.set_exception(NotReady(str(error), retry_after_s=1.0))
+        self._close(key, [each for each in window.pending if not each.chosen.done()])
+        self._loop.call_soon(self._plan_next)
 
-    def _plan(self, policy: SelectionPolicy, waiting: dict[str, _Pending]) -> None:
-        now_s = self._now_s()
-        applications = {each.application.name: each for each in waiting.values()}
-        window = live_window(
-            [each.request for each in waiting.values()],
-            [(each.application, each.variants) for each in applications.values()],
-            self._state,
-            now_s,
-        )
-        plan = plan_window(policy, window)
-        for assignment in plan.assignments:
-            pending = waiting[assignment.request]
-            variant = ModelName(pending.application.name.namespace, assignment.variant)
-            self._explanations.record_selection(
-                assignment.request, _explained(policy, assignment, pending, len(waiting))
+    def _close(self, key: Key, waiting: list[_Pending]) -> None:
+        if not waiting:
+            return
+        applications = self._applications(waiting)
+        requests = [
+            WindowRequest(
+                f"{at}", str(each.request.application.name), each.request.arrival_s,
+                each.request.deadline_s, each.request.evidence, each.request.may_short_circuit,
             )
-            if not pending.chosen.done():
-                pending.chosen.set_result(Selection(variant, assignment))
+            for at, each in enumerate(waiting)
+        ]  # fmt: skip
+        window = live_window(requests, list(applications.values()), self._state, self._now_s())
+        try:
+            plan = plan_window(key[1], window)
+        except ValueError:  # no pod can run a variant, or there is none: one may be started
+            for each in waiting:
+                each.chosen.set_result(_unplanned(each))
+            return
+        self._pay_loads(window, plan)
+        self._follow(key, plan, window, waiting, applications)
+
+    def _applications(self, waiting: list[_Pending]) -> dict[str, PlannedApplication]:
+        found: dict[str, PlannedApplication] = {}
+        for each in waiting:
+            spec = each.request.application
+            accuracy = each.request.look.accuracy
+            name = str(spec.name)
+            if name not in found:
+                count = sum(other.request.application.name == spec.name for other in waiting)
+                before = self._requests_per_window.get(spec.name, float(count))
+                mean = before + _WINDOWS * (count - before)
+                self._requests_per_window[spec.name] = mean
+                found[name] = PlannedApplication(spec, each.variants, accuracy, mean)
+            elif accuracy is not None:
+                found[name] = replace(found[name], look_accuracy=accuracy)
+        return found
+
+    def _follow(
+        self, key: Key, plan: SelectionPlan, window: Window, waiting: list[_Pending],
+        applications: dict[str, PlannedApplication],
+    ) -> None:  # fmt: skip
+        """Give requests their variants and pods in planned order, as long as pods have slots."""
+        free = {name: pod.slots - pod.slots_busy for name, pod in self._state.pods.items()}
+        until_s: dict[str, float] = {}
+        carried = []
+        for assignment in plan.assignments:
+            pending = waiting[int(assignment.request)]
+            request = pending.request
+            planned = applications[str(request.application.name)]
+            self._explanations.record_selection(
+                request.id, partial(explain_selection, request, planned, assignment, window)
+            )
+            if assignment.variant == SHORT_CIRCUIT:
+                answered = Selection(assignment, request.policy, None, alpha=planned.alpha)
+                is_answered = request.may_short_circuit
+                pending.chosen.set_result(answered if is_answered else _unplanned(pending))
+                continue
+            if free.get(assignment.worker, 0) <= 0:
+                carried.append(pending)
+                continue
+            free[assignment.worker] -= 1
+            pending.chosen.set_result(_selection(request, assignment, until_s))
+        for pending in carried:
+            joined = self._join(key, pending)
+            joined.is_carried = True
+            self._close_by(joined, self._loop.time() + _window_s(pending))
+
+    def _pay_loads(self, window: Window, plan: SelectionPlan) -> None:
+        for application, loads in self._cold.record(window, plan).items():
+            namespace = ModelName.parse(application).namespace
+            for load in loads:
+                self._load(ModelName(namespace, load.variant), load.pod)
+
+
+def _window_s(pending: _Pending) -> float:
+    """Longest time until requests without a slot are planned again."""
+    return pending.request.application.window_s
+
+
+def _selection(
+    request: ApplicationRequest, assignment: Assignment, until_s: dict[str, float]
+) -> Selection:
+    """Deadlines for a pod's queue rise in planned order; the gateway keeps the request's own."""
+    pod_until_s = None
+    if request.application.refuses_late:
+        due_s = request.arrival_s + request.deadline_s
+        pod_until_s = max(due_s, until_s.get(assignment.worker, 0.0))
+        until_s[assignment.worker] = pod_until_s
+    variant = ModelName(request.application.name.namespace, assignment.variant)
+    return Selection(assignment, request.policy, variant, assignment.worker, pod_until_s)
+
+
+def _unplanned(pending: _Pending) -> Selection:
+    """The most accurate variant, routed as a request to it would be."""
+    request = pending.request
+    spec, profile = max(
+        pending.variants.usable, key=lambda each: (each[1].accuracy, each[0].name.name)
+    )
+    assignment = Assignment(request.id, profile.name, "", 0.0, profile.accuracy, 0.0)
+    return Selection(assignment, request.policy, spec.name)
 
 
 def _no_variant(application: ApplicationSpec, variants: Variants) -> str:
@@ -156,24 +272,3 @@ def _no_variant(application: ApplicationSpec, variants: Variants) -> str:
         f"application {application.name} has no variant that can be chosen; run `pilotlight "
         f"profile {application.name} --examples FILE`: {'; '.join(variants.problems)}"
     )
-
-
-def _explained(
-    policy: SelectionPolicy, assignment: Assignment, pending: _Pending, requests: int
-) -> dict[str, Any]:
-    return {
-        "application": str(pending.application.name),
-        "policy": str(policy),
-        "requests_in_window": requests,
-        "variant": assignment.variant,
-        "planned_pod": assignment.worker,
-        "deadline_s": pending.request.deadline_s,
-        "expected_completion_s": round(assignment.completion_s, 6),
-        "expected_accuracy": round(assignment.accuracy, 6),
-        "expected_utility": round(assignment.utility, 6),
-        "candidates": [
-            {"variant": profile.name, "profiled_accuracy": round(profile.accuracy, 6)}
-            for _, profile in pending.variants.usable
-        ],
-        "left_out": list(pending.variants.problems),
-    }

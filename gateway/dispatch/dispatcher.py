@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from gateway.dispatch.pending_placement import PendingPlacement, PlacementDriver
 from gateway.dispatch.placer import Placer
+from gateway.dispatch.planned_decision import planned_decision
 from gateway.dispatch.reservations import Reservation
+from gateway.routing.route_request import RoutingResult
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from gateway.routing.decision import SendTo
     from gateway.routing.route_request import IncomingRequest
     from gateway.telemetry.explanations import Explanations
+    from registry.domain.application import SelectionPolicy
     from registry.domain.cluster import ClusterState
     from registry.domain.demand import QueueStats
     from registry.domain.model import ModelName
@@ -35,23 +38,29 @@ class LoopTimers:
         return self._loop.call_soon(do, argument)
 
 
+class PlanRefused(Exception):
+    """The planned pod has no slot left, or is gone: the request is to be planned again."""
+
+
 class Placement(PendingPlacement):
     """A request's reservation and the decision it follows from, once it is placed."""
 
-    __slots__ = ("decision", "error", "reservation", "wakeup")
+    __slots__ = ("decision", "error", "is_planned", "reservation", "wakeup")
 
     decision: SendTo
     reservation: Reservation
-    error: Rejected | None
+    error: Rejected | PlanRefused | None
+    is_planned: bool
     wakeup: asyncio.Future[None] | None
     """Done when the request is placed or rejected; None if it did not have to wait for that."""
 
     def __init__(self, arrival: IncomingRequest) -> None:
         super().__init__(arrival)
         self.error = None
+        self.is_planned = False
         self.wakeup = None
 
-    def take_error(self) -> Rejected:
+    def take_error(self) -> Rejected | PlanRefused:
         """The error, which is not kept: with its traceback that would be a reference cycle."""
         error, self.error = self.error, None
         assert error is not None
@@ -74,6 +83,8 @@ class Dispatcher(PlacementDriver[Placement]):
             state, self, LoopTimers(), now_s,
             lambda request, result: explanations.record(request, result, state),
         )  # fmt: skip
+        self._state = state
+        self._explanations = explanations
         self.notify_change = self._placer.notify_change
 
     @property
@@ -90,6 +101,30 @@ class Dispatcher(PlacementDriver[Placement]):
         """
         placement = Placement(request)
         self._placer.place(placement)
+        return await self._placed(placement)
+
+    async def place_planned(
+        self, request: IncomingRequest, pod: str, policy: SelectionPolicy
+    ) -> Placement:
+        """Reserve a slot at the pod that a plan has chosen. Raises PlanRefused."""
+        record = self._state.models.get(request.model)
+        decision = None if record is None else planned_decision(record.serving, pod, self._state)
+        if record is None or decision is None:
+            raise PlanRefused
+        placement = Placement(request)
+        placement.is_planned, placement.policy = True, policy
+        placement.spec, placement.decision = record.serving, decision
+        self._explanations.record(
+            request, RoutingResult(decision, None, record.serving), self._state
+        )
+        is_granted = self._placer.place_planned(placement, decision)
+        if is_granted is False:
+            raise PlanRefused
+        if is_granted:
+            placement.is_pending = False
+        return await self._placed(placement)
+
+    async def _placed(self, placement: Placement) -> Placement:
         if placement.is_pending:
             placement.wakeup = self._loop.create_future()
             try:
@@ -130,6 +165,13 @@ class Dispatcher(PlacementDriver[Placement]):
             self._loop.call_soon(self._on_refusal, placement)
 
     def _on_refusal(self, placement: Placement) -> None:
+        if placement.is_planned:
+            placement.end_work()
+            if placement.is_pending:
+                placement.is_pending = False
+                placement.error = PlanRefused()
+                _wake(placement)
+            return
         self._placer.on_reply(placement, is_granted=False)
 
     def release(self, placement: Placement, *, is_cancelled: bool = False) -> None:

@@ -91,7 +91,7 @@ class InferenceCall:
         self._failed: FailedAttempts | None = None
         self._loop = asyncio.get_running_loop()
         self._started_s = time.perf_counter()
-        context.arrival_counter.count(request.model)
+        self._count_arrival()
         context.retries.budget.earn()
 
     async def send(self, until_s: float) -> None:
@@ -103,7 +103,7 @@ class InferenceCall:
         lost_pods.check(path, body.buffered, body.received_bytes)
         while True:
             try:
-                self.placement = placement = await self._context.dispatcher.place(self.request)
+                self.placement = placement = await self._place()
                 self.is_placed = self._holds_reservation = True
                 self.awaited_tier = self.awaited_tier or placement.awaited_tier
                 self.queue_s = time.perf_counter() - self._started_s
@@ -117,6 +117,17 @@ class InferenceCall:
             except BaseException:
                 self.release(is_cancelled=True)
                 raise
+
+    def _count_arrival(self) -> None:
+        self._context.arrival_counter.count(self.request.model)
+
+    async def _place(self) -> Placement:
+        """Place the next attempt. Raises GatewayError."""
+        return await self._context.dispatcher.place(self.request)
+
+    def _left_ms(self, until_s: float) -> float:
+        """The time until the deadline that the pod is told."""
+        return (until_s - self._loop.time()) * 1000
 
     def _take_retry(self, retry: _RetryElsewhere) -> None:
         if retry.reason is NotExecuted.POD_DIED:
@@ -162,7 +173,7 @@ class InferenceCall:
 
     async def _send_to_pod(self, placement: Placement, until_s: float) -> None:
         entry, connections = placement.reservation.entry, self._context.connections
-        left_ms = (until_s - self._loop.time()) * 1000
+        left_ms = self._left_ms(until_s)
         head = request_head(
             self._target,
             self._headers,

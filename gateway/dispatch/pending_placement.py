@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from gateway.errors import Rejected
     from gateway.routing.decision import Reason, SendTo
     from gateway.routing.route_request import IncomingRequest
+    from registry.domain.application import SelectionPolicy
     from registry.domain.model import ModelSpec, RoutingPolicy
     from registry.domain.pod_work import PlacedRequest
 
@@ -35,7 +36,7 @@ class PendingPlacement:
     """Reservations tried before the request was queued."""
     queue_key: QueueKey | None
     """Place in the queue, also while a reservation is tried; None: the request was never queued."""
-    policy: RoutingPolicy | None
+    policy: RoutingPolicy | SelectionPolicy | None
     """The policy that sent or queued the request; None: neither happened."""
     spec: ModelSpec
     """The model generation that the request was last routed to."""

@@ -98,6 +98,21 @@ class Placer(Generic[P]):
                 return
         self._enqueue(placement, None)
 
+    def place_planned(self, placement: P, decision: SendTo) -> bool | None:
+        """Reserve what a plan has chosen for a new request; the driver's answer.
+
+        Queued requests go first, and a tenant leaves slots to others as with every decision.
+        """
+        placement.direct_tries += 1
+        if self._is_changed:
+            self._dispatch_ready(only_if_free=True)
+        now_s = self._now_s()
+        self._tenants.record(placement.arrival.model.namespace, now_s)
+        self._state.arrivals.record(placement.spec.key, now_s)
+        if self._leaves_slot(placement, decision):
+            return False
+        return self._reserve(placement, decision)
+
     def _reserve(self, placement: P, decision: SendTo) -> bool | None:
         """Reserve, and count the request's work at its pods from now on, unless it is refused."""
         placement.work = record_placed(

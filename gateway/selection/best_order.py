@@ -101,11 +101,12 @@ def _padded(problem: PlanningProblem, groups: Sequence[Ints]) -> _Groups:
         age[at, 0, : len(group)] = problem.age_s[group]
         deadline[at, 0, : len(group)] = problem.deadline_s[group]
     latency = np.where(is_choice, problem.latency_s[worker, variant], 0.0)
+    around = np.where(is_choice, problem.around_s[worker, variant], 0.0)
     sizes = np.array([len(group) for group in groups])
     return _Groups(
         variant, worker, is_choice, variant != problem.short_circuit,
         problem.swap_s[worker, variant], latency * sizes[:, None],
-        latency[:, :, None] * np.arange(1, size + 1) + age, accuracy, deadline,
+        latency[:, :, None] * np.arange(1, size + 1) + around[:, :, None] + age, accuracy, deadline,
         problem.penalty_kind[[group[0] for group in groups]][:, None, None],
     )  # fmt: skip
 

@@ -62,7 +62,8 @@ def group_utility(
     problem: PlanningProblem, group: Ints, choices: Choices, ends_s: Floats
 ) -> Floats:
     """Sum of the utilities of a group's requests, for ends [..., choices, requests]."""
-    late = problem.penalty_of_group(group, ends_s + problem.age_s[group])
+    around = problem.around_s[choices.workers, choices.variants]
+    late = problem.penalty_of_group(group, ends_s + around[:, None] + problem.age_s[group])
     accuracy = problem.accuracy[group[None, :], choices.variants[:, None]]
     return np.asarray((accuracy * (1.0 - late)).sum(axis=-1))
 

@@ -7,7 +7,7 @@ matter. Pure.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float64]
     Ints = NDArray[np.int64]
+
+
+_FORBIDDEN: Final = -1.0
+"""In place of the accuracy of a choice that does not serve the request."""
 
 
 class Step(NamedTuple):
@@ -56,6 +60,7 @@ class StepTable:
     worker: Ints
     latency_s: Floats
     swap_s: Floats
+    around_s: Floats
     accuracy: Floats
     age_s: Floats
     deadline_s: Floats
@@ -79,6 +84,8 @@ class PlanningProblem:
     """[workers, variants]."""
     swap_s: Floats
     """[workers, variants]."""
+    around_s: Floats
+    """[workers, variants]."""
     free_s: Floats
     """[workers], from the time of planning."""
     loaded: Ints
@@ -93,6 +100,8 @@ class PlanningProblem:
     """[requests], index into `penalties`."""
     priority: Floats
     """[requests]."""
+    may_split: tuple[bool, ...]
+    """By application: whether its requests may be grouped by likely class."""
     theta: tuple[Floats | None, ...]
     """Class probabilities of each request; None without evidence."""
 
@@ -135,6 +144,7 @@ def step_table(problem: PlanningProblem) -> StepTable:
         worker,
         problem.latency_s[worker, variant],
         problem.swap_s[worker, variant],
+        problem.around_s[worker, variant],
         problem.accuracy[request, variant],
         problem.age_s[request],
         problem.deadline_s[request],
@@ -168,7 +178,10 @@ def planning_problem(window: Window, options: SelectionOptions) -> PlanningProbl
         estimates = _estimates(app, requests, members, theta, options) * scale
         accuracy[np.ix_(members, columns)] = estimates
         if app.short_circuit_accuracy is not None:
-            accuracy[members, -1] = app.short_circuit_accuracy * scale
+            answerable = np.array([requests[each].may_short_circuit for each in members])
+            accuracy[members, -1] = np.where(
+                answerable, app.short_circuit_accuracy * scale, _FORBIDDEN
+            )
         priorities[members] = priority(estimates, deadlines[members] - age[members])
     kinds = sorted({app.penalty for app in applications})
     return PlanningProblem(
@@ -179,10 +192,9 @@ def planning_problem(window: Window, options: SelectionOptions) -> PlanningProbl
         (*names, SHORT_CIRCUIT),
         (*(each.name for each in workers), ""),
         accuracy,
-        np.array([*([*_row(each.latency_s, names, np.inf), 0.0] for each in workers),
-                  [0.0] * (len(names) + 1)]),
-        np.array([*([*_row(each.swap_s, names, 0.0), 0.0] for each in workers),
-                  [0.0] * (len(names) + 1)]),
+        _by_worker([each.latency_s for each in workers], names, np.inf),
+        _by_worker([each.swap_s for each in workers], names, 0.0),
+        _by_worker([each.around_s for each in workers], names, 0.0),
         np.array([*(max(each.free_s - window.now_s, 0.0) for each in workers), 0.0]),
         np.array([*(column.get(each.loaded or "", -1) for each in workers), -1]),
         age,
@@ -190,6 +202,7 @@ def planning_problem(window: Window, options: SelectionOptions) -> PlanningProbl
         tuple(kinds),
         np.array([kinds.index(applications[at].penalty) for at in application_of]),
         priorities,
+        tuple(app.splits_groups for app in applications),
         tuple(theta),
     )  # fmt: skip
 
@@ -242,5 +255,7 @@ def _choices(
     return Choices(table[:, 0], table[:, 1])
 
 
-def _row(times: Mapping[str, float], names: list[str], missing: float) -> list[float]:
-    return [times.get(name, missing) for name in names]
+def _by_worker(times: list[Mapping[str, float]], names: list[str], missing: float) -> Floats:
+    """[workers, variants]; zeros for the short circuit and the worker that answers it."""
+    rows = [[*(each.get(name, missing) for name in names), 0.0] for each in times]
+    return np.array([*rows, [0.0] * (len(names) + 1)])

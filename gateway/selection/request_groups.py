@@ -61,7 +61,7 @@ def limit_sizes(problem: PlanningProblem, groups: Sequence[Ints]) -> list[Ints]:
 
 def _likely_class(problem: PlanningProblem, request: int) -> int:
     theta = problem.theta[request]
-    if theta is None:
+    if theta is None or not problem.may_split[problem.application_of[request]]:
         return -1
     likely = int(np.argmax(theta))
     return likely if theta[likely] > _LIKELY else -1

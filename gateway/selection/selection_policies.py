@@ -66,6 +66,8 @@ def _grouped(problem: PlanningProblem) -> list[Step]:
 
     Splitting into more subgroups than can be ordered well lost up to 0.11 of utility.
     """
+    if len(problem.requests) == 1:
+        return _lo_edf(problem)
     plan = _group_plan(problem, is_split=problem.options.splits_groups)
     if not problem.options.splits_groups or _has_few(problem, is_split=True):
         return plan
@@ -90,6 +92,8 @@ def _exact(problem: PlanningProblem) -> list[Step]:
 
 
 def _refined(problem: PlanningProblem) -> list[Step]:
+    if len(problem.requests) == 1:
+        return _lo_edf(problem)
     starts = (_grouped(problem), _lo_priority(problem), _lo_edf(problem))
     return improve(problem, starts)
 

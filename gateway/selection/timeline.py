@@ -33,7 +33,7 @@ def completions(problem: PlanningProblem, table: StepTable, plans: Ints) -> Floa
     ends = np.cumsum(takes, axis=1)
     # What other workers do before this one in the row does not delay it.
     others = np.maximum.accumulate(np.where(is_first, ends - takes, 0.0), axis=1)
-    ends += table.age_s[plans] - others + problem.free_s[workers]
+    ends += table.age_s[plans] + table.around_s[plans] - others + problem.free_s[workers]
     return ends
 
 

@@ -52,6 +52,8 @@ class WindowRequest:
     """From arrival."""
     evidence: tuple[float, ...] | None = None
     """Labels of its nearest training examples by class; None: not known in time."""
+    may_short_circuit: bool = True
+    """Whether the look could answer it, where its application allows that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,8 @@ class Worker:
     """By variant; a variant that is missing cannot run here."""
     swap_s: Mapping[str, float] = field(default_factory=dict)
     """What a change to the variant costs; nothing if missing."""
+    around_s: Mapping[str, float] = field(default_factory=dict)
+    """By variant: what a request takes beside its turn here, and delays no other request."""
     free_s: float = 0.0
     """When it has finished what was planned before."""
     loaded: str | None = None

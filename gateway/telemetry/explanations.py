@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from gateway.routing.decision import Reject, RoutingOption, SendTo, Wait
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from gateway.routing.decision import LatencyEstimate
     from gateway.routing.route_request import IncomingRequest, RoutingResult
@@ -36,7 +36,7 @@ class Explanations:
     def __init__(self, max_explanations: int = MAX_EXPLANATIONS) -> None:
         self._max_explanations = max_explanations
         self._by_id: dict[str, _Explanation] = {}
-        self._selections: dict[str, dict[str, Any]] = {}
+        self._selections: dict[str, Callable[[], dict[str, Any]]] = {}
 
     def record(self, request: IncomingRequest, result: RoutingResult, state: ClusterState) -> None:
         """Record a decision, unless the request already waits for the same reason."""
@@ -59,21 +59,22 @@ class Explanations:
         ]
         self._by_id[request.id] = _Explanation(request, result, pods, holders, wait_reasons)
 
-    def record_selection(self, request_id: str, selection: dict[str, Any]) -> None:
-        """Record how the variant of an application's request was chosen, as JSON."""
+    def record_selection(self, request_id: str, explain: Callable[[], dict[str, Any]]) -> None:
+        """Record how the variant of an application's request was chosen; `explain` gives JSON."""
         if len(self._selections) >= self._max_explanations:
             del self._selections[next(iter(self._selections))]
-        self._selections[request_id] = selection
+        self._selections[request_id] = explain
 
     def get(self, request_id: str) -> dict[str, Any] | None:
         """The explanation of one request as JSON; None if it is unknown or was dropped."""
         known = self._by_id.get(request_id)
-        selection = self._selections.get(request_id)
+        explain = self._selections.get(request_id)
+        chosen = {} if explain is None else {"selection": explain()}
         if known is None:
-            return None
+            return {"request_id": request_id, **chosen} if chosen else None
         return {
             "request_id": request_id,
-            **({"selection": selection} if selection is not None else {}),
+            **chosen,
             "model": str(known.request.model),
             "policy": known.result.policy,
             "decision": _decision(known.result.decision),

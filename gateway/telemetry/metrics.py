@@ -51,6 +51,12 @@ class GatewayMetrics:
             "pilotlight_gateway_retries", "Requests retried at another pod.", ("reason",),
             registry=self.registry,
         )  # fmt: skip
+        self.looks = Counter(
+            "pilotlight_gateway_looks",
+            "Looks at the data of requests to applications; all but those seen are planned by"
+            " profiled accuracy.",
+            ("outcome",), registry=self.registry,
+        )  # fmt: skip
         self.disconnects = Counter(
             "pilotlight_gateway_client_disconnects", "Clients that left before the response.",
             registry=self.registry,

@@ -133,6 +133,20 @@ class RequestTelemetry:
             histograms.predicted.observe(forecast.seconds)
             histograms.prediction_error.observe(abs(forecast.seconds - pod_s))
 
+    def answered_by_look(
+        self, request_id: str, application: str, policy: str, *, accuracy: float, utility: float
+    ) -> list[bytes]:
+        """Count a response without a pod; returns parts of its header lines."""
+        self._count(RequestOutcome(application, policy, "short-circuit", "", 200))
+        text = (
+            "content-type: application/json\r\n"
+            f"x-request-id: {request_id}\r\nx-pilotlight-policy: {policy}\r\n"
+            "x-pilotlight-reason: short-circuit\r\nx-pilotlight-variant: short-circuit\r\n"
+            f"x-pilotlight-expected-accuracy: {accuracy:.4f}\r\n"
+            f"x-pilotlight-expected-utility: {utility:.4f}\r\n"
+        )
+        return [text.encode()]
+
     def failed(self, model: str, policy: str | None, error: GatewayError) -> None:
         """Count an error response of the gateway; `policy` is None if no policy was chosen."""
         reason = str(error.reason)

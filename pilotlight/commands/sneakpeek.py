@@ -7,8 +7,8 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from gateway.applications.sneakpeek_file import ARRAYS, FACTS, write_sneakpeek
 from gateway.selection.sneakpeek_training import MAX_DIMENSIONS, MAX_EXAMPLES, train
+from gateway.sneakpeek.trained_file import ARRAYS, FACTS, write_sneakpeek
 from load.labelled_examples import InvalidExamples, LabelledExamples, read_examples
 from pilotlight.commands import flags
 from pilotlight.commands.target import PlatformTarget, parse_model_names, require_known

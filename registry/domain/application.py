@@ -61,7 +61,8 @@ class SneakPeekSpec:
     """The look at the data: where its examples are, and what it may be used for."""
 
     uri: str
-    k: int = DEFAULT_K
+    k: int | None = None
+    """Neighbours; None: those that the files were trained with."""
     short_circuit: bool = True
     split_groups: bool = True
 

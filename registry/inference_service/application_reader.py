@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from registry.domain.application import (
     DEFAULT_DEADLINE_S,
-    DEFAULT_K,
     DEFAULT_WINDOW_S,
     ApplicationSpec,
     InputTensor,
@@ -240,13 +239,13 @@ class _Reader:
             return None
         peek = value if isinstance(value, dict) else {}
         self._known(peek, _SNEAK_PEEK_FIELDS, "spec.sneakPeek")
-        uri, k = peek.get("uri"), peek.get("k", DEFAULT_K)
+        uri, k = peek.get("uri"), peek.get("k")
         if not isinstance(uri, str) or not is_storage_uri(uri):
             allowed = ", ".join(f"{scheme}://" for scheme in STORAGE_SCHEMES)
             self._reject("spec.sneakPeek.uri", f"must begin with one of {allowed}", uri)
-        if type(k) is not int or not 1 <= k <= _MAX_K:
+        if k is not None and (type(k) is not int or not 1 <= k <= _MAX_K):
             self._reject("spec.sneakPeek.k", f"must be a whole number from 1 to {_MAX_K}", k)
-            k = DEFAULT_K
+            k = None
         return SneakPeekSpec(
             str(uri),
             k,

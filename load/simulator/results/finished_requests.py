@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from gateway.routing.decision import Reason
     from load.simulator.pods.simulated_request import SimulatedRequest
+    from registry.domain.application import SelectionPolicy
     from registry.domain.model import ModelName, RoutingPolicy
 
 
@@ -23,7 +24,7 @@ class FinishedRequests:
         """Start new lists; lists that a caller has taken keep their values."""
         self.request_id: list[str] = []
         self.model: list[ModelName] = []
-        self.policy: list[RoutingPolicy | None] = []
+        self.policy: list[RoutingPolicy | SelectionPolicy | None] = []
         self.arrival_s: list[float] = []
         self.placed_s: list[float] = []
         """Time at which the request was sent to its entry pod; negative if it was not sent."""

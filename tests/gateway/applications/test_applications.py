@@ -5,14 +5,24 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import orjson
 import pytest
 
-from registry.domain.application import AccuracyProfile, ApplicationSpec, SelectionPolicy
+from registry.domain.application import (
+    AccuracyProfile,
+    ApplicationSpec,
+    InputTensor,
+    SelectionPolicy,
+    SneakPeekSpec,
+)
 from registry.domain.model import ModelName
 from registry.domain.pod import PodReport, Samples
 from registry.errors import InvalidModel
+from tests.gateway.sneakpeek.test_client import train_parity
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import httpx
 
     from registry.domain.model import ModelSpec
@@ -21,11 +31,17 @@ if TYPE_CHECKING:
 
 CLASSES = ("no", "yes")
 POOR, GOOD = ((6, 4), (4, 6)), ((9, 1), (1, 9))
+EVEN, ODD = ((9, 1), (6, 4)), ((6, 4), (1, 9))
+"""Good at the first and at the second class."""
 DIGITS = ApplicationSpec(ModelName("default", "digits"), CLASSES, deadline_s=0.5)
 
 
+def _id(response: httpx.Response) -> str:
+    return response.headers["x-request-id"]
+
+
 def _declare(
-    harness: GatewayHarness, *, application: ApplicationSpec = DIGITS
+    harness: GatewayHarness, *, application: ApplicationSpec = DIGITS, skewed: bool = False
 ) -> tuple[ModelSpec, ModelSpec]:
     """An application with a fast, poor variant (10 ms) and a slow, good one (200 ms), both warm."""
     name = application.name.name
@@ -34,8 +50,10 @@ def _declare(
 
     async def profile(registry: Registry) -> None:
         await registry.put_applications([application])
-        for spec, confusion in ((fast, POOR), (slow, GOOD)):
-            assert await registry.put_accuracy(AccuracyProfile(spec.key, CLASSES, confusion))
+        profiles = ((fast, EVEN), (slow, ODD)) if skewed else ((fast, POOR), (slow, GOOD))
+        for spec, confusion in profiles:
+            profiled = AccuracyProfile(spec.key, application.classes, confusion)
+            assert await registry.put_accuracy(profiled)
         pods = (await registry.cluster()).pods
         samples = [
             Samples(spec.key, measure, (value,) * 4)
@@ -54,11 +72,13 @@ def _declare(
     return fast, slow
 
 
-def _ask(harness: GatewayHarness, path: str = "", **headers: str) -> httpx.Response:
+def _ask(
+    harness: GatewayHarness, path: str = "", *, content: bytes = b"{}", **headers: str
+) -> httpx.Response:
     path = path or "/v1/models/digits:predict"
     return harness.client.post(
         f"{harness.gateway.url}{path}",
-        content=b"{}",
+        content=content,
         headers={name.replace("_", "-"): value for name, value in headers.items()},
     )
 
@@ -130,6 +150,43 @@ def test_requests_of_a_window_are_planned_together(harness: GatewayHarness) -> N
     assert {each.result().status_code for each in futures} == {200}
     sizes = [harness.explain(f"w{at}")["selection"]["requests_in_window"] for at in range(4)]
     assert max(sizes) > 1
+
+
+def test_the_look_answers_changes_the_variant_and_may_die(
+    harness: GatewayHarness, tmp_path: Path
+) -> None:
+    train_parity(tmp_path)
+    looking = replace(
+        DIGITS, name=ModelName("default", "parity"), classes=("even", "odd"), deadline_s=2.0,
+        inputs=(InputTensor("features", "FP32", (-1, 2)),),
+        sneak_peek=SneakPeekSpec(f"file://{tmp_path}"), policy=SelectionPolicy.SNEAKPEEK,
+    )  # fmt: skip
+    _declare(harness, application=looking, skewed=True)
+
+    def ask(row: list[float], **headers: str) -> httpx.Response:
+        body = orjson.dumps({"instances": [row]})
+        return _ask(harness, "/v1/models/parity:predict", content=body, **headers)
+
+    while (answered := ask([4.0, 0.0])).headers["x-pilotlight-variant"] != "short-circuit":
+        assert answered.status_code == 200  # the process starts: data-oblivious until then
+    assert answered.json()["predictions"][0]["label"] == 0
+    assert answered.json()["predictions"][0]["probabilities"] == pytest.approx([5.5 / 6, 0.5 / 6])
+    assert answered.headers["x-pilotlight-reason"] == "short-circuit"
+    explained = harness.explain(answered.headers["x-request-id"])["selection"]
+    assert explained["look"] == "seen"
+    assert explained["posterior"] == {"even": 0.9167, "odd": 0.0833}
+    bad = ask([1.0, 2.0, 3.0])
+    assert bad.status_code == 400
+    assert "must have the shape [-1, 2], was [1, 3]" in bad.text
+    aware = replace(looking, sneak_peek=SneakPeekSpec(f"file://{tmp_path}", short_circuit=False))
+    harness.run(lambda registry: registry.put_applications([aware]))
+    harness.wait_synced()
+    chosen = {}
+    for name, row in (("even", [4.0, 0.0]), ("odd", [0.0, 4.0])):
+        while harness.explain(_id(response := ask(row)))["selection"]["look"] != "seen":
+            assert response.status_code == 200
+        chosen[name] = response.headers["x-pilotlight-variant"]
+    assert chosen == {"even": "parity-fast", "odd": "parity-slow"}
 
 
 def test_without_a_usable_variant_the_response_says_why(harness: GatewayHarness) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gateway.applications.sneakpeek_file import read_sneakpeek
+from gateway.sneakpeek.trained_file import read_sneakpeek
 from registry.inference_service.application_reader import read_applications
 from registry.inference_service.reader import read_documents
 from tests import servers

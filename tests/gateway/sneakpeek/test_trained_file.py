@@ -8,14 +8,14 @@ import numpy as np
 import orjson
 import pytest
 
-from gateway.applications.sneakpeek_file import (
+from gateway.selection.sneakpeek_training import train
+from gateway.sneakpeek.trained_file import (
     ARRAYS,
     FACTS,
     InvalidSneakPeek,
     read_sneakpeek,
     write_sneakpeek,
 )
-from gateway.selection.sneakpeek_training import train
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -1,0 +1,165 @@
+"""A request to an application: its data is looked at, a plan chooses variant and pod.
+
+Where the pod has no slot left or did not execute the request, it joins the next window. Where the
+plan says that the look answers, no pod is called.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from gateway.applications.application_request import ApplicationRequest
+from gateway.applications.short_circuit import answer
+from gateway.dispatch.dispatcher import PlanRefused
+from gateway.dispatch.exchange import Exchange
+from gateway.dispatch.inference_call import InferenceCall
+from gateway.errors import BadRequest
+from gateway.http.routes import target_of_variant
+from gateway.sneakpeek.client import LookOutcome, LookResult
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gateway.applications.application_request import Selection
+    from gateway.applications.selector import ApplicationSelector
+    from gateway.dispatch.dispatcher import Placement
+    from gateway.dispatch.inference_call import CallContext
+    from gateway.http.body import IncomingBody
+    from gateway.http.client_request import ClientRequest
+    from gateway.http.headers import RequestHeaders
+    from gateway.routing.route_request import IncomingRequest
+    from gateway.sneakpeek.client import SneakPeekClient
+    from registry.domain.application import ApplicationSpec, SelectionPolicy
+
+MAX_PLANS: Final = 8
+"""Of one request; then its variant's routing policy places it."""
+
+
+class ShortCircuit(Exception):
+    """The plan says that the look answers the request."""
+
+    def __init__(self, selection: Selection) -> None:
+        super().__init__()
+        self.selection = selection
+
+
+class ApplicationCall(InferenceCall):
+    """A call whose variant and pod a plan chooses, again for each attempt."""
+
+    def __init__(
+        self, context: CallContext, client: ClientRequest, headers: RequestHeaders,
+        request: IncomingRequest, body: IncomingBody, selector: ApplicationSelector,
+        registry_now_s: Callable[[], float],
+    ) -> None:  # fmt: skip
+        super().__init__(context, client.target, headers, request, body)
+        self._client = client
+        self._application_target = client.target
+        self._selector = selector
+        self._registry_now_s = registry_now_s
+        self._plans = 0
+        self._pod_until_s: float | None = None
+        self.asked: ApplicationRequest
+        """Set before `send`."""
+
+    def _count_arrival(self) -> None:
+        """Counted for the variant, once it is chosen."""
+
+    async def _place(self) -> Placement:
+        """Raises ShortCircuit, GatewayError."""
+        dispatcher = self._context.dispatcher
+        while True:
+            selection = await self._selector.select(self.asked)
+            self._plans += 1
+            self._take_variant(selection)
+            if selection.pod is None or self._plans >= MAX_PLANS:
+                return await dispatcher.place(self.request)
+            try:
+                return await dispatcher.place_planned(self.request, selection.pod, selection.policy)
+            except PlanRefused:
+                continue
+
+    def _take_variant(self, selection: Selection) -> None:
+        if selection.variant is None:
+            raise ShortCircuit(selection)
+        self._pod_until_s = selection.pod_until_s
+        self._client.target = self._target = target_of_variant(
+            self._application_target,
+            selection.variant,
+            accuracy=selection.assignment.accuracy,
+            utility=selection.assignment.utility,
+        )
+        self.request.model = selection.variant
+        if self._plans == 1:
+            self._context.arrival_counter.count(selection.variant)
+
+    def _left_ms(self, until_s: float) -> float:
+        if self._pod_until_s is None:
+            return super()._left_ms(until_s)
+        return (self._pod_until_s - self._registry_now_s()) * 1000
+
+    def release(self, *, is_cancelled: bool = False) -> None:
+        super().release(is_cancelled=is_cancelled)
+        self._selector.notify_change()
+
+
+class ApplicationExchange(Exchange):
+    """Serves one request to an application."""
+
+    _call: ApplicationCall
+
+    def __init__(
+        self, call: ApplicationCall, client: ClientRequest, body: IncomingBody,
+        context: CallContext, sneak_peek: SneakPeekClient, application: ApplicationSpec,
+        policy: SelectionPolicy, *, deadline_s: float, stall_s: float,
+    ) -> None:  # fmt: skip
+        super().__init__(call, client, body, context.telemetry, stall_s=stall_s)
+        self._sneak_peek = sneak_peek
+        self._application = application
+        self._policy = policy
+        self._deadline_s = deadline_s
+
+    async def run(self, until_s: float) -> None:
+        """As `Exchange.run`. Raises BadRequest for data that no variant can answer."""
+        if not self._body.receive_now():
+            await self._body.receive()
+        request = self._call.request
+        self._call.asked = ApplicationRequest(
+            request.id, self._application, request.arrival_s, self._deadline_s, self._policy,
+            await self._look(),
+        )  # fmt: skip
+        try:
+            await super().run(until_s)
+        except ShortCircuit as found:
+            self._answer(found.selection)
+
+    async def _look(self) -> LookResult:
+        name, body = str(self._application.name), self._body
+        if self._application.sneak_peek is None:
+            return LookResult(LookOutcome.UNAVAILABLE)
+        if body.has_file:
+            return self._sneak_peek.unseen()
+        result = await self._sneak_peek.look(
+            name, body.buffered, json_bytes=self._json_bytes(), deadline_s=self._deadline_s
+        )
+        if result.seen is not None and result.seen.problem:
+            raise BadRequest(f"application {name}: {result.seen.problem}")
+        return result
+
+    def _json_bytes(self) -> int:
+        """Length of the JSON part of a V2 body with binary tensors; 0: all of it."""
+        for name, value in self._client.headers:
+            if name == b"inference-header-content-length" and value.isdigit():
+                return int(value)
+        return 0
+
+    def _answer(self, selection: Selection) -> None:
+        seen = self._call.asked.look.seen
+        assert seen is not None  # the plan had its evidence
+        body = answer(self._application, seen, selection.alpha)
+        lines = self._telemetry.answered_by_look(
+            self._call.request.id, str(self._application.name), str(selection.policy),
+            accuracy=selection.assignment.accuracy, utility=selection.assignment.utility,
+        )  # fmt: skip
+        lines.append(b"content-length: %d\r\n" % len(body))
+        self._client.start_response(200, lines, has_length=True)
+        self._client.write_body(body, is_last=True)

@@ -1,0 +1,1 @@
+"""Looking at requests' data in a process of its own, and the files it reads."""

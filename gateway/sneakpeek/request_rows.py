@@ -1,0 +1,154 @@
+"""The rows of a request's body, as the nearest examples are compared with: V1 and V2, also binary.
+
+It runs in the process that looks at data. What it cannot read is left to the pods, which respond
+with the error of the protocol; only what no variant of the application can answer is a mistake.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import orjson
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from registry.domain.application import InputTensor
+
+MAX_ROWS: Final = 64
+"""Of a request that is looked at; larger ones take no part in what a look could gain."""
+_DTYPES: Final = {
+    "FP32": "<f4", "FP64": "<f8", "INT32": "<i4", "INT64": "<i8", "UINT8": "u1",
+}  # fmt: skip
+_MAX_NAMED: Final = 5
+
+
+class UnreadableBody(Exception):
+    """The body is not one that this module reads."""
+
+
+class MismatchedBody(Exception):
+    """The body has other tensors than the application, or numbers that are not finite."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RequestRows:
+    rows: NDArray[np.float32]
+    """[rows, features], the inputs side by side in the order of `names`."""
+    is_v2: bool
+    request_id: str | None
+    is_answerable: bool
+
+
+def read_rows(
+    body: bytes, json_bytes: int, names: Sequence[str], declared: Sequence[InputTensor], output: str
+) -> RequestRows:
+    """Raises UnreadableBody, MismatchedBody."""
+    try:
+        document = orjson.loads(memoryview(body)[:json_bytes] if json_bytes else body)
+    except orjson.JSONDecodeError as error:
+        raise UnreadableBody(str(error)) from error
+    if not isinstance(document, dict):
+        raise UnreadableBody("the body must be a JSON object")
+    if isinstance(document.get("inputs"), list):
+        tensors = _v2_tensors(document["inputs"], body[json_bytes:] if json_bytes else b"")
+        is_v2, request_id = True, document.get("id")
+        is_answerable = _asks_only_for(document, output)
+    elif isinstance(document.get("instances"), list):
+        tensors = _v1_tensors(document["instances"], names)
+        is_v2, request_id, is_answerable = False, None, True
+    else:
+        raise UnreadableBody("the body has neither inputs nor instances")
+    rows = _side_by_side(tensors, names, {each.name: each for each in declared})
+    return RequestRows(
+        rows, is_v2, request_id if isinstance(request_id, str) else None, is_answerable
+    )
+
+
+def _asks_only_for(document: dict[str, Any], output: str) -> bool:
+    """Whether a V2 request may be answered in JSON, with the application's output."""
+    parameters = document.get("parameters")
+    if isinstance(parameters, dict) and parameters.get("binary_data_output"):
+        return False
+    outputs = document.get("outputs")
+    if outputs is None:
+        return True
+    return isinstance(outputs, list) and all(
+        isinstance(each, dict) and each.get("name") == output and not each.get("parameters")
+        for each in outputs
+    )
+
+
+def _v2_tensors(inputs: list[Any], binary: bytes) -> dict[str, NDArray[Any]]:
+    found, begin = {}, 0
+    for each in inputs:
+        try:
+            dtype, shape = np.dtype(_DTYPES[each["datatype"]]), tuple(each["shape"])
+            size = (each.get("parameters") or {}).get("binary_data_size")
+            if size is None:
+                values = np.asarray(each["data"], dtype)
+            else:
+                values = np.frombuffer(binary[begin : begin + size], dtype)
+                begin += size
+            if math.prod(shape) != values.size:
+                raise UnreadableBody(f"shape {list(shape)} of {values.size} values")
+            found[str(each["name"])] = values.reshape(shape)
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            raise UnreadableBody(f"an input tensor cannot be read: {error}") from error
+    return found
+
+
+def _v1_tensors(instances: list[Any], names: Sequence[str]) -> dict[str, NDArray[Any]]:
+    """Instances are rows of the only input, or objects with one row of each input."""
+    try:
+        if instances and all(isinstance(each, dict) for each in instances):
+            shared = set(instances[0]).intersection(*instances[1:])
+            return {
+                name: np.asarray([each[name] for each in instances], np.float32)
+                for name in sorted(shared)
+            }
+        if len(names) == 1:
+            return {names[0]: np.asarray(instances, np.float32)}
+    except (TypeError, ValueError, OverflowError) as error:
+        raise UnreadableBody(f"the instances are no numbers: {error}") from error
+    raise UnreadableBody("instances must be objects where the application has several inputs")
+
+
+def _side_by_side(
+    tensors: dict[str, NDArray[Any]], names: Sequence[str], declared: dict[str, InputTensor]
+) -> NDArray[np.float32]:
+    missing = [name for name in names if name not in tensors]
+    if missing:
+        raise MismatchedBody(
+            f"the application's input {missing[0]!r} is missing; the request has "
+            f"{', '.join(map(repr, sorted(tensors))) or 'none'}"
+        )
+    parts = []
+    for name in names:
+        values = tensors[name]
+        _check_shape(name, values, declared.get(name))
+        finite = np.isfinite(values.astype(np.float64, copy=False))
+        if not finite.all():
+            wrong = np.flatnonzero(~finite.reshape(len(values), -1).all(axis=1))
+            listed = ", ".join(str(row) for row in wrong[:_MAX_NAMED])
+            raise MismatchedBody(f"input {name!r} must be finite, was not in row {listed}")
+        parts.append(values.reshape(len(values), -1).astype(np.float32))
+    if len({len(part) for part in parts}) > 1:
+        raise UnreadableBody("the inputs have different numbers of rows")
+    if not 1 <= len(parts[0]) <= MAX_ROWS:
+        raise UnreadableBody(f"{len(parts[0])} rows")
+    return np.concatenate(parts, axis=1)
+
+
+def _check_shape(name: str, values: NDArray[Any], declared: InputTensor | None) -> None:
+    if values.ndim < 1 or not values.size:
+        raise UnreadableBody(f"input {name!r} has no rows")
+    if declared is not None and values.shape[1:] != declared.shape[1:]:
+        raise MismatchedBody(
+            f"input {name!r} must have the shape {list(declared.shape)}, was {list(values.shape)}"
+        )

@@ -1,0 +1,162 @@
+"""Looks at data through a real looking process, which is killed, stopped and misled."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import orjson
+
+from gateway.selection.sneakpeek_training import train
+from gateway.sneakpeek import client as client_module
+from gateway.sneakpeek.client import LookOutcome, SneakPeekClient
+from gateway.sneakpeek.trained_file import write_sneakpeek
+from registry.domain.application import ApplicationSpec, InputTensor, SneakPeekSpec
+from registry.domain.cluster import ClusterState
+from registry.domain.model import ModelName
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from pathlib import Path
+
+    import pytest
+
+    from gateway.sneakpeek.client import LookResult
+
+NAME = ModelName("default", "parity")
+BODY = orjson.dumps({"instances": [[4.0, 0.0], [0.0, 4.0]]})
+
+
+def train_parity(folder: Path) -> None:
+    """Two classes, one at (4, 0), the other at (0, 4)."""
+    rng = np.random.default_rng(1)
+    labels = np.arange(80) % 2
+    centres = np.where(labels[:, None] == 0, [4.0, 0.0], [0.0, 4.0])
+    rows = (rng.normal(0, 0.5, (80, 2)) + centres).astype(np.float32)
+    trained = train(rows[:60], labels[:60], (rows[60:], labels[60:]), classes=2, k=5)
+    write_sneakpeek(
+        folder, trained, application=str(NAME), classes=("even", "odd"), inputs=("features",)
+    )
+
+
+def _state(uri: str, *, k: int | None = None, classes: tuple[str, ...] = ("even", "odd")) -> Any:
+    state = ClusterState()
+    inputs = (InputTensor("features", "FP32", (-1, 2)),)
+    state.applications[NAME] = ApplicationSpec(
+        NAME, classes, inputs, sneak_peek=SneakPeekSpec(uri, k)
+    )
+    state.models_version += 1
+    return state
+
+
+def _run(
+    state: ClusterState, act: Callable[[SneakPeekClient], Awaitable[None]], *, granted: bool = True
+) -> list[str]:
+    """Run with a looking process; returns the outcomes that were counted."""
+    counted: list[str] = []
+
+    async def run() -> None:
+        client = SneakPeekClient(state, counted.append, lambda namespace, uri: granted)
+        client.sync()
+        task = asyncio.create_task(client.run())
+        try:
+            async with asyncio.timeout(60):
+                await act(client)
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(run())
+    return counted
+
+
+async def _look(client: SneakPeekClient) -> LookResult:
+    return await client.look(str(NAME), [BODY], json_bytes=0, deadline_s=1000.0)
+
+
+async def _loaded(client: SneakPeekClient) -> str:
+    """Wait until the files were read or refused; returns the problem."""
+    while "not read" in client.problem(str(NAME)):  # noqa: ASYNC110 - another process's state
+        await asyncio.sleep(0.02)
+    return client.problem(str(NAME))
+
+
+async def _until(client: SneakPeekClient, outcome: LookOutcome) -> LookResult:
+    while (result := await _look(client)).outcome is not outcome:  # noqa: ASYNC110 - as above
+        await asyncio.sleep(0.02)
+    return result
+
+
+def test_a_look_counts_the_labels_of_each_rows_nearest_examples(tmp_path: Path) -> None:
+    train_parity(tmp_path)
+
+    async def act(client: SneakPeekClient) -> None:
+        assert await _loaded(client) == ""
+        result = await _until(client, LookOutcome.SEEN)
+        assert result.seen is not None
+        assert result.seen.rows == ((5.0, 0.0), (0.0, 5.0))
+        assert result.accuracy == 1.0
+
+    assert "seen" in _run(_state(f"file://{tmp_path}"), act)
+
+
+def test_a_killed_process_costs_evidence_only_and_is_started_again(tmp_path: Path) -> None:
+    train_parity(tmp_path)
+
+    async def act(client: SneakPeekClient) -> None:
+        await _until(client, LookOutcome.SEEN)
+        first = client.pid
+        assert first is not None
+        os.kill(first, signal.SIGKILL)
+        await _until(client, LookOutcome.UNAVAILABLE)
+        await _until(client, LookOutcome.SEEN)
+        assert client.pid != first
+
+    _run(_state(f"file://{tmp_path}"), act)
+
+
+def test_a_process_that_stands_still_makes_looks_late_and_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train_parity(tmp_path)
+    monkeypatch.setattr(client_module, "SILENT_S", 0.3)
+
+    async def act(client: SneakPeekClient) -> None:
+        await _until(client, LookOutcome.SEEN)
+        first = client.pid
+        assert first is not None
+        os.kill(first, signal.SIGSTOP)
+        assert (await _until(client, LookOutcome.LATE)).seen is None
+        await _until(client, LookOutcome.UNAVAILABLE)
+        await _until(client, LookOutcome.SEEN)
+        assert client.pid != first
+
+    _run(_state(f"file://{tmp_path}"), act)
+
+
+def test_files_that_cannot_be_used_say_why(tmp_path: Path) -> None:
+    train_parity(tmp_path)
+    uri = f"file://{tmp_path}"
+    problems: list[str] = []
+
+    async def act(client: SneakPeekClient) -> None:
+        problems.append(await _loaded(client))
+        assert (await _look(client)).outcome is LookOutcome.UNAVAILABLE
+
+    _run(_state(f"{uri}/none"), act)
+    _run(_state(uri, k=7), act)
+    _run(_state(uri, classes=("a", "b")), act)
+    _run(_state(uri), act, granted=False)
+    arrays = tmp_path / "sneakpeek.safetensors"
+    arrays.write_bytes(arrays.read_bytes()[:-100])
+    _run(_state(uri), act)
+    expected = (
+        "cannot be read", "trained and profiled with k 5, spec.sneakPeek.k is 7",
+        "trained for the classes even, odd; the application has a, b",
+        "namespace default may not have", "not what `pilotlight sneakpeek train` writes",
+    )  # fmt: skip
+    for problem, text in zip(problems, expected, strict=True):
+        assert text in problem
