@@ -23,8 +23,8 @@ class PendingPlacement:
     """
 
     __slots__ = (
-        "arrival", "awaited_tier", "direct_tries", "enqueued_s", "is_pending", "policy",
-        "queue_key", "refusals", "spec", "timeout", "wait_reason", "work",
+        "arrival", "awaited_tier", "direct_tries", "enqueued_s", "is_pending", "is_probe",
+        "policy", "queue_key", "refusals", "spec", "timeout", "wait_reason", "work",
     )  # fmt: skip
 
     arrival: IncomingRequest
@@ -32,6 +32,8 @@ class PendingPlacement:
     """Source tier of the load that the queued request waited for; None: it waited for no load."""
     is_pending: bool
     """False once it is placed, rejected or cancelled."""
+    is_probe: bool
+    """It is expected to be late, and tried all the same."""
     direct_tries: int
     """Reservations tried before the request was queued."""
     queue_key: QueueKey | None
@@ -55,6 +57,7 @@ class PendingPlacement:
         self.queue_key = None
         self.direct_tries = 0
         self.is_pending = True
+        self.is_probe = False
         self.work = None
 
     def end_work(self, *, is_cancelled: bool = False) -> None:

@@ -18,6 +18,7 @@ from gateway.routing.placed_requests import record_placed
 from gateway.routing.route_request import route_request
 from gateway.routing.ski_rental import ColdStartCredit
 from registry.backoff import Backoff
+from registry.domain.probes import ProbeBudget
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,6 +62,7 @@ class Placer(Generic[P]):
         )
         self._cold_start_credit = ColdStartCredit()
         self._tenants = RecentTenants()
+        self._probes = ProbeBudget()
         self._is_changed = False
         """True if queued requests are to be routed again, before new ones."""
         self._is_polling = False
@@ -170,7 +172,10 @@ class Placer(Generic[P]):
             stalled_s=self._queue.stalled_s(request.model, now_s),
             lost_s=self._cold_start_credit.counted_s(request.model, now_s),
             queued=self._queue.size, may_load=self._may_load,
+            may_probe=request.deadline_s is not None and self._may_probe(placement, now_s),
         )  # fmt: skip
+        if result.is_probe:
+            self._count_probe(placement, result, now_s)
         if result.spec is not None:
             placement.spec = result.spec
         if isinstance(result.decision, SendTo) and self._leaves_slot(placement, result.decision):
@@ -178,6 +183,15 @@ class Placer(Generic[P]):
         if self._on_routed is not None:
             self._on_routed(request, result)
         return result
+
+    def _may_probe(self, placement: P, now_s: float) -> bool:
+        return placement.is_probe or self._probes.is_due(str(placement.arrival.model), now_s)
+
+    def _count_probe(self, placement: P, result: RoutingResult, now_s: float) -> None:
+        """Count a probe once, also if it is queued before it is sent."""
+        if not placement.is_probe:
+            placement.is_probe = True
+            self._probes.spend(str(placement.arrival.model), now_s, result.cost_s)
 
     def _leaves_slot(self, placement: P, decision: SendTo) -> bool:
         tenant = placement.arrival.model.namespace

@@ -38,8 +38,8 @@ def device_backlog(
     if placed or work.cancelled is not None:
         backlog = work.backlog(
             key, now_s + ready_s + ASSUMED_DUE_S if deadline_s is None else deadline_s,
-            ready_in_s=ready_s, inferring=inferring, joins_s=times.infer_s - times.share_s,
-            now_s=now_s,
+            ready_in_s=ready_s, inferring=inferring, infer_s=times.infer_s,
+            joins_s=times.infer_s - times.share_s, now_s=now_s,
         )  # fmt: skip
     else:
         backlog = Backlog(0.0, 0.0, 0)

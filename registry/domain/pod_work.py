@@ -9,7 +9,10 @@ a request is never negative and never more than it was at first.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 ASSUMED_DUE_S: Final = 60.0
 """Devices serve a tenant's earliest deadline first, requests without one as if due so long after
@@ -19,6 +22,11 @@ _SAME_TIME_S: Final = 1e-6
 _ASSUMED_FOR_S: Final = 1.0
 _MEAN_WEIGHT: Final = 0.125
 """Weight of the latest request in the moving averages."""
+
+
+def tenant_of(key: str) -> str:
+    """The tenant of a model key `namespace/name@generation`."""
+    return key.partition("/")[0]
 
 
 @dataclass(eq=False, slots=True)
@@ -41,6 +49,10 @@ class PlacedRequest:
     is_measured: bool
     entry: PodWork
     predict: PodWork
+    tenant: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.tenant = tenant_of(self.key)
 
     @property
     def slot_end_s(self) -> float:
@@ -158,20 +170,25 @@ class PodWork:
         return left_s
 
     def backlog(
-        self, key: str, due_s: float, *, ready_in_s: float, inferring: int, joins_s: float,
-        now_s: float,
+        self, key: str, due_s: float, *, ready_in_s: float, inferring: int, infer_s: float,
+        joins_s: float, now_s: float,
     ) -> Backlog:  # fmt: skip
         """The work before an inference that is ready in `ready_in_s`.
 
         Only that of requests which are ready before it and are not due later, unless their
-        inference has begun. `inferring`: requests in inference here, by the registry; the first
-        requests beyond that number have ended. `joins_s`: time for which an inference shares its
-        batch with others; requests of its model that wait as well share it.
+        inference has begun. Of other tenants those due later count as well, as far as their turns
+        come before its own (`_turns_s`). `inferring`: requests in inference here, by the registry;
+        the first requests beyond that number have ended. `infer_s`: of its batch. `joins_s`: time
+        for which an inference shares its batch with others; requests of its model that wait as well
+        share it.
         """
         ended = len(self.inferences) - inferring
         guessed_s = total_s = waiting_s = first_s = 0.0
         free_s = self.cancelled_left_s(now_s)
         overtaken = 0
+        own_s = infer_s
+        tenant = tenant_of(key)
+        others_s: dict[str, float] = {}
         for request in self.inferences:
             if ended > 0:
                 ended -= 1
@@ -183,8 +200,13 @@ class PodWork:
             share_s = left_s = request.share_s
             if request.start_s > now_s:
                 if request.due_s > due_s:
-                    overtaken += 1
+                    if request.tenant == tenant:
+                        overtaken += 1
+                    else:
+                        others_s[request.tenant] = others_s.get(request.tenant, 0.0) + share_s
                     continue
+                if request.tenant == tenant:
+                    own_s += share_s
                 if request.key == key:
                     waiting_s += share_s
             else:
@@ -201,4 +223,14 @@ class PodWork:
         free_s = max(free_s, total_s - first_s)
         if joins_s > 0.0:
             free_s -= min(waiting_s, joins_s, free_s)
+        if others_s:
+            free_s += _turns_s(others_s, own_s)
         return Backlog(free_s, min(guessed_s, free_s), overtaken)
+
+
+def _turns_s(others_s: Mapping[str, float], own_s: float) -> float:
+    """Device time of tenants with so much work each before a tenant's work of `own_s` is done.
+
+    Devices serve tenants in turn (`runtime.device.queue`), so that none has more time than another.
+    """
+    return sum([min(each, own_s) for each in others_s.values()])

@@ -34,8 +34,6 @@ class _ModelTimes:
     points: tuple[ProfilePoint, ...] = ()
     max_rows: int = INITIAL_MAX_ROWS
     """Computed from the points, and cached since every batch needs it."""
-    fastest_s: float = 0.0
-    """Cached as well."""
     limited_by: str = ""
     max_rows_in_memory: int | None = None
     is_updated: bool = False
@@ -88,10 +86,17 @@ class BatchTimes:
         times = self._times.get(key)
         return max((each.latency_s for each in times.points), default=0.0) if times else 0.0
 
-    def fastest_s(self, key: str) -> float:
-        """The shortest of the latest inferences of any size; 0 without measurements."""
+    def usual_s(self, key: str, rows: int) -> float:
+        """The median of batches of so many rows, or of the next larger size that was measured.
+
+        Of the largest one if there is none; 0 without measurements.
+        """
         times = self._times.get(key)
-        return times.fastest_s if times else 0.0
+        if times is None or not times.points:
+            return 0.0
+        points = times.points
+        found = next((each for each in points if each.rows >= rows), points[-1])
+        return found.latency_s
 
     def take_updates(self, product: str) -> list[Profile]:
         """Profiles of the models with new live times since the last call."""
@@ -133,6 +138,3 @@ def _update_points(times: _ModelTimes) -> None:
             points[rows] = ProfilePoint(rows, median(samples), memory_bytes)
     times.points = tuple(points[rows] for rows in sorted(points))
     times.max_rows = best_max_rows(times.points)
-    stored_s = [point.latency_s for rows, point in times.stored.items() if rows not in times.live]
-    latest_s = [min(samples) for samples in times.live.values()]
-    times.fastest_s = min([*stored_s, *latest_s], default=0.0)

@@ -11,6 +11,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
+from registry.domain.probes import ProbeBudget
 from runtime.device.batch import QueuedRows, form_batch
 
 if TYPE_CHECKING:
@@ -27,10 +28,6 @@ ASSUMED_DEADLINE_S: Final = 60.0
 
 MAX_TENANTS: Final = 1024
 """Tenants whose last turn is known; the others come first."""
-
-PROBE_EVERY: Final = 8
-"""Of the jobs that would end after their deadline each eighth runs, although others wait: the
-measurements may be of larger requests, or out of date."""
 
 Result = TypeVar("Result")
 Q = TypeVar("Q", bound="Queued")
@@ -79,8 +76,8 @@ class DeviceQueue(Generic[Q]):
         self._turns: OrderedDict[str, int] = OrderedDict()
         """By tenant: the number of its last batch, of the tenants served last."""
         self._batches = 0
-        self._hopeless = 0
-        """Jobs that were found to end after their deadline, had they begun."""
+        self.probes = ProbeBudget()
+        """Of jobs that may run although they are expected to end after their deadline."""
 
     def __len__(self) -> int:
         return self._count
@@ -136,31 +133,46 @@ class DeviceQueue(Generic[Q]):
     def take_expired(self, now_s: float) -> list[Q]:
         """Remove the jobs that cannot end before their deadline: nobody waits for their results.
 
-        By the fastest of the latest inferences of their model.
+        By the usual time of the batch that each would be in. A job without others in the queue is
+        tried all the same, and so are some others: the measurements may be of larger requests, or
+        out of date.
         """
         if now_s < self._earliest_s:
             return []
-        expired = self._take(lambda job: self._is_expired(job, now_s))
+        waiting = {
+            model: sum(job.queued.rows for job in jobs.values())
+            for model, jobs in self._jobs.items()
+        }
+        expired = self._take(lambda job: self._is_expired(job, waiting[job.model], now_s))
         queued = [job for jobs in self._jobs.values() for job in jobs.values()]
         self._earliest_s = min([self._latest_start_s(job) for job in queued], default=math.inf)
         return expired
 
-    def _latest_start_s(self, job: Q) -> float:
+    def _latest_start_s(self, job: Q, rows: int | None = None) -> float:
+        """By the time of a batch of so many rows; None: of the one that takes longest."""
         deadline_s = job.queued.deadline_s
         if deadline_s is None:
             return math.inf
-        return deadline_s if job.is_probe else deadline_s - self._times.fastest_s(job.model.key)
+        if job.is_probe:
+            return deadline_s
+        key, times = job.model.key, self._times
+        return deadline_s - (
+            times.longest_batch_s(key) if rows is None else times.usual_s(key, rows)
+        )
 
-    def _is_expired(self, job: Q, now_s: float) -> bool:
+    def _is_expired(self, job: Q, waiting: int, now_s: float) -> bool:
         deadline_s = job.queued.deadline_s
         if deadline_s is None or now_s < self._latest_start_s(job):
             return False
         if now_s >= deadline_s:
             return True
-        if self._count == 1:  # it takes no other job's time
+        rows = min(waiting, job.model.limits(self._times).max_rows)
+        if self._count == 1 or now_s < self._latest_start_s(job, rows):
             return False
-        self._hopeless += 1
-        job.is_probe = self._hopeless % PROBE_EVERY == 0
+        key = job.model.key
+        if self.probes.is_due(key, now_s):
+            job.is_probe = True
+            self.probes.spend(key, now_s, self._times.usual_s(key, rows))
         return not job.is_probe
 
     def take_model(self, model: DeviceModel) -> list[Q]:

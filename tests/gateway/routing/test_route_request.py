@@ -9,7 +9,7 @@ import pytest
 from gateway.routing.decision import Reason, Reject, SendTo, Wait
 from gateway.routing.placed_requests import record_placed
 from gateway.routing.route_request import (
-    PROBE_SHARE,
+    CONTESTED_MARGIN,
     IncomingRequest,
     RoutingResult,
     route_request,
@@ -28,11 +28,15 @@ MEASURED = {
 }  # fmt: skip
 
 
-def routed(state: ClusterState, **fields: Any) -> RoutingResult:
+def routed(
+    state: ClusterState, *, queued: int = 0, may_probe: bool = False, **fields: Any
+) -> RoutingResult:
     request = IncomingRequest(
         **{"id": "r", "model": NAME, "arrival_s": NOW_S, "draw": 0.0, "sequence": 1, **fields}
     )
-    return route_request(request, state.models, state, now_s=NOW_S)
+    return route_request(
+        request, state.models, state, now_s=NOW_S, queued=queued, may_probe=may_probe
+    )
 
 
 def a_cluster(*pods: PodSketch, measured: dict[str, float] | None = None) -> ClusterState:
@@ -177,17 +181,38 @@ def test_a_failed_load_does_not_reject_a_request_if(
     assert isinstance(routed(state).decision, SendTo)
 
 
-def test_early_refusals_do_not_last_once_requests_are_fast_again() -> None:
-    """Slow large requests do not shut small ones out: a few are tried, and the first one counts."""
+def test_a_request_expected_to_be_late_is_tried_only_as_a_probe() -> None:
+    """Slow large requests do not shut small ones out: one is tried, and its time counts."""
     state = a_cluster(PodSketch("pod-a", "warm"), measured=MEASURED)
     declare(state)
     estimates = state.pods["pod-a"].estimates
     estimates.add(KEY, "infer", [6.0] * 24)
-    tried = [
-        draw
-        for draw in (number / 64 for number in range(64))
-        if isinstance(routed(state, deadline_s=NOW_S + 0.1, draw=draw).decision, SendTo)
-    ]
-    assert len(tried) == 64 * PROBE_SHARE
+    tried = routed(state, deadline_s=NOW_S + 0.1, may_probe=True)
+    assert isinstance(tried.decision, SendTo)
+    assert (tried.is_probe, tried.cost_s) == (True, 6.0)
+    assert isinstance(routed(state, deadline_s=NOW_S + 0.1).decision, Reject)
     estimates.add(KEY, "infer", [0.006])
-    assert isinstance(routed(state, deadline_s=NOW_S + 0.1).decision, SendTo)
+    again = routed(state, deadline_s=NOW_S + 0.1)
+    assert isinstance(again.decision, SendTo)
+    assert not again.is_probe
+
+
+@pytest.mark.parametrize(
+    ("queued", "busy", "is_sent"),
+    [
+        pytest.param(2, 1, False, id="others-wait-for-the-busy-pod"),
+        pytest.param(1, 1, True, id="nobody-else-waits"),
+        pytest.param(2, 0, True, id="the-pod-is-idle"),
+    ],
+)
+def test_a_request_that_might_be_late_is_not_sent_before_others(
+    queued: int, busy: int, is_sent: bool
+) -> None:
+    state = a_cluster(PodSketch("pod-a", "warm", slots=4, busy=busy), measured=MEASURED)
+    declare(state)
+    forecast = routed(state, deadline_s=NOW_S + 60).decision
+    assert isinstance(forecast, SendTo)
+    assert forecast.forecast is not None
+    left_s = forecast.forecast.seconds * (1 + CONTESTED_MARGIN) / 2
+    found = routed(state, deadline_s=NOW_S + left_s, queued=queued)
+    assert isinstance(found.decision, SendTo) == is_sent

@@ -19,7 +19,7 @@ def trace(
     rows: Iterable[Row],
     *,
     deadline_s: float | None = None,
-    tenant: str = "default",
+    tenants: Sequence[str] | None = None,
     tokens: Sequence[int] | None = None,
     items: Sequence[int] | None = None,
 ) -> Iterator[pa.RecordBatch]:
@@ -29,7 +29,7 @@ def trace(
     yield pa.RecordBatch.from_arrays(
         [
             pa.array(at_s, pa.float64()),
-            pa.array([tenant] * count, pa.string()).dictionary_encode(),
+            pa.array(tenants or ["default"] * count, pa.string()).dictionary_encode(),
             pa.array(models, pa.string()).dictionary_encode(),
             pa.array(items or [1] * count, pa.int64()),
             pa.array(tokens or [0] * count, pa.int64()),

@@ -28,7 +28,7 @@ def place(work: PodWork, key: str, share_s: float, **times: Any) -> PlacedReques
 def free_s(work: PodWork, key: str = LIGHT, **fields: Any) -> float:
     known = {
         "due_s": DUE_S + 1.0, "ready_in_s": 0.0, "inferring": len(work.inferences),
-        "joins_s": 0.0, "now_s": NOW_S,
+        "infer_s": 0.01, "joins_s": 0.0, "now_s": NOW_S,
     }  # fmt: skip
     return work.backlog(key, **{**known, **fields}).free_s
 
@@ -67,6 +67,14 @@ def test_requests_that_are_due_later_and_wait_are_overtaken() -> None:
     place(work, LIGHT, 0.01)
     place(work, HEAVY, 0.5, start_s=NOW_S + 0.01)
     assert free_s(work, due_s=NOW_S + 0.9) == pytest.approx(0.01)
+
+
+def test_other_tenants_have_as_much_of_the_device_as_its_own_whatever_is_due_when() -> None:
+    work = PodWork()
+    place(work, LIGHT, 0.01)
+    place(work, "a/m@0", 0.5, start_s=NOW_S + 0.01)
+    place(work, "b/m@0", 0.02, start_s=NOW_S + 0.51)
+    assert free_s(work, due_s=NOW_S + 0.9, infer_s=0.1) == pytest.approx(0.01 + 0.1 + 0.02)
 
 
 def test_requests_that_wait_for_a_load_do_not_hold_up_other_models() -> None:

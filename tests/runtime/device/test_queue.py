@@ -8,7 +8,7 @@ from registry.domain.profile import Profile, ProfilePoint
 from runtime.device.batch import QueuedRows
 from runtime.device.batch_times import BatchTimes
 from runtime.device.device_model import DeviceModel
-from runtime.device.queue import PROBE_EVERY, DeviceQueue, Queued
+from runtime.device.queue import DeviceQueue, Queued
 
 NOW_S = 100.0
 MODEL = DeviceModel("default/m@0", "m")
@@ -41,6 +41,7 @@ def test_a_job_that_cannot_end_in_time_is_expired(
     left_s: float | None, infer_s: float | None, is_expired: bool
 ) -> None:
     queue = queue_of(None, left_s, infer_s=infer_s)
+    queue.probes.spend(MODEL.key, NOW_S, 60.0)
     assert len(queue.take_expired(NOW_S)) == is_expired
     assert len(queue) == 2 - is_expired
 
@@ -51,21 +52,35 @@ def test_a_device_without_other_work_tries_what_is_expected_to_be_late() -> None
     assert len(queue.take_expired(NOW_S + 0.4)) == 1
 
 
-def test_some_that_are_expected_to_be_late_run_as_probes_until_their_deadline() -> None:
-    queue = queue_of(None, *[0.4] * (2 * PROBE_EVERY))
-    assert len(queue.take_expired(NOW_S)) == 2 * PROBE_EVERY - 2
+def test_one_that_is_expected_to_be_late_runs_as_a_probe_until_its_deadline() -> None:
+    queue = queue_of(None, *[0.4] * 16)
+    assert len(queue.take_expired(NOW_S)) == 15
     assert not queue.take_expired(NOW_S + 0.3)
-    assert len(queue.take_expired(NOW_S + 0.4)) == 2
+    assert len(queue.take_expired(NOW_S + 0.4)) == 1
 
 
-def test_one_fast_inference_ends_what_slow_ones_have_begun() -> None:
+def test_jobs_are_judged_by_the_batch_that_they_would_be_in() -> None:
+    times = BatchTimes()
+    times.use_profile(Profile(MODEL.key, "cpu", (ProfilePoint(1, 0.1), ProfilePoint(8, 0.5))))
+    queue: DeviceQueue[Queued] = DeviceQueue(times)
+    for number in range(8):
+        queue.add(Queued(MODEL, QueuedRows(number, NOW_S + 0.3, NOW_S, NOW_S + 0.3)))
+    assert len(queue.take_expired(NOW_S)) == 7  # the eighth is a probe
+    queue = DeviceQueue(times)
+    queue.add(Queued(MODEL, QueuedRows(0, NOW_S + 0.3, NOW_S, NOW_S + 0.3)))
+    queue.add(Queued(DeviceModel("b/m@0", "m"), QueuedRows(1, NOW_S + 60, NOW_S)))
+    assert not queue.take_expired(NOW_S)
+
+
+def test_fast_inferences_end_what_slow_ones_have_begun() -> None:
     """Large requests do not shut small ones of the same model out for good."""
     times = BatchTimes()
     for seconds in (6.0,) * 24:
         times.observe(MODEL.key, 1, seconds)
-    assert times.fastest_s(MODEL.key) == 6.0
-    times.observe(MODEL.key, 1, 0.006)
-    assert times.fastest_s(MODEL.key) == 0.006
+    assert times.usual_s(MODEL.key, 1) == 6.0
+    for seconds in (0.006,) * 9:
+        times.observe(MODEL.key, 1, seconds)
+    assert times.usual_s(MODEL.key, 1) == 0.006
 
 
 def test_a_tenant_with_many_jobs_runs_one_batch_before_the_next_tenant() -> None:

@@ -1,0 +1,38 @@
+"""How often work that measurements call hopeless is tried all the same.
+
+Measurements may be of larger requests, or out of date, and a model that serves nothing gets no
+others. A share of the refusals would be most of the work under overload, so probes are limited by
+the time that they take. Pure; times in seconds of the caller's clock, which may jump.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from math import inf
+from typing import Final
+
+TIME_SHARE: Final = 1 / 64
+"""Of the time, what probes of one model may take."""
+MAX_PAUSE_S: Final = 10.0
+"""Longest time without a probe, for models whose probes take longer than that share."""
+MAX_MODELS: Final = 4096
+"""Above this number, the model that was probed longest ago may be probed at once."""
+
+
+class ProbeBudget:
+    """The time of each model's next probe, by key."""
+
+    def __init__(self) -> None:
+        self._pauses: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        """Time of the last probe, and of the next one."""
+
+    def is_due(self, key: str, now_s: float) -> bool:
+        last_s, next_s = self._pauses.get(key, (inf, 0.0))
+        return not last_s <= now_s < next_s
+
+    def spend(self, key: str, now_s: float, cost_s: float) -> None:
+        """Count a probe that is expected to take `cost_s`."""
+        self._pauses[key] = now_s, now_s + min(MAX_PAUSE_S, cost_s / TIME_SHARE)
+        self._pauses.move_to_end(key)
+        if len(self._pauses) > MAX_MODELS:
+            self._pauses.popitem(last=False)
