@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from gateway.routing.decision import Reject, RoutingOption, SendTo, Wait
+from gateway.telemetry.decision_text import decision_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -77,6 +78,7 @@ class Explanations:
             **chosen,
             "model": str(known.request.model),
             "policy": known.result.policy,
+            "summary": decision_text(known.result.decision),
             "decision": _decision(known.result.decision),
             "waited_for": known.wait_reasons,
             "options": _options(known.result.decision),

@@ -199,6 +199,7 @@ async def _explain(target: PlatformTarget, output: Output, request_id: str) -> N
             f"request  {document.get('request_id')}",
             f"model    {document.get('model')}",
             f"policy   {document.get('policy')}",
+            f"summary  {document.get('summary')}",
             *(f"decision {key} = {_cell(value)}" for key, value in decision.items()),
         ],
     )

@@ -50,6 +50,7 @@ def test_an_idle_pod_that_was_taken_at_once_is_shown_as_the_only_option() -> Non
     assert found is not None
     (option,) = found["options"]
     assert (option["way"], option["predict"], option["delays_s"]) == ("colocate", "pod-a", 0.0)
+    assert found["summary"] == "warm at pod-a: 100 ms expected"
 
 
 def test_a_refusal_shows_the_options_that_would_have_been_late() -> None:
