@@ -1,6 +1,6 @@
 """A routing decision as one sentence: what was done, why, how long it should take, the next best.
 
-Such as `warm at pod-3: 21 ms expected; next best: cold start at pod-1, 480 ms more`.
+Such as `warm at pod-3: 21 ms expected; next best: cold start at pod-1, 480 ms more in all`.
 """
 
 from __future__ import annotations

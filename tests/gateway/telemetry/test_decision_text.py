@@ -32,7 +32,7 @@ def sent(option: RoutingOption, *options: RoutingOption) -> SendTo:
 
 def test_a_request_that_was_sent_names_the_pod_its_time_and_the_next_best_way() -> None:
     assert decision_text(sent(WARM, QUEUE, COLD, WARM)) == (
-        "warm at pod-3: 21 ms expected; next best: cold start at pod-1, 480 ms more in all"
+        "warm at pod-3: 21 ms expected; next best: cold start at pod-1, 479 ms more in all"
     )
     assert decision_text(sent(COLD, COLD, QUEUE)) == (
         "loaded at pod-1 as well, as the pods that have it are busy: 300 ms expected, by guess; "
