@@ -24,6 +24,7 @@ from autoscaler.service.demand_reader import DemandReader
 from autoscaler.service.placement_service import PlacementService
 from autoscaler.tick.forecaster import DemandForecaster
 from autoscaler.tick.observed_demand import ObservedDemand
+from autoscaler.tick.placement_input import RECENT_S
 from autoscaler.tick.planner import Planner
 from autoscaler.tick.rate_publication import RatePublication
 from registry.domain.action_log import POOL, ActionOutcome, ActionRecord, WantedPods
@@ -67,7 +68,7 @@ class Autoscaler:
         self._watch = watch
         self._log = log
         self._arrivals = ArrivalLog(watch.registry)
-        observed = ObservedDemand(Counts(), time_scale=settings.pace)
+        self._observed = observed = ObservedDemand(Counts(), time_scale=settings.pace)
         self._demand_reader = DemandReader(watch.registry, observed)
         self._forecast = BackgroundForecast(
             observed,
@@ -125,7 +126,8 @@ class Autoscaler:
         await self._scale(plan, token)
         await self._publish_rates(plan, token)
         executor.start(plan.actions, token)
-        await self._placement.tick(self._watch.state, plan.view, token)
+        recent = self._observed.recent_rates(RECENT_S)
+        await self._placement.tick(self._watch.state, plan.view, recent, token)
 
     def _set_leading(self, *, is_leading: bool) -> None:
         if not (is_leading and self._is_leading):

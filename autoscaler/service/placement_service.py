@@ -28,6 +28,8 @@ from registry.domain.action_log import POOL, ActionOutcome, ActionRecord
 from registry.domain.model import PlacementName
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from autoscaler.placement.planners.adoption import PlanningResult
     from autoscaler.planning.pool_view import PoolView
     from autoscaler.service.metrics import AutoscalerMetrics
@@ -70,7 +72,9 @@ class PlacementService:
             self._planning.cancel()
         self._process.close()
 
-    async def tick(self, state: ClusterState, view: PoolView, token: int) -> None:
+    async def tick(
+        self, state: ClusterState, view: PoolView, recent_rps: Mapping[str, float], token: int
+    ) -> None:
         """Plan if due, adopt a finished plan, make the next moves. Raises RegistryUnavailable."""
         now_s = view.time_s
         record = state.placement
@@ -78,7 +82,8 @@ class PlacementService:
             if record is not None and (record.pods or record.target):
                 await self._log.set_placement(token, empty_record(record, now_s))
             return
-        rates = expected_rates(view.demand, [str(each.spec.name) for each in view.models])
+        names = [str(each.spec.name) for each in view.models]
+        rates = expected_rates(view.demand, names, recent_rps)
         rates = {model: rate * self._pace for model, rate in rates.items()}
         inputs = placement_input(state, rates, self._cores)
         if self._planning is not None and self._planning.done():

@@ -92,6 +92,14 @@ class ObservedDemand:
                 [count for _, _, count in known],
             )
 
+    def recent_rates(self, window_s: int) -> dict[str, float]:
+        """Arrivals per second of the last whole seconds, by model; empty without counts."""
+        if self._counts is None:
+            return {}
+        seconds = self._counts.recent_seconds()[:, -1 - window_s : -1]
+        rates = seconds.mean(axis=1) if seconds.size else []
+        return {name: float(rate) for name, rate in zip(self._counts.names, rates, strict=False)}
+
     def forecast_input(
         self, now_s: float, models: tuple[str, ...], rows: Integers | None = None
     ) -> ForecastInput | None:

@@ -6,6 +6,7 @@ A model is planned for if it has a deadline, which is its SLO, and a profile on 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import sqrt
 from typing import TYPE_CHECKING, Final
 
 from autoscaler.placement.planners.problem import (
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from registry.domain.model import ModelSpec
     from registry.domain.profile import Profile, ProfilePoint
 
+RECENT_S: Final = 15
+_NORMAL_90: Final = 1.2816
+"""0.9-quantile of the standard normal distribution."""
 _WINDOW: Final = 1
 """Of a forecast's windows the one of 60 s."""
 _QUANTILE: Final = 1
@@ -89,13 +93,24 @@ def find_accelerators(state: ClusterState, cores: Sequence[str]) -> tuple[Accele
     return (*(AcceleratorView(*each) for each in sorted(gpus.items())), *groups)
 
 
-def expected_rates(demand: Demand | None, models: Iterable[str]) -> dict[str, float]:
-    """Requests per second by model: the 0.9-quantile of the forecast of the next minute."""
+def expected_rates(
+    demand: Demand | None, models: Iterable[str], recent_rps: Mapping[str, float]
+) -> dict[str, float]:
+    """Requests per second by model: the 0.9-quantile of the forecast of the next minute.
+
+    At least that of Poisson arrivals at the rate of the last `RECENT_S`: forecasts of a minute
+    notice a rate that doubles a minute later.
+    """
     if demand is None:
         return {}
     window_s = demand.horizon.windows_s[_WINDOW]
     quantiles = demand.forecast.quantiles[:, _WINDOW, _QUANTILE]
-    return {model: float(value) / window_s for model, value in zip(models, quantiles, strict=True)}
+    found = {}
+    for model, value in zip(models, quantiles, strict=True):
+        rate = recent_rps.get(model, 0.0)
+        upper = rate + _NORMAL_90 * sqrt(rate / RECENT_S)
+        found[model] = max(float(value) / window_s, upper)
+    return found
 
 
 def _why_not(spec: ModelSpec, kinds: Sequence[str], profiles: Sequence[ModelProfile]) -> str:

@@ -20,6 +20,8 @@ class Reason(StrEnum):
     COLD = "cold"
     COLD_WARM_BUSY = "cold-warm-busy"
     MODEL_OBLIVIOUS = "model-oblivious"
+    BATCH_TURN = "batch-turn"
+    """The pod whose turn it is to get a batch."""
     QUEUE_WARM_BUSY = "queue-warm-busy"
     QUEUE_WARMING = "queue-warming"
     QUEUE_NO_SLOT = "queue-no-slot"

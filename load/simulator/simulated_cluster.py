@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING
 
 from autoscaler.planning.pool_view import CopyUse
 from load.simulator.gateway import SimulatedGateway
+from load.simulator.pods import interference
 from load.simulator.pods.node import SimulatedNode
 from load.simulator.pods.pod import SimulatedPod
+from load.simulator.pods.shared_gpu import SharedGpu
 from load.simulator.registry.memory_registry import MemoryRegistry
-from registry.domain.model import Tier
+from registry.domain.model import ModelName, Tier
+from registry.domain.placement import PlacedPod, PlacedReplica, PlacementRecord
 from registry.domain.reservation import ANY_COPIES
 
 if TYPE_CHECKING:
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
     from load.simulator.results.summary import Summary
     from registry.domain.demand import QueueStats
     from registry.domain.expected_rates import ExpectedRates
-    from registry.domain.model import ModelName, RoutingPolicy
+    from registry.domain.model import RoutingPolicy
 
 
 class SimulatedCluster:
@@ -49,6 +52,8 @@ class SimulatedCluster:
         self._pods: dict[str, SimulatedPod] = {}
         self._models = {each.spec.name: each for each in plan.models}
         self._rng = random.Random(f"{seed}:world")
+        self._gpus: dict[tuple[str, str], SharedGpu] = {}
+        """By node and name."""
         self.gateway = SimulatedGateway(
             events, self.registry, rows, summary, pods=self._pods, models=self._models,
             policy=policy, seed=seed, queueing=queueing, draws=draws,
@@ -131,6 +136,7 @@ class SimulatedCluster:
             for pod_plan in node_plan.pods:
                 self._plan_life(self._new_pod(pod_plan, node))
         self._place_models()
+        self._place_pods()
 
     def _place_models(self) -> None:
         """Put models on their tiers, first those on devices: a full disk evicts their copies."""
@@ -147,8 +153,30 @@ class SimulatedCluster:
         pod = self._pods[plan.name] = SimulatedPod(
             plan, node, cluster=self._plan, events=self._events, registry=self.registry,
             listener=self.gateway, rng=random.Random(self._rng.random()),
+            gpu=self._gpu(node.name, plan.gpu) if plan.gpu else None,
         )  # fmt: skip
         return pod
+
+    def _gpu(self, node: str, name: str) -> SharedGpu:
+        gpu = self._gpus.get((node, name))
+        if gpu is None:
+            gpu = self._gpus[node, name] = SharedGpu(self._events, _interference(self._plan))
+        return gpu
+
+    def _place_pods(self) -> None:
+        """Record the batch caps of placed pods, as the autoscaler's plan does."""
+        pods = tuple(
+            PlacedPod(
+                each.name,
+                PlacedReplica(each.placed_model, each.gpu, each.batch_cap or 1, each.share_pct),
+                0.0,
+            )
+            for node in self._plan.nodes
+            for each in node.pods
+            if each.placed_model
+        )
+        if pods:
+            self.registry.state.placement = PlacementRecord("given", "", 0.0, pods=pods)
 
     def _publish_tier(self, node: SimulatedNode, key: str) -> None:
         for plan in node.plan.pods:
@@ -168,3 +196,13 @@ class SimulatedCluster:
 
     def _kill(self, name: str) -> None:
         self._pods[name].kill()
+
+
+def _interference(plan: ClusterPlan) -> interference.Interference:
+    if plan.interference == "table":
+        known = {
+            (str(ModelName.parse(model)), str(ModelName.parse(beside))): factor
+            for model, beside, factor in plan.pairs
+        }
+        return interference.table(known)
+    return interference.overlap if plan.interference == "overlap" else interference.none

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from registry.domain.action_log import WantedPods
     from registry.domain.application import AccuracyProfile, ApplicationSpec
+    from registry.domain.batch_turn import BatchTurn
     from registry.domain.expected_rates import ExpectedRates
     from registry.domain.placement import PlacementRecord
     from registry.domain.pod_state import PodState
@@ -56,6 +57,8 @@ class ClusterState:
         """The pods that the autoscaler wants; None before its first decision."""
         self.placement: PlacementRecord | None = None
         """Which models share which accelerators; None: nothing is placed."""
+        self.batch_turns: dict[str, BatchTurn] = {}
+        """By model key: the batches that this gateway builds under `batch-round-robin`."""
 
     def clear(self) -> None:
         """Remove what the registry knows; the versions of models and profiles grow."""

@@ -72,6 +72,8 @@ class RoutingPolicy(StrEnum):
     RANDOM = "random"
     ROUND_ROBIN = "round-robin"
     LEAST_LOADED = "least-loaded"
+    BATCH_ROUND_ROBIN = "batch-round-robin"
+    """Of Elvinger 2024, for placed models."""
 
 
 class Preload(StrEnum):

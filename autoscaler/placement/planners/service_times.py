@@ -62,7 +62,7 @@ def batch_times(
 ) -> BatchTimes:
     """Times of batches up to `batch_size`, slower where the share is below the need."""
     used = [each for each in points if each.batch_size <= batch_size] or list(points[:1])
-    factors = [_share_factor(each, share_pct) for each in used]
+    factors = [share_factor(each.sm_utilization_pct, share_pct) for each in used]
     return BatchTimes(
         model,
         tuple(each.batch_size for each in used),
@@ -72,10 +72,11 @@ def batch_times(
     )
 
 
-def _share_factor(point: BatchPoint, share_pct: float | None) -> float:
-    if share_pct is None or share_pct >= point.sm_utilization_pct:
+def share_factor(used_pct: float, share_pct: float | None) -> float:
+    """Estimated slowdown by a share of a batch that uses so much of the multiprocessors."""
+    if share_pct is None or share_pct >= used_pct:
         return 1.0
-    return float((point.sm_utilization_pct / share_pct) ** _SHARE_EXPONENT)
+    return float((used_pct / share_pct) ** _SHARE_EXPONENT)
 
 
 def slowdown_per_busy(

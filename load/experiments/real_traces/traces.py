@@ -41,6 +41,10 @@ _CODE: Final = "azure_llm_2023_code.csv.gz"
 _CHAT: Final = "azure_llm_2023_conv.csv.gz"
 _AZURE: Final = f"azure-llm:'{{data}}/{_CODE}',model=code + azure-llm:'{{data}}/{_CHAT}',model=chat"
 QUICK_REQUESTS: Final = 200
+_COMPARED: Final = tuple(
+    each for each in RoutingPolicy if each is not RoutingPolicy.BATCH_ROUND_ROBIN
+)
+"""All but the one for placed models."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +115,7 @@ def _tasks(case: TraceCase, settings: Settings, seed: int) -> list[TraceTask]:
         text = f"({text})|limit={QUICK_REQUESTS}"
     names = list(summarise(open_trace(text, seed=seed)).models)
     cluster = case.cluster(names, data)
-    return [TraceTask(case, text, cluster, policy, seed) for policy in RoutingPolicy]
+    return [TraceTask(case, text, cluster, policy, seed) for policy in _COMPARED]
 
 
 def simulate(task: TraceTask) -> dict[str, Any]:

@@ -48,6 +48,18 @@ class _Pods(_Section):
     start: Start = 0.0
     kill: Duration | None = None
     drain: Duration | None = None
+    gpu: Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,40}[a-z0-9])?$")] | None = None
+    share: Annotated[float, Field(gt=0, le=100)] | None = None
+    model: str | None = None
+    batch: Annotated[int, Field(ge=1, le=4096, strict=True)] | None = None
+
+    @model_validator(mode="after")
+    def _has_a_gpu(self) -> _Pods:
+        if self.share is not None and self.gpu is None:
+            raise ValueError("share needs gpu, the GPU that it is a share of")
+        if self.batch is not None and self.model is None:
+            raise ValueError("batch needs model, the model that the pod serves")
+        return self
 
     @model_validator(mode="after")
     def _ends_after_it_starts(self) -> _Pods:
@@ -64,7 +76,15 @@ class _Nodes(_Section):
     disk_rate: Rate = 2e9
     disk: Size | Literal["unlimited"] = "unlimited"
     host_memory: Size = 0
+    gpus: list[str] = []
     pods: Annotated[list[_Pods], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _has_its_pods_gpus(self) -> _Nodes:
+        for name in sorted({each.gpu for each in self.pods if each.gpu is not None}):
+            if name not in self.gpus:
+                raise ValueError(f"gpus must name the pods' GPU {name!r}, were {self.gpus}")
+        return self
 
 
 class _Models(_Section):
@@ -74,6 +94,7 @@ class _Models(_Section):
     memory: Annotated[Size, Field(gt=0)] | None = None
     annotations: dict[str, str | int | float | bool] = {}
     infer: Times = {1: 0.02}
+    sm_utilization: dict[Annotated[int, Field(ge=1)], Annotated[float, Field(ge=0, le=100)]] = {}
     infer_per_token: PerToken = {}
     generation: Literal["static", "continuous"] = "static"
     preprocess: Duration = 0.001
@@ -101,6 +122,12 @@ class _Models(_Section):
         return self
 
 
+class _Pair(_Section):
+    model: str
+    beside: str
+    factor: Annotated[float, Field(ge=1, le=1000)]
+
+
 class _Network(_Section):
     gateway_hop: Duration = 0.0002
     pod_hop: Duration = 0.002
@@ -112,7 +139,15 @@ class _Cluster(_Section):
     network: _Network = _Network()
     eviction: Literal["lru", "greedy-dual"] = "greedy-dual"
     heartbeat: Annotated[Duration, Field(gt=0)] = 1.0
+    interference: Literal["none", "overlap", "table"] = "none"
+    pairs: list[_Pair] = []
     jitter: Annotated[float, Field(ge=0, le=2)] = 0.0
+
+    @model_validator(mode="after")
+    def _uses_its_pairs(self) -> _Cluster:
+        if bool(self.pairs) != (self.interference == "table"):
+            raise ValueError("interference: table needs pairs, and only it reads them")
+        return self
 
 
 def read_document(path: Path) -> Any:
@@ -147,6 +182,7 @@ def cluster_of(document: Any, *, source: str) -> ClusterPlan:
         models += _models(group, field, problems)
         groups.append(ModelGroup(field, group.count, group.size, memory, _at(group)))
     problems += [*fit_problems(nodes, groups), *_duplicate_names(nodes, models)]
+    problems += _unknown_models(nodes, models)
     if problems:
         raise InvalidCluster([f"{source}: {problem}" for problem in problems])
     return ClusterPlan(
@@ -156,6 +192,8 @@ def cluster_of(document: Any, *, source: str) -> ClusterPlan:
         pod_hop_s=read.network.pod_hop,
         eviction=read.eviction,
         heartbeat_s=read.heartbeat,
+        interference=read.interference,
+        pairs=tuple((each.model, each.beside, each.factor) for each in read.pairs),
         jitter=read.jitter,
     )
 
@@ -194,6 +232,7 @@ def _node(group: _Nodes, number: int) -> NodePlan:
             pods.append(PodPlan(
                 f"{name}-{len(pods)}" if total > 1 else name, each.slots, each.memory,
                 each.speed, each.device_rate, each.start, each.kill, each.drain,
+                each.gpu or "", each.share, _full_name(each.model), each.batch,
             ))  # fmt: skip
     return NodePlan(
         name=name,
@@ -203,6 +242,10 @@ def _node(group: _Nodes, number: int) -> NodePlan:
         disk_bytes=inf if group.disk == "unlimited" else float(group.disk),
         host_memory_bytes=group.host_memory,
     )
+
+
+def _full_name(model: str | None) -> str:
+    return "" if model is None else str(ModelName.parse(model))
 
 
 def _models(group: _Models, field: str, problems: list[str]) -> list[ModelPlan]:
@@ -232,6 +275,7 @@ def _models(group: _Models, field: str, problems: list[str]) -> list[ModelPlan]:
                 is_batched=group.batching,
                 is_continuous=group.generation == "continuous",
                 counts_tokens=group.input == "tokens",
+                sm_utilization=tuple(sorted(group.sm_utilization.items())),
             )
         )
     return plans
@@ -247,6 +291,16 @@ def _points(times_s: Times) -> tuple[ProfilePoint, ...]:
 
 def _text(value: str | float | bool) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _unknown_models(nodes: tuple[NodePlan, ...], models: list[ModelPlan]) -> list[str]:
+    known = {str(model.spec.name) for model in models}
+    return [
+        f"nodes: pod {pod.name}: model must be one of models, was {pod.placed_model!r}"
+        for node in nodes
+        for pod in node.pods
+        if pod.placed_model and pod.placed_model not in known
+    ]
 
 
 def _duplicate_names(nodes: tuple[NodePlan, ...], models: list[ModelPlan]) -> list[str]:

@@ -36,6 +36,14 @@ class PodPlan:
     """When its process dies; None: never."""
     drain_s: float | None = None
     """When the pod starts to drain; it stops after its last response."""
+    gpu: str = ""
+    """GPU of its node, which it shares with the pods that name the same one; empty: its own."""
+    share_pct: float | None = None
+    """Limit of its compute; None: none."""
+    placed_model: str = ""
+    """`namespace/name` of the only model that it serves; empty: all."""
+    batch_cap: int | None = None
+    """Largest batch of the placed model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +87,19 @@ class ModelPlan:
     is_batched: bool = True
     is_continuous: bool = False
     """Requests join and leave between tokens; else a batch lasts for its longest output."""
+    sm_utilization: tuple[tuple[int, float], ...] = ()
+    """Multiprocessors in use by rows, ascending, in %; empty: all of them."""
     counts_tokens: bool = False
     """A trace's input size is the number of tokens of one item, not a number of items."""
 
     def infer_s(self, rows: int) -> float:
         """Time of a batch, interpolated between the measured numbers of rows."""
         return _time_s(self.infer, rows)
+
+    def used_pct(self, rows: int) -> float:
+        """Multiprocessors that a batch uses: of the smallest measured one that is as large."""
+        known = self.sm_utilization
+        return next((used for at, used in known if at >= rows), known[-1][1] if known else 100.0)
 
     def token_s(self, rows: int) -> float:
         """Time of one token for each row of a batch."""
@@ -119,5 +134,9 @@ class ClusterPlan:
     eviction: str = "greedy-dual"
     """One of the policies of `runtime.tiers.eviction`."""
     heartbeat_s: float = 1.0
+    interference: str = "none"
+    """How pods of one GPU slow each other down: `none`, `overlap` or `table`."""
+    pairs: tuple[tuple[str, str, float], ...] = ()
+    """Measured: model, neighbour, slowdown."""
     jitter: float = 0.0
     """Standard deviation of the logarithm of inference times; 0: none."""

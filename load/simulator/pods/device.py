@@ -10,6 +10,8 @@ from itertools import count
 from math import exp, inf
 from typing import TYPE_CHECKING
 
+from autoscaler.placement.planners.service_times import share_factor
+from load.simulator.pods.interference import GpuBatch
 from load.simulator.pods.iterations import Iterations, QueuedInference, QueuedIteration
 from registry.domain.profile import Profile
 from runtime.device.batch import QueuedRows
@@ -21,8 +23,9 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Callable
 
-    from load.simulator.cluster.plan import ModelPlan
+    from load.simulator.cluster.plan import ModelPlan, PodPlan
     from load.simulator.event_queue import EventQueue
+    from load.simulator.pods.shared_gpu import SharedGpu
     from load.simulator.pods.simulated_request import SimulatedRequest
 
 
@@ -34,8 +37,8 @@ class SimulatedDevice:
     """
 
     __slots__ = (
-        "_device_models", "_done", "_end", "_events", "_is_busy", "_iterations", "_jitter", "_late",
-        "_numbers", "_poll_s", "_queue", "_rng", "_seconds", "_speed", "_times",
+        "_device_models", "_done", "_end", "_events", "_gpu", "_is_busy", "_iterations", "_jitter",
+        "_late", "_numbers", "_plan", "_poll_s", "_queue", "_rng", "_seconds", "_speed", "_times",
     )  # fmt: skip
 
     def __init__(
@@ -47,7 +50,12 @@ class SimulatedDevice:
         rng: random.Random,
         done: Callable[[SimulatedRequest, float, float], None],
         late: Callable[[SimulatedRequest], None],
+        plan: PodPlan | None = None,
+        gpu: SharedGpu | None = None,
     ) -> None:
+        """With `gpu` other pods compute on the device, too; `plan` has the share and batch cap."""
+        self._plan = plan
+        self._gpu = gpu
         self._events = events
         self._speed = speed
         self._jitter = jitter
@@ -107,6 +115,8 @@ class SimulatedDevice:
         if model is None:
             model = self._device_models[key] = DeviceModel(key, key, policy=plan.spec.policy)
             self._times.use_profile(Profile(key, "simulated", plan.infer))
+            if self._plan is not None and self._plan.batch_cap is not None:
+                self._times.planned_rows = {key: self._plan.batch_cap}
         return model
 
     def _next(self) -> None:
@@ -136,14 +146,27 @@ class SimulatedDevice:
         key = (plan.spec.key, rows)
         seconds = self._seconds.get(key)
         if seconds is None:
-            seconds = self._seconds[key] = plan.infer_s(rows) / self._speed
+            seconds = self._seconds[key] = self._alone_s(plan, rows)
         if plan.infer_per_token:
             tokens = max(each.output_size for each in requests)
             seconds += tokens * plan.token_s(rows) / self._speed
         if self._jitter:
             seconds *= exp(self._rng.gauss(0.0, self._jitter))
         self._is_busy = True
-        self._events.after(seconds, self._end, (requests, seconds, rows))
+        if self._gpu is None:
+            self._events.after(seconds, self._end, (requests, seconds, rows))
+            return
+        model, used_pct = str(plan.spec.name), plan.used_pct(rows)
+        self._gpu.run(
+            GpuBatch(
+                model, rows, used_pct, seconds, lambda took_s: self._end((requests, took_s, rows))
+            )
+        )
+
+    def _alone_s(self, plan: ModelPlan, rows: int) -> float:
+        """Time of a batch without neighbours, slower where the share is below its need."""
+        share_pct = self._plan.share_pct if self._plan is not None else None
+        return plan.infer_s(rows) * share_factor(plan.used_pct(rows), share_pct) / self._speed
 
     def _ended(self, batch: tuple[list[SimulatedRequest], float, int]) -> None:
         requests, seconds, rows = batch

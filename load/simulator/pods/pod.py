@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from load.simulator.cluster.plan import ClusterPlan, PodPlan
     from load.simulator.event_queue import EventQueue
     from load.simulator.pods.node import SimulatedNode
+    from load.simulator.pods.shared_gpu import SharedGpu
     from load.simulator.pods.simulated_request import PodListener, SimulatedRequest
     from load.simulator.registry.memory_registry import MemoryRegistry
 
@@ -45,6 +46,7 @@ class SimulatedPod(RequestPod):
         registry: MemoryRegistry,
         listener: PodListener,
         rng: random.Random,
+        gpu: SharedGpu | None = None,
     ) -> None:
         self.plan = plan
         self.name = plan.name
@@ -60,7 +62,7 @@ class SimulatedPod(RequestPod):
         )  # fmt: skip
         self.device = SimulatedDevice(
             events, speed=plan.speed, jitter=cluster.jitter, rng=rng,
-            done=self._inferred, late=self._late,
+            done=self._inferred, late=self._late, plan=plan, gpu=gpu,
         )  # fmt: skip
         self.loading = ModelLoading(
             plan, node, self.agent, events, listener,
@@ -83,6 +85,7 @@ class SimulatedPod(RequestPod):
                 slots=self.plan.slots,
                 memory_bytes=self.plan.memory_bytes,
                 link_bytes_per_s=self.node.plan.object_storage_bytes_per_s,
+                placed_model=self.plan.placed_model,
             )
         )
         self._listener.on_change()

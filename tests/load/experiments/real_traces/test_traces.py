@@ -29,7 +29,9 @@ def test_every_policy_runs_on_the_start_of_every_trace(data: Callable[[str], Pat
     result = traces.run(Settings(is_quick=True, data=folder))
     assert len(result.tables) == len(traces.CASES)
     for table in result.tables:
-        assert [row[0] for row in table.rows] == list(RoutingPolicy)
+        assert [row[0] for row in table.rows] == [
+            each for each in RoutingPolicy if each is not RoutingPolicy.BATCH_ROUND_ROBIN
+        ]
         assert {row[1] for row in table.rows} == {traces.QUICK_REQUESTS}
 
 
