@@ -31,6 +31,7 @@ from gateway.http.listener import Listener, listen
 from gateway.http.probe_server import ProbeServer
 from gateway.http.server import create_protocol
 from gateway.management.api import create_api
+from gateway.management.workflows import WorkflowProxy, workflow_routes
 from gateway.settings import GatewaySettings
 from gateway.sneakpeek.client import SneakPeekClient
 from gateway.telemetry.arrival_counter import ArrivalCounter
@@ -155,6 +156,7 @@ async def running_app(
         return app.is_draining
 
     api = create_api(watch, metrics, explanations, dispatcher, reservations, is_draining)
+    api.include_router(workflow_routes(WorkflowProxy(settings.workflows_url, connections)))
     rules = parse_rules(prefixes=settings.sneakpeek_prefixes)
     sneak_peek = SneakPeekClient(
         watch.state,

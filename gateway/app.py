@@ -29,7 +29,7 @@ from gateway.errors import (
 from gateway.http.body import BodyLimits, IncomingBody
 from gateway.http.client_request import ClientClosedRequest
 from gateway.http.error_responses import respond_with_error, send_error
-from gateway.http.headers import read_headers
+from gateway.http.headers import SECRET, read_headers
 from gateway.http.held_bodies import HeldBodies
 from gateway.http.openai import parse_model_name
 from gateway.http.routes import (
@@ -143,10 +143,13 @@ class GatewayApp:
         try:
             headers = client.headers
             if self.access is not None:
-                await self._authorise(self.access, client)
+                if not self._is_from_platform(headers):
+                    await self._authorise(self.access, client)
                 headers = without_credentials(headers)
             read = read_headers(headers)
             request_id = read.request_id
+            if read.place_at and not self._context.connections.secret.accepts(read.secret):
+                raise BadRequest("header x-pilotlight-place-at is for schedulers of workflows")
             body = IncomingBody(client, read.content_length, self._body_limits, self._held_bodies)
             if not client.target.is_named:
                 await self._resolve_by_body(client, body)
@@ -183,6 +186,13 @@ class GatewayApp:
         finally:
             if body is not None:
                 body.close()
+
+    def _is_from_platform(self, headers: Headers) -> bool:
+        """A scheduler of workflows sent it, which has authorised the run that it belongs to."""
+        secret = self._context.connections.secret
+        if not secret.is_required:
+            return False
+        return any(name == SECRET and secret.accepts(value) for name, value in headers)
 
     async def _authorise(self, access: Access, client: ClientRequest) -> None:
         """Raises Unauthorized, Forbidden, NotReady.

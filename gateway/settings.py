@@ -106,6 +106,9 @@ class GatewaySettings:
         "file with the secrets, one per line, that requests to pods carry; read again when it"
         " changes; empty: none",
     )
+    workflows_url: str = option(
+        "", str, "address of a scheduler of workflows, http://HOST:PORT; empty: none is served"
+    )
     api_keys: str = option(
         "",
         _readable_folder(read_keys),

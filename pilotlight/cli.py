@@ -25,6 +25,7 @@ from pilotlight.commands import (
     profile,
     sneakpeek,
     up,
+    workflow,
 )
 from pilotlight.commands.experiments import experiment
 from pilotlight.commands.load_runs import load, report
@@ -40,7 +41,7 @@ app = typer.Typer(
 )
 for verbs in (
     up, apply, get, describe, predict, logs, autoscaler, profile, demo, kubernetes, make_model,
-    load, report, simulate, experiment, forecast, place, sneakpeek,
+    load, report, simulate, experiment, forecast, place, sneakpeek, workflow,
 ):  # fmt: skip
     app.add_typer(verbs.app)
 

@@ -54,8 +54,8 @@ class Placement(PendingPlacement):
     wakeup: asyncio.Future[None] | None
     """Done when the request is placed or rejected; None if it did not have to wait for that."""
 
-    def __init__(self, arrival: IncomingRequest) -> None:
-        super().__init__(arrival)
+    def __init__(self, arrival: IncomingRequest, place_at: str = "") -> None:
+        super().__init__(arrival, place_at)
         self.error = None
         self.is_planned = False
         self.wakeup = None
@@ -94,12 +94,12 @@ class Dispatcher(PlacementDriver[Placement]):
     def queue_stats(self) -> dict[ModelName, QueueStats]:
         return self._placer.queue_stats()
 
-    async def place(self, request: IncomingRequest) -> Placement:
+    async def place(self, request: IncomingRequest, place_at: str = "") -> Placement:
         """Reserve a slot for a request, after a time in the queue if its policy decides so.
 
-        Raises Rejected.
+        `place_at`: the pod that a scheduler has chosen. Raises Rejected.
         """
-        placement = Placement(request)
+        placement = Placement(request, place_at)
         self._placer.place(placement)
         return await self._placed(placement)
 

@@ -123,7 +123,7 @@ class InferenceCall:
 
     async def _place(self) -> Placement:
         """Place the next attempt. Raises GatewayError."""
-        return await self._context.dispatcher.place(self.request)
+        return await self._context.dispatcher.place(self.request, self._headers.place_at)
 
     def _left_ms(self, until_s: float) -> float:
         """The time until the deadline that the pod is told."""

@@ -24,7 +24,7 @@ class PendingPlacement:
 
     __slots__ = (
         "arrival", "awaited_tier", "direct_tries", "enqueued_s", "is_pending", "is_probe",
-        "policy", "queue_key", "refusals", "spec", "timeout", "wait_reason", "work",
+        "place_at", "policy", "queue_key", "refusals", "spec", "timeout", "wait_reason", "work",
     )  # fmt: skip
 
     arrival: IncomingRequest
@@ -50,8 +50,12 @@ class PendingPlacement:
     work: PlacedRequest | None
     """What the request is expected to take at its pods, from its reservation until it is over."""
 
-    def __init__(self, arrival: IncomingRequest) -> None:
+    place_at: str
+    """The pod that a scheduler of workflows has chosen; empty: none has."""
+
+    def __init__(self, arrival: IncomingRequest, place_at: str = "") -> None:
         self.arrival = arrival
+        self.place_at = place_at
         self.awaited_tier = None
         self.policy = None
         self.queue_key = None

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, Generic
 
 from gateway.dispatch.admission_queue import AdmissionQueue
 from gateway.dispatch.pending_placement import P
+from gateway.dispatch.placed_at import decision_at
 from gateway.dispatch.slot_headroom import RecentTenants, leaves_slot
 from gateway.errors import Rejected
 from gateway.routing.decision import Reason, Reject, SendTo, Wait
@@ -178,6 +179,10 @@ class Placer(Generic[P]):
             self._count_probe(placement, result, now_s)
         if result.spec is not None:
             placement.spec = result.spec
+        if placement.place_at and result.spec is not None:
+            result.decision = decision_at(
+                placement.place_at, result.spec.key, result.decision, state
+            )
         if isinstance(result.decision, SendTo) and self._leaves_slot(placement, result.decision):
             result.decision = Wait(Reason.QUEUE_NO_SLOT)
         if self._on_routed is not None:

@@ -32,6 +32,7 @@ _PILOTLIGHT: Final = b"x-pilotlight-"
 """Commands from gateway to pod: headers with this prefix from clients are not forwarded."""
 _SIMULATE: Final = b"x-pilotlight-simulate"
 """The only such header that is forwarded: pods refuse it unless started for experiments."""
+SECRET: Final = b"x-pilotlight-secret"
 _REQUEST_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}")
 _BLANKS: Final = b" \t"
 """The parser keeps trailing blanks, which are no part of a value (RFC 9110, section 5.5)."""
@@ -53,6 +54,9 @@ class RequestHeaders:
     selection_policy: SelectionPolicy | None = None
     """In place of `policy`, for applications."""
     seed: int | None = None
+    place_at: str = ""
+    """The pod that a scheduler of workflows has chosen."""
+    secret: bytes | None = None
 
 
 def read_headers(headers: Headers) -> RequestHeaders:
@@ -108,6 +112,10 @@ def _read_pilotlight(read: RequestHeaders, name: bytes, value: bytes) -> None:
         read.deadline_s = _parse_milliseconds(name.decode(), value) / 1000
     elif name == b"x-pilotlight-seed":
         read.seed = _parse_whole(name.decode(), value, 1 << 62)
+    elif name == b"x-pilotlight-place-at":
+        read.place_at = value.decode("latin-1").strip()
+    elif name == SECRET:
+        read.secret = value
 
 
 def _parse_request_id(value: bytes) -> str:

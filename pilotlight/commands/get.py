@@ -13,6 +13,7 @@ from pilotlight.commands import flags
 from pilotlight.commands.applications import print_applications
 from pilotlight.commands.listing import Listing, listing_output, show
 from pilotlight.commands.target import PlatformTarget, parse_model_names, require_known
+from pilotlight.commands.workflow import print_workflows
 from pilotlight.output import Output
 from pilotlight.quantities import format_bytes
 from registry.domain.action_log import ActionOutcome, AutoscalerRecords
@@ -67,6 +68,20 @@ def get_pods(
     target = PlatformTarget.of(home, redis_url=redis_url, pool=pool)
     output = listing_output(format_, as_json=json_, watch=watch)
     asyncio.run(_print_pods(target, output, names or [], watch=watch))
+
+
+@app.command("workflows")
+@app.command("workflow", hidden=True)
+def get_workflows(
+    *,
+    namespace: flags.Namespace = None,
+    home: flags.Home = None,
+    gateway: flags.Gateway = None,
+    json_: flags.Json = False,
+) -> None:
+    """List the workflows of a namespace: parameters and deadline."""
+    target = PlatformTarget.of(home, gateway=gateway)
+    asyncio.run(print_workflows(target, Output(json_), namespace or "default"))
 
 
 @app.command("applications")

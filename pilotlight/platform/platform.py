@@ -35,6 +35,7 @@ from pilotlight.platform.process_specs import (
     placed_pod_settings,
     pod_settings,
     redis_spec,
+    scheduler_spec,
 )
 from pilotlight.platform.processes import free_port, port_is_free
 from pilotlight.platform.supervised_process import SupervisedProcess
@@ -78,6 +79,7 @@ class Platform:
         self._cluster: ClusterConnection | None = None
         self._scaling_tasks: list[asyncio.Task[None]] = []
         self._steps_done = 0
+        self._scheduler_url = ""
 
     @property
     def cluster(self) -> ClusterConnection:
@@ -139,13 +141,27 @@ class Platform:
             await store.wait_ready(timeout_s=_START_TIMEOUT_S)
             self._report_step(f"object store at {self.s3_endpoint}")
         self._cluster = await ClusterConnection.open(self.redis_url, settings.pool, self._group)
+        scheduler_port = free_port()
+        self._scheduler_url = f"http://{_LOOPBACK}:{scheduler_port}"
         gateway = self._start_process(
-            gateway_spec(settings, env, redis_url=self.redis_url, host=host, port=port),
+            gateway_spec(
+                settings, env, redis_url=self.redis_url, host=host, port=port,
+                workflows_url=self._scheduler_url,
+            ),
             _returns_ok(f"{self.gateway_url}/readyz"),
-        )
+        )  # fmt: skip
+        scheduler = self._start_process(
+            scheduler_spec(
+                settings, env, redis_url=self.redis_url, port=scheduler_port,
+                gateway_url=self.gateway_url,
+            ),
+            _returns_ok(f"{self._scheduler_url}/readyz"),
+        )  # fmt: skip
         await self._fork_pods()
         await gateway.wait_ready(timeout_s=_START_TIMEOUT_S)
         self._report_step(f"gateway at {self.gateway_url}")
+        await scheduler.wait_ready(timeout_s=_START_TIMEOUT_S)
+        self._report_step("scheduler of workflows")
         if settings.autoscaler is not None:
             self._start_autoscaler(settings.autoscaler, env)
         settings.state_dir.write_state(self.state)
@@ -245,7 +261,11 @@ class Platform:
         grace_s = self.settings.stop_grace_s
         for task in self._scaling_tasks:
             task.cancel()
-        for name, process_grace_s in (("autoscaler", 3.0), ("gateway", grace_s)):
+        for name, process_grace_s in (
+            ("autoscaler", 3.0),
+            ("scheduler", grace_s),
+            ("gateway", grace_s),
+        ):
             if name in self._processes:
                 await self._processes[name].stop(grace_s=process_grace_s)
         if self._pods is not None:
@@ -264,7 +284,7 @@ class Platform:
 
     def _report(self, text: str) -> None:
         settings = self.settings
-        total = settings.pods + 2 + int(settings.redis_url is None) + int(settings.s3)
+        total = settings.pods + 3 + int(settings.redis_url is None) + int(settings.s3)
         total += int(settings.autoscaler is not None)
         self._on_progress(min(self._steps_done, total), total, text)
 

@@ -37,14 +37,30 @@ def object_store_spec(settings: PlatformSettings, port: int) -> ProcessSpec:
 
 
 def gateway_spec(
-    settings: PlatformSettings, env: Mapping[str, str], *, redis_url: str, host: str, port: int
-) -> ProcessSpec:
+    settings: PlatformSettings, env: Mapping[str, str], *, redis_url: str, host: str, port: int,
+    workflows_url: str,
+) -> ProcessSpec:  # fmt: skip
     command = [
         *python_module("gateway"), "--pool", settings.pool, "--host", host, "--port", str(port),
         "--pod-secret-file", str(settings.state_dir.pod_secret),
+        "--workflows-url", workflows_url,
     ]  # fmt: skip
     log_file = settings.state_dir.logs / "gateway.log"
     return ProcessSpec("gateway", command, log_file, _with_redis(env, redis_url))
+
+
+def scheduler_spec(
+    settings: PlatformSettings, env: Mapping[str, str], *, redis_url: str, port: int,
+    gateway_url: str,
+) -> ProcessSpec:  # fmt: skip
+    """The scheduler of workflows."""
+    command = [
+        *python_module("workflows"), "--pool", settings.pool, "--port", str(port),
+        "--gateway-url", gateway_url, "--scheduling", settings.scheduling,
+        "--pod-secret-file", str(settings.state_dir.pod_secret),
+    ]  # fmt: skip
+    log_file = settings.state_dir.logs / "scheduler.log"
+    return ProcessSpec("scheduler", command, log_file, _with_redis(env, redis_url))
 
 
 def autoscaler_spec(

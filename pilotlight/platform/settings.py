@@ -72,6 +72,8 @@ class PlatformSettings:
     pool: str = "default"
     autoscaler: LocalAutoscalerSettings | None = None
     """None: no autoscaler runs, and only requests load models."""
+    scheduling: str = "speculative"
+    """Where steps of workflows run, unless a request says so."""
     lease_ttl_s: float = 3.0
     """How long a pod counts as alive after its last heartbeat."""
     stop_grace_s: float = 10.0

@@ -46,6 +46,8 @@ class Load:
     ticket: LoadTicket = field(default_factory=LoadTicket)
     source: Tier = Tier.REMOTE
     waiters: int = 0
+    askers: int = 0
+    """Clients that asked for it ahead of requests and may take that back."""
     is_reported: bool = False
     """Whether the registry received the result, or another pod has the claim."""
 

@@ -154,10 +154,16 @@ class LoadCoordinator(LoadLifecycle[_LiveLoad, ResolvedWeights, StoreEntry]):
             self._store.end_use(load.done.result())
 
     async def preload(
-        self, spec: ModelSpec, max_other_copies: int, tier: Tier = Tier.DEVICE
+        self,
+        spec: ModelSpec,
+        max_other_copies: int,
+        tier: Tier = Tier.DEVICE,
+        *,
+        is_withdrawable: bool = False,
     ) -> None:
         """Load a model to a tier without acquiring it, at lower priority than requests' loads.
 
+        A withdrawable load to the device ends when this is cancelled, unless others want it.
         Raises as `acquire` does, and HostTierRefused if tier `host` cannot take the model.
         """
         if tier is not Tier.DEVICE:
@@ -167,7 +173,14 @@ class LoadCoordinator(LoadLifecycle[_LiveLoad, ResolvedWeights, StoreEntry]):
             await cancelled.ended.wait()
         if self._store.holds(spec.key):
             return
-        await asyncio.shield(self.join_preload(spec, max_other_copies).done)
+        if not is_withdrawable:
+            await asyncio.shield(self.join_preload(spec, max_other_copies).done)
+            return
+        load = self.join_withdrawable(spec, max_other_copies)
+        try:
+            await asyncio.shield(load.done)
+        finally:
+            self.withdraw(load)
 
     async def cancel(self, key: str, reason: str) -> None:
         """End all loads of a model and free what they reserved; requests fail with the reason."""

@@ -133,12 +133,28 @@ class LoadLifecycle(Generic[L, W, R]):
         load.is_preload = True
         return load
 
+    def join_withdrawable(self, spec: ModelSpec, max_other_copies: int) -> L:
+        """The load of the model for a client that may take it back with `withdraw`."""
+        load = self.running.get(spec.key)
+        if load is None:
+            load = self._begin(spec, max_other_copies, is_preload=True)
+            load.is_preload = False
+        load.askers += 1
+        return load
+
+    def withdraw(self, load: L) -> None:
+        """A client that asked for the load takes that back; without any other it is cancelled."""
+        load.askers -= 1
+        if not (load.askers or load.waiters or load.is_preload):
+            load.ticket.cancel("the client that asked for it has withdrawn")
+
     def leave(self, load: L) -> None:
         """End a request's wait; after the last one the load becomes a preload or is cancelled."""
         load.waiters -= 1
         if load.waiters == 0:
             progress = load.ticket.progress
-            if load.is_preload or should_continue(progress, ends_downloads=self._ends_downloads):
+            is_wanted = load.is_preload or load.askers > 0
+            if is_wanted or should_continue(progress, ends_downloads=self._ends_downloads):
                 load.ticket.deprioritise()
             else:
                 load.ticket.cancel("no request waits for it any more")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import asdict, dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
@@ -21,7 +22,7 @@ from runtime.wire.bodies import WireProtocol
 from runtime.wire.v2 import parse_object
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Coroutine
 
     from starlette.requests import Request
 
@@ -136,9 +137,12 @@ class Routes:
 
     async def _load(self, request: Request) -> Response:
         """Load a model to the device, or to the tier that the parameters name."""
-        tier, copies = _parse_load((await read_json(request)).get("parameters") or {})
+        wanted = _parse_load((await read_json(request)).get("parameters") or {})
         segment = request.path_params["model"]
-        await self.repository.load(segment, tier, copies)
+        loading = self.repository.load(
+            segment, wanted.tier, wanted.max_other_copies, is_withdrawable=wanted.is_withdrawable
+        )
+        await (unless_disconnected(request, loading) if wanted.is_withdrawable else loading)
         return _json({"name": segment, "load": True})
 
     async def _unload(self, request: Request) -> Response:
@@ -147,12 +151,48 @@ class Routes:
         return _json({"name": segment, "unload": True})
 
 
-def _parse_load(parameters: Any) -> tuple[Tier, int]:
-    """The tier to load a model to, and the limit of other pods' copies; raises InvalidRequest."""
-    if not isinstance(parameters, dict) or parameters.keys() - {"tier", "max_other_copies"}:
+@dataclass(frozen=True, slots=True)
+class _LoadParameters:
+    """The tier to load a model to, the limit of other pods' copies, and who can end the load."""
+
+    tier: Tier
+    max_other_copies: int
+    is_withdrawable: bool
+    """The load ends when its client disconnects, unless others want it."""
+
+
+async def unless_disconnected(request: Request, work: Coroutine[Any, Any, None]) -> None:
+    """Run to the end, or to that of the connection; raises InvalidRequest for the latter."""
+
+    async def wait_disconnect() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(wait_disconnect())
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise InvalidRequest("the client withdrew the load")
+        working.result()
+    finally:
+        leaving.cancel()
+        working.cancel()
+        await asyncio.wait({working})
+
+
+def _parse_load(parameters: Any) -> _LoadParameters:
+    """Raises InvalidRequest."""
+    allowed = {"tier", "max_other_copies", "withdrawable"}
+    if not isinstance(parameters, dict) or parameters.keys() - allowed:
         raise InvalidRequest(
             "a load cannot change a model's declaration: 'parameters' may hold only 'tier'"
-            f" ({', '.join(LOADABLE)}) and 'max_other_copies', was {str(parameters)[:100]}"
+            f" ({', '.join(LOADABLE)}), 'max_other_copies' and 'withdrawable', was"
+            f" {str(parameters)[:100]}"
+        )
+    is_withdrawable = parameters.get("withdrawable", False)
+    if not isinstance(is_withdrawable, bool):
+        raise InvalidRequest(
+            f"'withdrawable' must be true or false, was {str(is_withdrawable)[:100]!r}"
         )
     copies = parameters.get("max_other_copies", ANY_COPIES)
     if type(copies) is not int or not ANY_COPIES <= copies <= _MAX_COPIES:
@@ -163,7 +203,7 @@ def _parse_load(parameters: Any) -> tuple[Tier, int]:
     tier = parameters.get("tier", Tier.DEVICE.value)
     for each in LOADABLE:
         if tier == each.value:
-            return each, copies
+            return _LoadParameters(each, copies, is_withdrawable)
     raise InvalidRequest(f"'tier' must be one of {', '.join(LOADABLE)}, was {tier!r}")
 
 

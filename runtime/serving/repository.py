@@ -130,16 +130,23 @@ class Repository:
         )
 
     async def load(
-        self, segment: str, tier: Tier = Tier.DEVICE, max_other_copies: int = ANY_COPIES
+        self,
+        segment: str,
+        tier: Tier = Tier.DEVICE,
+        max_other_copies: int = ANY_COPIES,
+        *,
+        is_withdrawable: bool = False,
     ) -> None:
-        """Load a model to the device, or to the given tier.
+        """Load a model to the device, or to the given tier; see `LoadCoordinator.preload`.
 
         Raises ModelNotFound, LoadFailed, LoadRefused, LoadCancelled, HostTierRefused, PodDraining.
         """
         if self.in_flight.is_draining:
             raise PodDraining("the pod is draining and loads no models")
         spec = await self.find(segment, "")
-        await self.coordinator.preload(spec, max_other_copies, tier)
+        await self.coordinator.preload(
+            spec, max_other_copies, tier, is_withdrawable=is_withdrawable
+        )
 
     async def unload(self, segment: str) -> None:
         """Unload a model from the device once no request uses it; its files stay on disk.

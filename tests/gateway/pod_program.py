@@ -3,7 +3,8 @@
 `python -m tests.gateway.pod_program --names pod-a,pod-b …` registers the pods, serves them on free
 ports and prints `{"ports": {name: port}}`. They load nothing and infer nothing: options in the
 `x-test` header (`delay=0.1,refuse=slots`) define how a request is treated. The response has the
-request's body, as an event where OpenAI's `stream` asks for one.
+request's body, as an event where OpenAI's `stream` asks for one; to binary V2 tensors it has them
+as outputs. A model whose name begins with `hold` is held until the `release` command.
 """
 
 from __future__ import annotations
@@ -221,7 +222,10 @@ class FakePod:
         start = await self._ensure_warm(request)
         try:
             async with self._device:
-                await self._pause(request, request.option("delay", self.name))
+                is_held = "~hold" in request.path
+                await self._pause(
+                    request, "hold" if is_held else request.option("delay", self.name)
+                )
         finally:
             if reservation := request.headers.get("x-pilotlight-reservation"):
                 with contextlib.suppress(RegistryUnavailable):
@@ -292,6 +296,9 @@ class FakePod:
         }
         status = int(request.option("status", self.name) or 200)
         body = request.body
+        if length := request.headers.get("inference-header-content-length"):
+            headers["inference-header-content-length"] = str(int(length) + 1)
+            body = body.replace(b'"inputs"', b'"outputs"', 1)
         if request.option("response", self.name) == "headers":
             body = json.dumps({"path": request.path, "headers": request.headers}).encode()
         if count := request.option("pieces", self.name):

@@ -35,3 +35,11 @@ class InputPositions:
             return (len(steps) - 1,) if steps else ()
         found = [len(steps) + int(offset) for offset in offsets.split(",") if offset]
         return tuple(position for position in found if position >= 0)
+
+    def as_json(self, now_s: float) -> list[list[object]]:
+        """All counts as of now, for storage."""
+        return self._counts.as_json(now_s)
+
+    def read_json(self, stored: object, now_s: float) -> None:
+        """Add stored counts. Raises BadCountsError where they are damaged."""
+        self._counts.read_json(stored, now_s)

@@ -1,0 +1,167 @@
+"""Passes requests about workflows to a scheduler, with the namespace that they are authorised for.
+
+Responses are streamed; a client that disconnects ends the request at the scheduler.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import StreamingResponse
+
+from gateway.errors import NotReady, RequestBodyTooLarge, UpstreamLost
+from gateway.upstream.pod_connection import PodUnreachable
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from gateway.upstream.pod_connection import PodConnection, PodConnectionPool
+
+MAX_BODY_BYTES: Final = 16 * 1024**2
+_PASSED_ON: Final = (
+    "accept", "content-type", "idempotency-key", "prefer", "x-pilotlight-deadline-ms",
+    "x-pilotlight-scheduling", "x-request-id",
+)  # fmt: skip
+_NOT_RETURNED: Final = frozenset(("connection", "date", "keep-alive", "transfer-encoding"))
+_UNAVAILABLE: Final = (
+    "workflows are not served: no scheduler of workflows runs at the address of --workflows-url"
+)
+
+
+class WorkflowProxy:
+    """Requests to one scheduler."""
+
+    def __init__(self, url: str, connections: PodConnectionPool) -> None:
+        """`url`: of the scheduler; empty: there is none."""
+        parts = urlsplit(url)
+        self._address = f"{parts.hostname}:{parts.port or 80}" if url else ""
+        self._connections = connections
+
+    async def respond(self, request: Request) -> Response:
+        """The scheduler's response. Raises NotReady, UpstreamLost, RequestBodyTooLarge."""
+        if not self._address:
+            raise NotReady(_UNAVAILABLE, retry_after_s=1.0)
+        body = await _read_body(request)
+        connection = await self._send(request, body)
+        try:
+            await _unless_disconnected(request, connection)
+        except BaseException:
+            connection.close()
+            raise
+        headers = {
+            name.decode("latin-1"): value.decode("latin-1")
+            for name, value in connection.headers
+            if name.decode("latin-1") not in _NOT_RETURNED
+        }
+        return StreamingResponse(self._content(connection), connection.status, headers=headers)
+
+    async def _send(self, request: Request, body: bytes) -> PodConnection:
+        head = self._head(request, len(body))
+        connection = self._connections.take_idle(self._address)
+        if connection is None or connection.is_closed:
+            connection = await self._connect()
+        connection.write_all(head, [body])
+        return connection
+
+    async def _connect(self) -> PodConnection:
+        try:
+            return await self._connections.connect(self._address)
+        except PodUnreachable:
+            raise NotReady(_UNAVAILABLE, retry_after_s=1.0) from None
+
+    def _head(self, request: Request, length: int) -> bytes:
+        path = request.scope["raw_path"].decode("latin-1")
+        namespace = request.scope.get("pilotlight.namespace", "default")
+        lines = [
+            f"{request.method} {path} HTTP/1.1", f"host: {self._address}",
+            f"content-length: {length}", f"x-pilotlight-namespace: {namespace}",
+        ]  # fmt: skip
+        for name in _PASSED_ON:
+            value = request.headers.get(name)
+            if value is not None:
+                lines.append(f"{name}: {value}")
+        secret = self._connections.secret.header_line
+        return "\r\n".join(lines).encode("latin-1") + secret + b"\r\n\r\n"
+
+    async def _content(self, connection: PodConnection) -> AsyncIterator[bytes]:
+        is_complete = False
+        try:
+            while True:
+                await connection.wait_body()
+                for chunk in connection.take_body():
+                    yield chunk
+                if connection.is_complete:
+                    is_complete = True
+                    return
+        finally:
+            if is_complete:
+                self._connections.release(self._address, connection)
+            else:
+                connection.close()
+
+
+async def _read_body(request: Request) -> bytes:
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > MAX_BODY_BYTES:
+            raise RequestBodyTooLarge(f"a body may have {MAX_BODY_BYTES} bytes")
+    return bytes(body)
+
+
+async def _unless_disconnected(request: Request, connection: PodConnection) -> None:
+    """Wait for the head of the response. Raises UpstreamLost where either side is gone."""
+
+    async def wait_disconnect() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    head = asyncio.ensure_future(connection.wait_head())
+    leaving = asyncio.ensure_future(wait_disconnect())
+    try:
+        await asyncio.wait({head, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not head.done():
+            raise UpstreamLost("the client disconnected")
+        head.result()
+    finally:
+        head.cancel()
+        leaving.cancel()
+
+
+def workflow_routes(proxy: WorkflowProxy) -> APIRouter:
+    router = APIRouter()
+
+    @router.get("/v1/workflows", tags=["workflows"])
+    async def workflows(request: Request) -> Response:
+        """The namespace's workflows."""
+        return await proxy.respond(request)
+
+    @router.put("/v1/workflows/{name}", tags=["workflows"])
+    async def deploy(request: Request, name: str) -> Response:
+        """Deploy a workflow's file: the body."""
+        return await proxy.respond(request)
+
+    @router.delete("/v1/workflows/{name}", tags=["workflows"])
+    async def delete(request: Request, name: str) -> Response:
+        """Delete a workflow."""
+        return await proxy.respond(request)
+
+    @router.post("/v1/workflows/{name}:run", tags=["workflows"])
+    async def run(request: Request, name: str) -> Response:
+        """Run a workflow with the arguments of the JSON body."""
+        return await proxy.respond(request)
+
+    @router.get("/v1/workflows/{name}/runs/{identity}", tags=["workflows"])
+    async def status(request: Request, name: str, identity: str) -> Response:
+        """A run's status, result or error, and steps."""
+        return await proxy.respond(request)
+
+    @router.delete("/v1/workflows/{name}/runs/{identity}", tags=["workflows"])
+    async def cancel(request: Request, name: str, identity: str) -> Response:
+        """Cancel a run."""
+        return await proxy.respond(request)
+
+    return router

@@ -1,0 +1,51 @@
+"""Device queues from assigned steps."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workflows.scheduling.backlog import AssignedStep, device_queue
+from workflows.scheduling.costs import ModelCosts
+
+
+def costs(_: str) -> ModelCosts:
+    return ModelCosts(lambda size: 1.0 + 0.1 * size, max_batch=2, load_s=5.0, output_bytes=1.0)
+
+
+def test_steps_of_a_model_form_batches_up_to_the_largest() -> None:
+    queue = device_queue([AssignedStep("a", 0.0)] * 3, costs)
+    assert [(batch.model, batch.size) for batch in queue.batches] == [("a", 2), ("a", 1)]
+
+
+def test_a_batch_that_runs_takes_no_more_steps() -> None:
+    queue = device_queue([AssignedStep("a", 0.0, -0.5), AssignedStep("a", 0.0, -0.1)], costs)
+    assert [batch.size for batch in queue.batches] == [1, 1]
+    assert queue.batches[0].start_s == -0.5
+    assert queue.free_s == 0.6 + 1.1
+
+
+def test_work_of_others_comes_first() -> None:
+    queue = device_queue([AssignedStep("a", 0.0)], costs, foreign_s=3.0)
+    assert queue.batches[0].start_s == 3.0
+
+
+def test_an_idle_device_is_free_now() -> None:
+    assert device_queue([], costs).free_s == 0.0
+
+
+_steps = st.builds(
+    AssignedStep,
+    st.sampled_from("abc"),
+    st.floats(0, 10),
+    st.one_of(st.none(), st.floats(-5, 0)),
+)
+
+
+@given(st.lists(_steps, max_size=12))
+def test_no_step_is_lost_and_batches_follow_each_other(steps: list[AssignedStep]) -> None:
+    queue = device_queue(steps, costs)
+    assert sum(batch.size for batch in queue.batches) == len(steps)
+    starts = [batch.start_s for batch in queue.batches]
+    assert starts == sorted(starts)
+    assert all(batch.size <= 2 for batch in queue.batches)

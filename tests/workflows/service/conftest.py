@@ -1,0 +1,45 @@
+"""A gateway and a scheduler of workflows for all tests of a module."""
+
+from __future__ import annotations
+
+import itertools
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import httpx
+import pytest
+
+from tests import servers
+from tests.gateway.gateway_harness import GatewayHarness
+from tests.workflows.service.harness import WorkflowHarness, running_scheduler
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="module")
+def harness(
+    redis: servers.RedisServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[WorkflowHarness]:
+    pool, folder = f"workflows-{next(_numbers)}", tmp_path_factory.mktemp("workflows")
+    port = servers.free_port()
+    with ExitStack() as stack:
+        client = stack.enter_context(httpx.Client(trust_env=False, timeout=60))
+        gateway = stack.enter_context(
+            servers.gateway(
+                folder / "gateway", redis_url=redis.url, pool=pool,
+                workflows_url=f"http://127.0.0.1:{port}",
+            )
+        )  # fmt: skip
+        pool_harness = GatewayHarness(redis.url, pool, gateway, client, stack)
+        scheduler = stack.enter_context(
+            running_scheduler(folder / "scheduler", redis.url, pool, gateway.url, port=port)
+        )
+        harness = WorkflowHarness(pool_harness, folder, scheduler)
+        for model in ("embed", "judge", "writer", "hold-writer"):
+            pool_harness.declare(model)
+        harness.pods = pool_harness.start_pods("pod-a", "pod-b")
+        yield harness
+        pool_harness.threads.shutdown(cancel_futures=True)

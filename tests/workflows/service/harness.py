@@ -1,0 +1,120 @@
+"""Deploys and runs workflows through a real gateway and scheduler."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import textwrap
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import httpx
+
+from tests import servers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.gateway.gateway_harness import GatewayHarness, PodProcess
+
+HEAD = "from pilotlight.workflow import model, now, random, tensor, uuid4, workflow\n"
+
+
+@dataclass
+class Scheduler:
+    process: subprocess.Popen[bytes]
+    url: str
+    log_file: Path
+
+    def is_ready(self) -> bool:
+        if self.process.poll() is not None:
+            raise RuntimeError(f"the scheduler ended:\n{self.log_file.read_text()}")
+        return httpx.get(f"{self.url}/readyz", trust_env=False, timeout=5).status_code == 200
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+@contextlib.contextmanager
+def running_scheduler(
+    folder: Path, redis_url: str, pool: str, gateway_url: str, *, port: int, **settings: object
+) -> Iterator[Scheduler]:
+    """A ready scheduler; stopped at the end if it still runs."""
+    folder.mkdir(parents=True, exist_ok=True)
+    flags = {"port": port, "redis_url": redis_url, "pool": pool, "gateway_url": gateway_url,
+             "lease": 1.0, **settings}  # fmt: skip
+    arguments = [
+        text
+        for name, value in flags.items()
+        for text in (f"--{name.replace('_', '-')}", str(value))
+    ]
+    log_file = folder / "scheduler.log"
+    with open(log_file, "ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "workflows", *arguments], cwd=servers.REPOSITORY, stderr=log
+        )
+    started = Scheduler(process, f"http://127.0.0.1:{port}", log_file)
+    try:
+        servers.wait_until(started.is_ready, what="scheduler ready")
+        yield started
+    finally:
+        servers.end_process(process)
+
+
+@dataclass
+class WorkflowHarness:
+    pool: GatewayHarness
+    folder: Path
+    scheduler: Scheduler
+    pods: PodProcess | None = None
+    deployed: int = 0
+
+    @property
+    def url(self) -> str:
+        return f"{self.pool.gateway.url}/v1/workflows"
+
+    def put(self, source: str, name: str = "") -> httpx.Response:
+        """Deploy a file, with the imports of `HEAD`."""
+        self.deployed += 1
+        text = HEAD + textwrap.dedent(source)
+        return self.pool.client.put(f"{self.url}/{name or f'w{self.deployed}'}", content=text)
+
+    def deploy(self, source: str) -> str:
+        """Deploy a file; the workflow's name."""
+        response = self.put(source)
+        assert response.status_code == 200, response.text
+        return str(response.json()["name"])
+
+    def run(self, name: str, arguments: Any = None, **headers: str) -> httpx.Response:
+        dashed = {key.replace("_", "-"): value for key, value in headers.items()}
+        return self.pool.client.post(f"{self.url}/{name}:run", json=arguments or {}, headers=dashed)
+
+    def result(self, name: str, arguments: Any = None, **headers: str) -> Any:
+        response = self.run(name, arguments, **headers)
+        assert response.status_code == 200, response.text
+        return response.json()["result"]
+
+    def start(self, name: str, arguments: Any = None) -> str:
+        """Begin a run without waiting; its URL."""
+        response = self.run(name, arguments, prefer="respond-async")
+        assert response.status_code == 202, response.text
+        return f"{self.pool.gateway.url}{response.headers['location']}"
+
+    def status(self, location: str) -> dict[str, Any]:
+        document: dict[str, Any] = self.pool.client.get(location).json()
+        return document
+
+    def wait_ended(self, location: str) -> dict[str, Any]:
+        servers.wait_until(
+            lambda: self.status(location)["status"] != "running", what="run ended", timeout_s=60
+        )
+        return self.status(location)
+
+    def release(self) -> None:
+        """Let the held models of all pods go on."""
+        assert self.pods is not None
+        for pod in self.pods.ports:
+            self.pods.control(pod, "release")

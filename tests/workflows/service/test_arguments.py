@@ -1,0 +1,80 @@
+"""Arguments against parameters, and tensors against values."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workflows.service.arguments import argument_problems
+from workflows.service.tensors import (
+    BadTensorError,
+    StoredTensor,
+    infer_body,
+    plain_value,
+    read_outputs,
+    tensor_of,
+)
+
+PARAMETERS = [
+    {"name": "text", "type": "text", "required": True},
+    {"name": "count", "type": "whole number", "required": False},
+]
+
+
+def test_every_problem_is_named() -> None:
+    problems = argument_problems(PARAMETERS, {"count": "3", "other": 1})
+    assert len(problems) == 3
+    assert "'other'" in problems[0]
+    assert "'text'" in problems[1]
+    assert "'3'" in problems[2]
+
+
+def test_good_arguments_have_no_problem() -> None:
+    assert argument_problems(PARAMETERS, {"text": "a", "count": 3}) == []
+
+
+_numbers = st.lists(
+    st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=2, max_size=9
+)
+
+
+@given(st.one_of(_numbers, st.text(), st.integers(-(2**62), 2**62), st.booleans()))
+def test_a_value_comes_back_as_it_was(value: object) -> None:
+    assert plain_value(tensor_of("x", {"value": value})) == value
+
+
+@given(_numbers, st.lists(st.text(max_size=20), min_size=2, max_size=5))
+def test_binary_tensors_come_back(numbers: list[float], texts: list[str]) -> None:
+    sent = [tensor_of("x", {"value": numbers}), tensor_of("text", {"value": texts})]
+    body, length = infer_body(sent)
+    answer = body[:length].replace(b'"inputs"', b'"outputs"', 1) + body[length:]
+    found = read_outputs(answer, length + 1)
+    assert list(found.values()) == sent
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [
+        pytest.param({"value": [[1], [1, 2]]}, id="ragged"),
+        pytest.param({"value": []}, id="empty"),
+        pytest.param({"value": {"a": 1}}, id="object"),
+        pytest.param({"base64": "!"}, id="base64"),
+        pytest.param({"tensor": {"datatype": "F9", "shape": [1], "data": [1]}}, id="datatype"),
+    ],
+)
+def test_other_values_are_no_input(argument: dict[str, object]) -> None:
+    with pytest.raises(BadTensorError, match="'x'"):
+        tensor_of("x", argument)
+
+
+def test_a_response_without_outputs_is_refused() -> None:
+    with pytest.raises(BadTensorError, match="no V2 response"):
+        read_outputs(b'{"inputs": []}', None)
+
+
+def test_json_outputs_are_read() -> None:
+    body = b'{"outputs": [{"name": "s", "datatype": "FP32", "shape": [1, 2], "data": [[1, 2]]}]}'
+    found = read_outputs(body, None)["s"]
+    assert isinstance(found, StoredTensor)
+    assert plain_value(found) == [1.0, 2.0]

@@ -1,0 +1,152 @@
+"""Runs through gateway, scheduler and runner: results, handles, asynchronous runs, faults."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests import servers
+
+if TYPE_CHECKING:
+    from tests.workflows.service.harness import WorkflowHarness
+
+pytestmark = pytest.mark.slow
+
+
+def test_outputs_pass_between_steps_unfetched(harness: WorkflowHarness) -> None:
+    name = harness.deploy(
+        """
+        @workflow(deadline="30s")
+        async def chain(values: list, text: str = "hi"):
+            vector = model("embed")(features=values)["features"]
+            judged = model("judge")(scores=vector)
+            written = model("writer")(text)
+            return [(await judged)["scores"], (await written)["text"]]
+        """
+    )
+    assert harness.result(name, {"values": [1.5, 2.0]}) == [[1.5, 2.0], "hi"]
+
+
+def test_branches_follow_fetched_outputs(harness: WorkflowHarness) -> None:
+    name = harness.deploy(
+        """
+        @workflow
+        async def branch(label: int):
+            judged = await model("judge")(label=label)
+            return "zero" if judged["label"] == 0 else await model("writer")("other")
+        """
+    )
+    assert harness.result(name, {"label": 0}) == "zero"
+    assert harness.result(name, {"label": 7}) == {"text": "other"}
+
+
+def test_each_policy_runs_a_workflow(harness: WorkflowHarness) -> None:
+    name = harness.deploy(
+        """
+        @workflow
+        async def two(text: str):
+            return await model("judge")(texts=model("writer")(text)["text"])
+        """
+    )
+    for policy in ("speculative", "greedy", "round-robin", "auto"):
+        result = harness.result(name, {"text": "a"}, x_pilotlight_scheduling=policy)
+        assert result == {"texts": "a"}
+
+
+def test_a_seen_workflow_is_predicted(harness: WorkflowHarness) -> None:
+    name = harness.deploy(
+        """
+        @workflow
+        async def seen(text: str):
+            return await model("judge")(texts=model("writer")(text)["text"])
+        """
+    )
+    for _ in range(3):
+        harness.result(name, {"text": "a"})
+    document = harness.wait_ended(harness.start(name, {"text": "a"}))
+    assert [step["predicted"] for step in document["steps"]] == [True, True]
+    assert [each["model"] for each in document["plans"][0]["steps"]] == ["writer", "judge"]
+
+
+def test_an_asynchronous_run_is_read_and_cancelled(harness: WorkflowHarness) -> None:
+    name = harness.deploy(
+        """
+        @workflow
+        async def held(text: str):
+            return await model("hold-writer")(text)
+        """
+    )
+    location = harness.start(name, {"text": "a"})
+    assert harness.status(location)["status"] == "running"
+    assert harness.pool.client.delete(location).status_code == 202
+    assert harness.wait_ended(location)["status"] == "cancelled"
+    harness.release()
+
+
+def test_a_key_begins_one_run(harness: WorkflowHarness) -> None:
+    name = harness.deploy(
+        """
+        @workflow
+        async def once(text: str):
+            await model("writer")(text)
+            return str(uuid4())
+        """
+    )
+    first = harness.run(name, {"text": "a"}, idempotency_key="k1").json()
+    assert harness.run(name, {"text": "a"}, idempotency_key="k1").json() == first
+    assert harness.run(name, {"text": "a"}, idempotency_key="k2").json() != first
+
+
+def test_a_generator_streams(harness: WorkflowHarness) -> None:
+    name = harness.deploy(
+        """
+        @workflow
+        async def parts(count: int):
+            for number in range(count):
+                yield (await model("writer")(f"part {number}"))["text"]
+        """
+    )
+    response = harness.run(name, {"count": 2}, accept="text/event-stream")
+    events = [line for line in response.text.splitlines() if line.startswith(("event", "data"))]
+    assert events[:4] == ["event: item", 'data: "part 0"', "event: item", 'data: "part 1"']
+    assert events[4] == "event: end"
+    assert harness.result(name, {"count": 2}) == ["part 0", "part 1"]
+
+
+def test_a_run_outlives_its_runner(harness: WorkflowHarness) -> None:
+    name = harness.deploy(
+        """
+        @workflow
+        async def long(text: str):
+            first = (await model("writer")(text))["text"]
+            second = (await model("hold-writer")(first + "b"))["text"]
+            return [first, second, now(), random().random()]
+        """
+    )
+    location = harness.start(name, {"text": "a"})
+    servers.wait_until(lambda: len(harness.status(location)["steps"]) == 2, what="second step")
+    [pid] = _runners_of(harness, name)
+    os.kill(pid, signal.SIGKILL)
+    servers.wait_until(lambda: harness.status(location)["resumptions"] == 1, what="resumed")
+    servers.wait_until(lambda: _release(harness) or harness.status(location)["status"] != "running",
+                       what="released", timeout_s=60)  # fmt: skip
+    document = harness.status(location)
+    assert document["status"] == "succeeded"
+    assert document["result"][:2] == ["a", "ab"]
+    assert [step["model"] for step in document["steps"]] == ["writer", "hold-writer"]
+
+
+def _release(harness: WorkflowHarness) -> bool:
+    harness.release()
+    return False
+
+
+def _runners_of(harness: WorkflowHarness, name: str) -> list[int]:
+    """Process ids of a workflow's runners, as the scheduler logged them."""
+    lines = harness.scheduler.log_file.read_text().splitlines()
+    started = [line for line in lines if f"runner started workflow=default/{name} " in line]
+    pids = [int(line.partition("pid=")[2].split()[0]) for line in started]
+    return [pid for pid in pids if servers.is_alive(pid)]

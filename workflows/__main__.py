@@ -1,0 +1,90 @@
+"""Run one scheduler of workflows: `python -m workflows --redis-url … --gateway-url …`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import uvicorn
+import uvloop
+
+from registry.logs import configure_logs
+from registry.pod_secret import PodSecret
+from registry.redis.client import Registry
+from registry.redis.watch import ClusterWatch
+from registry.settings_table import read_settings
+from workflows.service.api import create_api
+from workflows.service.metrics import SchedulerMetrics
+from workflows.service.scheduler import Scheduler
+from workflows.service.settings import SchedulerSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+async def serve(settings: SchedulerSettings) -> None:
+    """Serve until SIGINT or SIGTERM."""
+    registry = Registry(settings.redis_url, settings.pool)
+    try:
+        await _serve(settings, registry)
+    except* _Stopped:
+        pass
+    await registry.close()
+
+
+async def _serve(settings: SchedulerSettings, registry: Registry) -> None:
+    watch = ClusterWatch(registry)
+    secret, metrics = PodSecret(settings.pod_secret_file), SchedulerMetrics()
+    async with asyncio.TaskGroup() as group:
+        scheduler = Scheduler(settings, watch, group, secret, metrics)
+        for part in (
+            watch.run(), secret.reload_periodically(), scheduler.keep_leases(),
+            scheduler.store_knowledge(),
+        ):  # fmt: skip
+            group.create_task(part)
+        config = uvicorn.Config(
+            create_api(scheduler, secret, metrics), host=settings.host, port=settings.port,
+            lifespan="off", access_log=False, log_config=None, server_header=False,
+            timeout_graceful_shutdown=3, ws="none",
+        )  # fmt: skip
+        await SchedulerServer(config).serve()
+        scheduler.is_draining = True
+        scheduler.close()
+        raise _Stopped
+
+
+class _Stopped(Exception):
+    """Ends all tasks: what the server was asked to stop for."""
+
+
+class SchedulerServer(uvicorn.Server):
+    """uvicorn's server, which does not raise the signal once more at its end."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self.handle_exit, number, None)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)
+
+
+def main() -> None:
+    settings = read_settings(
+        SchedulerSettings, sys.argv[1:], os.environ, prog="python -m workflows"
+    )
+    configure_logs(logging.StreamHandler(sys.stderr), settings.log_level)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(serve(settings))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The process that executes one workflow's file: its runs, and the limits around them."""

@@ -1,0 +1,187 @@
+"""Run one workflow's file: `python -I -m workflows.runner FD PARENT MEMORY_BYTES MAX_STEPS`.
+
+Started by the scheduler, with one end of a socket pair as its only connection and no environment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final
+
+from workflows.runner import confinement
+from workflows.runner.calls import current_run
+from workflows.runner.definitions import BadDefinitionError, Workflow
+from workflows.runner.errors import RunStuck
+from workflows.runner.idle_loop import IdleSelector, new_loop
+from workflows.runner.run import FILENAME, ExecutingRun
+from workflows.wire.frames import packed, read_frame
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+SAMPLE_S: Final = 0.05
+MAX_BUSY_S: Final = 2.0
+"""A run that keeps the loop busy for longer, without waiting for a step, is ended."""
+MAX_INTERRUPTIONS: Final = 3
+
+
+class Runner:
+    """All runs of one file. Owned by the event loop."""
+
+    def __init__(self, selector: IdleSelector, max_steps: int) -> None:
+        self._runs: dict[str, ExecutingRun] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._replies: deque[dict[str, Any]] = deque()
+        self._workflow: Workflow | None = None
+        self._max_steps = max_steps
+        self._writer: asyncio.StreamWriter | None = None
+        selector.on_idle = self._on_idle
+        selector.on_event = self._on_sleep
+
+    async def serve(self, connection: socket.socket, granted: list[str]) -> None:
+        reader, self._writer = await asyncio.open_unix_connection(sock=connection)
+        while (message := await read_frame(reader)) is not None:
+            match message:
+                case {"type": "load", "source": str(source)}:
+                    self._send(self._load(source) | {"granted": granted})
+                case {"type": "ping"}:
+                    self._send({"type": "pong"})
+                case {"type": "run"}:
+                    self._start(message)
+                case _:
+                    self._replies.append(message)
+            await self._writer.drain()
+
+    def _load(self, source: str) -> dict[str, Any]:
+        """Execute a file and find its workflow."""
+        try:
+            names: dict[str, Any] = {"__name__": "workflow"}
+            exec(compile(source, FILENAME, "exec", dont_inherit=True), names)
+            found = {name: each for name, each in names.items() if isinstance(each, Workflow)}
+            if len(found) != 1:
+                raise BadDefinitionError(
+                    "a file defines one function with @workflow, this one has "
+                    f"{len(found)}: {', '.join(found) or 'none'}"
+                )
+            [self._workflow] = found.values()
+            parameters = self._workflow.parameters()
+        except SyntaxError as error:
+            return _refused(f"SyntaxError: {error.msg}", error.lineno)
+        except BadDefinitionError as error:
+            return _refused(str(error), None)
+        except BaseException as error:  # whatever a user's file raises
+            return _refused(f"{type(error).__name__}: {error}", _line_of(error))
+        return {
+            "type": "loaded", "parameters": parameters, "deadline_s": self._workflow.deadline_s,
+            "is_stream": self._workflow.is_stream, "function": self._workflow.function.__name__,
+        }  # fmt: skip
+
+    def _start(self, message: dict[str, Any]) -> None:
+        if self._workflow is None:
+            raise RuntimeError("a run before the file was loaded")
+        run = ExecutingRun(
+            message["run"], float(message["begun_s"]), self._send, max_steps=self._max_steps
+        )
+        self._runs[run.identity] = run
+        task = run.start(self._workflow, message["arguments"])
+        self._tasks.add(task)
+
+        def ended(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            self._runs.pop(run.identity, None)
+            if not task.cancelled() and (error := task.exception()) is not None:
+                raise error  # of this module: what the user's code raises has been sent
+
+        task.add_done_callback(ended)
+
+    def _send(self, message: dict[str, Any]) -> None:
+        if self._writer is not None:
+            self._writer.write(packed(message))
+
+    # What happens while no run does anything
+
+    def _on_sleep(self) -> None:
+        for run in self._runs.values():
+            run.busy_s = 0.0
+
+    def _on_idle(self, is_forever: bool) -> bool:
+        """Deliver one reply, else end runs that can never go on; False: sleep."""
+        if self._replies:
+            self._deliver(self._replies.popleft())
+            return True
+        if not is_forever:
+            return False
+        stuck = [run for run in self._runs.values() if run.has_begun and not run.waits_for_steps]
+        for run in stuck:
+            run.end_deadlock()
+        return bool(stuck)
+
+    def _deliver(self, message: dict[str, Any]) -> None:
+        run = self._runs.get(str(message.get("run")))
+        if run is None:
+            return
+        match message:
+            case {"type": "outputs", "step": int(step), "outputs": dict(outputs)}:
+                run.deliver(step, outputs)
+            case {"type": "failure", "step": int(step), "error": dict(error)}:
+                run.deliver_failure(step, error)
+            case {"type": "text", "step": int(step), "text": str(text)}:
+                run.deliver_text(step, text)
+            case {"type": "text-end", "step": int(step)}:
+                run.deliver_text(step, None)
+            case {"type": "cancel"}:
+                run.cancel()
+
+    def sample(self, _number: int, _frame: FrameType | None) -> None:
+        """Called periodically, also inside of a run's code, which it interrupts if it is stuck."""
+        run = current_run.peek()
+        if not isinstance(run, ExecutingRun):
+            return
+        run.busy_s += SAMPLE_S
+        if run.busy_s > MAX_BUSY_S * (run.interruptions + 1):
+            run.interruptions += 1
+            if run.interruptions > MAX_INTERRUPTIONS:
+                os._exit(3)  # it catches every exception: its runner ends
+            raise RunStuck
+
+
+def _refused(message: str, line: int | None) -> dict[str, Any]:
+    return {"type": "refused", "message": message[:1000], "line": line}
+
+
+def _line_of(error: BaseException) -> int | None:
+    found, traceback = None, error.__traceback__
+    while traceback is not None:
+        if traceback.tb_frame.f_code.co_filename == FILENAME:
+            found = traceback.tb_lineno
+        traceback = traceback.tb_next
+    return found
+
+
+def main() -> None:
+    descriptor, parent, memory_bytes, max_steps = map(int, sys.argv[1:5])
+    confinement.die_with_parent(parent)
+    os.environ.clear()
+    connection = socket.socket(fileno=descriptor)
+    os.closerange(3, descriptor)
+    os.closerange(descriptor + 1, 4096)
+    selector = IdleSelector()
+    loop = new_loop(selector)
+    confinement.limit_resources(memory_bytes)
+    granted = confinement.confine()
+    runner = Runner(selector, max_steps)
+    signal.signal(signal.SIGALRM, runner.sample)
+    signal.setitimer(signal.ITIMER_REAL, SAMPLE_S, SAMPLE_S)
+    with contextlib.suppress(ConnectionError):
+        loop.run_until_complete(runner.serve(connection, granted))
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,151 @@
+"""What a workflow's code works with: models that can be called, and handles on their outputs."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from typing import TYPE_CHECKING, Any, Protocol
+
+from workflows.runner.errors import NoRunError
+from workflows.wire.values import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Generator, Mapping
+    from contextvars import ContextVar, Token
+
+
+class RunPort(Protocol):
+    """The run that is being executed, as calls need it."""
+
+    def begin_step(self, model: str, inputs: Mapping[str, Any]) -> int:
+        """Begin a step; its number in the order of the calls."""
+        ...
+
+    def fetch(self, step: int) -> asyncio.Future[dict[str, Any]]:
+        """The outputs of a step, by name."""
+        ...
+
+    def stream(self, step: int) -> AsyncIterator[str]:
+        """The text of a generating step as it comes."""
+        ...
+
+
+class CurrentRun:
+    """The run of the running task."""
+
+    def __init__(self) -> None:
+        from contextvars import ContextVar
+
+        self._variable: ContextVar[RunPort | None] = ContextVar("run", default=None)
+
+    def get(self) -> RunPort:
+        """Raises NoRunError outside of a run."""
+        run = self._variable.get()
+        if run is None:
+            raise NoRunError("models are called inside of a workflow's function only")
+        return run
+
+    def peek(self) -> RunPort | None:
+        return self._variable.get()
+
+    def set(self, run: RunPort) -> Token[RunPort | None]:
+        return self._variable.set(run)
+
+
+current_run = CurrentRun()
+
+
+class Output:
+    """One named output of a step that may still run; awaiting it fetches its value."""
+
+    __slots__ = ("name", "step")
+
+    def __init__(self, step: Step, name: str) -> None:
+        self.step = step
+        self.name = name
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        outputs = yield from self.step.__await__()
+        return outputs[self.name]
+
+
+class Step:
+    """A model's call that has begun. Pass it on, take one output of it, or await its outputs.
+
+    Awaiting gives a dictionary of outputs by name, of which the first dimension is left out where
+    it is 1. `async for` gives a generating step's text as it comes.
+    """
+
+    __slots__ = ("_run", "_value", "model", "number")
+
+    def __init__(self, run: RunPort, model: str, number: int) -> None:
+        self._run = run
+        self._value: asyncio.Future[dict[str, Any]] | None = None
+        self.model = model
+        self.number = number
+
+    def __getitem__(self, name: str) -> Output:
+        if not isinstance(name, str):
+            raise TypeError(f"an output has a name, was {name!r}")
+        return Output(self, name)
+
+    def __await__(self) -> Generator[Any, None, dict[str, Any]]:
+        if self._value is None:
+            self._value = self._run.fetch(self.number)
+        return asyncio.shield(self._value).__await__()
+
+    def __aiter__(self) -> AsyncIterator[str]:
+        return self._run.stream(self.number)
+
+    def __iter__(self) -> Any:
+        raise TypeError(f"a step of model {self.model} is awaited: `await step`")
+
+    def __bool__(self) -> bool:
+        raise TypeError(f"the outputs of model {self.model} are not known yet: `await step` first")
+
+
+class Model:
+    """A declared model, to be called in a workflow."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str) -> None:
+        if not isinstance(name, str) or not name or "/" in name or "~" in name:
+            raise ValueError(f"a model is named like `embed`, was {name!r}")
+        self.name = name
+
+    def __call__(self, *texts: Any, **inputs: Any) -> Step:
+        """Begin a step. One positional argument is the text, or the bytes of an image.
+
+        Keywords name the model's inputs. A value is one row: a first dimension of 1 is added.
+        """
+        run = current_run.get()
+        if len(texts) > 1:
+            raise TypeError(
+                f"model {self.name} takes one positional argument, was called with {len(texts)}; "
+                "name the inputs: model(name=value)"
+            )
+        arguments = {"": texts[0], **inputs} if texts else inputs
+        if not arguments:
+            raise TypeError(f"model {self.name} was called without an input")
+        written = {name: written_argument(value) for name, value in arguments.items()}
+        return Step(run, self.name, run.begin_step(self.name, written))
+
+
+def written_argument(value: Any) -> dict[str, Any]:
+    """An argument for a frame. Raises TypeError for what is none."""
+    match value:
+        case Step():
+            return {"step": value.number, "output": None}
+        case Output():
+            return {"step": value.step.number, "output": value.name}
+        case Tensor():
+            return {"tensor": value.as_json()}
+        case bytes() | bytearray():
+            return {"base64": base64.b64encode(value).decode()}
+        case bool() | int() | float() | str() | list() | tuple():
+            return {"value": value}
+    raise TypeError(
+        "an input is a text, bytes, a number, a list of numbers, a tensor or another step's "
+        f"output, was {type(value).__name__}"
+    )

@@ -1,0 +1,201 @@
+"""One run inside its runner: begins steps, waits for their outputs, reports how it ends.
+
+A run is resumed by executing its function again with the outputs it has seen. So outputs are
+delivered one at a time, each when the code has nothing else to do, in the order of the first time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import random
+import traceback
+from typing import TYPE_CHECKING, Any, Final
+
+import orjson
+
+from workflows.runner.calls import Output, Step, current_run
+from workflows.runner.errors import NoRunError, RunStuck, StepFailed
+from workflows.wire.frames import BadFrameError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Mapping
+
+    from workflows.runner.definitions import Workflow
+
+MAX_MESSAGE_CHARACTERS: Final = 1000
+
+
+class ExecutingRun:
+    """A run's function, executed by a task. Owned by the event loop."""
+
+    def __init__(
+        self, identity: str, begun_s: float, send: Callable[[dict[str, Any]], None], *,
+        max_steps: int,
+    ) -> None:  # fmt: skip
+        self.identity = identity
+        self.begun_s = begun_s
+        self.random = random.Random(identity)
+        self.busy_s = 0.0
+        """Time for which it kept the loop busy since the loop was idle."""
+        self.interruptions = 0
+        """How often it was interrupted for that."""
+        self._send = send
+        self._max_steps = max_steps
+        self._steps = 0
+        self._fetches: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._streams: dict[int, asyncio.Queue[str | StepFailed | None]] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._is_deadlocked = False
+
+    # RunPort
+
+    def begin_step(self, model: str, inputs: Mapping[str, Any]) -> int:
+        if self._steps >= self._max_steps:
+            raise StepFailed(
+                f"a run may begin {self._max_steps} steps, this is one more", "step-limit", 422
+            )
+        number, self._steps = self._steps, self._steps + 1
+        self.send(type="step", step=number, model=model, inputs=inputs)
+        return number
+
+    def fetch(self, step: int) -> asyncio.Future[dict[str, Any]]:
+        if step not in self._fetches:
+            self._fetches[step] = asyncio.get_running_loop().create_future()
+            self.send(type="fetch", step=step)
+        return self._fetches[step]
+
+    async def stream(self, step: int) -> AsyncIterator[str]:
+        if step in self._streams:
+            raise StepFailed("the text of a step can be iterated once", "step-failed", 422)
+        queue = self._streams[step] = asyncio.Queue()
+        self.send(type="stream", step=step)
+        while (piece := await queue.get()) is not None:
+            if isinstance(piece, StepFailed):
+                raise piece
+            yield piece
+        del self._streams[step]
+
+    # Execution
+
+    def send(self, **message: Any) -> None:
+        self._send({"run": self.identity, **message})
+
+    def start(self, workflow: Workflow, arguments: Mapping[str, Any]) -> asyncio.Task[None]:
+        self._task = asyncio.create_task(self._execute(workflow, arguments))
+        return self._task
+
+    async def _execute(self, workflow: Workflow, arguments: Mapping[str, Any]) -> None:
+        current_run.set(self)
+        try:
+            if workflow.is_stream:
+                async for item in workflow.function(**arguments):
+                    self.send(type="item", value=await _plain(item))
+                result = None
+            else:
+                result = await _plain(await workflow.function(**arguments))
+            self.send(type="done", result=result)
+        except asyncio.CancelledError:
+            if self._is_deadlocked:
+                self._fail("the run waits although none of its steps is under way", "deadlock", 422)
+            else:
+                self.send(type="cancelled")
+        except RunStuck:
+            self._fail("the run kept its runner busy without waiting for a step", "stuck", 422)
+        except StepFailed as error:
+            self._fail(str(error), error.reason, error.status, **_where(error))
+        except BadFrameError as error:
+            self._fail(f"the result {error}", "result-too-large", 413)
+        except BaseException as error:  # whatever a user's code raises ends its run only
+            text = f"{type(error).__name__}: {error}"
+            self._fail(
+                text, "workflow-failed", 422, exception=type(error).__name__, **_where(error)
+            )
+
+    def _fail(self, message: str, reason: str, status: int, **details: Any) -> None:
+        text = message[:MAX_MESSAGE_CHARACTERS]
+        self.send(type="failed", error={"message": text, "reason": reason, "status": status,
+                                        **details})  # fmt: skip
+
+    def cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    @property
+    def has_begun(self) -> bool:
+        return self._task is not None and not self._task.done()
+
+    @property
+    def waits_for_steps(self) -> bool:
+        return bool(self._streams) or any(not each.done() for each in self._fetches.values())
+
+    def end_deadlock(self) -> None:
+        """End a run that can never go on."""
+        self._is_deadlocked = True
+        self.cancel()
+
+    # Replies
+
+    def deliver(self, step: int, outputs: Mapping[str, Any]) -> None:
+        future = self._fetches.get(step)
+        if future is not None and not future.done():
+            future.set_result(_Outputs(outputs))
+
+    def deliver_failure(self, step: int, error: Mapping[str, Any]) -> None:
+        failure = StepFailed(str(error["message"]), str(error["reason"]), int(error["status"]))
+        future = self._fetches.get(step)
+        if future is not None and not future.done():
+            future.set_exception(failure)
+            future.exception()  # the run may never await it
+        if step in self._streams:
+            self._streams[step].put_nowait(failure)
+
+    def deliver_text(self, step: int, text: str | None) -> None:
+        """A piece of a step's text; None: it is complete."""
+        if step in self._streams:
+            self._streams[step].put_nowait(text)
+
+
+class _Outputs(dict[str, Any]):
+    """A step's outputs; an unknown name fails with those that there are."""
+
+    def __missing__(self, name: str) -> Any:
+        raise StepFailed(
+            f"there is no output {name!r}; the model has: {', '.join(sorted(self))}",
+            "unknown-output", 422,
+        )  # fmt: skip
+
+
+def executing_run() -> ExecutingRun:
+    """The run of the running task. Raises NoRunError outside of a run."""
+    run = current_run.get()
+    if not isinstance(run, ExecutingRun):
+        raise NoRunError("this is no run of a runner")
+    return run
+
+
+async def _plain(value: Any) -> Any:
+    """A run's result as JSON, steps in it fetched. Raises TypeError for what is none."""
+    match value:
+        case Step() | Output():
+            return await _plain(await value)
+        case list() | tuple():
+            return [await _plain(each) for each in value]
+        case dict():
+            return {key: await _plain(each) for key, each in value.items()}
+    if inspect.isawaitable(value):
+        return await _plain(await value)
+    orjson.dumps(value)
+    return value
+
+
+def _where(error: BaseException) -> dict[str, Any]:
+    """Line of the workflow's file where an error came from."""
+    frames = [
+        frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == FILENAME
+    ]
+    return {"line": frames[-1].lineno} if frames else {}
+
+
+FILENAME: Final = "<workflow>"
+"""Name of a workflow's file in tracebacks."""

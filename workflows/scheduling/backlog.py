@@ -1,0 +1,82 @@
+"""The queue of one device, from the steps that are assigned to it and not over yet.
+
+Zhang et al. 2025, section 5.1: steps of one model form a batch, up to the largest; a batch that has
+begun takes no more. Times in seconds from now.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from workflows.scheduling.costs import QueuedBatch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from workflows.scheduling.costs import ModelCosts
+
+
+@dataclass(frozen=True, slots=True)
+class AssignedStep:
+    """A step that a device runs or will run."""
+
+    model: str
+    ready_s: float
+    """When its inputs are there; not after now where they are."""
+    sent_s: float | None = None
+    """When it was sent to the device, not after now; None: it was not."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceQueue:
+    batches: tuple[QueuedBatch, ...]
+    free_s: float
+    """When the last of them is done; 0 for an idle device."""
+
+
+def device_queue(
+    steps: Sequence[AssignedStep],
+    costs: Callable[[str], ModelCosts],
+    *,
+    foreign_s: float = 0.0,
+) -> DeviceQueue:
+    """Batches in the order in which the device will run them: what was sent first, first.
+
+    `foreign_s`: work on the device that this scheduler has not assigned, which comes first.
+    """
+    groups: list[list[AssignedStep]] = []
+    for step in sorted(steps, key=_order):
+        largest = costs(step.model).max_batch
+        for group in groups:
+            if group[0].model == step.model and len(group) < largest and _may_join(group[0], step):
+                group.append(step)
+                break
+        else:
+            groups.append([step])
+    batches, free_s = [], foreign_s
+    for position, group in enumerate(groups):
+        model = group[0].model
+        ready_s = max(step.ready_s for step in group)
+        start_s = max(free_s, ready_s, 0.0)
+        if position == 0 and foreign_s <= 0.0 and group[0].sent_s is not None:
+            start_s = group[0].sent_s
+        seconds = costs(model).batch_s(len(group))
+        batches.append(QueuedBatch(model, len(group), start_s))
+        free_s = max(start_s + seconds, 0.0)
+    return DeviceQueue(tuple(batches), free_s)
+
+
+def _order(step: AssignedStep) -> tuple[bool, float, str]:
+    is_unsent = step.sent_s is None
+    return is_unsent, step.ready_s if step.sent_s is None else step.sent_s, step.model
+
+
+_TOGETHER_S = 0.002
+"""Steps sent to an idle device within this time are one batch."""
+
+
+def _may_join(first: AssignedStep, step: AssignedStep) -> bool:
+    if first.sent_s is None:
+        return True
+    return step.sent_s is not None and step.sent_s - first.sent_s <= _TOGETHER_S

@@ -1,0 +1,1 @@
+"""The scheduler's process: its HTTP interface, runs, placement of their steps, and the journal."""

@@ -1,0 +1,116 @@
+"""Pods and models of the local cluster state as the scheduling policies read them."""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import pairwise
+from math import inf
+from typing import TYPE_CHECKING, Final
+
+from registry.domain.model import Tier
+from workflows.scheduling.costs import Device, Links, ModelCosts, TransferCosts
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from registry.domain.cluster import ClusterState
+    from registry.domain.model import ModelSpec
+    from registry.domain.pod_state import PodState
+    from registry.domain.profile import Profile
+    from workflows.scheduling.backlog import DeviceQueue
+
+LINKS: Final = Links(within_node=TransferCosts(0.001, 1e9), between_nodes=TransferCosts(0.002, 1e8))
+"""Before the first measurement: JSON heads and binary bodies through the gateway."""
+UNPROFILED_BATCH: Final = 8
+"""Largest batch of a model without a profile, as of a pod's default slots."""
+
+
+def accepting_pods(state: ClusterState) -> list[PodState]:
+    return sorted(
+        (pod for pod in state.pods.values() if pod.is_accepting), key=lambda pod: pod.name
+    )
+
+
+def model_costs(state: ClusterState, spec: ModelSpec, output_bytes: float) -> ModelCosts:
+    """Measured costs of a model, over all kinds of accelerators; priors without measurements."""
+    profiles = state.profiles_of(spec.key)
+    measured = state.measured(spec.key)
+    if profiles:
+        batch_s, largest = partial(_profiled_s, profiles[0]), profiles[0].best_rows
+    else:
+        batch_s = partial(_estimated_s, measured.infer.seconds, measured.share.seconds)
+        largest = UNPROFILED_BATCH
+    return ModelCosts(
+        batch_s=batch_s,
+        max_batch=spec.policy.max_batch_size or max(largest, 1),
+        load_s=measured.load_from(Tier.REMOTE, None).seconds,
+        output_bytes=output_bytes,
+    )
+
+
+def _estimated_s(infer_s: float, share_s: float, size: int) -> float:
+    return infer_s + (size - 1) * share_s
+
+
+def _profiled_s(profile: Profile, size: int) -> float:
+    """Between the profile's points in proportion, beyond the last one by its rate."""
+    points = profile.points
+    if size >= points[-1].rows:
+        return points[-1].latency_s * size / points[-1].rows
+    for before, after in pairwise(points):
+        if before.rows <= size <= after.rows:
+            part = (size - before.rows) / (after.rows - before.rows)
+            return before.latency_s + part * (after.latency_s - before.latency_s)
+    return points[0].latency_s
+
+
+def device_of(
+    state: ClusterState,
+    pod: PodState,
+    queue: DeviceQueue,
+    models: Sequence[str],
+    now_s: float,
+) -> Device:
+    """A pod, with what loading each of these models there would take."""
+    loaded, load_s = set(), {}
+    for key in models:
+        seconds = load_seconds(state, pod, key, now_s)
+        if seconds > 0.0:
+            load_s[key] = seconds
+        else:
+            loaded.add(key)
+    return Device(pod.name, pod.node, queue.batches, queue.free_s, load_s, loaded)
+
+
+def load_seconds(state: ClusterState, pod: PodState, key: str, now_s: float) -> float:
+    """Time until the model is on the pod's device; infinite where it never fits."""
+    residency = state.holders(key).get(pod.name)
+    if residency is not None and residency.is_warm:
+        return 0.0
+    if state.residency.device_bytes.get(key, 0) > pod.memory_bytes > 0:
+        return inf
+    tier = Tier.REMOTE if residency is None else (residency.loading_from or residency.tier)
+    seconds = pod.estimates[key].load_from(tier, pod.info.link_bytes_per_s).seconds
+    if residency is not None and residency.is_warming:
+        seconds = max(seconds - max(0.0, now_s - residency.since_s), 0.05 * seconds)
+    return max(seconds, 1e-6)
+
+
+def foreign_seconds(state: ClusterState, pod: PodState, own_steps: int, mean_s: float) -> float:
+    """Work of requests on the device that this scheduler has not sent."""
+    del state
+    return max(0, pod.inferring - own_steps) * mean_s
+
+
+def holders_by_model(
+    state: ClusterState, pods: Mapping[str, int], models: Sequence[str]
+) -> dict[str, list[int]]:
+    """By model, positions of the pods that hold it on their device or load it."""
+    return {
+        key: sorted(
+            pods[name]
+            for name, residency in state.holders(key).items()
+            if name in pods and (residency.is_warm or residency.is_warming)
+        )
+        for key in models
+    }

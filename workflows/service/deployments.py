@@ -1,0 +1,224 @@
+"""The deployed workflows, each with its runner, which starts with the first run."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from workflows.service.errors import BadFile, UnknownWorkflow, WorkflowStopped
+from workflows.service.runner_process import RunnerProcess
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from registry.domain.model import ModelName
+    from registry.redis.workflow_log import WorkflowLog
+    from workflows.service.run import Run
+    from workflows.service.settings import SchedulerSettings
+
+logger = logging.getLogger(__name__)
+
+MAX_AGE_S: Final = 1.0
+"""A definition is read again when it is older: another scheduler may have deployed a new one."""
+MAX_KILLS: Final = 2
+MAX_SOURCE_BYTES: Final = 1 << 20
+
+
+@dataclass(eq=False, slots=True)
+class Deployment:
+    """One workflow as this scheduler serves it."""
+
+    name: ModelName
+    definition: Mapping[str, Any]
+    runner: RunnerProcess | None = None
+    runs: dict[str, Run] = field(default_factory=dict)
+    """Under way in its runner."""
+    read_s: float = field(default_factory=time.monotonic)
+    kills: int = 0
+    """How often its runner has ended with runs in it."""
+    starting: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @property
+    def sha(self) -> str:
+        return str(self.definition["sha"])
+
+
+class Deployments:
+    """Owned by the event loop; runners' tasks belong to its task group."""
+
+    def __init__(
+        self, settings: SchedulerSettings, group: asyncio.TaskGroup, log: WorkflowLog, *,
+        on_message: Callable[[Run, Mapping[str, Any]], None],
+        on_stopped: Callable[[Run], None],
+        on_resumed: Callable[[Run], None],
+    ) -> None:  # fmt: skip
+        self._settings = settings
+        self._group = group
+        self._log = log
+        self._on_message = on_message
+        self._on_stopped = on_stopped
+        self._on_resumed = on_resumed
+        self._deployments: dict[ModelName, Deployment] = {}
+
+    async def deploy(self, name: ModelName, source: str) -> tuple[str, Mapping[str, Any]]:
+        """Check a file in a runner of its own and store it; the outcome and its definition.
+
+        Raises BadFile, RegistryUnavailable.
+        """
+        if len(source.encode()) > MAX_SOURCE_BYTES:
+            raise BadFile(f"a file may have {MAX_SOURCE_BYTES} bytes, has {len(source.encode())}")
+        runner = RunnerProcess(self._settings, lambda _: None, lambda _: None)
+        try:
+            loaded = await runner.load(source)
+        finally:
+            runner.stop()
+        definition = {
+            "kind": "python", "source": source,
+            "sha": hashlib.sha256(source.encode()).hexdigest()[:16],
+            **{key: loaded[key] for key in ("parameters", "deadline_s", "is_stream", "function")},
+        }  # fmt: skip
+        outcome = await self._log.put_workflow(name, definition)
+        self._replace(name, definition)
+        return outcome, definition
+
+    async def delete(self, name: ModelName) -> bool:
+        deployment = self._deployments.pop(name, None)
+        if deployment is not None:
+            self._retire(deployment)
+        return await self._log.delete_workflow(name)
+
+    async def find(self, name: ModelName) -> Deployment:
+        """The workflow as it is deployed now. Raises UnknownWorkflow, WorkflowStopped."""
+        known = self._deployments.get(name)
+        if known is None or time.monotonic() - known.read_s > MAX_AGE_S:
+            definition = await self._log.workflow(name)
+            if definition is None:
+                raise UnknownWorkflow(f"workflow {name} is not deployed")
+            known = self._replace(name, definition)
+            known.read_s = time.monotonic()
+        self._check_kills(known)
+        return known
+
+    def _replace(self, name: ModelName, definition: Mapping[str, Any]) -> Deployment:
+        known = self._deployments.get(name)
+        if known is not None and known.sha == definition["sha"]:
+            return known
+        if known is not None:
+            self._retire(known)
+        found = self._deployments[name] = Deployment(name, definition)
+        return found
+
+    def _retire(self, deployment: Deployment) -> None:
+        """A runner of an older file ends with its last run."""
+        if deployment.runner is not None and not deployment.runs:
+            deployment.runner.is_stopping = True
+            deployment.runner.kill()
+
+    # Runs
+
+    async def start_run(self, deployment: Deployment, run: Run) -> None:
+        """Execute a run's function in the workflow's runner. Raises BadFile, RunnerFailed."""
+        deployment.runs[run.identity] = run
+        run.host = deployment
+        try:
+            async with deployment.starting:
+                if deployment.runner is None:
+                    deployment.runner = await self._start_runner(deployment)
+        except BaseException:
+            deployment.runs.pop(run.identity, None)
+            raise
+        self._begin(deployment.runner, run)
+
+    @staticmethod
+    def _begin(runner: RunnerProcess, run: Run) -> None:
+        run.called = run.yielded = 0
+        run.fetches.clear()
+        runner.send({
+            "type": "run", "run": run.identity, "arguments": run.arguments, "begun_s": run.begun_s,
+        })  # fmt: skip
+
+    async def _start_runner(self, deployment: Deployment) -> RunnerProcess:
+        def on_message(message: dict[str, Any]) -> None:
+            run = deployment.runs.get(str(message.get("run")))
+            if run is not None:
+                self._on_message(run, message)
+
+        def on_exit(runner: RunnerProcess) -> None:
+            self._on_exit(deployment, runner)
+
+        runner = RunnerProcess(self._settings, on_message, on_exit)
+        loaded = await runner.load(str(deployment.definition["source"]))
+        logger.info("runner started", extra={
+            "workflow": str(deployment.name), "pid": runner.pid, "granted": loaded.get("granted"),
+        })  # fmt: skip
+        self._group.create_task(runner.run())
+        return runner
+
+    def _on_exit(self, deployment: Deployment, runner: RunnerProcess) -> None:
+        """Start another runner for the runs that were in it, unless the file kills its runners."""
+        if deployment.runner is runner:
+            deployment.runner = None
+        if not deployment.runs or runner.is_stopping:
+            return
+        deployment.kills += 1
+        logger.warning("runner ended", extra={
+            "workflow": str(deployment.name), "runs": len(deployment.runs),
+            "kills": deployment.kills,
+        })  # fmt: skip
+        if deployment.kills >= MAX_KILLS:
+            for run in list(deployment.runs.values()):
+                self._on_stopped(run)
+            return
+        self._group.create_task(self._resume(deployment))
+
+    async def _resume(self, deployment: Deployment) -> None:
+        runs = list(deployment.runs.values())
+        try:
+            async with deployment.starting:
+                if deployment.runner is None:
+                    deployment.runner = await self._start_runner(deployment)
+        except Exception:
+            logger.exception("no runner for resumed runs")
+            for run in runs:
+                self._on_stopped(run)
+            return
+        for run in runs:
+            if run.identity not in deployment.runs:
+                continue
+            run.resumptions += 1
+            run.deliveries.extendleft(reversed(run.delivered))
+            run.delivered.clear()
+            self._on_resumed(run)
+            self._begin(deployment.runner, run)
+
+    def send(self, run: Run, message: Mapping[str, Any]) -> None:
+        """Send to the runner that executes the run, if it is there. Raises BadFrameError."""
+        if isinstance(run.host, Deployment) and run.host.runner is not None:
+            run.host.runner.send(message)
+
+    def forget(self, run: Run) -> None:
+        """A run is over."""
+        if not isinstance(run.host, Deployment):
+            return
+        run.host.runs.pop(run.identity, None)
+        if run.host is not self._deployments.get(run.workflow):
+            self._retire(run.host)
+
+    @staticmethod
+    def _check_kills(deployment: Deployment) -> None:
+        if deployment.kills >= MAX_KILLS:
+            raise WorkflowStopped(
+                f"workflow {deployment.name} was stopped: its file ended its runner "
+                f"{deployment.kills} times; deploy a corrected file"
+            )
+
+    def stop(self) -> None:
+        """End all runners."""
+        for deployment in self._deployments.values():
+            if deployment.runner is not None:
+                deployment.runner.is_stopping = True
+                deployment.runner.kill()

@@ -1,0 +1,126 @@
+"""The journal of this scheduler's runs: what another scheduler needs to resume them.
+
+Results of steps are in it where they are small, and the order in which outputs were delivered.
+"""
+
+from __future__ import annotations
+
+import base64
+import logging
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final
+
+from registry.domain.model import ModelName
+from registry.errors import RegistryUnavailable
+from workflows.service.policy import SchedulingPolicy
+from workflows.service.run import RecordedStep, Run
+from workflows.service.tensors import StoredTensor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from registry.redis.workflow_log import TakenRun, WorkflowLog
+    from workflows.service.run import RunStep
+
+logger = logging.getLogger(__name__)
+
+MAX_INLINE_BYTES: Final = 64 * 1024
+"""Outputs of a step up to this size are in the journal; others are computed again."""
+
+
+class Journal:
+    """Writes the entries of the runs that this scheduler owns."""
+
+    def __init__(self, log: WorkflowLog, on_lost: Callable[[str], None]) -> None:
+        """`on_lost` is called with a run that another scheduler owns."""
+        self._log = log
+        self._on_lost = on_lost
+
+    def step_ended(self, run: Run, step: RunStep) -> None:
+        """Record a step's result."""
+        entry: dict[str, Any] = {"step": step.number, "digest": step.digest}
+        if step.error is not None:
+            entry["error"] = step.error
+        elif step.outputs is not None:
+            size = sum(len(each.raw) for each in step.outputs.values())
+            if size <= MAX_INLINE_BYTES:
+                entry["outputs"] = _encoded(step.outputs)
+        self._append(run, entry)
+
+    def delivered(self, run: Run, step: int) -> None:
+        """Record that the run's code got a step's outputs next."""
+        self._append(run, {"delivered": step})
+
+    def _append(self, run: Run, entry: Mapping[str, Any]) -> None:
+        def on_result(result: object) -> None:
+            if result is False:
+                self._on_lost(run.identity)
+            elif isinstance(result, RegistryUnavailable):
+                logger.debug("journal entry lost", extra={"run": run.identity})
+
+        self._log.append(run.identity, run.token, entry, on_result)
+
+    async def begin_again(self, run: Run, owner: str, *, lease_s: float) -> bool:
+        """Write the whole journal of a run that the registry has lost; False: it exists.
+
+        Raises RegistryUnavailable.
+        """
+        token = await self._log.begin_run(run.identity, run.head(), owner, lease_s=lease_s)
+        if token is None:
+            return False
+        run.token = token
+        for step in run.steps:
+            if step.is_over:
+                self.step_ended(run, step)
+        for number in run.delivered:
+            self.delivered(run, number)
+        return True
+
+
+def resumed_run(taken: TakenRun) -> Run:
+    """A run as its journal tells it."""
+    head = taken.head
+    run = Run(
+        taken.run,
+        ModelName(str(head["namespace"]), str(head["workflow"])),
+        dict(head["arguments"]),
+        float(head["begun_s"]),
+        float(head["deadline_s"]),
+        SchedulingPolicy(head["scheduling"]),
+        token=taken.token,
+        resumptions=int(head.get("resumptions", 0)) + 1,
+    )
+    run.recorded, run.deliveries = read_entries(taken.entries)
+    return run
+
+
+def read_entries(
+    entries: Sequence[Mapping[str, Any]],
+) -> tuple[dict[int, RecordedStep], deque[int]]:
+    """Results by step, and the order of deliveries; the first result of a step counts."""
+    recorded: dict[int, RecordedStep] = {}
+    deliveries: deque[int] = deque()
+    for entry in entries:
+        match entry:
+            case {"delivered": int(step)}:
+                deliveries.append(step)
+            case {"step": int(step), "digest": str(digest)} if step not in recorded:
+                outputs = entry.get("outputs")
+                recorded[step] = RecordedStep(
+                    digest, None if outputs is None else _decoded(outputs), entry.get("error")
+                )
+    return recorded, deliveries
+
+
+def _encoded(outputs: Mapping[str, StoredTensor]) -> list[list[Any]]:
+    return [
+        [each.name, each.datatype, each.shape, base64.b64encode(each.raw).decode()]
+        for each in outputs.values()
+    ]
+
+
+def _decoded(outputs: Sequence[Sequence[Any]]) -> dict[str, StoredTensor]:
+    return {
+        name: StoredTensor(name, datatype, tuple(shape), base64.b64decode(raw))
+        for name, datatype, shape, raw in outputs
+    }

@@ -1,0 +1,124 @@
+"""Loads models ahead of planned steps, and takes loads back that no run wants any more."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+import orjson
+
+from registry.domain.model import Tier
+from workflows.service.http_client import HttpClient, NoResponseError, ResponseTooLargeError
+
+if TYPE_CHECKING:
+    from registry.domain.model import ModelSpec
+    from registry.domain.pod_state import PodState
+    from registry.pod_secret import PodSecret
+    from workflows.service.metrics import SchedulerMetrics
+
+logger = logging.getLogger(__name__)
+
+LOAD_TIMEOUT_S: Final = 600.0
+UNUSED_AFTER_S: Final = 300.0
+"""A loaded model that no step has used by then counts as wasted."""
+
+
+@dataclass(eq=False, slots=True)
+class Preload:
+    """One load that runs have asked for."""
+
+    pod: str
+    key: str
+    due_s: float
+    is_predicted: bool
+    wanted_by: set[str] = field(default_factory=set)
+    begun_s: float = field(default_factory=time.monotonic)
+    ended_s: float | None = None
+    is_used: bool = False
+    task: asyncio.Task[None] | None = None
+
+
+class Preloads:
+    """All loads ahead of this scheduler. Tasks belong to its task group."""
+
+    def __init__(
+        self, group: asyncio.TaskGroup, secret: PodSecret, metrics: SchedulerMetrics
+    ) -> None:
+        self._group = group
+        self._secret = secret
+        self._metrics = metrics
+        self._client = HttpClient(max_response_bytes=1 << 20)
+        self._loads: dict[tuple[str, str], Preload] = {}
+
+    def close(self) -> None:
+        self._client.close()
+
+    def want(
+        self, run: str, pod: PodState, spec: ModelSpec, *, due_s: float, is_predicted: bool
+    ) -> None:
+        """Begin a load for a run, or join one that is under way."""
+        self._forget_old()
+        preload = self._loads.get((pod.name, spec.key))
+        if preload is None:
+            preload = Preload(pod.name, spec.key, due_s, is_predicted)
+            self._loads[pod.name, spec.key] = preload
+            self._metrics.preloads.labels("begun").inc()
+            preload.task = self._group.create_task(self._load(preload, pod.address, spec))
+        preload.wanted_by.add(run)
+
+    def withdraw(self, run: str, kept: set[tuple[str, str]]) -> None:
+        """End the run's interest in all loads but those kept; take back what nobody wants."""
+        for place, preload in list(self._loads.items()):
+            if place in kept or run not in preload.wanted_by:
+                continue
+            preload.wanted_by.discard(run)
+            if not preload.wanted_by and preload.ended_s is None and preload.task is not None:
+                preload.task.cancel()  # the pod ends a load whose last client has left
+
+    def used(self, pod: str, key: str) -> None:
+        """A step ran with the model at the pod."""
+        preload = self._loads.get((pod, key))
+        if preload is not None and not preload.is_used:
+            preload.is_used = True
+            self._metrics.preloads.labels("used").inc()
+
+    async def _load(self, preload: Preload, address: str, spec: ModelSpec) -> None:
+        path = f"/v2/repository/models/{spec.name.path_segment}/load"
+        parameters = {"tier": Tier.DEVICE.value, "withdrawable": True}
+        body = orjson.dumps({"parameters": parameters})
+        headers = {"content-type": "application/json", **self._secret.headers}
+        outcome = "failed"
+        try:
+            async with asyncio.timeout(LOAD_TIMEOUT_S):
+                response = await self._client.request("POST", address, path, headers, body)
+            if response.status == 200:
+                outcome = "loaded"
+            else:
+                logger.info("load ahead refused", extra={
+                    "pod": preload.pod, "key": preload.key, "status": response.status,
+                    "error": response.body[:200].decode("utf-8", "replace")})  # fmt: skip
+        except asyncio.CancelledError:
+            outcome = "withdrawn"
+            raise
+        except (NoResponseError, ResponseTooLargeError, TimeoutError) as error:
+            logger.info("load ahead failed", extra={"pod": preload.pod, "error": str(error)})
+        finally:
+            preload.ended_s = time.monotonic()
+            if outcome != "loaded":
+                self._metrics.preloads.labels(outcome).inc()
+                self._loads.pop((preload.pod, preload.key), None)
+
+    def _forget_old(self) -> None:
+        """Count what was never used; forget what was."""
+        now_s = time.monotonic()
+        for place, preload in list(self._loads.items()):
+            if preload.ended_s is None or preload.wanted_by:
+                continue
+            if preload.is_used:
+                del self._loads[place]
+            elif now_s - preload.ended_s > UNUSED_AFTER_S:
+                self._metrics.preloads.labels("wasted").inc()
+                del self._loads[place]

@@ -1,0 +1,194 @@
+"""One run as its scheduler knows it: its steps, who waits for them, and how it ended."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import deque
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from workflows.wire.values import source_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from registry.domain.model import ModelName
+    from workflows.service.policy import SchedulingPolicy
+    from workflows.service.tensors import StoredTensor
+
+
+class StepState(StrEnum):
+    WAITING = "waiting"
+    """For its inputs."""
+    RUNNING = "running"
+    """Sent to a pod, or queued there or at the gateway."""
+    DONE = "done"
+    FAILED = "failed"
+
+
+class RunStatus(StrEnum):
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+@dataclass(eq=False, slots=True)
+class RunStep:
+    """One call of a model."""
+
+    number: int
+    model: ModelName
+    inputs: Mapping[str, Any]
+    """As written in the frame."""
+    begun_s: float
+    """This and all times: on the registry's clock."""
+    state: StepState = StepState.WAITING
+    pod: str = ""
+    """Planned, later the pod that ran it."""
+    predicted: bool = False
+    """It was predicted, with these inputs, before it was called."""
+    sent_s: float = 0.0
+    ended_s: float = 0.0
+    stages_ms: dict[str, float] = field(default_factory=dict)
+    start: str = ""
+    """`warm`, or the tier that its model's load started from."""
+    outputs: Mapping[str, StoredTensor] | None = None
+    """None also where they were lost: then the step runs again when somebody needs them."""
+    error: Mapping[str, Any] | None = None
+    attempts: int = 0
+    task: asyncio.Task[None] | None = None
+
+    @property
+    def sources(self) -> list[int]:
+        """Steps whose outputs it takes."""
+        found = (source_of(each) for each in self.inputs.values())
+        return sorted({each for each in found if each is not None})
+
+    @property
+    def digest(self) -> str:
+        """Equal for equal calls."""
+        text = orjson.dumps([str(self.model), self.inputs], option=orjson.OPT_SORT_KEYS)
+        return hashlib.sha256(text).hexdigest()[:16]
+
+    @property
+    def is_over(self) -> bool:
+        return self.state in (StepState.DONE, StepState.FAILED)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedStep:
+    """A step's result in the journal."""
+
+    digest: str
+    outputs: Mapping[str, StoredTensor] | None
+    """None: too large for the journal."""
+    error: Mapping[str, Any] | None
+
+
+@dataclass(eq=False, slots=True)
+class Run:
+    """One run; its owner's event loop changes it."""
+
+    identity: str
+    workflow: ModelName
+    arguments: Mapping[str, Any]
+    begun_s: float
+    deadline_s: float
+    """Time on the registry's clock."""
+    scheduling: SchedulingPolicy
+    features: frozenset[str] = frozenset()
+    token: int = 0
+    """Fencing token of its ownership."""
+    status: RunStatus = RunStatus.RUNNING
+    result: Any = None
+    error: Mapping[str, Any] | None = None
+    items: list[Any] = field(default_factory=list)
+    """What an asynchronous generator has yielded."""
+    steps: list[RunStep] = field(default_factory=list)
+    fetches: set[int] = field(default_factory=set)
+    """Steps whose outputs its code waits for."""
+    recorded: dict[int, RecordedStep] = field(default_factory=dict)
+    delivered: list[int] = field(default_factory=list)
+    """Steps whose outputs its code has got, in that order."""
+    called: int = 0
+    """Steps that its code has called in this execution of it."""
+    yielded: int = 0
+    """Items that its code has yielded in this execution of it."""
+    deliveries: deque[int] = field(default_factory=deque)
+    """While the run is resumed: the order in which outputs were delivered the first time."""
+    resumptions: int = 0
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+    ended_s: float = 0.0
+    host: object = None
+    """The deployment whose runner executes it."""
+    timer: asyncio.TimerHandle | None = None
+    """Of its deadline."""
+    plans: list[Mapping[str, Any]] = field(default_factory=list)
+    """What was predicted and where it was placed, for explanations."""
+
+    @property
+    def models(self) -> Sequence[str]:
+        """Names of the steps' models, in the order of the calls."""
+        return [step.model.name for step in self.steps]
+
+    def head(self) -> dict[str, Any]:
+        """What another scheduler needs to resume it."""
+        return {
+            "namespace": self.workflow.namespace,
+            "workflow": self.workflow.name,
+            "arguments": self.arguments,
+            "begun_s": self.begun_s,
+            "deadline_s": self.deadline_s,
+            "scheduling": self.scheduling.value,
+        }
+
+    def outcome(self) -> dict[str, Any]:
+        """Its document: status, result or error, and its steps."""
+        document: dict[str, Any] = {
+            "id": self.identity,
+            "workflow": self.workflow.name,
+            "namespace": self.workflow.namespace,
+            "status": self.status.value,
+            "begun_s": self.begun_s,
+        }
+        if self.status is RunStatus.SUCCEEDED:
+            document["result"] = self.items or self.result
+        if self.error is not None:
+            document["error"] = self.error
+        if self.ended_s:
+            document["seconds"] = round(self.ended_s - self.begun_s, 6)
+        document["resumptions"] = self.resumptions
+        document["scheduling"] = self.scheduling.value
+        document["steps"] = [step_document(step, self.begun_s) for step in self.steps]
+        document["plans"] = self.plans
+        return document
+
+
+def step_document(step: RunStep, begun_s: float) -> dict[str, Any]:
+    """A step with times in seconds since the run began."""
+    document: dict[str, Any] = {
+        "step": step.number,
+        "model": step.model.name,
+        "state": step.state.value,
+        "pod": step.pod,
+        "predicted": step.predicted,
+        "inputs": step.sources,
+        "called_s": round(step.begun_s - begun_s, 6),
+    }
+    if step.sent_s:
+        document["sent_s"] = round(step.sent_s - begun_s, 6)
+    if step.ended_s:
+        document["ended_s"] = round(step.ended_s - begun_s, 6)
+    if step.start:
+        document |= {"start": step.start, "stages_ms": step.stages_ms}
+    if step.error is not None:
+        document["error"] = step.error
+    if step.attempts > 1:
+        document["attempts"] = step.attempts
+    return document

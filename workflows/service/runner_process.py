@@ -1,0 +1,146 @@
+"""The scheduler's side of a runner: starts it, exchanges frames, kills one that does not answer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from workflows.service.errors import BadFile, RunnerFailed
+from workflows.wire.frames import BadFrameError, packed, read_frame
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from workflows.service.settings import SchedulerSettings
+
+logger = logging.getLogger(__name__)
+
+_REPOSITORY: Final = str(Path(__file__).resolve().parents[2])
+_START: Final = (
+    "import sys; sys.path.insert(0, sys.argv.pop(1)); import runpy; "
+    "runpy.run_module('workflows.runner', run_name='__main__', alter_sys=True)"
+)
+"""`-I` ignores PYTHONPATH; the runner executes the same code as its scheduler."""
+PING_INTERVAL_S: Final = 1.0
+LOAD_TIMEOUT_S: Final = 20.0
+
+
+class RunnerProcess:
+    """One process with one workflow's file. Belongs to the event loop that starts it."""
+
+    def __init__(
+        self, settings: SchedulerSettings, on_message: Callable[[dict[str, Any]], None],
+        on_exit: Callable[[RunnerProcess], None],
+    ) -> None:  # fmt: skip
+        self._settings = settings
+        self._on_message = on_message
+        self._on_exit = on_exit
+        self._process: subprocess.Popen[bytes] | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._reader: asyncio.StreamReader | None = None
+        self._heard_s = 0.0
+        self.is_stopping = False
+        """It ends because the scheduler wants it to."""
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid if self._process is not None else 0
+
+    async def load(self, source: str) -> dict[str, Any]:
+        """Start the process and load a file; its definition. Raises BadFile, RunnerFailed."""
+        await self._start()
+        self.send({"type": "load", "source": source})
+        try:
+            async with asyncio.timeout(LOAD_TIMEOUT_S):
+                reply = await read_frame(self._reader) if self._reader is not None else None
+        except TimeoutError:
+            self.stop()
+            raise BadFile(f"the file did not load within {LOAD_TIMEOUT_S:g} s") from None
+        except BadFrameError as error:
+            self.stop()
+            raise BadFile(f"the file broke its runner: {error}") from error
+        match reply:
+            case {"type": "loaded"} if reply is not None:
+                return reply
+            case {"type": "refused", "message": str(message), "line": line}:
+                self.stop()
+                where = f" (line {line})" if line else ""
+                raise BadFile(f"{message}{where}", line=line if isinstance(line, int) else None)
+        status = self.stop()
+        raise BadFile(f"the file ended its runner (status {status}) while it was loaded")
+
+    async def _start(self) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            command = [
+                sys.executable, "-I", "-c", _START, _REPOSITORY, str(theirs.fileno()),
+                str(os.getpid()), str(self._settings.runner_memory), str(self._settings.max_steps),
+            ]  # fmt: skip
+            try:
+                self._process = await asyncio.to_thread(
+                    subprocess.Popen, command, env={}, pass_fds=[theirs.fileno()], cwd="/",
+                    stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                    start_new_session=True,
+                )  # fmt: skip
+            except OSError as error:
+                ours.close()
+                raise RunnerFailed(f"no runner can be started: {error}") from error
+        self._reader, self._writer = await asyncio.open_unix_connection(sock=ours)
+        self._heard_s = time.monotonic()
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Send a message; raises BadFrameError for one that is too large."""
+        if self._writer is not None and not self._writer.is_closing():
+            self._writer.write(packed(dict(message)))
+
+    async def run(self) -> None:
+        """Pass messages on until the process ends; `on_exit` is called then, whatever the cause."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                watching = group.create_task(self._watch())
+                await self._receive()
+                watching.cancel()
+        finally:
+            self.stop()
+            self._on_exit(self)
+
+    async def _receive(self) -> None:
+        if self._reader is None:
+            return
+        try:
+            while (message := await read_frame(self._reader)) is not None:
+                self._heard_s = time.monotonic()
+                if message.get("type") != "pong":
+                    self._on_message(message)
+        except BadFrameError as error:
+            logger.warning("runner sent a bad frame", extra={"error": str(error)})
+
+    async def _watch(self) -> None:
+        """Kill the process if it does not answer: its interpreter is blocked."""
+        while True:
+            await asyncio.sleep(PING_INTERVAL_S)
+            if time.monotonic() - self._heard_s > self._settings.runner_timeout:
+                logger.warning("runner does not answer and is killed", extra={"pid": self.pid})
+                self.kill()
+                return
+            self.send({"type": "ping"})
+
+    def kill(self) -> None:
+        if self._process is not None and self._process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+
+    def stop(self) -> int | None:
+        """End the process; its exit status."""
+        if self._writer is not None:
+            self._writer.close()
+        self.kill()
+        return self._process.wait() if self._process is not None else None

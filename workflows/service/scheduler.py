@@ -1,0 +1,311 @@
+"""One scheduler: accepts runs, owns them by leases, resumes those of schedulers that are gone."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import math
+import uuid
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+from registry.domain.model import ModelName
+from registry.errors import RegistryUnavailable
+from registry.redis.workflow_log import WorkflowLog
+from workflows.prediction.features import request_features
+from workflows.prediction.step_counts import BadCountsError
+from workflows.service.arguments import argument_problems
+from workflows.service.deployments import Deployments
+from workflows.service.errors import (
+    BadFile,
+    BadRequest,
+    NotReady,
+    RunnerFailed,
+    TooManyRuns,
+    UnknownRun,
+    UnknownWorkflow,
+    WorkflowStopped,
+)
+from workflows.service.executor import Executor
+from workflows.service.journal import Journal, resumed_run
+from workflows.service.planner import Planner
+from workflows.service.preloads import Preloads
+from workflows.service.run import Run, RunStatus
+from workflows.service.step_client import StepClient
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from registry.pod_secret import PodSecret
+    from registry.redis.watch import ClusterWatch
+    from registry.redis.workflow_log import TakenRun
+    from workflows.service.metrics import SchedulerMetrics
+    from workflows.service.policy import SchedulingPolicy
+    from workflows.service.settings import SchedulerSettings
+
+logger = logging.getLogger(__name__)
+
+KEPT_IN_MEMORY: Final = 512
+"""Ended runs, for those who ask soon."""
+_STORE_INTERVAL_S: Final = 10.0
+
+
+class Scheduler:
+    """Owned by the event loop. `group` owns its tasks."""
+
+    def __init__(
+        self, settings: SchedulerSettings, watch: ClusterWatch, group: asyncio.TaskGroup,
+        secret: PodSecret, metrics: SchedulerMetrics,
+    ) -> None:  # fmt: skip
+        self._settings = settings
+        self._watch = watch
+        self._group = group
+        self._metrics = metrics
+        self._log = WorkflowLog(watch.registry)
+        self._owner = uuid.uuid4().hex[:12]
+        self._runs: dict[str, Run] = {}
+        """Under way, and the latest ones that ended."""
+        self._active: dict[str, Run] = {}
+        self._client = StepClient(
+            settings.gateway_url, secret, max_output_bytes=settings.max_output_bytes
+        )
+        self._preloads = Preloads(group, secret, metrics)
+        self.planner = Planner(watch, self._preloads, metrics)
+        self._journal = Journal(self._log, self._lose)
+        self._executor = Executor(
+            settings, group, self._client, self.planner, self._journal, metrics,
+            send=self._send, on_end=self._on_end,
+        )  # fmt: skip
+        self.deployments = Deployments(
+            settings, group, self._log,
+            on_message=self._executor.on_message,
+            on_stopped=self._stop_run,
+            on_resumed=self._resumed,
+        )  # fmt: skip
+        self.is_draining = False
+
+    @property
+    def is_ready(self) -> bool:
+        return self._watch.age_s() != math.inf and not self.is_draining
+
+    @property
+    def log(self) -> WorkflowLog:
+        return self._log
+
+    def close(self) -> None:
+        self.deployments.stop()
+        self._client.close()
+        self._preloads.close()
+
+    # Requests
+
+    async def begin(
+        self, name: ModelName, arguments: Mapping[str, Any], *,
+        deadline_s: float | None = None, scheduling: SchedulingPolicy | None = None,
+        idempotency_key: str | None = None,
+    ) -> Run:  # fmt: skip
+        """Begin a run, or find the one that the key has begun.
+
+        Raises WorkflowError, RegistryUnavailable.
+        """
+        if not self.is_ready:
+            raise NotReady("the scheduler has not read the registry yet, or shuts down")
+        deployment = await self.deployments.find(name)
+        problems = argument_problems(deployment.definition["parameters"], arguments)
+        if problems:
+            raise BadRequest("; ".join(problems))
+        if len(self._active) >= self._settings.max_runs:
+            raise TooManyRuns(f"{len(self._active)} runs are under way, which is the limit")
+        now_s = self.planner.now_s()
+        limit_s = deadline_s or deployment.definition["deadline_s"] or self._settings.run_timeout
+        run = Run(
+            _identity(name, idempotency_key), name, arguments, now_s,
+            now_s + min(limit_s, self._settings.run_timeout),
+            scheduling or self._settings.scheduling,
+            features=request_features(arguments),
+        )  # fmt: skip
+        if run.identity in self._runs:
+            return self._runs[run.identity]
+        token = await self._log.begin_run(
+            run.identity, run.head(), self._owner, lease_s=self._settings.lease
+        )
+        if token is None:
+            return await self._find_or_read(run.identity)
+        run.token = token
+        await self._read_knowledge(name)
+        self._add(run)
+        self.planner.begin(run)
+        await self.deployments.start_run(deployment, run)
+        return run
+
+    def _add(self, run: Run) -> None:
+        self._runs[run.identity] = self._active[run.identity] = run
+        self._metrics.active.set(len(self._active))
+        run.timer = self._executor.deadline_timer(run)
+
+    async def _find_or_read(self, identity: str) -> Run:
+        if identity in self._runs:
+            return self._runs[identity]
+        raise UnknownRun(f"run {identity} is executed by another scheduler: ask for it by GET")
+
+    async def outcome(self, name: ModelName, identity: str) -> dict[str, Any]:
+        """A run's document. Raises UnknownRun, RegistryUnavailable."""
+        run = self._runs.get(identity)
+        if run is not None and run.workflow == name:
+            return run.outcome()
+        record = await self._log.run(identity)
+        owner = None
+        if record is not None:
+            owner = ModelName(record.head["namespace"], record.head["workflow"])
+        if record is None or owner != name:
+            raise UnknownRun(
+                f"run {identity!r} of workflow {name} does not exist, or ended long ago"
+            )
+        if record.result is not None:
+            return dict(record.result)
+        return {
+            "id": identity, "workflow": name.name, "namespace": name.namespace,
+            "status": RunStatus.RUNNING.value, "begun_s": record.head["begun_s"],
+        }  # fmt: skip
+
+    async def cancel(self, name: ModelName, identity: str) -> None:
+        """Cancel a run, whoever owns it. Raises UnknownRun, RegistryUnavailable."""
+        run = self._active.get(identity)
+        if run is not None and run.workflow == name:
+            self._executor.cancel(run)
+            return
+        await self.outcome(name, identity)
+        await self._log.cancel_run(identity)
+
+    def abandon(self, run: Run) -> None:
+        """The client that waited for a run has left."""
+        if run.status is RunStatus.RUNNING:
+            self._executor.cancel(run)
+
+    # The course of runs
+
+    def _send(self, run: Run, message: Mapping[str, Any]) -> None:
+        self.deployments.send(run, message)
+
+    def _on_end(self, run: Run) -> None:
+        self._active.pop(run.identity, None)
+        self._metrics.active.set(len(self._active))
+        if run.timer is not None:
+            run.timer.cancel()
+        self.deployments.forget(run)
+        self._group.create_task(self._end(run))
+
+    async def _end(self, run: Run) -> None:
+        """Record the result before anybody learns of it."""
+        with suppress(RegistryUnavailable):
+            await self._log.end_run(
+                run.identity, run.token, run.outcome(), kept_s=self._settings.kept_runs
+            )
+        run.ended.set()
+        async with run.changed:
+            run.changed.notify_all()
+        while len(self._runs) - len(self._active) > KEPT_IN_MEMORY:
+            oldest = next(key for key in self._runs if key not in self._active)
+            del self._runs[oldest]
+
+    def _stop_run(self, run: Run) -> None:
+        self._executor.fail(
+            run, "the workflow's file ended its runner twice and is stopped", "workflow-stopped",
+            409,
+        )  # fmt: skip
+
+    def _resumed(self, run: Run) -> None:
+        self._metrics.resumptions.labels("runner").inc()
+
+    def _lose(self, identity: str) -> None:
+        """Another scheduler owns the run: this one ends its part of it."""
+        run = self._active.get(identity)
+        if run is None:
+            return
+        logger.warning("run lost to another scheduler", extra={"run": identity})
+        self._executor.fail(run, "another scheduler has taken the run over", "taken-over", 503)
+
+    # Leases, and what is stored now and then
+
+    async def keep_leases(self) -> None:
+        """Renew own leases, take over runs whose owner is gone; until cancelled."""
+        interval_s = self._settings.lease / 4
+        while True:
+            await asyncio.sleep(interval_s)
+            with suppress(RegistryUnavailable):
+                await self._renew()
+                if self.is_ready:
+                    for taken in await self._log.take_runs(
+                        self._owner, lease_s=self._settings.lease
+                    ):
+                        self._group.create_task(self._take_over(taken))
+
+    async def _renew(self) -> None:
+        tokens = {run.identity: run.token for run in self._active.values()}
+        if not tokens:
+            return
+        lost = await self._log.renew_runs(tokens, lease_s=self._settings.lease)
+        for identity in lost:
+            run = self._active.get(identity)
+            if run is None or run.token != tokens[identity]:
+                continue
+            is_begun = await self._log.run(identity) is None and await self._journal.begin_again(
+                run, self._owner, lease_s=self._settings.lease
+            )
+            if not is_begun:
+                self._lose(identity)
+        for identity in await self._log.cancelled_runs(list(self._active)):
+            if identity in self._active:
+                self._executor.cancel(self._active[identity])
+
+    async def _take_over(self, taken: TakenRun) -> None:
+        """Resume a run from its journal."""
+        run = resumed_run(taken)
+        if run.identity in self._active:
+            return  # its lease had expired, but this scheduler has it
+        run.features = request_features(run.arguments)
+        self._metrics.resumptions.labels("scheduler").inc()
+        logger.warning("run taken over", extra={"run": run.identity})
+        self._add(run)
+        if taken.is_cancelled:
+            self._executor.cancel(run)
+            return
+        try:
+            deployment = await self.deployments.find(run.workflow)
+            await self._read_knowledge(run.workflow)
+            await self.deployments.start_run(deployment, run)
+        except (UnknownWorkflow, WorkflowStopped, BadFile, RunnerFailed) as error:
+            self._executor.fail(run, str(error), error.reason, int(error.status))
+        except RegistryUnavailable as error:
+            self._executor.fail(run, str(error), "not-ready", 503)
+
+    async def _read_knowledge(self, name: ModelName) -> None:
+        """What other schedulers, or this one before its restart, know of a workflow."""
+        if name in self.planner.knowledge:
+            return
+        knowledge = self.planner.knowledge[name]
+        with suppress(RegistryUnavailable):
+            stored = await self._log.counts(name)
+            if stored is not None:
+                try:
+                    knowledge.read_json(stored, self.planner.now_s())
+                except BadCountsError as error:
+                    logger.warning("stored counts are damaged", extra={"error": str(error)})
+
+    async def store_knowledge(self) -> None:
+        """Store what has changed, periodically; until cancelled."""
+        while True:
+            await asyncio.sleep(_STORE_INTERVAL_S)
+            for name, knowledge in list(self.planner.knowledge.items()):
+                if knowledge.is_changed:
+                    knowledge.is_changed = False
+                    with suppress(RegistryUnavailable):
+                        await self._log.put_counts(name, knowledge.as_json(self.planner.now_s()))
+
+
+def _identity(name: ModelName, key: str | None) -> str:
+    """A run's identity: random, or the same for each use of an idempotency key."""
+    if key is None:
+        return uuid.uuid4().hex
+    return hashlib.sha256(f"{name}\0{key}".encode()).hexdigest()[:32]

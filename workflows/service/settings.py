@@ -1,0 +1,57 @@
+"""The settings of one scheduler of workflows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from registry.pod_secret import parse_secret_file
+from registry.redis.server_address import parse_redis_url
+from registry.settings_table import option, parse_int, parse_seconds
+from workflows.service.policy import SchedulingPolicy
+
+MIB = 1 << 20
+
+
+def _parse_policy(text: str) -> SchedulingPolicy:
+    try:
+        return SchedulingPolicy(text)
+    except ValueError:
+        allowed = ", ".join(SchedulingPolicy)
+        raise ValueError(f"must be one of {allowed}, was {text!r}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerSettings:
+    """Times in seconds, sizes in bytes."""
+
+    host: str = option("127.0.0.1", str, "address to listen on; only gateways may reach it")
+    port: int = option(8090, parse_int(0, 65535), "port to listen on; 0 takes a free one")
+    redis_url: str = option("redis://127.0.0.1:6379", parse_redis_url, "the registry")
+    pool: str = option("default", str, "pool of pods that runs are placed on")
+    gateway_url: str = option("http://127.0.0.1:8080", str, "gateway that steps are sent through")
+    scheduling: SchedulingPolicy = option(  # noqa: RUF009 - as all other fields
+        SchedulingPolicy.SPECULATIVE,
+        _parse_policy,
+        "where steps run: speculative, greedy, round-robin, or auto (the gateway's choice)",
+    )  # fmt: skip
+    max_runs: int = option(1024, parse_int(1), "runs under way at once; further ones get 429")
+    max_steps: int = option(256, parse_int(1), "steps that one run may begin")
+    run_timeout: float = option(300.0, parse_seconds, "maximum duration of a run")
+    runner_memory: int = option(
+        1024 * MIB, parse_int(64 * MIB), "memory of a workflow's runner beyond Python's own"
+    )
+    runner_timeout: float = option(
+        5.0, parse_seconds, "time after which a runner that does not answer is killed"
+    )
+    max_output_bytes: int = option(
+        64 * MIB, parse_int(1024), "outputs of one step together; larger ones fail the step"
+    )
+    max_fetch_bytes: int = option(
+        4 * MIB, parse_int(1024), "outputs that a workflow's code may fetch at once"
+    )
+    kept_runs: float = option(3600.0, parse_seconds, "time for which an ended run can be read")
+    lease: float = option(5.0, parse_seconds, "time after which a dead scheduler's runs move")
+    pod_secret_file: str = option(
+        "", parse_secret_file, "file with the secrets that requests to gateway and pods carry"
+    )
+    log_level: str = option("INFO", str, "minimum level of log messages")

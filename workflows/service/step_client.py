@@ -1,0 +1,168 @@
+"""Sends steps through the gateway as ordinary V2 requests, to the pod that the plan names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote, urlsplit
+
+import orjson
+
+from registry.server_timing import parse_server_timing
+from workflows.service.http_client import HttpClient, NoResponseError, ResponseTooLargeError
+from workflows.service.tensors import (
+    BYTES,
+    HEADER_LENGTH,
+    BadTensorError,
+    StoredTensor,
+    infer_body,
+    read_outputs,
+    tensor_of,
+)
+from workflows.wire.values import source_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from registry.domain.model import ModelName
+    from registry.pod_secret import PodSecret
+
+POD_HEADER: Final = "x-pilotlight-place-at"
+"""Names the pod that a step is placed at; gateways honour it from schedulers only."""
+
+
+class StepError(Exception):
+    """A step that failed for good; `reason` is of a closed set."""
+
+    def __init__(self, message: str, reason: str, status: int) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.status = status
+
+    def as_json(self) -> dict[str, Any]:
+        return {"message": str(self)[:1000], "reason": self.reason, "status": self.status}
+
+
+class StepLost(Exception):
+    """The step may be sent again: its pod or the gateway is gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepResponse:
+    outputs: Mapping[str, StoredTensor]
+    pod: str
+    start: str
+    stages_ms: Mapping[str, float]
+
+
+class StepClient:
+    """One client of one gateway."""
+
+    def __init__(self, gateway_url: str, secret: PodSecret, *, max_output_bytes: int) -> None:
+        url = urlsplit(gateway_url)
+        self._address = f"{url.hostname}:{url.port or 80}"
+        self._secret = secret
+        self._client = HttpClient(max_response_bytes=max_output_bytes)
+
+    def close(self) -> None:
+        self._client.close()
+
+    async def infer(
+        self, model: ModelName, tensors: Sequence[StoredTensor], *, request_id: str, pod: str,
+        left_s: float,
+    ) -> StepResponse:  # fmt: skip
+        """Run one step; `pod`: where, empty: where the gateway chooses.
+
+        Raises StepError, StepLost.
+        """
+        body, length = infer_body(tensors)
+        name = quote(model.name)
+        path = f"/serving/{quote(model.namespace)}/{name}/v2/models/{name}/infer"
+        headers = {
+            "content-type": "application/octet-stream",
+            HEADER_LENGTH: str(length),
+            "x-request-id": request_id,
+            "x-pilotlight-deadline-ms": f"{max(1.0, left_s * 1000):.0f}",
+            **self._secret.headers,
+        }
+        if pod:
+            headers[POD_HEADER] = pod
+        try:
+            response = await self._client.request("POST", self._address, path, headers, body)
+        except NoResponseError as error:
+            raise StepLost(f"the gateway gave no response: {error}") from error
+        except ResponseTooLargeError as error:
+            raise StepError(
+                f"the outputs of model {model.name} are too large: {error}", "output-too-large", 413
+            ) from error
+        if response.status != 200:
+            raise _failure(model, response.status, response.headers, response.body)
+        head = response.headers.get(HEADER_LENGTH)
+        try:
+            outputs = read_outputs(response.body, int(head) if head else None)
+        except BadTensorError as error:
+            raise StepError(str(error), "bad-output", 502) from error
+        return StepResponse(
+            outputs,
+            response.headers.get("x-pilotlight-pod", ""),
+            response.headers.get("x-pilotlight-start", "warm"),
+            parse_server_timing(response.headers.get("server-timing", "")),
+        )
+
+
+def _failure(
+    model: ModelName, status: int, headers: Mapping[str, str], body: bytes
+) -> StepError | StepLost:
+    try:
+        text = str(orjson.loads(body)["error"])
+    except (ValueError, KeyError, TypeError):
+        text = body[:200].decode("utf-8", "replace")
+    reason = headers.get("x-pilotlight-reason", "step-failed")
+    if status in (502, 503) and reason in {"pod-lost", "not-taken", "draining", "not-ready"}:
+        return StepLost(f"{reason}: {text}")
+    return StepError(f"model {model.name}: {text}", reason, status)
+
+
+def resolved_inputs(
+    inputs: Mapping[str, Any], outputs_of: Mapping[int, Mapping[str, StoredTensor]]
+) -> list[StoredTensor]:
+    """The tensors of a call, references replaced by outputs. Raises StepError."""
+    found = []
+    for name, argument in inputs.items():
+        source = source_of(argument)
+        try:
+            if source is None:
+                tensor = tensor_of(name, argument)
+            else:
+                tensor = _output(name, argument["output"], outputs_of[source])
+        except BadTensorError as error:
+            raise StepError(str(error), "bad-input", 400) from error
+        found.append(_named(name, tensor, argument))
+    return found
+
+
+def _output(name: str, output: str | None, outputs: Mapping[str, StoredTensor]) -> StoredTensor:
+    if output is None and len(outputs) == 1:
+        return next(iter(outputs.values()))
+    if output is not None and output in outputs:
+        return outputs[output]
+    known = ", ".join(sorted(outputs))
+    if output is None:
+        raise StepError(
+            f"input {name!r} takes a step with several outputs: name one of {known}, "
+            f'such as step["{min(outputs)}"]', "unknown-output", 400,
+        )  # fmt: skip
+    raise StepError(
+        f"input {name!r} takes output {output!r}; the model has: {known}", "unknown-output", 400
+    )
+
+
+def _named(name: str, tensor: StoredTensor, argument: Mapping[str, Any]) -> StoredTensor:
+    if not name:
+        if tensor.datatype != BYTES:
+            raise StepError(
+                "a positional argument is a text or an image; name the input of numbers: "
+                "model(features=value)", "bad-input", 400,
+            )  # fmt: skip
+        name = "image" if "base64" in argument else "text"
+    return StoredTensor(name, tensor.datatype, tensor.shape, tensor.raw)

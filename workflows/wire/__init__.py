@@ -1,0 +1,1 @@
+"""What runner and scheduler exchange, and how calls are written in it."""
