@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from autoscaler.planning.arrival_rates import arrivals_per_s
+from autoscaler.planning.expected_arrivals import arrivals_per_s
 from registry.cost.eviction import characteristic_time_s, eviction_loss_s
 from registry.domain.model import Tier
 

@@ -23,7 +23,7 @@ from autoscaler.placement.free_memory import pods_short_of_memory
 from autoscaler.placement.idle import idle_copies
 from autoscaler.placement.load_placer import LoadPlacer
 from autoscaler.placement.marginal_value import HORIZON_S, MarginalValue
-from autoscaler.planning.arrival_rates import MINUTE_S
+from autoscaler.planning.expected_arrivals import MINUTE_S
 from autoscaler.planning.policy import Action, ActionReason, Demote, Load, LoadingPolicy
 from registry.domain.model import Preload, Tier
 from registry.domain.reservation import ANY_COPIES

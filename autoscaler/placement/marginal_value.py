@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from autoscaler.placement.work_allocation import WorkAllocation
-from autoscaler.planning.arrival_rates import MINUTE_S, mean_per_s
+from autoscaler.planning.expected_arrivals import MINUTE_S, mean_per_s
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf
 from typing import TYPE_CHECKING, Final
 
-from autoscaler.planning.arrival_rates import arrivals_per_s
+from autoscaler.planning.expected_arrivals import arrivals_per_s
 from registry.domain.expected_rates import ExpectedRates
 
 if TYPE_CHECKING:

@@ -70,7 +70,11 @@ def cold_start(
         + prices.delay_s(pod, load_s)
         + (queue_cost_s(load_s, request, cluster) if is_further else 0.0),
         evicts_s=COPY_FACTOR * price_s if is_further else price_s,
-        leaves_s=-_saved_s(pod, load_s, request, (*warm, *warming)) if is_further else 0.0,
+        leaves_s=-(
+            _saved_s(pod, load_s, request, (*warm, *warming))
+            if is_further
+            else load_s * request.behind + prices.later_gain_s(request.key, load_s)
+        ),
     )
 
 

@@ -38,9 +38,22 @@ _MAX_STEPS: Final = 64
 """Requests ahead that are simulated one by one; further ones are estimated by rate."""
 
 
+@dataclass(slots=True)
+class RemainingLoad:
+    """Time until a model is on a device."""
+
+    seconds: float
+    is_measured: bool
+    guessed_s: float = 0.0
+    """The part that is not known: a late load may end now."""
+
+
+_LOADED: Final = RemainingLoad(0.0, is_measured=True)
+
+
 def remaining_load(
     key: str, pod: PodState, measured: ModelEstimates, cluster: ClusterState, now_s: float
-) -> Estimate | None:
+) -> RemainingLoad | None:
     """Time until the model is on the pod's device; None if it is there.
 
     A new load shares the link with those in progress there. A load past its expected duration is
@@ -56,16 +69,17 @@ def remaining_load(
         whole = measured.load_from(residency.loading_from or residency.tier, link)
         elapsed_s = max(0.0, now_s - residency.since_s)
         if residency.is_warming and elapsed_s < whole.seconds:
-            return type(whole)(whole.seconds - elapsed_s, whole.is_measured)
+            return RemainingLoad(whole.seconds - elapsed_s, whole.is_measured)
     others = sum(
         each.is_warming
         for name, each in cluster.residency.on_device(pod.name).items()
         if name != key
     )
     seconds = (1 + others) * whole.seconds
-    if residency is not None and residency.is_warming:
-        seconds = min(elapsed_s, seconds) if others else elapsed_s
-    return type(whole)(seconds, whole.is_measured)
+    if residency is None or not residency.is_warming:
+        return RemainingLoad(seconds, whole.is_measured)
+    seconds = min(elapsed_s, seconds) if others else elapsed_s
+    return RemainingLoad(seconds, whole.is_measured, seconds)
 
 
 def run_at(
@@ -84,13 +98,16 @@ def run_at(
     is_measured = times.is_measured and (load is None or load.is_measured)
     ready_s = load_s + times.preprocess_s
     rest_s = times.infer_s + times.postprocess_s
+    load_guessed_s = load.guessed_s if load else 0.0
     if is_idle(pod):
-        return LatencyEstimate(ready_s + rest_s, is_measured, times.spread_s)
+        return LatencyEstimate(ready_s + rest_s, is_measured, load_guessed_s + times.spread_s)
     wait_s = load_s if residency is not None and residency.is_warming else 0.0
     backlog = device_backlog(
         pod, request.key, request.deadline_s, cluster, now_s, ready_s=ready_s, load_s=wait_s
     )
-    return _after_backlog(backlog, ready_s, rest_s, times, is_measured)
+    forecast = _after_backlog(backlog, ready_s, rest_s, times, is_measured)
+    forecast.guessed_s += load_guessed_s
+    return forecast
 
 
 def _after_backlog(
@@ -126,9 +143,9 @@ def wait_for(
             measured = estimates[request.key]
             times = measured.stages
             is_measured = is_measured and times.is_measured
-        load = remaining_load(request.key, pod, measured, cluster, now_s)
-        _add_slots(free, pod, request, times, cluster, now_s, load_s=load.seconds if load else 0.0)
-        is_measured = is_measured and (load is None or load.is_measured)
+        load = remaining_load(request.key, pod, measured, cluster, now_s) or _LOADED
+        _add_slots(free, pod, request, times, cluster, now_s, load)
+        is_measured = is_measured and load.is_measured
     hold_s = _mean_hold_s(pods, request.key) if is_mixed else times.hold_s
     known_s = wait_s = turn_after(free.slots_s, hold_s, request.ahead)
     if request.deadline_s is not None:
@@ -155,7 +172,7 @@ class _FreeTimes:
 
 def _add_slots(
     free: _FreeTimes, pod: PodState, request: RequestView, times: StageTimes,
-    cluster: ClusterState, now_s: float, *, load_s: float,
+    cluster: ClusterState, now_s: float, load: RemainingLoad,
 ) -> None:  # fmt: skip
     """Add the slots of a busy pod.
 
@@ -164,12 +181,16 @@ def _add_slots(
     entry pods take time of the device, but no slot. Their time counts only if it is measured: a
     prior times their number would exceed any load.
     """
-    work, inferring = pod.work, pod.inferring
+    work, inferring, load_s = pod.work, pod.inferring, load.seconds
     placed = len(work.inferences)
     slots_s = work.slots_left_s(
         request.key, taken=pod.slots, ended=placed - inferring, load_s=load_s, now_s=now_s
     )
-    known_s = slots_s.copy()
+    are_measured = [each.is_measured for each in work.holders][len(work.holders) - len(slots_s) :]
+    known_s = [
+        left_s if is_measured else 0.0
+        for left_s, is_measured in zip(slots_s, are_measured, strict=True)
+    ]
     others = pod.slots - len(slots_s)
     if others > 0:
         mean = mean_times(pod, times, cluster, now_s)
@@ -191,6 +212,8 @@ def _add_slots(
         early_s = backlog.free_s - times.preprocess_s
         slots_s = [max(each, early_s) for each in slots_s]
         known_s = [max(each, early_s - backlog.guessed_s) for each in known_s]
+    if load.guessed_s > 0.0:
+        known_s = [each - load.guessed_s for each in known_s]
     free.devices_s.append(device_s)
     free.slots_s += slots_s
     free.known_s += known_s
@@ -238,22 +261,22 @@ def proxy_to(
     measured = predict.estimates[request.key]
     times, around = measured.stages, entry.estimates[request.key].stages
     transfer = transfer_time(entry, request.key, cluster)
-    load = remaining_load(request.key, predict, measured, cluster, now_s)
-    load_s = load.seconds if load else 0.0
+    load = remaining_load(request.key, predict, measured, cluster, now_s) or _LOADED
+    load_s = load.seconds
     ready_s = max(transfer.seconds + around.preprocess_s, load_s)
     backlog = device_backlog(
         predict, request.key, request.deadline_s, cluster, now_s, ready_s=ready_s, load_s=load_s
     )
-    return _after_backlog(
+    is_measured = times.is_measured and around.is_measured
+    forecast = _after_backlog(
         backlog,
         ready_s,
         times.infer_s + around.postprocess_s,
         times,
-        times.is_measured
-        and around.is_measured
-        and transfer.is_measured
-        and (load is None or load.is_measured),
+        is_measured and transfer.is_measured and load.is_measured,
     )
+    forecast.guessed_s += load.guessed_s
+    return forecast
 
 
 def estimate_of(

@@ -155,6 +155,13 @@ class EvictionPrices:
         """See `_Device.slot_price_s`."""
         return self._device(pod).slot_price_s(held_s)
 
+    def later_gain_s(self, key: str, load_s: float) -> float:
+        """What expected requests wait less if a load of `load_s` brings the model's first copy.
+
+        The price of its eviction, from the other side.
+        """
+        return eviction_loss_s(load_s, self.rate_per_s(key), self.characteristic_s, 1)
+
     def has_room(self, pod: PodState, key: str) -> bool:
         """Whether a load of this model evicts none."""
         return self._device(pod).short_bytes(self.size_bytes(key)) <= 0

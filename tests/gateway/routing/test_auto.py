@@ -181,6 +181,17 @@ def test_loads_in_progress_count_as_taken_room() -> None:
     assert decision.entry == C
 
 
+def test_a_first_copy_leaves_time_to_queued_and_expected_requests() -> None:
+    state = cluster(PodSketch(A), measured=MEASURED)
+    [alone] = decision_options(auto(request(), state, NOW_S))
+    [before_two] = decision_options(auto(request(behind=2), state, NOW_S))
+    assert (alone.leaves_s, before_two.leaves_s) == (0.0, pytest.approx(-1.6))
+    for n in reversed(range(60)):
+        state.arrivals.record(KEY, NOW_S - n)
+    [expected] = decision_options(auto(request(), state, NOW_S + 2.0))
+    assert expected.leaves_s == pytest.approx(-0.8 * (1 + 0.8 / 2), rel=0.1)
+
+
 def test_no_further_copy_if_what_it_evicts_is_worth_more() -> None:
     state = full(PodSketch(A, "warm", busy=1), PodSketch(B, slots=9), hot=B)
     decision = auto(request(lost_s=9.0), state, NOW_S)

@@ -154,6 +154,24 @@ def test_work_of_another_gateway_is_no_reason_to_reject() -> None:
     assert isinstance(routed(state, deadline_s=NOW_S + 0.2).decision, Reject)
 
 
+def test_a_late_load_is_no_reason_to_reject() -> None:
+    pod = PodSketch("pod-a", "loading:remote", slots=8, loading_since_s=NOW_S - 5.0)
+    state = a_cluster(pod, measured=MEASURED)
+    declare(state)
+    assert isinstance(routed(state, deadline_s=NOW_S + 0.4).decision, SendTo)
+    assert isinstance(routed(state, deadline_s=NOW_S + 0.2).decision, Reject)
+
+
+def test_a_slot_held_for_a_time_never_measured_is_no_reason_to_reject() -> None:
+    first = SendTo("pod-a", "pod-a", LoadMode.WARM, Reason.WARM)
+    for key, kind in (("default/unmeasured@0", Wait), (KEY, Reject)):
+        state = a_cluster(PodSketch("pod-a", "warm"), measured=MEASURED)
+        declare(state)
+        record_placed(first, key, None, state, NOW_S)
+        state.pods["pod-a"].add_pending(slots=1, ongoing=1)
+        assert isinstance(routed(state, deadline_s=NOW_S + 0.5).decision, kind)
+
+
 def test_a_failed_load_is_not_retried_before_its_backoff() -> None:
     state = a_cluster(PodSketch("pod-a"))
     declare(state, failure=failure(http_status=507))

@@ -7,7 +7,7 @@ from math import log
 import numpy as np
 import pytest
 
-from autoscaler.planning.arrival_rates import arrivals_per_s
+from autoscaler.planning.expected_arrivals import arrivals_per_s
 from autoscaler.tick.rate_publication import PUBLISH_INTERVAL_S, RatePublication
 from tests.autoscaler.demands import demand
 from tests.autoscaler.pools import model, pod, pool
