@@ -45,6 +45,8 @@ class AdmissionQueue(Generic[P]):
         self._state = state
         self._fair_queue = FairQueue()
         self._queued: dict[QueueKey, P] = {}
+        self._counted: dict[QueueKey, str] = {}
+        """The model under which a request counts in `state.queue_depths`."""
         self._progress_s: dict[ModelName, float] = {}
         """Time at which a model's queue last became shorter, or began; models with a queue only."""
 
@@ -112,7 +114,7 @@ class AdmissionQueue(Generic[P]):
         placement.wait_reason = Reason.QUEUE_NO_SLOT
         self._queued[key] = placement
         self._progress_s.setdefault(request.model, now_s)
-        self._fair_queue.add(key)
+        self._enter(placement, key)
 
     def record_wait(self, placement: P, reason: Reason) -> None:
         """Record why a request waits: one that waits for a load in progress is a cold start."""
@@ -123,24 +125,37 @@ class AdmissionQueue(Generic[P]):
     def take(self, placement: P, now_s: float) -> None:
         """Dispatch a request: its model's queue makes progress, its tenant's turn ends."""
         if placement.queue_key is not None:
-            self._fair_queue.remove(placement.queue_key)
+            self._leave(placement.queue_key)
             self._fair_queue.end_turn(placement.queue_key.tenant)
             self._progress_s[placement.arrival.model] = now_s
 
     def requeue(self, placement: P) -> None:
         """Return a dispatched request whose reservation was refused to its old position."""
         if placement.queue_key is not None:
-            self._fair_queue.add(placement.queue_key)
+            self._enter(placement, placement.queue_key)
 
     def remove(self, placement: P) -> None:
         """Remove a request, dispatched or not."""
         key = placement.queue_key
         if key is None:
             return
-        self._fair_queue.remove(key)
+        self._leave(key)
         del self._queued[key]
         if not self._fair_queue.depth(key.tenant, key.model):
             self._progress_s.pop(placement.arrival.model, None)
+
+    def _enter(self, placement: P, key: QueueKey) -> None:
+        self._fair_queue.add(key)
+        model, depths = placement.spec.key, self._state.queue_depths
+        self._counted[key] = model
+        depths[model] = depths.get(model, 0) + 1
+
+    def _leave(self, key: QueueKey) -> None:
+        if self._fair_queue.remove(key):
+            model, depths = self._counted.pop(key), self._state.queue_depths
+            depths[model] -= 1
+            if not depths[model]:
+                del depths[model]
 
     def timeout_s(self, placement: P) -> float:
         """Longest time in the queue for a request enqueued just now."""

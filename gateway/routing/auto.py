@@ -15,7 +15,7 @@ from __future__ import annotations
 from math import inf
 from typing import TYPE_CHECKING
 
-from gateway.routing.cold_start import cold_start, nearest_load_s
+from gateway.routing.cold_start import cold_start, evicts_too_soon, nearest_load_s
 from gateway.routing.decision import ColdStartLoss, Decision, Reason, RoutingOption, SendTo, Wait
 from gateway.routing.device_backlog import is_idle
 from gateway.routing.latency_model import proxy_to, wait_for
@@ -66,6 +66,8 @@ def auto(request: RequestView, cluster: ClusterState, now_s: float) -> Decision:
     if not options:
         return Wait(_why_nowhere(cluster))
     best = _soonest(options, request, now_s)
+    if best is cold and not (warm or warming) and evicts_too_soon(best, request, cluster, now_s):
+        return Wait(Reason.QUEUE_MEMORY, best.forecast, tuple(options))
     loss = None
     if best is not cold and warm and not warming and (cold or len(cluster.pods) > MAX_SCANNED):
         hold_s = cluster.measured(request.key).stages.hold_s

@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 COPY_FACTOR: Final = 4.0
 """Times its price that a further copy must save: one that was evicted again is loaded twice."""
 
+MAX_LOADS_WAITED: Final = 10.0
+"""Loads after which a request no longer waits for requests of warm models. Simulated: 2 to 5 cost 3
+to 7 % in mean latency."""
+
 _BELOW_DEVICE: Final = (Tier.HOST, Tier.DISK, Tier.REMOTE)
 
 
@@ -50,7 +54,7 @@ def cold_start(
     is_further = bool(warm or warming)
     if is_further and not forecast.is_measured:
         return None
-    price_s = prices.price_s(pod, request.key)
+    price_s = prices.price_s(pod, request.key) + prices.queue_loss(pod, request.key).loss_s
     load_s = forecast.seconds - pod.estimates[request.key].stages.hold_s
     deadline_s = request.deadline_s
     is_late = deadline_s is not None and now_s + forecast.seconds > deadline_s
@@ -76,6 +80,23 @@ def cold_start(
             else load_s * request.behind + prices.later_gain_s(request.key, load_s)
         ),
     )
+
+
+def evicts_too_soon(
+    cold: RoutingOption, request: RequestView, cluster: ClusterState, now_s: float
+) -> bool:
+    """True if a first copy should wait until the requests queued for its victims are served.
+
+    Exhaustive service, as polling systems that switch at a cost (Takagi 1988, "Queuing analysis of
+    polling models"): the victims' requests lose the time of another load each; those of this
+    model, if they wait, the time in which the others are served. None waits for more than
+    `MAX_LOADS_WAITED` loads.
+    """
+    victims = cluster.eviction_prices.queue_loss(cluster.pods[cold.predict], request.key)
+    if now_s - request.arrival_s >= MAX_LOADS_WAITED * cold.forecast.seconds:
+        return False
+    queued = request.ahead + request.behind + 1
+    return victims.loss_s > queued * victims.served_in_s
 
 
 def _saved_s(

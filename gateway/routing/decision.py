@@ -28,7 +28,7 @@ class Reason(StrEnum):
     QUEUE_TARGET = "queue-target"
     """Slots are free only at pods whose ongoing inferences have reached the target."""
     QUEUE_MEMORY = "queue-memory"
-    """Slots are free only at pods where loads in progress take the memory."""
+    """Slots are free only where loads take all memory, or where an eviction costs others more."""
     NO_PODS = "no-pods"
     DEADLINE = "deadline"
     QUEUE_FULL = "queue-full"

@@ -47,7 +47,11 @@ class ClusterState:
         self.residency = ResidencyIndex(self.pods)
         self.arrivals = ArrivalRates()
         """Of the requests that this process received."""
-        self.eviction_prices = EvictionPrices(self.pods, self.residency, self.arrivals)
+        self.queue_depths: dict[str, int] = {}
+        """Requests queued in this process by model key; models with a queue only."""
+        self.eviction_prices = EvictionPrices(
+            self.pods, self.residency, self.arrivals, self.queue_depths
+        )
         self.profiles: dict[ModelName, dict[str, Profile]] = {}
         """Profiles of the generation that was profiled last, by model and product; the product is
         empty for a profile that an older version of Pilotlight wrote."""
@@ -69,7 +73,9 @@ class ClusterState:
         self.models = {}
         self.applications, self.accuracies = {}, {}
         self.residency = ResidencyIndex(self.pods)
-        self.eviction_prices = EvictionPrices(self.pods, self.residency, self.arrivals)
+        self.eviction_prices = EvictionPrices(
+            self.pods, self.residency, self.arrivals, self.queue_depths
+        )
         self.profiles = {}
         self.wanted = self.placement = None
 

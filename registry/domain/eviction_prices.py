@@ -18,6 +18,8 @@ from registry.domain.expected_rates import ExpectedRates
 from registry.domain.model import Tier
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from registry.domain.estimates import ModelEstimates
     from registry.domain.pod_index import PodIndex
     from registry.domain.pod_state import PodState
@@ -34,8 +36,23 @@ _SPARE_REFRESH_S: Final = 0.02
 class _Victim:
     """A warm model that an eviction may choose."""
 
+    key: str
     loss_s: float
+    """What later requests lose."""
     size_bytes: int
+    queued_loss_s: float
+    """What each of the model's queued requests loses."""
+    serve_s: float
+    """Time in which one of them is served."""
+
+
+@dataclass(slots=True)
+class QueueLoss:
+    """What requests that are queued for the victims of an eviction lose by it."""
+
+    loss_s: float = 0.0
+    served_in_s: float = 0.0
+    """Time until they are served if nothing is evicted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +91,19 @@ class _Device:
                 break
         return price_s
 
+    def queue_loss(self, size_bytes: int, depths: Mapping[str, int]) -> QueueLoss:
+        """What requests queued for the victims of a load of this size lose."""
+        found = QueueLoss()
+        short = self.short_bytes(size_bytes)
+        for victim in self.victims:
+            if short <= 0:
+                break
+            depth = depths.get(victim.key, 0)
+            found.loss_s += depth * victim.queued_loss_s
+            found.served_in_s += depth * victim.serve_s
+            short -= victim.size_bytes
+        return found
+
     def slot_price_s(self, held_s: float) -> float:
         """What requests for the pod's models lose while one of its slots is held.
 
@@ -93,10 +123,17 @@ class _Device:
 class EvictionPrices:
     """Prices for one cluster state, which refreshes them: see `ClusterState.prices_at`."""
 
-    def __init__(self, pods: PodIndex, residency: ResidencyIndex, arrivals: ArrivalRates) -> None:
+    def __init__(
+        self,
+        pods: PodIndex,
+        residency: ResidencyIndex,
+        arrivals: ArrivalRates,
+        queue_depths: Mapping[str, int],
+    ) -> None:
         self._pods = pods
         self._residency = residency
         self._arrivals = arrivals
+        self._queue_depths = queue_depths
         self.expected_rates = ExpectedRates()
         """Published arrivals of the whole pool; too old ones are ignored."""
         self.characteristic_s = inf
@@ -139,9 +176,12 @@ class EvictionPrices:
         return self._residency.device_bytes.get(key, self._mean_bytes)
 
     def load_cost_s(self, pod: PodState, size_bytes: int, load_s: float) -> float:
-        """What a load of this size costs others: `price_s` and `delay_s` together."""
+        """What a load of this size costs others: `price_s`, `delay_s` and `queue_loss`."""
         device = self._device(pod)
-        return device.price_s(size_bytes) + device.delay_s(load_s)
+        cost_s = device.price_s(size_bytes) + device.delay_s(load_s)
+        if self._queue_depths:
+            cost_s += device.queue_loss(size_bytes, self._queue_depths).loss_s
+        return cost_s
 
     def price_s(self, pod: PodState, key: str) -> float:
         """What a load of this model evicts at the pod; see `_Device.price_s`."""
@@ -154,6 +194,10 @@ class EvictionPrices:
     def slot_price_s(self, pod: PodState, held_s: float) -> float:
         """See `_Device.slot_price_s`."""
         return self._device(pod).slot_price_s(held_s)
+
+    def queue_loss(self, pod: PodState, key: str) -> QueueLoss:
+        """What requests queued for the victims of a load of this model lose."""
+        return self._device(pod).queue_loss(self.size_bytes(key), self._queue_depths)
 
     def later_gain_s(self, key: str, load_s: float) -> float:
         """What expected requests wait less if a load of `load_s` brings the model's first copy.
@@ -197,13 +241,9 @@ class EvictionPrices:
             if residency.is_warm:
                 measured, rate = pod.estimates[key], self.rate_per_s(key)
                 copies = self._residency.copies(key)
-                loss_s = eviction_loss_s(
-                    _reload_s(measured, pod.info.link_bytes_per_s),
-                    rate, self.characteristic_s, copies,
-                )  # fmt: skip
+                victims.append(self._victim(pod, key, size_bytes, rate, copies))
                 arrivals_per_s += rate / copies
                 busy_slots += rate / copies * measured.stages.hold_s
-                victims.append(_Victim(loss_s, size_bytes))
             else:
                 loads += 1
         victims.sort(key=lambda each: each.loss_s / max(1, each.size_bytes))
@@ -211,6 +251,17 @@ class EvictionPrices:
         return _Device(
             pod.memory_bytes, free_bytes, evictable_bytes, loads, victims,
             _waits_per_s(pod.slots - 1, arrivals_per_s, busy_slots),
+        )  # fmt: skip
+
+    def _victim(
+        self, pod: PodState, key: str, size_bytes: int, rate: float, copies: int
+    ) -> _Victim:
+        measured = pod.estimates[key]
+        stages, reload_s = measured.stages, _reload_s(measured, pod.info.link_bytes_per_s)
+        return _Victim(
+            key, eviction_loss_s(reload_s, rate, self.characteristic_s, copies), size_bytes,
+            reload_s if copies <= 1 else 0.0,
+            max(stages.share_s, stages.hold_s / pod.slots) / max(1, copies),
         )  # fmt: skip
 
 

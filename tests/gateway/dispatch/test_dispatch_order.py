@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.dispatch.dispatch_order import MAX_LOADS_WAITED, dispatch_order, is_ready
+from gateway.dispatch.dispatch_order import dispatch_order, is_ready
 from gateway.dispatch.fair_queue import queue_key
+from gateway.routing.cold_start import MAX_LOADS_WAITED
 
 if TYPE_CHECKING:
     from gateway.dispatch.fair_queue import QueueKey
@@ -73,6 +74,8 @@ def test_the_order_has_every_head_once_and_does_not_depend_on_theirs(
         pytest.param(MAX_LOADS_WAITED * 0.5, inf, True, id="waited-for-ten-loads"),
         pytest.param(MAX_LOADS_WAITED * 0.5 - 0.01, inf, False, id="not-quite"),
         pytest.param(0.0, 0.9, True, id="deadline-is-near"),
+        pytest.param(0.0, 0.4, False, id="deadline-is-before-a-load"),
+        pytest.param(MAX_LOADS_WAITED * 0.5, 0.4, True, id="waited-and-late"),
         pytest.param(0.0, 10.0, False, id="deadline-is-far"),
         pytest.param(-5.0, inf, False, id="clock-set-back"),
     ],

@@ -90,6 +90,24 @@ def test_a_queued_request_gets_a_released_slot_before_a_new_one() -> None:
     assert virtual.placed == [queued, newcomer]
 
 
+def test_the_depth_of_each_queue_is_known() -> None:
+    virtual, spec = busy_pod()
+    depths = virtual.state.queue_depths
+    placements = [virtual.place(spec) for _ in range(3)]
+    assert depths == {KEY: 3}
+    virtual.placer.cancel(placements[1])
+    assert depths == {KEY: 2}
+    virtual.replies.append(False)  # the first is refused and returns after a pause
+    virtual.end_request("pod-a")
+    virtual.run_for(0.001)
+    assert depths == {}
+    virtual.run_for(1.0)
+    assert virtual.placed == [placements[2]]
+    assert depths == {KEY: 1}
+    virtual.placer.cancel(placements[0])
+    assert depths == {}
+
+
 def test_queued_requests_are_routed_again_at_intervals_without_a_change() -> None:
     virtual, spec = busy_pod()
     virtual.place(spec)

@@ -181,6 +181,38 @@ def test_loads_in_progress_count_as_taken_room() -> None:
     assert decision.entry == C
 
 
+@pytest.mark.parametrize(
+    ("depth", "behind", "waited_s", "is_sent"),
+    [
+        pytest.param(0, 0, 0.0, True, id="nobody-waits-for-the-victim"),
+        pytest.param(20, 0, 0.0, False, id="others-wait-for-the-victim"),
+        pytest.param(20, 9, 0.0, True, id="more-wait-for-this-one"),
+        pytest.param(20, 0, 11.1, True, id="waited-for-ten-loads"),
+    ],
+)
+def test_a_first_copy_waits_until_requests_queued_for_its_victim_are_served(
+    depth: int, behind: int, waited_s: float, is_sent: bool
+) -> None:
+    state = full(PodSketch(A, slots=3), hot=A)
+    state.pods[A].estimates.add("default/hot@0", "infer", [0.1])
+    for name in ("hot", "hot-too"):
+        if depth:
+            state.queue_depths[f"default/{name}@0"] = depth
+    decision = auto(request(behind=behind, arrival_s=NOW_S - waited_s), state, NOW_S)
+    assert isinstance(decision, SendTo) is is_sent
+    if isinstance(decision, Wait):
+        assert decision.reason is Reason.QUEUE_MEMORY
+
+
+def test_a_first_copy_evicts_where_nobody_waits() -> None:
+    state = full(PodSketch(A, slots=9), PodSketch(B, slots=9), cold=A, hot=B)
+    for name in ("cold", "cold-too"):
+        state.queue_depths[f"default/{name}@0"] = 50
+    decision = auto(request(), state, NOW_S)
+    assert isinstance(decision, SendTo)
+    assert decision.entry == B
+
+
 def test_a_first_copy_leaves_time_to_queued_and_expected_requests() -> None:
     state = cluster(PodSketch(A), measured=MEASURED)
     [alone] = decision_options(auto(request(), state, NOW_S))
