@@ -6,7 +6,8 @@ cost (`holding_value`). Free memory is free: a model stays until another one nee
 memory has a price; then it is demoted to a lower tier when it is no longer worth it. The number of
 copies follows expected and queued requests (`copy_targets`). If memory is short, a load evicts idle
 copies (`load_placer`) whose loss is smaller than its gain (`marginal_value`). Loads for queued
-requests do not depend on the forecast, so that a wrong forecast is no worse than none.
+requests do not depend on the forecast, so that a wrong forecast is no worse than none; beside
+gateways, which evict for them, they use free memory.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from autoscaler.placement.load_placer import LoadPlacer
 from autoscaler.placement.marginal_value import HORIZON_S, MarginalValue
 from autoscaler.planning.expected_arrivals import MINUTE_S
 from autoscaler.planning.policy import Action, ActionReason, Demote, Load, LoadingPolicy
+from registry.cost.eviction import COPY_FACTOR
 from registry.domain.model import Preload, Tier
 from registry.domain.reservation import ANY_COPIES
 
@@ -47,11 +49,16 @@ class Predictive:
     below this ratio."""
     surplus_keep_s: float = 60.0
     """Idle time after which a surplus copy is demoted where memory is short."""
-    eviction_margin: float = 1.5
-    """An eviction for a forecast must gain this many times what it loses: both are estimates, and
-    small differences would move models at every tick."""
-    loads_per_node: int = 2
-    """Maximum number of concurrent loads on a node; loads for queued requests are exempt."""
+    eviction_margin: float = COPY_FACTOR
+    """An eviction for a forecast must gain this many times what it loses, as one for a further copy
+    in the gateway: small differences would move models at every tick."""
+    evicts_for_queue: bool = False
+    """Whether loads for queued requests of a model without a copy may evict. Gateways evict for
+    them by the same prices once a slot is free; True where no gateway loads. `min-copies` always
+    may."""
+    loads_per_node: int = 1
+    """Maximum number of concurrent loads on a node; loads for queued requests are exempt. One for a
+    forecast that shares the link with others delays those that requests wait for."""
     loads_per_plan: int = 64
 
 
@@ -182,6 +189,8 @@ def _loads(
     for each in candidates[: params.loads_per_plan]:
         model = view.models[each.row]
         gain = each.gain if each.may_evict else 0.0
+        if gain == np.inf and not _evicts(params, model):
+            gain = 0.0
         if gain and not each.is_urgent:
             cost = params.prices.load * model.load_from_s(Tier.REMOTE) / MINUTE_S
             gain = max(0.0, gain - cost) / params.eviction_margin
@@ -195,6 +204,11 @@ def _loads(
             load = Load(model.key, pod, each.tier, each.reason, each.detail, each.max_other_copies)
             actions.append(load)
     return actions
+
+
+def _evicts(params: Predictive, model: ModelView) -> bool:
+    """Whether the first copies of a model with queued requests may evict others."""
+    return params.evicts_for_queue or model.copies < model.spec.policy.min_copies
 
 
 def _candidates(

@@ -14,6 +14,7 @@ from gateway.routing.decision import Reason, RoutingOption
 from gateway.routing.latency_model import run_at
 from gateway.routing.pod_selection import cheapest_load
 from gateway.routing.slot_costs import queue_cost_s
+from registry.cost.eviction import COPY_FACTOR
 from registry.domain.model import Tier
 from registry.domain.reservation import LoadMode
 
@@ -23,9 +24,6 @@ if TYPE_CHECKING:
     from gateway.routing.decision import RequestView
     from registry.domain.cluster import ClusterState
     from registry.domain.pod_state import PodState
-
-COPY_FACTOR: Final = 4.0
-"""Times its price that a further copy must save: one that was evicted again is loaded twice."""
 
 MAX_LOADS_WAITED: Final = 10.0
 """Loads after which a request no longer waits for requests of warm models. Simulated: 2 to 5 cost 3

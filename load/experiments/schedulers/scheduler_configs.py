@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from autoscaler.loading.baseline import baseline
 from autoscaler.loading.clockwork import Clockwork, clockwork
-from autoscaler.loading.predictive import predictive
+from autoscaler.loading.predictive import Predictive, predictive
 from autoscaler.loading.round_robin import (
     BY_DEADLINE,
     PER_MODEL,
@@ -91,7 +91,7 @@ def _policy(name: str, refinements: int, quantum_s: float) -> LoadingPolicy[Any]
     if name == BASELINE:
         return baseline()
     if name == PREDICTIVE:
-        return predictive()
+        return predictive(Predictive(evicts_for_queue=True))
     if name == CLOCKWORK:
         return clockwork(Clockwork(horizon_s=_CLOCKWORK_HORIZON_S))
     return round_robin(RoundRobin(quantum_s=quantum_s, refinements=refinements))

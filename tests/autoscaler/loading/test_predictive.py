@@ -144,10 +144,12 @@ def test_copies_follow_the_expected_load_and_spread_over_nodes() -> None:
 def test_limits_concurrent_loads_per_node() -> None:
     models = [model(name) for name in "abcd"]
     view = pool([pod("p", memory_bytes=10**6)], models, demand=demand([0.9, 0.8, 0.7, 0.6]))
-    assert _loads(_plan(view)) == [("a", "p", Tier.DEVICE), ("b", "p", Tier.DEVICE)]
+    assert _loads(_plan(view)) == [("a", "p", Tier.DEVICE)]
     busy = [model("a", loading={"p": Tier.DISK}), *models[1:]]
     view = pool([pod("p", memory_bytes=10**6)], busy, demand=demand([0.9, 0.8, 0.7, 0.6]))
-    assert _loads(_plan(view)) == [("b", "p", Tier.DEVICE)]
+    assert _loads(_plan(view)) == []
+    two = predictive(Predictive(prices=NO_DISK, loads_per_node=2))
+    assert _loads(_plan(view, two)) == [("b", "p", Tier.DEVICE)]
 
 
 def test_evicts_if_the_gain_exceeds_the_loss() -> None:
@@ -228,7 +230,8 @@ def test_copies_of_a_model_share_its_value() -> None:
     view = pool(
         pods, [many, one, model("new")], demand=demand([0.9, 0.7, 0.95], arrivals=[1_100.0, 0, 0])
     )
-    assert [(each.key, each.reason) for each in _plan(view) if isinstance(each, Demote)] == [
+    rule = predictive(Predictive(prices=NO_DISK, eviction_margin=1.5))
+    assert [(each.key, each.reason) for each in _plan(view, rule) if isinstance(each, Demote)] == [
         (many.key, ActionReason.ROOM)
     ]
 
@@ -331,6 +334,24 @@ def test_loads_queued_models_whatever_the_forecast() -> None:
     [action] = _one(0.0, waiting=QueueStats(requests=1))
     assert isinstance(action, Load)
     assert action.reason is ActionReason.WAITING
+
+
+@pytest.mark.parametrize(
+    ("params", "policy", "makes_room"),
+    [
+        pytest.param(Predictive(), {}, False, id="gateways evict for queued requests"),
+        pytest.param(Predictive(), {"min_copies": 1}, True, id="min-copies"),
+        pytest.param(Predictive(evicts_for_queue=True), {}, True, id="no gateway loads"),
+    ],
+)
+def test_a_first_copy_for_a_queue_evicts_only_where_no_gateway_does(
+    params: Predictive, policy: dict[str, Any], *, makes_room: bool
+) -> None:
+    full = [pod("p", memory_bytes=1_000, used_bytes=1_000)]
+    old = model("old", at={"p": Tier.DEVICE}, last_arrival_s=NOW_S - 1)
+    new = model("new", waiting=QueueStats(requests=3), policy=policy)
+    actions = _plan(pool(full, [new, old], demand=demand([0.1, 0.9])), predictive(params))
+    assert bool(_loads(actions)) is makes_room
 
 
 def test_copies_for_a_queue_finish_it_in_time() -> None:

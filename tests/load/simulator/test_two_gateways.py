@@ -52,7 +52,9 @@ def _second_view(state: ClusterState) -> ClusterState:
     view = ClusterState()
     view.pods, view.models, view.residency = state.pods, state.models, state.residency
     view.measurements, view.profiles = state.measurements, state.profiles
-    view.eviction_prices = EvictionPrices(view.pods, view.residency, view.arrivals)
+    view.eviction_prices = EvictionPrices(
+        view.pods, view.residency, view.arrivals, view.queue_depths
+    )
     return view
 
 
