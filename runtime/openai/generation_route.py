@@ -13,9 +13,11 @@ from runtime.generation.engine import Finish
 from runtime.openai.requests import ChatBody, CompletionBody
 from runtime.openai.responses import DONE, CompletionFormat, token_usage
 from runtime.protocols.response import JSON, Headers, HttpResponse, server_timing
-from runtime.serving.generation_service import Conversation, GenerationRequest
+from runtime.serving.generation_service import Conversation, GenerationRequest, Prompt
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from runtime.openai.endpoint import Call
     from runtime.registration.model_catalog import ModelCatalog
     from runtime.serving.generation_service import Generation, GenerationService, TextDelta
@@ -91,7 +93,7 @@ class _ResponseWriter:
         self._form = form
         self._response = response
         self._is_stream = bool(body.stream)
-        count = body.n or 1
+        count = len(generation.prompts_ids) * (body.n or 1)
         self._texts = [""] * count
         self._finishes = [Finish.STOP] * count
         self._token_total = 0
@@ -119,7 +121,7 @@ class _ResponseWriter:
 
     async def finish(self) -> None:
         """Send the rest: all choices are complete."""
-        usage = token_usage(len(self._generation.prompt_ids), self._token_total)
+        usage = token_usage(sum(map(len, self._generation.prompts_ids)), self._token_total)
         if self._is_stream:
             last = self._form.usage_event(usage) if self._form.wants_usage else b""
             await self._response.finish(last + DONE)
@@ -137,7 +139,7 @@ class _ResponseWriter:
 def _generation_request(body: ChatBody | CompletionBody) -> GenerationRequest:
     is_chat = isinstance(body, ChatBody)
     return GenerationRequest(
-        prompt=_prompt(body),
+        prompts=_prompts(body),
         max_new_tokens=body.max_new_tokens,
         default_tokens=CHAT_TOKENS if is_chat else COMPLETION_TOKENS,
         choices=body.n or 1,
@@ -150,13 +152,7 @@ def _generation_request(body: ChatBody | CompletionBody) -> GenerationRequest:
     )
 
 
-def _prompt(body: ChatBody | CompletionBody) -> str | list[int] | Conversation:
+def _prompts(body: ChatBody | CompletionBody) -> Sequence[Prompt]:
     if isinstance(body, ChatBody):
-        return Conversation([message.for_template() for message in body.messages])
-    match body.prompt:
-        case str() as text:
-            return text
-        case [str() as text]:
-            return text
-        case token_ids:
-            return [each for each in token_ids if isinstance(each, int)]
+        return [Conversation([message.for_template() for message in body.messages])]
+    return body.prompts

@@ -17,6 +17,9 @@ from runtime.errors import InvalidRequest
 from runtime.wire.v2 import parse_object
 
 MAX_CHOICES = 16
+MAX_PROMPTS = 32
+MAX_TEXTS = 128
+"""Choices of all prompts of a request together."""
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 256
 MAX_MESSAGES = 4096
@@ -92,7 +95,18 @@ class CompletionBody(GenerationBody):
         "echo": (False,), "suffix": ("",), "best_of": (1,), "logprobs": (), "logit_bias": ({},),
     }  # fmt: skip
     max_items: ClassVar[Mapping[str, int]] = {"prompt": MAX_PROMPT_TOKENS, "stop": MAX_STOPS}
-    prompt: str | TokenIds | Annotated[list[str], Field(min_length=1, max_length=1, fail_fast=True)]
+    prompt: str | TokenIds | Texts | Annotated[list[TokenIds], Field(min_length=1, fail_fast=True)]
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """Each prompt as text or as tokens."""
+        match self.prompt:
+            case str() as text:
+                return [text]
+            case [int(), *_] as token_ids:
+                return [[each for each in token_ids if isinstance(each, int)]]
+            case several:
+                return [each for each in several if not isinstance(each, int)]
 
 
 class TextPart(BaseModel):
@@ -170,6 +184,8 @@ def _check_lengths(kind: type[ModelBody], document: Mapping[str, Any]) -> None:
         value = document.get(field)
         if isinstance(value, list) and len(value) > allowed:
             raise InvalidField(f"{field} may have {allowed} items, has {len(value)}", param=field)
+    if kind is CompletionBody:
+        _check_prompts(document.get("prompt"), document.get("n"))
     messages = document.get("messages")
     if kind is ChatBody and isinstance(messages, list):
         parts = sum(map(_count_parts, messages))
@@ -177,6 +193,18 @@ def _check_lengths(kind: type[ModelBody], document: Mapping[str, Any]) -> None:
             raise InvalidField(
                 f"all messages together may have {MAX_PARTS} parts, have {parts}", param="messages"
             )
+
+
+def _check_prompts(prompt: Any, choices: Any) -> None:
+    if not isinstance(prompt, list) or not prompt or isinstance(prompt[0], int):
+        return  # one prompt
+    if len(prompt) > MAX_PROMPTS:
+        raise InvalidField(
+            f"a request may have {MAX_PROMPTS} prompts, has {len(prompt)}", param="prompt"
+        )
+    texts = len(prompt) * (choices if isinstance(choices, int) else 1)
+    if texts > MAX_TEXTS:
+        raise InvalidField(f"prompts times n may be {MAX_TEXTS} at most, was {texts}", param="n")
 
 
 def _count_parts(message: Any) -> int:

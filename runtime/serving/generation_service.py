@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from kserve.metrics import PREDICT_HIST_TIME
 
@@ -21,7 +22,7 @@ from runtime.tasks.text_generation import TextGeneration
 from runtime.threads import in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
     from registry.domain.model import ModelSpec
     from runtime.generation.limits import GenerationLimits
@@ -40,13 +41,18 @@ class Conversation:
     messages: Sequence[Mapping[str, Any]]
 
 
+Prompt: TypeAlias = str | Sequence[int] | Conversation
+"""Text, tokens, or messages."""
+
+
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    prompt: str | Sequence[int] | Conversation
+    prompts: Sequence[Prompt]
     max_new_tokens: int | None
     default_tokens: int
     """Without `max_new_tokens`: as many at most, fewer where the model's context ends."""
     choices: int
+    """Of each prompt."""
     stops: tuple[str, ...]
     seed: int | None
     temperature: float
@@ -57,7 +63,10 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """New text of one choice, and the number of tokens it was made from."""
+    """New text of one choice, and the number of tokens it was made from.
+
+    Choices are numbered from the first prompt's first to the last prompt's last.
+    """
 
     index: int
     text: str
@@ -68,8 +77,9 @@ class TextDelta:
 @dataclass(frozen=True, slots=True)
 class Generation:
     request: GenerationRequest
-    sampling: Sampling
-    prompt_ids: Sequence[int]
+    samplings: Sequence[Sampling]
+    """One per prompt, as their rooms in the context differ."""
+    prompts_ids: Sequence[Sequence[int]]
     processor: TextGeneration
     engine: GenerationEngine
     start: str
@@ -79,21 +89,24 @@ class Generation:
 
     async def run(self, on_delta: Callable[[TextDelta], Awaitable[None]]) -> None:
         """Generate all choices concurrently; raises the engine's errors and `on_delta`'s."""
-        if self.request.choices == 1:
+        total = len(self.prompts_ids) * self.request.choices
+        if total == 1:
             await self._choose(0, on_delta)
             return
         try:
             async with asyncio.TaskGroup() as tasks:
-                for index in range(self.request.choices):
+                for index in range(total):
                     tasks.create_task(self._choose(index, on_delta))
         except BaseExceptionGroup as group:  # all choices fail for the same cause
             raise group.exceptions[0] from None
 
     async def _choose(self, index: int, on_delta: Callable[[TextDelta], Awaitable[None]]) -> None:
         stream = TextStream(self.processor.tokenizer, self.request.stops)
-        sampling = replace(self.sampling, seed=self.sampling.seed + index)
+        prompt, choice = divmod(index, self.request.choices)
+        sampling = self.samplings[prompt]
+        sampling = replace(sampling, seed=sampling.seed + choice)
         began_s = time.monotonic()
-        async with aclosing(self.engine.generate(self.prompt_ids, sampling)) as chunks:
+        async with aclosing(self.engine.generate(self.prompts_ids[prompt], sampling)) as chunks:
             async for chunk in chunks:
                 if began_s:
                     FIRST_TOKEN_SECONDS.observe(time.monotonic() - began_s)
@@ -145,16 +158,15 @@ class GenerationService:
         if not isinstance(processor, TextGeneration) or engine is None:
             raise InvalidRequest(f"model {acquired.model.spec.name} does not generate text")
         began_s = time.monotonic()
-        prompt_ids = await self._prompt_ids(acquired.model.spec.key, processor, request.prompt)
-        sampling = self._sampling(request, len(prompt_ids), engine.context_tokens)
+        key = acquired.model.spec.key
+        prompts = [await self._prompt_ids(key, processor, each) for each in request.prompts]
+        samplings = [self._sampling(request, len(each), engine.context_tokens) for each in prompts]
         stages = {Stage.PREPROCESS: time.monotonic() - began_s}
         if acquired.load_s:
             stages[Stage.LOAD] = acquired.load_s
-        return Generation(request, sampling, prompt_ids, processor, engine, acquired.start, stages)
+        return Generation(request, samplings, prompts, processor, engine, acquired.start, stages)
 
-    async def _prompt_ids(
-        self, key: str, processor: TextGeneration, prompt: str | Sequence[int] | Conversation
-    ) -> list[int]:
+    async def _prompt_ids(self, key: str, processor: TextGeneration, prompt: Prompt) -> list[int]:
         """Tokens of the prompt; raises InvalidRequest, ExpressionRefused."""
         threads = self.service.threads_for(processor)
         if isinstance(prompt, Conversation):

@@ -137,6 +137,20 @@ def test_streamed_chat_begins_with_its_role_and_ends_with_usage(
     assert last["usage"]["completion_tokens"] == 6
 
 
+def test_each_of_several_prompts_has_its_choices(generating: servers.Pod, models: Path) -> None:
+    prompts = ["babe dida", "zuzu", "wowo wuwu"]
+    alone = [text_of(complete(generating, each, max_tokens=12)) for each in prompts]
+    together = complete(generating, prompts, max_tokens=12, n=2)
+    assert [each["index"] for each in together["choices"]] == [0, 1, 2, 3, 4, 5]
+    assert [each["text"] for each in together["choices"][::2]] == alone  # greedy: all choices equal
+    counted = [complete(generating, each, max_tokens=12)["usage"] for each in prompts]
+    usage = together["usage"]
+    assert usage["prompt_tokens"] == sum(each["prompt_tokens"] for each in counted)
+    assert usage["completion_tokens"] == 2 * sum(each["completion_tokens"] for each in counted)
+    tokens = [[5, 6, 7], [8]]
+    assert len(complete(generating, tokens, max_tokens=2)["choices"]) == 2
+
+
 def test_accepts_prompt_tokens(generating: servers.Pod, models: Path) -> None:
     vocabulary = orjson.loads((models / "tiny-gpt2" / "tokenizer.json").read_bytes())
     ids = [vocabulary["model"]["vocab"][piece] for piece in ("ba", "be")]
@@ -431,7 +445,10 @@ IMAGE = [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]
         bad("no-prompt", TEXT, {"prompt": None}, "prompt"),
         bad("no-tokens", TEXT, {"prompt": ""}, "no tokens"),
         bad("empty-list", TEXT, {"prompt": []}, "prompt"),
-        bad("two-prompts", TEXT, {"prompt": ["a", "b"]}, "prompt"),
+        bad("many-prompts", TEXT, {"prompt": ["a"] * 33}, "may have 32 prompts, has 33"),
+        bad("many-texts", TEXT, {"prompt": ["a"] * 32, "n": 5}, "128 at most, was 160"),
+        bad("mixed-prompts", TEXT, {"prompt": ["a", [1]]}, "prompt"),
+        bad("an-empty-prompt", TEXT, {"prompt": ["a", ""]}, "no tokens"),
         bad("no-such-token", TEXT, {"prompt": [10**6]}, "from 0 to"),
         bad("negative-token", TEXT, {"prompt": [-1]}, "from 0 to"),
         bad("no-length", TEXT, {"max_tokens": 0}, "max_tokens"),
