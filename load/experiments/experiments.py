@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from load.experiments.elastic import burst, spike
+from load.experiments.elvinger import gpus as elvinger_gpus
 from load.experiments.elvinger import plans as elvinger_plans
 from load.experiments.liu import grid, replicas, simple, wins
 from load.experiments.prewarm import prewarming, prewarming_live
@@ -33,6 +34,8 @@ _ALL: Final = (
     regret.EXPERIMENT,
     scale.EXPERIMENT,
     elvinger_plans.EXPERIMENT,
+    elvinger_gpus.GPUS,
+    elvinger_gpus.LOAD,
     sneakpeek.EXPERIMENT,
 )
 EXPERIMENTS: Final[Mapping[str, Experiment]] = {each.name: each for each in _ALL}

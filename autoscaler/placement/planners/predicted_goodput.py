@@ -1,8 +1,8 @@
 """Predicted goodput (ours): local search for the plan whose predicted goodput is highest.
 
 Maximises the sum of rate * P_m; with `is_fair` first the smallest P_m. Starts from the current
-plan and from the best baseline's, and is never predicted below either. Reads all params but
-`groups`, `max_replicas` and `has_shares`: new replicas have no share.
+plan and from the best baselines', and is never predicted below any. Reads all params but `groups`
+and `max_replicas`. A share is set where it protects a neighbour more than it slows its model.
 """
 
 from __future__ import annotations
@@ -39,6 +39,11 @@ _SERVED: Final = 0.99
 """A model with at least this part in time does not count as short."""
 _GAIN_RPS: Final = 0.05
 """A change that gains less is not worth a move."""
+_SHARES_PCT: Final = (25.0, 50.0, 75.0)
+"""Shares that are tried; their effect is estimated where it was not measured."""
+_TIGHTENED: Final = (0.7, 0.5)
+_CLIMBED: Final = 3
+"""Starts that are improved, by falling score: the best one may be a poor start."""
 _START_GAP: Final = 0.005
 """The baselines' programs are solved to within this gap."""
 
@@ -58,7 +63,9 @@ def predicted_goodput(
     search = _Search(workloads, accelerators, profiles, params)
     starts = [_known(current, workloads, accelerators, profiles), ()]
     starts += _baselines(workloads, accelerators, profiles, params)
-    best = search.climb(max((search.scored(each) for each in starts), key=lambda each: each.score))
+    scored = sorted(map(search.scored, dict.fromkeys(starts)), key=_by_score)
+    chosen = scored[: _CLIMBED if params.has_queueing else 1]
+    best = max(map(search.climb, chosen), key=lambda each: each.score)
     return _placement(best, search, workloads, accelerators, profiles)
 
 
@@ -91,9 +98,29 @@ def _baselines(
     profiles: Profiles,
     params: PlanParams,
 ) -> list[Plan]:
-    """Plans of the other planners, without shares."""
+    """Plans of the other planners, without shares.
+
+    Also for part of the SLO, where requests wait: these planners leave no time for that.
+    """
+    tightened = _TIGHTENED if params.has_queueing else ()
+    found = _plans(workloads, accelerators, profiles, params)
+    for part in tightened:
+        tighter = [replace(each, slo_s=part * each.slo_s) for each in workloads]
+        found += _plans(tighter, accelerators, profiles, params, metrics=(Metric.SM_UTILIZATION,))
+    return found
+
+
+def _plans(
+    workloads: Sequence[Workload],
+    accelerators: Sequence[AcceleratorView],
+    profiles: Profiles,
+    params: PlanParams,
+    metrics: tuple[Metric, ...] = (),
+) -> list[Plan]:
+    """Of the mixed-integer program and Usher, by metric; empty: all that matter."""
     quick = replace(params, has_shares=False, max_gap_ratio=_START_GAP, groups=())
-    metrics = tuple(Metric) if params.has_interference else (Metric.SM_UTILIZATION,)
+    if not metrics:
+        metrics = tuple(Metric) if params.has_interference else (Metric.SM_UTILIZATION,)
     found = [
         plan_milp(metric, workloads, accelerators, profiles, quick)
         for metric in metrics
@@ -112,6 +139,10 @@ class _Scored:
     score: Score
     """Compared in order; higher is better."""
     in_time: dict[str, float]
+
+
+def _by_score(found: _Scored) -> tuple[float, ...]:
+    return tuple(-each for each in found.score)
 
 
 class _Search:
@@ -190,6 +221,8 @@ class _Search:
                     yield from self._fitting(
                         (*others, *(replace(each, batch_size=point.batch_size) for each in mine))
                     )
+        if mine and self._params.has_shares and self._params.has_interference:
+            yield from self._other_shares(plan, model)
         for name, kind in self.kinds.items():
             neighbours = [each for each in others if each.accelerator == name]
             for point in self._batches[model, kind]:
@@ -210,6 +243,16 @@ class _Search:
                     for other in self.kinds:
                         if other != name and not _holds(rest, left.model, other):
                             yield from self._fitting((*rest, replace(left, accelerator=other)))
+
+    def _other_shares(self, plan: Plan, model: str) -> Iterator[Plan]:
+        """Other shares of the model's neighbours, and none of its own."""
+        here = {each.accelerator for each in plan if each.model == model}
+        for at, each in enumerate(plan):
+            if each.accelerator not in here:
+                continue
+            for share_pct in (None,) if each.model == model else (None, *_SHARES_PCT):
+                if share_pct != each.share_pct:
+                    yield (*plan[:at], replace(each, share_pct=share_pct), *plan[at + 1 :])
 
     def _fitting(self, plan: Plan) -> Iterator[Plan]:
         """The plan, if every accelerator has room for it."""

@@ -34,6 +34,7 @@ class BatchTimes:
     sm_utilization_pct: tuple[float, ...]
     is_estimated: bool
     """Whether the share was not measured."""
+    share_pct: float = WHOLE_PCT
 
     def seconds_of(self, batch_size: int) -> float:
         """Linear between measured batches; below the smallest, its time."""
@@ -47,9 +48,9 @@ class BatchTimes:
         return self.seconds[at - 1] + part * (self.seconds[at] - self.seconds[at - 1])
 
     def used_pct(self, batch_size: int) -> float:
-        """SM utilisation of the smallest measured batch that is as large."""
+        """SM utilisation of the smallest measured batch that is as large; at most the share."""
         at = min(bisect_left(self.sizes, batch_size), len(self.sizes) - 1)
-        return self.sm_utilization_pct[at]
+        return min(self.sm_utilization_pct[at], self.share_pct)
 
     def by_size(self, batch_size: int) -> tuple[float, ...]:
         """Times of batches of 1 to `batch_size`."""
@@ -69,6 +70,7 @@ def batch_times(
         tuple(each.latency_s * factor for each, factor in zip(used, factors, strict=True)),
         tuple(each.sm_utilization_pct for each in used),
         share_pct is not None and share_pct < WHOLE_PCT,
+        WHOLE_PCT if share_pct is None else share_pct,
     )
 
 

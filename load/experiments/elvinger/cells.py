@@ -85,6 +85,12 @@ STATED: Final = (
 )
 
 
+EFFICIENTNET: Final = _cell("6.1", VISION, 500, 200, 6)
+RISING_LOAD: Final = tuple(
+    _cell("6.15, 250 ms", VISION, total / 5, 250, 4, total) for total in (3000, 4000, 5000)
+)
+
+
 def cells(*, is_quick: bool) -> Iterator[ElvingerCell]:
     """Figures 6.1, 6.10, 6.15, A.2 and A.3; quick: the first two, on few GPUs."""
     counts = (2, 4) if is_quick else (1, 2, 3, 4, 5, 6, 7, 8)

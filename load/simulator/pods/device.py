@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from itertools import count
 from math import exp, inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from autoscaler.placement.planners.service_times import share_factor
 from load.simulator.pods.interference import GpuBatch
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from load.simulator.event_queue import EventQueue
     from load.simulator.pods.shared_gpu import SharedGpu
     from load.simulator.pods.simulated_request import SimulatedRequest
+
+
+_WHOLE_PCT: Final = 100.0
 
 
 class SimulatedDevice:
@@ -156,7 +159,8 @@ class SimulatedDevice:
         if self._gpu is None:
             self._events.after(seconds, self._end, (requests, seconds, rows))
             return
-        model, used_pct = str(plan.spec.name), plan.used_pct(rows)
+        share_pct = self._plan.share_pct if self._plan is not None else None
+        model, used_pct = str(plan.spec.name), min(plan.used_pct(rows), share_pct or _WHOLE_PCT)
         self._gpu.run(
             GpuBatch(
                 model, rows, used_pct, seconds, lambda took_s: self._end((requests, took_s, rows))
