@@ -9,6 +9,7 @@ import os
 import signal
 import time
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from typing import TYPE_CHECKING, Final
 
 from autoscaler.placement.planners.adoption import plan_and_compare
@@ -37,9 +38,14 @@ class PlanningProcess:
             self._pool = ProcessPoolExecutor(1, context, initializer=_enter)
         try:
             return await asyncio.get_running_loop().run_in_executor(self._pool, _plan, job)
-        except BaseException:
+        except (BrokenProcessPool, asyncio.CancelledError):
             self.close()
             raise
+
+    @property
+    def process_ids(self) -> list[int]:
+        """Of the running process, if there is one."""
+        return list((self._pool._processes or {}) if self._pool is not None else ())
 
     def close(self) -> None:
         """Kill the process; a plan in progress is lost."""

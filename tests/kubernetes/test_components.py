@@ -63,6 +63,7 @@ def kinds(installed: Kubectl, node: Cluster) -> frozenset[str]:
         ("tokens", None),
         ("one-model", None),
         ("gpu", None),
+        ("gpu-mps", None),
         ("node-cache", None),
     ],
 )

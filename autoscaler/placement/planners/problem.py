@@ -30,6 +30,10 @@ class InvalidPlacementInput(ValueError):
         super().__init__("\n".join(problems))
         self.problems = list(problems)
 
+    def __reduce__(self) -> tuple[type[InvalidPlacementInput], tuple[list[str]]]:
+        """Exceptions are pickled by their text, which is all lines in one."""
+        return InvalidPlacementInput, (self.problems,)
+
 
 class Metric(StrEnum):
     """What a planner takes for the compute that a model needs (Creq, in % of an accelerator)."""
