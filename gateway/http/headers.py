@@ -177,6 +177,8 @@ def read_response(headers: Headers) -> PodResponse:
                 response.predict_pod = value
             elif name == b"x-pilotlight-not-executed":
                 response.not_executed = value.decode("latin-1")
+            elif name == b"x-pilotlight-batch":
+                forwarded += (name, b": ", value, b"\r\n")
         elif name not in _HOP_BY_HOP and name != b"x-request-id":
             forwarded += (name, b": ", value, b"\r\n")
             if name == b"content-length":

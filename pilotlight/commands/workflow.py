@@ -13,6 +13,7 @@ from pilotlight.commands import flags
 from pilotlight.commands.target import PlatformTarget, parse_model_names
 from pilotlight.errors import InvalidInput, NotFound, RequestFailed
 from pilotlight.output import Output
+from pilotlight.state_dir import StateDir
 from registry.domain.model import ModelName
 
 app = typer.Typer()
@@ -124,6 +125,14 @@ def delete(
     target = PlatformTarget.of(home, gateway=gateway)
     [workflow] = parse_model_names([name], namespace)
     asyncio.run(_delete(target, Output(json_), workflow))
+
+
+@verbs.command()
+def demo(*, home: flags.Home = None, json_: flags.Json = False) -> None:
+    """Start a platform, run two workflows by two policies, kill a pod, report what is seen."""
+    from pilotlight.demo.workflows import run_workflow_demo  # imports the platform
+
+    run_workflow_demo(StateDir.of(home), Output(json_))
 
 
 def workflow_path(name: ModelName, rest: str = "") -> str:

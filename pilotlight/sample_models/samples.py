@@ -46,6 +46,8 @@ SAMPLES = (
     SampleModel("t5-small", "t5-small", 243_700_000),
     SampleModel("vit-base", "vit-base", 346_300_000),
 )
+WORKFLOW_SAMPLES = (SAMPLES[0], SampleModel("gpt2-small", "gpt2-small", 497_800_000))
+"""Those of the demo of workflows."""
 LARGER_SAMPLES = (
     SampleModel("t5-base", "t5-base", 892_000_000),
     SampleModel("t5-large", "t5-large", 2_951_000_000),
@@ -129,6 +131,27 @@ def _copy(source: Path, target: Path) -> None:
 
 def make_model_command(architecture: str, folder: Path) -> list[str]:
     return [*python_module("pilotlight.sample_models.make_model"), architecture, str(folder)]
+
+
+def prepare_domain_head(objects: Path, output: Output) -> None:
+    """Train the classifier of the demo of workflows unless it is there."""
+    target = objects / BUCKET / "domain-head"
+    if target.is_dir():
+        return
+    output.note("Training a classifier of domains on MiniLM's embeddings once: about 10 s.")
+    with FileLock(objects / ".making.lock"):
+        unfinished = objects / BUCKET / ".making-domain-head"
+        shutil.rmtree(unfinished, ignore_errors=True)
+        source = objects / BUCKET / SAMPLES[0].folder
+        made = subprocess.run(
+            [*python_module("pilotlight.sample_models.make_domain_head"), str(source),
+             str(unfinished)],
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
+            env=python_environment({**os.environ, "OMP_NUM_THREADS": "1"}),
+        )  # fmt: skip
+        if made.returncode:
+            raise StartFailed(f"cannot train the classifier: {made.stderr.strip()[-500:]}")
+        unfinished.rename(target)
 
 
 def prepare_applications(folder: Path, output: Output) -> Path:

@@ -75,7 +75,9 @@ class BatchRunner:
         if jobs[0].queued.batch_key is not None:
             self._times.observe(model.key, rows, compute_s)
         return [
-            InferenceResult(value, begun_s - job.queued.enqueued_at_s, compute_s, rows)
+            InferenceResult(
+                value, begun_s - job.queued.enqueued_at_s, compute_s, rows, int(begun_s * 1e6)
+            )
             for job, value in zip(jobs, values, strict=True)
         ]
 

@@ -43,6 +43,8 @@ class InferenceResult(Generic[Result]):
     """Of the whole batch."""
     rows: int = 1
     """Items in the batch, other requests' included."""
+    batch: int = 0
+    """Names the inference within its pod: requests with the same number shared it; 0: several."""
 
 
 @dataclass(eq=False, slots=True)

@@ -132,11 +132,14 @@ def server_timing(stages: Mapping[Stage, float]) -> tuple[str, str]:
 
 
 def provenance_headers(response: PredictResponse) -> Headers:
-    return [
+    headers = [
         ("x-pilotlight-predict-pod", response.predict_pod),
         ("x-pilotlight-start", response.start),
         server_timing(response.stages),
     ]
+    if response.batch:
+        headers.append(("x-pilotlight-batch", response.batch))
+    return headers
 
 
 # Errors

@@ -33,6 +33,8 @@ class PredictResponse:
     start: str
     stages: Mapping[Stage, float]
     """Seconds per stage."""
+    batch: str = ""
+    """Number of its inference and the items in it, see `InferenceResult`; empty: not known."""
 
 
 @dataclass(slots=True)
@@ -45,6 +47,7 @@ class PredictRequest:
     measurements: Measurements
     start: str = "warm"
     stages: dict[Stage, float] = field(default_factory=dict)
+    batch: str = ""
 
     async def simulate(self, stage: Stage) -> float:
         """Sleep as the request's simulated work asks for; returns the seconds."""
@@ -54,7 +57,7 @@ class PredictRequest:
         return seconds
 
     def response(self, body: EncodedBody) -> PredictResponse:
-        return PredictResponse(body, self.predict_pod, self.start, self.stages)
+        return PredictResponse(body, self.predict_pod, self.start, self.stages, self.batch)
 
     def record(self, stage: Stage, seconds: float, *, sample_s: float | None = None) -> None:
         """Record a stage's time; `sample_s` is the sample for the registry's estimates."""

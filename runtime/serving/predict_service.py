@@ -224,6 +224,8 @@ class PredictService:
                 raise InvalidRequest(f"the model refused these tensors: {error}") from error
             raise InferenceFailed(f"inference of {key} failed: {error}") from error
         infer_s = result.wait_s + result.compute_s
+        if result.batch:
+            request.batch = f"{result.batch};items={result.rows}"
         request.record(Stage.INFER, infer_s, sample_s=result.compute_s)
         rows = acquired.model.processor.batching.rows_of(inputs)
         self.measurements.add(request.spec.key, "share", result.compute_s * rows / result.rows)

@@ -6,7 +6,7 @@ The paper predicts models only; a placement needs to know what moves where as we
 from __future__ import annotations
 
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from workflows.prediction.probabilities import most_likely
 from workflows.prediction.step_counts import StepCounts
@@ -14,9 +14,17 @@ from workflows.prediction.step_counts import StepCounts
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from workflows.prediction.step_counts import Context
+
+_BEGIN: Final = ""
+"""Marks the context of all steps so far. No model has an empty name."""
+
 
 class InputPositions:
-    """Counts of relative input positions by a step's model and the model before it."""
+    """Counts of relative input positions by a step's model and all models before it.
+
+    Where these were never seen together, those by the step's model and the one before it count.
+    """
 
     def __init__(self, half_life_s: float = inf) -> None:
         self._counts = StepCounts(half_life_s)
@@ -26,12 +34,16 @@ class InputPositions:
     ) -> None:
         """Count that `model`, called after `steps`, took the outputs of the steps `inputs`."""
         offsets = sorted({position - len(steps) for position in inputs})
-        self._counts.add((*steps[-1:], model), ",".join(map(str, offsets)), now_s)
+        for context in _contexts(steps, model):
+            self._counts.add(context, ",".join(map(str, offsets)), now_s)
 
     def expected(self, steps: Sequence[str], model: str, now_s: float) -> tuple[int, ...]:
         """Positions of the inputs most often taken; of an unseen step, the step before it."""
-        offsets = most_likely(self._counts.after((*steps[-1:], model), now_s))
-        if offsets is None:
+        for context in _contexts(steps, model):
+            offsets = most_likely(self._counts.after(context, now_s))
+            if offsets is not None:
+                break
+        else:
             return (len(steps) - 1,) if steps else ()
         found = [len(steps) + int(offset) for offset in offsets.split(",") if offset]
         return tuple(position for position in found if position >= 0)
@@ -43,3 +55,7 @@ class InputPositions:
     def read_json(self, stored: object, now_s: float) -> None:
         """Add stored counts. Raises BadCountsError where they are damaged."""
         self._counts.read_json(stored, now_s)
+
+
+def _contexts(steps: Sequence[str], model: str) -> tuple[Context, Context]:
+    return (_BEGIN, *steps, model), (*steps[-1:], model)

@@ -181,7 +181,7 @@ class Executor:
                 continue
             step.outputs = response.outputs
             step.pod, step.start = response.pod or pod, response.start
-            step.stages_ms = dict(response.stages_ms)
+            step.stages_ms, step.batch = dict(response.stages_ms), response.batch
             return
 
     def _step_done(self, run: Run, step: RunStep) -> None:

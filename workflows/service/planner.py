@@ -277,9 +277,11 @@ class Planner:
                 continue
             if is_known or self._is_worth_loading(pod, spec.key, load_s, step.probability):
                 wanted.add((step.pod, spec.key))
-                self._preloads.want(
+                preload = self._preloads.want(
                     run.identity, pod, spec, due_s=step.start_s, is_predicted=not is_known
                 )
+                if preload not in run.preloads:
+                    run.preloads.append(preload)
         self._preloads.withdraw(run.identity, wanted)
 
     def _is_worth_loading(self, pod: PodState, key: str, load_s: float, probability: float) -> bool:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 import orjson
 
-from registry.domain.model import Tier
+from registry.domain.model import Tier, name_of_key
 from workflows.service.http_client import HttpClient, NoResponseError, ResponseTooLargeError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from registry.domain.model import ModelSpec
     from registry.domain.pod_state import PodState
     from registry.pod_secret import PodSecret
@@ -34,20 +35,32 @@ class Preload:
     key: str
     due_s: float
     is_predicted: bool
+    begun_s: float
+    """This and `ended_s`: on the registry's clock."""
     wanted_by: set[str] = field(default_factory=set)
-    begun_s: float = field(default_factory=time.monotonic)
     ended_s: float | None = None
     is_used: bool = False
     task: asyncio.Task[None] | None = None
+
+    def as_json(self, begun_s: float) -> dict[str, object]:
+        """With times in seconds since a run began."""
+        ended_s = None if self.ended_s is None else round(self.ended_s - begun_s, 6)
+        return {
+            "model": name_of_key(self.key).name, "pod": self.pod,
+            "predicted": self.is_predicted, "due_s": round(self.due_s - begun_s, 6),
+            "begun_s": round(self.begun_s - begun_s, 6), "ended_s": ended_s,
+        }  # fmt: skip
 
 
 class Preloads:
     """All loads ahead of this scheduler. Tasks belong to its task group."""
 
     def __init__(
-        self, group: asyncio.TaskGroup, secret: PodSecret, metrics: SchedulerMetrics
-    ) -> None:
+        self, group: asyncio.TaskGroup, secret: PodSecret, metrics: SchedulerMetrics,
+        now_s: Callable[[], float],
+    ) -> None:  # fmt: skip
         self._group = group
+        self._now_s = now_s
         self._secret = secret
         self._metrics = metrics
         self._client = HttpClient(max_response_bytes=1 << 20)
@@ -58,16 +71,21 @@ class Preloads:
 
     def want(
         self, run: str, pod: PodState, spec: ModelSpec, *, due_s: float, is_predicted: bool
-    ) -> None:
+    ) -> Preload:
         """Begin a load for a run, or join one that is under way."""
         self._forget_old()
         preload = self._loads.get((pod.name, spec.key))
+        if preload is not None and preload.ended_s is not None:  # evicted since
+            if not preload.is_used:
+                self._metrics.preloads.labels("wasted").inc()
+            preload = None
         if preload is None:
-            preload = Preload(pod.name, spec.key, due_s, is_predicted)
+            preload = Preload(pod.name, spec.key, due_s, is_predicted, self._now_s())
             self._loads[pod.name, spec.key] = preload
             self._metrics.preloads.labels("begun").inc()
             preload.task = self._group.create_task(self._load(preload, pod.address, spec))
         preload.wanted_by.add(run)
+        return preload
 
     def withdraw(self, run: str, kept: set[tuple[str, str]]) -> None:
         """End the run's interest in all loads but those kept; take back what nobody wants."""
@@ -106,14 +124,14 @@ class Preloads:
         except (NoResponseError, ResponseTooLargeError, TimeoutError) as error:
             logger.info("load ahead failed", extra={"pod": preload.pod, "error": str(error)})
         finally:
-            preload.ended_s = time.monotonic()
+            preload.ended_s = self._now_s()
             if outcome != "loaded":
                 self._metrics.preloads.labels(outcome).inc()
                 self._loads.pop((preload.pod, preload.key), None)
 
     def _forget_old(self) -> None:
         """Count what was never used; forget what was."""
-        now_s = time.monotonic()
+        now_s = self._now_s()
         for place, preload in list(self._loads.items()):
             if preload.ended_s is None or preload.wanted_by:
                 continue

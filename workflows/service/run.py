@@ -7,7 +7,7 @@ import hashlib
 from collections import deque
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import orjson
 
@@ -57,6 +57,8 @@ class RunStep:
     stages_ms: dict[str, float] = field(default_factory=dict)
     start: str = ""
     """`warm`, or the tier that its model's load started from."""
+    batch: str = ""
+    """Names the inference that it was part of, within its pod, with the items in it."""
     outputs: Mapping[str, StoredTensor] | None = None
     """None also where they were lost: then the step runs again when somebody needs them."""
     error: Mapping[str, Any] | None = None
@@ -88,6 +90,12 @@ class RecordedStep:
     outputs: Mapping[str, StoredTensor] | None
     """None: too large for the journal."""
     error: Mapping[str, Any] | None
+
+
+class PreloadRecord(Protocol):
+    """A load ahead of steps."""
+
+    def as_json(self, begun_s: float) -> dict[str, Any]: ...
 
 
 @dataclass(eq=False, slots=True)
@@ -129,6 +137,8 @@ class Run:
     """The deployment whose runner executes it."""
     timer: asyncio.TimerHandle | None = None
     """Of its deadline."""
+    preloads: list[PreloadRecord] = field(default_factory=list)
+    """Loads ahead that it began or joined."""
     plans: list[Mapping[str, Any]] = field(default_factory=list)
     """What was predicted and where it was placed, for explanations."""
 
@@ -167,6 +177,7 @@ class Run:
         document["scheduling"] = self.scheduling.value
         document["steps"] = [step_document(step, self.begun_s) for step in self.steps]
         document["plans"] = self.plans
+        document["preloads"] = [each.as_json(self.begun_s) for each in self.preloads]
         return document
 
 
@@ -186,7 +197,7 @@ def step_document(step: RunStep, begun_s: float) -> dict[str, Any]:
     if step.ended_s:
         document["ended_s"] = round(step.ended_s - begun_s, 6)
     if step.start:
-        document |= {"start": step.start, "stages_ms": step.stages_ms}
+        document |= {"start": step.start, "stages_ms": step.stages_ms, "batch": step.batch}
     if step.error is not None:
         document["error"] = step.error
     if step.attempts > 1:

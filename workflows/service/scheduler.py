@@ -70,7 +70,7 @@ class Scheduler:
         self._client = StepClient(
             settings.gateway_url, secret, max_output_bytes=settings.max_output_bytes
         )
-        self._preloads = Preloads(group, secret, metrics)
+        self._preloads = Preloads(group, secret, metrics, watch.registry_now_s)
         self.planner = Planner(watch, self._preloads, metrics)
         self._journal = Journal(self._log, self._lose)
         self._executor = Executor(

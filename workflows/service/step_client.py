@@ -53,6 +53,8 @@ class StepResponse:
     pod: str
     start: str
     stages_ms: Mapping[str, float]
+    batch: str
+    """Names its inference within the pod."""
 
 
 class StepClient:
@@ -107,6 +109,7 @@ class StepClient:
             response.headers.get("x-pilotlight-pod", ""),
             response.headers.get("x-pilotlight-start", "warm"),
             parse_server_timing(response.headers.get("server-timing", "")),
+            response.headers.get("x-pilotlight-batch", ""),
         )
 
 

@@ -1,0 +1,1 @@
+"""The workflows of the demo, as a user would write them."""
