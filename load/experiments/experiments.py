@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from load.experiments.elastic import burst, spike
+from load.experiments.elvinger import drift
 from load.experiments.elvinger import gpus as elvinger_gpus
 from load.experiments.elvinger import plans as elvinger_plans
 from load.experiments.liu import grid, replicas, simple, wins
@@ -36,6 +37,7 @@ _ALL: Final = (
     elvinger_plans.EXPERIMENT,
     elvinger_gpus.GPUS,
     elvinger_gpus.LOAD,
+    drift.EXPERIMENT,
     sneakpeek.EXPERIMENT,
 )
 EXPERIMENTS: Final[Mapping[str, Experiment]] = {each.name: each for each in _ALL}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import TYPE_CHECKING, Final
 
@@ -133,8 +133,7 @@ def _update_points(times: _ModelTimes) -> None:
     points = dict(times.stored)
     for rows, samples in times.live.items():
         if len(samples) >= MIN_SAMPLES:
-            stored = times.stored.get(rows)
-            memory_bytes = stored.memory_bytes if stored is not None else None
-            points[rows] = ProfilePoint(rows, median(samples), memory_bytes)
+            stored = times.stored.get(rows) or ProfilePoint(rows, 0.0)
+            points[rows] = replace(stored, latency_s=median(samples), throughput_rps=None)
     times.points = tuple(points[rows] for rows in sorted(points))
     times.max_rows = best_max_rows(times.points)

@@ -91,6 +91,11 @@ class DeviceWorker:
         self._thread.join(CLOSE_TIMEOUT_S)
 
     @property
+    def thread_count(self) -> int:
+        """Threads of one inference."""
+        return self._threads
+
+    @property
     def stuck_threads(self) -> int:
         return len(self._stuck)
 

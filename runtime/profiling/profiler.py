@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_SHORTEST_S = 1e-4
 MEMORY_SHARE = 0.8
 """Share of the available memory into which twice the last batch must fit to try the next size."""
 
@@ -97,16 +98,35 @@ class Profiler:
         tokens = max(1, min(plan.tokens, batching.max_tokens))
         inputs = await in_thread(self.threads, batching.example, rows, tokens)
         first = await self._infer(model, inputs, rows)
-        timed = [(await self._infer(model, inputs, rows)).latency_s for _ in range(plan.repeats)]
-        return replace(first, latency_s=median(timed))
+        timed = [await self._infer(model, inputs, rows) for _ in range(plan.repeats)]
+        use = [each.sm_utilization_pct for each in timed if each.sm_utilization_pct is not None]
+        return replace(
+            first,
+            latency_s=median(each.latency_s for each in timed),
+            occupancy_pct=max(use, default=None),
+            mean_occupancy_pct=median(use) if use else None,
+            sm_utilization_pct=median(use) if use else None,
+        )
+
+    def _busy_pct(self, cpu_s: float, took_s: float) -> float | None:
+        """Busy part of the cores of an inference, in %; None on a GPU, and for very short times.
+
+        The whole process counts, requests that it serves meanwhile included.
+        """
+        if self.profiles.device != "cpu" or took_s < _SHORTEST_S:
+            return None
+        return min(100.0, 100 * cpu_s / took_s / self.device.thread_count)
 
     async def _infer(
         self, model: ServedModel, inputs: tuple[Tensor, ...], rows: int
     ) -> ProfilePoint:
         def infer() -> ProfilePoint:
-            peak, begun_s = PeakMemory(self.profiles.device), time.monotonic()
+            peak = PeakMemory(self.profiles.device)
+            begun_s, cpu_s = time.monotonic(), time.process_time()
             model.infer_together([inputs])
-            return ProfilePoint(rows, time.monotonic() - begun_s, peak.used_bytes())
+            took_s, cpu_s = time.monotonic() - begun_s, time.process_time() - cpu_s
+            busy_pct = self._busy_pct(cpu_s, took_s)
+            return ProfilePoint(rows, took_s, peak.used_bytes(), sm_utilization_pct=busy_pct)
 
         due_s = time.monotonic() + 10 * ASSUMED_DEADLINE_S
         return (await self.device.run(infer, model=model.device_model, due_s=due_s)).value

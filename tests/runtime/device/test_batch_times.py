@@ -57,6 +57,16 @@ def test_live_times_refine_a_stored_profile() -> None:
     assert times.max_rows(KEY) == 1
 
 
+def test_live_times_keep_what_only_a_profile_measures() -> None:
+    times = BatchTimes()
+    stored = ProfilePoint(1, 1.0, 7, throughput_rps=1.1, sm_utilization_pct=60.0)
+    times.use_profile(Profile(KEY, "cpu", (stored,)))
+    for _ in range(3):
+        times.observe(KEY, 1, 0.5)
+    [profile] = times.take_updates("cpu")
+    assert profile.points == (ProfilePoint(1, 0.5, 7, sm_utilization_pct=60.0),)
+
+
 def test_memory_limits_the_batch_size() -> None:
     times = BatchTimes()
     times.use_profile(Profile(KEY, "cpu", points(n1=10, n2=11, n4=12), "memory"))
