@@ -1,8 +1,8 @@
 """The experiment placement-drift: one day of changing rates, planned anew when it pays.
 
 Rates: a day of Huawei's five regions (Joosen et al. 2025) as five models, scaled to the GPUs. Every
-twenty minutes `should_replan` and `should_adopt` decide as the live autoscaler does; beside it, a plan
-at every tick and the first plan kept. Goodput is predicted by one model for all; nothing is
+twenty minutes `should_replan` and `should_adopt` decide as the live autoscaler does; beside it, a
+plan at every tick, and the first plan kept. Goodput is predicted by one model for all; nothing is
 simulated or measured.
 """
 

@@ -1,0 +1,48 @@
+"""Predicted parts in time against simulated ones of the same queue, up to 90 % of the capacity."""
+
+from __future__ import annotations
+
+import pytest
+
+from autoscaler.placement.planners.plan import Replica
+from autoscaler.placement.planners.prediction import Predictor
+from autoscaler.placement.planners.problem import (
+    BatchPoint,
+    ModelProfile,
+    PlanParams,
+    Profiles,
+    Router,
+    Workload,
+)
+from load.experiments.elvinger.simulated import PlacedLoad, simulate
+from registry.domain.model import RoutingPolicy
+
+_POINTS = tuple(
+    BatchPoint(size, ms / 1000, 1000 * size / ms, 10, 50, 50, 40)
+    for size, ms in ((1, 8.0), (4, 17.0), (8, 30.0), (16, 56.0))
+)
+_PROFILES = Profiles((ModelProfile("m", "gpu", _POINTS),))
+_SEEDS = range(4)
+
+
+@pytest.mark.parametrize("load", [0.5, 0.9])
+@pytest.mark.parametrize("slo_s", [0.1, 0.2])
+@pytest.mark.parametrize(
+    ("router", "policy"),
+    [
+        (Router.BATCH_ROUND_ROBIN, RoutingPolicy.BATCH_ROUND_ROBIN),
+        (Router.AUTO, RoutingPolicy.AUTO),
+    ],
+)
+def test_predicted_parts_in_time_are_within_five_points(
+    router: Router, policy: RoutingPolicy, slo_s: float, load: float
+) -> None:
+    params = PlanParams(router=router, late_horizon_s=8.0)
+    rate_rps = load * 8 / 0.030
+    workloads = (Workload("m", rate_rps, slo_s),)
+    replicas = (Replica("m", "g", 8),)
+    predicted = Predictor(workloads, {"g": "gpu"}, _PROFILES, params).predict(replicas)
+    placed = PlacedLoad(replicas, workloads, {"g": "gpu"}, params, "none", policy)
+    served = [simulate(placed, _PROFILES, seed)["m"] for seed in _SEEDS]
+    simulated = sum(e.goodput_rps for e in served) / sum(e.offered_rps for e in served)
+    assert predicted.in_time["m"] == pytest.approx(simulated, abs=0.05)
