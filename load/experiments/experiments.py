@@ -15,6 +15,7 @@ from load.experiments.regret import regret
 from load.experiments.scaling import scale
 from load.experiments.schedulers import warsaw
 from load.experiments.sneakpeek import sneakpeek
+from load.experiments.workflows import experiment as workflows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -39,5 +40,6 @@ _ALL: Final = (
     elvinger_gpus.LOAD,
     drift.EXPERIMENT,
     sneakpeek.EXPERIMENT,
+    workflows.EXPERIMENT,
 )
 EXPERIMENTS: Final[Mapping[str, Experiment]] = {each.name: each for each in _ALL}

@@ -45,6 +45,9 @@ class Device:
     load_s: Mapping[str, float] = field(default_factory=dict)
     """By model that is not loaded, from where its weights are; infinite where it does not fit."""
     loaded: Collection[str] = frozenset()
+    harm_s: Mapping[str, float] = field(default_factory=dict)
+    """By model that is not loaded: time that requests of the models lose which its load evicts.
+    It counts as the step's own, since no wait hides it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +128,8 @@ def _rows(
         free[device] = devices[device].free_s if joined is None else joined.start_s
         compute[device] = costs.batch_s(1 if joined is None else joined.size + 1)
         load[device] = load_seconds(devices[device], model, costs)
+        if load[device] > 0.0:
+            compute[device] += devices[device].harm_s.get(model, 0.0)
     return free, load, compute
 
 

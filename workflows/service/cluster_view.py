@@ -71,15 +71,24 @@ def device_of(
     models: Sequence[str],
     now_s: float,
 ) -> Device:
-    """A pod, with what loading each of these models there would take."""
-    loaded, load_s = set(), {}
+    """A pod, with what loading each of these models there would take, and cost other models."""
+    loaded, load_s, harm_s = set(), {}, {}
     for key in models:
         seconds = load_seconds(state, pod, key, now_s)
         if seconds > 0.0:
             load_s[key] = seconds
+            harm_s[key] = _eviction_s(state, pod, key, now_s, seconds)
         else:
             loaded.add(key)
-    return Device(pod.name, pod.node, queue.batches, queue.free_s, load_s, loaded)
+    return Device(pod.name, pod.node, queue.batches, queue.free_s, load_s, loaded, harm_s)
+
+
+def _eviction_s(state: ClusterState, pod: PodState, key: str, now_s: float, load_s: float) -> float:
+    """What evictions for a load cost later requests; while loads take the memory: a load's time."""
+    if not pod.memory_bytes:
+        return 0.0
+    price_s = state.prices_at(now_s).price_s(pod, key)
+    return price_s if price_s < inf else load_s
 
 
 def load_seconds(state: ClusterState, pod: PodState, key: str, now_s: float) -> float:

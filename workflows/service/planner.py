@@ -55,6 +55,8 @@ class Planner:
         self._metrics = metrics
         self._assigned: dict[str, dict[tuple[str, int], AssignedStep]] = defaultdict(dict)
         """By pod: steps that are to run there and are not over, by run and number."""
+        self._expected: dict[str, dict[tuple[str, int], AssignedStep]] = defaultdict(dict)
+        """By pod: steps that are predicted to run there."""
         self._plans: dict[str, Plan] = {}
         self._output_bytes: dict[str, float] = {}
         self._turn = 0
@@ -82,6 +84,7 @@ class Planner:
         """A step was called: it is the predicted one, or the rest of the run is planned anew."""
         knowledge, now_s = self.knowledge[run.workflow], self.now_s()
         before = run.models[: step.number]
+        self._forget_expected(run, step.number)
         plan = self._plans.get(run.identity)
         step.predicted = plan is not None and plan.foresees(
             step.number, step.model.name, step.sources
@@ -126,6 +129,9 @@ class Planner:
         """A run is over."""
         if is_learned:
             self.knowledge[run.workflow].observe_end(run.models, run.features, self.now_s())
+        plan = self._plans.get(run.identity)
+        for number in range(len(plan.steps) if plan is not None else 0):
+            self._forget_expected(run, number)
         self._plans.pop(run.identity, None)
         for step in run.steps:
             self.ended(run, step)
@@ -172,7 +178,7 @@ class Planner:
             )
         )  # fmt: skip
         self._metrics.planning.observe(time.perf_counter() - started_s)
-        self._plans[run.identity] = plan
+        self._expect(run, plan)
         self._record(run, plan, schedule)
         for step in run.steps:
             if step.state is StepState.WAITING or step is unplaced:
@@ -292,6 +298,21 @@ class Planner:
 
     # What is known of pods and models
 
+    def _expect(self, run: Run, plan: Plan) -> None:
+        """Count the plan's predicted steps at their pods, in place of those of an older plan."""
+        former = self._plans.get(run.identity)
+        for number in range(len(former.steps) if former is not None else 0):
+            self._forget_expected(run, number)
+        self._plans[run.identity] = plan
+        for number, step in enumerate(plan.steps[len(run.steps) :], start=len(run.steps)):
+            key = self._key(ModelName(run.workflow.namespace, step.model))
+            self._expected[step.pod][run.identity, number] = AssignedStep(key, step.start_s)
+
+    def _forget_expected(self, run: Run, number: int) -> None:
+        plan = self._plans.get(run.identity)
+        if plan is not None and number < len(plan.steps):
+            self._expected[plan.steps[number].pod].pop((run.identity, number), None)
+
     def _assign(self, run: Run, step: RunStep, pod: str) -> None:
         """Note that a step is to run at a pod, which later plans count."""
         for steps in self._assigned.values():
@@ -311,6 +332,11 @@ class Planner:
             )
             for (identity, _), each in self._assigned[pod.name].items()
             if identity != run.identity or each.sent_s is not None
+        ]
+        steps += [
+            AssignedStep(each.model, max(0.0, each.ready_s - now_s))
+            for (identity, _), each in self._expected[pod.name].items()
+            if identity != run.identity
         ]
         sent = sum(each.sent_s is not None for each in steps)
         mean_s = pod.work.mean.share_s if pod.work.mean is not None else 0.05

@@ -1,0 +1,96 @@
+"""The applications' requests: which models each calls, with which inputs, known when."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from load.experiments.workflows import constants
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable, Mapping
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of a model, in the order in which the code makes them."""
+
+    model: str
+    inputs: tuple[int, ...] = ()
+    known_after: tuple[int, ...] = ()
+    """Steps whose outputs the code fetches before it makes this call."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkflowRequest:
+    workflow: str
+    calls: tuple[Call, ...]
+    features: frozenset[str]
+    """What is known at the begin."""
+
+
+def gill(rng: random.Random) -> WorkflowRequest:
+    """Image encoder per image, language model, diffusion if it asks for an image."""
+    [images] = rng.choices(list(constants.IMAGES), list(constants.IMAGES.values()))
+    calls = [Call("gill-encoder") for _ in range(images)]
+    language = len(calls)
+    calls.append(Call("gill-language", tuple(range(images))))
+    if rng.random() < constants.ASKS_IMAGE:
+        calls.append(Call("gill-diffusion", (language,), (language,)))
+    return WorkflowRequest("gill", tuple(calls), frozenset({f"images:is-{images}"}))
+
+
+def knowledge_card(rng: random.Random) -> WorkflowRequest:
+    """The language model picks a card, which answers, and the language model concludes."""
+    card = rng.randrange(constants.CARDS)
+    is_true = rng.random() < constants.WORD_IS_TRUE
+    word = card if is_true else rng.randrange(constants.CARDS)
+    calls = (
+        Call("language"),
+        Call(f"card-{card:02}", (0,), (0,)),
+        Call("language", (0, 1), (0,)),
+    )
+    return WorkflowRequest("knowledge-card", calls, frozenset({f"question:word-{word}"}))
+
+
+def debate(rng: random.Random) -> WorkflowRequest:
+    """Agents answer in rounds until all agree at the end of one."""
+    agents = constants.AGENTS
+    calls: list[Call] = []
+    for agrees in constants.AGREES:
+        before = tuple(range(len(calls) - agents, len(calls))) if calls else ()
+        calls += [Call("language", before, before) for _ in range(agents)]
+        if rng.random() < agrees:
+            break
+    return WorkflowRequest("debate", tuple(calls), frozenset())
+
+
+GENERATORS: Final[Mapping[str, Callable[[random.Random], WorkflowRequest]]] = {
+    "gill": gill, "knowledge-card": knowledge_card, "debate": debate,
+}  # fmt: skip
+APPLICATIONS: Final[Mapping[str, tuple[str, ...]]] = {
+    **{name: (name,) for name in GENERATORS}, "mix": tuple(GENERATORS),
+}  # fmt: skip
+"""The workflows of each; in `mix` two share the language model."""
+
+
+MODELS_OF: Final[Mapping[str, tuple[str, ...]]] = {
+    "gill": ("gill-encoder", "gill-language", "gill-diffusion"),
+    "knowledge-card": ("language", *(f"card-{at:02}" for at in range(constants.CARDS))),
+    "debate": ("language",),
+}
+
+
+def models_of(application: str) -> list[str]:
+    """The models of all its workflows, each once."""
+    workflows = APPLICATIONS[application]
+    return list(dict.fromkeys(model for name in workflows for model in MODELS_OF[name]))
+
+
+def mean_work_s(application: str, rng: random.Random, samples: int = 400) -> float:
+    """Device time of a request, with batches of one."""
+    workflows = APPLICATIONS[application]
+    requests = [GENERATORS[workflows[at % len(workflows)]](rng) for at in range(samples)]
+    seconds = [constants.MODELS[call.model].first_s for each in requests for call in each.calls]
+    return sum(seconds) / samples
