@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 VALUES: Final = frozenset({
     "Accelerator", "ClusterPlan", "LoadFailure", "ModelPlan", "ModelPolicy", "ModelRecord",
-    "ModelSpec", "NodePlan", "PodInfo", "PodPlan", "Profile", "ProfilePoint", "QueueOptions",
-    "ReservationRequest",
+    "ModelSpec", "NodePlan", "PlacedPod", "PlacedReplica", "PlacementRecord", "PlannedModel",
+    "PodInfo", "PodPlan", "Profile", "ProfilePoint", "QueueOptions", "ReservationRequest",
 })  # fmt: skip
 """Dataclasses that are compared, hashed or replaced; none is made per request."""
 
@@ -71,6 +71,8 @@ def _constructor(node: ast.ClassDef, dataclasses: Mapping[str, ast.ClassDef]) ->
     body = [f"super().__init__({', '.join(inherited)})"] if bases else []
     for field in _fields(node):
         name, options = ast.unparse(field.target), _options(field)
+        if options.get("init") == "False":
+            continue
         parameter, value = f"{name}: {ast.unparse(field.annotation)}", name
         if "default_factory" in options:
             parameter += " | None = None"
@@ -79,6 +81,8 @@ def _constructor(node: ast.ClassDef, dataclasses: Mapping[str, ast.ClassDef]) ->
             parameter += f" = {options['default']}"
         (named if "kw_only" in options else head).append(parameter)
         body.append(f"self.{name} = {value}")
+    if any(getattr(each, "name", "") == "__post_init__" for each in node.body):
+        body.append("self.__post_init__()")
     parameters = ", ".join([*head, *(named if len(named) > 1 else [])])
     return ast.parse(f"def __init__({parameters}) -> None: " + "; ".join(body)).body[0]
 

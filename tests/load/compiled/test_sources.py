@@ -34,6 +34,14 @@ class Special(Base):
     holder: str = field(kw_only=True)
     tries: int = 0
     waiting: list[int] = field(default_factory=list)
+
+@dataclass(slots=True)
+class Derived:
+    name: str
+    upper: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.upper = self.name.upper()
 """
 
 
@@ -60,6 +68,12 @@ def test_a_subclass_takes_what_its_base_needs_and_its_own(module: dict[str, Any]
     assert (made.holder, made.tries) == ("h", 3)
     with pytest.raises(TypeError):
         module["Special"]("m", 2, 3, "h")
+
+
+def test_fields_that_are_computed_are_no_arguments(module: dict[str, Any]) -> None:
+    assert module["Derived"]("m").upper == "M"
+    with pytest.raises(TypeError):
+        module["Derived"]("m", "M")
 
 
 def test_classes_of_one_name_in_two_modules_are_both_rewritten() -> None:
