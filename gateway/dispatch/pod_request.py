@@ -32,8 +32,8 @@ def request_head(
         b"\r\nx-pilotlight-generation: ", placement.spec.generation.encode(),
         b"\r\nx-pilotlight-deadline-ms: %d" % max(1, left_ms),
     ]  # fmt: skip
-    if not reservation.is_local:
-        lines += (b"\r\nx-pilotlight-reservation: ", reservation.id.encode())
+    name = b"attempt" if reservation.is_local else b"reservation"
+    lines += (b"\r\nx-pilotlight-%b: " % name, reservation.id.encode())
     if reservation.load_token:
         lines.append(b"\r\nx-pilotlight-load-token: %d" % reservation.load_token)
     if reservation.predict is not reservation.entry:

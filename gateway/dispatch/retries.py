@@ -21,6 +21,8 @@ class NotExecuted(StrEnum):
     """Why a pod did not execute a request; the next attempt, at any pod, may succeed."""
 
     UNREACHABLE = "unreachable"
+    PREDICT_UNREACHABLE = "predict-unreachable"
+    """The entry pod has no connection to the predict pod."""
     POD_DIED = "pod-died"
     SLOTS = "slots"
     DRAINING = "draining"
@@ -75,6 +77,8 @@ class Retries:
             case NotExecuted.DEVICE_FULL:
                 failed.was_device_full = True
                 self._health.mark_device_full(predict)
+            case NotExecuted.PREDICT_UNREACHABLE:
+                self._health.suspect(predict)
             case NotExecuted.SLOTS:
                 self._health.mark_full(entry, failed.for_slots)
                 failed.for_slots += 1
@@ -109,6 +113,8 @@ def refusal_to_retry(refusal: str | None, failed: FailedAttempts | None) -> NotE
             return NotExecuted.DRAINING
         case "secret":
             return NotExecuted.SECRET
+        case "unreachable":
+            return NotExecuted.PREDICT_UNREACHABLE
         case "device-full" if failed is None or not failed.was_device_full:
             return NotExecuted.DEVICE_FULL
     return None

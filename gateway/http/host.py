@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 MAX_HOST_BYTES: Final = 255
 MAX_LABEL_BYTES: Final = 63
+_ABSOLUTE_FORM: Final = re.compile(rb"https?://([^/?#@]+)(/[^#]*|\?[^#]*)?", re.IGNORECASE)
+
+
+def split_absolute_form(target: bytes) -> tuple[bytes, bytes] | None:
+    """Host and path of a target such as `http://host/path`, which clients send to proxies.
+
+    None for other targets that have no leading slash (RFC 9112, section 3.2.2).
+    """
+    match = _ABSOLUTE_FORM.fullmatch(target)
+    if match is None:
+        return None
+    path = match[2] or b"/"
+    return match[1], path if path.startswith(b"/") else b"/" + path
 
 
 def host_error(host: bytes, count: int, *, is_required: bool) -> str | None:

@@ -15,7 +15,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from gateway.http import openai
 from gateway.http.client_request import ClientRequest
-from gateway.http.host import host_error
+from gateway.http.host import host_error, split_absolute_form
 from gateway.http.routes import INFERENCE_SUFFIXES
 
 if TYPE_CHECKING:
@@ -92,6 +92,8 @@ class GatewayProtocol(HttpToolsProtocol):
         error = host_error(self._host, self._host_count, is_required=is_required)
         if error is not None:
             raise _InvalidHead(error)
+        if not self.url.startswith(b"/") and self.url != b"*":
+            self._read_absolute_form()
         target = None
         if self.url.endswith(_INFERENCE_SUFFIXES) or b"?" in self.url:
             path = httptools.parse_url(self.url).path
@@ -111,6 +113,20 @@ class GatewayProtocol(HttpToolsProtocol):
         else:  # pipelined
             self.flow.pause_reading()
             self.pipeline.appendleft((self.cycle, self.app))
+
+    def _read_absolute_form(self) -> None:
+        """Replace path and Host by the target's own (RFC 9112, section 3.2.2)."""
+        found = split_absolute_form(self.url)
+        if found is None:
+            raise _InvalidHead(
+                f"the request target must be a path, or http://host/path; was {self.url[:100]!r}"
+            )
+        self._host, self.url = found
+        error = host_error(self._host, 1, is_required=True)
+        if error is not None:
+            raise _InvalidHead(error)
+        others = [header for header in self.headers if header[0] != b"host"]
+        self.headers = [(b"host", self._host), *others]
 
     def _delegate_to_uvicorn(self) -> None:
         url, headers, expects_continue = self.url, self.headers, self.expect_100_continue

@@ -9,6 +9,7 @@ import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gateway.dispatch.lost_pods import LostPods
 from gateway.dispatch.passive_health import PassiveHealth
 from gateway.dispatch.placer import Placer
 from gateway.dispatch.retries import FailedAttempts, NotExecuted, Retries
@@ -95,6 +96,7 @@ class SimulatedGateway(PodListener):
         self._serves_late = queueing.serves_late
         self.placer: Placer[SimulatedRequest] = self._new_placer(queueing)
         self._retries = Retries(PassiveHealth(events, self.placer.notify_change))
+        self._lost_pods = LostPods(events.now)
         self._in_flight: dict[str, SimulatedRequest] = {}
         """Placed requests by id."""
 
@@ -175,6 +177,7 @@ class SimulatedGateway(PodListener):
 
     def on_placed(self, placement: SimulatedRequest) -> None:
         self._in_flight[placement.arrival.id] = placement
+        placement.begun = self._lost_pods.losses
         if placement.entry.agent.is_alive:
             placement.entry.take(placement)
         else:
@@ -208,9 +211,7 @@ class SimulatedGateway(PodListener):
         self._finish(request, status, message)
 
     def on_unreachable(self, request: SimulatedRequest) -> None:
-        if not request.is_over:
-            message = f"predict pod {request.predict.name} cannot be reached"
-            self.on_error(request, 503, message)
+        self._retry(request, NotExecuted.PREDICT_UNREACHABLE)
 
     def on_load_start(self, key: str) -> None:
         self._summary.loads_started[key] += 1
@@ -225,8 +226,9 @@ class SimulatedGateway(PodListener):
         for request in list(self._in_flight.values()):
             if request.entry is pod:
                 self._retry(request, NotExecuted.POD_DIED)
-            elif request.predict is pod:
-                self.on_unreachable(request)
+            elif request.predict is pod and request.model_needed_s >= 0.0:
+                message = f"predict pod {pod.name} closed the connection"
+                self.on_error(request, 503, message)
 
     def _on_entry_unreachable(self, request: SimulatedRequest) -> None:
         self._retry(request, NotExecuted.UNREACHABLE)
@@ -238,13 +240,23 @@ class SimulatedGateway(PodListener):
         self._release(request)
         failed = request.failed = request.failed or FailedAttempts()
         entry = self._state.pods.get(request.entry.name)
-        if entry is not None:
-            self._retries.record_failure(failed, reason, entry=entry, predict=entry)
-        error = self._retries.take_retry(failed, reason)
+        predict = self._state.pods.get(request.predict.name)
+        if entry is not None and predict is not None:
+            self._retries.record_failure(failed, reason, entry=entry, predict=predict)
+        error = self._lost_too_many(request, reason) or self._retries.take_retry(failed, reason)
         if error is None:
             self.placer.place(request.retry())
         else:
             self._finish(request, 503, error)
+
+    def _lost_too_many(self, request: SimulatedRequest, reason: NotExecuted) -> str | None:
+        """The error of a request with which too many pods were lost; no two are alike."""
+        if reason is not NotExecuted.POD_DIED:
+            return None
+        error = self._lost_pods.record(
+            request.arrival.id.encode(), (), 0, pod=request.entry.name, begun=request.begun
+        )
+        return None if error is None else str(error)
 
     # Responses
 

@@ -74,6 +74,7 @@ class BatchRunner:
         compute_s = time.monotonic() - begun_s
         if jobs[0].queued.batch_key is not None:
             self._times.observe(model.key, rows, compute_s)
+            model.suspects.record_served()
         return [
             InferenceResult(
                 value, begun_s - job.queued.enqueued_at_s, compute_s, rows, int(begun_s * 1e6)

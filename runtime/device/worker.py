@@ -65,8 +65,8 @@ class DeviceWorker:
         """Called with the reason when the device fails for good, in the thread that detects it."""
         self.lost_reason: str | None = None
         """Set once the device has failed for good: it runs nothing any more."""
-        self._stuck: set[int] = set()
-        """Abandoned threads whose inference still hangs."""
+        self._stuck: dict[int, DeviceModel] = {}
+        """Abandoned threads whose inference still hangs, and its model."""
         self._threads = threads
         self._max_queued = max_queued
         self._queue: DeviceQueue[Job] = DeviceQueue(self.times)
@@ -98,6 +98,20 @@ class DeviceWorker:
     @property
     def stuck_threads(self) -> int:
         return len(self._stuck)
+
+    def stuck_threads_of(self, key: str) -> int:
+        with self._lock:
+            return sum(model.key == key for model in self._stuck.values())
+
+    def mark_broken(self, key: str, reason: str) -> None:
+        """Refuse all inferences of a model that has stuck threads."""
+        with self._lock:
+            for model in {each for each in self._stuck.values() if each.key == key}:
+                self._break(model, reason)
+
+    def _break(self, model: DeviceModel, reason: str) -> None:
+        model.broken_reason = reason
+        resolve([(job, ModelBroken(reason)) for job in self._queue.take_model(model)])
 
     @property
     def is_alive(self) -> bool:
@@ -223,7 +237,7 @@ class DeviceWorker:
         finally:
             with self._lock:
                 if threading.get_ident() in self._stuck:
-                    self._stuck.discard(threading.get_ident())
+                    self._stuck.pop(threading.get_ident())
                     STUCK_THREADS.set(self.stuck_threads)
 
     def _serve_batches(self) -> None:
@@ -263,16 +277,14 @@ class DeviceWorker:
         reason = f"an inference of {model.key or 'the pod'} did not end within {seconds:g} s"
         digests = [digest_of(job.content) for job in run.jobs if job.infer is not _call_each]
         is_broken = model.suspects.record(digests, time.monotonic())
-        if is_broken:
-            model.broken_reason = reason
         stuck = self._thread
-        self._stuck.add(stuck.ident or 0)
+        self._stuck[stuck.ident or 0] = model
         STUCK_THREADS.set(self.stuck_threads)
         BATCHES.labels(model=model.name, outcome="hung").inc()
         logger.error("inference hangs", extra={"key": model.key, "after_s": seconds})
         resolve([(job, InferenceHung(reason)) for job in run.jobs])
         if is_broken:
-            resolve([(job, ModelBroken(reason)) for job in self._queue.take_model(model)])
+            self._break(model, reason)
         self._thread = self._new_thread()
         self._thread.start()
         _interrupt(stuck)

@@ -1,9 +1,11 @@
 """Actions when an inference hangs or the device fails: the model is removed, or the pod ends.
 
 A stuck thread keeps its model's memory and, on a CPU, perhaps a core, while other threads continue.
-The worker interrupts it, which ends most. On a GPU a kernel that does not end blocks all later
-ones, so the first thread that stays stuck ends the pod. A GPU that failed permanently, as after an
-illegal address, works only in a new process. The pod's supervisor restarts the pod.
+The worker interrupts it, which ends most; a model may have `MAX_STUCK_PER_MODEL` others, so that it
+alone cannot end the pod of all tenants. On a GPU a kernel that does not end blocks all later ones,
+so the first thread that stays stuck ends the pod, which drains first. A GPU that failed
+permanently, as after an illegal address, works only in a new process. The pod's supervisor restarts
+the pod.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ logger = logging.getLogger(__name__)
 
 INTERRUPT_S = 1.0
 """Time for interrupted threads to end."""
+MAX_STUCK_PER_MODEL = 1
+"""Threads that stay stuck until their model is removed, even if it serves other requests."""
 
 
 class Watchdog:
@@ -64,6 +68,9 @@ class Watchdog:
             if is_broken:
                 await self._coordinator.mark_broken(key, reason)
             await asyncio.sleep(INTERRUPT_S)
+            if not is_broken and self._device.stuck_threads_of(key) > MAX_STUCK_PER_MODEL:
+                self._device.mark_broken(key, reason)
+                await self._coordinator.mark_broken(key, reason)
             stuck = self._device.stuck_threads
             if stuck > self._max_stuck_threads:
                 logger.error(

@@ -88,7 +88,7 @@ def assemble(context: PodContext) -> PodComponents:
         threads=context.request_threads,
         sandbox_threads=context.sandbox_threads,
     )
-    health = Health(agent, service.in_flight, context.device, single_model)
+    health = Health(agent, service.in_flight, context.device, context.request_threads, single_model)
     server, grpc_server = _servers(context, loading, catalog, service, profiles, health)
     model_sync = ModelSync(
         loading,

@@ -26,6 +26,7 @@ from runtime.loading.load_threads import LoadThreads
 from runtime.pod.composition import PodComponents, assemble
 from runtime.pod.loading_components import PodContext
 from runtime.protocols.server import CLOSE_TIMEOUT_S, listen
+from runtime.request_threads import RequestThreads
 from runtime.sandbox.pool import Sandbox
 from runtime.sandbox.server import fork_server
 from runtime.serving.remote_inference import RemoteInference
@@ -86,7 +87,7 @@ class _PodLifecycle:
         self._memory = open_device(settings.device)
         self._host = enter_host_tier(settings.host_path, settings.host_bytes)
         self._load_threads = LoadThreads()
-        self._request_threads = ThreadPoolExecutor(max(2, settings.threads), "request")
+        self._request_threads = RequestThreads(max(2, settings.threads), settings.inference_timeout)
         self._sandbox_threads = ThreadPoolExecutor(MAX_SANDBOX_THREADS, "sandbox")
 
     async def run(self) -> None:

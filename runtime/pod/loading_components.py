@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from runtime.device.memory import DeviceMemory
     from runtime.device.worker import DeviceWorker
     from runtime.loading.load_threads import LoadThreads
+    from runtime.request_threads import RequestThreads
     from runtime.sandbox.pool import Sandbox
     from runtime.serving.remote_inference import RemoteInference
     from runtime.settings import RuntimeSettings
@@ -62,7 +63,7 @@ class PodContext:
     memory: DeviceMemory
     host: HostTier
     load_threads: LoadThreads
-    request_threads: Executor
+    request_threads: RequestThreads
     sandbox_threads: Executor
     """For requests that wait for the sandbox."""
     tasks: asyncio.TaskGroup

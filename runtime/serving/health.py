@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from runtime.device.worker import DeviceWorker
     from runtime.registration.registry_agent import RegistryAgent
+    from runtime.request_threads import RequestThreads
     from runtime.serving.in_flight import InFlightRequests
     from runtime.serving.single_model import SingleModel
 
@@ -16,12 +17,14 @@ if TYPE_CHECKING:
 class Health:
     """Ready: registered, not draining and alive; a pod for one model also needs its model loaded.
 
-    Alive: the device and its thread work; otherwise the pod has to be restarted.
+    Alive: the device and its thread work, and a request's thread; otherwise the pod has to be
+    restarted.
     """
 
     agent: RegistryAgent
     in_flight: InFlightRequests
     device: DeviceWorker
+    threads: RequestThreads
     single_model: SingleModel | None = None
 
     @property
@@ -32,4 +35,4 @@ class Health:
 
     @property
     def is_live(self) -> bool:
-        return self.device.is_alive
+        return self.device.is_alive and not self.threads.are_stuck

@@ -36,7 +36,7 @@ class InFlightRequests:
         self._allow_simulated_work = allow_simulated_work
         self._slots_used = 0
         self._begun: OrderedDict[str, None] = OrderedDict()
-        """Ids of the latest entry requests that were admitted."""
+        """The latest entry requests that were admitted: attempts, or ids of those without."""
         self._timeouts: set[asyncio.Timeout] = set()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -86,12 +86,13 @@ class InFlightRequests:
                 self._idle.set()
 
     def _record_begun(self, head: RequestHead) -> None:
-        if head.is_resent and head.id in self._begun:
+        name = head.attempt or head.reservation or head.id
+        if head.is_resent and name in self._begun:
             raise AlreadyBegun(
                 f"the connection of request {head.id} was lost after pod {self._pod_name} had begun"
                 " it; it is not executed twice"
             )
-        self._begun[head.id] = None
+        self._begun[name] = None
         if len(self._begun) > MAX_BEGUN:
             self._begun.popitem(last=False)
 

@@ -33,6 +33,8 @@ class RequestHead:
     predict_address: str | None
     """The pod that runs the inference; None: this one."""
     is_infer_stage: bool
+    attempt: str | None
+    """Names one attempt of one request, unlike `id`, which clients choose."""
     is_resent: bool
     """The gateway lost the connection of its first attempt at this pod."""
     deadline_s: float | None
@@ -62,6 +64,7 @@ def parse_request_head(segment: str, headers: Mapping[str, str]) -> RequestHead:
         load_token=_parse_load_token(headers.get("x-pilotlight-load-token")),
         predict_address=_parse_address(headers.get("x-pilotlight-predict")),
         is_infer_stage=stage == "infer",
+        attempt=_parse_printable(headers, "x-pilotlight-attempt"),
         is_resent="x-pilotlight-resent" in headers,
         deadline_s=_parse_deadline(headers.get("x-pilotlight-deadline-ms")),
         simulated_work=_parse_simulated_work(headers.get("x-pilotlight-simulate")),

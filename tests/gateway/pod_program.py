@@ -162,7 +162,10 @@ class FakePod:
             status = 429 if refusal == "slots" else 503
             await response.refuse(status, refusal)
             return
-        request_id = request.headers.get("x-request-id", "")
+        headers = request.headers
+        request_id = headers.get("x-pilotlight-attempt") or headers.get(
+            "x-pilotlight-reservation", ""
+        )
         is_resent = "x-pilotlight-resent" in request.headers
         if is_resent and request_id in self._begun:
             await response.complete(502, {"x-pilotlight-pod": self.name}, b'{"error": "begun"}')

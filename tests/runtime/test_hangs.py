@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from registry.domain.model import ModelPolicy
-from runtime.device.device_model import DeviceModel
+from runtime.device.device_model import DeviceModel, Payload
 from runtime.device.worker import DeviceWorker
-from runtime.errors import InferenceHung
+from runtime.errors import InferenceHung, ModelBroken
 from runtime.loading.watchdog import Watchdog
 from tests.runtime.http import metric, predict
 from tests.runtime.local_pod import local_pod
@@ -108,6 +108,37 @@ def test_too_many_threads_that_stay_stuck_end_the_pod(tmp_path: Path) -> None:
                 with pytest.raises(InferenceHung):
                     await device.run(release.wait, model=DeviceModel(f"default/{name}@1"))
             await asyncio.wait_for(ended.wait(), 30)
+            running.cancel()
+        release.set()
+        device.close()
+
+    asyncio.run(run())
+
+
+def test_threads_of_one_model_that_stay_stuck_end_the_model_and_not_the_pod(
+    tmp_path: Path,
+) -> None:
+    async def run() -> None:
+        ended, release = asyncio.Event(), threading.Event()
+        device = DeviceWorker(threads=1, max_queued=4, timeout_s=0.2)
+        device.start()
+        model = DeviceModel(
+            "default/a@1", infer=lambda contents: [release.wait() for _ in contents]
+        )
+        other = DeviceModel("default/b@1")
+        async with local_pod(tmp_path) as pod, asyncio.TaskGroup() as tasks:
+            watchdog = Watchdog(device, pod.coordinator, max_stuck_threads=2, end_pod=ended.set)
+            running = tasks.create_task(watchdog.run())
+            for text in ("x", "y"):
+                with pytest.raises(InferenceHung):
+                    await device.infer(model, Payload(text))
+                model.suspects.record_served()  # others of its requests are served meanwhile
+            await asyncio.to_thread(wait_until, lambda: model.broken_reason, what="it is broken")
+            with pytest.raises(ModelBroken):
+                await device.infer(model, Payload("z"))
+            assert (await device.infer(other, Payload("x"))).value == "x"
+            assert device.stuck_threads == 2
+            assert not ended.is_set()
             running.cancel()
         release.set()
         device.close()

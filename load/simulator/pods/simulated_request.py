@@ -25,7 +25,7 @@ class SimulatedRequest(PendingPlacement):
     """One attempt of a request; mutable. A retry is another object with the same `arrival`."""
 
     __slots__ = (
-        "at_device_s", "entry", "failed", "infer_s", "input_size", "is_over", "load_s",
+        "at_device_s", "begun", "entry", "failed", "infer_s", "input_size", "is_over", "load_s",
         "model_needed_s", "output_size", "placed_s", "plan", "postprocess_s", "predict",
         "preprocess_s", "reason", "rows", "start", "token",
     )  # fmt: skip
@@ -43,10 +43,12 @@ class SimulatedRequest(PendingPlacement):
     """Token of the load claim that the gateway made for the request; 0: no claim."""
     failed: FailedAttempts | None
     """Earlier attempts of the request; None if this is the first."""
+    begun: int
+    """Pods that requests had lost when it was sent (`gateway.dispatch.lost_pods`)."""
     placed_s: float
     """Time at which the request was sent to its entry pod; negative if it was not sent."""
     model_needed_s: float
-    """When its predict pod began to wait for the model."""
+    """When its predict pod began to wait for the model; negative before."""
     at_device_s: float
     load_s: float
     preprocess_s: float
@@ -65,7 +67,8 @@ class SimulatedRequest(PendingPlacement):
         self.rows = 1 if plan.counts_tokens or input_size < 1 else input_size
         self.reason = None
         self.start = ""
-        self.placed_s = -1.0
+        self.placed_s = self.model_needed_s = -1.0
+        self.begun = 0
         self.failed = None
         self.token = 0
         self.load_s = self.preprocess_s = self.infer_s = self.postprocess_s = 0.0

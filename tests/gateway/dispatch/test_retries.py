@@ -65,6 +65,7 @@ def test_attempts_end(tokens: float, is_free: bool, attempts: int, error: str) -
         ("no-memory", False, None),
         ("slots", True, NotExecuted.SLOTS),
         ("draining", True, NotExecuted.DRAINING),
+        ("unreachable", False, NotExecuted.PREDICT_UNREACHABLE),
         ("device-full", False, NotExecuted.DEVICE_FULL),
         ("device-full", True, None),
     ],

@@ -69,6 +69,19 @@ def test_only_the_full_device_is_avoided(harness: GatewayHarness) -> None:
     harness.wait_idle(full)
 
 
+def test_a_predict_pod_that_is_gone_is_avoided(harness: GatewayHarness) -> None:
+    spec = harness.declare(routing=RoutingPolicy.REMOTE_PROXY)
+    gone = harness.start_pods("pod-a", warm=spec)
+    held = harness.hold_pod(gone, spec, x_test="around=hold")
+    harness.start_pods("pod-b", warm=spec)
+    response = harness.predict(spec, x_test="refuse-stage=unreachable,at=pod-a")
+    assert response.status_code == 200, response.text
+    assert response.headers["x-pilotlight-predict-pod"] == "pod-b"
+    assert gone.counts("pod-a")["refused"] == 1
+    gone.control("pod-a", "release")
+    assert held.result().status_code == 200
+
+
 def test_a_temporary_refusal_is_retried_with_backoff(harness: GatewayHarness) -> None:
     spec, pods = harness.start_warm_pod(routing=QUEUEING)
     response = harness.predict(spec, x_test="refuse=slots,times=4")

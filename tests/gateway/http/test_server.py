@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 Handle = Callable[[ClientRequest], Awaitable[None]]
+Find = Callable[[bytes, bytes], ModelTarget | None]
 
 TARGET = ModelTarget(ModelName("default", "m"), "m", b"/v2/models/m/infer", "default/m")
 HEAD = b"POST /v2/models/m/infer HTTP/1.1\r\nhost: x\r\n"
@@ -53,12 +54,12 @@ async def not_inference(scope: Any, receive: Any, send: Any) -> None:
 
 @asynccontextmanager
 async def connected(
-    handle: Handle, *, keep_alive_s: int = 75
+    handle: Handle, *, keep_alive_s: int = 75, find: Find = find_target
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter, list[GatewayProtocol]]]:
     """A client's connection to a server with this handler, and the server's protocols."""
     config = uvicorn.Config(not_inference, timeout_keep_alive=keep_alive_s, ws="none")
     protocols: list[GatewayProtocol] = []
-    make = partial(GatewayProtocol, find_target, handle, config=config, app_state={})
+    make = partial(GatewayProtocol, find, handle, config=config, app_state={})
 
     def protocol() -> GatewayProtocol:
         protocols.append(make(server_state=ServerState()))
@@ -107,6 +108,46 @@ async def test_reads_the_body_of_a_request_that_offers_an_upgrade() -> None:
             writer.write(body[5:] + HEAD + b"content-length: 2\r\n\r\nok")
             assert await read_response(reader) == body
             assert await read_response(reader) == b"ok"
+
+
+@run_async
+async def test_an_absolute_target_replaces_the_host() -> None:
+    """RFC 9112, section 3.2.2: two readers must not take it for different models."""
+    found: list[tuple[bytes, bytes]] = []
+
+    def find(path: bytes, host: bytes) -> ModelTarget | None:
+        found.append((path, host))
+        return TARGET
+
+    async def hosts(client: ClientRequest) -> None:
+        await body_of(client)
+        client.respond(
+            200, [], b" ".join(value for name, value in client.headers if name == b"host")
+        )
+
+    path = TARGET.pod_path
+    async with connected(hosts, find=find) as (reader, writer, _):
+        writer.write(
+            b"POST HTTP://m.a:8080%b HTTP/1.1\r\nhost: m.b\r\ncontent-length: 0\r\n\r\n" % path
+        )
+        assert await read_response(reader) == b"m.a:8080"
+    assert found == [(path, b"m.a:8080")]
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        pytest.param(b"http://user@m.a/v2/models/m/infer", id="user"),
+        pytest.param(b"ftp://m.a/v2/models/m/infer", id="scheme"),
+        pytest.param(b"http:///v2/models/m/infer", id="no-host"),
+        pytest.param(b"http://" + b"a" * 64 + b".b/v2/models/m/infer", id="long-label"),
+    ],
+)
+@run_async
+async def test_refuses_other_absolute_targets(target: bytes) -> None:
+    async with connected(echo) as (reader, writer, _):
+        writer.write(b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n" % target)
+        assert (await reader.readline()).startswith(b"HTTP/1.1 400 ")
 
 
 @run_async

@@ -24,3 +24,13 @@ def test_a_begun_request_is_not_executed_again(cluster: Cluster, models: Path) -
     assert "had begun" in again.json()["error"]
     assert "x-pilotlight-not-executed" not in again.headers
     assert post(url, body, **ids).status_code == 200
+
+
+def test_requests_of_one_id_are_told_apart_by_their_attempt(cluster: Cluster, models: Path) -> None:
+    cluster.declare("m", models / "tiny-bert")
+    pod = cluster.pod()
+    url, body = f"{pod.url}/v1/models/default~m:predict", {"instances": ["x"]}
+    ids = {"x_request_id": "r1", "x_pilotlight_resent": "1"}
+    assert post(url, body, **ids, x_pilotlight_attempt="a1").status_code == 200
+    assert post(url, body, **ids, x_pilotlight_attempt="a2").status_code == 200
+    assert post(url, body, **ids, x_pilotlight_attempt="a2").status_code == 502

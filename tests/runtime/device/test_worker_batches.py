@@ -11,6 +11,7 @@ import pytest
 
 from registry.domain.model import ModelPolicy
 from runtime.device.device_model import DeviceModel, Payload
+from runtime.device.suspects import MAX_CAUSES
 from runtime.device.worker import DeviceWorker
 from runtime.errors import InferenceHung, ModelBroken, RequestHung
 from tests.servers import wait_until
@@ -230,10 +231,8 @@ def test_a_hang_is_charged_to_its_request_first(device: DeviceWorker) -> None:
         with pytest.raises(InferenceHung, match=r"did not end within 0\.2 s"):
             await hanging.ask(device, "wait")
         assert device.stuck_threads == 1
-        assert (await hanging.ask(device, 2)).value == 4
         with pytest.raises(RequestHung, match="refused for 300 s"):
             await hanging.ask(device, "wait")
-        assert (await hanging.ask(device, 3)).value == 9
         with pytest.raises(InferenceHung):
             await hanging.ask(device, "wait differently")
         with pytest.raises(ModelBroken):
@@ -244,6 +243,29 @@ def test_a_hang_is_charged_to_its_request_first(device: DeviceWorker) -> None:
     key = hanging.device_model.key
     assert hung == [(key, False), (key, True)]
     hanging.open.set()
+    wait_until(lambda: not device.stuck_threads, what="its threads are free again")
+
+
+def test_a_model_that_serves_others_is_refused_only_after_several_requests(
+    device: DeviceWorker,
+) -> None:
+    model = Model(max_infer_s=0.2)
+
+    async def run() -> None:
+        for number in range(MAX_CAUSES - 1):
+            with pytest.raises(InferenceHung):
+                await model.ask(device, f"wait {number}")
+            assert (await model.ask(device, 2)).value == 4
+        for number in range(MAX_CAUSES - 1):
+            with pytest.raises(RequestHung):
+                await model.ask(device, f"wait {number}")
+        with pytest.raises(InferenceHung):
+            await model.ask(device, "wait once more")
+        with pytest.raises(ModelBroken):
+            await model.ask(device, 2)
+
+    asyncio.run(run())
+    model.open.set()
     wait_until(lambda: not device.stuck_threads, what="its threads are free again")
 
 

@@ -155,6 +155,14 @@ def test_requests_of_a_dead_pod_are_retried_elsewhere() -> None:
     assert [(row["status"], row["entry_pod"]) for row in rows] == [(200, "n-1"), (200, "n-1")]
 
 
+def test_a_request_that_loses_two_pods_fails_as_live() -> None:
+    node = {"pods": [{"kill": "50ms"}, {"kill": "200ms"}, {}]}
+    at = {f"n-{number}": "device" for number in range(3)}
+    [row] = run(cluster(node, {"at": at, "infer": {1: "1s"}}), [(0.0, "m")])
+    assert row["status"] == 503
+    assert "2 pods were lost with this request" in row["error"]
+
+
 def test_request_sent_to_a_dead_pod_is_queued_again() -> None:
     pods = [{"slots": 2, "kill": "2s"}, {"slots": 1}]
     policy = {"queue-timeout": "500ms"}
