@@ -42,6 +42,10 @@ class LabelledExamples:
     labels: NDArray[np.int64]
     projection: NDArray[np.float32] | None
 
+    def take(self, rows: NDArray[np.int64]) -> LabelledExamples:
+        inputs = {name: values[rows] for name, values in self.inputs.items()}
+        return LabelledExamples(inputs, self.labels[rows], self.projection)
+
     def features(self) -> NDArray[np.float32]:
         """All inputs side by side, in the order of their names: [rows, features]."""
         rows = len(self.labels)

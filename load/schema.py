@@ -53,5 +53,17 @@ RECORD_SCHEMA: Final = pa.schema(
 )
 """One request per row; times in seconds since the run's start."""
 
+ANSWER_SCHEMA: Final = pa.schema(
+    [
+        *RECORD_SCHEMA,
+        pa.field("variant", _NAME),  # that served the request to an application
+        pa.field("label", pa.int32()),  # the right answer
+        pa.field("prediction", pa.int32()),
+        pa.field("expected_utility", pa.float64()),
+        pa.field("utility", pa.float64()),  # achieved
+    ]
+)
+"""Rows of a run with labelled examples."""
+
 Trace: TypeAlias = Iterable[pa.RecordBatch]
 """Batches of `TRACE_SCHEMA`, sorted by `at_s` across batches."""

@@ -20,6 +20,7 @@ from registry.errors import RegistryError, RegistryUnavailable
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
+    from autoscaler.kubernetes.applications.reconciler import ApplicationReconciler
     from autoscaler.kubernetes.cluster.cluster_objects import ClusterObjects
     from autoscaler.kubernetes.models.reconciler import ModelReconciler
     from autoscaler.kubernetes.pools.pool_registries import PoolRegistries
@@ -36,9 +37,11 @@ DEFAULT_RETRY_S = 5.0
 
 class Controller:
     def __init__(
-        self, objects: ClusterObjects, models: ModelReconciler, registries: PoolRegistries
-    ) -> None:
+        self, objects: ClusterObjects, models: ModelReconciler,
+        applications: ApplicationReconciler, registries: PoolRegistries,
+    ) -> None:  # fmt: skip
         self._objects = objects
+        self._applications = applications
         self._models = models
         self._registries = registries
         self._pod_phases = PodPhases(objects, registries)
@@ -60,6 +63,7 @@ class Controller:
     def set_leading(self, *, is_leading: bool) -> None:
         self.is_leading = is_leading
         self._objects.changed |= self._objects.services.keys()
+        self._objects.has_changed_applications = True
         self._wake.set()
 
     async def run(self) -> None:
@@ -93,17 +97,21 @@ class Controller:
             name for name, due_s in self._due_s.items() if due_s <= now_s
         }
         self._objects.changed = set()
+        has_applications = self._objects.has_changed_applications
         next_all_s = self._reconciled_all_s + RECONCILE_ALL_INTERVAL_S
         if self._has_registry_changed and now_s >= next_all_s:
             self._has_registry_changed = False
             self._reconciled_all_s = now_s
             names |= self._objects.services.keys()
             await self._catch_errors("orphans", self._models.delete_orphans())
+            has_applications = True
         limit = asyncio.Semaphore(MAX_CONCURRENT)
         async with asyncio.TaskGroup() as tasks:
             for name in names:
                 tasks.create_task(self._reconcile(name, limit))
             tasks.create_task(self._catch_errors("pods", self._pod_phases.update()))
+        if has_applications:  # after the models, which may be their variants
+            await self._catch_errors("applications", self._applications.reconcile_all())
         MODELS.set(sum(each.role is Role.MODEL for each in self._objects.services.values()))
 
     async def _reconcile(self, name: ModelName, limit: asyncio.Semaphore) -> None:

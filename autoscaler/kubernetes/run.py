@@ -10,6 +10,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from autoscaler.kubernetes.admission.webhook_server import WebhookServer
+from autoscaler.kubernetes.applications.reconciler import ApplicationReconciler
 from autoscaler.kubernetes.cluster.cluster_api import ClusterApi, connect
 from autoscaler.kubernetes.cluster.cluster_objects import ClusterObjects
 from autoscaler.kubernetes.cluster.informer import Informer
@@ -57,7 +58,8 @@ async def run(settings: ControllerSettings) -> None:
                 settings.redis_url, tasks, lambda: controller.on_registry_change()
             )
             models = ModelReconciler(settings, api, objects, registries)
-            controller = Controller(objects, models, registries)
+            applications = ApplicationReconciler(api, objects, registries)
+            controller = Controller(objects, models, applications, registries)
 
             def on_event(event: ObjectEvent) -> None:
                 objects.update(event)
@@ -111,6 +113,7 @@ async def _relist(api: ClusterApi, objects: ClusterObjects, controller: Controll
     while True:
         try:
             objects.replace(await api.list_services(), await api.list_pods())
+            objects.replace_applications(await api.list_applications())
         except KubernetesError as error:
             FAILURES.labels(cause=type(error).__name__).inc()
             logger.warning("the cluster's objects could not be listed; retrying", exc_info=error)

@@ -15,6 +15,7 @@ from gateway.routing.latency_model import remaining_load
 from gateway.selection.accuracy import profiled_accuracy, recalls
 from gateway.selection.class_posterior import prior_weights
 from gateway.selection.window import VariantProfile, Window, WindowApplication, Worker
+from registry.domain.application_variants import named_variants
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,18 +42,13 @@ class Variants:
 def variants_of(application: ApplicationSpec, state: ClusterState) -> Variants:
     """The declared models that name the application, in the order of names."""
     usable, problems = [], []
-    for name, record in sorted(state.models.items()):
-        spec = record.serving
-        is_named = spec.policy.application == application.name.name
-        if not is_named or name.namespace != application.name.namespace:
-            continue
-        problem = _profile_problem(application, spec, state)
+    for spec, problem in named_variants(application, state):
         if problem is not None:
-            problems.append(f"{name.name}: {problem}")
+            problems.append(f"{spec.name.name}: {problem}")
             continue
-        confusion = state.accuracies[name].confusion
+        confusion = state.accuracies[spec.name].confusion
         profile = VariantProfile(
-            name.name, profiled_accuracy(confusion), tuple(recalls(confusion).tolist())
+            spec.name.name, profiled_accuracy(confusion), tuple(recalls(confusion).tolist())
         )
         usable.append((spec, profile))
     return Variants(tuple(usable), tuple(problems))
@@ -74,19 +70,6 @@ class VariantCache:
         if found is None:
             found = self._found[application.name] = variants_of(application, self._state)
         return found
-
-
-def _profile_problem(
-    application: ApplicationSpec, spec: ModelSpec, state: ClusterState
-) -> str | None:
-    profile = state.accuracies.get(spec.name)
-    if profile is None:
-        return "has no accuracy profile"
-    if profile.key != spec.key:
-        return "its accuracy profile is of another generation"
-    if profile.classes != application.classes:
-        return "its accuracy profile is of other classes"
-    return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,12 +49,21 @@ def utilities(
 
 def as_rows(problem: PlanningProblem, table: StepTable, steps: Sequence[Step]) -> Ints:
     """Steps as rows of the table, sorted by worker."""
-    rows = []
-    for step in sorted(steps, key=lambda each: each.worker):
-        choices = problem.choices[problem.application_of[step.request]]
-        is_chosen = (choices.variants == step.variant) & (choices.workers == step.worker)
-        rows.append(int(table.first[step.request] + np.flatnonzero(is_chosen)[0]))
-    return np.array(rows)
+    places = [
+        {
+            pair: at
+            for at, pair in enumerate(
+                zip(each.variants.tolist(), each.workers.tolist(), strict=True)
+            )
+        }
+        for each in problem.choices
+    ]
+    firsts = table.first.tolist()
+    return np.array([
+        firsts[step.request]
+        + places[problem.application_of[step.request]][step.variant, step.worker]
+        for step in sorted(steps, key=lambda each: each.worker)
+    ])  # fmt: skip
 
 
 def as_steps(table: StepTable, rows: Ints) -> list[Step]:

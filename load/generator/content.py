@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from load.generator.errors import BadPayload
+from load.generator.example_rules import ExampleRules  # noqa: TC001 - pydantic resolves it
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,6 +25,8 @@ class ContentKind(StrEnum):
     """Random numbers in the shapes of the metadata."""
     BODY = "body"
     """A whole request body from the user."""
+    EXAMPLES = "examples"
+    """Labelled examples of an application, one per request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,8 @@ class Content:
     """The body or image in base64; empty: images are generated."""
     inputs: tuple[tuple[str, str, tuple[int, ...]], ...] = ()
     """For `TENSORS`: name, datatype and shape, -1 for a variable size."""
+    examples: ExampleRules | None = None
+    """For `EXAMPLES`."""
 
 
 TEXT: Final = Content()

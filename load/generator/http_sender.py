@@ -8,6 +8,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from gateway.upstream.pod_connection import PodConnection, PodConnectionLost
+from load.generator.labelled_bodies import MAX_RESPONSE_BYTES, judge
 from load.generator.request_bodies import RequestBodies
 from load.generator.responses import MAX_KEPT_BYTES, RequestResult, http_error, stream_error
 from load.generator.target_url import host_headers, inference_path
@@ -79,7 +80,8 @@ class HttpSender:
     ) -> None:
         """Fill in the result of one request; every failure becomes its error."""
         body = self._bodies.body(arrival, content)
-        head = self._head(arrival, body, request_id)
+        head, response = self._head(arrival, body, request_id), b""
+        result.label = body.label
         result.sent_s = self._now_s()
         try:
             connection = await self._connections.take()
@@ -88,12 +90,14 @@ class HttpSender:
             result.finished_s = self._now_s()
             return
         try:
-            await self._exchange(connection, head, body, result)
+            response = await self._exchange(connection, head, body, result)
         except PodConnectionLost:
             place = "inside the response" if result.status else "before the response"
             result.fail(f"the connection was closed or broken {place}")
         finally:
             result.finished_s = self._now_s()
+            if content.examples is not None:
+                judge(result, arrival, content.examples, response)
             if result.error is None or connection.is_complete:
                 self._connections.give_back(connection)
             else:
@@ -101,7 +105,9 @@ class HttpSender:
 
     async def _exchange(
         self, connection: PodConnection, head: bytes, body: RequestBody, result: RequestResult
-    ) -> None:
+    ) -> bytes:
+        """The end of the response, or all of one that is judged."""
+
         def on_data() -> None:
             if result.first_byte_s is None and connection.has_head:
                 result.first_byte_s = self._now_s()
@@ -111,14 +117,16 @@ class HttpSender:
         await connection.wait_head()
         result.status = connection.status
         result.read_headers(connection.headers)
-        tail = b"".join(connection.take_body())[-MAX_KEPT_BYTES:]
+        kept_bytes = MAX_KEPT_BYTES if body.label is None else MAX_RESPONSE_BYTES
+        tail = b"".join(connection.take_body())[-kept_bytes:]
         while not connection.is_complete:
             await connection.wait_body()
-            tail = (tail + b"".join(connection.take_body()))[-MAX_KEPT_BYTES:]
+            tail = (tail + b"".join(connection.take_body()))[-kept_bytes:]
         if not 200 <= result.status < 300:
             result.fail(http_error(result.status, tail))
         elif body.is_streamed and (error := stream_error(tail)) is not None:
             result.fail(error)
+        return tail
 
     def _head(self, arrival: TraceArrival, body: RequestBody, request_id: str) -> bytes:
         settings = self._settings

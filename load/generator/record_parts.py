@@ -14,7 +14,7 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from load.generator.errors import RecordsNotWritten
-from load.schema import RECORD_SCHEMA
+from load.schema import ANSWER_SCHEMA, RECORD_SCHEMA
 from load.stages import STAGES
 
 if TYPE_CHECKING:
@@ -38,22 +38,25 @@ def parts_folder(output: Path) -> Path:
 def record_row(
     arrival: TraceArrival, result: RequestResult, *, request_id: str, policy: str | None
 ) -> tuple[Any, ...]:
-    """One row in the order of RECORD_SCHEMA."""
+    """One row in the order of ANSWER_SCHEMA, which begins with RECORD_SCHEMA."""
     return (
         request_id, arrival.tenant, arrival.model, result.policy or policy, arrival.at_s,
         result.sent_s, result.first_byte_s, result.finished_s, result.status, result.reason,
         result.error, result.entry_pod, result.predict_pod, result.start,
         *(result.stages_ms.get(stage) for stage in STAGES),
-        arrival.input_size, arrival.output_size, arrival.deadline_s,
+        arrival.input_size, arrival.output_size,
+        result.deadline_s if arrival.deadline_s is None else arrival.deadline_s,
+        result.variant, result.label, result.prediction, result.expected_utility, result.utility,
     )  # fmt: skip
 
 
 class RecordPart:
     """Writes one worker's rows as record batches."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, has_answers: bool = False) -> None:
+        self._schema = ANSWER_SCHEMA if has_answers else RECORD_SCHEMA
         self._file = pa.OSFile(str(path), "wb")
-        self._writer = pa.ipc.new_stream(self._file, RECORD_SCHEMA)
+        self._writer = pa.ipc.new_stream(self._file, self._schema)
         self._rows: list[tuple[Any, ...]] = []
 
     def add(self, row: tuple[Any, ...]) -> None:
@@ -65,12 +68,12 @@ class RecordPart:
         """Write the rows added since the last batch."""
         if not self._rows:
             return
-        columns = zip(*self._rows, strict=True)
+        columns = list(zip(*self._rows, strict=True))[: len(self._schema)]
         arrays = [
             pa.array(column, type=field.type)
-            for column, field in zip(columns, RECORD_SCHEMA, strict=True)
+            for column, field in zip(columns, self._schema, strict=True)
         ]
-        self._writer.write_batch(pa.record_batch(arrays, schema=RECORD_SCHEMA))
+        self._writer.write_batch(pa.record_batch(arrays, schema=self._schema))
         self._file.flush()
         self._rows = []
 
@@ -104,11 +107,12 @@ def merge_parts(parts: Path, output: Path, metadata: Mapping[str, Any]) -> None:
 
     Raises RecordsNotWritten and then keeps the parts.
     """
-    schema = RECORD_SCHEMA.with_metadata({METADATA_KEY: json.dumps(dict(metadata))})
+    own = schema_of(parts)
+    schema = own.with_metadata({METADATA_KEY: json.dumps(dict(metadata))})
     unfinished = output.with_name(output.name + ".unfinished")
     try:
         with parquet.ParquetWriter(unfinished, schema, compression="zstd") as writer:
-            for group in _row_groups(read_parts(parts)):
+            for group in _row_groups(read_parts(parts), own):
                 writer.write_table(group.cast(schema))
         unfinished.replace(output)
     except OSError as error:
@@ -121,16 +125,23 @@ def merge_parts(parts: Path, output: Path, metadata: Mapping[str, Any]) -> None:
     shutil.rmtree(parts)
 
 
-def _row_groups(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
+def schema_of(parts: Path) -> pa.Schema:
+    """ANSWER_SCHEMA if the parts have its columns, else RECORD_SCHEMA."""
+    first = next(read_parts(parts), None)
+    has_answers = first is not None and ANSWER_SCHEMA.names[-1] in first.schema.names
+    return ANSWER_SCHEMA if has_answers else RECORD_SCHEMA
+
+
+def _row_groups(batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.Table]:
     gathered: list[pa.RecordBatch] = []
     for batch in batches:
         gathered.append(batch)
         if sum(each.num_rows for each in gathered) >= _GROUP_ROWS:
-            yield _table(gathered)
+            yield _table(gathered, schema)
             gathered = []
     if gathered:
-        yield _table(gathered)
+        yield _table(gathered, schema)
 
 
-def _table(batches: list[pa.RecordBatch]) -> pa.Table:
-    return pa.Table.from_batches(batches, RECORD_SCHEMA).unify_dictionaries()
+def _table(batches: list[pa.RecordBatch], schema: pa.Schema) -> pa.Table:
+    return pa.Table.from_batches(batches, schema).unify_dictionaries()

@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from load.generator.content import Content, ContentKind
+from load.generator.labelled_bodies import LabelledBodies
 from load.generator.settings import RequestProtocol
 from load.generator.synthetic_content import SyntheticText, synthetic_image
 from runtime.wire.tensors import BYTES, NUMPY_OF, Tensor, bytes_tensor
 from runtime.wire.v2 import encode_request
 
 if TYPE_CHECKING:
+    from load.generator.example_rules import ExampleRules
     from load.generator.trace_arrivals import TraceArrival
 
 _WORDS_PER_ITEM: Final = 8
@@ -34,6 +36,8 @@ class RequestBody:
     headers: tuple[tuple[str, str], ...] = _JSON
     is_streamed: bool = False
     """Whether it requests server-sent events."""
+    label: int | None = None
+    """The right answer, where it is known."""
 
 
 class RequestBodies:
@@ -43,8 +47,17 @@ class RequestBodies:
         self._protocol = protocol
         self._seed = seed
         self._text = SyntheticText(seed)
+        self._labelled: dict[str, LabelledBodies] = {}
+
+    def _labelled_bodies(self, rules: ExampleRules) -> LabelledBodies:
+        if rules.path not in self._labelled:
+            self._labelled[rules.path] = LabelledBodies(rules, self._seed)
+        return self._labelled[rules.path]
 
     def body(self, arrival: TraceArrival, content: Content) -> RequestBody:
+        if content.examples is not None:
+            labelled = self._labelled_bodies(content.examples).body(arrival)
+            return RequestBody(labelled.data, label=labelled.label)
         if content.kind is ContentKind.BODY:
             return RequestBody(base64.b64decode(content.data))
         if self._protocol is RequestProtocol.OPENAI:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,6 +23,7 @@ _PILOTLIGHT_HEADERS: Final = {
     b"x-pilotlight-policy": "policy",
     b"x-pilotlight-reason": "reason",
     b"x-pilotlight-start": "start",
+    b"x-pilotlight-variant": "variant",
 }
 
 
@@ -44,6 +46,16 @@ class RequestResult:
     predict_pod: str | None = None
     start: str | None = None
     stages_ms: dict[str, float] = field(default_factory=dict)
+    variant: str | None = None
+    """That served a request to an application."""
+    expected_utility: float | None = None
+    label: int | None = None
+    """The right answer, where it is known."""
+    prediction: int | None = None
+    deadline_s: float | None = None
+    """Of the application, where the trace has none."""
+    utility: float | None = None
+    """Achieved: 1 less the penalty of lateness for a right answer, else 0."""
 
     def read_headers(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
         for name, value in headers:
@@ -51,6 +63,9 @@ class RequestResult:
                 self.stages_ms = reported_stages_ms(value.decode("latin-1"))
             elif name in _PILOTLIGHT_HEADERS:
                 setattr(self, _PILOTLIGHT_HEADERS[name], value.decode("latin-1").strip())
+            elif name == b"x-pilotlight-expected-utility":
+                with suppress(ValueError):
+                    self.expected_utility = float(value)
 
     def fail(self, error: str) -> None:
         self.error = error[:_MAX_ERROR_LENGTH]

@@ -73,7 +73,7 @@ async def prepare(settings: RunSettings) -> Prepared:
         if name.partition("/")[2] not in given
     }
     settings = replace(settings, layout=found.layout, payloads=detected | given)
-    unknown = set(found.missing)
+    unknown = {name for name in found.missing if name not in settings.payloads}
     missing = tuple(each for each in survey.models if each.name in unknown)
     return Prepared(settings, survey, missing)
 

@@ -65,7 +65,8 @@ def main() -> None:
 async def _main() -> None:
     commands = await _standard_input()
     config = TypeAdapter(WorkerConfig).validate_json(await commands.readline())
-    records = RecordPart(Path(config.part))
+    has_answers = any(each.examples is not None for each in config.settings.payloads.values())
+    records = RecordPart(Path(config.part), has_answers=has_answers)
     try:
         await _run(config, records, commands)
     finally:

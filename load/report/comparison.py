@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from load.report.errors import BadOutput, ReportError
 from load.report.page import page
+from load.report.plots.answers import utility
 from load.report.plots.bars import cold_starts, stages, tenants
 from load.report.plots.completion import completion_times, deadline_misses
 from load.report.plots.loading_time import loading_time
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 PLOTS: Final = (
     arrivals, workload, completion_times, deadline_misses, loading_time, cold_starts, stages,
-    goodput, wasted_memory, tenants,
+    goodput, wasted_memory, tenants, utility,
 )  # fmt: skip
 
 

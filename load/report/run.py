@@ -115,6 +115,29 @@ def floats(column: pa.ChunkedArray) -> Floats:
     return values.astype(np.float64, copy=False)
 
 
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """What requests with labelled examples got, a row each."""
+
+    variant: GroupedNames
+    label: Floats
+    """NaN: unknown."""
+    prediction: Floats
+    """NaN: no response."""
+    expected_utility: Floats
+    utility: Floats
+    """Achieved; 0 without a response."""
+
+    @property
+    def is_right(self) -> Bools:
+        right: Bools = self.prediction == self.label
+        return right
+
+    @property
+    def is_judged(self) -> Bools:
+        return ~np.isnan(self.label)
+
+
 @dataclass(frozen=True)
 class Run(Requests):
     name: str
@@ -122,6 +145,8 @@ class Run(Requests):
     """From the file and the summary beside it."""
     predict_pod: GroupedNames
     stages_ms: Mapping[str, np.ndarray[Any, np.dtype[np.float32]]]
+    answers: Answers | None = None
+    """Of a run with labelled examples."""
 
     @property
     def was_interrupted(self) -> bool:

@@ -11,10 +11,11 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import parquet
 
-from load.generator.record_parts import METADATA_KEY, parts_folder, read_parts
+from load.generator.record_parts import METADATA_KEY, parts_folder, read_parts, schema_of
+from load.report.answers import answer_columns
 from load.report.errors import BadRun, BadRuns
 from load.report.run import GroupedNames, Run, floats, request_columns
-from load.schema import RECORD_SCHEMA
+from load.schema import ANSWER_SCHEMA, RECORD_SCHEMA
 from load.stages import STAGES
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 MAX_RUNS: Final = 8
 _NAMES: Final = ("tenant", "model", "policy", "predict_pod", "start")
 _TIMES: Final = ("scheduled_s", "sent_s", "first_byte_s", "finished_s", "deadline_s")
+_ANSWERS: Final = ANSWER_SCHEMA.names[len(RECORD_SCHEMA) :]
 _READ: Final = [*_NAMES, *_TIMES, "status", "error", *(f"{stage}_ms" for stage in STAGES)]
 
 
@@ -75,6 +77,7 @@ def read_run(path: Path, name: str) -> Run:
         metadata=metadata,
         predict_pod=GroupedNames.of(table.column("predict_pod")),
         stages_ms=stages,
+        answers=answer_columns(table) if _ANSWERS[-1] in table.column_names else None,
     )
 
 
@@ -87,7 +90,8 @@ def _table(path: Path) -> tuple[pa.Table, dict[str, Any]]:
         return _parquet(path, parts)
     if parts.is_dir():
         try:
-            table = pa.Table.from_batches(read_parts(parts), RECORD_SCHEMA).select(_READ)
+            schema = schema_of(parts)
+            table = pa.Table.from_batches(read_parts(parts), schema).select(_read(schema.names))
         except (pa.ArrowException, ValueError) as error:
             raise BadRun(f"{parts}: not the parts of a run ({_first_line(error)})") from error
         return table, _json_file(parts / "run.json") | {"interrupted": True}
@@ -104,11 +108,11 @@ def _parquet(path: Path, parts: Path) -> tuple[pa.Table, dict[str, Any]]:
                 f"{path}: columns missing: {', '.join(missing)}; a run has the columns that "
                 "`pilotlight load run` and `pilotlight simulate` write"
             )
-        table = file.read(columns=_READ)
+        table = file.read(columns=_read(schema.names))
     except (pa.ArrowException, OSError) as error:
         kept = f"; its records are in {parts}" if parts.is_dir() else ""
         raise BadRun(f"{path}: not a complete Parquet file ({_first_line(error)}){kept}") from error
-    fields = [RECORD_SCHEMA.field(column) for column in table.schema.names]
+    fields = [ANSWER_SCHEMA.field(column) for column in table.schema.names]
     try:
         table = table.cast(pa.schema([field.with_nullable(True) for field in fields]))
     except (pa.ArrowException, ValueError) as error:
@@ -117,6 +121,11 @@ def _parquet(path: Path, parts: Path) -> tuple[pa.Table, dict[str, Any]]:
     if empty := [column for column in needed if table.column(column).null_count]:
         raise BadRun(f"{path}: empty cells in {', '.join(empty)}, which are required")
     return table, _metadata(path, file.metadata.metadata)
+
+
+def _read(names: Sequence[str]) -> list[str]:
+    """The columns to read of those that a run has."""
+    return [*_READ, *(_ANSWERS if all(each in names for each in _ANSWERS) else ())]
 
 
 def _first_line(error: Exception) -> str:

@@ -13,6 +13,7 @@ import numpy as np
 
 from load.generator.settings import LATE_S
 from load.report.aggregates import GOOD, MISSED, OK, Aggregates, ExactLatencies, kinds_of
+from load.report.answers import summarise_answers
 from load.report.pod_usage import loading_s
 from load.report.run import rate_rps
 
@@ -105,9 +106,11 @@ def summarise(run: Run) -> dict[str, Any]:
     """A run as a JSON document, with exact percentiles."""
     totals = RunTotals(ExactLatencies)
     totals.add_requests(run)
+    answers = summarise_answers(run)
     return {
         "run": run.name,
         "interrupted": run.was_interrupted,
+        **({} if answers is None else {"answers": answers}),
         **totals.totals(
             offered_s=run.offered_s,
             duration_s=run.duration_s,

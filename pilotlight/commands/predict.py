@@ -203,6 +203,9 @@ async def _explain(target: PlatformTarget, output: Output, request_id: str) -> N
             *(f"decision {key} = {_cell(value)}" for key, value in decision.items()),
         ],
     )
+    selection = document.get("selection")
+    if selection is not None:
+        _print_selection(output, selection)
     for part, title in (("options", "Options compared"), ("candidates", "Pods at that time")):
         rows = document.get(part) or []
         columns = list(dict.fromkeys(key for each in rows for key in each))
@@ -213,6 +216,24 @@ async def _explain(target: PlatformTarget, output: Output, request_id: str) -> N
                 [[_cell(each.get(column)) for column in columns] for each in rows],
                 title=title,
             )
+
+
+def _print_selection(output: Output, selection: dict[str, Any]) -> None:
+    """How the variant of an application's request was chosen."""
+    output.line()
+    for key, value in selection.items():
+        if key not in ("candidates", "left_out", "posterior"):
+            output.line(f"selection {key} = {_cell(value)}")
+    if selection["posterior"] is not None:
+        shares = sorted(selection["posterior"].items(), key=lambda each: (-each[1], each[0]))
+        output.line("likely classes: " + ", ".join(f"{name} {share:.2f}" for name, share in shares))
+    output.line()
+    columns = ("variant", "profiled_accuracy", "expected_accuracy", "soonest_s")
+    output.table(
+        [column.upper().replace("_", " ") for column in columns],
+        [[_cell(each[column]) for column in columns] for each in selection["candidates"]],
+        title="Variants",
+    )
 
 
 def _cell(value: Any) -> str:

@@ -74,6 +74,10 @@ def profile(
             help="Labelled examples: measure the accuracy of an application's variants.",
         ),
     ] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(min=1, help="Of --examples: at most so many, evenly from every class."),
+    ] = None,
     accelerator: Annotated[
         str,
         typer.Option(help="Product of the accelerator that an imported CSV file was measured on."),
@@ -103,7 +107,7 @@ def profile(
     if sum(each is not None for each in (export, import_, examples)) > 1:
         raise InvalidInput(["give --export, --import or --examples, not both"])
     if examples is not None:
-        asyncio.run(_profile_application(target, Output(json_), model, examples))
+        asyncio.run(_profile_application(target, Output(json_), model, examples, limit))
         return
     if export is not None:
         asyncio.run(_export(target, Output(json_), model, export))
@@ -116,11 +120,11 @@ def profile(
 
 
 async def _profile_application(
-    target: PlatformTarget, output: Output, name: ModelName, examples: Path
+    target: PlatformTarget, output: Output, name: ModelName, examples: Path, limit: int | None
 ) -> None:
     state = await target.cluster()
     require_known([str(name)], [str(each) for each in state.applications])
-    await profile_application(target, output, state.applications[name], examples)
+    await profile_application(target, output, state.applications[name], examples, limit)
 
 
 async def _profile(

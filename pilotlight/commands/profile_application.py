@@ -9,7 +9,7 @@ import numpy as np
 import orjson
 
 from gateway.selection.accuracy import profiled_accuracy
-from gateway.selection.sneakpeek_training import confusion_matrix
+from gateway.selection.sneakpeek_training import confusion_matrix, stratified_subset
 from load.labelled_examples import InvalidExamples, read_examples
 from pilotlight.errors import InvalidInput, RequestFailed
 from registry.domain.application import AccuracyProfile
@@ -30,15 +30,18 @@ _OK: Final = 200
 
 
 async def profile_application(
-    target: PlatformTarget, output: Output, spec: ApplicationSpec, path: Path
-) -> None:
-    """Send all examples to every variant and store what each one gets right, by class."""
+    target: PlatformTarget, output: Output, spec: ApplicationSpec, path: Path,
+    limit: int | None = None,
+) -> None:  # fmt: skip
+    """Send the examples, or `limit` of them, to every variant; store what each gets right."""
     try:
         examples = read_examples(
             path, classes=len(spec.classes), inputs=[each.name for each in spec.inputs]
         )
     except InvalidExamples as error:
         raise InvalidInput(error.problems) from error
+    if limit is not None:
+        examples = examples.take(stratified_subset(examples.labels, limit))
     rows = []
     async with target.registry() as registry:
         state = await registry.cluster()

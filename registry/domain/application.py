@@ -88,6 +88,8 @@ class ApplicationSpec:
     frequencies: tuple[float, ...] = ()
     """Of the classes, for a weak or strong prior."""
     sneak_peek: SneakPeekSpec | None = None
+    owner: str = ""
+    """Uid of the Kubernetes object that declares it; empty: declared otherwise."""
     normalises_accuracy: bool = False
 
 

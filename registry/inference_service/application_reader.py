@@ -77,6 +77,15 @@ def read_applications(
     return specs
 
 
+def read_application(document: dict[str, Any], place: str) -> ApplicationSpec:
+    """One application that is parsed already. Raises InvalidModel."""
+    reader = _Reader(place, "default")
+    spec = reader.read(document)
+    if reader.problems:
+        raise InvalidModel(reader.problems)
+    return spec
+
+
 @dataclass(slots=True)
 class _Reader:
     """Reads one document and collects its mistakes in `problems`."""
@@ -115,7 +124,7 @@ class _Reader:
             prior,
             frequencies,
             self._sneak_peek(spec.get("sneakPeek")),
-            self._boolean(spec, "normaliseAccuracy", default=False),
+            normalises_accuracy=self._boolean(spec, "normaliseAccuracy", default=False),
         )
 
     def _reject(self, path: str, allowed: str, value: object) -> None:

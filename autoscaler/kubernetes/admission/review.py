@@ -21,6 +21,7 @@ from autoscaler.kubernetes.cluster.inference_services import (
     role_of,
 )
 from registry.errors import InvalidModel
+from registry.inference_service.application_reader import is_application, read_application
 from registry.inference_service.reader import KIND
 from registry.inference_service.tenant_rules import access_problem
 
@@ -88,6 +89,12 @@ def _problems(
     document: Mapping[str, Any], rules_of: Callable[[str], TenantRules | None]
 ) -> tuple[str, ...]:
     if "deletionTimestamp" in document["metadata"]:
+        return ()
+    if is_application(document):
+        try:
+            read_application(dict(document), f"{document['metadata']['namespace']}")
+        except InvalidModel as error:
+            return tuple(error.problems)
         return ()
     match role_of(document):
         case Role.MODEL:

@@ -17,6 +17,11 @@ import aiohttp
 from kubernetes.aio import client, config
 from kubernetes.aio.client.exceptions import ApiException
 
+from autoscaler.kubernetes.cluster.application_objects import (
+    APPLICATIONS,
+    ApplicationObject,
+    read_application_object,
+)
 from autoscaler.kubernetes.cluster.inference_services import POOL, ServiceObject, read_service
 from autoscaler.kubernetes.cluster.pods import PodObject, read_pod
 from autoscaler.kubernetes.errors import Changed, ClusterUnreachable, Denied, Gone
@@ -67,6 +72,32 @@ class ClusterApi:
                 GROUP, VERSION, PLURAL, _request_timeout=LIST_TIMEOUT_S
             )
         return [read_service(each) for each in found["items"]]
+
+    async def list_applications(self) -> list[ApplicationObject]:
+        """All InferenceApplications of the cluster; none where the resource is not installed."""
+        try:
+            with api_errors("list", "InferenceApplications"):
+                found = await self._objects.list_cluster_custom_object(
+                    *APPLICATIONS, _request_timeout=LIST_TIMEOUT_S
+                )
+        except Gone:
+            return []
+        return [read_application_object(each) for each in found["items"]]
+
+    async def write_application_status(
+        self, application: ApplicationObject, status: Mapping[str, Any]
+    ) -> None:
+        """Replace an application's whole status. Raises Gone, Changed."""
+        group, version, plural = APPLICATIONS
+        patch = [
+            {"op": "test", "path": "/metadata/uid", "value": application.uid},
+            {"op": "add", "path": "/status", "value": status},
+        ]
+        with api_errors("write the status of", application):
+            await self._objects.patch_namespaced_custom_object_status(
+                group, version, application.name.namespace, plural, application.name.name, patch,
+                _content_type=_JSON_PATCH, _request_timeout=TIMEOUT_S,
+            )  # fmt: skip
 
     async def list_pods(self) -> list[PodObject]:
         with api_errors("list", "pods"):

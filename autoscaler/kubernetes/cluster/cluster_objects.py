@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from autoscaler.kubernetes.cluster.application_objects import ApplicationObject
 from autoscaler.kubernetes.cluster.inference_services import Role, ServiceObject
 from autoscaler.kubernetes.cluster.pods import PodObject
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 class ObjectEvent:
     """An added, changed or removed object."""
 
-    object: ServiceObject | PodObject
+    object: ServiceObject | PodObject | ApplicationObject
     is_removed: bool
 
 
@@ -31,6 +32,9 @@ class ClusterObjects:
         self.services: dict[ModelName, ServiceObject] = {}
         self.pods: dict[str, PodObject] = {}
         """By uid."""
+        self.applications: dict[ModelName, ApplicationObject] = {}
+        self.has_changed_applications = False
+        """The controller clears it."""
         self.changed: set[ModelName] = set()
         """InferenceServices to reconcile; the controller clears it."""
         self.removed_pods: list[PodObject] = []
@@ -44,6 +48,20 @@ class ClusterObjects:
                 self._update_service(service, is_removed=event.is_removed)
             case PodObject() as pod:
                 self._update_pod(pod, is_removed=event.is_removed)
+            case ApplicationObject() as application:
+                self._update_application(application, is_removed=event.is_removed)
+
+    def _update_application(self, application: ApplicationObject, *, is_removed: bool) -> None:
+        self.has_changed_applications = True
+        if not is_removed:
+            self.applications[application.name] = application
+        elif (known := self.applications.get(application.name)) and known.uid == application.uid:
+            del self.applications[application.name]
+
+    def replace_applications(self, applications: Iterable[ApplicationObject]) -> None:
+        """Apply a full list."""
+        self.applications = {each.name: each for each in applications}
+        self.has_changed_applications = True
 
     def _update_service(self, service: ServiceObject, *, is_removed: bool) -> None:
         before = self.services.get(service.name)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import kopf
 
+from autoscaler.kubernetes.cluster.application_objects import APPLICATIONS, read_application_object
 from autoscaler.kubernetes.cluster.cluster_objects import ObjectEvent
 from autoscaler.kubernetes.cluster.inference_services import POOL, read_service
 from autoscaler.kubernetes.cluster.pods import read_pod
@@ -21,6 +22,7 @@ from autoscaler.kubernetes.cluster.pods import read_pod
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from autoscaler.kubernetes.cluster.application_objects import ApplicationObject
     from autoscaler.kubernetes.cluster.inference_services import ServiceObject
     from autoscaler.kubernetes.cluster.pods import PodObject
 
@@ -79,6 +81,9 @@ class Informer:
         async def on_service(event: kopf.RawEvent, **_: Any) -> None:
             self._report(read_service(event["object"]), event)
 
+        async def on_application(event: kopf.RawEvent, **_: Any) -> None:
+            self._report(read_application_object(event["object"]), event)
+
         async def on_pod(event: kopf.RawEvent, **_: Any) -> None:
             self._report(read_pod(event["object"]), event)
 
@@ -86,10 +91,13 @@ class Informer:
         kopf.on.event("serving.kserve.io", "v1beta1", "inferenceservices", registry=handlers)(
             on_service
         )
+        kopf.on.event(*APPLICATIONS, registry=handlers)(on_application)
         kopf.on.event("", "v1", "pods", labels={POOL: kopf.PRESENT}, registry=handlers)(on_pod)
         return handlers
 
-    def _report(self, found: ServiceObject | PodObject, event: kopf.RawEvent) -> None:
+    def _report(
+        self, found: ServiceObject | PodObject | ApplicationObject, event: kopf.RawEvent
+    ) -> None:
         self._call(self._on_event, ObjectEvent(found, is_removed=event["type"] == "DELETED"))
 
     def _call(self, callback: Callable[[Any], None], value: object) -> None:

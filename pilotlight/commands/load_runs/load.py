@@ -39,13 +39,22 @@ def run(
     ] = "v1",
     policy: Annotated[
         str | None,
-        typer.Option(help="Routing policy of all requests. Default: each model's."),
+        typer.Option(
+            help="Policy of all requests: routing, for applications selection. Default: their own."
+        ),
     ] = None,
     payload: Annotated[
         list[str],
         typer.Option(
             help="Request body of a model: MODEL=FILE (an image or a JSON body), MODEL=text or "
             "MODEL=image. Repeat for several. Default: what the model's metadata says, else text."
+        ),
+    ] = [],  # noqa: B006 - typer copies it
+    examples: Annotated[
+        list[str],
+        typer.Option(
+            help="Labelled examples to send to an application: APPLICATION=FILE. Responses are "
+            "checked; implies --protocol v2. Repeat for several.",
         ),
     ] = [],  # noqa: B006 - typer copies it
     host_header: Annotated[
@@ -78,11 +87,13 @@ def run(
     """Send a trace's requests at their times (open loop) and record each of them."""
     with requires_extra("load"):
         from load.generator.settings import RunSettings
+        from pilotlight.commands.load_runs.examples import read_example_options
         from pilotlight.commands.load_runs.play import read_settings, run_load
 
+    target = PlatformTarget.of(home)
     plain = RunSettings(
         trace,
-        url or PlatformTarget.of(home).gateway_url,
+        url or target.gateway_url,
         policy=policy,
         host_header=host_header,
         processes=processes,
@@ -90,6 +101,11 @@ def run(
         max_in_flight=max_in_flight,
     )
     settings = read_settings(
-        plain, protocol=protocol, duration=duration, timeout=timeout, payloads=payload
+        plain,
+        protocol="v2" if examples else protocol,
+        duration=duration,
+        timeout=timeout,
+        payloads=payload,
+        examples=read_example_options(examples, target),
     )
     run_load(settings, output, Output(json_), overwrite=overwrite)

@@ -25,13 +25,15 @@ from load.trace_spec.trace_spec import files_of
 from pilotlight.commands.load_runs.progress import load_progress
 from pilotlight.commands.load_runs.summary import print_summary
 from pilotlight.errors import Interrupted, InvalidInput, RequestFailed
+from registry.domain.application import SelectionPolicy
 from registry.domain.model import RoutingPolicy
 from registry.inference_service.durations import parse_duration_s
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from load.generator.content import Content
     from pilotlight.output import Output
 
 _MAX_MODELS_NAMED = 5
@@ -94,7 +96,7 @@ async def _run_trace(prepared: Prepared, path: Path) -> _PlayedRun:
 
 def read_settings(
     plain: RunSettings, *, protocol: str, duration: str | None, timeout: str,
-    payloads: Sequence[str],
+    payloads: Sequence[str], examples: Mapping[str, Content],
 ) -> RunSettings:  # fmt: skip
     """The settings with the flags given as text; raises InvalidInput with every mistake."""
     problems: list[str] = []
@@ -111,8 +113,8 @@ def read_settings(
 
     if protocol not in list(RequestProtocol):
         problems.append(f"--protocol must be one of {', '.join(RequestProtocol)}, was {protocol!r}")
-    if plain.policy is not None and plain.policy not in list(RoutingPolicy):
-        allowed = ", ".join(RoutingPolicy)
+    if plain.policy is not None and plain.policy not in [*RoutingPolicy, *SelectionPolicy]:
+        allowed = ", ".join([*RoutingPolicy, *SelectionPolicy])
         problems.append(f"--policy must be one of {allowed}, was {plain.policy!r}")
     hosts = host_headers(plain.host_header, "tenant", "model").values()
     if not all(is_host(host) for host in hosts):
@@ -133,7 +135,7 @@ def read_settings(
         protocol=RequestProtocol(protocol),
         duration_s=duration_s,
         timeout_s=timeout_s,
-        payloads=contents,
+        payloads={**contents, **examples},
     )
 
 

@@ -35,6 +35,7 @@ def print_summary(output: Output, path: Path, summary: dict[str, Any]) -> None:
         f"{summary['not_sent']} not sent",
     ):
         output.line(line)
+    _print_answers(output, summary.get("answers"))
     for key, title in (("by_policy", "POLICY"), ("by_model", "MODEL")):
         rows = list(summary[key].items())
         if not rows:
@@ -46,6 +47,29 @@ def print_summary(output: Output, path: Path, summary: dict[str, Any]) -> None:
         )
         if len(rows) > _MAX_ROWS:
             output.line(f"and {len(rows) - _MAX_ROWS} more")
+
+
+def _print_answers(output: Output, answers: dict[str, Any] | None) -> None:
+    """Of a run with labelled examples."""
+    if answers is None:
+        return
+    rows = [("all", answers), *answers["by_application"].items()]
+    output.line()
+    output.table(
+        ("APPLICATION", "REQUESTS", "UTILITY", "EXPECTED", "RIGHT", "MISSED", "VARIANTS"),
+        [
+            (
+                name, str(each["requests"]), f"{each['utility']:.3f}",
+                _share(each["expected_utility"]), _share(each["accuracy"]), str(each["missed"]),
+                ", ".join(f"{variant}: {n}" for variant, n in each["variants"].items()),
+            )
+            for name, each in rows
+        ],
+    )  # fmt: skip
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
 
 
 def _rate(rps: float | None) -> str:

@@ -1,0 +1,1 @@
+"""InferenceApplications of the cluster in the registries, and their status."""

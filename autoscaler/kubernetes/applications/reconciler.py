@@ -1,0 +1,111 @@
+"""Reconciles all InferenceApplications with the registries of their pools, and their status.
+
+Level-triggered: it acts on the current state. An application whose object is gone, or has moved to
+another pool, is deleted from the registry; those that no object declares stay.
+"""
+
+from __future__ import annotations
+
+import datetime
+import logging
+from typing import TYPE_CHECKING
+
+from autoscaler.kubernetes.applications.application_status import application_status
+from autoscaler.kubernetes.errors import Gone
+from autoscaler.kubernetes.metrics import STATUS_WRITES
+from registry.errors import InvalidModel
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from autoscaler.kubernetes.cluster.application_objects import ApplicationObject
+    from autoscaler.kubernetes.cluster.cluster_api import ClusterApi
+    from autoscaler.kubernetes.cluster.cluster_objects import ClusterObjects
+    from autoscaler.kubernetes.pools.pool_registries import PoolRegistries, PoolRegistry
+
+logger = logging.getLogger(__name__)
+
+
+class ApplicationReconciler:
+    def __init__(
+        self, api: ClusterApi, objects: ClusterObjects, registries: PoolRegistries
+    ) -> None:
+        self._api = api
+        self._objects = objects
+        self._registries = registries
+
+    async def reconcile_all(self) -> None:
+        """Raises KubernetesError, RegistryError; the next call goes on."""
+        self._objects.has_changed_applications = False
+        for application in list(self._objects.applications.values()):
+            if not application.is_deleted:
+                await self._reconcile(application)
+        for pool, registry in self._registries.opened().items():
+            if registry.is_synced:
+                await self._delete_orphans(pool, registry)
+
+    async def _reconcile(self, application: ApplicationObject) -> None:
+        if not self._objects.has_pool(application.pool):
+            await self._write_status(application, None, application.problems)
+            return
+        registry = self._registries.get(application.pool)
+        if not registry.is_synced:
+            return  # the last status stays
+        problems = application.problems or self._forbidden(application)
+        known = registry.state.applications.get(application.name)
+        if problems and known is not None and known.owner == application.uid:
+            await registry.client.delete_applications([application.name])
+        elif not problems and application.spec is not None and known != application.spec:
+            try:
+                await registry.client.put_applications([application.spec])
+            except InvalidModel as error:
+                problems = tuple(error.problems)
+        await self._write_status(application, registry, problems)
+
+    def _forbidden(self, application: ApplicationObject) -> tuple[str, ...]:
+        """What the rules of its pool forbid."""
+        pool, spec = self._objects.pool(application.pool), application.spec
+        if pool is None or spec is None:
+            return ()
+        namespace = application.name.namespace
+        if pool.rules is None or not pool.rules.admits(namespace):
+            return (f"pool {application.pool!r} does not admit namespace {namespace!r}",)
+        peek = spec.sneak_peek
+        if peek is None or pool.rules.granting_prefix(namespace, peek.uri) is not None:
+            return ()
+        granted = ", ".join(pool.rules.prefixes_of(namespace)) or "none"
+        return (
+            f"spec.sneakPeek.uri: namespace {namespace!r} may not have it read in pool "
+            f"{application.pool!r} (granted: {granted}), was {peek.uri!r}; its operator may grant "
+            "a prefix in the pool's annotation pilotlight.io/storage-prefixes",
+        )
+
+    async def _write_status(
+        self, application: ApplicationObject, registry: PoolRegistry | None, problems: Sequence[str]
+    ) -> None:
+        state = None if registry is None else registry.state
+        now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        status = application_status(application, state, problems, now)
+        if status == application.status:
+            return
+        try:
+            await self._api.write_application_status(application, status)
+        except Gone:
+            return  # its removal is on the way
+        STATUS_WRITES.inc()
+
+    async def _delete_orphans(self, pool: str, registry: PoolRegistry) -> None:
+        orphans = [
+            name
+            for name, spec in registry.state.applications.items()
+            if spec.owner and not self._is_declared(spec.owner, pool)
+        ]
+        if orphans:
+            await registry.client.delete_applications(orphans)
+            logger.info("applications deleted", extra={"applications": list(map(str, orphans))})
+
+    def _is_declared(self, uid: str, pool: str) -> bool:
+        return any(
+            each.uid == uid and each.pool == pool and not each.is_deleted
+            for each in self._objects.applications.values()
+        )
