@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 PLOTS: Final = (
     arrivals, workload, completion_times, deadline_misses, loading_time, cold_starts, stages,
-    goodput, wasted_memory, tenants, utility,
+    goodput, wasted_memory, tenants,
 )  # fmt: skip
 
 
@@ -90,6 +90,8 @@ def _write(
 def _plots(runs: Sequence[Run]) -> Iterator[Plot | LeftOut]:
     for plot in PLOTS:
         yield plot(runs)
+    if any(run.answers is not None for run in runs):
+        yield utility(runs)
     for number, run in enumerate(runs, start=1):
         yield machine_usage(run, number)
 
