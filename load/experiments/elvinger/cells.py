@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from autoscaler.placement.planners.fewest import accelerators_of
@@ -121,6 +122,7 @@ def router_params(models: tuple[str, ...]) -> PlanParams:
     )
 
 
+@lru_cache(maxsize=1)
 def v100_profiles(path: Path | None) -> Profiles:
     """Table A.1; raises ExperimentError without the file."""
     if path is None:

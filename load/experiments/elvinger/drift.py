@@ -9,7 +9,6 @@ simulated or measured.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from autoscaler.placement.planners.plan import Replica
-    from autoscaler.placement.planners.problem import Profiles
     from load.experiments.harness.experiment import Cell, Settings
 
 _TRACE_FILE: Final = "huawei_cold_starts_per_minute.csv.gz"
@@ -68,14 +66,9 @@ class DriftRun:
     plans: int
 
 
-@lru_cache(maxsize=1)
-def _profiles(file: Path) -> Profiles:
-    return v100_profiles(file)
-
-
 def run_day(task: DriftTask) -> DriftRun:
     """All ticks of a day."""
-    profiles, gpus = _profiles(task.file), tuple(accelerators_of(KIND, _GPUS))
+    profiles, gpus = v100_profiles(task.file), tuple(accelerators_of(KIND, _GPUS))
     current: tuple[Replica, ...] = ()
     known, moved, plans, goodput = None, 0, 0, 0.0
     for at, rates in enumerate(task.rates_rps):

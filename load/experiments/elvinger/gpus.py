@@ -7,7 +7,7 @@ interference is one that no planner uses (`load.experiments.elvinger.simulated`)
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import partial
 from statistics import fmean
 from typing import TYPE_CHECKING, Final
 
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from autoscaler.placement.planners.plan import Placement, Replica
-    from autoscaler.placement.planners.problem import Profiles
     from load.experiments.elvinger.simulated import ServedLoad
     from load.experiments.harness.experiment import Cell
 
@@ -64,14 +63,9 @@ class SimulatedPlan:
         return sum(each.goodput_rps for each in self.served.values())
 
 
-@lru_cache(maxsize=1)
-def _profiles(file: Path) -> Profiles:
-    return v100_profiles(file)
-
-
 def simulate_plan(task: SimulatedTask) -> SimulatedPlan:
     """Plan and simulate one cell."""
-    cell, profiles = task.cell, _profiles(task.file)
+    cell, profiles = task.cell, v100_profiles(task.file)
     params = router_params(tuple(model for model, _ in cell.rates_rps))
     placement = PLANNERS[task.planner](cell.workloads(), cell.accelerators(), profiles, (), params)
     kinds = {each.name: each.kind for each in cell.accelerators()}

@@ -7,7 +7,6 @@ queueing and batch building for all plans. Nothing is measured.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from autoscaler.placement.planners.catalogue import BY_COEFFICIENTS, PLANNERS
@@ -56,13 +55,8 @@ class PlannedCell:
     replicas: int
 
 
-@lru_cache(maxsize=1)
-def _profiles(file: Path) -> Profiles:
-    return v100_profiles(file)
-
-
 def plan_cell(task: PlanTask) -> PlannedCell:
-    profiles = _profiles(task.file)
+    profiles = v100_profiles(task.file)
     placement = _placed(task.planner, task.cell, profiles)
     return PlannedCell(
         task.planner,
