@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import httpx
 import typer
 
+from pilotlight.accuracy_file import accuracy_document, parse_accuracies
 from pilotlight.commands import flags
 from pilotlight.commands.flags import setting
 from pilotlight.commands.profile_application import profile_application
@@ -19,9 +20,10 @@ from pilotlight.profile_file import parse_profile_csv, parse_profiles, profiles_
 from pilotlight.quantities import format_bytes
 from registry.domain.cluster import ClusterState
 from registry.domain.codec import profile_document
-from registry.domain.model import ModelName, ModelRecord
+from registry.domain.model import ModelName, ModelRecord, name_of_key
 from registry.domain.pod_state import PodState
 from registry.pod_secret import PodSecret
+from registry.redis.client import Registry
 
 _TIMEOUT_S = 3600.0
 _LIMITS = {
@@ -149,6 +151,9 @@ async def _profile(
 
 async def _export(target: PlatformTarget, output: Output, name: ModelName, file: str) -> None:
     state = await target.cluster()
+    if name in state.applications:
+        _export_accuracies(output, state, name, file)
+        return
     require_known([str(name)], [str(each) for each in state.models])
     spec = state.models[name].serving
     profiles = state.profiles_of(spec.key)
@@ -167,6 +172,25 @@ async def _export(target: PlatformTarget, output: Output, name: ModelName, file:
     )
 
 
+def _export_accuracies(output: Output, state: ClusterState, name: ModelName, file: str) -> None:
+    document = accuracy_document(state.applications[name], state)
+    if not document["variants"]:
+        raise NotFound(
+            f"no variant of {name} has a current profile; `pilotlight profile {name} --examples "
+            "FILE` measures them"
+        )
+    text = json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+    if file == "-":
+        sys.stdout.write(text)
+        return
+    _write(file, text)
+    variants = sorted(document["variants"])
+    output.result(
+        {"file": file, "application": str(name), "variants": variants},
+        [f"{file}: accuracy of {', '.join(variants)}"],
+    )
+
+
 def _write(file: str, text: str) -> None:
     try:
         Path(file).write_text(text, encoding="utf-8")
@@ -181,14 +205,31 @@ def _read(file: str) -> str:
         raise InvalidInput([f"--import: {file} cannot be read: {error}"]) from error
 
 
+async def _import_accuracies(
+    registry: Registry, output: Output, state: ClusterState, name: ModelName, text: str, shown: str
+) -> None:
+    profiles = parse_accuracies(text, state.applications[name], state, file=shown)
+    for profile in profiles:
+        if not await registry.put_accuracy(profile):
+            raise RequestFailed(f"a variant of {name} was changed or deleted meanwhile")
+    variants = [name_of_key(profile.key).name for profile in profiles]
+    output.result(
+        {"application": str(name), "variants": variants},
+        [f"{name}: accuracy of {', '.join(variants)}"],
+    )
+
+
 async def _import(
     target: PlatformTarget, output: Output, name: ModelName, file: str, text: str, product: str
 ) -> None:
     async with target.registry() as registry:
         state = await registry.cluster()
+        shown = "standard input" if file == "-" else file
+        if name in state.applications:
+            await _import_accuracies(registry, output, state, name, text, shown)
+            return
         require_known([str(name)], [str(each) for each in state.models])
         spec = state.models[name].serving
-        shown = "standard input" if file == "-" else file
         if file.endswith(".csv"):
             profiles = parse_profile_csv(text, spec, file=shown, product=product)
         else:
