@@ -21,7 +21,7 @@ export TOKENIZERS_PARALLELISM ?= false
 # Without cached bytecode every process that imports torch and transformers compiles them: 5-10 s.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install demo demo-selection demo-workflows up test test-slow test-gpu test-kubernetes test-chaos test-hostile soak check format bench bench-runtime bench-overload bench-gpu bench-simulator bench-placement bench-peers lock clean
+.PHONY: help install demo demo-selection demo-workflows up test test-slow test-gpu test-kubernetes test-chaos test-hostile soak check format bench bench-runtime bench-overload bench-gpu bench-simulator bench-placement bench-peers lock clean bench-workflows
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' Makefile
@@ -95,6 +95,9 @@ bench-simulator: $(STAMP)  ## Run the benchmark of the simulator, compiled if po
 
 bench-placement: $(STAMP)  ## Run the benchmark of the planners of placement
 	$(BIN)/python -m benchmarks placement $(FLAGS)
+
+bench-workflows: $(STAMP)  ## Run the benchmark of planning a run's steps
+	$(BIN)/python -m benchmarks.workflows
 
 bench-selection: $(STAMP)  ## Run the benchmark of planning windows and of looking at the data
 	$(BIN)/python -m benchmarks.selection

@@ -32,7 +32,8 @@ class AssignedStep:
 class DeviceQueue:
     batches: tuple[QueuedBatch, ...]
     free_s: float
-    """When the last of them is done; 0 for an idle device."""
+    """When those are done that it runs without a pause; 0 for an idle device. A batch whose inputs
+    come later leaves room before it, and may be joined."""
 
 
 def device_queue(
@@ -63,7 +64,8 @@ def device_queue(
             start_s = group[0].sent_s
         seconds = costs(model).batch_s(len(group))
         batches.append(QueuedBatch(model, len(group), start_s))
-        free_s = max(start_s + seconds, 0.0)
+        if group[0].sent_s is not None or ready_s <= free_s:
+            free_s = max(start_s + seconds, 0.0)
     return DeviceQueue(tuple(batches), free_s)
 
 

@@ -19,7 +19,7 @@ from workflows.scheduling.problem import (
     Step,
 )
 from workflows.scheduling.round_robin import round_robin
-from workflows.scheduling.speculative import speculative
+from workflows.scheduling.speculative import FEW_STATES, speculative
 from workflows.service import cluster_view
 from workflows.service.knowledge import WorkflowKnowledge
 from workflows.service.plan import Plan, PlannedStep
@@ -162,7 +162,7 @@ class Planner:
             return
         try:
             problem, chosen = self._problem(run, steps, pods, now_s, unplaced)
-            schedule = speculative(problem)
+            schedule = speculative(problem, FEW_STATES)
         except SchedulingProblemError as error:
             logger.info("no plan for a run", extra={"run": run.identity, "error": str(error)})
             return

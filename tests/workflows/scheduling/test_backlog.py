@@ -30,6 +30,12 @@ def test_work_of_others_comes_first() -> None:
     assert queue.batches[0].start_s == 3.0
 
 
+def test_inputs_that_come_later_leave_room_before_their_batch() -> None:
+    queue = device_queue([AssignedStep("a", 4.0)], costs)
+    assert queue.free_s == 0.0
+    assert queue.batches[0].start_s == 4.0
+
+
 def test_an_idle_device_is_free_now() -> None:
     assert device_queue([], costs).free_s == 0.0
 
@@ -43,9 +49,8 @@ _steps = st.builds(
 
 
 @given(st.lists(_steps, max_size=12))
-def test_no_step_is_lost_and_batches_follow_each_other(steps: list[AssignedStep]) -> None:
+def test_no_step_is_lost(steps: list[AssignedStep]) -> None:
     queue = device_queue(steps, costs)
     assert sum(batch.size for batch in queue.batches) == len(steps)
-    starts = [batch.start_s for batch in queue.batches]
-    assert starts == sorted(starts)
+    assert queue.free_s <= sum(costs("a").batch_s(1) for _ in steps) + 10.0
     assert all(batch.size <= 2 for batch in queue.batches)

@@ -1,0 +1,136 @@
+"""CPU time of a plan of six steps, by number of devices: candidates, tables and search.
+
+Devices are busy and hold models at random. One plan is what the scheduler computes for a run whose
+next call was not foreseen.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from benchmarks.machine import machine_facts, save
+from workflows.scheduling.candidates import candidate_devices
+from workflows.scheduling.costs import (
+    Device,
+    Links,
+    ModelCosts,
+    QueuedBatch,
+    TransferCosts,
+    scheduling_problem,
+)
+from workflows.scheduling.problem import Step
+from workflows.scheduling.speculative import FEW_STATES, speculative
+
+if TYPE_CHECKING:
+    from workflows.scheduling.problem import Schedule
+
+SIZES: Final = (8, 32, 128, 1000)
+PLANS: Final = 200
+STEPS: Final = 6
+MODELS: Final = 12
+MARKS_MS: Final = {32: "p50 1", 1000: "p95 5"}
+_LINKS: Final = Links(TransferCosts(0.0005, 1e10), TransferCosts(0.001, 1e9))
+
+
+@dataclass(frozen=True, slots=True)
+class PlanningTime:
+    shape: str
+    devices: int
+    p50_ms: float
+    p95_ms: float
+    exact: float
+    """Share of plans that no placement on these candidates ends before."""
+
+
+def costs(rng: random.Random) -> dict[str, ModelCosts]:
+    found = {}
+    for number in range(MODELS):
+        first_s = rng.uniform(0.02, 0.5)
+        found[f"m{number:02}"] = ModelCosts(
+            lambda size, first_s=first_s: first_s * (0.8 + 0.2 * size),  # type: ignore[misc]
+            8, rng.uniform(0.5, 4.0), rng.uniform(1e3, 1e7),
+        )  # fmt: skip
+    return found
+
+
+def devices(rng: random.Random, count: int) -> list[Device]:
+    found = []
+    for number in range(count):
+        loaded = rng.sample(range(MODELS), 3)
+        batches, free_s = [], 0.0
+        for _ in range(rng.randrange(4)):
+            batches.append(QueuedBatch(f"m{rng.choice(loaded):02}", rng.randrange(1, 8), free_s))
+            free_s += rng.uniform(0.05, 0.5)
+        names = frozenset(f"m{each:02}" for each in loaded)
+        found.append(Device(f"d{number:04}", f"n{number // 8}", batches, free_s, {}, names))
+    return found
+
+
+def plan(
+    steps: list[Step], cluster: list[Device], models: dict[str, ModelCosts],
+    holders: dict[str, list[int]],
+) -> Schedule:  # fmt: skip
+    """As the live planner: few candidates, their tables, the search."""
+    candidates = candidate_devices(
+        steps, free_s=[device.free_s for device in cluster], holders=holders
+    )
+    used = sorted({device for each in candidates for device in each})
+    position = {device: at for at, device in enumerate(used)}
+    allowed = [[position[device] for device in each] for each in candidates]
+    problem = scheduling_problem(
+        steps, [cluster[device] for device in used], models, _LINKS, allowed=allowed
+    )
+    return speculative(problem, FEW_STATES)
+
+
+def shapes(rng: random.Random) -> dict[str, list[Step]]:
+    names = [f"m{rng.randrange(MODELS):02}" for _ in range(STEPS)]
+    chain = [Step(name, (at - 1,) if at else ()) for at, name in enumerate(names)]
+    join = [Step(name) for name in names[:3]]
+    join += [Step(names[3], (0, 1, 2)), Step(names[4], (3,)), Step(names[5], (3, 4))]
+    agents = [Step(names[0]) for _ in range(3)] + [Step(names[0], (0, 1, 2)) for _ in range(3)]
+    return {"chain": chain, "join": join, "agents": agents}
+
+
+def measure(count: int) -> list[PlanningTime]:
+    rng = random.Random(count)
+    times: dict[str, list[float]] = {}
+    exact: dict[str, list[bool]] = {}
+    for _ in range(PLANS):
+        models, cluster = costs(rng), devices(rng, count)
+        holders = {
+            name: [at for at, device in enumerate(cluster) if name in device.loaded]
+            for name in models
+        }
+        for shape, steps in shapes(rng).items():
+            started_s = time.thread_time()
+            schedule = plan(steps, cluster, models, holders)
+            times.setdefault(shape, []).append(1e3 * (time.thread_time() - started_s))
+            exact.setdefault(shape, []).append(schedule.exact)
+    found = []
+    for shape, values in times.items():
+        p50, p95 = np.quantile(values, [0.5, 0.95]).tolist()
+        found.append(PlanningTime(shape, count, p50, p95, sum(exact[shape]) / PLANS))
+    return found
+
+
+def main() -> None:
+    machine = machine_facts()
+    print(f"{machine.line()}\n")
+    print("| shape | devices | p50 ms | p95 ms | exact | mark, ms |\n|---|---|---|---|---|---|")
+    found = [each for count in SIZES for each in measure(count)]
+    for each in found:
+        mark = MARKS_MS.get(each.devices, "-")
+        print(f"| {each.shape} | {each.devices} | {each.p50_ms:.2f} | {each.p95_ms:.2f} | "
+              f"{each.exact:.2f} | {mark} |")  # fmt: skip
+    settings = {"plans": PLANS, "steps": STEPS}
+    print(f"\nsamples: {save('workflows', machine, settings, [asdict(each) for each in found])}")
+
+
+if __name__ == "__main__":
+    main()
