@@ -1,6 +1,7 @@
-"""Every figure that the paper does not give, fixed before policies are compared.
+"""Every figure that the paper does not give.
 
-"Chosen" marks what has no source. Times in seconds, sizes in bytes.
+Fixed before policies were compared, but for RECENT_S and MINUTES, set after first results. "Chosen"
+marks what has no source. Times in seconds, sizes in bytes.
 """
 
 from __future__ import annotations
