@@ -21,6 +21,7 @@ _SENT: Final[Mapping[Reason, str]] = {
     Reason.WARMING_REMOTE: "being loaded at {predict}, which infers; {entry} prepares the request",
     Reason.COLD: "loaded at {predict}, as no pod has it on its device",
     Reason.COLD_WARM_BUSY: "loaded at {predict} as well, as the pods that have it are busy",
+    Reason.BATCH_TURN: "in the batch of {predict}, whose turn it is",
     Reason.MODEL_OBLIVIOUS: "sent to {predict} by a policy that does not look at models",
 }
 _WAITS: Final[Mapping[Reason, str]] = {
