@@ -26,7 +26,6 @@ from autoscaler.placement.load_placer import LoadPlacer
 from autoscaler.placement.marginal_value import HORIZON_S, MarginalValue
 from autoscaler.planning.expected_arrivals import MINUTE_S
 from autoscaler.planning.policy import Action, ActionReason, Demote, Load, LoadingPolicy
-from registry.cost.eviction import COPY_FACTOR
 from registry.domain.model import Preload, Tier
 from registry.domain.reservation import ANY_COPIES
 
@@ -49,16 +48,15 @@ class Predictive:
     below this ratio."""
     surplus_keep_s: float = 60.0
     """Idle time after which a surplus copy is demoted where memory is short."""
-    eviction_margin: float = COPY_FACTOR
-    """An eviction for a forecast must gain this many times what it loses, as one for a further copy
-    in the gateway: small differences would move models at every tick."""
+    eviction_margin: float = 1.5
+    """An eviction for a forecast must gain this many times what it loses: both are estimates, and
+    small differences would move models at every tick."""
     evicts_for_queue: bool = False
     """Whether loads for queued requests of a model without a copy may evict. Gateways evict for
     them by the same prices once a slot is free; True where no gateway loads. `min-copies` always
     may."""
-    loads_per_node: int = 1
-    """Maximum number of concurrent loads on a node; loads for queued requests are exempt. One for a
-    forecast that shares the link with others delays those that requests wait for."""
+    loads_per_node: int = 2
+    """Maximum number of concurrent loads on a node; loads for queued requests are exempt."""
     loads_per_plan: int = 64
 
 

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 POLL_INTERVAL_S: Final = 0.25
 """Forecasts change with time alone, so queued requests are routed again without a change."""
 _MAX_DIRECT_TRIES: Final = 4
+_FIRST_PROBE_S: Final = 1.0
+"""From a model's first request with a deadline to its first probe."""
 _BACKOFF: Final = Backoff(0.002, 0.1)
 
 
@@ -63,7 +65,7 @@ class Placer(Generic[P]):
         )
         self._cold_start_credit = ColdStartCredit()
         self._tenants = RecentTenants()
-        self._probes = ProbeBudget()
+        self._probes = ProbeBudget(_FIRST_PROBE_S)
         self._is_changed = False
         """True if queued requests are to be routed again, before new ones."""
         self._is_polling = False

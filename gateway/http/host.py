@@ -7,7 +7,10 @@ from typing import Final
 
 MAX_HOST_BYTES: Final = 255
 MAX_LABEL_BYTES: Final = 63
-_ABSOLUTE_FORM: Final = re.compile(rb"https?://([^/?#@]+)(/[^#]*|\?[^#]*)?", re.IGNORECASE)
+_ABSOLUTE_FORM: Final = re.compile(
+    rb"https?://((?:\[[0-9a-f:.]+\]|[^/?#@\[\]:]+)(?::[0-9]*)?)(/[^#]*|\?[^#]*)?", re.IGNORECASE
+)
+"""The host may be an IPv6 address in brackets."""
 
 
 def split_absolute_form(target: bytes) -> tuple[bytes, bytes] | None:

@@ -71,7 +71,7 @@ def route_request(
     lost_s: float = 0.0,
     queued: int = 0,
     may_load: bool = True,
-    may_probe: bool = True,
+    may_probe: bool = False,
 ) -> RoutingResult:
     """Decide about one request now.
 

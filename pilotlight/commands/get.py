@@ -317,7 +317,7 @@ _PODS = Listing(
         "NAME", "NODE", "PHASE", "USE", "SLOTS", "WARM MODELS", "DEVICE", "HOST", "DISK",
         "LOADS", "ACCELERATOR", "PLACED",
     ),
-    optional=("LOADS", "DISK", "HOST", "NODE", "ACCELERATOR", "USE"),
+    optional=("LOADS", "DISK", "HOST", "PLACED", "NODE", "ACCELERATOR", "USE"),
     row=_pod_row,
     when_empty="no pods",
 )  # fmt: skip

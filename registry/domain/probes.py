@@ -8,7 +8,6 @@ the time that they take. Pure; times in seconds of the caller's clock, which may
 from __future__ import annotations
 
 from collections import OrderedDict
-from math import inf
 from typing import Final
 
 TIME_SHARE: Final = 1 / 64
@@ -16,23 +15,33 @@ TIME_SHARE: Final = 1 / 64
 MAX_PAUSE_S: Final = 10.0
 """Longest time without a probe, for models whose probes take longer than that share."""
 MAX_MODELS: Final = 4096
-"""Above this number, the model that was probed longest ago may be probed at once."""
+"""Above this number, the model that was probed longest ago is forgotten."""
 
 
 class ProbeBudget:
-    """The time of each model's next probe, by key."""
+    """The time of each model's next probe, by key.
 
-    def __init__(self) -> None:
+    `first_pause_s`: from the first question about a model to its first probe.
+    """
+
+    def __init__(self, first_pause_s: float = 0.0) -> None:
+        self._first_pause_s = first_pause_s
         self._pauses: OrderedDict[str, tuple[float, float]] = OrderedDict()
         """Time of the last probe, and of the next one."""
 
     def is_due(self, key: str, now_s: float) -> bool:
-        last_s, next_s = self._pauses.get(key, (inf, 0.0))
+        """Whether a probe may begin now."""
+        if key not in self._pauses:
+            self._pause(key, now_s, self._first_pause_s)
+        last_s, next_s = self._pauses[key]
         return not last_s <= now_s < next_s
 
     def spend(self, key: str, now_s: float, cost_s: float) -> None:
         """Count a probe that is expected to take `cost_s`."""
-        self._pauses[key] = now_s, now_s + min(MAX_PAUSE_S, cost_s / TIME_SHARE)
+        self._pause(key, now_s, min(MAX_PAUSE_S, cost_s / TIME_SHARE))
+
+    def _pause(self, key: str, now_s: float, seconds: float) -> None:
+        self._pauses[key] = now_s, now_s + seconds
         self._pauses.move_to_end(key)
         if len(self._pauses) > MAX_MODELS:
             self._pauses.popitem(last=False)

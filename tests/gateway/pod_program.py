@@ -163,14 +163,12 @@ class FakePod:
             await response.refuse(status, refusal)
             return
         headers = request.headers
-        request_id = headers.get("x-pilotlight-attempt") or headers.get(
-            "x-pilotlight-reservation", ""
-        )
+        attempt = headers.get("x-pilotlight-attempt") or headers.get("x-pilotlight-reservation", "")
         is_resent = "x-pilotlight-resent" in request.headers
-        if is_resent and request_id in self._begun:
+        if is_resent and attempt in self._begun:
             await response.complete(502, {"x-pilotlight-pod": self.name}, b'{"error": "begun"}')
             return
-        self._begun.add(request_id)
+        self._begun.add(attempt)
         self.counts["busy"] += 1
         self.counts["max_busy"] = max(self.counts["max_busy"], self.counts["busy"])
         is_busy = True
@@ -181,7 +179,7 @@ class FakePod:
                 os._exit(1)
             start, predict = await self._stages(request)
             self.counts["executed"] += 1
-            self._order.append(request_id)
+            self._order.append(headers.get("x-request-id", ""))
             if request.option("close", self.name) == "worked":
                 raise Disconnect
             self.counts["busy"] -= 1  # before the last byte, at which the gateway releases the slot

@@ -144,12 +144,12 @@ def test_copies_follow_the_expected_load_and_spread_over_nodes() -> None:
 def test_limits_concurrent_loads_per_node() -> None:
     models = [model(name) for name in "abcd"]
     view = pool([pod("p", memory_bytes=10**6)], models, demand=demand([0.9, 0.8, 0.7, 0.6]))
-    assert _loads(_plan(view)) == [("a", "p", Tier.DEVICE)]
+    assert _loads(_plan(view)) == [("a", "p", Tier.DEVICE), ("b", "p", Tier.DEVICE)]
     busy = [model("a", loading={"p": Tier.DISK}), *models[1:]]
     view = pool([pod("p", memory_bytes=10**6)], busy, demand=demand([0.9, 0.8, 0.7, 0.6]))
-    assert _loads(_plan(view)) == []
-    two = predictive(Predictive(prices=NO_DISK, loads_per_node=2))
-    assert _loads(_plan(view, two)) == [("b", "p", Tier.DEVICE)]
+    assert _loads(_plan(view)) == [("b", "p", Tier.DEVICE)]
+    one = predictive(Predictive(prices=NO_DISK, loads_per_node=1))
+    assert _loads(_plan(view, one)) == []
 
 
 def test_evicts_if_the_gain_exceeds_the_loss() -> None:

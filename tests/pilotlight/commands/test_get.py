@@ -116,7 +116,8 @@ def test_pods_are_shown_with_their_share_of_an_accelerator(
 
     act(redis.url, "default", register)
     table = cli("get", "pods", "--redis-url", redis.url).out.splitlines()
-    assert [line.split("  ")[-1].strip() for line in table] == [
+    start = table[0].index("ACCELERATOR")
+    assert [line[start:].split("   ")[0] for line in table] == [
         "ACCELERATOR", "NVIDIA H200, 50 %", "-",
     ]  # fmt: skip
     shared, older = cli("get", "pods", "--json", "--redis-url", redis.url).document

@@ -24,13 +24,14 @@ def test_probes_take_at_most_their_share_of_the_time(cost_s: float, gaps_s: list
     assert spent_s <= cost_s + TIME_SHARE * (now_s - NOW_S) + 1e-6
 
 
-def test_the_first_refusal_is_a_probe_and_one_each_while_for_slow_models() -> None:
-    budget = ProbeBudget()
-    assert budget.is_due("m", NOW_S)
+def test_a_first_refusal_is_no_probe_and_slow_models_have_one_each_while() -> None:
+    budget = ProbeBudget(1.0)
+    assert not budget.is_due("m", NOW_S)
+    assert budget.is_due("m", NOW_S + 1.0)
     budget.spend("m", NOW_S, 60.0)
     assert not budget.is_due("m", NOW_S + MAX_PAUSE_S / 2)
     assert budget.is_due("m", NOW_S + MAX_PAUSE_S)
-    assert budget.is_due("another", NOW_S)
+    assert not budget.is_due("another", NOW_S)
 
 
 def test_a_clock_set_back_ends_a_pause() -> None:
@@ -40,8 +41,9 @@ def test_a_clock_set_back_ends_a_pause() -> None:
 
 
 def test_it_holds_a_bounded_number_of_models() -> None:
-    budget = ProbeBudget()
+    budget = ProbeBudget(1.0)
     for number in range(MAX_MODELS + 1):
         budget.spend(str(number), NOW_S, 1.0)
-    assert budget.is_due("0", NOW_S)
+    assert not budget.is_due("0", NOW_S)  # forgotten: as for the first time
+    assert budget.is_due("0", NOW_S + 1.0)
     assert not budget.is_due(str(MAX_MODELS), NOW_S)
