@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 COPY_FACTOR: Final = 4.0
-"""Times its price that a load must save for which no request has to wait, a further copy or one for
-a forecast: what is evicted again is loaded twice, and gains are estimates."""
+"""Times its price that a further copy must save, for which no request has to wait: what is evicted
+again is loaded twice, and gains are estimates."""
 _MAX_STEPS: Final = 64
 _TOLERANCE: Final = 1e-4
 """Relative; rates are known far less exactly."""
