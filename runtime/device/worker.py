@@ -282,9 +282,9 @@ class DeviceWorker:
         STUCK_THREADS.set(self.stuck_threads)
         BATCHES.labels(model=model.name, outcome="hung").inc()
         logger.error("inference hangs", extra={"key": model.key, "after_s": seconds})
-        resolve([(job, InferenceHung(reason)) for job in run.jobs])
         if is_broken:
             self._break(model, reason)
+        resolve([(job, InferenceHung(reason)) for job in run.jobs])
         self._thread = self._new_thread()
         self._thread.start()
         _interrupt(stuck)
