@@ -17,6 +17,7 @@ from gateway.errors import NoPodAccepted, UpstreamLost
 from gateway.http.headers import PodResponse, read_response
 from gateway.upstream.pod_connection import PodConnectionLost, PodUnreachable
 from gateway.upstream.queue_proxy import MESSAGES, classify_response, has_died, is_from_pod
+from registry.domain.request_size import size_class
 from registry.knative_errors import QueueProxyFailure
 
 if TYPE_CHECKING:
@@ -101,6 +102,7 @@ class InferenceCall:
         """
         lost_pods, path, body = self._context.lost_pods, self._target.pod_path, self._body
         lost_pods.check(path, body.buffered, body.received_bytes)
+        self.request.size_class = size_class(body.received_bytes)
         while True:
             try:
                 self.placement = placement = await self._place()

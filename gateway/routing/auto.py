@@ -70,7 +70,7 @@ def auto(request: RequestView, cluster: ClusterState, now_s: float) -> Decision:
         return Wait(Reason.QUEUE_MEMORY, best.forecast, tuple(options))
     loss = None
     if best is not cold and warm and not warming and (cold or len(cluster.pods) > MAX_SCANNED):
-        hold_s = cluster.measured(request.key).stages.hold_s
+        hold_s = cluster.measured(request.key).stages_of(request.size_class).hold_s
         load_s = cold.forecast.seconds - hold_s if cold else nearest_load_s(request.key, cluster)
         loss = _loss(best.forecast.seconds - hold_s, load_s)
     return _decision(best, tuple(options), loss)
@@ -160,7 +160,7 @@ def _may_pay(
     best = _soonest(options, request, now_s)
     if request.deadline_s is not None and best.forecast.seconds > request.deadline_s - now_s:
         return True
-    hold_s = cluster.measured(request.key).stages.hold_s
+    hold_s = cluster.measured(request.key).stages_of(request.size_class).hold_s
     return nearest_load_s(request.key, cluster) + hold_s - request.lost_s <= best.cost_s
 
 

@@ -53,7 +53,7 @@ def cold_start(
     if is_further and not forecast.is_measured:
         return None
     price_s = prices.price_s(pod, request.key) + prices.queue_loss(pod, request.key).loss_s
-    load_s = forecast.seconds - pod.estimates[request.key].stages.hold_s
+    load_s = forecast.seconds - pod.estimates[request.key].stages_of(request.size_class).hold_s
     deadline_s = request.deadline_s
     is_late = deadline_s is not None and now_s + forecast.seconds > deadline_s
     has_room = prices.has_room(pod, request.key)
@@ -121,7 +121,7 @@ def _best_cold(
     """The cheapest cold start of each kind of accelerator; of these, the first to respond."""
     find = partial(cheapest_load, cluster, request.key, request.draw, excluded)
     if request.deadline_s is not None:
-        hold_s = cluster.measured(request.key).stages.hold_s
+        hold_s = cluster.measured(request.key).stages_of(request.size_class).hold_s
         find = partial(
             find, left_s=request.deadline_s - now_s - hold_s,
             late_s=request.deadline_s - request.arrival_s,

@@ -60,6 +60,8 @@ class RequestView:
     """Time that earlier requests of the model lost for lack of another copy (`ski_rental`)."""
     queued: int = 0
     """Requests queued in this gateway, of all models."""
+    size_class: int | None = None
+    """Of its body (`registry.domain.request_size`); None: not known."""
 
 
 @dataclass(slots=True)

@@ -91,7 +91,7 @@ def run_at(
     for the device's backlog, which is worked off while the model loads and inputs are prepared.
     """
     measured = pod.estimates[request.key]
-    times = measured.stages
+    times = measured.stages_of(request.size_class)
     residency = cluster.holders(request.key).get(pod.name)
     load = remaining_load(request.key, pod, measured, cluster, now_s)
     load_s = load.seconds if load else 0.0
@@ -134,6 +134,7 @@ def wait_for(
     estimates = pods[0].estimates
     measured = estimates[request.key]
     times = measured.stages
+    own = measured.stages_of(request.size_class)
     free = _FreeTimes([], [], [])
     is_measured = times.is_measured
     is_mixed = False
@@ -142,6 +143,7 @@ def wait_for(
             is_mixed, estimates = True, pod.estimates
             measured = estimates[request.key]
             times = measured.stages
+            own = measured.stages_of(request.size_class)
             is_measured = is_measured and times.is_measured
         load = remaining_load(request.key, pod, measured, cluster, now_s) or _LOADED
         _add_slots(free, pod, request, times, cluster, now_s, load)
@@ -155,7 +157,9 @@ def wait_for(
     is_ending = any(pod.inferring < pod.slots for pod in pods)
     if request.stalled_s > (2 * hold_s if is_ending else 0.0):
         wait_s = max(wait_s, request.stalled_s)
-    return LatencyEstimate(wait_s + hold_s, is_measured, wait_s - known_s + times.spread_s)
+    if not is_mixed:
+        hold_s = own.hold_s
+    return LatencyEstimate(wait_s + hold_s, is_measured, wait_s - known_s + own.spread_s)
 
 
 @dataclass(slots=True)
@@ -259,7 +263,8 @@ def proxy_to(
     them counts, not their sum.
     """
     measured = predict.estimates[request.key]
-    times, around = measured.stages, entry.estimates[request.key].stages
+    times = measured.stages_of(request.size_class)
+    around = entry.estimates[request.key].stages
     transfer = transfer_time(entry, request.key, cluster)
     load = remaining_load(request.key, predict, measured, cluster, now_s) or _LOADED
     load_s = load.seconds

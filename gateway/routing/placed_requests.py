@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
 
 def record_placed(
-    decision: SendTo, key: str, deadline_s: float | None, cluster: ClusterState, now_s: float
-) -> PlacedRequest | None:
+    decision: SendTo, key: str, deadline_s: float | None, cluster: ClusterState, now_s: float,
+    size_class: int | None = None,
+) -> PlacedRequest | None:  # fmt: skip
     """The record, which its owner ends; None if a pod is gone."""
     predict, entry = cluster.pods.get(decision.predict), cluster.pods.get(decision.entry)
     if predict is None or entry is None:
@@ -29,7 +30,7 @@ def record_placed(
     if decision.reason is Reason.BATCH_TURN:
         count_in_batch(decision.predict, key, cluster, now_s)
     measured = predict.estimates[key]
-    times = around = measured.stages
+    times = around = measured.stages_of(size_class)
     load_s = 0.0
     if decision.mode is not LoadMode.WARM:
         load = remaining_load(key, predict, measured, cluster, now_s)

@@ -13,6 +13,7 @@ from gateway.routing.device_backlog import is_idle
 from gateway.routing.latency_model import estimate_of
 from gateway.routing.routing_policies import ROUTING_POLICIES
 from registry.domain.model import RoutingPolicy
+from registry.domain.request_size import MAX_AGE_S
 from registry.domain.reservation import LoadMode
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ class IncomingRequest:
     deadline_s: float | None = None
     due_s: float | None = None
     """Soft deadline: after it, a queued request counts as starved, but is not rejected."""
+    size_class: int | None = None
+    """Of its body (`registry.domain.request_size`); None: not known."""
 
 
 @dataclass(slots=True)
@@ -90,7 +93,7 @@ def route_request(
     view = RequestView(  # by position: names cost a tenth of a decision
         spec.key, request.arrival_s, request.draw, request.sequence,
         spec.policy.target_ongoing_requests, ahead, behind, stalled_s, request.deadline_s,
-        lost_s, queued,
+        lost_s, queued, request.size_class,
     )  # fmt: skip
     decision = ROUTING_POLICIES[policy](view, cluster, now_s)
     if not may_load and isinstance(decision, SendTo) and decision.mode is LoadMode.LOAD:
@@ -174,9 +177,11 @@ def _reject_if_late(
         known_s = CONTESTED_MARGIN * forecast.seconds
     if not forecast.is_measured or known_s <= left_s:
         return
+    if now_s - cluster.measurements.sampled_s(view.key) > MAX_AGE_S:
+        return
     if may_probe:
         result.is_probe = True
-        result.cost_s = cluster.measured(view.key).stages.infer_s
+        result.cost_s = cluster.measured(view.key).stages_of(view.size_class).infer_s
         return
     result.decision = Reject(
         Reason.DEADLINE,

@@ -22,7 +22,7 @@ def slot_cost_s(
 
     At the predict pod the request would hold one only for its own stages.
     """
-    hold_s = predict.estimates[request.key].stages.hold_s
+    hold_s = predict.estimates[request.key].stages_of(request.size_class).hold_s
     price_s = cluster.prices_at(now_s).slot_price_s
     delays_s = max(0.0, price_s(entry, forecast_s) - price_s(predict, hold_s))
     return delays_s + queue_cost_s(max(0.0, forecast_s - hold_s), request, cluster)

@@ -16,8 +16,14 @@ from gateway.dispatch.retries import FailedAttempts, NotExecuted, Retries
 from gateway.dispatch.scheduled_placer import ScheduledPlacer
 from gateway.routing.route_request import IncomingRequest
 from load.simulator.cluster.plan import ModelPlan
-from load.simulator.pods.simulated_request import PodListener, RequestPod, SimulatedRequest
+from load.simulator.pods.simulated_request import (
+    BYTES_PER_ITEM,
+    PodListener,
+    RequestPod,
+    SimulatedRequest,
+)
 from registry.domain.model import ModelName, ModelSpec
+from registry.domain.request_size import size_class
 from registry.domain.reservation import Refusal
 
 if TYPE_CHECKING:
@@ -139,7 +145,7 @@ class SimulatedGateway(PodListener):
         at_s = None if deadline_s is None else now_s + deadline_s
         arrival = IncomingRequest(
             id_, name, now_s, self._draw(), self._sequence, self._policy,
-            None if self._serves_late else at_s, at_s,
+            None if self._serves_late else at_s, at_s, size_class(BYTES_PER_ITEM * input_size),
         )  # fmt: skip
         request = SimulatedRequest(arrival, plan, input_size, output_size)
         if arrival.deadline_s is not None:

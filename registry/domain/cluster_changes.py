@@ -6,6 +6,7 @@ every entity keeps the version that last changed it. Pure.
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
@@ -43,13 +44,18 @@ class ChangeApplier:
         """Version of the last change, by kind and entity."""
         self._gone_versions: dict[str, int] = {}
         """Version of each pod's last removal."""
+        self._now_s = inf
         self._early_counts: dict[str, tuple[int, int, int]] = {}
         """Version, slots and ongoing requests of pods whose registration has not arrived yet."""
 
-    def apply(self, version: int, changes: Iterable[Sequence[Any]]) -> None:
-        """Apply the changes of one version; those applied before have no effect."""
+    def apply(self, version: int, changes: Iterable[Sequence[Any]], now_s: float = inf) -> None:
+        """Apply the changes of one version; those applied before have no effect.
+
+        `now_s`: when they were made; infinite: measurements among them never become too old.
+        """
         if version <= self.snapshot_version:
             return
+        self._now_s = now_s
         for kind, *values in changes:
             self._apply(version, kind, *values)
         self.state.version = max(self.state.version, version)
@@ -171,7 +177,9 @@ class ChangeApplier:
     def _apply_samples(self, key: str, measure: str, values_s: Sequence[float]) -> None:
         """Samples only add up: they carry no version, and the watch applies each change once."""
         name, _, kind = measure.partition("|")  # an older version wrote the measure alone
-        self.state.measurements.at(AcceleratorKind.parse(kind)).add(key, name, values_s)
+        self.state.measurements.at(AcceleratorKind.parse(kind)).add(
+            key, name, values_s, self._now_s
+        )
 
     def _apply_profile(self, version: int, text: str, profile: str | bool) -> None:
         if self._is_old(version, "profile", text):
@@ -219,10 +227,12 @@ class ChangeApplier:
             self.state.expected_rates = decode_expected(text)
 
 
-def load_snapshot(state: ClusterState, version: int, snapshot: Sequence[Any]) -> ChangeApplier:
+def load_snapshot(
+    state: ClusterState, version: int, snapshot: Sequence[Any], now_s: float = inf
+) -> ChangeApplier:
     """Replace a state by a full snapshot, as `registry.redis.script.read_snapshot` assembles it.
 
-    Returns the applier of the changes after the snapshot.
+    Returns the applier of the changes after the snapshot. Measurements count as made at `now_s`.
     """
     state.clear()
     state.version = version
@@ -244,7 +254,7 @@ def load_snapshot(state: ClusterState, version: int, snapshot: Sequence[Any]) ->
     changes += [("accuracy", *pair) for pair in accuracies or []]
     latest = (("wanted", wanted), ("expected", expected), ("placement", placement))
     changes += [(kind, text) for kind, text in latest if text]
-    applier.apply(version, changes)
+    applier.apply(version, changes, now_s)
     applier.snapshot_version = version
     return applier
 

@@ -8,12 +8,14 @@ and is marked: a request is never rejected for its deadline because of such an e
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from math import inf
 from statistics import median
 from typing import TYPE_CHECKING, Final
 
 from registry.domain.model import Tier
+from registry.domain.request_size import MAX_CLASSES, class_bytes, infer_measure, seconds_at_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -87,7 +89,9 @@ class ModelEstimates:
     With the kind None there are no own samples: the estimates combine those of all kinds.
     """
 
-    __slots__ = ("_at_other_kinds", "_kind", "_medians", "_samples", "_stages")
+    __slots__ = (
+        "_at_other_kinds", "_by_class", "_kind", "_medians", "_samples", "_stages", "sampled_s",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -101,19 +105,55 @@ class ModelEstimates:
         self._medians: dict[str, Estimate] = {}
         """Computed on demand: most models get samples more often than they are read."""
         self._stages: StageTimes | None = None
+        self._by_class: dict[int, StageTimes] = {}
+        self.sampled_s = -inf
+        """Time of the latest inference samples."""
 
-    def add(self, measure: str, values_s: Iterable[float]) -> None:
+    def add(self, measure: str, values_s: Iterable[float], now_s: float = inf) -> None:
         samples = self._samples.get(measure)
         if samples is None:
             samples = self._samples[measure] = deque(maxlen=WINDOW)
         samples.extend(values_s)
-        self._medians.pop(measure, None)
-        self._stages = None
+        if measure == "infer":
+            self.sampled_s = now_s
+        self.drop_cached(measure)
 
     def drop_cached(self, measure: str) -> None:
         """Drop the cached values that depend on this measure."""
         self._medians.pop(measure, None)
         self._stages = None
+        if self._by_class:
+            self._by_class = {}
+
+    def stages_of(self, of_class: int | None) -> StageTimes:
+        """Times of requests of a size class (`registry.domain.request_size`); None: of all.
+
+        A class without measurements takes the time that those of the others give for its size.
+        """
+        stages = self.stages
+        if of_class is None or not stages.is_measured:
+            return stages
+        found = self._by_class.get(of_class)
+        if found is None:
+            found = self._by_class[of_class] = self._compute_stages_of(of_class, stages)
+        return found
+
+    def _compute_stages_of(self, of_class: int, stages: StageTimes) -> StageTimes:
+        own = self._samples.get(infer_measure(of_class))
+        if own is not None:
+            infer_s = median(own)
+            spread_s = infer_s - min(own)
+        else:
+            points = [
+                (float(class_bytes(each)), median(samples))
+                for each in range(MAX_CLASSES)
+                if (samples := self._samples.get(infer_measure(each)))
+            ]
+            if not points:
+                return stages
+            infer_s, spread_s = seconds_at_size(points, class_bytes(of_class)), 0.0
+        share_s = stages.share_s * infer_s / stages.infer_s if stages.infer_s else infer_s
+        return replace(stages, infer_s=infer_s, share_s=share_s, spread_s=spread_s)
 
     @property
     def stages(self) -> StageTimes:
@@ -216,9 +256,9 @@ class KindEstimates(dict[str, ModelEstimates]):
     def __missing__(self, key: str) -> ModelEstimates:
         return self._add_model(key) if self._measurements.has(key) else UNMEASURED
 
-    def add(self, key: str, measure: str, values_s: Iterable[float]) -> None:
-        """Add measurements of a model at a pod of this kind."""
-        (self.get(key) or self._add_model(key)).add(measure, values_s)
+    def add(self, key: str, measure: str, values_s: Iterable[float], now_s: float = inf) -> None:
+        """Add measurements of a model at a pod of this kind, made until `now_s`."""
+        (self.get(key) or self._add_model(key)).add(measure, values_s, now_s)
         if self._measurements.is_mixed:
             self._measurements.drop_cached(key, measure)
 
@@ -258,6 +298,11 @@ class Measurements:
 
     def has(self, key: str) -> bool:
         return any(key in table for table in self._by_kind.values())
+
+    def sampled_s(self, key: str) -> float:
+        """Time of a model's latest inference samples; -inf without any."""
+        found = [each.sampled_s for table in self._by_kind.values() if (each := table.get(key))]
+        return max(found, default=-inf)
 
     def medians_s(self, key: str, measure: str) -> dict[AcceleratorKind, float]:
         """Medians by kind of accelerator, for the kinds with samples."""

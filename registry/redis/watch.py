@@ -176,7 +176,7 @@ class ClusterWatch:
         finally:
             self._buffered_messages = None
         self._pushed_version = self._version_of(versions)
-        self._applier = load_snapshot(self.state, self._pushed_version, snapshot)
+        self._applier = load_snapshot(self.state, self._pushed_version, snapshot, now_ms / 1000)
         self._set_clock(now_ms)
         self._confirmed_at_s = time.monotonic()
         self._synced.set()
@@ -215,7 +215,7 @@ class ClusterWatch:
         self._confirmed_at_s = time.monotonic()
         if not is_own:
             self._set_clock(now_ms)
-            self._applier.apply(version, changes)
+            self._applier.apply(version, changes, now_ms / 1000)
             self._notify()
 
     def _on_reply(self, applied: AppliedChanges) -> None:
@@ -226,7 +226,8 @@ class ClusterWatch:
             self._notify()
 
     def _apply_reply(self, applied: AppliedChanges) -> None:
-        self._applier.apply(self._version_of(applied.versions), orjson.loads(applied.changes))
+        changes = orjson.loads(applied.changes)
+        self._applier.apply(self._version_of(applied.versions), changes, self.registry_now_s())
 
     def _version_of(self, versions: ChannelVersions) -> int:
         return versions.changes if self._channel == "changes" else versions.news

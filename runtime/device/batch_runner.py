@@ -71,9 +71,10 @@ class BatchRunner:
                 # error is not chained: its frames hold tensors.
                 return InferenceFailed(f"the device failed for good in this inference: {error}")
             return error
-        compute_s = time.monotonic() - begun_s
+        ended_s = time.monotonic()
+        compute_s = ended_s - begun_s
         if jobs[0].queued.batch_key is not None:
-            self._times.observe(model.key, rows, compute_s)
+            self._times.observe(model.key, rows, compute_s, ended_s)
             model.suspects.record_served()
         return [
             InferenceResult(

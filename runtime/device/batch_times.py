@@ -13,6 +13,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Final
 
 from registry.domain.profile import IN_SERVICE, Profile, ProfilePoint, best_rows
+from registry.domain.request_size import MAX_AGE_S, seconds_at_size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -31,6 +32,8 @@ LIMITED_BY_MEMORY: Final = "memory"
 class _ModelTimes:
     stored: dict[int, ProfilePoint] = field(default_factory=dict)
     live: dict[int, deque[float]] = field(default_factory=dict)
+    observed_s: dict[int, float] = field(default_factory=dict)
+    """Time of the latest live batch of a size."""
     points: tuple[ProfilePoint, ...] = ()
     max_rows: int = INITIAL_MAX_ROWS
     """Computed from the points, and cached since every batch needs it."""
@@ -48,11 +51,13 @@ class BatchTimes:
         self.planned_rows: Mapping[str, int] = {}
         """Largest batch in the autoscaler's plan, by model key. Replaced as a whole."""
 
-    def observe(self, key: str, rows: int, seconds: float) -> None:
+    def observe(self, key: str, rows: int, seconds: float, now_s: float) -> None:
+        """Add the time of a live batch that ended at `now_s`, on the clock of the device."""
         with self._lock:
             times = self._times.setdefault(key, _ModelTimes())
             samples = times.live.setdefault(rows, deque(maxlen=WINDOW))
             samples.append(seconds)
+            times.observed_s[rows] = now_s
             if len(samples) >= MIN_SAMPLES:
                 _update_points(times)
                 times.is_updated = True
@@ -86,17 +91,21 @@ class BatchTimes:
         times = self._times.get(key)
         return max((each.latency_s for each in times.points), default=0.0) if times else 0.0
 
-    def usual_s(self, key: str, rows: int) -> float:
-        """The median of batches of so many rows, or of the next larger size that was measured.
+    def usual_s(self, key: str, rows: int, now_s: float) -> float:
+        """The time of a batch of so many rows, by the medians of the sizes that were measured.
 
-        Of the largest one if there is none; 0 without measurements.
+        Live measurements older than `MAX_AGE_S` do not count; 0 without any others.
         """
         times = self._times.get(key)
-        if times is None or not times.points:
+        if times is None:
             return 0.0
-        points = times.points
-        found = next((each for each in points if each.rows >= rows), points[-1])
-        return found.latency_s
+        observed_s = times.observed_s
+        points = [
+            (float(point.rows), point.latency_s)
+            for point in times.points
+            if now_s - observed_s.get(point.rows, now_s) <= MAX_AGE_S
+        ]
+        return seconds_at_size(points, rows)
 
     def take_updates(self, product: str) -> list[Profile]:
         """Profiles of the models with new live times since the last call."""

@@ -150,17 +150,14 @@ class DeviceQueue(Generic[Q]):
         self._earliest_s = min([self._latest_start_s(job) for job in queued], default=math.inf)
         return expired
 
-    def _latest_start_s(self, job: Q, rows: int | None = None) -> float:
-        """By the time of a batch of so many rows; None: of the one that takes longest."""
+    def _latest_start_s(self, job: Q) -> float:
+        """By the time of the batch that takes longest."""
         deadline_s = job.queued.deadline_s
         if deadline_s is None:
             return math.inf
         if job.is_probe:
             return deadline_s
-        key, times = job.model.key, self._times
-        return deadline_s - (
-            times.longest_batch_s(key) if rows is None else times.usual_s(key, rows)
-        )
+        return deadline_s - self._times.longest_batch_s(job.model.key)
 
     def _is_expired(self, job: Q, waiting: int, now_s: float) -> bool:
         deadline_s = job.queued.deadline_s
@@ -168,13 +165,13 @@ class DeviceQueue(Generic[Q]):
             return False
         if now_s >= deadline_s:
             return True
-        rows = min(waiting, job.model.limits(self._times).max_rows)
-        if self._count == 1 or now_s < self._latest_start_s(job, rows):
+        key, rows = job.model.key, min(waiting, job.model.limits(self._times).max_rows)
+        usual_s = self._times.usual_s(key, rows, now_s)
+        if self._count == 1 or job.is_probe or now_s < deadline_s - usual_s:
             return False
-        key = job.model.key
         if self.probes.is_due(key, now_s):
             job.is_probe = True
-            self.probes.spend(key, now_s, self._times.usual_s(key, rows))
+            self.probes.spend(key, now_s, usual_s)
         return not job.is_probe
 
     def take_model(self, model: DeviceModel) -> list[Q]:

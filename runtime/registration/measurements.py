@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from registry.domain.pod import Samples
+from registry.domain.pod import Samples, Stage
+from registry.domain.request_size import infer_measure, size_class
 
 MAX_PER_HEARTBEAT: Final = 8
+_MAX_VARIED: Final = 4096
 _MAX_KEPT: Final = 8 * MAX_PER_HEARTBEAT
 """Samples of a measure above which the older ones are dropped; dropping at each add is slower."""
 
@@ -16,6 +18,8 @@ class Measurements:
 
     def __init__(self) -> None:
         self._samples: dict[str, dict[str, list[float]]] = {}
+        self._varied: set[str] = set()
+        """Models that had a request of another size class than the smallest."""
 
     def add(self, key: str, measure: str, seconds: float) -> None:
         """Add a sample of `measure` (a stage, or `load:<tier>`) of a model."""
@@ -29,6 +33,20 @@ class Measurements:
         samples.append(seconds)
         if len(samples) > _MAX_KEPT:
             del samples[:-MAX_PER_HEARTBEAT]
+
+    def add_inference(self, key: str, seconds: float, body_bytes: int | None) -> None:
+        """Add an inference's time, and under its size class as well where that says more.
+
+        A model whose requests are all of the smallest class needs none: that is most models.
+        """
+        self.add(key, Stage.INFER, seconds)
+        of_class = 0 if body_bytes is None else size_class(body_bytes)
+        if of_class and key not in self._varied:
+            if len(self._varied) >= _MAX_VARIED:
+                self._varied.clear()
+            self._varied.add(key)
+        if of_class or (body_bytes is not None and key in self._varied):
+            self.add(key, infer_measure(of_class), seconds)
 
     def take(self) -> tuple[Samples, ...]:
         taken: list[Samples] = []

@@ -66,5 +66,7 @@ class PredictRequest:
         histogram = KSERVE_HISTOGRAMS.get(stage)
         if histogram is not None:
             histogram.labels(model_name=self.spec.name.path_segment).observe(seconds)
-        if sample_s is not None:
+        if sample_s is not None and stage is Stage.INFER:
+            self.measurements.add_inference(self.spec.key, sample_s, self.head.body_bytes)
+        elif sample_s is not None:
             self.measurements.add(self.spec.key, stage.value, sample_s)

@@ -19,6 +19,7 @@ from runtime.errors import (
     RemoteInferenceFailed,
     RemotePodUnreachable,
 )
+from runtime.wire.request_head import BODY_BYTES_HEADER
 from runtime.wire.v2 import LENGTH_HEADER, decode_outputs, encode_request
 
 if TYPE_CHECKING:
@@ -186,6 +187,8 @@ def _request_headers(head: RequestHead, now_s: float) -> dict[str, str]:
         headers["x-pilotlight-reservation"] = head.reservation
     if head.load_token is not None:
         headers["x-pilotlight-load-token"] = str(head.load_token)
+    if head.body_bytes is not None:
+        headers[BODY_BYTES_HEADER] = str(head.body_bytes)
     if head.deadline_s is not None:
         remaining_s = head.deadline_s - now_s
         if remaining_s <= 0:

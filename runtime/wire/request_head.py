@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 HOST_PORT = re.compile(r"^[A-Za-z0-9.\-\[\]:]+:\d{1,5}$")
 PRINTABLE = re.compile(r"^[\x21-\x7e]{1,256}$")
+BODY_BYTES_HEADER = "x-pilotlight-body-bytes"
+"""Of the inference stage, whose tensors have another size: that of the client's request."""
 TOKEN = re.compile(r"^[0-9]{1,18}$")
 SIMULATED_STAGES = frozenset({"preprocess", "postprocess", "network"})
 MAX_SIMULATED_S = 600.0
@@ -42,6 +44,8 @@ class RequestHead:
     simulated_work: Mapping[str, float]
     """Seconds of sleep per stage."""
     v2_header_length: str | None
+    body_bytes: int | None = None
+    """Size of the body that the client sent; None: not known."""
 
 
 def parse_request_head(segment: str, headers: Mapping[str, str]) -> RequestHead:
@@ -69,6 +73,9 @@ def parse_request_head(segment: str, headers: Mapping[str, str]) -> RequestHead:
         deadline_s=_parse_deadline(headers.get("x-pilotlight-deadline-ms")),
         simulated_work=_parse_simulated_work(headers.get("x-pilotlight-simulate")),
         v2_header_length=headers.get("inference-header-content-length"),
+        body_bytes=_parse_size(
+            headers.get(BODY_BYTES_HEADER if stage == "infer" else "content-length")
+        ),
     )
 
 
@@ -85,6 +92,10 @@ def _parse_load_token(text: str | None) -> int | None:
     if not TOKEN.match(text):
         raise InvalidRequest(f"header x-pilotlight-load-token must be a number, was {text[:40]!r}")
     return int(text) or None
+
+
+def _parse_size(text: str | None) -> int | None:
+    return int(text) if text and TOKEN.match(text) else None
 
 
 def _parse_address(text: str | None) -> str | None:

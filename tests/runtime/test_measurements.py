@@ -37,3 +37,17 @@ def test_samples_that_could_not_be_sent_are_kept_unless_newer_ones_have_come() -
     assert set(measurements.take()) == {
         Samples("m@1", "infer", (2.0,)), Samples("n@1", "infer", (1.0,)),
     }  # fmt: skip
+
+
+def test_inferences_are_measured_by_size_once_sizes_differ() -> None:
+    measurements = Measurements()
+    measurements.add_inference("m@1", 0.1, 200)
+    measurements.add_inference("m@1", 0.2, None)
+    assert set(measurements.take()) == {Samples("m@1", "infer", (0.1, 0.2))}
+    measurements.add_inference("m@1", 6.0, 50_000)
+    measurements.add_inference("m@1", 0.3, 200)
+    assert set(measurements.take()) == {
+        Samples("m@1", "infer", (6.0, 0.3)),
+        Samples("m@1", "infer:3", (6.0,)),
+        Samples("m@1", "infer:0", (0.3,)),
+    }

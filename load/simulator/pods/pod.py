@@ -187,7 +187,7 @@ class SimulatedPod(RequestPod):
             return
         key = request.plan.spec.key
         self.loading.release(self._residents[key])
-        agent.measurements.add(key, "infer", infer_s)
+        agent.measurements.add_inference(key, infer_s, request.body_bytes)
         agent.measurements.add(key, "share", share_s)
         if not agent.is_heartbeat_planned:
             agent.plan_heartbeat()

@@ -6,7 +6,7 @@ jump, and a call through a protocol to a lookup by name.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from gateway.dispatch.pending_placement import PendingPlacement, PlacementDriver
 
@@ -20,20 +20,24 @@ if TYPE_CHECKING:
     from load.simulator.pods.registry_agent import SimulatedRegistryAgent
     from registry.domain.model import Tier
 
+BYTES_PER_ITEM: Final = 1024
+"""Of a body: a request of one item is of the smallest size class."""
+
 
 class SimulatedRequest(PendingPlacement):
     """One attempt of a request; mutable. A retry is another object with the same `arrival`."""
 
     __slots__ = (
-        "at_device_s", "begun", "entry", "failed", "infer_s", "input_size", "is_over", "load_s",
-        "model_needed_s", "output_size", "placed_s", "plan", "postprocess_s", "predict",
-        "preprocess_s", "reason", "rows", "start", "token",
+        "at_device_s", "begun", "body_bytes", "entry", "failed", "infer_s", "input_size",
+        "is_over", "load_s", "model_needed_s", "output_size", "placed_s", "plan", "postprocess_s",
+        "predict", "preprocess_s", "reason", "rows", "start", "token",
     )  # fmt: skip
 
     plan: ModelPlan
     input_size: int
     output_size: int
     rows: int
+    body_bytes: int
     reason: Reason | None
     entry: RequestPod
     predict: RequestPod
@@ -64,6 +68,7 @@ class SimulatedRequest(PendingPlacement):
         self.plan = plan
         self.input_size = input_size
         self.output_size = output_size
+        self.body_bytes = BYTES_PER_ITEM * input_size
         self.rows = 1 if plan.counts_tokens or input_size < 1 else input_size
         self.reason = None
         self.start = ""

@@ -81,7 +81,7 @@ class MemoryRegistry:
         entry.state.loads_total = report.loads_total
         entry.state.set_suspect(is_suspect=False)
         for sample in report.samples:
-            entry.state.estimates.add(sample.key, sample.measure, sample.values_s)
+            entry.state.estimates.add(sample.key, sample.measure, sample.values_s, now_s)
 
     def set_phase(self, pod: str, epoch: int, phase: PodPhase, now_s: float) -> None:
         """Set whether the pod takes requests. Raises LeaseLost."""

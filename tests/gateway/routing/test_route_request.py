@@ -15,6 +15,7 @@ from gateway.routing.route_request import (
     route_request,
 )
 from registry.domain.model import LoadFailure, ModelName, ModelSpec, RoutingPolicy
+from registry.domain.request_size import MAX_AGE_S, infer_measure
 from registry.domain.reservation import LoadMode
 from tests.gateway.cluster_states import NOW_S, PodSketch, cluster, declare
 
@@ -213,6 +214,43 @@ def test_a_request_expected_to_be_late_is_tried_only_as_a_probe() -> None:
     again = routed(state, deadline_s=NOW_S + 0.1)
     assert isinstance(again.decision, SendTo)
     assert not again.is_probe
+
+
+def estimates_of_large(state: ClusterState, *, now_s: float = NOW_S) -> None:
+    """As a pod reports 24 bodies of up to 64 KiB that took 6 s each."""
+    estimates = state.pods["pod-a"].estimates
+    for measure in ("infer", infer_measure(3)):
+        estimates.add(KEY, measure, [6.0] * 24, now_s)
+
+
+def test_slow_large_requests_do_not_refuse_small_ones() -> None:
+    state = a_cluster(PodSketch("pod-a", "warm"), measured=MEASURED)
+    declare(state)
+    estimates_of_large(state)
+    small = routed(state, deadline_s=NOW_S + 0.2, size_class=0)
+    assert isinstance(small.decision, SendTo)
+    assert not small.is_probe
+    for size in (3, 4, None):
+        large = routed(state, deadline_s=NOW_S + 0.2, size_class=size)
+        assert isinstance(large.decision, Reject)
+
+
+def test_a_size_that_was_measured_is_refused_by_its_own_times() -> None:
+    state = a_cluster(PodSketch("pod-a", "warm"), measured=MEASURED)
+    declare(state)
+    estimates_of_large(state)
+    state.pods["pod-a"].estimates.add(KEY, infer_measure(0), [1.0, 1.1])
+    assert isinstance(routed(state, deadline_s=NOW_S + 0.2, size_class=0).decision, Reject)
+    assert isinstance(routed(state, deadline_s=NOW_S + 1.2, size_class=0).decision, SendTo)
+
+
+def test_old_measurements_refuse_nobody() -> None:
+    state = a_cluster(PodSketch("pod-a", "warm"), measured=MEASURED)
+    declare(state)
+    estimates_of_large(state, now_s=NOW_S - MAX_AGE_S - 1)
+    assert isinstance(routed(state, deadline_s=NOW_S + 0.1).decision, SendTo)
+    estimates_of_large(state, now_s=NOW_S - MAX_AGE_S + 1)
+    assert isinstance(routed(state, deadline_s=NOW_S + 0.1).decision, Reject)
 
 
 @pytest.mark.parametrize(

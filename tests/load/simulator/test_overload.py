@@ -68,3 +68,18 @@ def test_goodput_stays_at_the_capacity_under_overload(
     capacity = goodput(plan, 200 / scale, None, scale)
     for multiple in (2, 10):
         assert goodput(plan, multiple * capacity, deadline_s, scale) >= 0.9 * capacity
+
+
+def test_small_requests_are_served_beside_slow_large_ones_of_their_model() -> None:
+    """Large ones, 1.4 s each, come with a deadline that they meet when nothing else runs."""
+    model = {"name": "m", "infer": {1: "20ms", 64: "1400ms"}, "at": {"n": "device"}}
+    plan = cluster({"pods": [{"slots": 8}]}, model)
+    large = [(3.0 * number, 64) for number in range(33)]
+    small = [(3.0 * number + 1.8, 1) for number in range(20, 33)]
+    rows = sorted(large + small)
+    arrived = trace(
+        [(at_s, "m") for at_s, _ in rows], items=[items for _, items in rows],
+        deadline_s=[2.0 if items > 1 else 0.5 for _, items in rows],
+    )  # fmt: skip
+    found = [row for row in records(Simulation(plan, arrived)) if row["input_size"] == 1]
+    assert [row["status"] for row in found] == [200] * len(small)

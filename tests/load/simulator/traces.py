@@ -18,7 +18,7 @@ Row = tuple[float, str]
 def trace(
     rows: Iterable[Row],
     *,
-    deadline_s: float | None = None,
+    deadline_s: float | list[float] | None = None,
     tenants: Sequence[str] | None = None,
     tokens: Sequence[int] | None = None,
     items: Sequence[int] | None = None,
@@ -33,7 +33,9 @@ def trace(
             pa.array(models, pa.string()).dictionary_encode(),
             pa.array(items or [1] * count, pa.int64()),
             pa.array(tokens or [0] * count, pa.int64()),
-            pa.array([deadline_s] * count, pa.float64()),
+            pa.array(
+                deadline_s if isinstance(deadline_s, list) else [deadline_s] * count, pa.float64()
+            ),
         ],
         schema=TRACE_SCHEMA,
     )

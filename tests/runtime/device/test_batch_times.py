@@ -38,9 +38,9 @@ def test_batches_grow_while_throughput_does(
 def test_a_size_needs_a_few_samples() -> None:
     times = BatchTimes()
     for _ in range(2):
-        times.observe(KEY, 16, 0.01)
+        times.observe(KEY, 16, 0.01, 0.0)
     assert times.take_updates("cpu") == []
-    times.observe(KEY, 16, 0.02)
+    times.observe(KEY, 16, 0.02, 0.0)
     (profile,) = times.take_updates("cpu")
     assert profile == Profile(KEY, "cpu", (ProfilePoint(16, 0.01),), source="in-service")
     assert times.take_updates("cpu") == []
@@ -51,7 +51,7 @@ def test_live_times_refine_a_stored_profile() -> None:
     times = BatchTimes()
     times.use_profile(Profile(KEY, "cpu", (ProfilePoint(1, 1.0, 7), ProfilePoint(2, 1.1, 9))))
     for _ in range(3):
-        times.observe(KEY, 1, 0.5)
+        times.observe(KEY, 1, 0.5, 0.0)
     (profile,) = times.take_updates("cpu")
     assert profile.points == (ProfilePoint(1, 0.5, 7), ProfilePoint(2, 1.1, 9))
     assert times.max_rows(KEY) == 1
@@ -62,7 +62,7 @@ def test_live_times_keep_what_only_a_profile_measures() -> None:
     stored = ProfilePoint(1, 1.0, 7, throughput_rps=1.1, sm_utilization_pct=60.0)
     times.use_profile(Profile(KEY, "cpu", (stored,)))
     for _ in range(3):
-        times.observe(KEY, 1, 0.5)
+        times.observe(KEY, 1, 0.5, 0.0)
     [profile] = times.take_updates("cpu")
     assert profile.points == (ProfilePoint(1, 0.5, 7, sm_utilization_pct=60.0),)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from registry.domain.profile import Profile, ProfilePoint
+from registry.domain.request_size import MAX_AGE_S
 from runtime.device.batch import QueuedRows
 from runtime.device.batch_times import BatchTimes
 from runtime.device.device_model import DeviceModel
@@ -76,11 +77,32 @@ def test_fast_inferences_end_what_slow_ones_have_begun() -> None:
     """Large requests do not shut small ones of the same model out for good."""
     times = BatchTimes()
     for seconds in (6.0,) * 24:
-        times.observe(MODEL.key, 1, seconds)
-    assert times.usual_s(MODEL.key, 1) == 6.0
+        times.observe(MODEL.key, 1, seconds, NOW_S)
+    assert times.usual_s(MODEL.key, 1, NOW_S) == 6.0
     for seconds in (0.006,) * 9:
-        times.observe(MODEL.key, 1, seconds)
-    assert times.usual_s(MODEL.key, 1) == 0.006
+        times.observe(MODEL.key, 1, seconds, NOW_S)
+    assert times.usual_s(MODEL.key, 1, NOW_S) == 0.006
+
+
+def test_batches_of_many_rows_do_not_refuse_few_rows() -> None:
+    times = BatchTimes()
+    for _ in range(3):
+        times.observe(MODEL.key, 64, 6.4, NOW_S)
+    queue: DeviceQueue[Queued] = DeviceQueue(times)
+    for number in range(2):
+        queue.add(Queued(MODEL, QueuedRows(number, NOW_S + 0.5, NOW_S, NOW_S + 0.5)))
+    assert not queue.take_expired(NOW_S)
+    for number in range(2, 10):
+        queue.add(Queued(MODEL, QueuedRows(number, NOW_S + 0.5, NOW_S, NOW_S + 0.5)))
+    assert queue.take_expired(NOW_S)  # eight of them take 0.8 s
+
+
+def test_old_batches_refuse_nobody() -> None:
+    times = BatchTimes()
+    for _ in range(3):
+        times.observe(MODEL.key, 1, 6.0, NOW_S)
+    assert times.usual_s(MODEL.key, 1, NOW_S + MAX_AGE_S) == 6.0
+    assert times.usual_s(MODEL.key, 1, NOW_S + MAX_AGE_S + 1) == 0.0
 
 
 def test_a_tenant_with_many_jobs_runs_one_batch_before_the_next_tenant() -> None:
