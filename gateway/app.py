@@ -35,6 +35,7 @@ from gateway.http.openai import parse_model_name
 from gateway.http.routes import (
     KnownNames,
     TargetResolver,
+    graph_path,
     is_inference,
     openai_target,
     parse_path,
@@ -123,6 +124,8 @@ class GatewayApp:
             if b"%" in scope["raw_path"]:
                 path = scope["raw_path"].decode("latin-1")
             model_path = parse_path(path, _host(scope), self._names)
+            if path == "/" and model_path.name is None and scope["method"] == "POST":
+                model_path = graph_path(_host(scope))
             if self.access is not None:
                 model_path = await self._authorise_path(
                     self.access, path, model_path, scope["headers"]
@@ -133,6 +136,7 @@ class GatewayApp:
             await send_error(send, error, is_openai="/openai/v1/" in path)
             return
         scope["pilotlight.namespace"] = model_path.namespace
+        scope["pilotlight.name"] = model_path.name
         scope["path"], scope["raw_path"] = unquote(model_path.path), model_path.path.encode()
         await self._api(scope, receive, send)
 

@@ -201,15 +201,23 @@ def openai_target(namespace: str, name: str | None, endpoint: str) -> ModelTarge
     )
 
 
+def graph_path(host: str) -> ModelPath:
+    """The InferenceGraph that a Host such as `NAME.NAMESPACE.example.com` names, as it is written.
+
+    Graphs are not part of the local cluster state: the scheduler of workflows knows them.
+    """
+    labels = _labels(host)
+    if len(labels) < 2:
+        return ModelPath("/")
+    return ModelPath("/", labels[1], labels[0], is_by_host=True)
+
+
 def model_of_host(host: str, known: Container[ModelName]) -> ModelName | None:
     """The declared model that a Host such as `NAME.NAMESPACE.example.com` names, if any.
 
     KServe's forms: `NAME.NAMESPACE.…`, `NAME-predictor.NAMESPACE.…`, `NAME-NAMESPACE.DOMAIN`.
     """
-    host = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
-    if not host or _ADDRESS.fullmatch(host):
-        return None
-    labels = host.lower().split(".")
+    labels = _labels(host)
     if len(labels) < 2:
         return None
     first, second = labels[0].removesuffix("-predictor"), labels[1]
@@ -222,6 +230,12 @@ def model_of_host(host: str, known: Container[ModelName]) -> ModelName | None:
         if name in known:
             return name
     return None
+
+
+def _labels(host: str) -> list[str]:
+    """Labels of a host's name without its port; none of an address."""
+    host = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
+    return [] if not host or _ADDRESS.fullmatch(host) else host.lower().split(".")
 
 
 def _unescape(segment: str) -> str:

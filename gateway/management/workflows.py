@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import asyncio
 from typing import TYPE_CHECKING, Final
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
 
-from gateway.errors import NotReady, RequestBodyTooLarge, UpstreamLost
+from gateway.errors import BadRequest, NotReady, RequestBodyTooLarge, UpstreamLost
 from gateway.upstream.pod_connection import PodUnreachable
 
 if TYPE_CHECKING:
@@ -74,6 +74,8 @@ class WorkflowProxy:
 
     def _head(self, request: Request, length: int) -> bytes:
         path = request.scope["raw_path"].decode("latin-1")
+        if path == "/":
+            path = f"/v1/graphs/{quote(request.scope['pilotlight.name'])}"
         namespace = request.scope.get("pilotlight.namespace", "default")
         lines = [
             f"{request.method} {path} HTTP/1.1", f"host: {self._address}",
@@ -133,6 +135,16 @@ async def _unless_disconnected(request: Request, connection: PodConnection) -> N
 
 def workflow_routes(proxy: WorkflowProxy) -> APIRouter:
     router = APIRouter()
+
+    @router.post("/", tags=["workflows"])
+    async def graph(request: Request) -> Response:
+        """Run the InferenceGraph that the prefix or the Host names, as KServe's router does."""
+        if not request.scope.get("pilotlight.name"):
+            raise BadRequest(
+                "a request to / is for an InferenceGraph: name it by /serving/NAMESPACE/NAME or by "
+                "a Host such as NAME.NAMESPACE.example.com"
+            )
+        return await proxy.respond(request)
 
     @router.get("/v1/workflows", tags=["workflows"])
     async def workflows(request: Request) -> Response:

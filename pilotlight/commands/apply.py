@@ -1,4 +1,4 @@
-"""`apply` and `delete`: register models and applications from YAML and remove them.
+"""`apply` and `delete`: register models, applications and graphs from YAML and remove them.
 
 All files are checked first: if any has a mistake, all mistakes are printed and nothing is changed.
 """
@@ -16,15 +16,20 @@ from pilotlight.commands.target import PlatformTarget, parse_model_names
 from pilotlight.errors import InvalidInput, NotFound
 from pilotlight.output import Output
 from registry.domain.application import ApplicationSpec
+from registry.domain.graph import KIND as GRAPH
+from registry.domain.graph import GraphSpec
 from registry.domain.model import ModelName, ModelSpec
 from registry.errors import InvalidModel
 from registry.inference_service.application_reader import read_applications
+from registry.inference_service.graph_reader import read_graphs
 from registry.inference_service.reader import read_documents
 from registry.redis.client import Registry
+from registry.redis.workflow_log import WorkflowLog
 
-Declared: TypeAlias = ModelSpec | ApplicationSpec
+Declared: TypeAlias = ModelSpec | ApplicationSpec | GraphSpec
 _MODEL_RESOURCE = "inferenceservice.serving.kserve.io"
 _APPLICATION_RESOURCE = "inferenceapplication.pilotlight.io"
+_GRAPH_RESOURCE = "inferencegraph.serving.kserve.io"
 
 app = typer.Typer()
 
@@ -42,7 +47,7 @@ def apply(
     pool: flags.Pool = "default",
     json_: flags.Json = False,
 ) -> None:
-    """Create or update models and applications from YAML; change nothing if any is invalid."""
+    """Create or update models, applications and graphs from YAML; all or nothing if invalid."""
     specs = read_declared(filename, namespace)
     target = PlatformTarget.of(home, redis_url=redis_url, pool=pool)
     asyncio.run(_apply(target, Output(json_), specs, dry_run=dry_run))
@@ -59,7 +64,7 @@ def delete(
     pool: flags.Pool = "default",
     json_: flags.Json = False,
 ) -> None:
-    """Delete models and applications, by name or by the files that define them."""
+    """Delete models, applications and graphs, by name or by the files that define them."""
     if bool(names) == bool(filename):
         raise InvalidInput(["give either names or -f FILE"])
     models = parse_model_names(names or [], namespace)
@@ -81,7 +86,7 @@ def read_declared(paths: Sequence[str], namespace: str | None) -> list[Declared]
         except InvalidInput as error:
             problems += error.problems
     specs: list[Declared] = []
-    for read in (read_documents, read_applications):
+    for read in (read_documents, read_applications, read_graphs):
         try:
             specs += read(sources, default_namespace=namespace or "default")
         except InvalidModel as error:
@@ -122,14 +127,22 @@ async def _compare_declared(registry: Registry, specs: Sequence[Declared]) -> li
     except InvalidModel as error:
         raise InvalidInput(error.problems) from error
     state = await registry.cluster()
-    declared: dict[ModelName, Declared] = {
-        **{name: record.spec for name, record in state.models.items()},
-        **state.applications,
-    }
-    return [f"{_outcome(declared.get(spec.name), spec)} (dry run)" for spec in specs]
+    graphs = await WorkflowLog(registry).workflows()
+    outcomes = []
+    for spec in specs:
+        match spec:
+            case ModelSpec():
+                record = state.models.get(spec.name)
+                outcome = _outcome(None if record is None else record.spec, spec)
+            case ApplicationSpec():
+                outcome = _outcome(state.applications.get(spec.name), spec)
+            case GraphSpec():
+                outcome = _outcome(graphs.get(spec.name), spec.definition())
+        outcomes.append(f"{outcome} (dry run)")
+    return outcomes
 
 
-def _outcome(before: Declared | None, after: Declared) -> str:
+def _outcome(before: object | None, after: object) -> str:
     if before is None:
         return "created"
     return "unchanged" if before == after else "configured"
@@ -140,7 +153,7 @@ def models_of(specs: Sequence[Declared]) -> list[ModelSpec]:
 
 
 async def put_declared(registry: Registry, specs: Sequence[Declared]) -> list[str]:
-    """Declare models, then applications; an outcome each.
+    """Declare models, then applications and graphs; an outcome each.
 
     Raises InvalidInput: no model is declared if the pool cannot take one.
     """
@@ -149,9 +162,15 @@ async def put_declared(registry: Registry, specs: Sequence[Declared]) -> list[st
     try:
         outcomes = iter(await registry.put_models(models))
         others = iter(await registry.put_applications(applications))
-        return [next(outcomes if isinstance(spec, ModelSpec) else others) for spec in specs]
     except InvalidModel as error:
         raise InvalidInput(error.problems) from error
+    log = WorkflowLog(registry)
+    return [
+        await log.put_workflow(spec.name, spec.definition())
+        if isinstance(spec, GraphSpec)
+        else next(outcomes if isinstance(spec, ModelSpec) else others)
+        for spec in specs
+    ]
 
 
 def print_applied(output: Output, specs: Sequence[Declared], outcomes: Sequence[str]) -> None:
@@ -167,19 +186,23 @@ def print_applied(output: Output, specs: Sequence[Declared], outcomes: Sequence[
 
 
 def _resource(spec: Declared) -> str:
-    return _MODEL_RESOURCE if isinstance(spec, ModelSpec) else _APPLICATION_RESOURCE
+    match spec:
+        case ModelSpec():
+            return _MODEL_RESOURCE
+        case ApplicationSpec():
+            return _APPLICATION_RESOURCE
+        case GraphSpec():
+            return _GRAPH_RESOURCE
 
 
 async def _delete(target: PlatformTarget, output: Output, names: Sequence[ModelName]) -> None:
-    """Delete the models and applications that exist; then raise NotFound for the others."""
+    """Delete the models, applications and graphs that exist; then raise NotFound for the others."""
     async with target.registry() as registry:
         others = await registry.delete_models(names)
-        unknown = await registry.delete_applications(others)
+        left = await registry.delete_applications(others)
+        unknown = await _delete_graphs(WorkflowLog(registry), left)
     deleted = [name for name in names if name not in unknown]
-    lines = [
-        f'{_APPLICATION_RESOURCE if name in others else _MODEL_RESOURCE} "{name.name}" deleted'
-        for name in deleted
-    ]
+    lines = [f'{_resource_of(name, others, left)} "{name.name}" deleted' for name in deleted]
     if unknown:
         for line in lines:
             output.note(line)
@@ -190,3 +213,23 @@ async def _delete(target: PlatformTarget, output: Output, names: Sequence[ModelN
     output.result(
         [{"namespace": n.namespace, "name": n.name, "outcome": "deleted"} for n in deleted], lines
     )
+
+
+async def _delete_graphs(log: WorkflowLog, names: Sequence[ModelName]) -> list[ModelName]:
+    """Delete graphs; the names that are none."""
+    unknown = []
+    for name in names:
+        definition = await log.workflow(name)
+        if definition is None or definition["kind"] != GRAPH:
+            unknown.append(name)
+        else:
+            await log.delete_workflow(name)
+    return unknown
+
+
+def _resource_of(
+    name: ModelName, no_models: Sequence[ModelName], graphs: Sequence[ModelName]
+) -> str:
+    if name in graphs:
+        return _GRAPH_RESOURCE
+    return _APPLICATION_RESOURCE if name in no_models else _MODEL_RESOURCE

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -18,8 +17,8 @@ from registry.domain.application import (
     SelectionPolicy,
     SneakPeekSpec,
 )
-from registry.domain.model import ModelName
 from registry.errors import InvalidModel, InvalidYaml
+from registry.inference_service.document_checks import DocumentChecks
 from registry.inference_service.durations import parse_duration_s
 from registry.inference_service.storage_uri import STORAGE_SCHEMES, is_storage_uri
 from registry.inference_service.strict_yaml import read_yaml
@@ -32,15 +31,12 @@ KIND: Final = "InferenceApplication"
 MAX_CLASSES: Final = 1000
 _MAX_K: Final = 100
 _MAX_DURATION_S: Final = 3600.0
-_NAME: Final = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
-_NAMESPACE: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _DATATYPES: Final = ("FP32", "FP64", "INT32", "INT64", "UINT8")
 _FIELDS: Final = (
     "classes", "inputs", "output", "deadline", "late", "penalty", "policy", "window", "prior",
     "sneakPeek", "normaliseAccuracy",
 )  # fmt: skip
 _SNEAK_PEEK_FIELDS: Final = ("uri", "k", "shortCircuit", "splitGroups")
-_MAX_SHOWN: Final = 200
 _Choice = TypeVar("_Choice", bound=StrEnum)
 
 
@@ -66,9 +62,9 @@ def read_applications(
         except InvalidYaml:
             continue
         for document in filter(is_application, documents):
-            reader = _Reader(source, default_namespace)
-            spec = reader.read(document)
-            problems += reader.problems
+            checks = DocumentChecks(KIND, source, default_namespace)
+            spec = _Reader(checks).read(document)
+            problems += checks.problems
             if any(spec.name == other.name for other in specs):
                 problems.append(f"{source}: {KIND} {spec.name}: metadata.name is declared twice")
             specs.append(spec)
@@ -79,36 +75,33 @@ def read_applications(
 
 def read_application(document: dict[str, Any], place: str) -> ApplicationSpec:
     """One application that is parsed already. Raises InvalidModel."""
-    reader = _Reader(place, "default")
-    spec = reader.read(document)
-    if reader.problems:
-        raise InvalidModel(reader.problems)
+    checks = DocumentChecks(KIND, place, "default")
+    spec = _Reader(checks).read(document)
+    if checks.problems:
+        raise InvalidModel(checks.problems)
     return spec
 
 
 @dataclass(slots=True)
 class _Reader:
-    """Reads one document and collects its mistakes in `problems`."""
+    """Reads one document."""
 
-    place: str
-    default_namespace: str
-    problems: list[str] = field(default_factory=list)
-    title: str = KIND
+    checks: DocumentChecks
 
     def read(self, document: dict[str, Any]) -> ApplicationSpec:
-        name = self._name(self._mapping(document, "metadata"))
+        name = self.checks.name(self.checks.mapping(document, "metadata"))
         if document.get("apiVersion") != API_VERSION:
-            self._reject("apiVersion", f"must be {API_VERSION!r}", document.get("apiVersion"))
-        spec = self._mapping(document, "spec")
-        self._known(spec, _FIELDS, "spec")
+            self.checks.reject("apiVersion", f"must be {API_VERSION!r}", document.get("apiVersion"))
+        spec = self.checks.mapping(document, "spec")
+        self.checks.known(spec, _FIELDS, "spec")
         classes = self._classes(spec)
         prior, frequencies = self._prior(spec.get("prior", "uninformative"), len(classes))
         late = spec.get("late", "serve")
         if late not in ("serve", "refuse"):
-            self._reject("spec.late", "must be one of serve, refuse", late)
+            self.checks.reject("spec.late", "must be one of serve, refuse", late)
         output = spec.get("output", "label")
         if not isinstance(output, str) or not output:
-            self._reject("spec.output", "must be the name of an output tensor", output)
+            self.checks.reject("spec.output", "must be the name of an output tensor", output)
         window_s, is_fixed = self._window(spec.get("window"))
         return ApplicationSpec(
             name,
@@ -127,32 +120,6 @@ class _Reader:
             normalises_accuracy=self._boolean(spec, "normaliseAccuracy", default=False),
         )
 
-    def _reject(self, path: str, allowed: str, value: object) -> None:
-        shown = repr(value)
-        shown = shown if len(shown) <= _MAX_SHOWN else f"{shown[:_MAX_SHOWN]}..."
-        self.problems.append(f"{self.place}: {self.title}: {path} {allowed}, was {shown}")
-
-    def _mapping(self, parent: dict[str, Any], key: str) -> dict[str, Any]:
-        value = parent.get(key)
-        if isinstance(value, dict) and value:
-            return value
-        self._reject(key, "must be an object", value)
-        return {}
-
-    def _known(self, mapping: dict[str, Any], fields: Sequence[str], path: str) -> None:
-        for key in mapping:
-            if key not in fields:
-                self._reject(path, f"may have the fields {', '.join(fields)}", key)
-
-    def _name(self, metadata: dict[str, Any]) -> ModelName:
-        name, namespace = metadata.get("name"), metadata.get("namespace", self.default_namespace)
-        self.title = f"{KIND} {namespace}/{name}"
-        for key, value, rule in (("name", name, _NAME), ("namespace", namespace, _NAMESPACE)):
-            if not isinstance(value, str) or not rule.fullmatch(value):
-                allowed = "must be at most 63 lower-case letters, digits and '-'"
-                self._reject(f"metadata.{key}", allowed, value)
-        return ModelName(str(namespace), str(name))
-
     def _classes(self, spec: dict[str, Any]) -> tuple[str, ...]:
         value = spec.get("classes")
         if isinstance(value, list) and all(isinstance(each, (str, int)) for each in value):
@@ -160,7 +127,7 @@ class _Reader:
             if 2 <= len(names) <= MAX_CLASSES and len(set(names)) == len(names):
                 return names
         allowed = f"must list 2 to {MAX_CLASSES} different class names, in the order of labels"
-        self._reject("spec.classes", allowed, value)
+        self.checks.reject("spec.classes", allowed, value)
         return ()
 
     def _inputs(self, value: object) -> tuple[InputTensor, ...]:
@@ -179,7 +146,7 @@ class _Reader:
             )  # fmt: skip
             is_named = isinstance(tensor.get("name"), str) and tensor["name"]
             if not is_shape or not is_named or datatype not in _DATATYPES:
-                self._reject("spec.inputs", allowed, each)
+                self.checks.reject("spec.inputs", allowed, each)
             else:
                 found.append(InputTensor(tensor["name"], datatype, tuple(shape)))
         return tuple(found)
@@ -194,7 +161,7 @@ class _Reader:
             seconds = math.nan
         if not 0 < seconds <= _MAX_DURATION_S:
             allowed = "must be a positive duration of at most 1h, such as '150ms' or '2s'"
-            self._reject(f"spec.{key}", allowed, text)
+            self.checks.reject(f"spec.{key}", allowed, text)
             return default_s
         return seconds
 
@@ -202,14 +169,14 @@ class _Reader:
         """A duration, or an object with `length` and `fixed`."""
         if not isinstance(value, dict):
             return self._duration({"window": value}, "window", DEFAULT_WINDOW_S), False
-        self._known(value, ("length", "fixed"), "spec.window")
+        self.checks.known(value, ("length", "fixed"), "spec.window")
         window_s = self._duration({"window": value.get("length")}, "window", DEFAULT_WINDOW_S)
         return window_s, self._boolean(value, "fixed", default=False)
 
     def _boolean(self, mapping: dict[str, Any], key: str, *, default: bool) -> bool:
         value = mapping.get(key, default)
         if not isinstance(value, bool):
-            self._reject(key, "must be true or false", value)
+            self.checks.reject(key, "must be true or false", value)
         return bool(value)
 
     def _choice(
@@ -219,7 +186,7 @@ class _Reader:
         for each in kind:
             if value == each:
                 return each
-        self._reject(f"spec.{key}", f"must be one of {', '.join(kind)}", value)
+        self.checks.reject(f"spec.{key}", f"must be one of {', '.join(kind)}", value)
         return default
 
     def _prior(self, value: object, classes: int) -> tuple[Prior, tuple[float, ...]]:
@@ -240,20 +207,20 @@ class _Reader:
             "must be uninformative, or an object with kind (weak or strong) and frequencies: one "
             "positive number per class, which sum to 1"
         )
-        self._reject("spec.prior", allowed, value)
+        self.checks.reject("spec.prior", allowed, value)
         return Prior.UNINFORMATIVE, ()
 
     def _sneak_peek(self, value: object) -> SneakPeekSpec | None:
         if value is None:
             return None
         peek = value if isinstance(value, dict) else {}
-        self._known(peek, _SNEAK_PEEK_FIELDS, "spec.sneakPeek")
+        self.checks.known(peek, _SNEAK_PEEK_FIELDS, "spec.sneakPeek")
         uri, k = peek.get("uri"), peek.get("k")
         if not isinstance(uri, str) or not is_storage_uri(uri):
             allowed = ", ".join(f"{scheme}://" for scheme in STORAGE_SCHEMES)
-            self._reject("spec.sneakPeek.uri", f"must begin with one of {allowed}", uri)
+            self.checks.reject("spec.sneakPeek.uri", f"must begin with one of {allowed}", uri)
         if k is not None and (type(k) is not int or not 1 <= k <= _MAX_K):
-            self._reject("spec.sneakPeek.k", f"must be a whole number from 1 to {_MAX_K}", k)
+            self.checks.reject("spec.sneakPeek.k", f"must be a whole number from 1 to {_MAX_K}", k)
             k = None
         return SneakPeekSpec(
             str(uri),

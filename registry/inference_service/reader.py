@@ -14,6 +14,7 @@ from registry.domain.model import ModelName, ModelSpec
 from registry.errors import InvalidModel, InvalidYaml
 from registry.inference_service.annotations import parse_annotations
 from registry.inference_service.application_reader import is_application
+from registry.inference_service.graph_reader import is_graph
 from registry.inference_service.storage_uri import STORAGE_SCHEMES, is_storage_uri
 from registry.inference_service.strict_yaml import read_yaml
 
@@ -48,7 +49,8 @@ def read_documents(
 ) -> list[ModelSpec]:
     """Model specifications of all documents in `(source name, YAML text)` pairs.
 
-    Applications are left to `application_reader.read_applications`.
+    Applications are left to `application_reader.read_applications`, graphs to
+    `graph_reader.read_graphs`.
 
     Raises:
         InvalidModel: lists every mistake of every document; the caller must apply no document.
@@ -65,7 +67,7 @@ def read_documents(
         if not documents:
             problems.append(f"{source}: holds no object; expected kind {KIND}")
         for index, document in enumerate(documents, start=1):
-            if is_application(document):
+            if is_application(document) or is_graph(document):
                 continue
             place = source if len(documents) == 1 else f"{source} (document {index})"
             reader = _Reader(place, default_namespace)

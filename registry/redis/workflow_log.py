@@ -70,13 +70,18 @@ class WorkflowLog:
             for name, text in zip(pairs[::2], pairs[1::2], strict=True)
         }
 
-    async def put_counts(self, name: ModelName, counts: Mapping[str, Any]) -> None:
-        """Keep what predictions of the workflow are made of."""
-        await self._submit("put_workflow_counts", str(name), _text(counts))
+    async def put_counts(self, name: ModelName, counts: Mapping[str, Any], version: int) -> bool:
+        """Keep what predictions of the workflow are made of.
 
-    async def counts(self, name: ModelName) -> dict[str, Any] | None:
-        text = await self._submit("workflow_counts", str(name))
-        return orjson.loads(text) if text else None
+        False: another scheduler has stored its own since `version` was read.
+        """
+        result = await self._submit("put_workflow_counts", str(name), _text(counts), version)
+        return str(result) != "conflict"
+
+    async def counts(self, name: ModelName) -> tuple[dict[str, Any], int]:
+        """The stored counts, empty where there are none, and their version."""
+        text, version = await self._submit("workflow_counts", str(name))
+        return orjson.loads(text) if text else {}, int(version)
 
     # Runs
 

@@ -48,6 +48,10 @@ class InputPositions:
         found = [len(steps) + int(offset) for offset in offsets.split(",") if offset]
         return tuple(position for position in found if position >= 0)
 
+    def merge(self, other: InputPositions, now_s: float) -> None:
+        """Add what another scheduler has seen."""
+        self._counts.merge(other._counts, now_s)
+
     def as_json(self, now_s: float) -> list[list[object]]:
         """All counts as of now, for storage."""
         return self._counts.as_json(now_s)

@@ -14,10 +14,12 @@ import sys
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
+from registry.domain.graph import nodes_of
 from workflows.runner import confinement
 from workflows.runner.calls import current_run
 from workflows.runner.definitions import BadDefinitionError, Workflow
 from workflows.runner.errors import RunStuck
+from workflows.runner.graph import graph_workflow
 from workflows.runner.idle_loop import IdleSelector, new_loop
 from workflows.runner.run import FILENAME, ExecutingRun
 from workflows.wire.frames import packed, read_frame
@@ -50,6 +52,9 @@ class Runner:
             match message:
                 case {"type": "load", "source": str(source)}:
                     self._send(self._load(source) | {"granted": granted})
+                case {"type": "load-graph", "graph": dict(graph), "deadline_s": deadline_s}:
+                    self._workflow = graph_workflow(nodes_of(graph), deadline_s)
+                    self._send({"type": "loaded", "granted": granted})
                 case {"type": "ping"}:
                     self._send({"type": "pong"})
                 case {"type": "run"}:

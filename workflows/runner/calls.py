@@ -17,8 +17,12 @@ if TYPE_CHECKING:
 class RunPort(Protocol):
     """The run that is being executed, as calls need it."""
 
-    def begin_step(self, model: str, inputs: Mapping[str, Any]) -> int:
-        """Begin a step; its number in the order of the calls."""
+    def begin_step(self, model: str, inputs: Mapping[str, Any], protocol: str = "") -> int:
+        """Begin a step; its number in the order of the calls.
+
+        With a `protocol` (v1, v2 or body) its one input is a request's body as it is, its outputs
+        are `status` and `body`.
+        """
         ...
 
     def fetch(self, step: int) -> asyncio.Future[dict[str, Any]]:

@@ -50,13 +50,14 @@ class ExecutingRun:
 
     # RunPort
 
-    def begin_step(self, model: str, inputs: Mapping[str, Any]) -> int:
+    def begin_step(self, model: str, inputs: Mapping[str, Any], protocol: str = "") -> int:
         if self._steps >= self._max_steps:
             raise StepFailed(
                 f"a run may begin {self._max_steps} steps, this is one more", "step-limit", 422
             )
         number, self._steps = self._steps, self._steps + 1
-        self.send(type="step", step=number, model=model, inputs=inputs)
+        sent = {"protocol": protocol} if protocol else {}
+        self.send(type="step", step=number, model=model, inputs=inputs, **sent)
         return number
 
     def fetch(self, step: int) -> asyncio.Future[dict[str, Any]]:

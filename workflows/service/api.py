@@ -121,9 +121,9 @@ def _add_workflows(api: FastAPI, scheduler: Scheduler) -> None:
         """Check a file and deploy it."""
         workflow = _workflow(request, name)
         try:
-            source = (await _body(request)).decode()
-        except UnicodeDecodeError as error:
-            raise BadFile(f"the file is not UTF-8: {error}") from None
+            source = await _text(request)
+        except BadRequest as error:
+            raise BadFile(str(error)) from None
         outcome, definition = await scheduler.deployments.deploy(workflow, source)
         return {**_described(workflow, definition), "outcome": outcome}
 
@@ -167,6 +167,16 @@ def _add_runs(api: FastAPI, scheduler: Scheduler) -> None:
             )  # fmt: skip
         return await _result(scheduler, request, begun)
 
+    @api.post("/v1/graphs/{name}")
+    async def graph(request: Request, name: str) -> Response:
+        """Run a graph with the request's body, and answer as its last step does."""
+        workflow = _workflow(request, name)
+        begun = await scheduler.begin_graph(
+            workflow, await _text(request),
+            deadline_s=_deadline_s(request), scheduling=_scheduling(request),
+        )  # fmt: skip
+        return await _result(scheduler, request, begun)
+
     @api.get("/v1/workflows/{name}/runs/{identity}")
     async def status(request: Request, name: str, identity: str) -> dict[str, Any]:
         """Status, result or error of a run."""
@@ -196,10 +206,23 @@ async def _result(scheduler: Scheduler, request: Request, run: Run) -> Response:
     if not run.ended.is_set():
         scheduler.abandon(run)
     headers = {"x-pilotlight-run": run.identity}
+    if run.status is RunStatus.SUCCEEDED and run.is_graph:
+        return _graph_response(run, headers)
     if run.status is RunStatus.SUCCEEDED:
         content = orjson.dumps({"id": run.identity, "result": run.items or run.result})
         return Response(content, media_type="application/json", headers=headers)
     return _failed(run)
+
+
+def _graph_response(run: Run, headers: dict[str, str]) -> Response:
+    """The body of the graph's last step, with its status; JSON is marked as such."""
+    body = str(run.result["body"]).encode()
+    try:
+        orjson.loads(body)
+        headers["content-type"] = "application/json"
+    except ValueError:
+        headers["content-type"] = "text/plain; charset=utf-8"
+    return Response(body, int(run.result["status"]), headers=headers)
 
 
 def _failed(run: Run) -> JSONResponse:
@@ -263,6 +286,13 @@ async def _body(request: Request) -> bytes:
         if len(body) > MAX_BODY_BYTES:
             raise TooLarge(f"a body may have {MAX_BODY_BYTES} bytes")
     return bytes(body)
+
+
+async def _text(request: Request) -> str:
+    try:
+        return (await _body(request)).decode()
+    except UnicodeDecodeError as error:
+        raise BadRequest(f"the body is not UTF-8: {error}") from None
 
 
 def _arguments(body: bytes) -> dict[str, Any]:

@@ -73,7 +73,7 @@ class Deployments:
             raise BadFile(f"a file may have {MAX_SOURCE_BYTES} bytes, has {len(source.encode())}")
         runner = RunnerProcess(self._settings, lambda _: None, lambda _: None)
         try:
-            loaded = await runner.load(source)
+            loaded = await runner.load({"source": source})
         finally:
             runner.stop()
         definition = {
@@ -151,7 +151,7 @@ class Deployments:
             self._on_exit(deployment, runner)
 
         runner = RunnerProcess(self._settings, on_message, on_exit)
-        loaded = await runner.load(str(deployment.definition["source"]))
+        loaded = await runner.load(deployment.definition)
         logger.info("runner started", extra={
             "workflow": str(deployment.name), "pid": runner.pid, "granted": loaded.get("granted"),
         })  # fmt: skip

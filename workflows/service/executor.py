@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from registry.domain.model import ModelName
 from workflows.service.run import RunStatus, RunStep, StepState
-from workflows.service.step_client import StepError, StepLost, resolved_inputs
+from workflows.service.step_client import StepCall, StepError, StepLost, resolved_inputs
 from workflows.service.tensors import BadTensorError, plain_value
 from workflows.wire.frames import BadFrameError
 
@@ -59,7 +59,8 @@ class Executor:
             return
         match message:
             case {"type": "step", "step": int(number), "model": str(model), "inputs": dict(inputs)}:
-                self._on_step(run, number, ModelName(run.workflow.namespace, model), inputs)
+                name, protocol = ModelName(run.workflow.namespace, model), message.get("protocol")
+                self._on_step(run, number, name, inputs, str(protocol or ""))
             case {"type": "fetch", "step": int(number)} if 0 <= number < len(run.steps):
                 run.fetches.add(number)
                 self._need_outputs(run, run.steps[number])
@@ -79,9 +80,11 @@ class Executor:
             case _:
                 self.fail(run, f"the runner sent {message!r:.100}", "runner-failed", 500)
 
-    def _on_step(self, run: Run, number: int, model: ModelName, inputs: Mapping[str, Any]) -> None:
+    def _on_step(
+        self, run: Run, number: int, model: ModelName, inputs: Mapping[str, Any], protocol: str
+    ) -> None:
         """A call: new, or one that a resumed run has made before."""
-        step = RunStep(number, model, inputs, self._planner.now_s())
+        step = RunStep(number, model, inputs, self._planner.now_s(), protocol)
         if number != run.called or any(not 0 <= each < number for each in step.sources):
             self.fail(run, f"the runner sent step {number} out of turn", "runner-failed", 500)
             return
@@ -169,10 +172,11 @@ class Executor:
             step.attempts += 1
             step.sent_s = now_s
             try:
-                response = await self._client.infer(
-                    step.model, tensors, request_id=f"{run.identity}.{step.number}", pod=pod,
-                    left_s=run.deadline_s - now_s,
+                call = StepCall(
+                    step.model, tensors, f"{run.identity}.{step.number}", pod,
+                    run.deadline_s - now_s, step.protocol,
                 )  # fmt: skip
+                response = await self._client.infer(call)
             except StepLost as error:
                 if step.attempts >= MAX_ATTEMPTS:
                     raise StepError(str(error), "step-lost", 503) from error

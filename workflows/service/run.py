@@ -47,6 +47,8 @@ class RunStep:
     """As written in the frame."""
     begun_s: float
     """This and all times: on the registry's clock."""
+    protocol: str = ""
+    """`v1`, `v2` or `body` of a graph's step, which sends a body as it is; empty: V2 tensors."""
     state: StepState = StepState.WAITING
     pod: str = ""
     """Planned, later the pod that ran it."""
@@ -74,7 +76,8 @@ class RunStep:
     @property
     def digest(self) -> str:
         """Equal for equal calls."""
-        text = orjson.dumps([str(self.model), self.inputs], option=orjson.OPT_SORT_KEYS)
+        call = [str(self.model), self.inputs, *([self.protocol] if self.protocol else [])]
+        text = orjson.dumps(call, option=orjson.OPT_SORT_KEYS)
         return hashlib.sha256(text).hexdigest()[:16]
 
     @property
@@ -110,6 +113,8 @@ class Run:
     """Time on the registry's clock."""
     scheduling: SchedulingPolicy
     features: frozenset[str] = frozenset()
+    is_graph: bool = False
+    """Its result is a status and a body, which are answered as they are."""
     token: int = 0
     """Fencing token of its ownership."""
     status: RunStatus = RunStatus.RUNNING

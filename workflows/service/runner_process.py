@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from registry.domain.graph import KIND as GRAPH
 from workflows.service.errors import BadFile, RunnerFailed
 from workflows.wire.frames import BadFrameError, packed, read_frame
 
@@ -54,10 +55,17 @@ class RunnerProcess:
     def pid(self) -> int:
         return self._process.pid if self._process is not None else 0
 
-    async def load(self, source: str) -> dict[str, Any]:
-        """Start the process and load a file; its definition. Raises BadFile, RunnerFailed."""
+    async def load(self, definition: Mapping[str, Any]) -> dict[str, Any]:
+        """Start the process and load a file or a graph; what it is. Raises BadFile, RunnerFailed.
+
+        `definition`: `source` of a file; as `GraphSpec.definition` of a graph.
+        """
         await self._start()
-        self.send({"type": "load", "source": source})
+        if definition.get("kind") == GRAPH:
+            fields = {key: definition[key] for key in ("graph", "deadline_s")}
+            self.send({"type": "load-graph", **fields})
+        else:
+            self.send({"type": "load", "source": definition["source"]})
         try:
             async with asyncio.timeout(LOAD_TIMEOUT_S):
                 reply = await read_frame(self._reader) if self._reader is not None else None

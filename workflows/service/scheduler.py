@@ -10,6 +10,7 @@ import uuid
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
+from registry.domain.graph import KIND as GRAPH
 from registry.domain.model import ModelName
 from registry.errors import RegistryUnavailable
 from registry.redis.workflow_log import WorkflowLog
@@ -29,6 +30,7 @@ from workflows.service.errors import (
 )
 from workflows.service.executor import Executor
 from workflows.service.journal import Journal, resumed_run
+from workflows.service.knowledge import WorkflowCounts
 from workflows.service.planner import Planner
 from workflows.service.preloads import Preloads
 from workflows.service.run import Run, RunStatus
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from registry.pod_secret import PodSecret
     from registry.redis.watch import ClusterWatch
     from registry.redis.workflow_log import TakenRun
+    from workflows.service.knowledge import WorkflowKnowledge
     from workflows.service.metrics import SchedulerMetrics
     from workflows.service.policy import SchedulingPolicy
     from workflows.service.settings import SchedulerSettings
@@ -48,7 +51,6 @@ logger = logging.getLogger(__name__)
 
 KEPT_IN_MEMORY: Final = 512
 """Ended runs, for those who ask soon."""
-_STORE_INTERVAL_S: Final = 10.0
 
 
 class Scheduler:
@@ -99,6 +101,23 @@ class Scheduler:
         self._preloads.close()
 
     # Requests
+
+    async def begin_graph(
+        self, name: ModelName, body: str, *,
+        deadline_s: float | None = None, scheduling: SchedulingPolicy | None = None,
+    ) -> Run:  # fmt: skip
+        """As `begin`, for a graph, whose run answers as its last step does."""
+        deployment = await self.deployments.find(name)
+        if deployment.definition["kind"] != GRAPH:
+            raise UnknownWorkflow(
+                f"{name} is no InferenceGraph; a workflow is run by POST /v1/workflows/"
+                f"{name.name}:run"
+            )
+        run = await self.begin(
+            name, {"body": body}, deadline_s=deadline_s, scheduling=scheduling
+        )  # fmt: skip
+        run.is_graph = True
+        return run
 
     async def begin(
         self, name: ModelName, arguments: Mapping[str, Any], *,
@@ -286,22 +305,39 @@ class Scheduler:
             return
         knowledge = self.planner.knowledge[name]
         with suppress(RegistryUnavailable):
-            stored = await self._log.counts(name)
-            if stored is not None:
-                try:
-                    knowledge.read_json(stored, self.planner.now_s())
-                except BadCountsError as error:
-                    logger.warning("stored counts are damaged", extra={"error": str(error)})
+            stored, _ = await self._stored_counts(name)
+            knowledge.adopt(stored, self.planner.now_s())
+
+    async def _stored_counts(self, name: ModelName) -> tuple[WorkflowCounts, int]:
+        """What all schedulers have stored, and its version; damaged counts are replaced."""
+        stored, version = await self._log.counts(name)
+        try:
+            return WorkflowCounts.of_json(stored, self.planner.now_s()), version
+        except BadCountsError as error:
+            logger.warning("stored counts are damaged", extra={"error": str(error)})
+            return WorkflowCounts(), version
 
     async def store_knowledge(self) -> None:
         """Store what has changed, periodically; until cancelled."""
         while True:
-            await asyncio.sleep(_STORE_INTERVAL_S)
+            await asyncio.sleep(self._settings.store_interval)
             for name, knowledge in list(self.planner.knowledge.items()):
                 if knowledge.is_changed:
-                    knowledge.is_changed = False
-                    with suppress(RegistryUnavailable):
-                        await self._log.put_counts(name, knowledge.as_json(self.planner.now_s()))
+                    await self._store(name, knowledge)
+
+    async def _store(self, name: ModelName, knowledge: WorkflowKnowledge) -> None:
+        """Add what is not stored yet to the counts of all schedulers, and go on from these."""
+        taken = knowledge.take_unstored()
+        try:
+            stored, version = await self._stored_counts(name)
+            now_s = self.planner.now_s()
+            stored.merge(taken, now_s)
+            if await self._log.put_counts(name, stored.as_json(now_s), version):
+                knowledge.adopt(stored, now_s)
+                return
+        except RegistryUnavailable as error:
+            logger.debug("counts are stored later", extra={"error": str(error)})
+        knowledge.put_back(taken, self.planner.now_s())  # for the next interval
 
 
 def _identity(name: ModelName, key: str | None) -> str:

@@ -51,6 +51,9 @@ class SchedulerSettings:
     )
     kept_runs: float = option(3600.0, parse_seconds, "time for which an ended run can be read")
     lease: float = option(5.0, parse_seconds, "time after which a dead scheduler's runs move")
+    store_interval: float = option(
+        10.0, parse_seconds, "time between writes of what predictions are made of"
+    )
     pod_secret_file: str = option(
         "", parse_secret_file, "file with the secrets that requests to gateway and pods carry"
     )

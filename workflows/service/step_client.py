@@ -15,8 +15,11 @@ from workflows.service.tensors import (
     HEADER_LENGTH,
     BadTensorError,
     StoredTensor,
+    body_outputs,
     infer_body,
+    is_v2_body,
     read_outputs,
+    single_item,
     tensor_of,
 )
 from workflows.wire.values import source_of
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
 
     from registry.domain.model import ModelName
     from registry.pod_secret import PodSecret
+    from workflows.service.http_client import HttpResponse
 
 POD_HEADER: Final = "x-pilotlight-place-at"
 """Names the pod that a step is placed at; gateways honour it from schedulers only."""
@@ -45,6 +49,21 @@ class StepError(Exception):
 
 class StepLost(Exception):
     """The step may be sent again: its pod or the gateway is gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepCall:
+    """One attempt of a step."""
+
+    model: ModelName
+    tensors: Sequence[StoredTensor]
+    request_id: str
+    pod: str
+    """Empty: where the gateway chooses."""
+    left_s: float
+    """Until the run's deadline."""
+    protocol: str = ""
+    """Not empty: the one tensor is a request's body, see `RunStep`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,26 +88,17 @@ class StepClient:
     def close(self) -> None:
         self._client.close()
 
-    async def infer(
-        self, model: ModelName, tensors: Sequence[StoredTensor], *, request_id: str, pod: str,
-        left_s: float,
-    ) -> StepResponse:  # fmt: skip
-        """Run one step; `pod`: where, empty: where the gateway chooses.
-
-        Raises StepError, StepLost.
-        """
-        body, length = infer_body(tensors)
-        name = quote(model.name)
-        path = f"/serving/{quote(model.namespace)}/{name}/v2/models/{name}/infer"
-        headers = {
-            "content-type": "application/octet-stream",
-            HEADER_LENGTH: str(length),
-            "x-request-id": request_id,
-            "x-pilotlight-deadline-ms": f"{max(1.0, left_s * 1000):.0f}",
+    async def infer(self, call: StepCall) -> StepResponse:
+        """Run one step. Raises StepError, StepLost."""
+        model = call.model
+        path, headers, body = _request(call)
+        headers |= {
+            "x-request-id": call.request_id,
+            "x-pilotlight-deadline-ms": f"{max(1.0, call.left_s * 1000):.0f}",
             **self._secret.headers,
         }
-        if pod:
-            headers[POD_HEADER] = pod
+        if call.pod:
+            headers[POD_HEADER] = call.pod
         try:
             response = await self._client.request("POST", self._address, path, headers, body)
         except NoResponseError as error:
@@ -98,19 +108,42 @@ class StepClient:
                 f"the outputs of model {model.name} are too large: {error}", "output-too-large", 413
             ) from error
         if response.status != 200:
-            raise _failure(model, response.status, response.headers, response.body)
-        head = response.headers.get(HEADER_LENGTH)
-        try:
-            outputs = read_outputs(response.body, int(head) if head else None)
-        except BadTensorError as error:
-            raise StepError(str(error), "bad-output", 502) from error
+            failure = _failure(model, response.status, response.headers, response.body)
+            if not call.protocol or isinstance(failure, StepLost):
+                raise failure
         return StepResponse(
-            outputs,
+            body_outputs(response.status, response.body) if call.protocol else _outputs(response),
             response.headers.get("x-pilotlight-pod", ""),
             response.headers.get("x-pilotlight-start", "warm"),
             parse_server_timing(response.headers.get("server-timing", "")),
             response.headers.get("x-pilotlight-batch", ""),
         )
+
+
+def _request(call: StepCall) -> tuple[str, dict[str, str], bytes]:
+    """Path, headers and body of a step's request. Raises StepError."""
+    name = quote(call.model.name)
+    path = f"/serving/{quote(call.model.namespace)}/{name}"
+    if not call.protocol:
+        body, length = infer_body(call.tensors)
+        headers = {"content-type": "application/octet-stream", HEADER_LENGTH: str(length)}
+        return f"{path}/v2/models/{name}/infer", headers, body
+    try:
+        body = single_item(call.tensors[0])
+    except BadTensorError as error:
+        raise StepError(str(error), "bad-input", 400) from error
+    is_v1 = call.protocol == "v1" or (call.protocol != "v2" and not is_v2_body(body))
+    path += f"/v1/models/{name}:predict" if is_v1 else f"/v2/models/{name}/infer"
+    return path, {"content-type": "application/json"}, body
+
+
+def _outputs(response: HttpResponse) -> dict[str, StoredTensor]:
+    """Raises StepError."""
+    head = response.headers.get(HEADER_LENGTH)
+    try:
+        return read_outputs(response.body, int(head) if head else None)
+    except BadTensorError as error:
+        raise StepError(str(error), "bad-output", 502) from error
 
 
 def _failure(

@@ -124,6 +124,32 @@ def _text(item: bytes) -> str:
         return base64.b64encode(item).decode()
 
 
+def single_item(tensor: StoredTensor) -> bytes:
+    """The text or bytes of a tensor that holds one. Raises BadTensorError."""
+    items = list(_items_of(tensor.raw)) if tensor.datatype == BYTES else []
+    if len(items) != 1:
+        raise BadTensorError(f"{tensor.name!r} must be one text, has shape {list(tensor.shape)}")
+    return items[0]
+
+
+def body_outputs(status: int, body: bytes) -> dict[str, StoredTensor]:
+    """The outputs of a graph's step: an HTTP status and a body."""
+    number = np.asarray([status], _DTYPES["INT64"]).tobytes()
+    return {
+        "status": StoredTensor("status", "INT64", (1,), number),
+        "body": StoredTensor("body", BYTES, (1,), _packed_items([body])),
+    }
+
+
+def is_v2_body(body: bytes) -> bool:
+    """Whether a JSON body is a request of the Open Inference Protocol."""
+    try:
+        document = orjson.loads(body)
+    except ValueError:
+        return False
+    return isinstance(document, dict) and "inputs" in document and "instances" not in document
+
+
 def infer_body(tensors: Sequence[StoredTensor]) -> tuple[bytes, int]:
     """Body of a V2 request with binary tensors, and the length of its JSON part."""
     head = orjson.dumps(

@@ -19,7 +19,7 @@ function op.put_workflow(name, text)
 end
 
 function op.delete_workflow(name)
-  redis.call('HDEL', key('workflow-counts'), name)
+  redis.call('HDEL', key('workflow-counts'), name, name .. ' version')
   return redis.call('HDEL', key('workflows'), name)
 end
 
@@ -28,15 +28,21 @@ function op.workflow(name) return or_false(redis.call('HGET', key('workflows'), 
 -- All of them, as name and text in turn.
 function op.workflows() return redis.call('HGETALL', key('workflows')) end
 
--- What a workflow's predictions are made of, as one scheduler last knew it.
-function op.put_workflow_counts(name, text)
-  if redis.call('HEXISTS', key('workflows'), name) == 0 then return false end
+-- What a workflow's predictions are made of: 'stored'; 'conflict' where another scheduler has stored
+-- since `version` was read; 'gone'. No name has a space.
+function op.put_workflow_counts(name, text, version)
+  if redis.call('HEXISTS', key('workflows'), name) == 0 then return 'gone' end
+  local known = redis.call('HGET', key('workflow-counts'), name .. ' version') or '0'
+  if known ~= tostring(version) then return 'conflict' end
   redis.call('HSET', key('workflow-counts'), name, text)
-  return true
+  redis.call('HINCRBY', key('workflow-counts'), name .. ' version', 1)
+  return 'stored'
 end
 
+-- Counts and their version.
 function op.workflow_counts(name)
-  return or_false(redis.call('HGET', key('workflow-counts'), name))
+  local found = redis.call('HMGET', key('workflow-counts'), name, name .. ' version')
+  return {or_false(found[1]), tonumber(found[2] or '0')}
 end
 
 -- {'begun', token}; {'exists'} where another request began it.

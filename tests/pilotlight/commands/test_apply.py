@@ -167,3 +167,43 @@ def test_up_refuses_a_model_for_another_loading_policy(cli: Cli, tmp_path: Path)
     ran = cli("up", "-f", path, "--home", str(tmp_path / "home"), "--loading", "baseline")
     assert ran.status == 2
     assert "must be 'baseline', the loading policy of pool default, was 'clockwork'" in ran.err
+
+
+GRAPH = """
+apiVersion: serving.kserve.io/v1alpha1
+kind: InferenceGraph
+metadata: {name: chain}
+spec:
+  nodes:
+    root:
+      routerType: Sequence
+      steps: [{serviceName: a}, {serviceName: b, data: $response}]
+"""
+
+
+def test_graphs_are_applied_with_models_and_deleted(
+    cli: Cli, redis: servers.RedisServer, tmp_path: Path
+) -> None:
+    path = write_yaml(tmp_path / "yaml", a=SERVICE.format(name="a", folder="one"), graph=GRAPH)
+    assert cli("apply", "-f", path, "--redis-url", redis.url, "--dry-run").out.splitlines() == [
+        "inferenceservice.serving.kserve.io/a created (dry run)",
+        "inferencegraph.serving.kserve.io/chain created (dry run)",
+    ]
+    first = cli("apply", "-f", path, "--redis-url", redis.url)
+    assert first.out.splitlines()[1] == "inferencegraph.serving.kserve.io/chain created"
+    again = cli("apply", "-f", path, "--redis-url", redis.url)
+    assert again.out.splitlines()[1] == "inferencegraph.serving.kserve.io/chain unchanged"
+    deleted = cli("delete", "chain", "--redis-url", redis.url)
+    assert deleted.out.strip() == 'inferencegraph.serving.kserve.io "chain" deleted'
+    assert cli("delete", "chain", "--redis-url", redis.url).status == 1
+
+
+def test_a_wrong_graph_changes_nothing(
+    cli: Cli, redis: servers.RedisServer, tmp_path: Path
+) -> None:
+    graph = GRAPH.replace("routerType: Sequence", "routerType: Chain")
+    path = write_yaml(tmp_path / "yaml", a=SERVICE.format(name="a", folder="one"), graph=graph)
+    refused = cli("apply", "-f", path, "--redis-url", redis.url)
+    assert refused.status == 2
+    assert "spec.nodes.root.routerType must be one of Sequence" in refused.err
+    assert _models(cli, redis) == []

@@ -1,0 +1,256 @@
+"""Reads InferenceGraph YAML, as for KServe; all mistakes of all objects are reported together.
+
+What KServe's router ignores or what fails there whatever the request is, is a mistake here. Fields
+about the router's pod are allowed and mean nothing: graphs have no pod of their own.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
+
+from registry.domain.graph import ROOT, GraphNode, GraphSpec, GraphStep, RouterType
+from registry.domain.json_path import BadPathError, parse_path
+from registry.errors import InvalidModel, InvalidYaml
+from registry.inference_service.document_checks import DocumentChecks
+from registry.inference_service.strict_yaml import read_yaml
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+API_VERSION: Final = "serving.kserve.io/v1alpha1"
+KIND: Final = "InferenceGraph"
+MAX_STEPS: Final = 256
+"""Of all nodes."""
+_MAX_TIMEOUT_S: Final = 3600
+_SPEC_FIELDS: Final = (
+    "nodes", "timeout", "affinity", "maxReplicas", "minReplicas", "nodeName", "nodeSelector",
+    "resources", "routerTimeouts", "scaleMetric", "scaleTarget", "serviceAccountName",
+    "tolerations",
+)  # fmt: skip
+_STEP_FIELDS: Final = (
+    "name", "serviceName", "serviceUrl", "nodeName", "data", "weight", "condition", "dependency",
+    "mapPredictionsToInstances",
+)  # fmt: skip
+_TARGETS: Final = ("serviceName", "serviceUrl", "nodeName")
+_MODEL: Final = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
+_URL_PATH: Final = re.compile(r"/(?:v1/models/([^/:]+):predict|v2/models/([^/]+)/infer)")
+
+
+def is_graph(document: object) -> bool:
+    return isinstance(document, dict) and document.get("kind") == KIND
+
+
+def read_graphs(
+    sources: Sequence[tuple[str, str]], *, default_namespace: str = "default"
+) -> list[GraphSpec]:
+    """The graphs among the documents of `(source name, YAML text)` pairs.
+
+    Documents of other kinds, and text that is not YAML, are left to `reader.read_documents`.
+
+    Raises:
+        InvalidModel: lists every mistake of every graph; the caller must apply none.
+    """
+    specs: list[GraphSpec] = []
+    problems: list[str] = []
+    for source, text in sources:
+        try:
+            documents = read_yaml(text)
+        except InvalidYaml:
+            continue
+        for document in filter(is_graph, documents):
+            checks = DocumentChecks(KIND, source, default_namespace)
+            spec = _Reader(checks).read(document)
+            problems += checks.problems
+            if any(spec.name == other.name for other in specs):
+                problems.append(f"{source}: {KIND} {spec.name}: metadata.name is declared twice")
+            specs.append(spec)
+    if problems:
+        raise InvalidModel(problems)
+    return specs
+
+
+def read_graph(document: dict[str, Any], place: str) -> GraphSpec:
+    """One graph that is parsed already. Raises InvalidModel."""
+    checks = DocumentChecks(KIND, place, "default")
+    spec = _Reader(checks).read(document)
+    if checks.problems:
+        raise InvalidModel(checks.problems)
+    return spec
+
+
+@dataclass(slots=True)
+class _Reader:
+    """Reads one document."""
+
+    checks: DocumentChecks
+    namespace: str = ""
+    nodes: Mapping[str, Any] = field(default_factory=dict)
+
+    def read(self, document: dict[str, Any]) -> GraphSpec:
+        name = self.checks.name(self.checks.mapping(document, "metadata"))
+        self.namespace = name.namespace
+        if document.get("apiVersion") != API_VERSION:
+            self.checks.reject("apiVersion", f"must be {API_VERSION!r}", document.get("apiVersion"))
+        spec = self.checks.mapping(document, "spec")
+        self.checks.known(spec, _SPEC_FIELDS, "spec")
+        self.nodes = self.checks.mapping(spec, "nodes") if spec else {}
+        if self.nodes and ROOT not in self.nodes:
+            self.checks.reject("spec.nodes", "must have a node `root`", sorted(self.nodes))
+        nodes = {str(each): self._node(str(each), node) for each, node in self.nodes.items()}
+        total = sum(len(node.steps) for node in nodes.values())
+        if total > MAX_STEPS:
+            self.checks.reject("spec.nodes", f"may have {MAX_STEPS} steps together", total)
+        self._refuse_circles(nodes)
+        return GraphSpec(name, nodes, self._timeout(spec))
+
+    def _timeout(self, spec: dict[str, Any]) -> float | None:
+        value = spec.get("timeout")
+        if value is None:
+            return None
+        if type(value) is int and 0 < value <= _MAX_TIMEOUT_S:
+            return float(value)
+        self.checks.reject("spec.timeout", f"must be 1 to {_MAX_TIMEOUT_S} whole seconds", value)
+        return None
+
+    def _node(self, name: str, document: Any) -> GraphNode:
+        path = f"spec.nodes.{name}"
+        node = document if isinstance(document, dict) else {}
+        self.checks.known(node, ("routerType", "steps"), path)
+        kind = node.get("routerType")
+        if kind not in tuple(RouterType):
+            self.checks.reject(
+                f"{path}.routerType", f"must be one of {', '.join(RouterType)}", kind
+            )
+            kind = RouterType.SEQUENCE
+        router, listed = RouterType(kind), node.get("steps")
+        if not isinstance(listed, list) or not listed:
+            self.checks.reject(f"{path}.steps", "must list at least one step", listed)
+            listed = []
+        steps = tuple(
+            self._step(f"{path}.steps[{at}]", each, router, is_first=at == 0)
+            for at, each in enumerate(listed)
+        )
+        names = [step.name for step in steps if step.name]
+        if len(set(names)) < len(names):
+            self.checks.reject(f"{path}.steps", "must have different names", names)
+        weights = [step.weight for step in steps]
+        if router is RouterType.SPLITTER and steps and sum(weights) != 100:
+            self.checks.reject(f"{path}.steps", "must have weights that sum to 100", weights)
+        return GraphNode(router, steps)
+
+    def _step(self, path: str, document: Any, router: RouterType, *, is_first: bool) -> GraphStep:
+        step = document if isinstance(document, dict) else {}
+        self.checks.known(step, _STEP_FIELDS, path)
+        model, node, protocol = self._target(path, step)
+        data = step.get("data", "$request") or "$request"
+        if data not in ("$request", "$response"):
+            self.checks.reject(f"{path}.data", "must be $request or $response", data)
+        dependency = step.get("dependency", "Soft")
+        if dependency not in ("Soft", "Hard"):
+            self.checks.reject(f"{path}.dependency", "must be Soft or Hard", dependency)
+        name = step.get("name", "")
+        if not isinstance(name, str):
+            self.checks.reject(f"{path}.name", "must be a text", name)
+        if not isinstance(step.get("mapPredictionsToInstances", False), bool):
+            self.checks.reject(
+                f"{path}.mapPredictionsToInstances", "must be true or false",
+                step["mapPredictionsToInstances"],
+            )  # fmt: skip
+        return GraphStep(
+            name=str(name), model=model, node=node, protocol=protocol,
+            takes_response=router is RouterType.SEQUENCE and not is_first and data == "$response",
+            weight=self._weight(path, step, router),
+            condition=self._condition(path, step, router, is_first=is_first),
+            is_hard=dependency == "Hard",
+        )  # fmt: skip
+
+    def _target(self, path: str, step: dict[str, Any]) -> tuple[str, str, str]:
+        """Model, node and protocol."""
+        given = [key for key in _TARGETS if step.get(key)]
+        if len(given) != 1:
+            self.checks.reject(path, f"must have one of {', '.join(_TARGETS)}", given)
+            return "", "", ""
+        value = step[given[0]]
+        if given[0] == "nodeName":
+            if value not in self.nodes:
+                allowed = f"must name one of the nodes {', '.join(map(str, self.nodes))}"
+                self.checks.reject(f"{path}.nodeName", allowed, value)
+            return "", str(value), ""
+        if given[0] == "serviceUrl":
+            return self._url(f"{path}.serviceUrl", value)
+        if not isinstance(value, str) or not _MODEL.fullmatch(value):
+            allowed = f"must name a model of namespace {self.namespace!r}"
+            self.checks.reject(f"{path}.serviceName", allowed, value)
+        return str(value), "", ""
+
+    def _url(self, path: str, value: object) -> tuple[str, str, str]:
+        """The model that a URL names, as KServe writes them: NAME.NAMESPACE.DOMAIN."""
+        allowed = (
+            "must be the URL of a model of the graph's namespace: http://NAME.NAMESPACE.DOMAIN"
+            "/v1/models/NAME:predict or …/v2/models/NAME/infer; other services are not called"
+        )
+        try:
+            url = urlsplit(str(value))
+            labels = (url.hostname or "").split(".")
+        except ValueError:
+            self.checks.reject(path, allowed, value)
+            return "", "", ""
+        match = _URL_PATH.fullmatch(url.path)
+        name = (match[1] or match[2]) if match else ""
+        is_ours = (
+            url.scheme in ("http", "https")
+            and len(labels) >= 2
+            and labels[0] in (name, f"{name}-predictor")
+            and labels[1] == self.namespace
+            and not url.query
+        )
+        if match is None or not is_ours or not _MODEL.fullmatch(name):
+            self.checks.reject(path, allowed, value)
+            return "", "", ""
+        return name, "", "v1" if match[1] else "v2"
+
+    def _weight(self, path: str, step: dict[str, Any], router: RouterType) -> int:
+        value = step.get("weight")
+        if value is None and router is not RouterType.SPLITTER:
+            return 0
+        if type(value) is int and 0 <= value <= 100:
+            return value
+        self.checks.reject(f"{path}.weight", "must be a whole number from 0 to 100", value)
+        return 0
+
+    def _condition(
+        self, path: str, step: dict[str, Any], router: RouterType, *, is_first: bool
+    ) -> str:
+        value = step.get("condition")
+        if not value:
+            if router is RouterType.SWITCH:
+                allowed = 'must be a GJSON path of the request, such as [@this].#(kind=="dog")'
+                self.checks.reject(f"{path}.condition", allowed, value)
+            return ""
+        if router in (RouterType.SPLITTER, RouterType.ENSEMBLE):
+            self.checks.reject(f"{path}.condition", f"has no meaning in a {router}", value)
+            return ""
+        if router is RouterType.SEQUENCE and is_first:
+            allowed = "must stand at a later step: it is about the response of the step before it"
+            self.checks.reject(f"{path}.condition", allowed, value)
+            return ""
+        try:
+            parse_path(str(value))
+        except BadPathError as error:
+            self.checks.reject(f"{path}.condition", str(error), value)
+        return str(value)
+
+    def _refuse_circles(self, nodes: Mapping[str, GraphNode]) -> None:
+        """A node that leads to itself would never end."""
+        after = {
+            name: {step.node for step in node.steps if step.node in nodes}
+            for name, node in nodes.items()
+        }
+        left = set(nodes)
+        while ends := {name for name in left if not after[name] & left}:
+            left -= ends
+        if left:
+            self.checks.reject("spec.nodes", "must not lead to themselves", sorted(left))

@@ -1,0 +1,109 @@
+"""InferenceGraph YAML: the four routers, and all mistakes together."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from registry.domain.graph import GraphNode, GraphStep, RouterType, nodes_of
+from registry.domain.model import ModelName
+from registry.errors import InvalidModel
+from registry.inference_service.graph_reader import read_graphs
+from registry.inference_service.reader import read_documents
+
+FULL = """
+apiVersion: serving.kserve.io/v1alpha1
+kind: InferenceGraph
+metadata: {name: animals, namespace: zoo}
+spec:
+  timeout: 30
+  minReplicas: 2
+  nodes:
+    root:
+      routerType: Sequence
+      steps:
+        - {serviceName: finder, name: find, dependency: Hard}
+        - {nodeName: breeds, data: $response, condition: 'predictions.#(=="dog")'}
+    breeds:
+      routerType: Switch
+      steps:
+        - {serviceName: dogs, condition: '[@this].#(kind=="dog")'}
+        - {nodeName: both, condition: "predictions"}
+    both:
+      routerType: Ensemble
+      steps:
+        - {serviceUrl: "http://cats.zoo.svc.cluster.local/v1/models/cats:predict", name: cats}
+        - {serviceUrl: "http://dogs-predictor.zoo.example.com/v2/models/dogs/infer"}
+        - {nodeName: split}
+    split:
+      routerType: Splitter
+      steps:
+        - {serviceName: one, weight: 30}
+        - {serviceName: two, weight: 70}
+"""
+
+
+def test_reads_all_routers() -> None:
+    [graph] = read_graphs([("graph.yaml", FULL)])
+    assert graph.name == ModelName("zoo", "animals")
+    assert graph.timeout_s == 30
+    assert graph.nodes["root"] == GraphNode(RouterType.SEQUENCE, (
+        GraphStep("find", "finder", is_hard=True),
+        GraphStep(node="breeds", takes_response=True, condition='predictions.#(=="dog")'),
+    ))  # fmt: skip
+    cats, dogs, _ = graph.nodes["both"].steps
+    assert (cats.model, cats.protocol) == ("cats", "v1")
+    assert (dogs.model, dogs.protocol) == ("dogs", "v2")
+    assert [step.weight for step in graph.nodes["split"].steps] == [30, 70]
+
+
+def test_a_definition_keeps_the_graph() -> None:
+    [graph] = read_graphs([("graph.yaml", FULL)])
+    stored = json.loads(json.dumps(graph.definition()))
+    assert nodes_of(stored["graph"]) == graph.nodes
+    assert stored == graph.definition()
+
+
+def test_graphs_are_left_out_of_models() -> None:
+    assert read_documents([("graph.yaml", FULL)]) == []
+
+
+MISTAKES = {
+    "routerType: Switch": ("routerType: Choice", "breeds.routerType must be one of Sequence"),
+    "    root:": ("    first:", "spec.nodes must have a node `root`"),
+    "{nodeName: split}": ("{nodeName: root}", "must not lead to themselves"),
+    "nodeName: both,": ("nodeName: nobody,", "must name one of the nodes"),
+    "weight: 70": ("weight: 71", "weights that sum to 100, was [30, 71]"),
+    "name: cats}": ("name: cats, weight: 1.5}", "whole number from 0 to 100, was 1.5"),
+    "data: $response": ("data: $response.predictions", "must be $request or $response"),
+    "dependency: Hard": ("dependency: hard", "must be Soft or Hard, was 'hard'"),
+    "name: find,": ("name: find, condition: a,", "must stand at a later step"),
+    "- {serviceName: one, weight: 30}": (
+        "- {serviceName: one, nodeName: both, weight: 30}", "must have one of serviceName",
+    ),
+    "cats.zoo.svc": ("cats.farm.svc", "other services are not called"),
+    "v2/models/dogs/infer": ("v2/models/dogs/generate", "other services are not called"),
+    '[@this].#(kind=="dog")': ("{ .input == 1 }", "outside of the subset of GJSON"),
+    "condition: \"predictions\"": ("weight: 3", "breeds.steps[1].condition must be a GJSON path"),
+    "timeout: 30": ("timeout: 0", "1 to 3600 whole seconds, was 0"),
+    "minReplicas: 2": ("replicas: 2", "spec may have the fields"),
+    "serving.kserve.io/v1alpha1": ("serving.kserve.io/v1beta1", "apiVersion must be"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("seen", MISTAKES)
+def test_a_mistake_is_named(seen: str) -> None:
+    replacement, message = MISTAKES[seen]
+    assert seen in FULL
+    with pytest.raises(InvalidModel) as caught:
+        read_graphs([("graph.yaml", FULL.replace(seen, replacement, 1))])
+    assert any(message in problem for problem in caught.value.problems), caught.value.problems
+
+
+def test_all_mistakes_are_reported_together() -> None:
+    text = FULL.replace("weight: 70", "weight: 71").replace("timeout: 30", "timeout: 0")
+    with pytest.raises(InvalidModel) as caught:
+        read_graphs([("graph.yaml", text)])
+    assert len(caught.value.problems) == 2
+    assert all("InferenceGraph zoo/animals" in each for each in caught.value.problems)
