@@ -2,22 +2,30 @@
 
 Dynamic programming over the number of groups that are done: of two partial plans with the same
 groups done and the same variants loaded, one that is later and no better is dropped. That loses
-nothing, since utility never rises with time. Pure.
+nothing, since utility never rises with time. Neither does dropping one whose utility, with the
+best that its other groups could get from where it ends, is below that of the greedy plan. Pure.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from gateway.selection.greedy_placement import place_greedily
 from gateway.selection.planning_problem import Step, penalty_by_kind
+from gateway.selection.timeline import mean_utility
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gateway.selection.planning_problem import Floats, Ints, PlanningProblem
+
+
+_BOUND_TIMES: Final = 32
+"""Times that bounds are computed for; later ones take that before."""
+_ROUNDING: Final = 1e-9
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,9 +79,10 @@ def best_order(problem: PlanningProblem, groups: Sequence[Ints]) -> list[Step]:
         np.zeros(1), np.zeros(1, np.int64), problem.free_s[None], problem.loaded[None],
         np.zeros((1, 3), np.int64),
     )  # fmt: skip
+    bound = _Bound.of(problem, table, groups)
     levels = []
     for _ in groups:
-        partials = _without_dominated(_extended(problem, table, partials))
+        partials = _without_dominated(bound.without_hopeless(_extended(problem, table, partials)))
         levels.append(partials)
     plan = int(np.lexsort((partials.free_s.sum(axis=1), -partials.utility))[0])
     blocks = []
@@ -109,6 +118,43 @@ def _padded(problem: PlanningProblem, groups: Sequence[Ints]) -> _Groups:
         latency[:, :, None] * np.arange(1, size + 1) + around[:, :, None] + age, accuracy, deadline,
         problem.penalty_kind[[group[0] for group in groups]][:, None, None],
     )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Bound:
+    """What a partial plan must reach, and what it can reach at most."""
+
+    least: float
+    """The sum of utilities of the greedy plan."""
+    begin_s: float
+    step_s: float
+    highest: Floats
+    """[times, groups]: the best a group gets that begins then or later, without a swap."""
+
+    @classmethod
+    def of(cls, problem: PlanningProblem, table: _Groups, groups: Sequence[Ints]) -> _Bound:
+        least = mean_utility(problem, place_greedily(problem, groups)) * len(problem.requests)
+        begin_s = float(problem.free_s[:-1].min(initial=np.inf))
+        if begin_s == np.inf:  # short circuits only
+            begin_s = 0.0
+        longest = np.where(table.takes_time, table.total_s + table.swap_s, 0.0).max(axis=1)
+        step_s = max(float(longest.sum()) / _BOUND_TIMES, _ROUNDING)
+        times = begin_s + step_s * np.arange(_BOUND_TIMES)
+        starts = np.where(table.takes_time, times[:, None, None], 0.0)
+        late = penalty_by_kind(
+            problem.penalties, table.penalty_kind, table.deadline_s,
+            starts[..., None] + table.ends_s,
+        )  # fmt: skip
+        gained = (table.accuracy * (1.0 - late)).sum(axis=-1)
+        highest = np.where(table.is_choice, gained, -np.inf).max(axis=-1)
+        return cls(least - _ROUNDING, begin_s, step_s, highest)
+
+    def without_hopeless(self, partials: _Partials) -> _Partials:
+        free_s = partials.free_s[:, :-1].min(axis=1, initial=np.inf)
+        at = np.clip((free_s - self.begin_s) / self.step_s - _ROUNDING, 0, _BOUND_TIMES - 1)
+        is_left = partials.done[:, None] & (1 << np.arange(self.highest.shape[1])) == 0
+        rest = (self.highest[at.astype(np.int64)] * is_left).sum(axis=1)
+        return partials.take(np.flatnonzero(partials.utility + rest >= self.least))
 
 
 def _extended(problem: PlanningProblem, table: _Groups, partials: _Partials) -> _Partials:

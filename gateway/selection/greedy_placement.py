@@ -5,79 +5,105 @@ A group has one variant, on one worker, and begins when that worker is free. Pur
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from gateway.selection.planning_problem import Step
+from gateway.selection.utility import penalty_of_one
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gateway.selection.planning_problem import Choices, Floats, Ints, PlanningProblem
+    from gateway.selection.planning_problem import Ints, PlanningProblem
 
 
 def place_greedily(problem: PlanningProblem, groups: Sequence[Ints]) -> list[Step]:
     """The steps of all groups; ties go to the earlier completion, then to the first name."""
-    free, loaded = problem.free_s.copy(), problem.loaded.copy()
-    steps: list[Step] = []
-    for group in groups:
-        choices = problem.choices[problem.application_of[group[0]]]
-        ends = group_ends(problem, group, choices, free[None, :], loaded[None, :])[0]
-        values = group_utility(problem, group, choices, ends)
-        steps += _take(group, choices, _best(values, ends[:, -1]), ends, free, loaded, problem)
-    return steps
+    return _place(problem, groups, by_accuracy=False)
 
 
 def place_most_accurate(problem: PlanningProblem, groups: Sequence[Ints]) -> list[Step]:
     """As `place_greedily`, but each group has its most accurate variant whatever its lateness."""
-    free, loaded = problem.free_s.copy(), problem.loaded.copy()
+    return _place(problem, groups, by_accuracy=True)
+
+
+@dataclass(slots=True)
+class _Workers:
+    """When each is free and what it has loaded, after what is placed."""
+
+    free_s: list[float]
+    loaded: list[int]
+
+
+def _place(problem: PlanningProblem, groups: Sequence[Ints], *, by_accuracy: bool) -> list[Step]:
+    workers = _Workers(problem.free_s.tolist(), problem.loaded.tolist())
+    one = _OneRequest(problem)
     steps: list[Step] = []
     for group in groups:
-        choices = problem.choices[problem.application_of[group[0]]]
-        ends = group_ends(problem, group, choices, free[None, :], loaded[None, :])[0]
-        values = problem.accuracy[group[:, None], choices.variants].mean(axis=0)
-        steps += _take(group, choices, _best(values, ends[:, -1]), ends, free, loaded, problem)
+        if len(group) == 1:
+            best = one.best(int(group[0]), workers, by_accuracy=by_accuracy)
+        else:
+            best = _best_of_group(problem, group, workers, by_accuracy=by_accuracy)
+        if best.variant != problem.short_circuit:
+            workers.free_s[best.worker], workers.loaded[best.worker] = best.end_s, best.variant
+        steps += [Step(request, best.variant, best.worker) for request in group.tolist()]
     return steps
 
 
-def group_ends(
-    problem: PlanningProblem, group: Ints, choices: Choices, free_s: Floats, loaded: Ints
-) -> Floats:
-    """When each request of a group ends, from the time of planning: [states, choices, requests].
+class _Choice(NamedTuple):
+    """Compared in this order: the least is the best."""
 
-    `free_s` and `loaded` are [states, workers].
-    """
-    latency = problem.latency_s[choices.workers, choices.variants]
-    swap = problem.swap_s[choices.workers, choices.variants]
-    starts = free_s[:, choices.workers] + np.where(
-        loaded[:, choices.workers] == choices.variants, 0.0, swap
-    )
-    return np.asarray(
-        starts[:, :, None] + latency[:, None] * np.arange(1, len(group) + 1, dtype=np.float64)
-    )
+    loss: float
+    end_s: float
+    at: int
+    variant: int
+    worker: int
 
 
-def group_utility(
-    problem: PlanningProblem, group: Ints, choices: Choices, ends_s: Floats
-) -> Floats:
-    """Sum of the utilities of a group's requests, for ends [..., choices, requests]."""
-    around = problem.around_s[choices.workers, choices.variants]
-    late = problem.penalty_of_group(group, ends_s + around[:, None] + problem.age_s[group])
-    accuracy = problem.accuracy[group[None, :], choices.variants[:, None]]
-    return np.asarray((accuracy * (1.0 - late)).sum(axis=-1))
+def _best_of_group(
+    problem: PlanningProblem, group: Ints, workers: _Workers, *, by_accuracy: bool
+) -> _Choice:
+    choices = problem.choices[problem.application_of[group[0]]]
+    is_loaded = np.array(workers.loaded)[choices.workers] == choices.variants
+    starts = np.array(workers.free_s)[choices.workers] + np.where(is_loaded, 0.0, choices.swap_s)
+    ends = starts[:, None] + choices.latency_s[:, None] * np.arange(1.0, len(group) + 1.0)
+    values = problem.accuracy[group, choices.variants[:, None]]
+    if not by_accuracy:
+        completion = ends + choices.around_s[:, None] + problem.age_s[group]
+        values = values * (1.0 - problem.penalty_of_group(group, completion))
+    columns = (-values.sum(axis=1), ends[:, -1], choices.variants, choices.workers)
+    loss, end, variant, worker = (each.tolist() for each in columns)
+    return min(map(_Choice, loss, end, range(len(loss)), variant, worker))
 
 
-def _best(values: Floats, ends_s: Floats) -> int:
-    return min(range(len(values)), key=lambda at: (-values[at], ends_s[at], at))
+class _OneRequest:
+    """The best choice for a single request, without arrays: they take ten times as long."""
 
+    def __init__(self, problem: PlanningProblem) -> None:
+        table = problem.steps
+        self._problem = problem
+        self._first = [*table.first.tolist(), len(table.request)]
+        self._rows = list(
+            zip(
+                table.variant.tolist(), table.worker.tolist(), table.latency_s.tolist(),
+                table.swap_s.tolist(), table.around_s.tolist(), table.accuracy.tolist(),
+                strict=True,
+            )
+        )  # fmt: skip
 
-def _take(
-    group: Ints, choices: Choices, best: int, ends_s: Floats, free_s: Floats, loaded: Ints,
-    problem: PlanningProblem,
-) -> list[Step]:  # fmt: skip
-    """The group's steps; sets when the worker is free and what it has loaded."""
-    variant, worker = int(choices.variants[best]), int(choices.workers[best])
-    if variant != problem.short_circuit:
-        free_s[worker], loaded[worker] = ends_s[best, -1], variant
-    return [Step(int(request), variant, worker) for request in group]
+    def best(self, request: int, workers: _Workers, *, by_accuracy: bool) -> _Choice:
+        problem = self._problem
+        age_s, deadline_s = float(problem.age_s[request]), float(problem.deadline_s[request])
+        kind = problem.penalties[problem.penalty_kind[request]]
+        begin, end = self._first[request], self._first[request + 1]
+        found = []
+        for at, row in enumerate(self._rows[begin:end]):
+            variant, worker, latency_s, swap_s, around_s, value = row
+            is_loaded = workers.loaded[worker] == variant
+            end_s = workers.free_s[worker] + (0.0 if is_loaded else swap_s) + latency_s
+            if not by_accuracy:
+                value *= 1.0 - penalty_of_one(kind, deadline_s, end_s + around_s + age_s)
+            found.append(_Choice(-value, end_s, at, variant, worker))
+        return min(found)

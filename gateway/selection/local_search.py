@@ -8,12 +8,10 @@ budget counts evaluated plans, so that the result does not depend on the machine
 from __future__ import annotations
 
 from functools import lru_cache
-from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from gateway.selection.planning_problem import step_table
 from gateway.selection.timeline import as_rows, as_steps, completions, utilities
 
 if TYPE_CHECKING:
@@ -45,7 +43,7 @@ def improve(problem: PlanningProblem, starts: Sequence[Sequence[Step]]) -> list[
 
 class _Search:
     def __init__(self, problem: PlanningProblem) -> None:
-        self.table: StepTable = step_table(problem)
+        self.table: StepTable = problem.steps
         self._problem = problem
         self._budget = problem.options.max_evaluations
         self._application = np.array(problem.application_of)[self.table.request]
@@ -74,35 +72,43 @@ class _Search:
                 return None
             self._budget -= len(part)
             if not self._is_sorted:
-                order = np.argsort(self.table.worker[part], axis=1, kind="stable")
-                part = np.take_along_axis(part, order, axis=1)
+                part = self._by_worker(part)
             values = self._values(part)
             best = int(np.argmax(values))
             if values[best] > value + _GAIN:
                 return part[best], float(values[best])
         return None
 
+    def _by_worker(self, plans: Ints) -> Ints:
+        """The plans with the steps of each worker together, in their order."""
+        workers = self.table.worker.take(plans)
+        mixed = np.flatnonzero((workers[:, 1:] < workers[:, :-1]).any(axis=1))
+        if len(mixed):
+            order = np.argsort(workers[mixed], axis=1, kind="stable")
+            plans[mixed] = np.take_along_axis(plans[mixed], order, axis=1)
+        return plans
+
     def _values(self, plans: Ints) -> Floats:
         ends = completions(self._problem, self.table, plans)
         return np.asarray(utilities(self._problem, self.table, plans, ends).sum(axis=1))
 
-    def _runs(self, plan: Ints) -> list[tuple[int, int]]:
-        """Begin and end of each run of requests of one application, with one choice."""
+    def _runs(self, plan: Ints) -> Ints:
+        """The number of each step's run: requests of one application in a row, with one choice."""
         choice = plan - self.table.first[self.table.request[plan]]
         owner = self._application[plan]
-        changes = np.flatnonzero((np.diff(choice) != 0) | (np.diff(owner) != 0)) + 1
-        return list(pairwise([0, *changes.tolist(), len(plan)]))
+        runs = np.zeros(len(plan), np.int64)
+        np.cumsum((choice[1:] != choice[:-1]) | (owner[1:] != owner[:-1]), out=runs[1:])
+        return runs
 
     def _reassigned_runs(self, plan: Ints) -> Ints:
         """Each run with every choice of its application."""
-        found = []
-        for begin, end in self._runs(plan):
-            firsts = self.table.first[self.table.request[plan[begin:end]]]
-            choices = self._choices(int(plan[begin]))
-            plans = np.repeat(plan[None], choices, axis=0)
-            plans[:, begin:end] = firsts + np.arange(choices)[:, None]
-            found.append(plans)
-        return np.concatenate(found)
+        runs = self._runs(plan)
+        _, begins = np.unique(runs, return_index=True)
+        counts = np.array([self._choices(row) for row in plan[begins].tolist()])
+        run = np.repeat(np.arange(len(begins)), counts)
+        choice = np.arange(len(run)) - np.repeat(np.cumsum(counts) - counts, counts)
+        rows = self.table.first[self.table.request[plan]] + choice[:, None]
+        return np.where(runs == run[:, None], rows, plan)
 
     def _choices(self, row: int) -> int:
         return len(self._problem.choices[int(self._application[row])].variants)
@@ -121,16 +127,14 @@ class _Search:
 
     def _moved_runs(self, plan: Ints) -> Ints:
         """Each run at the place of every other one."""
-        blocks = [np.arange(begin, end) for begin, end in self._runs(plan)]
-        orders = []
-        for at in range(len(blocks)):
-            others = blocks[:at] + blocks[at + 1 :]
-            orders += [
-                np.concatenate([*others[:place], blocks[at], *others[place:]])
-                for place in range(len(blocks))
-                if place != at
-            ]
-        return plan[np.array(orders)] if orders else plan[None][:0]
+        runs = self._runs(plan)
+        count = int(runs[-1]) + 1
+        if count < 2:
+            return plan[None][:0]
+        orders = _insertions(count)[0][: self._budget]
+        ranks = np.empty_like(orders)
+        np.put_along_axis(ranks, orders, np.arange(count)[None], axis=1)
+        return plan[np.argsort(ranks[:, runs], axis=1, kind="stable")]
 
     def _moved_requests(self, plan: Ints) -> Ints:
         """Each request at every other place, as it is and as the request that was there."""

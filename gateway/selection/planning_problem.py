@@ -18,7 +18,7 @@ from gateway.selection.utility import penalty
 from gateway.selection.window import SHORT_CIRCUIT, WindowApplication
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -47,6 +47,9 @@ class Choices:
 
     variants: Ints
     workers: Ints
+    latency_s: Floats
+    swap_s: Floats
+    around_s: Floats
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,8 +64,9 @@ class StepTable:
     latency_s: Floats
     swap_s: Floats
     around_s: Floats
+    beside_s: Floats
+    """What is added to the end of its turn, for the completion from arrival."""
     accuracy: Floats
-    age_s: Floats
     deadline_s: Floats
     penalty_kind: Ints
 
@@ -104,6 +108,7 @@ class PlanningProblem:
     """By application: whether its requests may be grouped by likely class."""
     theta: tuple[Floats | None, ...]
     """Class probabilities of each request; None without evidence."""
+    steps: StepTable
 
     @property
     def short_circuit(self) -> int:
@@ -131,24 +136,27 @@ def penalty_by_kind(
     return found
 
 
-def step_table(problem: PlanningProblem) -> StepTable:
-    choices = [problem.choices[at] for at in problem.application_of]
-    counts = np.array([len(each.variants) for each in choices])
+def _step_table(
+    application_of: Sequence[int], choices: Sequence[Choices], accuracy: Floats, age_s: Floats,
+    deadline_s: Floats, penalty_kind: Ints,
+) -> StepTable:  # fmt: skip
+    of_request = [choices[at] for at in application_of]
+    counts = np.array([len(each.variants) for each in of_request], np.int64)
     request = np.repeat(np.arange(len(counts)), counts)
-    variant = np.concatenate([each.variants for each in choices])
-    worker = np.concatenate([each.workers for each in choices])
+    variant = np.concatenate([each.variants for each in of_request])
+    around_s = np.concatenate([each.around_s for each in of_request])
     return StepTable(
         np.cumsum(counts) - counts,
         request,
         variant,
-        worker,
-        problem.latency_s[worker, variant],
-        problem.swap_s[worker, variant],
-        problem.around_s[worker, variant],
-        problem.accuracy[request, variant],
-        problem.age_s[request],
-        problem.deadline_s[request],
-        problem.penalty_kind[request],
+        np.concatenate([each.workers for each in of_request]),
+        np.concatenate([each.latency_s for each in of_request]),
+        np.concatenate([each.swap_s for each in of_request]),
+        around_s,
+        age_s[request] + around_s,
+        accuracy[request, variant],
+        deadline_s[request],
+        penalty_kind[request],
     )
 
 
@@ -184,27 +192,39 @@ def planning_problem(window: Window, options: SelectionOptions) -> PlanningProbl
             )
         priorities[members] = priority(estimates, deadlines[members] - age[members])
     kinds = sorted({app.penalty for app in applications})
+    kind_of = np.array([kinds.index(applications[at].penalty) for at in application_of], np.int64)
+    latency, swap, around = (
+        _by_worker([each.latency_s for each in workers], names, np.inf),
+        _by_worker([each.swap_s for each in workers], names, 0.0),
+        _by_worker([each.around_s for each in workers], names, 0.0),
+    )
+    pairs = [_pairs(app, workers, column, options) for app in applications]
+    choices = [
+        Choices(to, at, latency[at, to], swap[at, to], around[at, to])
+        for to, at in (np.array(each).T for each in pairs)
+    ]
     return PlanningProblem(
         options,
         requests,
         application_of,
-        tuple(_choices(app, workers, column, options) for app in applications),
+        tuple(choices),
         (*names, SHORT_CIRCUIT),
         (*(each.name for each in workers), ""),
         accuracy,
-        _by_worker([each.latency_s for each in workers], names, np.inf),
-        _by_worker([each.swap_s for each in workers], names, 0.0),
-        _by_worker([each.around_s for each in workers], names, 0.0),
+        latency,
+        swap,
+        around,
         np.array([*(max(each.free_s - window.now_s, 0.0) for each in workers), 0.0]),
         np.array([*(column.get(each.loaded or "", -1) for each in workers), -1]),
         age,
         deadlines,
         tuple(kinds),
-        np.array([kinds.index(applications[at].penalty) for at in application_of]),
+        kind_of,
         priorities,
         tuple(app.splits_groups for app in applications),
         tuple(theta),
-    )  # fmt: skip
+        _step_table(application_of, choices, accuracy, age, deadlines, kind_of),
+    )
 
 
 def _scale(app: WindowApplication) -> float:
@@ -235,12 +255,13 @@ def _estimates(
     return found
 
 
-def _choices(
+def _pairs(
     app: WindowApplication,
     workers: list[Worker],
     column: dict[str, int],
     options: SelectionOptions,
-) -> Choices:
+) -> list[tuple[int, int]]:
+    """The variants and workers that an application may choose."""
     pairs = [
         (column[name], at)
         for name in sorted(each.name for each in app.variants)
@@ -251,8 +272,7 @@ def _choices(
         pairs.append((len(column), len(workers)))
     if not pairs:
         raise ValueError(f"no worker can run a variant of application {app.name!r}")
-    table = np.array(pairs)
-    return Choices(table[:, 0], table[:, 1])
+    return pairs
 
 
 def _by_worker(times: list[Mapping[str, float]], names: list[str], missing: float) -> Floats:

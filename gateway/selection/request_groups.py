@@ -55,7 +55,7 @@ def limit_sizes(problem: PlanningProblem, groups: Sequence[Ints]) -> list[Ints]:
     for group in groups:
         most = problem.options.max_group or -(-len(group) // workers)
         parts = -(-len(group) // most)
-        limited += np.array_split(group, parts)
+        limited += np.array_split(group, parts) if parts > 1 else [group]
     return sort_groups(problem, limited) if len(limited) > len(groups) else list(groups)
 
 

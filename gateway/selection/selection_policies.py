@@ -18,14 +18,14 @@ from gateway.selection.request_groups import (
     by_priority,
     limit_sizes,
 )
-from gateway.selection.timeline import plan_of
+from gateway.selection.timeline import mean_utility, plan_of
 from gateway.selection.window import SelectionOptions
 from registry.domain.application import SelectionPolicy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
-    from gateway.selection.planning_problem import PlanningProblem, Step
+    from gateway.selection.planning_problem import Ints, PlanningProblem, Step
     from gateway.selection.window import SelectionPlan, Window
 
 PLAIN: Final = SelectionOptions()
@@ -68,22 +68,21 @@ def _grouped(problem: PlanningProblem) -> list[Step]:
     """
     if len(problem.requests) == 1:
         return _lo_edf(problem)
-    plan = _group_plan(problem, is_split=problem.options.splits_groups)
-    if not problem.options.splits_groups or _has_few(problem, is_split=True):
+    groups = by_application(problem, is_split=problem.options.splits_groups)
+    plan = _group_plan(problem, groups)
+    if not problem.options.splits_groups or _are_few(problem, groups):
         return plan
-    whole = _group_plan(problem, is_split=False)
-    return max((plan, whole), key=lambda steps: plan_of(problem, steps).mean_utility)
+    whole = _group_plan(problem, by_application(problem, is_split=False))
+    return max((plan, whole), key=lambda steps: mean_utility(problem, steps))
 
 
-def _group_plan(problem: PlanningProblem, *, is_split: bool) -> list[Step]:
-    groups = by_application(problem, is_split=is_split)
-    if problem.has_one_worker and _has_few(problem, is_split=is_split):
+def _group_plan(problem: PlanningProblem, groups: Sequence[Ints]) -> list[Step]:
+    if problem.has_one_worker and _are_few(problem, groups):
         return best_order(problem, groups)
     return place_greedily(problem, limit_sizes(problem, groups))
 
 
-def _has_few(problem: PlanningProblem, *, is_split: bool) -> bool:
-    groups = by_application(problem, is_split=is_split)
+def _are_few(problem: PlanningProblem, groups: Sequence[Ints]) -> bool:
     return len(groups) <= problem.options.max_exact_groups
 
 

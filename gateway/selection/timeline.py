@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gateway.selection.planning_problem import Step, penalty_by_kind, step_table
+from gateway.selection.planning_problem import Step, penalty_by_kind
 from gateway.selection.window import Assignment, SelectionPlan
 
 if TYPE_CHECKING:
@@ -22,18 +22,23 @@ if TYPE_CHECKING:
 
 def completions(problem: PlanningProblem, table: StepTable, plans: Ints) -> Floats:
     """Completion of each step, from the arrival of its request."""
-    variants, takes = table.variant[plans], table.latency_s[plans]
+    variants, takes = table.variant.take(plans), table.latency_s.take(plans)
     is_same = np.empty(plans.shape, bool)
     np.equal(variants[:, 1:], variants[:, :-1], out=is_same[:, 1:])
-    workers = table.worker[plans]
+    workers = table.worker.take(plans)
     is_first = np.ones(plans.shape, bool)
     np.not_equal(workers[:, 1:], workers[:, :-1], out=is_first[:, 1:])
-    np.copyto(is_same, problem.loaded[workers] == variants, where=is_first)
-    takes += np.where(is_same, 0.0, table.swap_s[plans])
+    np.copyto(is_same, problem.loaded.take(workers) == variants, where=is_first)
+    swaps = table.swap_s.take(plans)
+    swaps[is_same] = 0.0
+    takes += swaps
     ends = np.cumsum(takes, axis=1)
     # What other workers do before this one in the row does not delay it.
-    others = np.maximum.accumulate(np.where(is_first, ends - takes, 0.0), axis=1)
-    ends += table.age_s[plans] + table.around_s[plans] - others + problem.free_s[workers]
+    begins = ends - takes
+    begins[~is_first] = 0.0
+    ends -= np.maximum.accumulate(begins, axis=1)
+    ends += table.beside_s.take(plans)
+    ends += problem.free_s.take(workers)
     return ends
 
 
@@ -42,9 +47,12 @@ def utilities(
 ) -> Floats:
     """Expected utility of each step."""
     late = penalty_by_kind(
-        problem.penalties, table.penalty_kind[plans], table.deadline_s[plans], completion_s
+        problem.penalties,
+        table.penalty_kind.take(plans),
+        table.deadline_s.take(plans),
+        completion_s,
     )
-    return np.asarray(table.accuracy[plans] * (1.0 - late))
+    return np.asarray(table.accuracy.take(plans) * (1.0 - late))
 
 
 def as_rows(problem: PlanningProblem, table: StepTable, steps: Sequence[Step]) -> Ints:
@@ -71,11 +79,19 @@ def as_steps(table: StepTable, rows: Ints) -> list[Step]:
     return [Step(*each) for each in zip(*(column.tolist() for column in columns), strict=True)]
 
 
+def mean_utility(problem: PlanningProblem, steps: Sequence[Step]) -> float:
+    """Expected, over the requests of a plan."""
+    rows = as_rows(problem, problem.steps, steps)[None]
+    return float(
+        utilities(problem, problem.steps, rows, completions(problem, problem.steps, rows)).mean()
+    )
+
+
 def plan_of(problem: PlanningProblem, steps: Sequence[Step]) -> SelectionPlan:
     """The plan that consists of these steps, in their order on each worker."""
     if not steps:
         return SelectionPlan(())
-    table = step_table(problem)
+    table = problem.steps
     rows = as_rows(problem, table, steps)
     ends = completions(problem, table, rows[None])
     values = utilities(problem, table, rows[None], ends)[0].tolist()
