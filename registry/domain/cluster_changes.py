@@ -76,6 +76,8 @@ class ChangeApplier:
                     self._apply_model(version, *values)
                 case "samples":
                     self._apply_samples(*values)
+                case "forget":
+                    self.state.measurements.drop(*values)
                 case "profile":
                     self._apply_profile(version, *values)
                 case "application":

@@ -296,6 +296,11 @@ class Measurements:
             if found is not None:
                 found.drop_cached(measure)
 
+    def drop(self, key: str) -> None:
+        """Drop all measurements of a model."""
+        for table in (self._combined, *self._by_kind.values()):
+            table.pop(key, None)
+
     def has(self, key: str) -> bool:
         return any(key in table for table in self._by_kind.values())
 

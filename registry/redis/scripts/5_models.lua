@@ -5,6 +5,32 @@ local function is_warm(model)
   return model and redis.call('SCARD', key('warm:' .. model)) > 0
 end
 
+-- Measurements of a generation outlive it: one that is declared again soon is known at once.
+local KEPT_MS = 600000
+local MAX_FORGOTTEN = 100  -- in one batch
+
+local function forget_later(model) redis.call('ZADD', key('forgotten'), now + KEPT_MS, model) end
+
+local function is_declared(model)
+  local name = model:match('^(.*)@')
+  if not name then return false end
+  return redis.call('HGET', key('keys'), name) == model
+    or redis.call('HGET', key('previous_keys'), name) == model
+end
+
+local function forget_withdrawn()
+  local due = redis.call(
+    'ZRANGEBYSCORE', key('forgotten'), '-inf', now, 'LIMIT', 0, MAX_FORGOTTEN)
+  for _, model in ipairs(due) do
+    redis.call('ZREM', key('forgotten'), model)
+    if not is_declared(model) then
+      redis.call('DEL', key('samples:' .. model))
+      redis.call('SREM', key('measured'), model)
+      change('forget', model)
+    end
+  end
+end
+
 local function put(name, model, spec)
   local old_spec = redis.call('HGET', key('models'), name)
   local old_model = redis.call('HGET', key('keys'), name)
@@ -16,6 +42,7 @@ local function put(name, model, spec)
     redis.call('HSET', key('previous'), name, old_spec)
     redis.call('HSET', key('previous_keys'), name, old_model)
   end
+  if old_model and old_model ~= model then forget_later(old_model) end
   local previous = redis.call('HGET', key('previous_keys'), name)
   if previous and (previous == model or is_warm(model) or not is_warm(previous)) then
     drop_previous(name)
@@ -50,6 +77,10 @@ end
 
 function op.delete(name)
   local existed = redis.call('HDEL', key('models'), name)
+  for _, hash in ipairs({'keys', 'previous_keys'}) do
+    local model = redis.call('HGET', key(hash), name)
+    if model then forget_later(model) end
+  end
   for _, hash in ipairs({'keys', 'previous', 'previous_keys', 'failures', 'acted'}) do
     redis.call('HDEL', key(hash), name)
   end

@@ -5,7 +5,10 @@
 function op.sync()
   expire_pods()
   expire_claims()
-  if redis.call('SET', key('swept'), now, 'NX', 'PX', 900) then expire_reservations() end
+  if redis.call('SET', key('swept'), now, 'NX', 'PX', 900) then
+    expire_reservations()
+    forget_withdrawn()
+  end
   return true
 end
 

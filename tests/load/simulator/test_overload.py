@@ -75,8 +75,8 @@ def test_small_requests_are_served_beside_slow_large_ones_of_their_model() -> No
     model = {"name": "m", "infer": {1: "20ms", 64: "1400ms"}, "at": {"n": "device"}}
     plan = cluster({"pods": [{"slots": 8}]}, model)
     large = [(3.0 * number, 64) for number in range(33)]
-    small = [(3.0 * number + 1.8, 1) for number in range(20, 33)]
-    rows = sorted(large + small)
+    small = [(98.0 + 0.05 * number, 1) for number in range(5)]
+    rows = large + small
     arrived = trace(
         [(at_s, "m") for at_s, _ in rows], items=[items for _, items in rows],
         deadline_s=[2.0 if items > 1 else 0.5 for _, items in rows],
