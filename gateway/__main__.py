@@ -21,6 +21,7 @@ from uvicorn.config import STARTUP_FAILURE
 
 from gateway.app import GatewayApp
 from gateway.applications.selector import ApplicationSelector
+from gateway.applications.window_planner import WindowPlanner
 from gateway.dispatch.dispatcher import Dispatcher, LoopTimers
 from gateway.dispatch.inference_call import CallContext
 from gateway.dispatch.lost_pods import LostPods
@@ -164,7 +165,10 @@ async def running_app(
         lambda namespace, uri: rules.granting_prefix(namespace, uri) is not None,
     )
     loads = ModelLoads(connections.secret, watch.state)
-    selector = ApplicationSelector(watch.state, explanations, watch.registry_now_s, loads.request)
+    planner = WindowPlanner()
+    selector = ApplicationSelector(
+        watch.state, explanations, watch.registry_now_s, loads.request, planner, LoopTimers()
+    )
     watch.subscribe(sneak_peek.sync)
     watch.subscribe(selector.notify_change)
     app = GatewayApp(api, context, watch, settings, selector, sneak_peek)  # type: ignore[arg-type]  # ASGI's types vary
@@ -177,6 +181,7 @@ async def running_app(
             connections.secret.reload_periodically,
             arrival_counter.run,
             sneak_peek.run,
+            planner.run,
             loads.run,
         ]
         if app.access is not None:

@@ -1,68 +1,26 @@
-"""Collects applications' requests in windows, and chooses variant and pod of each by a plan.
-
-A window holds the requests of one tenant under one policy. It closes when its time is over, when
-waiting longer would cost a request its deadline, when it is full, or, unless it is fixed, at once
-while a pod that holds a variant is idle. Tenants take turns in being planned. Requests for which
-the planned pod has no slot left join the next window.
-"""
+"""Selections for coroutines: the open windows in real time, planned beside the event loop."""
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from gateway.applications.application_request import Selection
-from gateway.applications.cold_variants import ColdVariants
 from gateway.applications.explained import explain_selection
-from gateway.applications.live_window import (
-    PlannedApplication,
-    VariantCache,
-    has_idle_pod,
-    live_window,
-)
-from gateway.errors import NotReady
-from gateway.selection.selection_policies import plan_window
-from gateway.selection.window import SHORT_CIRCUIT, Assignment, WindowRequest
-from registry.domain.model import ModelName
+from gateway.applications.open_windows import OpenWindows, PendingSelection
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gateway.applications.application_request import ApplicationRequest
-    from gateway.applications.live_window import Variants
-    from gateway.selection.window import SelectionPlan, Window
+    from gateway.applications.application_request import ApplicationRequest, Selection
+    from gateway.applications.live_window import PlannedApplication
+    from gateway.applications.window_planner import WindowPlanner
+    from gateway.routing.timers import Timers
+    from gateway.selection.window import Assignment, SelectionPlan, Window
     from gateway.telemetry.explanations import Explanations
-    from registry.domain.application import ApplicationSpec, SelectionPolicy
+    from registry.domain.application import SelectionPolicy
     from registry.domain.cluster import ClusterState
-
-    Key = tuple[str, SelectionPolicy]
-
-MAX_REQUESTS: Final = 64
-"""Of a window; planning takes some 10 ms for 24."""
-REPLAN_S: Final = 0.01
-"""Least time between two plans for requests that found no slot."""
-_WINDOWS: Final = 0.2
-"""Weight of the latest window in the mean number of an application's requests."""
-
-
-@dataclass(slots=True, eq=False)
-class _Pending:
-    request: ApplicationRequest
-    variants: Variants
-    chosen: asyncio.Future[Selection]
-
-
-@dataclass(slots=True)
-class _OpenWindow:
-    pending: list[_Pending] = field(default_factory=list)
-    timer: asyncio.TimerHandle | None = None
-    closes_s: float = float("inf")
-    """Loop time."""
-    is_carried: bool = False
-    """It holds requests that found no slot."""
-    is_ready: bool = False
+    from registry.domain.model import ModelName
 
 
 class ApplicationSelector:
@@ -74,201 +32,39 @@ class ApplicationSelector:
         explanations: Explanations,
         now_s: Callable[[], float],
         load: Callable[[ModelName, str], object],
+        planner: WindowPlanner,
+        timers: Timers,
     ) -> None:
         """`now_s`: the registry's clock; `load` a variant at a pod in the background."""
-        self._state = state
         self._explanations = explanations
-        self._now_s = now_s
-        self._load = load
         self._loop = asyncio.get_running_loop()
-        self._variants = VariantCache(state)
-        self._cold = ColdVariants()
-        self._open: dict[Key, _OpenWindow] = {}
-        self._turns: dict[str, int] = {}
-        """By tenant: the number of its last plan."""
-        self._plans = 0
-        self._is_planning = False
-        self._requests_per_window: dict[ModelName, float] = {}
+        self._planner = planner
+        self.load = load
+        self._windows = OpenWindows(state, self, timers, now_s)
+        self.notify_change = self._windows.notify_change
 
     async def select(self, request: ApplicationRequest) -> Selection:
         """Wait until the request's window is planned. Raises NotReady without a usable variant."""
-        application = request.application
-        variants = self._variants.of(application)
-        if not variants.usable:
-            raise NotReady(_no_variant(application, variants), retry_after_s=1.0)
-        pending = _Pending(request, variants, self._loop.create_future())
-        key = (application.name.namespace, request.policy)
-        window = self._join(key, pending)
-        is_early = not application.is_window_fixed and has_idle_pod(variants, self._state)
-        if is_early or len(window.pending) >= MAX_REQUESTS:
-            self._make_ready(window)
-        else:
-            self._close_by(window, self._loop.time() + self._patience_s(pending))
-        return await pending.chosen
-
-    def notify_change(self) -> None:
-        """Plan what found no slot again: the cluster changed, or a request ended."""
-        for window in self._open.values():
-            if window.is_carried and not window.is_ready:
-                self._close_by(window, self._loop.time() + REPLAN_S)
-
-    def _join(self, key: Key, pending: _Pending) -> _OpenWindow:
-        window = self._open.setdefault(key, _OpenWindow())
-        window.pending.append(pending)
-        return window
-
-    def _patience_s(self, pending: _Pending) -> float:
-        """How long the request may wait: less than its window if its deadline would be missed."""
-        request, application = pending.request, pending.request.application
-        if application.is_window_fixed:
-            return application.window_s
-        holds = [
-            pod.estimates[spec.key].stages.hold_s
-            for spec, _ in pending.variants.usable
-            for pod in self._state.warm(spec.key)
-        ]
-        waited_s = self._now_s() - request.arrival_s
-        spare_s = request.deadline_s - waited_s - min(holds, default=0.0)
-        return max(0.0, min(application.window_s, spare_s))
-
-    def _close_by(self, window: _OpenWindow, time_s: float) -> None:
-        if time_s < window.closes_s and not window.is_ready:
-            if window.timer is not None:
-                window.timer.cancel()
-            window.closes_s = time_s
-            window.timer = self._loop.call_at(time_s, self._make_ready, window)
-
-    # Planning, one window in each turn of the loop
-
-    def _make_ready(self, window: _OpenWindow) -> None:
-        window.is_ready = True
-        if not self._is_planning:
-            self._is_planning = True
-            self._loop.call_soon(self._plan_next)
-
-    def _plan_next(self) -> None:
-        ready = [key for key, window in self._open.items() if window.is_ready]
-        if not ready:
-            self._is_planning = False
-            return
-        key = min(ready, key=lambda each: (self._turns.get(each[0], 0), each))
-        self._plans += 1
-        self._turns[key[0]] = self._plans
-        window = self._open.pop(key)
-        if window.timer is not None:
-            window.timer.cancel()
-        self._close(key, [each for each in window.pending if not each.chosen.done()])
-        self._loop.call_soon(self._plan_next)
-
-    def _close(self, key: Key, waiting: list[_Pending]) -> None:
-        if not waiting:
-            return
-        applications = self._applications(waiting)
-        requests = [
-            WindowRequest(
-                f"{at}", str(each.request.application.name), each.request.arrival_s,
-                each.request.deadline_s, each.request.evidence, each.request.may_short_circuit,
-            )
-            for at, each in enumerate(waiting)
-        ]  # fmt: skip
-        window = live_window(requests, list(applications.values()), self._state, self._now_s())
+        chosen: asyncio.Future[Selection] = self._loop.create_future()
+        pending = PendingSelection(request, chosen.set_result)
+        self._windows.join(pending)
         try:
-            plan = plan_window(key[1], window)
-        except ValueError:  # no pod can run a variant, or there is none: one may be started
-            for each in waiting:
-                each.chosen.set_result(_unplanned(each))
-            return
-        self._pay_loads(window, plan)
-        self._follow(key, plan, window, waiting, applications)
+            return await chosen
+        finally:
+            pending.is_over = True
 
-    def _applications(self, waiting: list[_Pending]) -> dict[str, PlannedApplication]:
-        found: dict[str, PlannedApplication] = {}
-        for each in waiting:
-            spec = each.request.application
-            accuracy = each.request.look.accuracy
-            name = str(spec.name)
-            if name not in found:
-                count = sum(other.request.application.name == spec.name for other in waiting)
-                before = self._requests_per_window.get(spec.name, float(count))
-                mean = before + _WINDOWS * (count - before)
-                self._requests_per_window[spec.name] = mean
-                found[name] = PlannedApplication(spec, each.variants, accuracy, mean)
-            elif accuracy is not None:
-                found[name] = replace(found[name], look_accuracy=accuracy)
-        return found
+    # WindowDriver
 
-    def _follow(
-        self, key: Key, plan: SelectionPlan, window: Window, waiting: list[_Pending],
-        applications: dict[str, PlannedApplication],
+    def plan(
+        self, policy: SelectionPolicy, window: Window,
+        then: Callable[[SelectionPlan | None], object],
     ) -> None:  # fmt: skip
-        """Give requests their variants and pods in planned order, as long as pods have slots."""
-        free = {name: pod.slots - pod.slots_busy for name, pod in self._state.pods.items()}
-        until_s: dict[str, float] = {}
-        carried = []
-        for assignment in plan.assignments:
-            pending = waiting[int(assignment.request)]
-            request = pending.request
-            planned = applications[str(request.application.name)]
-            self._explanations.record_selection(
-                request.id, partial(explain_selection, request, planned, assignment, window)
-            )
-            if assignment.variant == SHORT_CIRCUIT:
-                answered = Selection(assignment, request.policy, None, alpha=planned.alpha)
-                is_answered = request.may_short_circuit
-                pending.chosen.set_result(answered if is_answered else _unplanned(pending))
-                continue
-            if free.get(assignment.worker, 0) <= 0:
-                carried.append(pending)
-                continue
-            free[assignment.worker] -= 1
-            pending.chosen.set_result(_selection(request, assignment, until_s))
-        for pending in carried:
-            joined = self._join(key, pending)
-            joined.is_carried = True
-            self._close_by(joined, self._loop.time() + _window_s(pending))
+        self._planner.plan(policy, window, then)
 
-    def _pay_loads(self, window: Window, plan: SelectionPlan) -> None:
-        for application, loads in self._cold.record(window, plan).items():
-            namespace = ModelName.parse(application).namespace
-            for load in loads:
-                self._load(ModelName(namespace, load.variant), load.pod)
-
-
-def _window_s(pending: _Pending) -> float:
-    """Longest time until requests without a slot are planned again."""
-    return pending.request.application.window_s
-
-
-def _selection(
-    request: ApplicationRequest, assignment: Assignment, until_s: dict[str, float]
-) -> Selection:
-    """Deadlines for a pod's queue rise in planned order; the gateway keeps the request's own."""
-    pod_until_s = None
-    if request.application.refuses_late:
-        due_s = request.arrival_s + request.deadline_s
-        pod_until_s = max(due_s, until_s.get(assignment.worker, 0.0))
-        until_s[assignment.worker] = pod_until_s
-    variant = ModelName(request.application.name.namespace, assignment.variant)
-    return Selection(assignment, request.policy, variant, assignment.worker, pod_until_s)
-
-
-def _unplanned(pending: _Pending) -> Selection:
-    """The most accurate variant, routed as a request to it would be."""
-    request = pending.request
-    spec, profile = max(
-        pending.variants.usable, key=lambda each: (each[1].accuracy, each[0].name.name)
-    )
-    assignment = Assignment(request.id, profile.name, "", 0.0, profile.accuracy, 0.0)
-    return Selection(assignment, request.policy, spec.name)
-
-
-def _no_variant(application: ApplicationSpec, variants: Variants) -> str:
-    if not variants.problems:
-        return (
-            f"application {application.name} has no variants: annotate models of its namespace "
-            f"with pilotlight.io/application: {application.name.name}"
+    def explain(
+        self, request: ApplicationRequest, planned: PlannedApplication, assignment: Assignment,
+        window: Window,
+    ) -> None:  # fmt: skip
+        self._explanations.record_selection(
+            request.id, partial(explain_selection, request, planned, assignment, window)
         )
-    return (
-        f"application {application.name} has no variant that can be chosen; run `pilotlight "
-        f"profile {application.name} --examples FILE`: {'; '.join(variants.problems)}"
-    )

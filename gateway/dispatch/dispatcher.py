@@ -15,11 +15,11 @@ from gateway.routing.route_request import RoutingResult
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gateway.dispatch.pending_placement import Timer
     from gateway.dispatch.reservations import Reservations
     from gateway.errors import Rejected
     from gateway.routing.decision import SendTo
     from gateway.routing.route_request import IncomingRequest
+    from gateway.routing.timers import Timer
     from gateway.telemetry.explanations import Explanations
     from registry.domain.application import SelectionPolicy
     from registry.domain.cluster import ClusterState

@@ -9,7 +9,7 @@ from registry.backoff import Backoff
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gateway.dispatch.pending_placement import Timers
+    from gateway.routing.timers import Timers
     from registry.domain.pod_state import PodState
 
 _SUSPECT_S: Final = 1.0

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from gateway.dispatch.fair_queue import QueueKey
     from gateway.errors import Rejected
     from gateway.routing.decision import Reason, SendTo
     from gateway.routing.route_request import IncomingRequest
+    from gateway.routing.timers import Timer
     from registry.domain.application import SelectionPolicy
     from registry.domain.model import ModelSpec, RoutingPolicy
     from registry.domain.pod_work import PlacedRequest
@@ -103,19 +102,3 @@ class PlacementDriver(Generic[P]):
 
     def before_dispatch(self) -> None:
         """Called before queued requests are tried."""
-
-
-class Timer(Protocol):
-    """A call in the future."""
-
-    def cancel(self) -> None: ...
-
-
-class Timers(Protocol):
-    """Real or virtual time."""
-
-    def after(self, delay_s: float, do: Callable[[Any], object], argument: Any, /) -> Timer | None:
-        """Call `do(argument)` after a delay; a delay of 0: once the current callbacks are over.
-
-        Returns None if the call cannot be cancelled.
-        """

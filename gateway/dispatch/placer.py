@@ -24,8 +24,9 @@ from registry.domain.probes import ProbeBudget
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gateway.dispatch.pending_placement import PlacementDriver, Timers
+    from gateway.dispatch.pending_placement import PlacementDriver
     from gateway.routing.route_request import IncomingRequest, RoutingResult
+    from gateway.routing.timers import Timers
     from registry.domain.cluster import ClusterState
     from registry.domain.demand import QueueStats
     from registry.domain.model import ModelName

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
     from gateway.dispatch.fair_queue import QueueKey
     from gateway.dispatch.inference_rules import InferenceRule
-    from gateway.dispatch.pending_placement import PlacementDriver, Timers
+    from gateway.dispatch.pending_placement import PlacementDriver
+    from gateway.routing.timers import Timers
     from registry.domain.cluster import ClusterState
 
 _deadline = attrgetter("deadline_s")

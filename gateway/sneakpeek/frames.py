@@ -1,4 +1,4 @@
-"""Messages between the gateway and the process that looks at data: length, kind, content.
+"""Messages between the gateway and its own processes: length, kind, content.
 
 Times are of the system's monotonic clock, which both processes share. Pure.
 """
@@ -29,6 +29,9 @@ class Kind(IntEnum):
     """To the process: a request's body."""
     LOADED = 3
     SEEN = 4
+    PLAN = 5
+    """To the planning process: a window."""
+    PLANNED = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +105,13 @@ class FrameReader:
         return found
 
 
+def frame(kind: Kind, content: bytes) -> bytes:
+    return _HEAD.pack(len(content), kind) + content
+
+
 def encode(message: Load | Loaded | Seen) -> bytes:
     kind = {Load: Kind.LOAD, Loaded: Kind.LOADED, Seen: Kind.SEEN}[type(message)]
-    content = orjson.dumps(message)
-    return _HEAD.pack(len(content), kind) + content
+    return frame(kind, orjson.dumps(message))
 
 
 def encode_look(look: Look, body: Sequence[bytes]) -> list[bytes]:

@@ -108,12 +108,12 @@ def test_a_killed_process_costs_evidence_only_and_is_started_again(tmp_path: Pat
 
     async def act(client: SneakPeekClient) -> None:
         await _until(client, LookOutcome.SEEN)
-        first = client.pid
+        first = client.process.pid
         assert first is not None
         os.kill(first, signal.SIGKILL)
         await _until(client, LookOutcome.UNAVAILABLE)
         await _until(client, LookOutcome.SEEN)
-        assert client.pid != first
+        assert client.process.pid != first
 
     _run(_state(f"file://{tmp_path}"), act)
 
@@ -126,13 +126,13 @@ def test_a_process_that_stands_still_makes_looks_late_and_is_replaced(
 
     async def act(client: SneakPeekClient) -> None:
         await _until(client, LookOutcome.SEEN)
-        first = client.pid
+        first = client.process.pid
         assert first is not None
         os.kill(first, signal.SIGSTOP)
         assert (await _until(client, LookOutcome.LATE)).seen is None
         await _until(client, LookOutcome.UNAVAILABLE)
         await _until(client, LookOutcome.SEEN)
-        assert client.pid != first
+        assert client.process.pid != first
 
     _run(_state(f"file://{tmp_path}"), act)
 

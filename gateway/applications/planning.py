@@ -1,0 +1,58 @@
+"""The planning process: `python -m gateway.applications.planning DESCRIPTOR`, a gateway's socket.
+
+It plans one window after another and ends when the gateway closes the socket. Messages are pickled:
+both ends are the same program, and nobody else has the socket.
+"""
+
+from __future__ import annotations
+
+import pickle
+import socket
+import sys
+from typing import TYPE_CHECKING, Final
+
+from gateway.selection.selection_policies import plan_window
+from gateway.sneakpeek.frames import FrameReader, Kind, frame
+
+if TYPE_CHECKING:
+    from gateway.selection.window import SelectionPlan, Window
+    from registry.domain.application import SelectionPolicy
+
+_READ_BYTES: Final = 1 << 18
+
+
+def encode_window(number: int, policy: SelectionPolicy, window: Window) -> bytes:
+    return frame(Kind.PLAN, pickle.dumps((number, policy, window)))
+
+
+def decode_plan(content: bytes) -> tuple[int, SelectionPlan | None]:
+    """The number of the window, and its plan."""
+    found: tuple[int, SelectionPlan | None] = pickle.loads(content)
+    return found
+
+
+def plan_or_none(policy: SelectionPolicy, window: Window) -> SelectionPlan | None:
+    """None: no worker can run a variant of some application."""
+    try:
+        return plan_window(policy, window)
+    except ValueError:
+        return None
+
+
+def main() -> None:
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    reader = FrameReader()
+    try:
+        while data := connection.recv(_READ_BYTES):
+            for _, content in reader.feed(data):
+                number, policy, window = pickle.loads(content)
+                plan = plan_or_none(policy, window)
+                connection.sendall(frame(Kind.PLANNED, pickle.dumps((number, plan))))
+    except (ConnectionError, KeyboardInterrupt):
+        pass
+    finally:
+        connection.close()
+
+
+if __name__ == "__main__":
+    main()

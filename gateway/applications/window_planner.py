@@ -1,0 +1,93 @@
+"""Plans windows beside the event loop, so that no other request waits for a plan.
+
+A window of one request is planned at once: that takes less than the way to the process. So is one
+while the process does not run or does not answer; no request is lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Final
+
+from gateway.applications.planning import decode_plan, encode_window, plan_or_none
+from gateway.sneakpeek.child_process import ChildProcess
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gateway.selection.window import SelectionPlan, Window
+    from gateway.sneakpeek.frames import Kind
+    from registry.domain.application import SelectionPolicy
+
+logger = logging.getLogger(__name__)
+
+TIMEOUT_S: Final = 0.5
+"""A plan of the largest window takes a tenth of it."""
+
+
+class WindowPlanner:
+    """One planning process, which `run` keeps alive once a window wanted it."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._number = 0
+        self._pending: dict[int, _PendingPlan] = {}
+        self.process = ChildProcess(
+            "gateway.applications.planning", self._on_message,
+            on_start=lambda: None, on_end=self._plan_here,
+        )  # fmt: skip
+        self.run = self.process.run
+
+    def plan(
+        self, policy: SelectionPolicy, window: Window,
+        then: Callable[[SelectionPlan | None], object],
+    ) -> None:  # fmt: skip
+        """Call `then` with the plan, now or later; None: no pod can run a variant."""
+        pending = _PendingPlan(policy, window, then)
+        if len(window.requests) > 1:
+            self.process.want()
+        if len(window.requests) == 1 or not self.process.is_connected:
+            pending.plan_here()
+            return
+        self._number += 1
+        self._pending[self._number] = pending
+        pending.timer = self._loop.call_later(TIMEOUT_S, self._time_out)
+        self.process.send(encode_window(self._number, policy, window))
+
+    def _time_out(self) -> None:
+        logger.warning("planning process does not answer")
+        self.process.abort()
+        self._plan_here()
+
+    def _plan_here(self) -> None:
+        """What the process will not plan."""
+        waiting = list(self._pending.values())
+        self._pending.clear()
+        for each in waiting:
+            each.plan_here()
+
+    def _on_message(self, _: Kind, content: bytes) -> None:
+        number, plan = decode_plan(content)
+        pending = self._pending.pop(number, None)
+        if pending is not None:
+            pending.end(plan)
+
+
+class _PendingPlan:
+    def __init__(
+        self, policy: SelectionPolicy, window: Window,
+        then: Callable[[SelectionPlan | None], object],
+    ) -> None:  # fmt: skip
+        self._policy = policy
+        self._window = window
+        self._then = then
+        self.timer: asyncio.TimerHandle | None = None
+
+    def plan_here(self) -> None:
+        self.end(plan_or_none(self._policy, self._window))
+
+    def end(self, plan: SelectionPlan | None) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
+        self._then(plan)

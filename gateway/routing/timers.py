@@ -1,0 +1,24 @@
+"""Calls in the future, in real or virtual time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Timer(Protocol):
+    """A call in the future."""
+
+    def cancel(self) -> None: ...
+
+
+class Timers(Protocol):
+    """Real or virtual time."""
+
+    def after(self, delay_s: float, do: Callable[[Any], object], argument: Any, /) -> Timer | None:
+        """Call `do(argument)` after a delay; a delay of 0: once the current callbacks are over.
+
+        Returns None if the call cannot be cancelled.
+        """
