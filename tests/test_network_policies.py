@@ -15,8 +15,9 @@ MANIFESTS = Path(__file__).parents[1] / "manifests"
 NAME = "app.kubernetes.io/name"
 POD = {"pilotlight.io/pool": "default", "serving.kserve.io/inferenceservice": "pool"}
 QUEUE_PROXY = {**POD, "serving.knative.dev/revision": "pool-predictor-00001"}
-REDIS, GATEWAY, AUTOSCALER, CONTROLLER = (
-    {NAME: f"pilotlight-{each}"} for each in ("redis", "gateway", "autoscaler", "controller")
+REDIS, GATEWAY, AUTOSCALER, CONTROLLER, WORKFLOWS = (
+    {NAME: f"pilotlight-{each}"}
+    for each in ("redis", "gateway", "autoscaler", "controller", "workflows")
 )
 HOME, TENANT = "pilotlight", "tenant"
 PORTS = {"redis": 6379, "http": 8080, "webhooks": 9443}
@@ -28,9 +29,10 @@ def documents(*paths: str) -> Iterator[dict[str, Any]]:
 
 
 def policies(*, knative: bool = False) -> list[dict[str, Any]]:
-    """Those that the base applies, and those of Knative's component."""
+    """Those that the base applies, those of workflows, and those of Knative's component."""
     listed = yaml.safe_load((MANIFESTS / "base/kustomization.yaml").read_text())["resources"]
     paths = [f"base/{each}" for each in listed]
+    paths.append("components/workflows/network-policies.yaml")
     if knative:
         paths.append("components/knative/network-policy.yaml")
     return [each["spec"] for each in documents(*paths) if each["kind"] == "NetworkPolicy"]
@@ -79,10 +81,10 @@ def is_allowed(
 @pytest.mark.parametrize(
     ("target", "port"),
     [(POD, 8080), (POD, 8081), (QUEUE_PROXY, 8012), (QUEUE_PROXY, 9090), (REDIS, 6379),
-     (AUTOSCALER, 8080), (CONTROLLER, 8080)],
+     (AUTOSCALER, 8080), (CONTROLLER, 8080), (WORKFLOWS, 8080)],
 )  # fmt: skip
 def test_a_tenants_pod_reaches_nothing_but_the_gateway(target: dict[str, str], port: int) -> None:
-    for labels in ({}, POD, QUEUE_PROXY, GATEWAY, CONTROLLER):  # it may have any labels
+    for labels in ({}, POD, QUEUE_PROXY, GATEWAY, CONTROLLER, WORKFLOWS):  # it may have any labels
         assert not is_allowed(target, port, labels, TENANT, knative=True)
         assert is_allowed(GATEWAY, 8080, labels, TENANT, knative=True)
 
@@ -92,7 +94,8 @@ def test_a_tenants_pod_reaches_nothing_but_the_gateway(target: dict[str, str], p
     [(POD, 8080, GATEWAY), (POD, 8080, POD), (POD, 8080, AUTOSCALER), (POD, 8081, GATEWAY),
      (REDIS, 6379, GATEWAY), (REDIS, 6379, POD), (REDIS, 6379, CONTROLLER),
      (REDIS, 6379, AUTOSCALER), (QUEUE_PROXY, 8012, GATEWAY), (QUEUE_PROXY, 8012, QUEUE_PROXY),
-     (QUEUE_PROXY, 8012, AUTOSCALER)],
+     (QUEUE_PROXY, 8012, AUTOSCALER), (WORKFLOWS, 8080, GATEWAY), (REDIS, 6379, WORKFLOWS),
+     (POD, 8080, WORKFLOWS), (GATEWAY, 8080, WORKFLOWS)],
 )  # fmt: skip
 def test_the_platforms_own_connections_are_allowed(
     target: dict[str, str], port: int, source: dict[str, str]

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from autoscaler.kubernetes.applications.reconciler import ApplicationReconciler
     from autoscaler.kubernetes.cluster.cluster_objects import ClusterObjects
+    from autoscaler.kubernetes.graphs.reconciler import GraphReconciler
     from autoscaler.kubernetes.models.reconciler import ModelReconciler
     from autoscaler.kubernetes.pools.pool_registries import PoolRegistries
     from registry.domain.model import ModelName
@@ -38,10 +39,11 @@ DEFAULT_RETRY_S = 5.0
 class Controller:
     def __init__(
         self, objects: ClusterObjects, models: ModelReconciler,
-        applications: ApplicationReconciler, registries: PoolRegistries,
+        applications: ApplicationReconciler, graphs: GraphReconciler, registries: PoolRegistries,
     ) -> None:  # fmt: skip
         self._objects = objects
         self._applications = applications
+        self._graphs = graphs
         self._models = models
         self._registries = registries
         self._pod_phases = PodPhases(objects, registries)
@@ -64,6 +66,7 @@ class Controller:
         self.is_leading = is_leading
         self._objects.changed |= self._objects.services.keys()
         self._objects.has_changed_applications = True
+        self._objects.has_changed_graphs = True
         self._wake.set()
 
     async def run(self) -> None:
@@ -112,6 +115,8 @@ class Controller:
             tasks.create_task(self._catch_errors("pods", self._pod_phases.update()))
         if has_applications:  # after the models, which may be their variants
             await self._catch_errors("applications", self._applications.reconcile_all())
+        if self._objects.has_changed_graphs:
+            await self._catch_errors("graphs", self._graphs.reconcile_all())
         MODELS.set(sum(each.role is Role.MODEL for each in self._objects.services.values()))
 
     async def _reconcile(self, name: ModelName, limit: asyncio.Semaphore) -> None:

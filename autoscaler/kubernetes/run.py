@@ -17,6 +17,7 @@ from autoscaler.kubernetes.cluster.informer import Informer
 from autoscaler.kubernetes.cluster.leadership import Leadership
 from autoscaler.kubernetes.controller import Controller
 from autoscaler.kubernetes.errors import KubernetesError
+from autoscaler.kubernetes.graphs.reconciler import GraphReconciler
 from autoscaler.kubernetes.http_server import make_server, operation_app
 from autoscaler.kubernetes.metrics import FAILURES, IS_LEADING
 from autoscaler.kubernetes.models.reconciler import ModelReconciler
@@ -59,7 +60,8 @@ async def run(settings: ControllerSettings) -> None:
             )
             models = ModelReconciler(settings, api, objects, registries)
             applications = ApplicationReconciler(api, objects, registries)
-            controller = Controller(objects, models, applications, registries)
+            graphs = GraphReconciler(api, objects, registries)
+            controller = Controller(objects, models, applications, graphs, registries)
 
             def on_event(event: ObjectEvent) -> None:
                 objects.update(event)
@@ -114,6 +116,7 @@ async def _relist(api: ClusterApi, objects: ClusterObjects, controller: Controll
         try:
             objects.replace(await api.list_services(), await api.list_pods())
             objects.replace_applications(await api.list_applications())
+            objects.replace_graphs(await api.list_graphs())
         except KubernetesError as error:
             FAILURES.labels(cause=type(error).__name__).inc()
             logger.warning("the cluster's objects could not be listed; retrying", exc_info=error)

@@ -231,7 +231,9 @@ class _Reader:
                 self.checks.reject(f"{path}.condition", allowed, value)
             return ""
         if router in (RouterType.SPLITTER, RouterType.ENSEMBLE):
-            self.checks.reject(f"{path}.condition", f"has no meaning in a {router}", value)
+            self.checks.reject(
+                f"{path}.condition", f"has no meaning in nodes of type {router}", value
+            )
             return ""
         if router is RouterType.SEQUENCE and is_first:
             allowed = "must stand at a later step: it is about the response of the step before it"

@@ -65,6 +65,7 @@ def kinds(installed: Kubectl, node: Cluster) -> frozenset[str]:
         ("gpu", None),
         ("gpu-mps", None),
         ("node-cache", None),
+        ("workflows", None),
     ],
 )
 def test_the_api_server_accepts_an_overlay_with_the_component(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from autoscaler.kubernetes.cluster.graph_objects import read_graph_object
 from autoscaler.kubernetes.cluster.inference_services import (
     MODE,
     MODEL_MODE,
@@ -22,6 +23,7 @@ from autoscaler.kubernetes.cluster.inference_services import (
 )
 from registry.errors import InvalidModel
 from registry.inference_service.application_reader import is_application, read_application
+from registry.inference_service.graph_reader import is_graph
 from registry.inference_service.reader import KIND
 from registry.inference_service.tenant_rules import access_problem
 
@@ -96,6 +98,8 @@ def _problems(
         except InvalidModel as error:
             return tuple(error.problems)
         return ()
+    if is_graph(document):
+        return read_graph_object(document).problems
     match role_of(document):
         case Role.MODEL:
             try:

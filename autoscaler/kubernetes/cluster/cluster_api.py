@@ -22,6 +22,7 @@ from autoscaler.kubernetes.cluster.application_objects import (
     ApplicationObject,
     read_application_object,
 )
+from autoscaler.kubernetes.cluster.graph_objects import GRAPHS, GraphObject, read_graph_object
 from autoscaler.kubernetes.cluster.inference_services import POOL, ServiceObject, read_service
 from autoscaler.kubernetes.cluster.pods import PodObject, read_pod
 from autoscaler.kubernetes.errors import Changed, ClusterUnreachable, Denied, Gone
@@ -84,6 +85,17 @@ class ClusterApi:
             return []
         return [read_application_object(each) for each in found["items"]]
 
+    async def list_graphs(self) -> list[GraphObject]:
+        """All InferenceGraphs of the cluster; none where the resource is not installed."""
+        try:
+            with api_errors("list", "InferenceGraphs"):
+                found = await self._objects.list_cluster_custom_object(
+                    *GRAPHS, _request_timeout=LIST_TIMEOUT_S
+                )
+        except Gone:
+            return []
+        return [read_graph_object(each) for each in found["items"]]
+
     async def write_application_status(
         self, application: ApplicationObject, status: Mapping[str, Any]
     ) -> None:
@@ -129,14 +141,16 @@ class ClusterApi:
             )  # fmt: skip
 
     async def post_event(
-        self, about: ModelName, uid: str, *, reason: str, message: str, is_warning: bool
-    ) -> None:
+        self, about: ModelName, uid: str, *, reason: str, message: str, is_warning: bool,
+        kind: tuple[str, str] = (f"{GROUP}/{VERSION}", "InferenceService"),
+    ) -> None:  # fmt: skip
+        """`kind`: API version and kind of the object."""
         now = datetime.datetime.now(datetime.UTC)
         event = client.CoreV1Event(
             metadata=client.V1ObjectMeta(generate_name=f"{about.name}.", namespace=about.namespace),
             involved_object=client.V1ObjectReference(
-                api_version=f"{GROUP}/{VERSION}",
-                kind="InferenceService",
+                api_version=kind[0],
+                kind=kind[1],
                 name=about.name,
                 namespace=about.namespace,
                 uid=uid,

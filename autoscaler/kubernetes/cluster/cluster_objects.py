@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from autoscaler.kubernetes.cluster.application_objects import ApplicationObject
+from autoscaler.kubernetes.cluster.graph_objects import GraphObject
 from autoscaler.kubernetes.cluster.inference_services import Role, ServiceObject
 from autoscaler.kubernetes.cluster.pods import PodObject
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 class ObjectEvent:
     """An added, changed or removed object."""
 
-    object: ServiceObject | PodObject | ApplicationObject
+    object: ServiceObject | PodObject | ApplicationObject | GraphObject
     is_removed: bool
 
 
@@ -34,6 +35,9 @@ class ClusterObjects:
         """By uid."""
         self.applications: dict[ModelName, ApplicationObject] = {}
         self.has_changed_applications = False
+        """The controller clears it."""
+        self.graphs: dict[ModelName, GraphObject] = {}
+        self.has_changed_graphs = False
         """The controller clears it."""
         self.changed: set[ModelName] = set()
         """InferenceServices to reconcile; the controller clears it."""
@@ -50,6 +54,21 @@ class ClusterObjects:
                 self._update_pod(pod, is_removed=event.is_removed)
             case ApplicationObject() as application:
                 self._update_application(application, is_removed=event.is_removed)
+
+            case GraphObject() as graph:
+                self._update_graph(graph, is_removed=event.is_removed)
+
+    def _update_graph(self, graph: GraphObject, *, is_removed: bool) -> None:
+        self.has_changed_graphs = True
+        if not is_removed:
+            self.graphs[graph.name] = graph
+        elif (known := self.graphs.get(graph.name)) and known.uid == graph.uid:
+            del self.graphs[graph.name]
+
+    def replace_graphs(self, graphs: Iterable[GraphObject]) -> None:
+        """Apply a full list."""
+        self.graphs = {each.name: each for each in graphs}
+        self.has_changed_graphs = True
 
     def _update_application(self, application: ApplicationObject, *, is_removed: bool) -> None:
         self.has_changed_applications = True
@@ -138,6 +157,7 @@ class ClusterObjects:
         ]
 
     def _mark_models_changed(self, pool: str) -> None:
+        self.has_changed_graphs = True
         self.changed |= {
             each.name
             for each in self.services.values()

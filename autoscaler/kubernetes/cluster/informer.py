@@ -16,6 +16,7 @@ import kopf
 
 from autoscaler.kubernetes.cluster.application_objects import APPLICATIONS, read_application_object
 from autoscaler.kubernetes.cluster.cluster_objects import ObjectEvent
+from autoscaler.kubernetes.cluster.graph_objects import GRAPHS, read_graph_object
 from autoscaler.kubernetes.cluster.inference_services import POOL, read_service
 from autoscaler.kubernetes.cluster.pods import read_pod
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from autoscaler.kubernetes.cluster.application_objects import ApplicationObject
+    from autoscaler.kubernetes.cluster.graph_objects import GraphObject
     from autoscaler.kubernetes.cluster.inference_services import ServiceObject
     from autoscaler.kubernetes.cluster.pods import PodObject
 
@@ -84,6 +86,9 @@ class Informer:
         async def on_application(event: kopf.RawEvent, **_: Any) -> None:
             self._report(read_application_object(event["object"]), event)
 
+        async def on_graph(event: kopf.RawEvent, **_: Any) -> None:
+            self._report(read_graph_object(event["object"]), event)
+
         async def on_pod(event: kopf.RawEvent, **_: Any) -> None:
             self._report(read_pod(event["object"]), event)
 
@@ -92,12 +97,14 @@ class Informer:
             on_service
         )
         kopf.on.event(*APPLICATIONS, registry=handlers)(on_application)
+        kopf.on.event(*GRAPHS, registry=handlers)(on_graph)
         kopf.on.event("", "v1", "pods", labels={POOL: kopf.PRESENT}, registry=handlers)(on_pod)
         return handlers
 
     def _report(
-        self, found: ServiceObject | PodObject | ApplicationObject, event: kopf.RawEvent
-    ) -> None:
+        self, found: ServiceObject | PodObject | ApplicationObject | GraphObject,
+        event: kopf.RawEvent,
+    ) -> None:  # fmt: skip
         self._call(self._on_event, ObjectEvent(found, is_removed=event["type"] == "DELETED"))
 
     def _call(self, callback: Callable[[Any], None], value: object) -> None:

@@ -1,0 +1,1 @@
+"""InferenceGraphs of the cluster as workflows in the registries of their pools."""

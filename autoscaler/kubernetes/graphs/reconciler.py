@@ -1,0 +1,95 @@
+"""Reconciles InferenceGraphs with the workflows in the registries of their pools.
+
+Level-triggered: it acts on the current state. A graph whose object is gone, has mistakes or has
+moved to another pool is deleted from the registry; workflows that no object declares stay.
+Mistakes are warning events of the object, whose status KServe writes.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Final
+
+from registry.redis.workflow_log import WorkflowLog
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+    from autoscaler.kubernetes.cluster.cluster_api import ClusterApi
+    from autoscaler.kubernetes.cluster.cluster_objects import ClusterObjects
+    from autoscaler.kubernetes.cluster.graph_objects import GraphObject
+    from autoscaler.kubernetes.pools.pool_registries import PoolRegistries
+    from registry.domain.model import ModelName
+
+    Definitions = Mapping[ModelName, Mapping[str, Any]]
+
+logger = logging.getLogger(__name__)
+
+_KIND: Final = ("serving.kserve.io/v1alpha1", "InferenceGraph")
+
+
+class GraphReconciler:
+    def __init__(
+        self, api: ClusterApi, objects: ClusterObjects, registries: PoolRegistries
+    ) -> None:
+        self._api = api
+        self._objects = objects
+        self._registries = registries
+        self._reported: dict[str, tuple[str, ...]] = {}
+        """By uid: problems that an event was posted about."""
+
+    async def reconcile_all(self) -> None:
+        """Raises KubernetesError, RegistryError; the next call goes on."""
+        self._objects.has_changed_graphs = False
+        try:
+            await self._reconcile_all()
+        except BaseException:
+            self._objects.has_changed_graphs = True
+            raise
+
+    async def _reconcile_all(self) -> None:
+        graphs = [each for each in self._objects.graphs.values() if not each.is_deleted]
+        for graph in graphs:
+            await self._report(graph, self._problems(graph))
+        for pool, registry in self._registries.opened().items():
+            log = WorkflowLog(registry.client)
+            served = [each for each in graphs if each.pool == pool and not self._problems(each)]
+            await self._write(log, await log.workflows(), served)
+        self._reported = {
+            each.uid: self._reported[each.uid] for each in graphs if each.uid in self._reported
+        }
+
+    def _problems(self, graph: GraphObject) -> tuple[str, ...]:
+        """Why it is not served: its mistakes, and what the rules of its pool forbid."""
+        if graph.problems or not graph.pool:
+            return graph.problems
+        pool = self._objects.pool(graph.pool)
+        if pool is None:
+            return (f"there is no pool {graph.pool!r}",)
+        namespace = graph.name.namespace
+        if pool.rules is None or not pool.rules.admits(namespace):
+            return (f"pool {graph.pool!r} does not admit namespace {namespace!r}",)
+        return ()
+
+    @staticmethod
+    async def _write(log: WorkflowLog, stored: Definitions, served: list[GraphObject]) -> None:
+        wanted = {each.name: each.spec.definition() for each in served if each.spec is not None}
+        for name, definition in wanted.items():
+            if stored.get(name) != definition:
+                await log.put_workflow(name, definition)
+        for name, known in stored.items():
+            if known.get("owner") and name not in wanted:
+                await log.delete_workflow(name)
+                logger.info("graph deleted", extra={"graph": str(name)})
+
+    async def _report(self, graph: GraphObject, problems: tuple[str, ...]) -> None:
+        """Post an event about each new set of problems."""
+        if not problems:
+            self._reported.pop(graph.uid, None)
+        elif self._reported.get(graph.uid) != problems:
+            await self._api.post_event(
+                graph.name, graph.uid, reason="NotServed", message="; ".join(problems),
+                is_warning=True, kind=_KIND,
+            )  # fmt: skip
+            self._reported[graph.uid] = problems

@@ -1,0 +1,101 @@
+"""InferenceGraphs of a pool: checked at admission, run by the component `workflows`."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import httpx
+import pytest
+import yaml
+
+from tests.kubernetes.kubectl import kustomize
+from tests.kubernetes.places import REPOSITORY
+from tests.servers import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+    from typing import Any
+
+    from tests.kubernetes.kubectl import Kubectl
+    from tests.kubernetes.models import Gateway, Tenant
+
+pytestmark = pytest.mark.kubernetes
+
+IN_NAMESPACE = ("-n", "pilotlight")
+
+
+def _graph(tenant: Tenant, model: str, **step: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": "serving.kserve.io/v1alpha1",
+        "kind": "InferenceGraph",
+        "metadata": {
+            "name": "twice", "namespace": tenant.namespace,
+            "annotations": {
+                "pilotlight.io/pool": "default",
+                "serving.kserve.io/stop": "true",  # no router of KServe's
+            },
+        },
+        "spec": {"nodes": {"root": {"routerType": "Ensemble", "steps": [
+            {"serviceName": model, "name": "first", **step}, {"serviceName": model},
+        ]}}},
+    }  # fmt: skip
+
+
+@pytest.fixture
+def schedulers(installed: Kubectl, gateway: Gateway, tmp_path: Path) -> Iterator[None]:
+    """The component, until the end of the test; the gateway restarts with its address."""
+    here = os.path.relpath(REPOSITORY / "manifests", tmp_path.resolve())
+    content = {
+        "resources": [f"{here}/overlays/minimal"], "components": [f"{here}/components/workflows"]
+    }  # fmt: skip
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(content))
+    wanted = [
+        each
+        for each in kustomize(tmp_path)
+        if "workflows" in each["metadata"]["name"]
+        or (each["kind"], each["metadata"]["name"]) == ("Deployment", "pilotlight-gateway")
+    ]
+    before = kustomize(REPOSITORY / "manifests" / "overlays" / "minimal")
+    installed.apply(wanted, "--force-conflicts")
+    for name in ("pilotlight-workflows", "pilotlight-gateway"):
+        installed(*IN_NAMESPACE, "rollout", "status", f"deployment/{name}", "--timeout=180s")
+    yield
+    installed.apply(
+        [each for each in before if each["metadata"]["name"] == "pilotlight-gateway"],
+        "--force-conflicts",
+    )
+    for each in wanted:
+        if "workflows" in each["metadata"]["name"]:
+            installed(*IN_NAMESPACE, "delete", each["kind"], each["metadata"]["name"])
+
+
+@pytest.mark.usefixtures("schedulers")
+def test_a_graph_answers_as_kserves_router(
+    installed: Kubectl, gateway: Gateway, tenant: Tenant
+) -> None:
+    tenant.declare("of-graph")
+    tenant.wait_ready("of-graph")
+    installed.apply([_graph(tenant, "of-graph")])
+    url = f"{gateway.url}/serving/{tenant.namespace}/twice"
+    body = {"inputs": [{"name": "text", "datatype": "BYTES", "shape": [1], "data": ["hi"]}]}
+
+    def call() -> httpx.Response:
+        return httpx.post(url, json=body, timeout=120, trust_env=False)
+
+    wait_until(lambda: call().status_code == 200, what="the graph answers", timeout_s=120)
+    answer = call().json()
+    assert sorted(answer) == ["1", "first"]
+    assert answer["first"]["model_name"] == "of-graph"
+    installed("delete", "-n", tenant.namespace, "inferencegraphs", "twice")
+    wait_until(lambda: call().status_code == 404, what="the graph is gone", timeout_s=60)
+
+
+def test_a_wrong_graph_is_rejected(installed: Kubectl, gateway: Gateway, tenant: Tenant) -> None:
+    answer = installed.try_apply([_graph(tenant, "of-graph", weight="much")])
+    assert not answer.is_ok
+    wrong = _graph(tenant, "of-graph", condition="{ .input == 1 }")
+    answer = installed.try_apply([wrong])
+    assert not answer.is_ok
+    assert "condition has no meaning in nodes of type Ensemble" in answer.errors
