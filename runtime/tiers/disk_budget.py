@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 DEFAULT_SHARE = 0.8
-"""Budget without a configured one, as a share of the space that is free for the cache at start."""
+"""Budget without a configured one, as a share of the space that is free for the cache now."""
 
 
 class DiskBudget:
@@ -47,8 +47,13 @@ class DiskBudget:
         self._quota_of = quota_of
         self._folder = folder
         self._locks = locks
-        self.budget_bytes = budget_bytes or int(
-            DEFAULT_SHARE * (shutil.disk_usage(folder).free + self.used_bytes())
+        self._configured_bytes = budget_bytes
+
+    @property
+    def budget_bytes(self) -> int:
+        """As configured, or a share of the disk's free space: other programs take and free it."""
+        return self._configured_bytes or int(
+            DEFAULT_SHARE * (shutil.disk_usage(self._folder).free + self.used_bytes())
         )
 
     def generations(self) -> dict[str, Path]:
@@ -71,10 +76,11 @@ class DiskBudget:
         `stack` closes them. Creates none if there is no space.
         """
         needed = sum(file.size_bytes for file in files)
-        if needed > self.budget_bytes:
+        budget_bytes = self.budget_bytes
+        if needed > budget_bytes:
             raise DiskFull(
                 f"{folder.name} needs {needed} bytes on disk, the node's disk budget is"
-                f" {self.budget_bytes} bytes: raise the pod's --disk-bytes, or --pod-disk of"
+                f" {budget_bytes} bytes: raise the pod's --disk-bytes, or --pod-disk of"
                 " `pilotlight up`"
             )
         quota = self._quota_of(_namespace(folder))
@@ -105,8 +111,9 @@ class DiskBudget:
                 limit = f"its namespace's quota of {quota}"
                 evicted += self._choose_evictions(own, excess, for_folder, stack, limit=limit)
             others = [path for path in folders if path not in {path for path, _ in evicted}]
-            excess = sum(map(folder_bytes, others)) + needed - self.budget_bytes
-            limit = f"the node's disk budget of {self.budget_bytes}"
+            budget_bytes = self.budget_bytes
+            excess = sum(map(folder_bytes, others)) + needed - budget_bytes
+            limit = f"the node's disk budget of {budget_bytes}"
             evicted += self._choose_evictions(others, excess, for_folder, stack, limit=limit)
             for folder, size in evicted:
                 remove_generation(folder)

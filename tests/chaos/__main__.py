@@ -12,6 +12,7 @@ import tempfile
 from pathlib import Path
 
 from tests.chaos.campaign import Campaign
+from tests.chaos.faults import KINDS
 from tests.chaos.platform import PlatformUnderTest
 from tests.chaos.report import markdown
 
@@ -22,7 +23,7 @@ def main() -> int:
     folder = Path(tempfile.mkdtemp(prefix="pilotlight-chaos-"))
     platform = PlatformUnderTest(folder, pods=options.pods, models=options.models)
     print(f"seed {options.seed}, {options.faults} faults, files in {folder}", flush=True)  # noqa: T201
-    campaign = Campaign(platform, options.seed, options.rate)
+    campaign = Campaign(platform, options.seed, options.rate, together=options.together)
     try:
         platform.start()
         asyncio.run(campaign.run(options.faults, limit_s=options.limit))
@@ -48,6 +49,10 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--rate", type=float, default=20.0, help="requests per second")
     parser.add_argument("--pods", type=int, default=3)
     parser.add_argument("--models", type=int, default=6)
+    parser.add_argument(
+        "--together", nargs="+", default=(), metavar="KIND", choices=[each.name for each in KINDS],
+        help="cause these in every round, in place of random ones",
+    )  # fmt: skip
     return parser.parse_args()
 
 

@@ -269,6 +269,8 @@ KINDS: Final = (
     Kind("gateway without descriptors", _starve("gateway"), 10.0),
     Kind("autoscaler killed", _kill("autoscaler")),
     Kind("autoscaler stopped", _stop("autoscaler"), _MAX_STOP_S),
+    Kind("scheduler killed", _kill("scheduler"), weight=0.5),
+    Kind("scheduler stopped", _stop("scheduler"), _MAX_STOP_S, weight=0.5),
     Kind("forkserver killed", _kill("forkserver"), weight=0.4),
     Kind("forkserver stopped", _stop("forkserver"), _MAX_STOP_S),
     Kind("supervisor killed", _kill("supervisor"), weight=0.4),

@@ -12,6 +12,7 @@ import redis
 
 from pilotlight.state_dir import StateDir
 from registry.errors import RegistryUnavailable
+from tests.chaos.models import model_name
 from tests.chaos.processes import listening_ports
 from tests.gateway.gateway_harness import metric
 
@@ -147,7 +148,12 @@ def _files(platform: PlatformUnderTest) -> list[str]:
     """Temporary files, partial downloads, and models in memory of nodes that do not exist."""
     found = [f"temporary file {path}" for path in platform.temporary.iterdir()]
     home = StateDir(platform.home)
-    found += [f"partial file {path}" for path in home.nodes.rglob("*.part*")]
+    declared = {f"default~{model_name(number)}" for number in range(platform.models)}
+    found += [  # those of a declared model continue where a pod that was killed left off
+        f"partial file {path}"
+        for path in home.nodes.rglob("*.part*")
+        if not any(each.name.partition("@")[0] in declared for each in path.parents)
+    ]
     nodes = {f"node-{index}" for index in range(platform.pods)}
     for folder in (home.nodes, home.memory):
         if folder.is_dir():

@@ -21,7 +21,7 @@ from registry.inference_service.reader import read_documents
 from registry.redis.client import Registry
 from tests import servers
 from tests.chaos.models import declaration, write_models
-from tests.chaos.processes import MARK, Process, listening_ports, platform_processes
+from tests.chaos.processes import MARK, Process, ProcessTable, listening_ports
 from tests.chaos.redis_group import RedisGroup
 from tests.gateway.gateway_harness import metric
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from registry.domain.cluster import ClusterState
 
 DISK_BYTES: Final = 256 << 20
+MODELS_MISSING: Final = "Redis lacks models"
 _START_TIMEOUT_S: Final = 300.0
 _LEDGER_FOLDER: Final = Path(__file__).with_name("ledger")
 
@@ -48,6 +49,7 @@ class PlatformUnderTest:
         self.disk = self.folder / "disk"
         self.ledger = self.folder / "ledger.txt"
         self.redis = RedisGroup(self.disk / "redis-group")
+        self._table = ProcessTable(str(self.ledger))
 
     @property
     def home(self) -> Path:
@@ -118,7 +120,7 @@ class PlatformUnderTest:
 
     def processes(self) -> list[Process]:
         """The platform's processes. This one got the mark after its start and is not among them."""
-        return platform_processes(str(self.ledger))
+        return self._table.read()
 
     def of_role(self, role: str) -> list[Process]:
         return [each for each in self.processes() if each.role == role]
@@ -139,7 +141,7 @@ class PlatformUnderTest:
     async def why_unhealthy(self) -> str:
         """What is not as it was before the faults; empty if nothing is."""
         roles = [each.role for each in self.processes()]
-        singles = ("supervisor", "gateway", "autoscaler", "forkserver", "object store")
+        singles = ("supervisor", "gateway", "autoscaler", "scheduler", "forkserver", "object store")
         for role, count in (*((role, 1) for role in singles), ("pod", self.pods)):
             if roles.count(role) != count:
                 return f"{roles.count(role)} instead of {count} processes: {role}"
@@ -151,7 +153,7 @@ class PlatformUnderTest:
             if len(ready) != self.pods:
                 return f"{len(ready)} instead of {self.pods} pods in Redis"
             if len(state.models) < self.models:
-                return f"{len(state.models)} instead of {self.models} models in Redis"
+                return MODELS_MISSING
             age_s = await self.gateway_metric("pilotlight_gateway_registry_age_seconds")
             if age_s > 3.0:
                 return f"the gateway's state is {age_s:.1f} s old"

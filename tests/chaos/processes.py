@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ _ROLES: Final = (
     ("pilotlight.platform.supervisor", "supervisor"),
     (" -m gateway ", "gateway"),
     (" -m autoscaler ", "autoscaler"),
+    (" -m workflows ", "scheduler"),
     ("runtime.forkserver", "forkserver"),
     ("serve s3", "object store"),
 )
@@ -52,37 +54,58 @@ class Process:
         return found
 
 
-def platform_processes(ledger: str) -> list[Process]:
-    """All living processes that inherited the campaign's mark, with their roles.
+class ProcessTable:
+    """The living processes that inherited the mark with this ledger, with their roles.
 
-    A child of the forkserver with the forkserver's command line is a pod; a child of a pod is one
-    of its sandbox's processes, which end with it.
+    It remembers them, since /proc says less of one that is about to end: its environment goes
+    before its sockets, and its parent may go before it.
     """
-    entries = (entry for entry in os.listdir("/proc") if entry.isdigit())
-    found = [each for entry in entries if (each := _read(int(entry), ledger)) is not None]
-    forked = {each.pid: each.parent for each in found if each.role == "forkserver"}
-    return [
-        each
-        if each.role != "forkserver" or each.parent not in forked
-        else Process(
-            each.pid, each.parent, "other" if forked[each.parent] in forked else "pod", each.started
-        )
-        for each in found
-    ]
 
+    def __init__(self, ledger: str) -> None:
+        self._mark = f"{MARK}={ledger}".encode()
+        self._roles: dict[tuple[int, int], str] = {}
+        """By number and start."""
+        self._lock = threading.Lock()
 
-def _read(pid: int, ledger: str) -> Process | None:
-    try:
-        if f"{MARK}={ledger}".encode() not in Path(f"/proc/{pid}/environ").read_bytes():
+    def read(self) -> list[Process]:
+        with self._lock:
+            entries = (int(entry) for entry in os.listdir("/proc") if entry.isdigit())
+            seen = {each.pid: each for entry in entries if (each := self._look(entry)) is not None}
+            found = [
+                Process(each.pid, each.parent, self._role(each, seen), each.started)
+                for each in seen.values()
+            ]
+            self._roles = {(each.pid, each.started): each.role for each in found}
+            return found
+
+    def _look(self, pid: int) -> Process | None:
+        """The process by its command line; None if it is not the platform's or has ended."""
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            environment = Path(f"/proc/{pid}/environ").read_bytes()
+            command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode() + " "
+        except OSError:
             return None
-        command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode() + " "
-        stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    if stat[0] in "ZX":
-        return None
-    role = next((role for part, role in _ROLES if part in command), "other")
-    return Process(pid, int(stat[1]), role, int(stat[19]))
+        parent, started = int(stat[1]), int(stat[19])
+        if stat[0] in "ZX":
+            return None
+        if self._mark in environment:
+            role = next((role for part, role in _ROLES if part in command), "other")
+            return Process(pid, parent, role, started)
+        known = self._roles.get((pid, started))
+        return None if known is None else Process(pid, parent, known, started)
+
+    def _role(self, process: Process, seen: dict[int, Process]) -> str:
+        """A child of the forkserver, with its command line, is a pod; a child of a pod is other."""
+        if process.role != "forkserver":
+            return process.role
+        known = self._roles.get((process.pid, process.started))
+        if known is not None:
+            return known
+        parent = seen.get(process.parent)
+        if parent is None or parent.role not in {"forkserver", "pod", "other"}:
+            return "forkserver"
+        return "pod" if self._role(parent, seen) == "forkserver" else "other"
 
 
 def listening_ports(pids: set[int]) -> set[int]:

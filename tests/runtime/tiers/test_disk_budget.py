@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,7 @@ from runtime.tiers.generation_folder import _crc32
 from tests import servers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 WEIGHTS = "model.safetensors"
 SIZE = 1_000_000
@@ -50,6 +51,19 @@ def read_bytes_of_process() -> int:
     """Bytes that this process has read from files, as counted by the kernel."""
     lines = Path("/proc/self/io").read_text().splitlines()
     return int(dict(line.split(": ") for line in lines)["rchar"])
+
+
+@contextmanager
+def small_disk(folder: Path, size: int) -> Iterator[Path]:
+    """A file system of `size` bytes at `folder`; skips the test where none can be mounted."""
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
+    if subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("a small file system cannot be mounted here; RLIMIT_FSIZE stands in elsewhere")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
 
 
 # The budget
@@ -116,29 +130,30 @@ def test_refuses_a_model_above_the_budget(tmp_path: Path) -> None:
 
 def test_full_disk_fails_the_load_only(tmp_path: Path) -> None:
     small, large = make_model(tmp_path / "s" / "a", 1000), make_model(tmp_path / "s" / "b")
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={SIZE // 2}", "tmpfs", str(disk)],
-        capture_output=True,
-        check=False,
-    )
-    if mounted.returncode:
-        pytest.skip("a small file system cannot be mounted here; RLIMIT_FSIZE stands in elsewhere")
-    try:
+    with small_disk(tmp_path / "disk", SIZE // 2) as disk:
         cache = make_cache(disk / "cache", budget_bytes=10 * SIZE)
         path = fetch(cache, small)
         with pytest.raises(DiskFull, match=r"needs 1000000 bytes on disk, .* free .*No space left"):
             fetch(cache, large)
         assert path.read_bytes() == (tmp_path / "s" / "a" / WEIGHTS).read_bytes()
         assert not list(disk.rglob("*.part*"))
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)
 
 
 def test_default_budget_leaves_disk_space(tmp_path: Path) -> None:
     budget = DiskBudget(tmp_path, CacheLocks(tmp_path), 0)
     assert 0 < budget.budget_bytes < 0.9 * shutil.disk_usage(tmp_path).free
+
+
+def test_default_budget_follows_the_free_space(tmp_path: Path) -> None:
+    """A cache that is opened on a full disk uses the space that is freed later."""
+    spec = make_model(tmp_path / "source" / "a")
+    with small_disk(tmp_path / "disk", 4 * SIZE) as disk:
+        (disk / "other").write_bytes(bytes(4 * SIZE - 64 * 1024))
+        cache = make_cache(disk / "cache")
+        with pytest.raises(DiskFull, match="disk budget"):
+            fetch(cache, spec)
+        (disk / "other").unlink()
+        assert fetch(cache, spec).stat().st_size == SIZE
 
 
 # Damaged files
