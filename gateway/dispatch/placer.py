@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, Generic
 from gateway.dispatch.admission_queue import AdmissionQueue
 from gateway.dispatch.pending_placement import P
 from gateway.dispatch.placed_at import decision_at
+from gateway.dispatch.request_probes import RequestProbes
 from gateway.dispatch.slot_headroom import RecentTenants, leaves_slot
 from gateway.errors import Rejected
 from gateway.routing.decision import Reason, Reject, SendTo, Wait
@@ -19,7 +20,6 @@ from gateway.routing.placed_requests import record_placed
 from gateway.routing.route_request import route_request
 from gateway.routing.ski_rental import ColdStartCredit
 from registry.backoff import Backoff
-from registry.domain.probes import ProbeBudget
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 POLL_INTERVAL_S: Final = 0.25
 """Forecasts change with time alone, so queued requests are routed again without a change."""
 _MAX_DIRECT_TRIES: Final = 4
-_FIRST_PROBE_S: Final = 1.0
-"""From a model's first request with a deadline to its first probe."""
 _BACKOFF: Final = Backoff(0.002, 0.1)
 
 
@@ -66,7 +64,7 @@ class Placer(Generic[P]):
         )
         self._cold_start_credit = ColdStartCredit()
         self._tenants = RecentTenants()
-        self._probes = ProbeBudget(_FIRST_PROBE_S)
+        self._probes = RequestProbes()
         self._is_changed = False
         """True if queued requests are to be routed again, before new ones."""
         self._is_polling = False
@@ -177,10 +175,10 @@ class Placer(Generic[P]):
             stalled_s=self._queue.stalled_s(request.model, now_s),
             lost_s=self._cold_start_credit.counted_s(request.model, now_s),
             queued=self._queue.size, may_load=self._may_load,
-            may_probe=request.deadline_s is not None and self._may_probe(placement, now_s),
+            may_probe=self._probes.may_be_late(placement, now_s),
+            may_try_transfer=self._probes.may_try_transfer(request, now_s),
         )  # fmt: skip
-        if result.is_probe:
-            self._count_probe(placement, result, now_s)
+        self._probes.count(placement, result, now_s)
         if result.spec is not None:
             placement.spec = result.spec
         if placement.place_at and result.spec is not None:
@@ -192,15 +190,6 @@ class Placer(Generic[P]):
         if self._on_routed is not None:
             self._on_routed(request, result)
         return result
-
-    def _may_probe(self, placement: P, now_s: float) -> bool:
-        return placement.is_probe or self._probes.is_due(str(placement.arrival.model), now_s)
-
-    def _count_probe(self, placement: P, result: RoutingResult, now_s: float) -> None:
-        """Count a probe once, also if it is queued before it is sent."""
-        if not placement.is_probe:
-            placement.is_probe = True
-            self._probes.spend(str(placement.arrival.model), now_s, result.cost_s)
 
     def _leaves_slot(self, placement: P, decision: SendTo) -> bool:
         tenant = placement.arrival.model.namespace

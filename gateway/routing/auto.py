@@ -73,7 +73,7 @@ def auto(request: RequestView, cluster: ClusterState, now_s: float) -> Decision:
         hold_s = cluster.measured(request.key).stages_of(request.size_class).hold_s
         load_s = cold.forecast.seconds - hold_s if cold else nearest_load_s(request.key, cluster)
         loss = _loss(best.forecast.seconds - hold_s, load_s)
-    return _decision(best, tuple(options), loss)
+    return _decision(best, tuple(options), loss, request)
 
 
 def _run_here(
@@ -140,6 +140,8 @@ def _proxy(
     if entry is None:
         return None
     forecast = proxy_to(predict, entry, request, cluster, now_s)
+    if not (forecast.is_measured or request.may_try_transfer):
+        return None  # one that ends too late measures nothing, and the next would do the same
     return RoutingOption(
         "proxy", forecast, Reason.WARM_REMOTE, entry.name, predict.name, LoadMode.WARM,
         target_ongoing=request.target_ongoing,
@@ -187,11 +189,22 @@ def _loss(lost_s: float, load_s: float) -> ColdStartLoss | None:
 
 
 def _decision(
-    best: RoutingOption, options: tuple[RoutingOption, ...], loss: ColdStartLoss | None
+    best: RoutingOption,
+    options: tuple[RoutingOption, ...],
+    loss: ColdStartLoss | None,
+    request: RequestView,
 ) -> SendTo | Wait:
     if best.mode is None:
         return Wait(best.reason, best.forecast, options, loss)
     return SendTo(
         best.entry, best.predict, best.mode, best.reason, best.max_other_copies,
-        best.target_ongoing, best.forecast, options, loss,
+        best.target_ongoing, best.forecast, options, loss, _is_investment(best, request),
     )  # fmt: skip
+
+
+def _is_investment(best: RoutingOption, request: RequestView) -> bool:
+    """Whether a load costs others no more than it leaves to them and what was lost without it."""
+    if best.mode is not LoadMode.LOAD:
+        return False
+    others_s = best.delays_s + best.evicts_s + best.leaves_s
+    return others_s <= max(best.credit_s, request.lost_s)

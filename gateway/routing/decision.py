@@ -62,6 +62,8 @@ class RequestView:
     """Requests queued in this gateway, of all models."""
     size_class: int | None = None
     """Of its body (`registry.domain.request_size`); None: not known."""
+    may_try_transfer: bool = True
+    """Whether it may be proxied although the model's transfers have never been measured."""
 
 
 @dataclass(slots=True)
@@ -130,6 +132,8 @@ class SendTo:
     forecast: LatencyEstimate | None = None
     options: tuple[RoutingOption, ...] = ()
     loss: ColdStartLoss | None = None
+    is_investment: bool = False
+    """A load that others gain by more than they lose: started even if this request is late."""
 
 
 @dataclass(slots=True)

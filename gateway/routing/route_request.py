@@ -8,11 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from gateway.routing.decision import Reason, Reject, RequestView, SendTo, Wait
+from gateway.routing.decision import ColdStartLoss, Reason, Reject, RequestView, SendTo, Wait
 from gateway.routing.device_backlog import is_idle
 from gateway.routing.latency_model import estimate_of
 from gateway.routing.routing_policies import ROUTING_POLICIES
 from registry.domain.model import RoutingPolicy
+from registry.domain.probes import MAX_LOAD_PAUSE_S, MAX_PAUSE_S
 from registry.domain.request_size import MAX_AGE_S
 from registry.domain.reservation import LoadMode
 
@@ -59,7 +60,9 @@ class RoutingResult:
     is_probe: bool = False
     """It is expected to be late, and tried all the same."""
     cost_s: float = 0.0
-    """Of a probe: what it is expected to take of a device."""
+    """Of a probe: what it is expected to take of a device or a link."""
+    max_pause_s: float = MAX_PAUSE_S
+    """Of a probe: the longest time until the model's next one."""
 
 
 def route_request(
@@ -75,12 +78,13 @@ def route_request(
     queued: int = 0,
     may_load: bool = True,
     may_probe: bool = False,
+    may_try_transfer: bool = True,
 ) -> RoutingResult:
     """Decide about one request now.
 
     For `ahead` to `queued` see `RequestView`. Without `may_load`, a request
     that would start a load waits for a load started elsewhere; without `may_probe` it is rejected
-    if it is expected to be late.
+    if it is expected to be late; for `may_try_transfer` see `RequestView`.
     """
     record = models.get(request.model)
     if record is None:
@@ -93,7 +97,7 @@ def route_request(
     view = RequestView(  # by position: names cost a tenth of a decision
         spec.key, request.arrival_s, request.draw, request.sequence,
         spec.policy.target_ongoing_requests, ahead, behind, stalled_s, request.deadline_s,
-        lost_s, queued, request.size_class,
+        lost_s, queued, request.size_class, may_try_transfer,
     )  # fmt: skip
     decision = ROUTING_POLICIES[policy](view, cluster, now_s)
     if not may_load and isinstance(decision, SendTo) and decision.mode is LoadMode.LOAD:
@@ -157,7 +161,7 @@ def _reject_if_late(
     """Replace the decision by an early rejection if the deadline is before all that is measured.
 
     Measurements may be of larger requests, or out of date, and a model that serves nothing gets no
-    others: some requests are tried all the same.
+    others: some requests are tried all the same. A load that others gain by is started in any case.
     """
     decision, left_s = result.decision, deadline_s - now_s
     if left_s <= 0:
@@ -172,24 +176,41 @@ def _reject_if_late(
         forecast = decision.forecast
     else:
         return
+    if not forecast.is_measured:
+        return
     known_s = forecast.seconds - forecast.guessed_s
     if isinstance(decision, SendTo) and _is_contested(decision, view, cluster):
         known_s = CONTESTED_MARGIN * forecast.seconds
-    if not forecast.is_measured or known_s <= left_s:
+    if known_s <= left_s or (isinstance(decision, SendTo) and decision.is_investment):
         return
     if now_s - cluster.measurements.sampled_s(view.key) > MAX_AGE_S:
         return
     if may_probe:
-        result.is_probe = True
-        result.cost_s = cluster.measured(view.key).stages_of(view.size_class).infer_s
+        _count_probe(result, view, cluster)
         return
     result.decision = Reject(
         Reason.DEADLINE,
         f"a response is expected in {known_s * 1000:.0f} ms at least, "
         f"the deadline is in {left_s * 1000:.0f} ms",
         options=decision.options,
-        loss=decision.loss,
+        loss=_rejection_loss(decision, left_s),
     )
+
+
+def _rejection_loss(decision: SendTo | Wait, left_s: float) -> ColdStartLoss | None:
+    """What is lost for lack of a copy counts towards its load (`ski_rental`)."""
+    if isinstance(decision, SendTo) and decision.mode is LoadMode.LOAD and decision.forecast:
+        return ColdStartLoss(left_s, decision.forecast.seconds)
+    return decision.loss
+
+
+def _count_probe(result: RoutingResult, view: RequestView, cluster: ClusterState) -> None:
+    """A load takes all its time of a link; a policy without prices has only probes to load by."""
+    result.is_probe = True
+    result.cost_s = cluster.measured(view.key).stages_of(view.size_class).infer_s
+    decision = result.decision
+    if isinstance(decision, SendTo) and decision.mode is LoadMode.LOAD and decision.forecast:
+        result.cost_s, result.max_pause_s = decision.forecast.seconds, MAX_LOAD_PAUSE_S
 
 
 def _is_contested(decision: SendTo, view: RequestView, cluster: ClusterState) -> bool:

@@ -4,6 +4,7 @@ Karlin, Manasse, McGeoch, Owicki 1990, "Competitive randomized algorithms for no
 queueing or sharing a device costs a little each time, a load costs much once. When the losses reach
 the cost of a load, `auto` starts one; such loads never cost more than was lost without them. A loss
 counts only once it is one load time old, since no load could have finished sooner to avoid it.
+A request that is rejected since the model's load would take too long loses the time that it had.
 """
 
 from __future__ import annotations

@@ -14,9 +14,11 @@ from gateway.routing.route_request import (
     RoutingResult,
     route_request,
 )
-from registry.domain.model import LoadFailure, ModelName, ModelSpec, RoutingPolicy
+from registry.domain.model import LoadFailure, ModelName, ModelSpec, RoutingPolicy, Tier
+from registry.domain.probes import MAX_LOAD_PAUSE_S
 from registry.domain.request_size import MAX_AGE_S, infer_measure
 from registry.domain.reservation import LoadMode
+from registry.domain.residency_index import Residency
 from tests.gateway.cluster_states import NOW_S, PodSketch, cluster, declare
 
 if TYPE_CHECKING:
@@ -272,3 +274,73 @@ def test_a_request_that_might_be_late_is_not_sent_before_others(
     left_s = forecast.forecast.seconds * (1 + CONTESTED_MARGIN) / 2
     found = routed(state, deadline_s=NOW_S + left_s, queued=queued)
     assert isinstance(found.decision, SendTo) == is_sent
+
+
+def contested(rate_per_s: float) -> ClusterState:
+    """One pod of one place, which holds a model with one request per second; `KEY` is nowhere."""
+    state = a_cluster(PodSketch("pod-a", slots=4, memory_bytes=600), measured=MEASURED)
+    declare(state, routing=RoutingPolicy.AUTO)
+    held = "default/held@0"
+    state.residency.device_bytes.update({KEY: 500, held: 500})
+    state.residency.put(held, "pod-a", Residency(Tier.DEVICE, None, NOW_S, 500))
+    state.pods["pod-a"].estimates.add(held, "load:remote", [0.8])
+    for key, per_s in ((held, 1.0), (KEY, rate_per_s)):
+        for n in reversed(range(int(60 * per_s))):
+            state.arrivals.record(key, NOW_S - n / per_s)
+    return state
+
+
+@pytest.mark.parametrize(
+    ("rate_per_s", "is_loaded"),
+    [
+        pytest.param(4.0, True, id="wanted-more-than-what-it-evicts"),
+        pytest.param(0.1, False, id="wanted-less"),
+    ],
+)
+def test_a_load_that_ends_after_the_deadline_is_an_investment(
+    rate_per_s: float, is_loaded: bool
+) -> None:
+    """Else a model whose load takes longer than its deadline would come back by probes alone."""
+    found = routed(contested(rate_per_s), deadline_s=NOW_S + 0.5)
+    assert isinstance(found.decision, SendTo) is is_loaded
+    assert not found.is_probe
+
+
+def test_a_model_without_requests_is_loaded_into_free_memory_whatever_its_deadline() -> None:
+    state = a_cluster(PodSketch("pod-a", slots=4), measured=MEASURED)
+    declare(state, routing=RoutingPolicy.AUTO)
+    assert isinstance(routed(state, deadline_s=NOW_S + 0.5).decision, SendTo)
+
+
+def test_a_probe_that_loads_counts_with_its_load() -> None:
+    found = routed(contested(0.1), deadline_s=NOW_S + 0.5, may_probe=True)
+    assert isinstance(found.decision, SendTo)
+    assert (found.is_probe, found.max_pause_s) == (True, MAX_LOAD_PAUSE_S)
+    assert found.cost_s >= MEASURED["load:remote"]
+
+
+@pytest.mark.parametrize("may_try", [False, True])
+def test_a_transfer_that_was_never_measured_may_be_forbidden(may_try: bool) -> None:
+    known = {name: value for name, value in MEASURED.items() if name != "network"}
+    state = a_cluster(PodSketch("pod-a", "warm", busy=1), PodSketch("pod-b"), measured=known)
+    declare(state, routing=RoutingPolicy.AUTO)
+    request = IncomingRequest("r", NAME, NOW_S, 0.0, 1, deadline_s=NOW_S + 9.0)
+    found = route_request(
+        request, state.models, state, now_s=NOW_S, may_try_transfer=may_try
+    ).decision
+    assert not isinstance(found, Reject)
+    assert ("proxy" in [each.name for each in found.options]) is may_try
+
+
+def test_what_was_lost_by_rejections_pays_for_a_load() -> None:
+    state = contested(0.1)
+    rejected = routed(state, deadline_s=NOW_S + 0.5)
+    assert isinstance(rejected.decision, Reject)
+    assert rejected.decision.loss is not None
+    assert rejected.decision.loss.seconds == pytest.approx(0.5)
+    [cold] = rejected.decision.options
+    request = IncomingRequest("r", NAME, NOW_S, 0.0, 1, deadline_s=NOW_S + 0.5)
+    price_s = cold.delays_s + cold.evicts_s + cold.leaves_s
+    for lost_s, kind in ((0.9 * price_s, Reject), (1.1 * price_s, SendTo)):
+        found = route_request(request, state.models, state, now_s=NOW_S, lost_s=lost_s)
+        assert isinstance(found.decision, kind)
