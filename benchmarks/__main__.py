@@ -280,6 +280,25 @@ def _overload(arguments: argparse.Namespace, machine: Machine) -> None:
     _save("overload", machine, asdict(plan), asdict(measured))
 
 
+def _clients(arguments: argparse.Namespace, machine: Machine) -> None:
+    if len(os.sched_getaffinity(0)) < 2:
+        print("## Many clients: skipped, needs two cores")
+        return
+    from benchmarks import many_clients
+
+    repeats = arguments.repeats or (2 if arguments.quick else 10)
+    seconds = arguments.seconds if arguments.quick else max(arguments.seconds, 5.0)
+    print(
+        f"## {many_clients.CLIENTS} keep-alive clients at a gateway on one core, tiny bodies, and"
+        f" new clients beside them ({repeats} bursts of {seconds:g} s, load by our own client)\n"
+    )
+    bursts = many_clients.measure(repeats=repeats, seconds=seconds)
+    print(many_clients.summary(bursts))
+    print(f"\n{mark_lines(many_clients.marks(bursts))}")
+    settings = {"repeats": repeats, "seconds": seconds, "clients": many_clients.CLIENTS}
+    _save("clients", machine, settings, [asdict(each) for each in bursts])
+
+
 def _save(name: str, machine: Machine, settings: dict[str, Any], samples: Any) -> None:
     path = save(name, machine, settings, samples)
     print(f"\nRaw samples: {path.relative_to(REPOSITORY)}\n", flush=True)
@@ -288,6 +307,7 @@ def _save(name: str, machine: Machine, settings: dict[str, Any], samples: Any) -
 BENCHMARKS: Final[Mapping[str, Benchmark]] = {
     "decision": Benchmark(_decision, "one routing decision, without network"),
     "proxy": Benchmark(_proxy, "the gateway against other gateways (make bench-peers)"),
+    "clients": Benchmark(_clients, "the gateway with 512 busy clients and new ones beside them"),
     "storage": Benchmark(_storage, "from S3 on loopback to disk, against boto3"),
     "tiers": Benchmark(_tiers, "cold starts of T5 from every tier, against other loaders"),
     "steps": Benchmark(_steps, "steps of loading T5-small, beside those of Liu 2025, table 3.1"),

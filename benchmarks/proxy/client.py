@@ -27,6 +27,7 @@ class _Client(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
         self._sent_s = 0.0
+        self._is_served = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport  # type: ignore[assignment]
@@ -43,12 +44,19 @@ class _Client(asyncio.Protocol):
     def on_message_complete(self) -> None:
         """Count the response; send the next request on the same connection."""
         now_s = time.perf_counter()
+        self._is_served = True
         self._counts.latencies_s.append(now_s - self._sent_s)
         if self._parser.get_status_code() >= 400:
             self._counts.errors += 1
         self._parser = httptools.HttpResponseParser(self)
         if now_s < self._counts.until_s:
             self._send()
+
+    def count_unserved(self) -> None:
+        """Without any response so far, count the time waited."""
+        if not self._is_served:
+            self._counts.unserved += 1
+            self._counts.latencies_s.append(time.perf_counter() - self._sent_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Count a connection that is closed early as an error."""
@@ -61,6 +69,7 @@ class _Counts:
         self.until_s = until_s
         self.latencies_s: list[float] = []
         self.errors = 0
+        self.unserved = 0
 
 
 async def _drive(url: str, body: bytes, clients: int, seconds: float) -> bytes:
@@ -80,14 +89,17 @@ async def _drive(url: str, body: bytes, clients: int, seconds: float) -> bytes:
     ]
     await asyncio.sleep(seconds)
     took_s = time.perf_counter() - began_s
-    for transport, _ in connections:
+    served = len(counts.latencies_s)
+    for transport, client in connections:
+        client.count_unserved()
         transport.abort()
     latencies_ms = [latency_s * 1000 for latency_s in counts.latencies_s] or [0.0]
     return orjson.dumps(
         {
-            "requests": len(counts.latencies_s),
+            "requests": served,
             "seconds": took_s,
             "errors": counts.errors,
+            "unserved": counts.unserved,
             "p50_ms": quantile(latencies_ms, 0.5),
             "p95_ms": quantile(latencies_ms, 0.95),
             "p99_ms": quantile(latencies_ms, 0.99),

@@ -47,6 +47,8 @@ class BurstResult:
     p99_ms: float
     longest_ms: float
     generator_cpu_s: float
+    unserved: int = 0
+    """Connections without any response, by our own client; their waits are among the latencies."""
 
     @property
     def requests_per_s(self) -> float:
@@ -59,12 +61,14 @@ def generator_name() -> str:
     return "wrk" if shutil.which("wrk") else "own client (uvloop, httptools)"
 
 
-def load(url: str, body: bytes, *, clients: int, seconds: float, core: int) -> BurstResult:
-    """Keep `clients` connections busy for a while, from one core."""
+def load(
+    url: str, body: bytes, *, clients: int, seconds: float, core: int, own_client: bool = False
+) -> BurstResult:
+    """Keep `clients` connections busy for a while, from one core; `own_client`: without wrk."""
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         body_file = Path(folder) / "body.json"
         body_file.write_bytes(body)
-        if wrk := shutil.which("wrk"):
+        if (wrk := shutil.which("wrk")) and not own_client:
             script = Path(folder) / "post.lua"
             script.write_text(_LUA.format(body=body_file))
             command = [

@@ -119,7 +119,9 @@ class ClusterWatch:
                 await self._follow()
             except RegistryUnavailable as error:
                 if self.is_connected:
-                    logger.warning("registry unavailable; serving from the copy", exc_info=error)
+                    logger.warning(
+                        "registry unavailable; serving from the copy", extra={"error": error}
+                    )
             if self.is_connected:
                 failures = 1
             self.is_connected = False
