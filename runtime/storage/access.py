@@ -41,7 +41,7 @@ class StorageAccess:
     hosts: frozenset[str] | None = None
     """Only public addresses and these hosts; None: any."""
     folder: str = ""
-    """Of file://: nothing outside it is read; empty: any."""
+    """Of file://, or of pvc:// below the mounts: nothing outside it is read; empty: any."""
     google: str = field(default="", repr=False)
     """A file of Google's credentials."""
     credentials: str = ""
@@ -85,8 +85,14 @@ def _pool_access(
         named = frozenset({host_of(prefix)} if prefix != EVERY else ()) - {""}
         hosts = operator_hosts(environment) | named
         return StorageAccess(environment, is_pool=True, hosts=hosts)
-    folder = unquote(urlsplit(prefix).path) if scheme == "file" and prefix != EVERY else ""
-    return StorageAccess(environment, is_pool=True, folder=folder)
+    return StorageAccess(environment, is_pool=True, folder=_granted_folder(scheme, prefix))
+
+
+def _granted_folder(scheme: str, prefix: str) -> str:
+    if scheme not in {"file", "pvc"} or prefix == EVERY:
+        return ""
+    parts = urlsplit(prefix)
+    return parts.netloc + unquote(parts.path)
 
 
 def _model_access(

@@ -94,17 +94,18 @@ class FileStorage(FolderStorage):
 class ClaimStorage(FolderStorage):
     """A model at a `pvc://` URI, with its claim mounted at `mounts/claim`."""
 
-    def __init__(self, uri: str, mounts: Path) -> None:
+    def __init__(self, uri: str, mounts: Path, bounds: Path | None = None) -> None:
+        """`bounds`: nothing outside this folder is read, also by links; None: the claim's."""
         parts = urlsplit(uri)
         claim, path = parts.netloc, unquote(parts.path).strip("/")
         if not claim or claim in {".", ".."}:
             raise StorageFailed(f"storage URI {uri!r} must be pvc://claim/path")
-        bounds = mounts / claim
-        if not bounds.is_dir():
+        mount = mounts / claim
+        if not mount.is_dir():
             raise StorageFailed(
-                f"{uri}: the claim {claim!r} is not mounted at {bounds}; mount it into the pods"
+                f"{uri}: the claim {claim!r} is not mounted at {mount}; mount it into the pods"
             )
-        super().__init__(uri, bounds / path, bounds=bounds)
+        super().__init__(uri, mount / path, bounds=bounds or mount)
 
 
 def folder_bytes(folder: Path) -> int:

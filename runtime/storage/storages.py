@@ -93,7 +93,8 @@ class Storages:
             case "file":
                 return FileStorage(uri, Path(access.folder) if access.folder else None)
             case "pvc":
-                return ClaimStorage(uri, self._options.claim_mounts)
+                mounts = self._options.claim_mounts
+                return ClaimStorage(uri, mounts, mounts / access.folder if access.folder else None)
             case _ if scheme in LIBRARY_SCHEMES:
                 return LibraryStorage(uri, staging, access, max_bytes=self._max_bytes(spec))
             case _:

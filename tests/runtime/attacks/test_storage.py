@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import json
 import os
 import shutil
 import socket
-import threading
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -33,55 +30,15 @@ from runtime.storage.s3_options import options_without_pool
 from runtime.storage.storages import StorageOptions, Storages
 from runtime.tiers.disk_cache import DiskCache
 from runtime.tiers.generation_folder import cache_name
+from tests.runtime.attacks.recording_web import web
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 needs_kserve_storage = pytest.mark.skipif(
     importlib.util.find_spec("kserve_storage") is None, reason="kserve-storage is not installed"
 )
 POOLS_KEY, POOLS_SECRET = "AKIAPOOL", "pool-secret"
-
-
-class Web:
-    """A server on a private address that records who asked for what."""
-
-    def __init__(self, host: str, redirect: str = "") -> None:
-        self.requests: list[tuple[str, dict[str, str]]] = []
-        web = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                headers = {key.lower(): value for key, value in self.headers.items()}
-                web.requests.append((self.path, headers))
-                if redirect:
-                    self.send_response(302)
-                    self.send_header("location", redirect)
-                else:
-                    self.send_response(403)
-                self.send_header("content-length", "0")
-                self.end_headers()
-
-            def log_message(self, *_: object) -> None:
-                """Keep the tests' output quiet."""
-
-        self.server = ThreadingHTTPServer((host, 0), Handler)
-        self.port = int(self.server.server_address[1])
-        self.url = f"http://{host}:{self.port}"
-
-
-@contextlib.contextmanager
-def web(host: str = "127.0.0.1", redirect: str = "") -> Iterator[Web]:
-    made = Web(host, redirect)
-    thread = threading.Thread(target=made.server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    try:
-        yield made
-    finally:
-        made.server.shutdown()
-        thread.join()
-        made.server.server_close()
 
 
 def cache_of(folder: Path, *, prefixes: str = "", **environment: str) -> DiskCache:
@@ -145,6 +102,15 @@ def test_a_claim_is_read_by_granted_namespaces_only(tmp_path: Path) -> None:
     for namespace, uri in (("tenant", "pvc://claim/team/m"), ("team", "pvc://claim/other")):
         with pytest.raises(StorageFailed, match="may not read pvc://"):
             cache.fetch_assets(model(uri, namespace))
+
+
+def test_a_link_does_not_lead_out_of_the_granted_folder_of_a_claim(tmp_path: Path) -> None:
+    cache = cache_of(tmp_path, prefixes="tenant=pvc://claim/tenant")
+    put_model(tmp_path / "pvc" / "claim" / "team" / "m")
+    (tmp_path / "pvc" / "claim" / "tenant").mkdir()
+    (tmp_path / "pvc" / "claim" / "tenant" / "m").symlink_to("../team/m")
+    with pytest.raises(ModelInvalid, match="leads out"):
+        cache.fetch_assets(model("pvc://claim/tenant/m"))
 
 
 def test_a_withdrawn_grant_ends_the_use_of_cached_files(tmp_path: Path) -> None:
