@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from registry.domain.model import ModelName, ModelSpec, name_of_key
 from registry.domain.reservation import ANY_COPIES
 from runtime.errors import RuntimePackageError, StorageFailed
+from runtime.model_series import drop_series
 from runtime.threads import in_thread
 
 if TYPE_CHECKING:
@@ -49,6 +50,9 @@ class ModelSync:
         self._seen_models_version = -1
         self._absent_since_s: dict[str, float] = {}
         self._attempted_s: dict[str, float] = {}
+        self._named: set[ModelName] = set()
+        """Models that are declared, or were and may have series of metrics."""
+        self._unnamed_since_s: dict[ModelName, float] = {}
         self._watch.subscribe(self._on_change)
 
     def _on_change(self) -> None:
@@ -76,11 +80,12 @@ class ModelSync:
                     self._placed_retry_s = now_s + RETRY_INTERVAL_S
                     tasks.create_task(self._preload(placed, ANY_COPIES))
                 await self._remove_withdrawn()
+                self._drop_series()
                 await self._wait()
 
     async def _wait(self) -> None:
         """Wait for a change, or for the next attempt or removal."""
-        is_due = bool(self._absent_since_s) or bool(self._attempted_s)
+        is_due = bool(self._absent_since_s or self._attempted_s or self._unnamed_since_s)
         is_due = is_due or self._absent_placed_model() is not None
         pause_s = min(self._retire_grace_s, RETRY_INTERVAL_S) if is_due else None
         with suppress(TimeoutError):
@@ -155,3 +160,14 @@ class ModelSync:
         self._loading.processors.forget(key)
         self._loading.agent.report_tier(key)
         logger.info("model withdrawn", extra={"key": key})
+
+    def _drop_series(self) -> None:
+        """Drop metrics of deleted models, once the requests under way have ended, too."""
+        declared, now_s = self._watch.state.models.keys(), time.monotonic()
+        self._named |= declared
+        for name in self._named - declared:
+            if now_s - self._unnamed_since_s.setdefault(name, now_s) >= self._retire_grace_s:
+                drop_series(name)
+                self._named.remove(name)
+        for name in self._unnamed_since_s.keys() - (self._named - declared):
+            del self._unnamed_since_s[name]

@@ -6,10 +6,9 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from kserve.metrics import POST_HIST_TIME, PRE_HIST_TIME, PREDICT_HIST_TIME
-
 from registry.domain.pod import Stage
 from runtime.metrics import STAGE_SECONDS
+from runtime.model_series import KSERVE_HISTOGRAMS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,12 +17,6 @@ if TYPE_CHECKING:
     from runtime.registration.measurements import Measurements
     from runtime.wire.request_head import RequestHead
     from runtime.wire.v2 import EncodedBody
-
-KSERVE_HISTOGRAMS = {
-    Stage.PREPROCESS: PRE_HIST_TIME,
-    Stage.INFER: PREDICT_HIST_TIME,
-    Stage.POSTPROCESS: POST_HIST_TIME,
-}
 
 
 @dataclass(frozen=True, slots=True)

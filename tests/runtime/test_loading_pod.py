@@ -393,3 +393,22 @@ def test_withdrawn_model_leaves_with_its_files(cluster: Cluster, models: Path) -
     assert predict(pod.url, "m", "x").status_code == 404
     folder = pod.folder / "cache"
     servers.wait_until(lambda: all(path.name[0] == "." for path in folder.iterdir()), what="empty")
+
+
+def test_withdrawn_model_leaves_with_its_series_of_metrics(cluster: Cluster, models: Path) -> None:
+    for name in ("kept", "withdrawn"):
+        cluster.declare(name, models / "tiny-bert")
+    pod = cluster.pod()
+
+    def of_models() -> dict[str, int]:
+        """Number of series by model."""
+        text = httpx.get(f"{pod.url}/metrics", trust_env=False).text
+        lines = [line for line in text.splitlines() if 'model="' in line or 'model_name="' in line]
+        return {name: sum(name in line for line in lines) for name in ("kept", "withdrawn")}
+
+    for name in ("kept", "withdrawn"):
+        predict(pod.url, name, "x")
+    before = of_models()
+    assert before["withdrawn"] == before["kept"] > 50
+    cluster.withdraw("withdrawn")
+    servers.wait_until(lambda: of_models() == {**before, "withdrawn": 0}, what="series dropped")
