@@ -83,6 +83,28 @@ def read_examples(
     return LabelledExamples(found, labels.astype(np.int64), projection)
 
 
+def read_predictions(
+    path: Path, names: Sequence[str], *, classes: int
+) -> dict[str, NDArray[np.int64]]:
+    """What variants predict for the examples, of those that the file has: `predicted NAME`.
+
+    Raises InvalidExamples.
+    """
+    arrays = _arrays(path)
+    found = {name: arrays[f"predicted {name}"] for name in names if f"predicted {name}" in arrays}
+    rows = len(arrays[LABELS]) if LABELS in arrays else 0
+    problems = [
+        f"{path}: predicted {name} must be {rows} classes from 0 to {classes - 1}"
+        for name, values in found.items()
+        if values.shape != (rows,)
+        or values.dtype.kind not in "iu"
+        or not _are_labels(values.astype(np.int64), classes)
+    ]
+    if problems:
+        raise InvalidExamples(problems)
+    return {name: values.astype(np.int64) for name, values in found.items()}
+
+
 def _arrays(path: Path) -> dict[str, NDArray[np.generic]]:
     try:
         if path.suffix == ".npz":
@@ -121,6 +143,10 @@ def _input_problems(path: Path, name: str, values: NDArray[np.generic], rows: in
     flat = values.reshape(rows, -1).astype(np.float64)
     wrong = np.flatnonzero(~np.isfinite(flat).all(axis=1))
     return [f"{path}: {name} must be finite {_rows(wrong)}"] if len(wrong) else []
+
+
+def _are_labels(values: NDArray[np.int64], classes: int) -> bool:
+    return bool(((values >= 0) & (values < classes)).all())
 
 
 def _rows(rows: NDArray[np.int64]) -> str:

@@ -9,7 +9,7 @@ import json
 from typing import TYPE_CHECKING, Any, Final
 
 from pilotlight.errors import InvalidInput
-from registry.domain.application import AccuracyProfile
+from registry.domain.application import AccuracyProfile, parse_confusion
 
 if TYPE_CHECKING:
     from registry.domain.application import ApplicationSpec
@@ -89,13 +89,8 @@ def _parse(
             f"run `pilotlight profile {spec.name} --examples FILE`",
             None,
         )
-    rows, size = document.get("confusion"), len(spec.classes)
-    is_matrix = (
-        isinstance(rows, list)
-        and len(rows) == size
-        and all(isinstance(row, list) and len(row) == size for row in rows)
-        and all(type(count) is int and count >= 0 for row in rows for count in row)
-    )
-    if not is_matrix or not all(map(sum, rows)):
+    size = len(spec.classes)
+    confusion = parse_confusion(document.get("confusion"), size)
+    if confusion is None:
         return f"confusion must be {size} rows of {size} counts, with an example in each", None
-    return "", AccuracyProfile(model.key, spec.classes, tuple(map(tuple, rows)))
+    return "", AccuracyProfile(model.key, spec.classes, confusion)

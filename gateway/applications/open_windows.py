@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 MAX_REQUESTS: Final = 64
 """Of a window; planning takes some 10 ms for 24."""
+MAX_PLANS: Final = 8
+"""Of one request; then its variant's routing policy places it."""
 REPLAN_S: Final = 0.01
 """Least time between two plans for requests that found no slot."""
 _WINDOWS: Final = 0.2

@@ -6,9 +6,10 @@ plan says that the look answers, no pod is called.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from gateway.applications.application_request import ApplicationRequest
+from gateway.applications.open_windows import MAX_PLANS
 from gateway.applications.short_circuit import answer
 from gateway.dispatch.dispatcher import PlanRefused
 from gateway.dispatch.exchange import Exchange
@@ -30,9 +31,6 @@ if TYPE_CHECKING:
     from gateway.routing.route_request import IncomingRequest
     from gateway.sneakpeek.client import SneakPeekClient
     from registry.domain.application import ApplicationSpec, SelectionPolicy
-
-MAX_PLANS: Final = 8
-"""Of one request; then its variant's routing policy places it."""
 
 
 class ShortCircuit(Exception):

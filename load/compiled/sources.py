@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 VALUES: Final = frozenset({
-    "Accelerator", "ClusterPlan", "LoadFailure", "ModelPlan", "ModelPolicy", "ModelRecord",
+    "Accelerator", "ApplicationSpec", "ClusterPlan",
+    "InputTensor", "SneakPeekSpec", "LoadFailure", "ModelPlan", "ModelPolicy", "ModelRecord",
     "ModelSpec", "NodePlan", "PlacedPod", "PlacedReplica", "PlacementRecord", "PlannedModel",
     "PodInfo", "PodPlan", "Profile", "ProfilePoint", "QueueOptions", "ReservationRequest",
 })  # fmt: skip

@@ -37,7 +37,7 @@ class LabelledBodies:
 
     def body(self, arrival: TraceArrival) -> LabelledBody:
         examples = self._examples
-        at = random.Random(f"{self._seed}-{arrival.row}").randrange(len(examples.labels))
+        at = drawn_example(self._seed, arrival.row, len(examples.labels))
         inputs = [
             {
                 "name": name, "datatype": "FP32", "shape": [1, *values.shape[1:]],
@@ -46,6 +46,11 @@ class LabelledBodies:
             for name, values in examples.inputs.items()
         ]  # fmt: skip
         return LabelledBody(orjson.dumps({"inputs": inputs}), int(examples.labels[at]))
+
+
+def drawn_example(seed: int, row: int, count: int) -> int:
+    """Which of `count` examples the request in this row of a trace carries."""
+    return random.Random(f"{seed}-{row}").randrange(count)
 
 
 def read_rules_examples(rules: ExampleRules) -> LabelledExamples:

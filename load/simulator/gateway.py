@@ -9,9 +9,11 @@ import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gateway.applications.open_windows import MAX_PLANS
 from gateway.dispatch.lost_pods import LostPods
 from gateway.dispatch.passive_health import PassiveHealth
 from gateway.dispatch.placer import Placer
+from gateway.dispatch.planned_decision import planned_decision
 from gateway.dispatch.retries import FailedAttempts, NotExecuted, Retries
 from gateway.dispatch.scheduled_placer import ScheduledPlacer
 from gateway.routing.route_request import IncomingRequest
@@ -29,9 +31,11 @@ from registry.domain.reservation import Refusal
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from gateway.applications.application_request import Selection
     from gateway.dispatch.inference_rules import InferenceRule
     from gateway.errors import Rejected
     from gateway.routing.decision import SendTo
+    from load.simulator.applications import ApplicationArrival, SimulatedApplications
     from load.simulator.arrivals import Row
     from load.simulator.event_queue import EventQueue
     from load.simulator.registry.memory_registry import MemoryRegistry
@@ -78,6 +82,7 @@ class SimulatedGateway(PodListener):
         seed: int,
         queueing: QueueOptions | None = None,
         draws: Iterator[float] | None = None,
+        applications: SimulatedApplications | None = None,
     ) -> None:
         queueing = queueing or QueueOptions()
         self.open_total = 0
@@ -105,6 +110,11 @@ class SimulatedGateway(PodListener):
         self._lost_pods = LostPods(events.now)
         self._in_flight: dict[str, SimulatedRequest] = {}
         """Placed requests by id."""
+        self._applications = applications
+        self._asked: dict[str, ApplicationArrival] = {}
+        """Open requests to applications by id."""
+        if applications is not None:
+            applications.on_selected = self._on_selected
 
     def _new_placer(self, queueing: QueueOptions) -> Placer[SimulatedRequest]:
         events, state = self._events, self._state
@@ -133,7 +143,8 @@ class SimulatedGateway(PodListener):
         id_ = self._id_prefix + str(self._row)
         found = self._models.get((tenant, model))
         if found is None:
-            self._reject_unknown(id_, row)
+            if not self._arrive_at_application(id_, row):
+                self._reject_unknown(id_, row)
             return
         name, plan = found
         if self.on_arrival is not None:
@@ -162,6 +173,85 @@ class SimulatedGateway(PodListener):
             request, finished_s=now_s, status=404, reason="model-not-found",
             error=f"model {name} does not exist", deadline_s=deadline_s,
         )  # fmt: skip
+
+    # Applications
+
+    def _arrive_at_application(self, id_: str, row: Row) -> bool:
+        """False: there is no such application."""
+        now_s, tenant, name, input_size, output_size, deadline_s = row
+        plan = None if self._applications is None else self._applications.find(tenant, name)
+        if self._applications is None or plan is None:
+            return False
+        self._sequence += 1
+        self._retries.budget.earn()
+        asked = self._applications.arrival(
+            plan, id_, self._row, now_s, deadline_s, input_size=input_size,
+            output_size=output_size, draw=self._draw(), sequence=self._sequence,
+        )  # fmt: skip
+        self._asked[id_] = asked
+        if plan.spec.refuses_late:
+            self._events.at(asked.due_s, self._application_deadline_passed, asked)
+        self._join_window(asked)
+        return True
+
+    def _join_window(self, asked: ApplicationArrival) -> None:
+        assert self._applications is not None
+        error = self._applications.join(asked)
+        if error is not None:
+            self._finish(self._attempt(asked, None), 503, error, "not-ready")
+
+    def _on_selected(self, asked: ApplicationArrival, selection: Selection) -> None:
+        """As the live gateway's `ApplicationCall`: plans are tried up to a limit."""
+        if asked.request.id not in self._asked:
+            return
+        request = self._attempt(asked, selection.variant)
+        request.policy = selection.policy
+        if selection.variant is None:
+            self._finish(request, 200, None, "short-circuit")
+            return
+        if asked.plans == 1 and self.on_arrival is not None:
+            self.on_arrival(selection.variant, self._events.now_s)
+        if selection.pod is None or asked.plans >= MAX_PLANS:
+            self.placer.place(request)
+            return
+        spec = self._state.models[selection.variant].serving
+        decision = planned_decision(spec, selection.pod, self._state)
+        if decision is None:
+            self._join_window(asked)
+            return
+        request.spec = spec
+        if self.placer.place_planned(request, decision):
+            request.is_pending = False
+            self.on_placed(request)
+        else:
+            request.end_work()
+            self._join_window(asked)
+
+    def _attempt(self, asked: ApplicationArrival, variant: ModelName | None) -> SimulatedRequest:
+        """A request for the variant; None: for none."""
+        at_s = asked.due_s if asked.plan.spec.refuses_late else None
+        name = variant or asked.plan.spec.name
+        found = self._models.get((name.namespace, name.name))
+        arrival = IncomingRequest(
+            asked.request.id, name, asked.request.arrival_s, asked.draw, asked.sequence, None,
+            at_s, asked.due_s,
+        )  # fmt: skip
+        plan = found[1] if found is not None else ModelPlan(ModelSpec(name, ""))
+        request = SimulatedRequest(arrival, plan, asked.input_size, asked.output_size)
+        request.failed = asked.failed
+        return request
+
+    def _application_deadline_passed(self, asked: ApplicationArrival) -> None:
+        """As `_deadline_passed`, also for requests that still wait for a plan."""
+        id_ = asked.request.id
+        if id_ not in self._asked:
+            return
+        request = self._in_flight.get(id_)
+        if request is not None:
+            self._release(request, is_cancelled=True)
+        else:
+            request = self._attempt(asked, None)
+        self._finish(request, 504, "the deadline passed before the pod responded", "deadline")
 
     # PlacementDriver
 
@@ -201,12 +291,17 @@ class SimulatedGateway(PodListener):
         request.end_work(is_cancelled=is_cancelled)
         self._in_flight.pop(id_, None)
         self._registry.pods.release(id_, request.entry.name, request.predict.name)
+        self._notify_change()
+
+    def _notify_change(self) -> None:
         self.placer.notify_change()
+        if self._applications is not None:
+            self._applications.notify_change()
 
     # PodListener
 
     def on_change(self) -> None:
-        self.placer.notify_change()
+        self._notify_change()
 
     def on_response(self, request: SimulatedRequest) -> None:
         self._release(request)
@@ -250,7 +345,11 @@ class SimulatedGateway(PodListener):
         if entry is not None and predict is not None:
             self._retries.record_failure(failed, reason, entry=entry, predict=predict)
         error = self._lost_too_many(request, reason) or self._retries.take_retry(failed, reason)
-        if error is None:
+        asked = self._asked.get(request.arrival.id) if self._asked else None
+        if error is None and asked is not None:
+            request.is_over, asked.failed = True, failed
+            self._join_window(asked)
+        elif error is None:
             self.placer.place(request.retry())
         else:
             self._finish(request, 503, error)
@@ -284,3 +383,6 @@ class SimulatedGateway(PodListener):
             request, finished_s=self._events.now_s, status=status, reason=reason or request.reason,
             error=error, deadline_s=None if due_s is None else due_s - arrival_s,
         )  # fmt: skip
+        asked = self._asked.pop(request.arrival.id, None) if self._asked else None
+        if asked is not None:
+            self._rows.set_answer(asked.answer(status, self._events.now_s))

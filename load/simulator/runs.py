@@ -135,7 +135,7 @@ def simulate_task(task: RunTask, is_stopping: Callable[[], bool]) -> RunOutcome 
         }  # fmt: skip
 
     try:
-        with _record_writer(task.output, document) as write:
+        with _record_writer(task.output, document, run.schema) as write:
             try:
                 for batch in run:
                     write(batch)
@@ -161,10 +161,10 @@ def _outcome(task: RunTask, found: Mapping[str, Any], error: LoadError | None) -
 
 @contextmanager
 def _record_writer(
-    output: Path | None, document: Callable[[], Mapping[str, Any]]
+    output: Path | None, document: Callable[[], Mapping[str, Any]], schema: pa.Schema
 ) -> Iterator[Callable[[pa.RecordBatch], object]]:
     if output is None:
         yield lambda _: None
         return
-    with parquet_writer(output, document) as write:
+    with parquet_writer(output, document, schema) as write:
         yield write

@@ -8,12 +8,15 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from autoscaler.planning.pool_view import CopyUse
+from load.simulator.applications import SimulatedApplications
 from load.simulator.gateway import SimulatedGateway
 from load.simulator.pods import interference
 from load.simulator.pods.node import SimulatedNode
 from load.simulator.pods.pod import SimulatedPod
 from load.simulator.pods.shared_gpu import SharedGpu
 from load.simulator.registry.memory_registry import MemoryRegistry
+from registry.domain.accelerator import AcceleratorKind
+from registry.domain.application import AccuracyProfile
 from registry.domain.model import ModelName, Tier
 from registry.domain.placement import PlacedPod, PlacedReplica, PlacementRecord
 from registry.domain.reservation import ANY_COPIES
@@ -54,9 +57,17 @@ class SimulatedCluster:
         self._rng = random.Random(f"{seed}:world")
         self._gpus: dict[tuple[str, str], SharedGpu] = {}
         """By node and name."""
+        self.applications = (
+            SimulatedApplications(
+                events, self.registry.state, plan.applications, seed, self.preload
+            )
+            if plan.applications
+            else None
+        )
         self.gateway = SimulatedGateway(
             events, self.registry, rows, summary, pods=self._pods, models=self._models,
             policy=policy, seed=seed, queueing=queueing, draws=draws,
+            applications=self.applications,
         )  # fmt: skip
         self._build()
 
@@ -137,6 +148,27 @@ class SimulatedCluster:
                 self._plan_life(self._new_pod(pod_plan, node))
         self._place_models()
         self._place_pods()
+        self._declare_applications()
+
+    def _declare_applications(self) -> None:
+        """With the accuracies and times that `pilotlight profile` would have measured."""
+        state = self.registry.state
+        estimates = state.measurements.at(AcceleratorKind())
+        for each in self._plan.applications:
+            spec = each.spec
+            state.applications[spec.name] = spec
+            for variant, confusion in each.confusions.items():
+                name = ModelName(spec.name.namespace, variant)
+                key = state.models[name].serving.key
+                state.accuracies[name] = AccuracyProfile(key, spec.classes, confusion)
+                model = self._models[name]
+                for measure, seconds in (
+                    ("infer", model.infer_s(1)),
+                    ("preprocess", model.preprocess_s),
+                    ("postprocess", model.postprocess_s),
+                ):
+                    estimates.add(key, measure, (seconds,))
+        state.models_version += 1
 
     def _place_models(self) -> None:
         """Put models on their tiers, first those on devices: a full disk evicts their copies."""

@@ -91,7 +91,7 @@ class Simulation:
         self.summary = Summary()
         self.events = EventQueue()
         self._trace = trace
-        self._records = RecordBuffer()
+        self._records = RecordBuffer(has_answers=bool(cluster.applications))
         self._autoscaler = autoscaler
         self._plans_first = queueing is not None and queueing.plans_first
         self._ticked_s = -inf
@@ -100,6 +100,13 @@ class Simulation:
             policy=policy, seed=seed, queueing=queueing, draws=draws,
         )  # fmt: skip
         self.registry = self._cluster.registry
+        self.applications = self._cluster.applications
+        """None: the cluster has none."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Of the record batches."""
+        return self._records.schema
 
     def set_measured_times(self, times_s: Mapping[str, Mapping[str, float]]) -> None:
         """Add times by model key and measure to the registry's estimates, as pods report them."""

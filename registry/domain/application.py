@@ -131,6 +131,20 @@ def decode_application(text: str) -> ApplicationSpec:
     )
 
 
+def parse_confusion(rows: object, classes: int) -> tuple[tuple[int, ...], ...] | None:
+    """A confusion matrix: counts, with an example in each row; None: it is none."""
+    if not isinstance(rows, list | tuple) or len(rows) != classes:
+        return None
+    is_matrix = all(
+        isinstance(row, list | tuple)
+        and len(row) == classes
+        and all(type(count) is int and count >= 0 for count in row)
+        and any(row)
+        for row in rows
+    )
+    return tuple(map(tuple, rows)) if is_matrix else None
+
+
 def encode_accuracy(profile: AccuracyProfile) -> str:
     return orjson.dumps(profile).decode()
 

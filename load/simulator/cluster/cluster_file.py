@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from load.simulator.cluster.application_file import ApplicationSection, application_plans
 from load.simulator.cluster.budgets import ModelGroup, fit_problems
 from load.simulator.cluster.plan import ClusterPlan, ModelPlan, NodePlan, PodPlan
 from load.simulator.cluster.values import duration, per_token, rate, size, start
@@ -128,6 +129,13 @@ class _Pair(_Section):
     factor: Annotated[float, Field(ge=1, le=1000)]
 
 
+class _Application(_Section):
+    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]*(/[a-z0-9][a-z0-9-]*)?$")]
+    spec: dict[str, Any]
+    profile: str | dict[str, list[list[int]]]
+    examples: str | None = None
+
+
 class _Network(_Section):
     gateway_hop: Duration = 0.0002
     pod_hop: Duration = 0.002
@@ -141,6 +149,7 @@ class _Cluster(_Section):
     heartbeat: Annotated[Duration, Field(gt=0)] = 1.0
     interference: Literal["none", "overlap", "table"] = "none"
     pairs: list[_Pair] = []
+    applications: list[_Application] = []
     jitter: Annotated[float, Field(ge=0, le=2)] = 0.0
 
     @model_validator(mode="after")
@@ -183,6 +192,8 @@ def cluster_of(document: Any, *, source: str) -> ClusterPlan:
         groups.append(ModelGroup(field, group.count, group.size, memory, _at(group)))
     problems += [*fit_problems(nodes, groups), *_duplicate_names(nodes, models)]
     problems += _unknown_models(nodes, models)
+    sections = [ApplicationSection(**each.model_dump()) for each in read.applications]
+    applications = application_plans(sections, models, problems)
     if problems:
         raise InvalidCluster([f"{source}: {problem}" for problem in problems])
     return ClusterPlan(
@@ -194,6 +205,7 @@ def cluster_of(document: Any, *, source: str) -> ClusterPlan:
         heartbeat_s=read.heartbeat,
         interference=read.interference,
         pairs=tuple((each.model, each.beside, each.factor) for each in read.pairs),
+        applications=applications,
         jitter=read.jitter,
     )
 

@@ -15,6 +15,7 @@ from registry.domain.slots import default_slots
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from load.simulator.cluster.application_plan import ApplicationPlan
     from registry.domain.model import ModelSpec, Tier
     from registry.domain.profile import ProfilePoint
 
@@ -138,5 +139,6 @@ class ClusterPlan:
     """How pods of one GPU slow each other down: `none`, `overlap` or `table`."""
     pairs: tuple[tuple[str, str, float], ...] = ()
     """Measured: model, neighbour, slowdown."""
+    applications: tuple[ApplicationPlan, ...] = ()
     jitter: float = 0.0
     """Standard deviation of the logarithm of inference times; 0: none."""

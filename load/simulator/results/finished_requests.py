@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from gateway.routing.decision import Reason
     from load.simulator.pods.simulated_request import SimulatedRequest
+    from load.simulator.results.answer import Answer
     from registry.domain.application import SelectionPolicy
     from registry.domain.model import ModelName, RoutingPolicy
 
@@ -43,9 +44,16 @@ class FinishedRequests:
         self.output_size: list[int] = []
         self.deadline_s: list[float | None] = []
         """Counted from the arrival."""
+        self.answers: dict[int, Answer] = {}
+        """Of requests to applications, by place in the columns."""
 
     def __len__(self) -> int:
         return len(self.request_id)
+
+    def set_answer(self, answer: Answer) -> None:
+        """Of the request that was added last, which was to an application."""
+        self.model[-1] = answer.application
+        self.answers[len(self.model) - 1] = answer
 
     def add(
         self,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from load.schema import RECORD_SCHEMA
+from load.schema import ANSWER_SCHEMA, RECORD_SCHEMA
 from load.simulator.results.finished_requests import FinishedRequests
 
 if TYPE_CHECKING:
@@ -23,18 +23,22 @@ if TYPE_CHECKING:
 class RecordBuffer:
     """Finished requests until they are taken as a batch."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_answers: bool = False) -> None:
+        """`has_answers`: there are applications, the records have the columns of their answers."""
         self.rows = FinishedRequests()
+        self.schema = ANSWER_SCHEMA if has_answers else RECORD_SCHEMA
 
     def take(self) -> pa.RecordBatch:
         """All requests since the last call."""
         rows, derived = self.rows, _derived(self.rows)
+        if self.schema is ANSWER_SCHEMA:
+            derived |= _answers(rows)
         arrays = [
             _array(derived[name] if name in derived else getattr(rows, name), type_)
-            for name, type_ in zip(RECORD_SCHEMA.names, RECORD_SCHEMA.types, strict=True)
+            for name, type_ in zip(self.schema.names, self.schema.types, strict=True)
         ]
         rows.clear()
-        return pa.RecordBatch.from_arrays(arrays, schema=RECORD_SCHEMA)
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
 
 def _derived(rows: FinishedRequests) -> dict[str, Any]:
@@ -60,6 +64,15 @@ def _derived(rows: FinishedRequests) -> dict[str, Any]:
         "infer_ms": 1e3 * infer_s,
         "postprocess_ms": 1e3 * postprocess_s,
         "network_ms": 1e3 * np.maximum(network_s, 0.0),
+    }
+
+
+def _answers(rows: FinishedRequests) -> dict[str, Any]:
+    """The columns that `ANSWER_SCHEMA` adds."""
+    found = [rows.answers.get(at) for at in range(len(rows))]
+    return {
+        name: [None if each is None else getattr(each, name) for each in found]
+        for name in ANSWER_SCHEMA.names[len(RECORD_SCHEMA) :]
     }
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def parquet_writer(
-    path: Path, metadata: Callable[[], Mapping[str, Any]]
+    path: Path, metadata: Callable[[], Mapping[str, Any]], schema: pa.Schema = RECORD_SCHEMA
 ) -> Iterator[Callable[[pa.RecordBatch], None]]:
     """Yields a function that writes a record batch; writes the run's metadata at the end.
 
@@ -34,7 +34,7 @@ def parquet_writer(
     """
     try:
         with _unfinished(path) as file:
-            with pq.ParquetWriter(file, RECORD_SCHEMA) as writer:
+            with pq.ParquetWriter(file, schema) as writer:
                 yield writer.write_batch
                 text = json.dumps({"kind": "simulated", **metadata()})
                 writer.add_key_value_metadata({METADATA_KEY: text.encode()})

@@ -27,7 +27,8 @@ def simulate(
         str,
         typer.Option(
             metavar="P[,P…]",
-            help="Routing policies, one run each; own: the policy that each model names.",
+            help="Routing policies, or selection policies of applications, one run each; own: the "
+            "policy that each model and application names.",
         ),
     ] = "own",
     sweep: Annotated[

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from math import isfinite
 from typing import TYPE_CHECKING, Any, Final
@@ -17,6 +17,7 @@ from load.simulator.errors import InvalidCluster
 from load.simulator.runs import RunTask
 from load.trace_spec.trace_spec import open_trace
 from pilotlight.errors import InvalidInput
+from registry.domain.application import SelectionPolicy
 from registry.domain.model import RoutingPolicy
 
 if TYPE_CHECKING:
@@ -94,8 +95,8 @@ def run_tasks(plan: SimulationPlan) -> list[RunTask]:
                 "seed": plan.seed,
                 **each.setting,
             },
-            cluster=each.cluster,
-            policy=policy,
+            cluster=_under(policy, each.cluster),
+            policy=None if isinstance(policy, SelectionPolicy) else policy,
             trace=plan.trace,
             seed=plan.seed,
             output=None if folder is None else folder / f"{name}.parquet",
@@ -132,18 +133,33 @@ def _as_json(value: Any) -> Any:
     return json.loads(json.dumps(value, default=str))
 
 
-def _policy(name: str) -> RoutingPolicy | None:
+def _policy(name: str) -> RoutingPolicy | SelectionPolicy | None:
     if name == _OWN:
         return None
+    if name in tuple(SelectionPolicy):
+        return SelectionPolicy(name)
     try:
         return RoutingPolicy(name)
     except ValueError:
-        raise InvalidInput(
-            [f"--policy must be among {', '.join(RoutingPolicy)} and {_OWN}, was {name!r}"]
-        ) from None
+        allowed = ", ".join([*RoutingPolicy, *SelectionPolicy])
+        raise InvalidInput([f"--policy must be among {allowed} and {_OWN}, was {name!r}"]) from None
 
 
-def _policy_name(policy: RoutingPolicy | None) -> str:
+def _under(policy: RoutingPolicy | SelectionPolicy | None, cluster: ClusterPlan) -> ClusterPlan:
+    """The cluster whose applications have the policy, if it is one of theirs."""
+    if not isinstance(policy, SelectionPolicy):
+        return cluster
+    if not cluster.applications:
+        raise InvalidInput([f"--policy {policy} is for applications; the cluster file has none"])
+    return replace(
+        cluster,
+        applications=tuple(
+            replace(each, spec=replace(each.spec, policy=policy)) for each in cluster.applications
+        ),
+    )
+
+
+def _policy_name(policy: RoutingPolicy | SelectionPolicy | None) -> str:
     return _OWN if policy is None else policy.value
 
 

@@ -50,7 +50,9 @@ def require_models(
 
 
 def _declared(task: RunTask) -> frozenset[str]:
-    return frozenset(str(plan.spec.name) for plan in task.cluster.models)
+    cluster = task.cluster
+    models = {str(plan.spec.name) for plan in cluster.models}
+    return frozenset(models | {str(plan.spec.name) for plan in cluster.applications})
 
 
 def _problem(trace: str, cluster: str, error: UndeclaredModels) -> str:

@@ -156,6 +156,13 @@ class Live:
 
 @contextmanager
 def live(folder: Path, times: Times, policies: Mapping[str, RoutingPolicy]) -> Iterator[Live]:
+    """A platform with a new gateway, and its pods."""
+    with live_gateway(folder) as harness:
+        yield Live(harness, times, policies)
+
+
+@contextmanager
+def live_gateway(folder: Path) -> Iterator[GatewayHarness]:
     """A platform with a new gateway."""
     with ExitStack() as stack:
         redis = stack.enter_context(servers.redis_server(folder / "redis"))
@@ -166,4 +173,4 @@ def live(folder: Path, times: Times, policies: Mapping[str, RoutingPolicy]) -> I
         )
         harness = GatewayHarness(redis.url, pool, gateway, client, stack)
         stack.callback(harness.threads.shutdown)
-        yield Live(harness, times, policies)
+        yield harness

@@ -1,0 +1,166 @@
+"""Requests to applications in virtual time: the gateway's windows, with examples that are known.
+
+An example's evidence and every variant's prediction for it were computed before the run. Planning
+and looking take no virtual time.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from gateway.applications.application_request import ApplicationRequest
+from gateway.applications.open_windows import OpenWindows, PendingSelection
+from gateway.applications.planning import plan_or_none
+from gateway.errors import NotReady
+from gateway.selection.class_posterior import class_probabilities
+from gateway.selection.utility import penalty_of_one
+from gateway.selection.window import SHORT_CIRCUIT
+from gateway.sneakpeek.client import LookOutcome, LookResult
+from gateway.sneakpeek.frames import Seen
+from load.generator.labelled_bodies import drawn_example
+from load.simulator.results.answer import Answer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from gateway.applications.application_request import Selection
+    from gateway.applications.live_window import PlannedApplication
+    from gateway.dispatch.retries import FailedAttempts
+    from gateway.selection.window import Assignment, SelectionPlan, Window
+    from load.simulator.cluster.application_plan import ApplicationPlan
+    from load.simulator.event_queue import EventQueue
+    from registry.domain.application import SelectionPolicy
+    from registry.domain.cluster import ClusterState
+    from registry.domain.model import ModelName
+
+_UNSEEN: Final = LookResult(LookOutcome.UNAVAILABLE)
+
+
+class ApplicationArrival:
+    """One request to an application, with all its plans and attempts; mutable."""
+
+    __slots__ = (
+        "draw", "example", "failed", "input_size", "output_size", "plan", "plans", "request",
+        "selection", "sequence",
+    )  # fmt: skip
+
+    def __init__(
+        self, plan: ApplicationPlan, request: ApplicationRequest, example: int,
+        *, input_size: int, output_size: int, draw: float, sequence: int,
+    ) -> None:  # fmt: skip
+        self.plan = plan
+        self.request = request
+        self.example = example
+        self.input_size = input_size
+        self.output_size = output_size
+        self.draw = draw
+        self.sequence = sequence
+        self.plans = 0
+        self.selection: Selection | None = None
+        self.failed: FailedAttempts | None = None
+
+    @property
+    def due_s(self) -> float:
+        return self.request.arrival_s + self.request.deadline_s
+
+    def answer(self, status: int, finished_s: float) -> Answer:
+        """What the response is worth; a wrong one, and a failure, nothing."""
+        selection, examples = self.selection, self.plan.examples
+        variant = None if selection is None else selection.assignment.variant
+        expected = None if selection is None else selection.assignment.utility
+        name = self.plan.spec.name
+        if examples is None:
+            return Answer(name, variant, None, None, expected, None)
+        label = examples.labels[self.example]
+        prediction = self._prediction(variant, selection) if status == 200 else None
+        request = self.request
+        late = penalty_of_one(
+            self.plan.spec.penalty, request.deadline_s, finished_s - request.arrival_s
+        )
+        utility = (1.0 - late) if prediction == label else 0.0
+        return Answer(name, variant, label, prediction, expected, utility)
+
+    def _prediction(self, variant: str | None, selection: Selection | None) -> int | None:
+        examples = self.plan.examples
+        if examples is None or variant is None or selection is None:
+            return None
+        if variant == SHORT_CIRCUIT:
+            theta = class_probabilities(selection.alpha, examples.evidence[self.example])
+            return int(theta.argmax())
+        predicted = examples.predicted.get(variant)
+        return None if predicted is None else predicted[self.example]
+
+
+class SimulatedApplications:
+    """The open windows of the simulated gateway."""
+
+    def __init__(
+        self, events: EventQueue, state: ClusterState, plans: Sequence[ApplicationPlan], seed: int,
+        load: Callable[[ModelName, str], object],
+    ) -> None:  # fmt: skip
+        """`load` a variant at a pod in the background."""
+        self.on_selected: Callable[[ApplicationArrival, Selection], object] = lambda *_: None
+        self.windows: list[tuple[Window, SelectionPlan | None]] | None = None
+        """What was planned, if it is to be kept."""
+        self._by_name = {(plan.spec.name.namespace, plan.spec.name.name): plan for plan in plans}
+        self._seed = seed
+        self._load = load
+        self._windows = OpenWindows(state, self, events, events.now)
+        self.notify_change = self._windows.notify_change
+
+    def find(self, tenant: str, name: str) -> ApplicationPlan | None:
+        return self._by_name.get((tenant, name))
+
+    def arrival(
+        self, plan: ApplicationPlan, id_: str, row: int, now_s: float, deadline_s: float | None,
+        *, input_size: int, output_size: int, draw: float, sequence: int,
+    ) -> ApplicationArrival:  # fmt: skip
+        """A request with the example that a live run would send in this row of the trace."""
+        examples, look, example = plan.examples, _UNSEEN, 0
+        if examples is not None:
+            example = drawn_example(self._seed, row, len(examples.labels))
+            if examples.evidence:
+                seen = Seen(row, (examples.evidence[example],), is_answerable=True)
+                look = LookResult(LookOutcome.SEEN, seen, plan.look_accuracy)
+        spec = plan.spec
+        request = ApplicationRequest(
+            id_, spec, now_s, deadline_s or spec.deadline_s, spec.policy, look
+        )
+        return ApplicationArrival(
+            plan, request, example, input_size=input_size, output_size=output_size, draw=draw,
+            sequence=sequence,
+        )  # fmt: skip
+
+    def join(self, arrival: ApplicationArrival) -> str | None:
+        """Let it wait for a plan, as `on_selected` reports; or why it cannot be served."""
+
+        def selected(selection: Selection) -> None:
+            arrival.selection = selection
+            arrival.plans += 1
+            self.on_selected(arrival, selection)
+
+        try:
+            self._windows.join(PendingSelection(arrival.request, selected))
+        except NotReady as error:
+            return str(error)
+        return None
+
+    # WindowDriver
+
+    def plan(
+        self, policy: SelectionPolicy, window: Window,
+        then: Callable[[SelectionPlan | None], object],
+    ) -> None:  # fmt: skip
+        plan = plan_or_none(policy, window)
+        if self.windows is not None:
+            self.windows.append((window, plan))
+        then(plan)
+
+    def explain(
+        self, request: ApplicationRequest, planned: PlannedApplication, assignment: Assignment,
+        window: Window,
+    ) -> None:  # fmt: skip
+        """A simulation keeps no explanations."""
+
+    def load(self, variant: ModelName, pod: str) -> object:
+        return self._load(variant, pod)

@@ -1,0 +1,131 @@
+"""One trace of an application's requests, live and simulated: same windows, same plans."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from load.simulator.simulation import Simulation
+from registry.domain.application import (
+    AccuracyProfile,
+    ApplicationSpec,
+    SelectionPolicy,
+)
+from registry.domain.model import ModelName
+from registry.domain.pod import PodReport, Samples
+from tests.load.simulator.parity import live_gateway
+from tests.load.simulator.small_cluster import cluster, records
+from tests.load.simulator.traces import trace
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+    from pathlib import Path
+
+    import httpx
+
+    from gateway.selection.window import SelectionPlan, Window
+    from registry.redis.client import Registry
+    from tests.gateway.gateway_harness import GatewayHarness
+
+CONFUSIONS = {"app-fast": ((6, 4), (4, 6)), "app-slow": ((9, 1), (1, 9))}
+INFER_S = {"app-fast": 0.01, "app-slow": 0.2}
+WINDOW_S = 0.4
+ARRIVALS = (
+    (0.0, 3.0), (0.05, 0.45), (0.1, 1.2), (0.15, 3.0),
+    (1.5, 0.5), (1.55, 3.0), (1.6, 0.42),
+)  # fmt: skip
+"""Time and deadline in seconds: two windows, each with requests that have time and others."""
+
+
+def _live(folder: Path) -> list[tuple[str, int]]:
+    """Variant, and requests in the window, of each request."""
+    with live_gateway(folder) as harness:
+        _declare(harness)
+        started_s, sent = time.monotonic(), []
+        for at, (at_s, deadline_s) in enumerate(ARRIVALS):
+            time.sleep(max(0.0, started_s + at_s - time.monotonic()))  # the trace's own pace
+            sent.append(harness.threads.submit(_ask, harness, at, deadline_s))
+        return [_planned(harness, each) for each in sent]
+
+
+def _declare(harness: GatewayHarness) -> None:
+    specs = [harness.declare(name, application="app") for name in CONFUSIONS]
+    harness.start_pods("n", slots=4, warm=tuple(specs))
+
+    async def profile(registry: Registry) -> None:
+        await registry.put_applications([
+            ApplicationSpec(
+                ModelName("default", "app"), ("no", "yes"), window_s=WINDOW_S,
+                is_window_fixed=True, policy=SelectionPolicy.LO_EDF,
+            )
+        ])  # fmt: skip
+        for spec in specs:
+            accuracy = AccuracyProfile(spec.key, ("no", "yes"), CONFUSIONS[spec.name.name])
+            assert await registry.put_accuracy(accuracy)
+        samples = tuple(
+            Samples(spec.key, measure, (seconds,) * 4)
+            for spec in specs
+            for measure, seconds in (
+                ("infer", INFER_S[spec.name.name]), ("preprocess", 0.001), ("postprocess", 0.001),
+            )
+        )  # fmt: skip
+        epoch = (await registry.cluster()).pods["n"].epoch
+        await registry.heartbeat("n", epoch, PodReport(samples=samples))
+
+    harness.run(profile)
+    harness.wait_synced()
+
+
+def _ask(harness: GatewayHarness, at: int, deadline_s: float) -> httpx.Response:
+    return harness.client.post(
+        f"{harness.gateway.url}/v1/models/app:predict",
+        content=b"{}",
+        headers={
+            "x-request-id": f"r{at}", "x-pilotlight-deadline-ms": f"{deadline_s * 1000:g}",
+        },
+    )  # fmt: skip
+
+
+def _planned(harness: GatewayHarness, sent: Future[httpx.Response]) -> tuple[str, int]:
+    response = sent.result()
+    assert response.status_code == 200, response.text
+    explained: dict[str, Any] = harness.explain(response.headers["x-request-id"])["selection"]
+    return response.headers["x-pilotlight-variant"], explained["requests_in_window"]
+
+
+def _simulated() -> list[tuple[str, int]]:
+    plan = cluster(
+        {"pods": [{"slots": 4}]},
+        *(
+            {
+                "name": name, "infer": {1: f"{INFER_S[name]}s"}, "preprocess": "1ms",
+                "postprocess": "1ms", "assets": "0s", "size": "1MB", "batching": False,
+                "annotations": {"application": "app"}, "at": {"n": "device"},
+            }
+            for name in CONFUSIONS
+        ),
+        applications=[
+            {
+                "name": "app",
+                "spec": {
+                    "classes": ["no", "yes"], "policy": "lo-edf",
+                    "window": {"length": f"{WINDOW_S}s", "fixed": True},
+                },
+                "profile": {name: list(map(list, rows)) for name, rows in CONFUSIONS.items()},
+            }
+        ],
+    )  # fmt: skip
+    rows = [(at_s, "app") for at_s, _ in ARRIVALS]
+    run = Simulation(plan, trace(rows, deadline_s=[deadline_s for _, deadline_s in ARRIVALS]))
+    assert run.applications is not None
+    windows: list[tuple[Window, SelectionPlan | None]] = []
+    run.applications.windows = windows
+    variants = [each["variant"] for each in records(run)]
+    sizes = [len(window.requests) for window, _ in windows for _ in window.requests]
+    return list(zip(variants, sizes, strict=True))
+
+
+def test_live_and_simulated_windows_and_plans_are_the_same(tmp_path: Path) -> None:
+    simulated = _simulated()
+    assert len({variant for variant, _ in simulated}) == 2
+    assert _live(tmp_path) == simulated
