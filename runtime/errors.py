@@ -168,7 +168,7 @@ class ModelInUse(RuntimePackageError):
 class LoadRefused(RuntimePackageError):
     """The registry did not grant the claim for the load, or revoked it."""
 
-    refusal = "load-failed"
+    refusal = "load-refused"
     retry_after_s = 1.0
 
 

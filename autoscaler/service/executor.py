@@ -122,6 +122,9 @@ class ActionExecutor:
             key = action.pod if refused.is_pod_unavailable else record.id
             pause_s = self.backoff.failed(key, self._now_s())
             fields |= {"error": str(refused), "pause_s": f"{pause_s:g}"}
+            if refused.is_claim_refused:
+                logger.info("%s not needed", record.verb, extra=fields)
+                return replace(record, outcome=ActionOutcome.REFUSED, error=str(refused))
             logger.warning("%s failed", record.verb, extra=fields)
             return replace(record, outcome=ActionOutcome.FAILED, error=str(refused))
         self.backoff.succeeded(action.pod)

@@ -14,15 +14,18 @@ if TYPE_CHECKING:
 
 _CONNECT_TIMEOUT_S = 2.0
 _MAX_ERROR_CHARACTERS = 300
+UNREACHABLE = "unreachable"
 
 
 class PodRefused(Exception):
     """The pod did not carry out the request; the text says why."""
 
-    def __init__(self, text: str, *, is_pod_unavailable: bool) -> None:
+    def __init__(self, text: str, *, cause: str) -> None:
         super().__init__(text)
-        self.is_pod_unavailable = is_pod_unavailable
+        self.is_pod_unavailable = cause in {UNREACHABLE, "draining"}
         """True if requests for other models fail, too: the pod drains or is unreachable."""
+        self.is_claim_refused = cause == "load-refused"
+        """True if the registry refused the load: another pod loads the model, or has it."""
 
 
 class PodClient:
@@ -58,10 +61,10 @@ class PodClient:
             response = await self._client.post(url, json=document, headers=self._secret.headers)
         except httpx.HTTPError as error:
             raise PodRefused(
-                f"no response from the pod at {address}: {error!r}", is_pod_unavailable=True
+                f"no response from the pod at {address}: {error!r}", cause=UNREACHABLE
             ) from error
         if response.is_success:
             return
-        is_draining = response.headers.get("x-pilotlight-not-executed") == "draining"
+        cause = response.headers.get("x-pilotlight-not-executed", "")
         text = f"{response.status_code}: {response.text[:_MAX_ERROR_CHARACTERS]}"
-        raise PodRefused(text, is_pod_unavailable=is_draining)
+        raise PodRefused(text, cause=cause)

@@ -48,6 +48,8 @@ class ActionOutcome(StrEnum):
     BEGUN = "begun"
     DONE = "done"
     FAILED = "failed"
+    REFUSED = "refused"
+    """The load's claim was refused: another pod loads the model, or has it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,8 @@ def is_storage_uri(uri: str) -> bool:
         "\\" in uri or not uri.isprintable()
     ):  # urlsplit drops line ends and tabs; others read \\ as /
         return False
-    if any(segment in ("..", ".") for segment in unquote(parts.path).split("/")):
+    path = unquote(parts.path)
+    if not path.isprintable() or any(segment in ("..", ".") for segment in path.split("/")):
         return False
     if "@" in parts.netloc:  # credentials belong in Secrets
         return False

@@ -30,6 +30,8 @@ class FolderStorage:
     """A model in a folder of this machine; reads nothing outside `bounds`, if given."""
 
     def __init__(self, uri: str, folder: Path, *, bounds: Path | None = None) -> None:
+        if "\0" in str(folder):
+            raise StorageFailed(f"storage URI {uri!r} must not contain a zero byte")
         self._uri = uri
         self._folder = folder
         self._bounds = bounds.resolve() if bounds is not None else None

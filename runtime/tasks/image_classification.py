@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from PIL import Image
@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
 V1_SHAPE = "an object such as {'image_bytes': {'b64': '...'}}"
+MAX_SIDE: Final = 2048
+"""Of the network's input, which preprocessor_config.json names: twice the largest usual one."""
+MAX_INPUT_PIXELS: Final = 64_000_000
+"""Of a request's inputs to the network, which take 768 MB: 1,024 images of 224 x 224 are fewer."""
 
 
 class ImageClassification(LabelOutputs):
@@ -34,8 +38,9 @@ class ImageClassification(LabelOutputs):
             self._processor = ViTImageProcessorPil.from_pretrained(folder, local_files_only=True)
         except Exception as error:  # a missing or invalid preprocessor_config.json
             raise ModelInvalid(f"the model's image processor cannot be used: {error}") from error
-        size = self._processor.size
-        rule = TensorRule("FP32", trailing_shape=(3, size["height"], size["width"]))
+        height, width = _input_size(self._processor)
+        self._input_pixels = height * width
+        rule = TensorRule("FP32", trailing_shape=(3, height, width))
         self.batching = PaddedBatching({"pixel_values": rule}, required=("pixel_values",))
 
     def read_instances(self, instances: Sequence[Any]) -> list[EncodedImage]:
@@ -74,6 +79,11 @@ class ImageClassification(LabelOutputs):
 
     def preprocess(self, items: Sequence[EncodedImage | Image.Image]) -> tuple[Tensor, ...]:
         """Pixels, resized and normalised, of one image after the other."""
+        if len(items) * self._input_pixels > MAX_INPUT_PIXELS:
+            raise InvalidRequest(
+                f"up to {max(1, MAX_INPUT_PIXELS // self._input_pixels)} images of this model may"
+                f" be in one request, was {len(items)}"
+            )
         array = np.ascontiguousarray(np.stack([self._pixels(item) for item in items]), np.float32)
         return (numeric_tensor("pixel_values", array),)
 
@@ -89,3 +99,25 @@ class ImageClassification(LabelOutputs):
 
     def input_types(self) -> list[dict[str, Any]]:
         return [{"name": "image", "datatype": BYTES, "shape": [-1]}]
+
+
+def _input_size(processor: Any) -> tuple[int, int]:
+    """Height and width of the network's input. Raises ModelInvalid.
+
+    Checks what the processor crops or pads to as well: images are made as large before any check.
+    """
+    height, width = _side_lengths("size", processor.size)
+    for name in ("crop_size", "pad_size"):
+        if getattr(processor, name, None) is not None:
+            _side_lengths(name, getattr(processor, name))
+    return height, width
+
+
+def _side_lengths(name: str, size: Any) -> tuple[int, int]:
+    height, width = (getattr(size, side, None) for side in ("height", "width"))
+    if not all(type(each) is int and 1 <= each <= MAX_SIDE for each in (height, width)):
+        raise ModelInvalid(
+            f"{name} in preprocessor_config.json must have a height and a width of 1 to {MAX_SIDE}"
+            f" pixels, was {str(size)[:200]}"
+        )
+    return int(height or 0), int(width or 0)

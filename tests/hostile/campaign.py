@@ -42,8 +42,8 @@ BATCH: Final = 2_000
 _GRPC_FAULTS: Final = {"INTERNAL", "UNKNOWN", "DATA_LOSS"}
 _REASONS: Final = {
     "503": {
-        "slots", "draining", "device-full", "load-failed", "no-memory", "not-taken", "lost-pods",
-        "bodies-full", "not-ready", "no-pods", "queue-no-slot",
+        "slots", "draining", "device-full", "load-failed", "load-refused", "no-memory",
+        "not-taken", "lost-pods", "bodies-full", "not-ready", "no-pods", "queue-no-slot",
     },
     "504": {"deadline", "queue-timeout"},
 }  # fmt: skip

@@ -4,6 +4,7 @@ The tenant `red` has keys and a model; `blue` has a model, a request that can be
 that nobody else has. Each attempt is a channel, a mutation of the names in it and a credential, all
 drawn from a seed. The expected result: no request reaches a pod under a name of `blue`, and none of
 a path that only `blue` or the operator may use is answered with success, or names blue's model.
+gRPC calls go to a pod (`tenant_grpc.py`), storage URIs to a pod's disk cache (`tenant_storage.py`).
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ import httpx
 
 from tests import servers
 from tests.gateway.gateway_harness import GatewayHarness, PodProcess, exchange_bytes
+from tests.hostile.tenant_grpc import start_grpc
+from tests.hostile.tenant_storage import start_storage
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,6 +36,7 @@ SECRET: Final = "hidden"
 KEYS: Final = {"red": "red-key-red-key-red", "blue": "blue-key-blue-key-b", "_operator": "o" * 20}
 REQUEST_ID: Final = "request-of-blue"
 BATCH: Final = 100
+CHANNELS: Final = 8
 _TO_BLUE: Final = (
     "/serving/blue/hidden/v1/models/hidden:predict", "/serving/blue/hidden/v2/models/hidden/infer",
     "/serving/blue/hidden/openai/v1/completions", "/serving/blue/hidden/openai/v1/embeddings",
@@ -184,8 +188,18 @@ def run(count: int, seed: int) -> list[str]:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         harness, pods = _start(stack, folder)
+        pod = start_grpc(stack, folder / "grpc", harness.redis_url)
+        storage = start_storage(stack, folder / "storage")
         for begin in range(0, count, BATCH):
-            batch = [draw_attempt(draws) for _ in range(min(BATCH, count - begin))]
+            size = min(BATCH, count - begin)
+            of_each = size // CHANNELS
+            for _ in range(of_each):
+                uri, call = storage.draw(draws), pod.draw(draws)
+                outcomes = ("storage", *storage.attempt(uri)), ("grpc", *pod.attempt(call))
+                for drawn, (channel, outcome, problem) in zip((uri, call), outcomes, strict=True):
+                    statuses[f"{channel} {outcome}"] += 1
+                    problems += [f"{problem}: {drawn!r}"] if problem else []
+            batch = [draw_attempt(draws) for _ in range(size - 2 * of_each)]
             for attempt in batch:
                 response = exchange_bytes(harness.gateway.port, attempt.content, timeout_s=30)
                 statuses[f"{attempt.channel} {response[9:12].decode('latin-1')}"] += 1
@@ -195,6 +209,7 @@ def run(count: int, seed: int) -> list[str]:
                 problems.append(f"pods were asked for {foreign} by one of {batch}")
             if problems:
                 break
+        problems += [problem] if (problem := pod.end()) else []
         log = harness.gateway.log
         if "Traceback" in log or any(key in log for key in KEYS.values()):
             problems.append(f"the gateway's log has a traceback or a key: {log[-2000:]}")

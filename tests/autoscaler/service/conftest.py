@@ -59,6 +59,8 @@ class Pod:
     refuses: bool = False
     fails: set[str] = field(default_factory=set)
     """Models whose load always fails."""
+    refuses_claims: bool = False
+    """As where the registry refuses the claim of each load."""
     slots: int = 1
     memory_bytes: int = 10**9
     may_claim: asyncio.Event | None = None
@@ -116,6 +118,9 @@ class Pod:
         spec = model(ModelName.from_path_segment(segment).name)
         if self.refuses:
             return 503, "x-pilotlight-not-executed: draining\r\n"
+        if self.refuses_claims:
+            self.loads.append(spec.name.name)
+            return 503, "x-pilotlight-not-executed: load-refused\r\n"
         try:
             if verb == "unload":
                 self.unloads.append(spec.name.name)

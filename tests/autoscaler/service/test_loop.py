@@ -160,6 +160,22 @@ async def test_a_model_whose_load_fails_does_not_block_others(stage: Stage) -> N
     assert "503" in plans.last_by_model["default/a"].error
 
 
+async def test_a_refused_claim_is_no_failed_load(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    await stage.registry.put_models([model("a")])
+    (await stage.pod("pod-a")).refuses_claims = True
+    log = AutoscalerLog(stage.registry)
+    async with stage.autoscaler(load_everywhere("a")):
+
+        async def has_ended() -> bool:
+            last = (await log.records()).last_by_model.get("default/a")
+            return last is not None and last.outcome == ActionOutcome.REFUSED
+
+        await eventually(has_ended, timeout_s=LIMIT_S, what="the refused load recorded")
+    assert "load failed" not in caplog.text
+
+
 async def test_skips_a_pod_that_refuses(stage: Stage) -> None:
     await stage.registry.put_models([model("a")])
     refusing, other = await stage.pod("pod-a"), await stage.pod("pod-b")

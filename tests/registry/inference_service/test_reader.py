@@ -176,6 +176,7 @@ def test_a_mistake_is_reported_with_file_object_field_and_value(change: Change, 
     [None, 5, "", "t5", "gs://", "https:///m", "hf://org", "hf://org/", "hf://org/m/file", "pvc:///m",
      "https://user:secret@host/m", "ftp://host/m", "s3://", "s3://b", "s3://key@bucket/m",
      "s3://bucket/../m", "s3://bucket/m?x=1", "s3://bucket/m#x", "file://host/m", "file:m",
+     "file:///models/m%00",
      "file:///a/%2e%2e/etc", "file:///a/./b", "s3://buck\net/m", "s3://bucket/m\t", "s3://[bad/m"],
 )  # fmt: skip
 def test_refuses_unsupported_storage_uris(uri: object) -> None:
