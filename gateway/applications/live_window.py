@@ -15,7 +15,7 @@ from gateway.routing.latency_model import remaining_load
 from gateway.selection.accuracy import profiled_accuracy, recalls
 from gateway.selection.class_posterior import prior_weights
 from gateway.selection.window import VariantProfile, Window, WindowApplication, Worker
-from registry.domain.application_variants import named_variants
+from registry.domain.application_variants import accuracy_of, named_variants
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,10 +43,11 @@ def variants_of(application: ApplicationSpec, state: ClusterState) -> Variants:
     """The declared models that name the application, in the order of names."""
     usable, problems = [], []
     for spec, problem in named_variants(application, state):
-        if problem is not None:
+        accuracy = accuracy_of(spec, state)
+        if problem is not None or accuracy is None:
             problems.append(f"{spec.name.name}: {problem}")
             continue
-        confusion = state.accuracies[spec.name].confusion
+        confusion = accuracy.confusion
         profile = VariantProfile(
             spec.name.name, profiled_accuracy(confusion), tuple(recalls(confusion).tolist())
         )

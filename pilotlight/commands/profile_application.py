@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
+import httpx
 import numpy as np
 import orjson
 
 from gateway.selection.accuracy import profiled_accuracy
 from gateway.selection.sneakpeek_training import confusion_matrix, stratified_subset
 from load.labelled_examples import InvalidExamples, read_examples
+from pilotlight.commands.variant_costs import variant_costs
 from pilotlight.errors import InvalidInput, RequestFailed
 from registry.domain.application import AccuracyProfile
+from registry.domain.application_variants import metadata_problems
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,12 +25,14 @@ if TYPE_CHECKING:
     from pilotlight.commands.target import PlatformTarget
     from pilotlight.output import Output
     from registry.domain.application import ApplicationSpec
+    from registry.domain.cluster import ClusterState
     from registry.domain.model import ModelSpec
 
 _PARALLEL: Final = 4
 """Requests in flight. Each has one row, as an application's requests mostly have: the latencies
 that pods measure meanwhile are what plans use."""
 _OK: Final = 200
+_METADATA_TIMEOUT_S: Final = 60.0
 
 
 async def profile_application(
@@ -57,6 +63,7 @@ async def profile_application(
                 f"pilotlight.io/application: {spec.name.name}"
             ])  # fmt: skip
         for variant in variants:
+            await _check_metadata(target, state, spec, variant)
             output.note(f"profiling {variant.name} with {len(examples.labels)} examples")
             predicted = await _predictions(target, spec, variant, examples)
             confusion = confusion_matrix(examples.labels, predicted, len(spec.classes))
@@ -65,18 +72,55 @@ async def profile_application(
             )
             if not await registry.put_accuracy(profile):
                 raise RequestFailed(f"{variant.name} was changed or deleted meanwhile")
-            rows.append((str(variant.name), profiled_accuracy(confusion), confusion))
+            rows.append((variant, profiled_accuracy(confusion), confusion))
+        costs = variant_costs(await registry.cluster(), [variant for variant, _, _ in rows])
     output.table(
-        ("VARIANT", "ACCURACY", "RECALLS"),
+        ("VARIANT", "ACCURACY", "LATENCY", "LOAD", "MEMORY", "RECALLS"),
         [
-            (name, f"{accuracy:.3f}", ", ".join(f"{each:.2f}" for each in _recalls(confusion)))
-            for name, accuracy, confusion in rows
+            (
+                str(variant.name), f"{accuracy:.3f}", *costs[variant.key].texts(),
+                ", ".join(f"{each:.2f}" for each in _recalls(confusion)),
+            )
+            for variant, accuracy, confusion in rows
         ],
-    )
+    )  # fmt: skip
     if output.as_json:
         output.result([
-            {"model": name, "accuracy": accuracy, "confusion": confusion.tolist()}
-            for name, accuracy, confusion in rows
+            {
+                "model": str(variant.name), "accuracy": accuracy, **asdict(costs[variant.key]),
+                "confusion": confusion.tolist(),
+            }
+            for variant, accuracy, confusion in rows
+        ])  # fmt: skip
+
+
+async def _check_metadata(
+    target: PlatformTarget, state: ClusterState, spec: ApplicationSpec, variant: ModelSpec
+) -> None:
+    """Compare a variant's V2 metadata, which a pod reads, with the application's tensors.
+
+    Raises InvalidInput with all contradictions, RequestFailed if no pod tells.
+    """
+    accepting = [each for each in state.pods.values() if each.is_accepting]
+    pod = min(accepting, key=lambda each: each.name, default=None)
+    if pod is None:
+        raise RequestFailed("no pod accepts requests; start pods with `pilotlight up`")
+    url = f"http://{pod.address}/v2/models/{variant.name.path_segment}"
+    async with httpx.AsyncClient(trust_env=False, timeout=_METADATA_TIMEOUT_S) as client:
+        try:
+            response = await client.get(url, headers=target.pod_secret.headers)
+        except httpx.HTTPError as error:
+            raise RequestFailed(f"no response from pod {pod.name} at {url}: {error!r}") from error
+    if response.status_code != _OK:
+        raise RequestFailed(
+            f"pod {pod.name}: metadata of {variant.name}: {response.status_code} "
+            f"{response.text[:500]}"
+        )
+    document = response.json()
+    problems = metadata_problems(spec, document["inputs"], document["outputs"])
+    if problems:
+        raise InvalidInput([
+            f"{variant.name} is no variant of {spec.name}: it {each}" for each in problems
         ])  # fmt: skip
 
 

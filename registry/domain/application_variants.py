@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from registry.domain.model import ModelName
 
 if TYPE_CHECKING:
-    from registry.domain.application import ApplicationSpec
+    from collections.abc import Mapping, Sequence
+
+    from registry.domain.application import AccuracyProfile, ApplicationSpec
     from registry.domain.cluster import ClusterState
     from registry.domain.model import ModelSpec
 
@@ -23,12 +27,61 @@ def named_variants(
     return [(spec, _problem(application, spec, state)) for spec in specs]
 
 
+def accuracy_of(spec: ModelSpec, state: ClusterState) -> AccuracyProfile | None:
+    """The model's own, or that of the model which `pilotlight.io/profile` names."""
+    return state.accuracies.get(_profiled_model(spec))
+
+
+def _profiled_model(spec: ModelSpec) -> ModelName:
+    other = spec.policy.profile
+    return spec.name if other is None else ModelName(spec.name.namespace, other)
+
+
 def _problem(application: ApplicationSpec, spec: ModelSpec, state: ClusterState) -> str | None:
-    profile = state.accuracies.get(spec.name)
+    name, profile = _profiled_model(spec), accuracy_of(spec, state)
+    whose = "its" if name == spec.name else f"{name}'s"
+    record = state.models.get(name)
+    if record is None:
+        return f"{name}, which its annotation pilotlight.io/profile names, does not exist"
     if profile is None:
-        return "has no accuracy profile"
-    if profile.key != spec.key:
-        return "its accuracy profile is of another generation"
+        return f"{'' if name == spec.name else f'{name} '}has no accuracy profile"
+    if profile.key != record.serving.key:
+        return f"{whose} accuracy profile is of another generation"
     if profile.classes != application.classes:
-        return "its accuracy profile is of other classes"
+        return f"{whose} accuracy profile is of other classes"
     return None
+
+
+def metadata_problems(
+    application: ApplicationSpec,
+    inputs: Sequence[Mapping[str, Any]],
+    outputs: Sequence[Mapping[str, Any]],
+) -> list[str]:
+    """Where a variant's V2 metadata contradicts the application; it may use only some inputs."""
+    problems = []
+    known = {each.name: each for each in application.inputs}
+    for given in inputs if known else ():
+        declared = known.get(given["name"])
+        shape = tuple(given["shape"])
+        if declared is None:
+            has = ", ".join(known)
+            problems.append(f"takes the input {given['name']!r}; the application has {has}")
+        elif given["datatype"] != declared.datatype or not _agree(shape, declared.shape):
+            problems.append(
+                f"input {declared.name} is {given['datatype']} {list(shape)}; the application's "
+                f"is {declared.datatype} {list(declared.shape)}"
+            )
+    names = [each["name"] for each in outputs]
+    if names and application.output not in names:
+        problems.append(
+            f"has no output {application.output!r}, which the application names; its outputs: "
+            f"{', '.join(names)}"
+        )
+    return problems
+
+
+def _agree(shape: Sequence[int], declared: Sequence[int]) -> bool:
+    """Whether two shapes can be the same; -1 is any length."""
+    return len(shape) == len(declared) and all(
+        -1 in (one, other) or one == other for one, other in zip(shape, declared, strict=True)
+    )

@@ -206,6 +206,18 @@ def test_without_a_usable_variant_the_response_says_why(harness: GatewayHarness)
     assert "is of other classes" in _ask(harness, f"/v1/models/{name}:predict").text
 
 
+def test_an_application_that_is_deleted_under_load_loses_no_request(
+    harness: GatewayHarness,
+) -> None:
+    window = replace(DIGITS, window_s=0.4, is_window_fixed=True, deadline_s=2.0)
+    _declare(harness, application=window)
+    waiting = [harness.threads.submit(_ask, harness) for _ in range(6)]
+    harness.run(lambda registry: registry.delete_applications([DIGITS.name]))
+    harness.wait_synced()
+    assert {each.result().status_code for each in waiting} <= {200, 404}
+    assert _ask(harness).status_code == 404
+
+
 def test_a_name_is_either_a_models_or_an_applications(harness: GatewayHarness) -> None:
     spec = harness.declare()
     with pytest.raises(InvalidModel, match="is that of a model"):
