@@ -111,6 +111,12 @@ class ModelTooLarge(LoadFailed):
     refusal = "no-memory"
 
 
+class EngineMissing(LoadFailed):
+    """The library that reads models of this format is not installed in the pod."""
+
+    reason = "NoSupportingRuntime"
+
+
 class ModelBroken(LoadFailed):
     """An inference of the model hung; the pod does not run the model for a while."""
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.gpu.serving import infer
 from benchmarks.tiers.ours import filled_skeleton
-from runtime.engines.networks.skeletons import Skeletons
+from runtime.engines.skeletons import Skeletons
 
 if TYPE_CHECKING:
     from collections.abc import Callable

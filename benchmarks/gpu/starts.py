@@ -15,7 +15,7 @@ from benchmarks.quantiles import rotated, spread
 from benchmarks.tiers.contestants import from_pretrained, network_of
 from benchmarks.tiers.models import WEIGHTS, read_file
 from benchmarks.tiers.ours import filled_skeleton, host_image
-from runtime.engines.networks.skeletons import Skeletons
+from runtime.engines.skeletons import Skeletons
 from runtime.weights.weight_source import DiskWeights
 
 if TYPE_CHECKING:

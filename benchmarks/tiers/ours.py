@@ -12,7 +12,7 @@ from benchmarks.tiers.contestants import DISK, Contestant, Start
 from benchmarks.tiers.models import WEIGHTS
 from runtime.device.memory import CpuMemory
 from runtime.engines.networks.network import build_skeleton, skeleton_key
-from runtime.engines.networks.skeletons import Skeleton, Skeletons
+from runtime.engines.skeletons import Skeleton, Skeletons
 from runtime.storage.listing import RemoteFile
 from runtime.tiers.host_tier import HostTier, PutOutcome, enter_host_tier
 from runtime.weights.weight_source import DiskWeights

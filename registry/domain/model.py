@@ -29,6 +29,8 @@ class Task(StrEnum):
     TEXT_CLASSIFICATION = "text-classification"
     IMAGE_CLASSIFICATION = "image-classification"
     TEXT_TO_IMAGE = "text-to-image"
+    TABULAR_CLASSIFICATION = "tabular-classification"
+    """Of scikit-learn: the probabilities of the classes, not the class."""
 
 
 class LoadingPolicyName(StrEnum):

@@ -23,7 +23,15 @@ if TYPE_CHECKING:
 
 API_VERSION = "serving.kserve.io/v1beta1"
 KIND = "InferenceService"
-MODEL_FORMATS = ("huggingface", "safetensors", "pytorch")
+MODEL_FORMATS = (
+    "huggingface",
+    "safetensors",
+    "pytorch",
+    "onnx",
+    "xgboost",
+    "lightgbm",
+    "sklearn",
+)
 PROTOCOLS = ("v1", "v2")
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 """KServe's own rule for the name of an InferenceService."""

@@ -1,12 +1,18 @@
-"""The format of a model's folder, and its skeleton. Imports optional formats on first use."""
+"""The engine of a model's folder, by the files in it. Imports optional engines on first use."""
 
 from __future__ import annotations
 
-import hashlib
 from typing import TYPE_CHECKING
 
-from runtime.engines.networks import network
+from runtime.engines.engine import Engine, ModelFolder
+from runtime.engines.networks.network_engine import NetworkEngine
 from runtime.errors import ModelInvalid
+from runtime.storage.library_files import (
+    BOOSTER_SUFFIXES,
+    ONNX_SUFFIX,
+    SKOPS_SUFFIX,
+    library_files,
+)
 from runtime.storage.listing import PIPELINE_INDEX, PROGRAM_SUFFIX
 
 if TYPE_CHECKING:
@@ -16,8 +22,17 @@ if TYPE_CHECKING:
     import torch
 
     from registry.domain.model import Task
-    from runtime.engines.networks.skeletons import Skeleton
+    from runtime.engines.skeletons import Skeleton
     from runtime.weights.safetensors_files import StoredTensor
+
+LIGHTGBM_START = b"tree\n"
+"""The first line of LightGBM's files, which share the suffix `.bst` with XGBoost's."""
+_ENGINES_OF_FORMAT = {
+    "sklearn": ("sklearn", "onnx"),
+    "xgboost": ("xgboost", "onnx"),
+    "lightgbm": ("lightgbm", "onnx"),
+    "onnx": ("onnx",),
+}
 
 
 def is_pipeline(folder: Path) -> bool:
@@ -34,23 +49,78 @@ def program_path(folder: Path) -> Path | None:
     return found[0] if found else None
 
 
+def library_path(folder: Path) -> Path | None:
+    """The file that a library reads, None for other models; raises ModelInvalid for several."""
+    if (folder / "config.json").exists():  # spares the search
+        return None
+    paths = [
+        str(path.relative_to(folder))
+        for path in folder.rglob("*")
+        if not is_hidden(path, folder) and path.is_file()
+    ]
+    found = library_files(paths, "the model")
+    return folder / found[0] if found else None
+
+
 def is_hidden(path: Path, folder: Path) -> bool:
     """Whether a file is the cache's own, such as a partial download of a library."""
     return any(part.startswith(".") for part in path.relative_to(folder).parts)
 
 
+def engine_of(folder: Path) -> Engine:
+    """The engine of the model whose small files are in `folder`; raises ModelInvalid."""
+    if (library := library_path(folder)) is not None:
+        return _library_engine(library)
+    if (program := program_path(folder)) is not None:
+        from runtime.engines.programs.program_engine import ProgramEngine
+
+        return ProgramEngine(program)
+    if is_pipeline(folder):
+        from runtime.engines.images.pipeline_engine import PipelineEngine
+
+        return PipelineEngine()
+    return NetworkEngine()
+
+
+def _library_engine(path: Path) -> Engine:
+    match path.suffix:
+        case str(suffix) if suffix == ONNX_SUFFIX:
+            from runtime.engines.libraries.onnx_engine import OnnxEngine
+
+            return OnnxEngine(path)
+        case str(suffix) if suffix == SKOPS_SUFFIX:
+            from runtime.engines.libraries.sklearn_engine import SklearnEngine
+
+            return SklearnEngine(path)
+    with path.open("rb") as file:
+        start = file.read(len(LIGHTGBM_START))
+    if start == LIGHTGBM_START:
+        from runtime.engines.libraries.lightgbm_engine import LightgbmEngine
+
+        return LightgbmEngine(path)
+    if path.suffix == BOOSTER_SUFFIXES[-1]:
+        raise ModelInvalid(f"{path.name} does not begin as a model of LightGBM does ('tree')")
+    from runtime.engines.libraries.xgboost_engine import XgboostEngine
+
+    return XgboostEngine(path)
+
+
+def check_format(declared: str, folder: Path) -> None:
+    """Raise ModelInvalid if the folder's model is not of the format that is declared."""
+    allowed = _ENGINES_OF_FORMAT.get(declared)
+    if allowed is None:
+        return
+    found = engine_of(folder).name
+    if found not in allowed:
+        raise ModelInvalid(
+            f"the model is declared as {declared}, but its files are of {found}; allowed are files"
+            f" of {' and '.join(allowed)}: change modelFormat, or the files at storageUri"
+        )
+
+
 def skeleton_key(folder: Path, declared: Task | None, tensors: Sequence[StoredTensor]) -> str:
     """A key that is equal for models that can use one skeleton."""
-    program = program_path(folder)
-    if program is not None:
-        from runtime.engines.programs.program import program_digest
-
-        return hashlib.sha256(f"program {program_digest(program)}".encode()).hexdigest()
-    if is_pipeline(folder):
-        from runtime.engines.images.pipeline import pipeline_key
-
-        return pipeline_key(folder, tensors)
-    return network.skeleton_key(folder, declared, tensors)
+    return engine_of(folder).skeleton_key(ModelFolder(folder, declared, tensors))
 
 
 def build_skeleton(
@@ -60,16 +130,8 @@ def build_skeleton(
     *,
     key: str,
     device: torch.device,
+    threads: int = 1,
 ) -> Skeleton:
     """A skeleton for weights of these names and shapes; raises LoadFailed. Blocks."""
-    program = program_path(folder)
-    if program is not None:
-        from runtime.engines.programs.program import build_program
-
-        return build_program(program, key, device)
-    if is_pipeline(folder):
-        from runtime.engines.images.pipeline import build_pipeline
-
-        return build_pipeline(folder, tensors, key=key, device=device)
-    shapes = {tensor.name: tensor.shape for tensor in tensors}
-    return network.build_skeleton(folder, declared, shapes, key=key, device=device)
+    model = ModelFolder(folder, declared, tensors)
+    return engine_of(folder).build_skeleton(model, key=key, device=device, threads=threads)

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 from registry.domain.model import ModelSpec, Tier
 from runtime.device.device_errors import is_device_lost, is_out_of_memory
-from runtime.engines.building import build_skeleton, skeleton_key
+from runtime.device.memory import CpuMemory
+from runtime.engines.engine import ModelFolder
 from runtime.errors import DeviceFull, ModelInvalid, PodDraining, RuntimePackageError
 from runtime.generation.engine import Sampling
 from runtime.generation.transformers_engine import TransformersEngine
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
     from runtime.device.memory import DeviceMemory
     from runtime.device.worker import DeviceWorker
-    from runtime.engines.networks.skeletons import Skeleton, Skeletons
+    from runtime.engines.skeletons import Skeleton, Skeletons
     from runtime.loading.weight_resolver import ResolvedWeights, WeightResolver
     from runtime.storage.load_ticket import LoadTicket
     from runtime.weights.slab import DeviceWeights
@@ -120,7 +121,7 @@ class _DeviceLoad:
 
     async def _run_once(self) -> tuple[ServedModel, Callable[[], None]]:
         weights, skeleton = await self._weights_and_skeleton()
-        skeleton.attach(weights.tensors)
+        await self._attach(skeleton, weights)
         model = ServedModel(
             self.spec,
             processor=self.resolved.processor,
@@ -137,6 +138,16 @@ class _DeviceLoad:
             weights.release()
             raise
         return model, lambda: self._free(model, skeleton, weights)
+
+    async def _attach(self, skeleton: Skeleton, weights: DeviceWeights) -> None:
+        if not skeleton.copies_weights:
+            skeleton.attach(weights.tensors)
+            return
+        try:
+            executor = self.loader.resolver.threads.executor_for(self.ticket)
+            await in_thread(executor, skeleton.attach, weights.tensors)
+        finally:
+            weights.release()
 
     async def _weights_and_skeleton(self) -> tuple[DeviceWeights, Skeleton]:
         """Builds the skeleton while the weights arrive; its failure cancels their download."""
@@ -157,7 +168,8 @@ class _DeviceLoad:
     def _copy_weights(self) -> DeviceWeights:
         if self.resolved.tier is not Tier.REMOTE:
             self.ticket.mark_started()
-        return self.loader.memory.put(self.resolved.weights)
+        memory = self.loader.memory if self.resolved.engine.uses_device else CpuMemory()
+        return memory.put(self.resolved.weights)
 
     async def _build_skeleton(self) -> Skeleton:
         try:
@@ -170,11 +182,14 @@ class _DeviceLoad:
             raise
 
     def _skeleton(self) -> Skeleton:
-        folder, task = self.resolved.folder, self.spec.task
-        tensors, device = self.resolved.weights.layout.tensors, self.loader.memory.device
-        key = skeleton_key(folder, task, tensors)
-        return self.loader.skeletons.take(
-            key, lambda: build_skeleton(folder, task, tensors, key=key, device=device)
+        loader, engine = self.loader, self.resolved.engine
+        model = ModelFolder(
+            self.resolved.folder, self.spec.task, self.resolved.weights.layout.tensors
+        )
+        key = engine.skeleton_key(model)
+        device, threads = loader.memory.device, loader.device.thread_count
+        return loader.skeletons.take(
+            key, lambda: engine.build_skeleton(model, key=key, device=device, threads=threads)
         )
 
     def _free(self, model: ServedModel, skeleton: Skeleton, weights: DeviceWeights) -> None:

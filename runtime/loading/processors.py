@@ -11,7 +11,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
-from runtime.engines.building import is_hidden
+from runtime.engines.building import check_format, engine_of, is_hidden, library_path
 from runtime.errors import ModelInvalid
 from runtime.loading.load_threads import SingleFlight
 from runtime.storage.listing import PROGRAM_SUFFIX
@@ -94,6 +94,7 @@ class Processors:
     async def _read(self, spec: ModelSpec) -> Processor:
         with await in_thread(self._threads, self._cache.lock_for_use, spec.key):
             folder = await self.folder(spec)
+            await in_thread(self._threads, check_format, spec.format, folder)
             contents = await in_thread(self._threads, _digest, folder, spec.task)
             return await self._shared(contents, folder, spec)
 
@@ -110,6 +111,14 @@ class Processors:
 def _digest(folder: Path, declared: Task | None) -> str:
     """Digest of the task and all small files: equal for models that can share a processor."""
     digest = hashlib.sha256(repr(declared).encode())
+    if (library := library_path(folder)) is not None:
+        engine = engine_of(folder).name
+        digest.update(engine.encode())
+        if engine == "onnx":
+            from runtime.engines.libraries.onnx_file import onnx_signature
+
+            digest.update(repr(onnx_signature(library)).encode())
+        return digest.hexdigest()
     for path in sorted(folder.rglob("*")):
         is_weights = ".safetensors" in path.name  # they may be under download
         if path.suffix == PROGRAM_SUFFIX:

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from registry.domain.model import ModelSpec, Tier
+from runtime.engines.building import engine_of
 from runtime.errors import LoadCancelled
 from runtime.generation.limits import GenerationLimits, cache_bytes
 from runtime.loading.load_threads import LoadThreads, unless_cancelled
-from runtime.storage.listing import PROGRAM_SUFFIX, RemoteFile
+from runtime.storage.listing import WEIGHT_SUFFIX, RemoteFile
 from runtime.threads import in_thread
 from runtime.tiers.download_progress import DownloadProgress, StreamingWeights
 from runtime.weights.weight_source import DiskWeights, WeightSource
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
     from pathlib import Path
 
+    from runtime.engines.engine import Engine
     from runtime.loading.model_store import ModelStore
     from runtime.loading.processors import Processors
     from runtime.storage.load_ticket import LoadTicket
@@ -42,6 +44,7 @@ class ResolvedWeights:
     processor: Processor
     weights: WeightSource
     tier: Tier
+    engine: Engine
     working_bytes: int
     """Device memory that the model needs besides its weights."""
     lock: FileLock
@@ -140,17 +143,22 @@ class WeightResolver:
         was_on_disk = await in_thread(threads, self.cache.has_weights, spec.key)
         folder = await unless_cancelled(ticket, self.processors.folder(spec))
         files = await in_thread(threads, self.cache.weight_files, spec)
+        weight_bytes = sum(file.size_bytes for file in files)
         working_bytes = await in_thread(
             threads, cache_bytes, folder, spec.task, self.generation_limits
         )
-        self.store.check_fits(spec.key, sum(file.size_bytes for file in files) + working_bytes)
+        engine = await in_thread(threads, engine_of, folder)
+        working_bytes += engine.working_bytes(weight_bytes)
+        self.store.check_fits(spec.key, weight_bytes + working_bytes)
         processor, opened = await self._open_with_processor(spec, files, ticket)
         tier = opened.tier
-        if tier is Tier.DISK and not was_on_disk and files[0].path.endswith(PROGRAM_SUFFIX):
-            tier = Tier.REMOTE  # downloaded above, with the small files
+        if tier is Tier.DISK and not was_on_disk and not files[0].path.endswith(WEIGHT_SUFFIX):
+            tier = Tier.REMOTE  # one file, downloaded above with the small files
             ticket.mark_started()
         try:
-            yield ResolvedWeights(folder, processor, opened.weights, tier, working_bytes, lock)
+            yield ResolvedWeights(
+                folder, processor, opened.weights, tier, engine, working_bytes, lock
+            )
         except asyncio.CancelledError:  # the pod shuts down
             ticket.cancel("the pod shuts down")
             raise

@@ -11,7 +11,7 @@ from registry.domain.pod import PodInfo, host_port
 from registry.inference_service.tenant_rules import Quota
 from registry.redis.watch import ClusterWatch
 from runtime.device.accelerator import memory_budget, pod_share
-from runtime.engines.networks.skeletons import Skeletons
+from runtime.engines.skeletons import Skeletons
 from runtime.loading.load_coordinator import LoadCoordinator
 from runtime.loading.model_loader import ModelLoader
 from runtime.loading.model_store import ModelStore, StoreEntry

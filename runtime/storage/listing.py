@@ -10,6 +10,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from runtime.errors import ModelInvalid
+from runtime.storage.library_files import library_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -27,6 +28,15 @@ PIPELINE_PARTS: Mapping[str, str] = {
 TORCHSCRIPT_SUFFIXES = (".pt", ".pth", ".torchscript")
 PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".h5", ".msgpack"})
 
+UNSERVED: Mapping[str, tuple[str, str]] = {
+    "saved_model.pb": ("TensorFlow's SavedModel", "convert it to ONNX with tf2onnx"),
+    ".pdmodel": ("Paddle's models", "convert it to ONNX with paddle2onnx"),
+    ".pmml": ("PMML", "export the model to ONNX from the library that trained it"),
+    ".cbm": ("CatBoost's models", "save it with format='onnx'"),
+    ".mar": ("TorchServe's archives", "export the model with torch.export to a .pt2 file"),
+    ".plan": ("TensorRT's plans", "serve the ONNX file that it was made from"),
+}
+"""By the end of a file's name: the format, and the way out."""
 MAX_FILES = 1_000
 MAX_ASSET_BYTES = 256 * 1024**2
 MAX_LISTED = 10 * MAX_FILES
@@ -46,9 +56,12 @@ class RemoteFile:
 def asset_files(files: Iterable[RemoteFile], uri: str) -> tuple[RemoteFile, ...]:
     """The small files: configuration, tokenizer, index; raises ModelInvalid.
 
-    An exported program counts too, since one file holds its signature and its weights.
+    An exported program and a library's file count too, since one file holds signature and weights.
     """
     files = tuple(files)
+    if library := _library_files({file.path: file for file in files}, uri):
+        _check_limits(library, uri, "files of weights", MAX_WEIGHT_BYTES)
+        return library
     assets = tuple(file for file in files if PurePosixPath(file.path).suffix in ASSET_SUFFIXES)
     _check_limits(assets, uri, "small files", MAX_ASSET_BYTES)
     if (program := _program_file(files, uri)) is not None:
@@ -56,6 +69,7 @@ def asset_files(files: Iterable[RemoteFile], uri: str) -> tuple[RemoteFile, ...]
         return (*assets, program)
     if not {"config.json", PIPELINE_INDEX} & {file.path for file in assets}:
         _check_not_torchscript(files, uri)
+        _check_not_unserved(files, uri)
         found = sorted(file.path for file in files)[:8]
         raise ModelInvalid(f"{uri} has no config.json; found {found}")
     return assets
@@ -79,6 +93,8 @@ def weight_files(
 def _choose_weight_files(
     by_path: Mapping[str, RemoteFile], uri: str, indexed: frozenset[str] | None
 ) -> tuple[RemoteFile, ...]:
+    if library := _library_files(by_path, uri):
+        return library
     if (program := _program_file(by_path.values(), uri)) is not None:
         return (program,)
     if PIPELINE_INDEX in by_path:
@@ -130,6 +146,17 @@ def _program_file(files: Iterable[RemoteFile], uri: str) -> RemoteFile | None:
             " a model must have one program, in a folder of its own"
         )
     return programs[0]
+
+
+def _library_files(by_path: Mapping[str, RemoteFile], uri: str) -> tuple[RemoteFile, ...]:
+    return tuple(by_path[path] for path in library_files(by_path, uri))
+
+
+def _check_not_unserved(files: Iterable[RemoteFile], uri: str) -> None:
+    for file in files:
+        for suffix, (kind, advice) in UNSERVED.items():
+            if file.path.endswith(suffix):
+                raise ModelInvalid(f"{uri} has {file.path}: no engine here reads {kind}; {advice}")
 
 
 def _check_not_torchscript(files: Iterable[RemoteFile], uri: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from registry.domain.model import Task
-from runtime.engines.building import is_pipeline, program_path
+from runtime.engines.building import engine_of, is_pipeline, library_path, program_path
 from runtime.engines.networks.configuration import read_config, task_of
 from runtime.errors import ModelInvalid
 from runtime.tasks.classification import TextClassification
@@ -36,8 +36,11 @@ def load_processor(
 
     Without a sandbox, tokenizers with unusual expressions and chat templates are refused.
 
-    The modules for exported programs and image generation are imported with the first such model.
+    The modules for exported programs, image generation and libraries are imported with the first
+    such model.
     """
+    if (library := library_path(folder)) is not None:
+        return _library_processor(library, engine_of(folder).name, declared)
     program = program_path(folder)
     if program is not None:
         from runtime.tasks.tensor_program import TensorProgram
@@ -54,3 +57,14 @@ def load_processor(
     if task not in TEXT_PROCESSORS:
         raise ModelInvalid(f"task {task.value!r} needs a pipeline of diffusers (model_index.json)")
     return TEXT_PROCESSORS[task](folder, config, sandbox)
+
+
+def _library_processor(path: Path, engine: str, declared: Task | None) -> Processor:
+    if engine == "onnx":
+        from runtime.tasks.onnx_model import OnnxTask
+
+        return OnnxTask(path, declared)
+    from runtime.tasks.tabular import Tabular
+
+    allowed = (Task.TABULAR_CLASSIFICATION,) if engine == "sklearn" else ()
+    return Tabular(engine, declared, allowed)

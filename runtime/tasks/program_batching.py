@@ -1,25 +1,25 @@
 """Validation and batching of a program's tensors.
 
 Requests are concatenated along the first dimension, if all inputs and outputs share it, and only if
-a check found that rows are independent (`Program.are_rows_independent`): no program declares it.
+a check found that rows are independent (`TensorTask.warm_up`): no program declares it.
 """
 
 from __future__ import annotations
 
 import reprlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from runtime.engines.programs.signature import ANY, MAX_SIZE, Port, Signature, Size, describe_shape
 from runtime.errors import InvalidRequest
 from runtime.tasks.tensor_batching import Batching
-from runtime.wire.tensors import BF16, NUMPY_OF, Tensor
+from runtime.wire.tensors import BF16, BYTES, NUMPY_OF, Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
-    from runtime.engines.programs.program import Program
+    import numpy.typing as npt
 
 POSITION_PREFIX = "INPUT__"
 """Triton's clients name the inputs of a program by their positions: INPUT__0 and so on."""
@@ -28,8 +28,9 @@ EXAMPLE_SIZE = 4
 
 
 class ProgramBatching(Batching):
-    def __init__(self, signature: Signature) -> None:
+    def __init__(self, signature: Signature, *, allows_nan: bool = False) -> None:
         self._signature = signature
+        self._allows_nan = allows_nan
         self._batch_size = signature.batch_size
         high = signature.range_of(self._batch_size)[1] if self._batch_size else 1
         self.max_rows = None if high >= MAX_SIZE else high
@@ -72,7 +73,8 @@ class ProgramBatching(Batching):
                     f"input {port.name!r} has shape {list(tensor.shape)}: its {seen} must be"
                     f" {sizes[size]}, as in the inputs before it"
                 )
-        if tensor.data.dtype.kind == "f" and not np.isfinite(tensor.data).all():
+        is_checked = tensor.data.dtype.kind == "f" and not self._allows_nan
+        if is_checked and not np.isfinite(tensor.data).all():
             raise InvalidRequest(
                 f"input {port.name!r} must hold finite numbers, held NaN or infinity"
             )
@@ -87,7 +89,7 @@ class ProgramBatching(Batching):
         """The common first size; 1 without a batch dimension."""
         return inputs[0].shape[0] if self._batch_size else 1
 
-    def batch_key(self, inputs: Sequence[Tensor], network: Program) -> Hashable:
+    def batch_key(self, inputs: Sequence[Tensor], network: Any) -> Hashable:
         """The sizes other than the first; None unless rows are known to be independent."""
         if self._batch_size is None or not network.are_rows_independent:
             return None
@@ -96,9 +98,7 @@ class ProgramBatching(Batching):
     def example(self, rows: int, tokens: int) -> tuple[Tensor, ...]:
         return tuple(
             Tensor(
-                port.name,
-                port.datatype,
-                np.zeros(self.example_shape(port, rows), _array_type(port.datatype)),
+                port.name, port.datatype, _example(self.example_shape(port, rows), port.datatype)
             )
             for port in self._signature.inputs
         )
@@ -108,6 +108,9 @@ class ProgramBatching(Batching):
         tensors = []
         for tensor in self.example(rows, 0):
             dtype, shape = tensor.data.dtype, tensor.shape
+            if tensor.datatype == BYTES:
+                tensors.append(tensor)
+                continue
             values = rng.standard_normal(shape) if dtype.kind == "f" else rng.integers(0, 2, shape)
             tensors.append(Tensor(tensor.name, tensor.datatype, np.asarray(values, dtype)))
         return tuple(tensors)
@@ -123,5 +126,8 @@ class ProgramBatching(Batching):
         return min(max(rows if size == self._batch_size else EXAMPLE_SIZE, low), high)
 
 
-def _array_type(datatype: str) -> np.dtype[np.generic]:
-    return np.dtype(np.float32) if datatype == BF16 else NUMPY_OF[datatype]
+def _example(shape: tuple[int, ...], datatype: str) -> npt.NDArray[Any]:
+    """Zeros, or empty strings."""
+    if datatype == BYTES:
+        return np.full(shape, b"", dtype=object)
+    return np.zeros(shape, np.float32 if datatype == BF16 else NUMPY_OF[datatype])

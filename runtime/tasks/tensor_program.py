@@ -1,9 +1,8 @@
-"""Tensors in, tensors out: an exported program, with the names of its signature."""
+"""The task of exported programs: tensors in, tensors out, on a device of torch."""
 
 from __future__ import annotations
 
-import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -11,9 +10,8 @@ import torch
 from runtime.device.device_errors import is_out_of_memory
 from runtime.engines.programs.program import Program, program_signature
 from runtime.errors import InferenceFailed, InvalidRequest, ModelInvalid
-from runtime.tasks.program_batching import ProgramBatching
-from runtime.wire.json_tensors import from_json
-from runtime.wire.tensors import BF16, DATATYPE_OF, Tensor, check_item_count, parse_tensor_spec
+from runtime.tasks.tensor_task import TensorTask
+from runtime.wire.tensors import BF16, DATATYPE_OF, Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,22 +19,15 @@ if TYPE_CHECKING:
 
     from registry.domain.model import Task
 
-logger = logging.getLogger(__name__)
-
 REFUSAL_ERRORS = (
     RuntimeError, ValueError, TypeError, IndexError, ArithmeticError, AssertionError,
 )  # fmt: skip
 """What torch raises for tensors whose sizes or values a program does not accept."""
 MAX_OUTPUT_BYTES = 2 * 1024**3
-TOLERANCE = {"FP16": 1e-2, BF16: 5e-2}
-DEFAULT_TOLERANCE = 1e-4
-"""Allowed difference of a row's outputs alone and in a batch, relative to the largest value."""
 
 
-class TensorProgram:
+class TensorProgram(TensorTask[Program]):
     """The task of an exported program: its inputs and outputs are the request's tensors."""
-
-    waits_for_sandbox = False
 
     def __init__(self, path: Path, declared: Task | None) -> None:
         """Read the signature of the archive at `path`; raises ModelInvalid."""
@@ -45,59 +36,7 @@ class TensorProgram:
                 "the model is an exported program, which has no task, but task"
                 f" {declared.value!r} is declared: remove the annotation pilotlight.io/task"
             )
-        self._signature = program_signature(path)
-        self.batching = ProgramBatching(self._signature)
-
-    # V1 and V2
-
-    def read_instances(self, instances: Sequence[Any]) -> Sequence[Tensor]:
-        """One list per row, or one object per row with every input by name."""
-        check_item_count(len(instances))
-        if all(isinstance(instance, dict) for instance in instances):
-            return self._tensors_of_objects(instances)
-        ports = self._signature.inputs
-        if len(ports) > 1:
-            raise InvalidRequest(
-                f"each instance must be an object with {[port.name for port in ports]}"
-            )
-        return [_nested_tensor(ports[0].name, ports[0].datatype, list(instances))]
-
-    def _tensors_of_objects(self, instances: Sequence[dict[str, Any]]) -> list[Tensor]:
-        names = [port.name for port in self._signature.inputs]
-        for index, instance in enumerate(instances):
-            if sorted(instance) != sorted(names):
-                raise InvalidRequest(
-                    f"instances[{index}] must be an object with {names}, had {sorted(instance)[:8]}"
-                )
-        if self._signature.batch_size is None and len(instances) > 1:
-            raise InvalidRequest("the program takes one instance at a time: its sizes are fixed")
-        tensors = []
-        for port in self._signature.inputs:
-            rows = [instance[port.name] for instance in instances]
-            data = rows if self._signature.batch_size is not None else rows[0]
-            tensors.append(_nested_tensor(port.name, port.datatype, data))
-        return tensors
-
-    def read_tensors(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-        return tensors
-
-    def preprocess(self, items: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        return tuple(items)
-
-    def postprocess(self, outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        return tuple(outputs)
-
-    def predictions(self, outputs: Sequence[Tensor]) -> list[Any]:
-        """One value or object per row, or per request if there is no batch dimension."""
-        if len(outputs) == 1:
-            values = outputs[0].data.tolist()
-            return list(values) if self._signature.batch_size is not None else [values]
-        named = {tensor.name: tensor.data.tolist() for tensor in outputs}
-        if self._signature.batch_size is None:
-            return [named]
-        return [dict(zip(named, row, strict=True)) for row in zip(*named.values(), strict=True)]
-
-    # The device
+        super().__init__(program_signature(path))
 
     def infer(self, network: Program, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Run the program; raises InvalidRequest for tensors that it does not accept."""
@@ -111,58 +50,6 @@ class TensorProgram:
             raise InvalidRequest(f"the program refused these tensors: {error}") from error
         outputs = zip(self._signature.outputs, values, strict=True)
         return tuple(_to_nested_tensor(port.name, value) for port, value in outputs)
-
-    def warm_up(self, network: Program) -> None:
-        """Infer with random values, and check whether rows are independent.
-
-        A program that refuses random values is served without batching.
-        """
-        try:
-            network.are_rows_independent = self._are_rows_independent(network)
-        except InvalidRequest as error:
-            logger.info(
-                "program refused random inputs, its requests are not batched",
-                extra={"error": error},
-            )
-
-    def _are_rows_independent(self, network: Program) -> bool:
-        rng = np.random.default_rng(0)
-        first = self.batching.random_example(1, rng)
-        alone = self.infer(network, first)
-        if self._signature.batch_size is None:
-            return False
-        second = self.batching.random_example(1, rng)
-        counts = [self.batching.rows_of(first), self.batching.rows_of(second)]
-        if sum(counts) > (self.batching.max_rows or sum(counts)):
-            return False
-        expected = [alone, self.infer(network, second)]
-        together = self.infer(network, self.batching.join([first, second]))
-        try:
-            parts = self.batching.split(together, counts)
-        except ValueError:
-            return False
-        return all(
-            _is_close(one, other)
-            for part, each in zip(parts, expected, strict=True)
-            for one, other in zip(part, each, strict=True)
-        )
-
-    def input_types(self) -> list[dict[str, Any]]:
-        return [port.metadata() for port in self._signature.inputs]
-
-    def output_types(self) -> list[dict[str, Any]]:
-        return [port.metadata() for port in self._signature.outputs]
-
-
-def _nested_tensor(name: str, datatype: str, data: Any) -> Tensor:
-    """A tensor from nested lists, whose depth and lengths give its shape."""
-    shape: list[int] = []
-    inner = data
-    while isinstance(inner, list):
-        shape.append(len(inner))
-        inner = inner[0] if inner else None
-    values = data if shape else [data]
-    return from_json(values, parse_tensor_spec(name, datatype, shape, f"instances, input {name!r}"))
 
 
 def _to_torch(tensor: Tensor, device: torch.device) -> torch.Tensor:
@@ -184,13 +71,3 @@ def _to_nested_tensor(name: str, value: torch.Tensor) -> Tensor:
             f"output {name!r} has type {value.dtype}, which the protocol does not support"
         )
     return Tensor(name, DATATYPE_OF[array.dtype], np.ascontiguousarray(array).reshape(array.shape))
-
-
-def _is_close(one: Tensor, other: Tensor) -> bool:
-    if one.shape != other.shape:
-        return False
-    if one.data.dtype.kind != "f":
-        return bool(np.array_equal(one.data, other.data))
-    finite = np.abs(other.data[np.isfinite(other.data)])
-    bound = TOLERANCE.get(one.datatype, DEFAULT_TOLERANCE) * float(finite.max(initial=1e-6))
-    return bool(np.allclose(one.data, other.data, rtol=0, atol=bound, equal_nan=True))

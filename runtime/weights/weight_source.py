@@ -1,4 +1,4 @@
-"""Readers of a model's weights as one slab, from safetensors files or an exported program."""
+"""Readers of a model's weights as one slab: safetensors, an exported program, or whole files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from runtime.errors import ModelInvalid
-from runtime.storage.listing import PIPELINE_INDEX, PROGRAM_SUFFIX
+from runtime.storage.listing import PIPELINE_INDEX, PROGRAM_SUFFIX, WEIGHT_SUFFIX
 from runtime.weights.safetensors_files import StoredTensor, read_tensors
 from runtime.weights.slab import SlabLayout, lay_out, view_of
 
@@ -165,6 +165,9 @@ def _read_tensors(descriptor: int, file: str) -> Sequence[StoredTensor]:
         from runtime.weights.archive_tensors import tensors_of_program  # optional format
 
         return tensors_of_program(Path(f"/proc/self/fd/{descriptor}"), file)
+    if not file.endswith(WEIGHT_SUFFIX):  # a library reads the whole file
+        size_bytes = os.fstat(descriptor).st_size
+        return [StoredTensor(file, "U8", (size_bytes,), 0, size_bytes)]
     part, tensors = file.rpartition("/")[0], read_tensors(descriptor, file)
     return [replace(each, name=f"{part}/{each.name}") for each in tensors] if part else tensors
 

@@ -14,7 +14,7 @@ from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch
 from runtime.device.memory import CpuMemory
 from runtime.device.worker import DeviceWorker
-from runtime.engines.networks.skeletons import Skeletons
+from runtime.engines.skeletons import Skeletons
 from runtime.loading.load_coordinator import LoadCoordinator
 from runtime.loading.load_threads import LoadThreads
 from runtime.loading.model_loader import ModelLoader

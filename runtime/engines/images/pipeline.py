@@ -16,7 +16,7 @@ from runtime.engines.networks.network import (
     parameter_slot,
     without_memory,
 )
-from runtime.engines.networks.skeletons import ParameterSlot, Skeleton
+from runtime.engines.skeletons import ParameterSlot, Skeleton
 from runtime.errors import LoadFailed, ModelInvalid
 from runtime.storage.listing import PIPELINE_INDEX
 

@@ -12,7 +12,7 @@ import torch
 
 from registry.domain.model import Task
 from runtime.engines.networks.configuration import read_config, task_of
-from runtime.engines.networks.skeletons import ParameterSlot, Skeleton
+from runtime.engines.skeletons import ParameterSlot, Skeleton
 from runtime.errors import ModelInvalid
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from runtime.engines.networks.skeletons import Skeleton
 from runtime.engines.programs.graph import build_graph
 from runtime.engines.programs.signature import Signature, read_signature
+from runtime.engines.skeletons import Skeleton
 from runtime.errors import ModelInvalid
 from runtime.weights.archive import CONSTANTS, WEIGHTS, Archive, parse_json, require_object
 from runtime.weights.archive_tensors import TensorView, input_views

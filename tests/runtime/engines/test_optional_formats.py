@@ -15,7 +15,8 @@ import runtime.pod.lifecycle
 OPTIONAL = (
     "diffusers", "runtime.engines.images", "runtime.engines.programs", "runtime.openai.image_route",
     "runtime.tasks.program_batching", "runtime.tasks.tensor_program", "runtime.tasks.text_to_image",
-    "runtime.weights.archive",
+    "runtime.weights.archive", "runtime.engines.libraries", "runtime.tasks.tabular", "onnxruntime",
+    "xgboost", "lightgbm", "sklearn", "skops",
 )
 print(*(name for name in sys.modules if name.startswith(OPTIONAL)))
 """

@@ -37,6 +37,11 @@ class ParameterSlot:
 class Skeleton:
     """A network whose weights can be attached and detached. One user at a time."""
 
+    copies_weights = False
+    """Whether `attach` blocks and copies the weights, so that they can be released after it."""
+    is_reusable = True
+    """Whether it is worth keeping without its weights."""
+
     def __init__(
         self, key: str, network: PreTrainedModel, slots: tuple[ParameterSlot, ...]
     ) -> None:
@@ -83,6 +88,8 @@ class Skeletons:
     def put_back(self, skeleton: Skeleton) -> None:
         """Keep a skeleton, without its weights, for the next model."""
         skeleton.detach()
+        if not skeleton.is_reusable:
+            return
         with self._lock:
             self._kept[id(skeleton)] = skeleton
             if len(self._kept) > self._max_kept:

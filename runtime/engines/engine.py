@@ -1,0 +1,50 @@
+"""The interface of all engines: what builds, loads, runs and unloads models of one kind.
+
+An engine is chosen by the files of a model's folder (`building.engine_of`). Its `Skeleton` is a
+model without weights: `attach` loads them, `network` then runs batches, `detach` frees them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    import torch
+
+    from registry.domain.model import Task
+    from runtime.engines.skeletons import Skeleton
+    from runtime.weights.safetensors_files import StoredTensor
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFolder:
+    """A model to build: its small files, its declared task, and what its weights hold."""
+
+    path: Path
+    task: Task | None
+    tensors: Sequence[StoredTensor]
+
+
+class Engine(Protocol):
+    """Stateless. Methods block and raise LoadFailed."""
+
+    name: str
+
+    @property
+    def uses_device(self) -> bool:
+        """Whether weights go to the pod's device; else they stay in the memory of the CPU."""
+
+    def skeleton_key(self, model: ModelFolder) -> str:
+        """Equal for models that can use one skeleton."""
+
+    def build_skeleton(
+        self, model: ModelFolder, *, key: str, device: torch.device, threads: int
+    ) -> Skeleton:
+        """The model without weights; `threads` of one inference."""
+
+    def working_bytes(self, weight_bytes: int) -> int:
+        """Memory that a loaded model takes beside its weights' bytes, estimated."""

@@ -1,0 +1,1 @@
+"""Engines that are libraries of their own: ONNX, XGBoost, LightGBM, scikit-learn."""

@@ -1,0 +1,113 @@
+"""A model that a library loads from a file's bytes, as a skeleton; the import of libraries."""
+
+from __future__ import annotations
+
+import importlib
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, Protocol
+
+from runtime.engines.skeletons import Skeleton
+from runtime.errors import EngineMissing, ModelInvalid
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+    from types import ModuleType
+
+    import torch
+
+    from runtime.engines.engine import ModelFolder
+    from runtime.wire.tensors import Tensor
+
+
+class LibraryModel(Protocol):
+    """A loaded model. `infer` runs in the device's thread only."""
+
+    def check(self, inputs: Sequence[Tensor]) -> None:
+        """Raise InvalidRequest if the model does not take these inputs."""
+
+    def infer(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """The outputs, row by row; raises InvalidRequest."""
+
+
+class LibrarySkeleton(Skeleton):
+    """Empty between `detach` and `attach`: a library loads structure and weights at once."""
+
+    copies_weights = True
+    is_reusable = False
+
+    def __init__(self, key: str, load: Callable[[Mapping[str, torch.Tensor]], Any]) -> None:
+        self._load = load
+        super().__init__(key, None, ())
+
+    def attach(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Load the model from the bytes of its files, by name; raises LoadFailed. Blocks."""
+        self.network = self._load(weights)
+
+    def detach(self) -> None:
+        self.network = None
+
+
+class LibraryEngine(ABC):
+    """An engine of models in one file, whose weights stay in the memory of the CPU."""
+
+    name = ""
+    uses_device = False
+    memory_ratio = 1.0
+    """Memory of a loaded model by bytes of its file; of `python -m benchmarks formats`."""
+    fixed_bytes = 0
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def skeleton_key(self, model: ModelFolder) -> str:
+        return self.name
+
+    def build_skeleton(
+        self, model: ModelFolder, *, key: str, device: torch.device, threads: int
+    ) -> Skeleton:
+        return LibrarySkeleton(
+            key, lambda weights: self._load_checked(weights, model, device, threads)
+        )
+
+    def working_bytes(self, weight_bytes: int) -> int:
+        """What the library takes beyond the file's size, which is reserved in any case."""
+        return self.fixed_bytes + int(max(0.0, self.memory_ratio - 1.0) * weight_bytes)
+
+    @abstractmethod
+    def load(
+        self, content: bytes, model: ModelFolder, *, device: torch.device, threads: int
+    ) -> Any:
+        """What the model's task runs: a `LibraryModel`, or an ONNX session.
+
+        Raises any error of the library, or LoadFailed.
+        """
+
+    def _load_checked(
+        self,
+        weights: Mapping[str, torch.Tensor],
+        model: ModelFolder,
+        device: torch.device,
+        threads: int,
+    ) -> Any:
+        content = weights[self.path.name].numpy().tobytes()
+        try:
+            return self.load(content, model, device=device, threads=threads)
+        except (EngineMissing, ModelInvalid, MemoryError):
+            raise
+        except Exception as error:  # each library has errors of its own
+            detail = " ".join(str(error).split())[:500]
+            raise ModelInvalid(
+                f"{self.name} cannot read {self.path.name}: {type(error).__name__}: {detail}"
+            ) from None
+
+
+def import_library(module: str, extra: str) -> ModuleType:
+    """An optional library, imported with its first model; raises EngineMissing."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise EngineMissing(
+            f"the pod has no {module} ({error}); add it to the image with"
+            f" pip install 'pilotlight[{extra}]'"
+        ) from error

@@ -1,0 +1,101 @@
+"""The engine of scikit-learn's models in skops files, which name types and run no code."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from registry.domain.model import Task
+from runtime.engines.libraries.library import LibraryEngine, LibraryModel, import_library
+from runtime.engines.libraries.rows import (
+    OUTPUT,
+    check_features,
+    is_matrix,
+    output_tensor,
+    plain_values,
+)
+from runtime.engines.libraries.tree_checks import check_trees
+from runtime.errors import InvalidRequest, ModelInvalid
+from runtime.wire.tensors import BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+
+    from runtime.engines.engine import ModelFolder
+    from runtime.wire.tensors import Tensor
+
+TRUSTED_TYPES = ("sklearn.tree._tree.Tree",)
+"""Types that skops does not trust, and which are checked here (`tree_checks`)."""
+
+
+class SklearnEngine(LibraryEngine):
+    name = "sklearn"
+    memory_ratio = 3.0  # skops files are compressed
+    fixed_bytes = 64 * 1024
+
+    def load(
+        self, content: bytes, model: ModelFolder, *, device: torch.device, threads: int
+    ) -> LibraryModel:
+        import_library("sklearn", "sklearn")
+        skops = import_library("skops.io", "sklearn")
+        unknown = sorted(set(skops.get_untrusted_types(data=content)).difference(TRUSTED_TYPES))
+        if unknown:
+            raise ModelInvalid(
+                f"{self.path.name} has types that are not trusted: {unknown[:8]}; only types of"
+                " scikit-learn, numpy and scipy that skops trusts are read: train without the"
+                " others, or convert the model to ONNX"
+            )
+        estimator = skops.loads(content, trusted=list(TRUSTED_TYPES))
+        check_trees(estimator)
+        return SklearnModel(
+            estimator, wants_probabilities=model.task is Task.TABULAR_CLASSIFICATION
+        )
+
+
+class SklearnModel:
+    """Answers `predict`, or `predict_proba` where the declared task is tabular classification."""
+
+    def __init__(self, estimator: Any, *, wants_probabilities: bool) -> None:
+        method = "predict_proba" if wants_probabilities else "predict"
+        if not hasattr(estimator, method):
+            raise ModelInvalid(f"the {type(estimator).__name__} has no method {method}")
+        self._predict = getattr(estimator, method)
+        names = getattr(estimator, "feature_names_in_", None)
+        self._names: Sequence[str] | None = None if names is None else [str(each) for each in names]
+        self._count: int | None = getattr(estimator, "n_features_in_", None)
+
+    def check(self, inputs: Sequence[Tensor]) -> None:
+        is_text = len(inputs) == 1 and len(inputs[0].shape) == 1 and inputs[0].datatype == BYTES
+        if is_text and self._count is None:
+            return  # a vectoriser takes texts
+        check_features(inputs, count=self._count, names=self._names)
+
+    def infer(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        try:
+            found = self._predict(self._rows(inputs))
+        except (ValueError, TypeError, IndexError, KeyError) as error:
+            detail = " ".join(str(error).split())[:500]
+            raise InvalidRequest(f"the model refused these rows: {detail}") from error
+        if isinstance(found, list):  # one array of probabilities per output
+            return tuple(
+                output_tensor(np.asarray(each), f"output-{index}")
+                for index, each in enumerate(found)
+            )
+        return (output_tensor(np.asarray(found), OUTPUT),)
+
+    def _rows(self, inputs: Sequence[Tensor]) -> Any:
+        """A matrix, a list of texts, or a data frame for a model that knows its columns."""
+        if is_matrix(inputs) and self._names is None:
+            return plain_values(inputs[0])
+        if len(inputs) == 1 and len(inputs[0].shape) == 1 and inputs[0].datatype == BYTES:
+            return list(plain_values(inputs[0]))
+        pandas = import_library("pandas", "sklearn")
+        if is_matrix(inputs):
+            return pandas.DataFrame(plain_values(inputs[0]), columns=self._names)
+        columns = {tensor.name: plain_values(tensor).reshape(-1) for tensor in inputs}
+        if self._names is None:
+            return pandas.DataFrame(columns).to_numpy()
+        return pandas.DataFrame({name: columns[name] for name in self._names})

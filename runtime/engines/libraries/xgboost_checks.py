@@ -1,0 +1,126 @@
+"""Checks of XGBoost's files, whose errors can end the whole process, before the library reads one.
+
+A node that names a child or feature that does not exist would make a prediction read foreign
+memory, and a circle would never end, so files with such nodes are refused here.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import orjson
+
+from runtime.engines.libraries.ubjson import read_ubjson
+from runtime.errors import ModelInvalid
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import numpy.typing as npt
+
+_MAX_FEATURES = 2**31
+_NODE_FIELDS = (
+    "left_children", "right_children", "parents", "split_indices", "split_conditions", "split_type",
+    "default_left", "base_weights", "loss_changes", "sum_hessian",
+)  # fmt: skip
+_CATEGORICAL = 1
+"""Value of `split_type`."""
+
+
+def check_xgboost(content: bytes) -> None:
+    """Raise ModelInvalid if a booster in XGBoost's JSON or UBJSON is unsound."""
+    if not content.startswith(b"{"):
+        raise ModelInvalid(
+            "the file is neither XGBoost's JSON nor its UBJSON; save it again with"
+            " Booster.save_model('model.ubj')"
+        )
+    is_text = content[1:].lstrip()[:1] in (b'"', b"}")
+    try:
+        _check_document(orjson.loads(content) if is_text else read_ubjson(content))
+    except orjson.JSONDecodeError as error:
+        raise ModelInvalid(f"the file is cut short or no JSON: {error}") from error
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError, IndexError) as error:
+        raise ModelInvalid(f"the file lacks parts of a booster: {error!r}") from error
+
+
+def _check_document(document: Mapping[str, Any]) -> None:
+    learner = document["learner"]
+    shape = learner["learner_model_param"]
+    features = int(shape["num_feature"])
+    groups = max(1, int(shape.get("num_class", 0))) * max(1, int(shape.get("num_target", 1)))
+    if not 0 < features < _MAX_FEATURES or not 0 < groups < _MAX_FEATURES:
+        raise ModelInvalid(f"the booster has {features} features and {groups} groups")
+    booster = learner["gradient_booster"]
+    if booster["name"] == "gblinear":
+        weights = len(booster["model"]["weights"])
+        if weights != (features + 1) * groups:
+            raise ModelInvalid(f"the booster has {weights} weights for {features} features")
+        return
+    model = booster["gbtree"]["model"] if booster["name"] == "dart" else booster["model"]
+    trees = model["trees"]
+    if booster["name"] == "dart" and len(booster["weight_drop"]) != len(trees):
+        raise ModelInvalid("the booster must have one weight per tree")
+    _check_groups(model, len(trees), groups)
+    for number, tree in enumerate(trees):
+        _check_tree(number, tree, features)
+
+
+def _check_groups(model: Mapping[str, Any], trees: int, groups: int) -> None:
+    info = _integers(model["tree_info"])
+    if len(info) != trees or int(model["gbtree_model_param"]["num_trees"]) != trees:
+        raise ModelInvalid(f"the booster holds {trees} trees, and says otherwise")
+    if len(info) and not 0 <= info.min() <= info.max() < groups:
+        raise ModelInvalid(f"its trees must belong to one of {groups} groups each")
+    ends = _integers(model.get("iteration_indptr", []))
+    if len(ends) and (ends[0] != 0 or ends[-1] != trees or bool((np.diff(ends) < 0).any())):
+        raise ModelInvalid("its iterations name trees that it does not have")
+
+
+def _check_tree(number: int, tree: Mapping[str, Any], features: int) -> None:
+    """Children are -1 for leaves; each node but the root has at most one parent."""
+    count = int(tree["tree_param"]["num_nodes"])
+    for name in _NODE_FIELDS:
+        if name in tree and len(tree[name]) != count:
+            raise ModelInvalid(f"{name} of tree {number} must have {count} values")
+    left, right, split = (
+        _integers(tree[name]) for name in ("left_children", "right_children", "split_indices")
+    )
+    if int(tree["tree_param"].get("size_leaf_vector", "1")) > 1:
+        raise ModelInvalid("trees of vectors are not read; train with multi_strategy one_output")
+    inner = left >= 0
+    children = np.concatenate([left[inner], right[inner]])
+    is_sound = (
+        0 < count == len(left) == len(right) == len(split)
+        and bool((right[~inner] < 0).all())
+        and bool(((children > 0) & (children < count)).all())
+        and bool((np.bincount(children, minlength=1) <= 1).all())
+        and bool(((split[inner] >= 0) & (split[inner] < features)).all())
+    )
+    if not is_sound:
+        raise ModelInvalid(f"tree {number} names nodes or features that it does not have")
+    _check_categories(number, tree, count)
+
+
+def _check_categories(number: int, tree: Mapping[str, Any], count: int) -> None:
+    nodes, begins, sizes = (
+        _integers(tree.get(name, []))
+        for name in ("categories_nodes", "categories_segments", "categories_sizes")
+    )
+    total = len(tree.get("categories", []))
+    kinds = _integers(tree.get("split_type", []))
+    is_sound = (
+        len(nodes) == len(begins) == len(sizes)
+        and bool(((nodes >= 0) & (nodes < count)).all())
+        and bool(((begins >= 0) & (sizes >= 0) & (begins + sizes <= total)).all())
+        and set(np.flatnonzero(kinds == _CATEGORICAL).tolist()) <= set(nodes.tolist())
+    )
+    if not is_sound:
+        raise ModelInvalid(f"tree {number} names categories that it does not have")
+
+
+def _integers(values: Any) -> npt.NDArray[np.int64]:
+    found = np.asarray(values)
+    if found.size and found.dtype.kind not in "iub":
+        raise ValueError(f"whole numbers were expected, was {found.dtype}")
+    return found.astype(np.int64).reshape(-1)

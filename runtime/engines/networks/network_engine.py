@@ -1,0 +1,30 @@
+"""The engine of transformers' models: networks built from configuration, weights attached."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from runtime.engines.networks import network
+
+if TYPE_CHECKING:
+    import torch
+
+    from runtime.engines.engine import ModelFolder
+    from runtime.engines.skeletons import Skeleton
+
+
+class NetworkEngine:
+    name = "transformers"
+    uses_device = True
+
+    def skeleton_key(self, model: ModelFolder) -> str:
+        return network.skeleton_key(model.path, model.task, model.tensors)
+
+    def build_skeleton(
+        self, model: ModelFolder, *, key: str, device: torch.device, threads: int
+    ) -> Skeleton:
+        shapes = {tensor.name: tensor.shape for tensor in model.tensors}
+        return network.build_skeleton(model.path, model.task, shapes, key=key, device=device)
+
+    def working_bytes(self, weight_bytes: int) -> int:
+        return 0  # its generation cache is reserved apart
