@@ -111,6 +111,12 @@ class ModelTooLarge(LoadFailed):
     refusal = "no-memory"
 
 
+class NeedsMissing(LoadFailed):
+    """The model is declared with something that no pod has, see `ModelSpec.needs`."""
+
+    reason = "NoSupportingRuntime"
+
+
 class EngineMissing(LoadFailed):
     """The library that reads models of this format is not installed in the pod."""
 

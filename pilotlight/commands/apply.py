@@ -181,8 +181,16 @@ def print_applied(output: Output, specs: Sequence[Declared], outcomes: Sequence[
             {"namespace": spec.name.namespace, "name": spec.name.name, "outcome": outcome}
             for spec, outcome in applied
         ],
-        [f"{_resource(spec)}/{spec.name.name} {outcome}" for spec, outcome in applied],
+        [
+            f"{_resource(spec)}/{spec.name.name} {outcome}{_warning(spec)}"
+            for spec, outcome in applied
+        ],
     )
+
+
+def _warning(spec: Declared) -> str:
+    needs = spec.needs if isinstance(spec, ModelSpec) else ""
+    return f" (cannot be served: {needs})" if needs else ""
 
 
 def _resource(spec: Declared) -> str:

@@ -140,7 +140,8 @@ def model_document(
     return {
         "namespace": record.spec.name.namespace,
         "name": record.spec.name.name,
-        "ready": failure is None and (bool(accepting) or can_start_pods),
+        "ready": failure is None and not record.spec.needs and (bool(accepting) or can_start_pods),
+        "needs": record.spec.needs,
         "policy": str(record.spec.policy.routing),
         "storage_uri": record.spec.storage_uri,
         "task": None if record.spec.task is None else str(record.spec.task),
@@ -208,6 +209,8 @@ def _status(document: dict[str, Any]) -> str:
     failure = document["failure"]
     if failure is not None:
         return f"{failure['reason']}: {failure['message']}"
+    if document["needs"]:
+        return f"cannot be served: {document['needs']}"
     if document["serving_generation"] != document["generation"]:
         return "the previous generation serves until the new one is warm"
     return "" if document["ready"] else "no pod accepts requests"

@@ -5,13 +5,14 @@ Each format's libraries are imported when such a model is made.
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from pathlib import Path
 
 FEATURES = 4
 CLASSES = 3
@@ -101,3 +102,15 @@ MAKERS: Mapping[str, Callable[[Path], Path]] = {
     "onnx": make_onnx,
 }
 """By the name of the format in `modelFormat`."""
+
+
+def make_all(root: Path) -> None:
+    """One model of each format, in a folder of the format's name."""
+    for name, make in MAKERS.items():
+        folder = root / name
+        folder.mkdir(parents=True, exist_ok=True)
+        make(folder)
+
+
+if __name__ == "__main__":
+    make_all(Path(sys.argv[1]))

@@ -61,6 +61,7 @@ def decode_spec(text: str) -> ModelSpec:
         annotations=_pairs(stored["annotations"]),
         labels=_pairs(stored["labels"]),
         credentials=stored.get("credentials", ""),
+        needs=stored.get("needs", ""),
     )
 
 

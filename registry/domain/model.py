@@ -176,6 +176,8 @@ class ModelSpec:
     credentials: str = ""
     """Objects of its namespace with its storage credentials, which are never stored here:
     `serviceaccount/NAME`, `secret/NAME` or `storage-config/NAME/KEY`; empty: none."""
+    needs: str = ""
+    """What is missing for the model to be served, and the way out; empty: nothing."""
 
     generation: str = field(init=False, compare=False)
     """Hash of what determines the weights: storage URI, format, task and credentials."""

@@ -10,6 +10,7 @@ import difflib
 import math
 import re
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from registry.domain.model import (
@@ -131,9 +132,14 @@ KEYS: Mapping[str, _Annotation] = {
 """Each key without the prefix; README.md describes what each one does."""
 
 
-def parse_annotations(annotations: Mapping[str, str]) -> ParsedAnnotations:
-    """Parse the annotations whose keys begin with PREFIX; others are ignored."""
-    values: dict[str, Any] = {}
+def parse_annotations(
+    annotations: Mapping[str, str], defaults: Mapping[str, Any] = MappingProxyType({})
+) -> ParsedAnnotations:
+    """Parse the annotations whose keys begin with PREFIX; others are ignored.
+
+    `defaults`: fields of `ModelPolicy` where no annotation sets them.
+    """
+    values: dict[str, Any] = dict(defaults)
     problems: list[str] = []
     for full_key, text in annotations.items():
         if not full_key.startswith(PREFIX):

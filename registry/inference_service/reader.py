@@ -6,15 +6,21 @@ All mistakes of all objects are reported together: file, object, field, value, w
 from __future__ import annotations
 
 import re
-import reprlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from registry.domain.model import ModelName, ModelSpec
+from registry.domain.model import ModelName, ModelSpec, Task
 from registry.errors import InvalidModel, InvalidYaml
 from registry.inference_service.annotations import parse_annotations
 from registry.inference_service.application_reader import is_application
 from registry.inference_service.graph_reader import is_graph
+from registry.inference_service.predictors import (
+    CUSTOM_FORMAT,
+    MODEL_FORMATS,
+    Predictor,
+    read_predictor,
+)
+from registry.inference_service.shorten import shorten
 from registry.inference_service.storage_uri import STORAGE_SCHEMES, is_storage_uri
 from registry.inference_service.strict_yaml import read_yaml
 
@@ -23,15 +29,6 @@ if TYPE_CHECKING:
 
 API_VERSION = "serving.kserve.io/v1beta1"
 KIND = "InferenceService"
-MODEL_FORMATS = (
-    "huggingface",
-    "safetensors",
-    "pytorch",
-    "onnx",
-    "xgboost",
-    "lightgbm",
-    "sklearn",
-)
 PROTOCOLS = ("v1", "v2")
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 """KServe's own rule for the name of an InferenceService."""
@@ -40,11 +37,6 @@ _OBJECT = re.compile(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?")
 """Names of service accounts and Secrets."""
 _SECRET_KEY = re.compile(r"[-._a-zA-Z0-9]{1,253}")
 _STORAGE_SECRET = "serving.kserve.io/storageSecretName"
-_MODEL = "spec.predictor.model"
-_OTHER_PREDICTORS = (
-    "sklearn", "xgboost", "tensorflow", "pytorch", "triton", "onnx", "huggingface", "pmml",
-    "lightgbm", "paddle",
-)  # fmt: skip
 _CANARY_FIELDS = frozenset(("canary", "canaryTrafficPercent"))
 _CANARY_HINT = (
     "declare the new version as a model of its own, with the annotations pilotlight.io/canary-of "
@@ -112,16 +104,8 @@ def _is_object_name(value: object) -> bool:
     return isinstance(value, str) and len(value) <= 253 and _OBJECT.fullmatch(value) is not None
 
 
-def _shorten(value: object) -> str:
-    """A value for a message, bounded: a few nested YAML aliases can expand to gigabytes."""
-    short = reprlib.Repr()
-    short.maxstring = short.maxother = 200
-    short.maxlevel = 2
-    return short.repr(value)
-
-
 def _text(value: object) -> str:
-    return value if isinstance(value, str) else _shorten(value)
+    return value if isinstance(value, str) else shorten(value)
 
 
 @dataclass(slots=True)
@@ -132,6 +116,8 @@ class _Reader:
     default_namespace: str
     problems: list[str] = field(default_factory=list)
     title: str = KIND
+    model_path: str = "spec.predictor.model"
+    """Where the model object is, for messages."""
 
     def read(self, document: object) -> ModelSpec | None:
         if not isinstance(document, dict):
@@ -144,7 +130,9 @@ class _Reader:
         self._literal(document, "apiVersion", API_VERSION)
         if not self._literal(document, "kind", KIND):
             return None
-        parsed = parse_annotations(self._strings(metadata, "annotations"))
+        predictor = self._predictor(document)
+        model = predictor.model
+        parsed = parse_annotations(self._strings(metadata, "annotations"), predictor.policy)
         for problem in parsed.problems:
             self._reject(problem)
         if parsed.policy.canary_of == name.name:
@@ -153,13 +141,13 @@ class _Reader:
                 f"was {name.name!r} itself"
             )
         labels = self._strings(metadata, "labels")
-        model = self._model(document)
         spec = ModelSpec(
             name=name,
             storage_uri=self._storage_uri(model),
             credentials=self._credentials(document, model),
-            format=self._format(model),
-            task=parsed.task,
+            needs=predictor.needs,
+            format=self._format(model) or CUSTOM_FORMAT,
+            task=parsed.task or self._task(predictor),
             protocol=self._protocol(model),
             pool=parsed.pool,
             policy=parsed.policy,
@@ -179,7 +167,7 @@ class _Reader:
     def _literal(self, document: Mapping[str, Any], key: str, expected: str) -> bool:
         value = document.get(key)
         if value != expected:
-            self._reject(f"{key} must be {expected!r}, was {_shorten(value)}")
+            self._reject(f"{key} must be {expected!r}, was {shorten(value)}")
         return value == expected
 
     def _mapping(
@@ -189,7 +177,7 @@ class _Reader:
         if value is None and not required:
             return {}
         if not isinstance(value, dict) or (required and not value):
-            self._reject(f"{path}{key} must be an object, was {_shorten(value)}")
+            self._reject(f"{path}{key} must be an object, was {shorten(value)}")
             return {}
         return value
 
@@ -201,7 +189,7 @@ class _Reader:
             else:
                 self._reject(
                     f"metadata.{key}[{_text(name)}] must be a string (put it in quotes), "
-                    f"was {_shorten(value)}"
+                    f"was {shorten(value)}"
                 )
         return result
 
@@ -214,67 +202,73 @@ class _Reader:
                 start = "starting with a letter, " if key == "name" else ""
                 self._reject(
                     f"metadata.{key} must be at most 63 lower-case letters, digits and '-', "
-                    f"{start}not ending with '-', was {_shorten(value)}"
+                    f"{start}not ending with '-', was {shorten(value)}"
                 )
         return ModelName(_text(namespace), _text(name))
 
-    def _model(self, document: Mapping[str, Any]) -> dict[str, Any]:
+    def _predictor(self, document: Mapping[str, Any]) -> Predictor:
         spec = self._mapping(document, "spec", required=True)
-        for part in ("transformer", "explainer"):
-            if part in spec:
-                self._reject(
-                    f"spec.{part} is not supported: a model is served by its pool's runtime"
-                )
         if not spec:
-            return {}
+            return Predictor()
         predictor = self._mapping(spec, "predictor", path="spec.", required=True)
         for path, mapping in (("spec.", spec), ("spec.predictor.", predictor)):
             for key in sorted(_CANARY_FIELDS & mapping.keys()):
                 self._reject(f"{path}{key} is not supported; {_CANARY_HINT}")
-        legacy = [kind for kind in _OTHER_PREDICTORS if kind in predictor]
-        if legacy and "model" not in predictor:
-            self._reject(
-                f"spec.predictor.{legacy[0]} is not supported; write spec.predictor.model with "
-                f"modelFormat.name one of {', '.join(MODEL_FORMATS)}"
-            )
-            return {}
-        return self._mapping(predictor, "model", path="spec.predictor.", required=bool(predictor))
+        found = read_predictor(spec, predictor) if predictor else Predictor()
+        self.model_path = found.path
+        for problem in found.problems:
+            self._reject(problem)
+        return found
+
+    def _task(self, predictor: Predictor) -> Task | None:
+        is_sklearn = self._format_name(predictor.model) == "sklearn"
+        wanted = predictor.wants_probabilities and is_sklearn
+        return Task.TABULAR_CLASSIFICATION if wanted else None
+
+    def _format_name(self, model: Mapping[str, Any]) -> object:
+        model_format = model.get("modelFormat")
+        return model_format.get("name") if isinstance(model_format, dict) else None
 
     def _format(self, model: Mapping[str, Any]) -> str:
         if not model:
             return ""
-        model_format = self._mapping(model, "modelFormat", path=f"{_MODEL}.", required=True)
+        model_format = self._mapping(
+            model, "modelFormat", path=f"{self.model_path}.", required=True
+        )
         name = model_format.get("name")
         if model_format:
-            self._one_of(f"{_MODEL}.modelFormat.name", name, MODEL_FORMATS)
+            self._one_of(f"{self.model_path}.modelFormat.name", name, MODEL_FORMATS)
         return _text(name)
 
     def _protocol(self, model: Mapping[str, Any]) -> str:
         protocol = model.get("protocolVersion", "v2")
-        self._one_of(f"{_MODEL}.protocolVersion", protocol, PROTOCOLS)
+        self._one_of(f"{self.model_path}.protocolVersion", protocol, PROTOCOLS)
         return _text(protocol)
 
     def _one_of(self, path: str, value: object, allowed: Sequence[str]) -> None:
         if value not in allowed:
-            self._reject(f"{path} must be one of {', '.join(allowed)}, was {_shorten(value)}")
+            self._reject(f"{path} must be one of {', '.join(allowed)}, was {shorten(value)}")
 
     def _storage_uri(self, model: Mapping[str, Any]) -> str:
         if not model:
             return ""
         uri = model.get("storageUri")
         if model.get("storageUris") is not None:
-            self._reject(f"{_MODEL}.storageUris is not supported; write {_MODEL}.storageUri")
-        storage = self._mapping(model, "storage", path=f"{_MODEL}.")
+            self._reject(
+                f"{self.model_path}.storageUris is not supported; "
+                f"write {self.model_path}.storageUri"
+            )
+        storage = self._mapping(model, "storage", path=f"{self.model_path}.")
         for key in sorted(storage.keys() - {"key"}):
             self._reject(
-                f"{_MODEL}.storage.{key} is not supported; write {_MODEL}.storageUri beside "
-                f"{_MODEL}.storage.key"
+                f"{self.model_path}.storage.{key} is not supported; "
+                f"write {self.model_path}.storageUri beside {self.model_path}.storage.key"
             )
         if not isinstance(uri, str) or not is_storage_uri(uri):
             allowed = ", ".join(f"{scheme}://" for scheme in STORAGE_SCHEMES)
             self._reject(
-                f"{_MODEL}.storageUri must be a plain URI that begins with one of {allowed}, "
-                f"was {_shorten(uri)}"
+                f"{self.model_path}.storageUri must be a plain URI that begins with one of "
+                f"{allowed}, was {shorten(uri)}"
             )
         return _text(uri)
 
@@ -292,10 +286,12 @@ class _Reader:
             (f"metadata.annotations[{_STORAGE_SECRET}]", secret),
         ):
             if name is not None and name != "" and not _is_object_name(name):
-                self._reject(f"{path} must be the name of an object, was {_shorten(name)}")
+                self._reject(f"{path} must be the name of an object, was {shorten(name)}")
         if key is not None:
             if not isinstance(key, str) or not _SECRET_KEY.fullmatch(key):
-                self._reject(f"{_MODEL}.storage.key must be a key of a Secret, was {_shorten(key)}")
+                self._reject(
+                    f"{self.model_path}.storage.key must be a key of a Secret, was {shorten(key)}"
+                )
             return f"storage-config/{secret or 'storage-config'}/{key}"
         if secret:
             return f"secret/{secret}"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from runtime.engines.building import check_format, engine_of, is_hidden, library_path
-from runtime.errors import ModelInvalid
+from runtime.errors import ModelInvalid, NeedsMissing
 from runtime.loading.load_threads import SingleFlight
 from runtime.storage.listing import PROGRAM_SUFFIX
 from runtime.tasks.processors import load_processor
@@ -55,6 +55,8 @@ class Processors:
 
     async def folder(self, spec: ModelSpec) -> Path:
         """The folder with the model's small files, fetched if necessary; raises LoadFailed."""
+        if spec.needs:
+            raise NeedsMissing(spec.needs)
         return await self._folders.run(
             spec.key, lambda: in_thread(self._threads, self._cache.fetch_assets, spec)
         )

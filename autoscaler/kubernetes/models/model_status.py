@@ -101,6 +101,8 @@ def evaluate(service: ServiceObject, facts: ModelFacts) -> ReadyCondition:
         return ReadyCondition(
             False, failure.reason, f"attempt {failure.attempts}: {failure.message}"
         )
+    if facts.serving.needs:
+        return ReadyCondition(False, "NoSupportingRuntime", facts.serving.needs)
     return ReadyCondition(True, "Served", f"pool {service.pool!r} serves the model")
 
 

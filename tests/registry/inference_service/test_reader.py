@@ -103,6 +103,10 @@ def test_the_generation_changes_only_with_the_weights() -> None:
     assert read(lambda declared: declared["metadata"]["annotations"].update(other_task)) != same
 
 
+def _predictor(**fields: Any) -> Change:
+    return lambda declared: declared["spec"]["predictor"].update(fields)
+
+
 def _model(**changes: object) -> Change:
     return lambda declared: declared["spec"]["predictor"]["model"].update(changes)
 
@@ -129,19 +133,35 @@ def _top(**changes: object) -> Change:
         pytest.param(_top(spec={"predictor": {}}), "spec.predictor must be an object, was {}",
                      id="empty-predictor"),
         pytest.param(_top(spec={"predictor": {"minReplicas": 1}}),
-                     "spec.predictor.model must be an object, was None", id="no-model"),
+                     "spec.predictor must have model, or one of sklearn, xgboost, tensorflow, "
+                     "pytorch, triton, onnx, huggingface, pmml, lightgbm, paddle, catboost; "
+                     "it has ['minReplicas']", id="no-model"),
         pytest.param(_top(spec={"predictor": {"model": {}}}),
                      "spec.predictor.model must be an object, was {}", id="empty-model"),
         pytest.param(_top(spec={"predictor": {"sklearn": {}}}),
-                     "spec.predictor.sklearn is not supported; write spec.predictor.model with "
-                     "modelFormat.name one of huggingface, safetensors, pytorch",
-                     id="old-predictor"),
+                     "spec.predictor.sklearn must be an object, was {}", id="old-predictor"),
+        pytest.param(_top(spec={"predictor": {"sklearn": {"a": 1}, "onnx": {"a": 1}}}),
+                     "spec.predictor must have one of model, sklearn, onnx; it has several",
+                     id="several-predictors"),
+        pytest.param(_predictor(minReplicas=-1),
+                     "spec.predictor.minReplicas must be a whole number from 0 to 10000, was -1",
+                     id="negative-replicas"),
+        pytest.param(_predictor(minReplicas=3, maxReplicas=2),
+                     "spec.predictor.minReplicas must be at most maxReplicas, was 3 with "
+                     "maxReplicas 2", id="more-replicas-than-the-most"),
+        pytest.param(_predictor(batcher={"maxBatchSize": "many"}),
+                     "spec.predictor.batcher.maxBatchSize must be a whole number from 0 to 4096, "
+                     "was 'many'", id="batch-that-is-no-number"),
+        pytest.param(_predictor(logger={"mode": "all"}),
+                     "spec.predictor.logger is not supported; send the requests' log from the "
+                     "caller, or serve the model with KServe alone", id="logger"),
         pytest.param(_model(modelFormat=None),
                      "spec.predictor.model.modelFormat must be an object, was None",
                      id="no-format"),
-        pytest.param(_model(modelFormat={"name": "onnx"}),
+        pytest.param(_model(modelFormat={"name": "word2vec"}),
                      "spec.predictor.model.modelFormat.name must be one of huggingface, "
-                     "safetensors, pytorch, was 'onnx'", id="unknown-format"),
+                     "safetensors, pytorch, onnx, xgboost, lightgbm, sklearn, triton, tensorflow, "
+                     "paddle, pmml, catboost, was 'word2vec'", id="unknown-format"),
         pytest.param(_model(protocolVersion="grpc-v2"),
                      "spec.predictor.model.protocolVersion must be one of v1, v2, was 'grpc-v2'",
                      id="unknown-protocol"),

@@ -1,0 +1,225 @@
+"""What `spec.predictor` of KServe's InferenceServices means here, in the forms KServe accepts.
+
+`spec.predictor.sklearn` and the like are the older form of `spec.predictor.model`, as KServe's
+defaulter reads it. A field is honoured, translated to a policy, left to the pool's pods, or refused
+by name; a model that needs what a pool has not is accepted, and says so instead of loading.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from registry.inference_service.shorten import shorten
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+SERVED_FORMATS: Final = (
+    "huggingface", "safetensors", "pytorch", "onnx", "xgboost", "lightgbm", "sklearn", "triton",
+)  # fmt: skip
+"""Formats whose files a pod may read; the files decide (docs/compatibility.md)."""
+UNSERVED_FORMATS: Final[Mapping[str, str]] = {
+    "tensorflow": "convert the model to ONNX with tf2onnx",
+    "paddle": "convert the model to ONNX with paddle2onnx",
+    "pmml": "export the model to ONNX from the library that trained it",
+    "catboost": "save the model with format='onnx'",
+}
+"""Formats without an engine here, and the way out."""
+CUSTOM_FORMAT: Final = "custom"
+"""Of a predictor that is a container of its own."""
+MODEL_FORMATS: Final = (*SERVED_FORMATS, *UNSERVED_FORMATS)
+LEGACY_KINDS: Final = (
+    "sklearn", "xgboost", "tensorflow", "pytorch", "triton", "onnx", "huggingface", "pmml",
+    "lightgbm", "paddle", "catboost",
+)  # fmt: skip
+POD_FIELDS: Final = frozenset({
+    "affinity", "annotations", "args", "command", "deploymentStrategy", "env", "envFrom", "image",
+    "imagePullSecrets", "labels", "lifecycle", "livenessProbe", "name", "nodeSelector", "ports",
+    "readinessProbe", "resources", "runtime", "runtimeVersion", "serviceAccount",
+    "serviceAccountName", "startupProbe", "tolerations", "topologySpreadConstraints", "volumes",
+    "volumeMounts", "nodeName", "priorityClassName", "hostIPC", "runtimeClassName",
+    "schedulerName", "securityContext", "terminationGracePeriodSeconds", "workingDir",
+    "imagePullPolicy", "automountServiceAccountToken",
+})  # fmt: skip
+"""Of pods and containers: a model shares the pods of its pool, which have their own."""
+_REFUSED: Final[Mapping[str, str]] = {
+    "logger": "send the requests' log from the caller, or serve the model with KServe alone",
+    "workerSpec": "a model is served by one pod: take a smaller or quantised model",
+    "autoScaling": "pods follow the load of all models of the pool: see docs/autoscaler.md",
+    "scaleMetric": "write the annotation pilotlight.io/target-ongoing-requests",
+    "scaleMetricType": "write the annotation pilotlight.io/target-ongoing-requests",
+}
+_MAX_COUNT: Final = 10_000
+_MAX_SECONDS: Final = 30 * 86400
+_BUCKET_SCHEMES: Final = {"s3": "s3", "gs": "gs", "gcs": "gs"}
+
+
+@dataclass(slots=True)
+class Predictor:
+    """A predictor as read: its model object, and what its other fields mean."""
+
+    model: dict[str, Any] = field(default_factory=dict)
+    path: str = "spec.predictor.model"
+    """Where the model object is, for messages."""
+    policy: dict[str, Any] = field(default_factory=dict)
+    """Fields of `ModelPolicy`, which annotations override."""
+    wants_probabilities: bool = False
+    """Of scikit-learn: KServe's server reads it from the environment variable PREDICT_PROBA."""
+    needs: str = ""
+    """What is missing for it to be served; empty: nothing."""
+    problems: list[str] = field(default_factory=list)
+
+
+def read_predictor(spec: Mapping[str, Any], predictor: Mapping[str, Any]) -> Predictor:
+    """Read `spec.predictor`; mistakes are in `problems`, each a line about one field."""
+    found = Predictor()
+    kinds = [kind for kind in LEGACY_KINDS if predictor.get(kind) is not None]
+    if predictor.get("model") is None and not kinds:
+        _read_without_model(found, predictor)
+        return found
+    if kinds and (predictor.get("model") is not None or len(kinds) > 1):
+        others = ", ".join(kinds)
+        found.problems.append(f"spec.predictor must have one of model, {others}; it has several")
+        return found
+    _read_model(found, predictor, kinds[0] if kinds else "model")
+    _read_policy(found, predictor)
+    _reject_unsupported(found, predictor)
+    found.needs = _needs(found, spec, predictor)
+    return found
+
+
+def _read_without_model(found: Predictor, predictor: Mapping[str, Any]) -> None:
+    if not predictor.get("containers"):
+        found.problems.append(
+            f"spec.predictor must have model, or one of {', '.join(LEGACY_KINDS)};"
+            f" it has {shorten(list(predictor))}"
+        )
+        return
+    _read_policy(found, predictor)
+    _reject_unsupported(found, predictor)
+    found.needs = (
+        "spec.predictor.containers is a server of your own, which a pool cannot run: KServe alone"
+        " serves it, in a cluster, without the annotations of a pool"
+    )
+
+
+def _read_model(found: Predictor, predictor: Mapping[str, Any], kind: str) -> None:
+    model = predictor[kind]
+    found.path = f"spec.predictor.{kind}"
+    if not isinstance(model, dict) or not model:
+        found.problems.append(f"{found.path} must be an object, was {shorten(model)}")
+        return
+    found.model = dict(model)
+    if kind != "model":
+        found.model["modelFormat"] = {"name": kind}
+        found.model.setdefault("protocolVersion", "v2" if kind == "triton" else "v1")
+    environment = model.get("env")
+    for each in environment if isinstance(environment, list) else ():
+        if isinstance(each, dict) and each.get("name") == "PREDICT_PROBA":
+            found.wants_probabilities = str(each.get("value")).lower() == "true"
+    storage = model.get("storage")
+    if "storageUri" not in model and isinstance(storage, dict) and "path" in storage:
+        found.model["storageUri"] = _uri_of_storage(found, storage)
+        found.model["storage"] = {
+            key: storage[key] for key in storage if key not in ("path", "parameters")
+        }
+
+
+def _uri_of_storage(found: Predictor, storage: Mapping[str, Any]) -> str:
+    """The URI of `storage.path` in `storage.parameters.bucket`."""
+    parameters = storage.get("parameters")
+    values = parameters if isinstance(parameters, dict) else {}
+    kind, bucket, path = values.get("type", "s3"), values.get("bucket"), storage["path"]
+    where = f"{found.path}.storage"
+    if kind not in _BUCKET_SCHEMES:
+        found.problems.append(
+            f"{where}.parameters.type must be s3 or gs, was {shorten(kind)}; write"
+            f" {found.path}.storageUri"
+        )
+    elif not isinstance(bucket, str) or not bucket or not isinstance(path, str):
+        found.problems.append(
+            f"{where} must have the bucket's name in parameters.bucket and a text as path; or write"
+            f" {found.path}.storageUri"
+        )
+    else:
+        return f"{_BUCKET_SCHEMES[kind]}://{bucket}/{path.lstrip('/')}"
+    return "s3://unknown/"  # the problem above is reported alone
+
+
+def _read_policy(found: Predictor, predictor: Mapping[str, Any]) -> None:
+    """Counts, times and batches as KServe's fields give them."""
+    for key, name, low in (
+        ("minReplicas", "min_copies", 0),
+        ("maxReplicas", "max_copies", 0),
+        ("containerConcurrency", "target_ongoing_requests", 0),
+        ("scaleTarget", "target_ongoing_requests", 1),
+    ):
+        value = _number(found, predictor, key, low=low, high=_MAX_COUNT)
+        if value or (value == 0 and key == "minReplicas"):  # elsewhere 0 is KServe's "no limit"
+            found.policy[name] = value
+    low_copies, high_copies = found.policy.get("min_copies"), found.policy.get("max_copies")
+    if low_copies and high_copies and low_copies > high_copies:
+        found.problems.append(
+            f"spec.predictor.minReplicas must be at most maxReplicas, was {low_copies} with"
+            f" maxReplicas {high_copies}"
+        )
+        del found.policy["min_copies"]
+    if timeout := _number(found, predictor, "timeout", low=0, high=_MAX_SECONDS):
+        found.policy["deadline_s"] = float(timeout)
+    batcher = predictor.get("batcher")
+    if batcher is None:
+        return
+    if not isinstance(batcher, dict):
+        found.problems.append(f"spec.predictor.batcher must be an object, was {shorten(batcher)}")
+        return
+    if rows := _number(found, batcher, "maxBatchSize", low=0, high=4096, under="batcher."):
+        found.policy["max_batch_size"] = rows
+    latency = _number(found, batcher, "maxLatency", low=0, high=600_000, under="batcher.")
+    if latency is not None:
+        found.policy["max_batch_wait_s"] = latency / 1000
+
+
+def _number(
+    found: Predictor, parent: Mapping[str, Any], key: str, *, low: int, high: int, under: str = ""
+) -> int | None:
+    value = parent.get(key)
+    if value is None:
+        return None
+    if isinstance(value, float) and math.isfinite(value) and value == int(value):
+        value = int(value)
+    if type(value) is not int or not low <= value <= high:
+        found.problems.append(
+            f"spec.predictor.{under}{key} must be a whole number from {low} to {high},"
+            f" was {shorten(value)}"
+        )
+        return None
+    return value
+
+
+def _reject_unsupported(found: Predictor, predictor: Mapping[str, Any]) -> None:
+    found.problems += [
+        f"spec.predictor.{key} is not supported; {advice}"
+        for key, advice in _REFUSED.items()
+        if predictor.get(key) is not None
+    ]
+
+
+def _needs(found: Predictor, spec: Mapping[str, Any], predictor: Mapping[str, Any]) -> str:
+    model_format = found.model.get("modelFormat")
+    name = model_format.get("name") if isinstance(model_format, dict) else None
+    if isinstance(name, str) and name in UNSERVED_FORMATS:
+        return (
+            f"no engine here reads modelFormat {name}: {UNSERVED_FORMATS[name]} and declare"
+            " modelFormat onnx"
+        )
+    parts = [f"spec.{part}" for part in ("transformer", "explainer") if spec.get(part)]
+    if predictor.get("containers"):
+        parts.append("spec.predictor.containers")
+    if parts:
+        return (
+            f"{' and '.join(parts)} would run as containers beside the model, which needs a cluster"
+            " and is not built: call the model from a service of your own"
+        )
+    return ""

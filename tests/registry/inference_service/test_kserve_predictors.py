@@ -1,0 +1,104 @@
+"""InferenceServices as KServe's users write them: the older forms, and KServe's own samples."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from registry.domain.codec import decode_spec, encode_spec
+from registry.domain.model import ModelSpec, Task
+from registry.inference_service.reader import read_documents
+from tests.registry.inference_service import kserve_samples
+
+DOCS = Path(__file__).parents[3] / "docs" / "compatibility.md"
+ACCEPTED = 75
+"""At least so many of KServe's objects."""
+
+
+def _read(predictor: dict[str, Any], **spec: Any) -> ModelSpec:
+    declared = {
+        "apiVersion": "serving.kserve.io/v1beta1",
+        "kind": "InferenceService",
+        "metadata": {"name": "iris", "annotations": spec.pop("annotations", {})},
+        "spec": {"predictor": predictor, **spec},
+    }
+    (found,) = read_documents([("iris.yaml", yaml.safe_dump(declared))])
+    return found
+
+
+@pytest.mark.parametrize("kind", ["sklearn", "xgboost", "lightgbm", "onnx", "pytorch", "triton"])
+def test_the_older_form_names_the_format(kind: str) -> None:
+    found = _read({kind: {"storageUri": "gs://bucket/iris"}})
+    protocol = "v2" if kind == "triton" else "v1"
+    assert (found.format, found.storage_uri) == (kind, "gs://bucket/iris")
+    assert (found.protocol, found.needs) == (protocol, "")
+
+
+def test_counts_times_and_batches_become_a_policy() -> None:
+    found = _read({
+        "sklearn": {"storageUri": "gs://bucket/iris", "protocolVersion": "v2"},
+        "minReplicas": 2, "maxReplicas": 4, "timeout": 30, "containerConcurrency": 5,
+        "batcher": {"maxBatchSize": 32, "maxLatency": 50},
+    })  # fmt: skip
+    policy = found.policy
+    assert (policy.min_copies, policy.max_copies, policy.deadline_s) == (2, 4, 30.0)
+    assert (policy.max_batch_size, policy.max_batch_wait_s) == (32, 0.05)
+    assert (policy.target_ongoing_requests, found.protocol) == (5, "v2")
+
+
+def test_annotations_win_over_the_predictors_fields() -> None:
+    found = _read(
+        {"onnx": {"storageUri": "s3://bucket/iris"}, "minReplicas": 2},
+        annotations={"pilotlight.io/min-copies": "0"},
+    )
+    assert found.policy.min_copies == 0
+
+
+def test_storage_by_bucket_and_path() -> None:
+    storage = {"key": "minio", "path": "sklearn", "parameters": {"bucket": "examples"}}
+    found = _read({"sklearn": {"storage": storage}})
+    assert found.storage_uri == "s3://examples/sklearn"
+    assert found.credentials == "storage-config/storage-config/minio"
+
+
+def test_probabilities_by_kserves_environment_variable() -> None:
+    model = {"storageUri": "gs://bucket/iris", "env": [{"name": "PREDICT_PROBA", "value": "true"}]}
+    assert _read({"sklearn": model}).task is Task.TABULAR_CLASSIFICATION
+    assert _read({"xgboost": model}).task is None
+
+
+@pytest.mark.parametrize(
+    ("predictor", "spec", "names"),
+    [
+        pytest.param({"tensorflow": {"storageUri": "gs://b/m"}}, {}, "tf2onnx", id="tensorflow"),
+        pytest.param({"containers": [{"image": "mine"}]}, {}, "containers", id="own server"),
+        pytest.param(
+            {"sklearn": {"storageUri": "gs://b/m"}}, {"transformer": {"containers": []}},
+            "spec.transformer", id="transformer",
+        ),
+        pytest.param(
+            {"sklearn": {"storageUri": "gs://b/m"}}, {"explainer": {"alibi": {}}},
+            "spec.explainer", id="explainer",
+        ),
+    ],
+)  # fmt: skip
+def test_what_a_pool_has_not_is_said_and_kept(
+    predictor: dict[str, Any], spec: dict[str, Any], names: str
+) -> None:
+    found = _read(predictor, **spec)
+    assert names in found.needs
+    assert decode_spec(encode_spec(found)).needs == found.needs
+
+
+def test_kserves_own_samples_are_as_documented() -> None:
+    module = kserve_samples.module_folder()
+    if module is None:
+        pytest.skip("KServe's module is not unpacked: scripts/kubernetes/build does")
+    lines = kserve_samples.table(module)
+    assert sum("| accepted |" in line for line in lines) >= ACCEPTED
+    text = DOCS.read_text()
+    missing = [line for line in lines if line not in text]
+    assert not missing, "docs/compatibility.md is not what kserve_samples prints"
