@@ -21,7 +21,7 @@ export TOKENIZERS_PARALLELISM ?= false
 # Without cached bytecode every process that imports torch and transformers compiles them: 5-10 s.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install demo demo-selection demo-workflows up test test-slow test-gpu test-kubernetes test-chaos test-hostile soak check format bench bench-runtime bench-overload bench-gpu bench-simulator bench-placement bench-peers lock clean bench-workflows
+.PHONY: help install demo demo-formats demo-selection demo-workflows up test test-slow test-gpu test-kubernetes test-chaos test-hostile soak check format bench bench-runtime bench-overload bench-gpu bench-simulator bench-placement bench-peers lock clean bench-workflows
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' Makefile
@@ -39,6 +39,9 @@ demo-workflows: $(STAMP)  ## Run the demo of workflows: placement ahead, batches
 
 demo-selection: $(STAMP)  ## Run the demo of applications, under 3 minutes, with a report
 	@scripts/demo-selection $(FLAGS)
+
+demo-formats: $(STAMP)  ## Run the demo of ONNX, XGBoost, LightGBM and scikit-learn, with 500 small models
+	@scripts/demo-formats $(FLAGS)
 
 up: $(STAMP)  ## Run the platform on this machine until Ctrl-C (FLAGS="--pods 4 -f manifests/samples")
 	@$(BIN)/python -P -m pilotlight up $(FLAGS)
