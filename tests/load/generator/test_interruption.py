@@ -75,10 +75,20 @@ def test_a_full_disk_is_one_message_and_keeps_the_records_so_far(
     write_trace: WriteTrace, tmp_path: Path
 ) -> None:
     output = tmp_path / "run.parquet"
-    trace = write_trace(["plain"], count=4000, gap_s=0.001)
+    trace = write_trace(["plain"], count=20_000, gap_s=0.002)
+    empty = tmp_path / "empty.arrows"
+    RecordPart(empty).close()
+
+    def largest() -> int:
+        parts = tmp_path.glob("run.parquet.parts/*.arrows")
+        return max((path.stat().st_size for path in parts), default=0)
+
     with odd_server() as server:
         run = _start(trace, server.url, output)
-        resource.prlimit(run.pid, resource.RLIMIT_FSIZE, (16_384, 16_384))
+        servers.wait_until(lambda: largest() > empty.stat().st_size, what="the first records")
+        for worker in _children(run.pid):
+            limit = largest()
+            resource.prlimit(worker, resource.RLIMIT_FSIZE, (limit, limit))
         out, err = run.communicate(timeout=240)
     assert (run.returncode, out) == (1, "")
     [line] = [line for line in err.splitlines() if line.startswith("error: ")]
@@ -87,7 +97,7 @@ def test_a_full_disk_is_one_message_and_keeps_the_records_so_far(
     assert "Traceback" not in err
     found = read_run(output, "run")
     assert found.was_interrupted
-    assert 0 < found.requests < 4000
+    assert 0 < found.requests < 20_000
 
 
 @pytest.mark.slow
