@@ -106,6 +106,7 @@ async def cycle(pod: LocalPod, specs: list[ModelSpec], count: int) -> None:
         await pod.unload(spec)
 
 
+@pytest.mark.slow
 def test_memory_is_at_its_baseline_after_200_loads(models: Path, tmp_path: Path) -> None:
     """RSS within 8 MB of what it was after 30 loads, and no mapping or descriptor left.
 
@@ -129,6 +130,7 @@ def test_memory_is_at_its_baseline_after_200_loads(models: Path, tmp_path: Path)
     run(tmp_path, work, host_bytes=1 << 30)
 
 
+@pytest.mark.slow
 def test_slabs_are_given_back_whole_200_times(models: Path, tmp_path: Path) -> None:
     engine = FakeEngine()
     specs = [spec_of(name, models / name) for name in KINDS]

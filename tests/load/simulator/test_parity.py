@@ -6,6 +6,8 @@ import random
 import time
 from typing import TYPE_CHECKING
 
+import pytest
+
 from registry.domain.model import RoutingPolicy
 from tests.load.simulator.parity import Times, live, simulated
 
@@ -69,6 +71,7 @@ def replayed(folder: Path, rows: Sequence[Row], times: Times) -> list[Decision]:
         return [each.result() for each in asked]
 
 
+@pytest.mark.slow
 def test_decisions_for_concurrent_requests_are_those_of_the_simulator(tmp_path: Path) -> None:
     for pace in PACES:  # delays of a busy machine matter less in a slower trace
         times = measured(Times(load_s=0.47 * pace, infer_s=0.23 * pace, around_s=0.08 * pace))

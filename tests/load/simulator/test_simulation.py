@@ -46,6 +46,7 @@ def test_records_have_the_schema_and_come_in_batches() -> None:
     assert max(batch.num_rows for batch in batches) < 20_000
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_trace() -> None:
     plan = cluster({"count": 4, "pods": [{"slots": 4}]}, {"infer": {1: "2ms"}, "count": 8})
     batch = 1_000

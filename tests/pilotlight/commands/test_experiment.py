@@ -61,10 +61,8 @@ def test_an_unknown_name_is_rejected(tmp_path: Path) -> None:
         run_experiment("liu", SETTINGS, Output(), out=tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("number", "processes"),
-    [pytest.param(signal.SIGTERM, 1, marks=pytest.mark.slow), (signal.SIGINT, 2)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "processes"), [(signal.SIGTERM, 1), (signal.SIGINT, 2)])
 def test_runs_completed_before_a_signal_are_kept(
     tmp_path: Path, number: signal.Signals, processes: int
 ) -> None:

@@ -140,9 +140,9 @@ def assert_close(one: Any, other: Any) -> None:
         assert one == other
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("number", "processes", "whole"),
-    [(signal.SIGTERM, 1, 1), pytest.param(signal.SIGINT, 2, 0, marks=pytest.mark.slow)],
+    ("number", "processes", "whole"), [(signal.SIGTERM, 1, 1), (signal.SIGINT, 2, 0)]
 )
 def test_results_before_a_signal_are_kept(
     tmp_path: Path, number: signal.Signals, processes: int, whole: int

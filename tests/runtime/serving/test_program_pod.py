@@ -229,6 +229,7 @@ def test_results_are_equal_from_every_tier(programs: Path, tmp_path: Path) -> No
     asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_memory_is_at_its_baseline_after_200_loads(programs: Path, tmp_path: Path) -> None:
     spec = spec_of("sound", programs / "sound")
 
