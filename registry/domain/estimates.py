@@ -8,7 +8,7 @@ and is marked: a request is never rejected for its deadline because of such an e
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from math import inf
 from statistics import median
@@ -153,7 +153,9 @@ class ModelEstimates:
                 return stages
             infer_s, spread_s = seconds_at_size(points, class_bytes(of_class)), 0.0
         share_s = stages.share_s * infer_s / stages.infer_s if stages.infer_s else infer_s
-        return replace(stages, infer_s=infer_s, share_s=share_s, spread_s=spread_s)
+        return StageTimes(
+            infer_s, share_s, stages.preprocess_s, stages.postprocess_s, True, spread_s
+        )
 
     @property
     def stages(self) -> StageTimes:

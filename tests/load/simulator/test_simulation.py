@@ -37,6 +37,7 @@ def test_equal_seeds_give_equal_records_with_a_row_per_request(policy: RoutingPo
         assert sum(row[f"{stage}_ms"] for stage in stages) == pytest.approx(1000 * took_s(row))
 
 
+@pytest.mark.slow
 def test_records_have_the_schema_and_come_in_batches() -> None:
     plan = cluster({}, {"infer": {1: "1us"}})
     rows = [(0.01 * n, "m") for n in range(20_000)]

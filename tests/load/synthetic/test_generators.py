@@ -133,6 +133,7 @@ def test_models_have_the_shares_of_their_ranks() -> None:
     assert np.array(counts) / found.arrivals == pytest.approx(zipf_shares(4, 1.0), rel=0.05)
 
 
+@pytest.mark.slow
 def test_popularity_drifts_and_keeps_the_shares_of_ranks() -> None:
     text = "poisson:rate=200,duration=10m,models=10,zipf=1.5,drift=1m"
     found = rows(open_trace(text, seed=1))

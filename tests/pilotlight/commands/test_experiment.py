@@ -91,6 +91,7 @@ def test_runs_completed_before_a_signal_are_kept(
     assert not (tmp_path / "liu-grid" / "result.md").exists()
 
 
+@pytest.mark.slow
 def test_a_result_is_replaced_only_with_overwrite(cli: Cli, tmp_path: Path) -> None:
     asked = ["experiment", "liu-wins", "--quick", "--simulated-only", "--out", str(tmp_path),
              "--processes", "1"]  # fmt: skip

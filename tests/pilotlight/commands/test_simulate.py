@@ -84,6 +84,7 @@ def poisson(seconds: int) -> str:
     return f"poisson:rate=30,duration={seconds}s,tenant=default,names={models}"
 
 
+@pytest.mark.slow
 def test_one_and_two_processes_write_equal_results(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -84,6 +84,7 @@ def test_only_probes_and_metrics_are_served_without_the_secret(
     assert NEW not in pod.log
 
 
+@pytest.mark.slow
 def test_a_rotation_under_load_loses_no_request(
     cluster: Cluster, models: Path, tmp_path: Path
 ) -> None:
