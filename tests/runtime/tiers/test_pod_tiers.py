@@ -79,7 +79,8 @@ def test_bytes_per_tier_and_load_times_reach_the_registry(cluster: Cluster, mode
     wait_tier(cluster, spec, "host")
     size = image_of(pod.folder, spec).stat().st_size
 
-    def is_reported() -> bool:  # a report between two loads has the host's bytes and none of the device
+    def is_reported() -> bool:
+        # between two loads a report has the host's bytes and none of the device
         used = used_bytes(cluster)
         return used.get("host") == size and used["device"] > 0
 
