@@ -8,6 +8,7 @@ import logging
 import math
 import os
 import signal
+import socket
 import sys
 import time
 import uuid
@@ -49,7 +50,6 @@ from registry.redis.watch import ClusterWatch
 from registry.settings_table import read_settings
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import AsyncIterator, Iterator
 
 logger = logging.getLogger(__name__)
@@ -133,7 +133,8 @@ async def running_app(
     watch = ClusterWatch(registry)
     gateway_id = uuid.uuid4().hex[:8]
     reservations = Reservations(registry, watch.state, gateway_id, ttl_s=settings.reservation_ttl)
-    explanations = Explanations()
+    name = f"{socket.gethostname()}/{gateway_id}"
+    explanations = Explanations(gateway=name)
     dispatcher = Dispatcher(watch.state, reservations, explanations, watch.registry_now_s)
     watch.subscribe(dispatcher.notify_change)
     watch.subscribe(reservations.retry_releases)
@@ -147,7 +148,7 @@ async def running_app(
         reservations,
         Retries(PassiveHealth(LoopTimers(), dispatcher.notify_change)),
         connections,
-        RequestTelemetry(metrics),
+        RequestTelemetry(metrics, name),
         arrival_counter,
         LostPods(time.monotonic, settings.lost_pods_pause),
     )

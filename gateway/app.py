@@ -186,7 +186,7 @@ class GatewayApp:
                 return
             if exchange is not None:
                 self._context.telemetry.failed(client.target.label, exchange.policy, error)
-            respond_with_error(client, error, request_id)
+            respond_with_error(client, error, request_id, self._context.telemetry.gateway)
         finally:
             if body is not None:
                 body.close()

@@ -31,10 +31,14 @@ def _body_and_headers(error: GatewayError, *, is_openai: bool) -> tuple[bytes, H
     return orjson.dumps(document), headers
 
 
-def respond_with_error(client: ClientRequest, error: GatewayError, request_id: str) -> None:
+def respond_with_error(
+    client: ClientRequest, error: GatewayError, request_id: str, gateway: bytes
+) -> None:
+    """`gateway`: its name, for those who look for the explanation."""
     body, headers = _body_and_headers(error, is_openai=client.target.openai_endpoint is not None)
     if request_id:
         headers.append((b"x-request-id", request_id.encode()))
+    headers.append((b"x-pilotlight-gateway", gateway))
     if isinstance(error, (RequestBodyTooLarge, BodyTooSlow, BodiesFull)):
         client.keep_alive = False  # the rest of the body will not be read
     client.respond(int(error.status), headers, body)

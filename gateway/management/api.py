@@ -123,7 +123,13 @@ def _add_explanations(api: FastAPI, explanations: Explanations) -> None:
         found = explanations.get(request_id)
         if found is None:
             return JSONResponse(
-                {"error": f"request {request_id!r} is not among the last ones of this gateway"}, 404
+                {
+                    "error": f"request {request_id!r} is not among the last ones of this gateway,"
+                    f" {explanations.gateway}; if the response's header x-pilotlight-gateway names"
+                    " another one, ask that one",
+                    "gateway": explanations.gateway,
+                },
+                404,
             )
         return JSONResponse(found)
 

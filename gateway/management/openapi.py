@@ -57,7 +57,7 @@ _HEADERS = {
     "x-request-id": "Request id; generated if absent, always returned.",
 }
 _RESPONSES = {
-    "200": "The response, with x-pilotlight-pod, -policy, -reason, -start and server-timing.",
+    "200": "The response; x-pilotlight-pod, -gateway, -policy, -reason, -start; server-timing.",
     "400": "The request is malformed.",
     "404": "The model does not exist.",
     "413": "The body is over the limit.",

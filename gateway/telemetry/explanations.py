@@ -34,7 +34,9 @@ class _Explanation:
 class Explanations:
     """Decisions by request id; above `max_explanations` the oldest is dropped."""
 
-    def __init__(self, max_explanations: int = MAX_EXPLANATIONS) -> None:
+    def __init__(self, max_explanations: int = MAX_EXPLANATIONS, *, gateway: str = "") -> None:
+        self.gateway = gateway
+        """Name of this gateway; the others of its pool have records of their own."""
         self._max_explanations = max_explanations
         self._by_id: dict[str, _Explanation] = {}
         self._selections: dict[str, Callable[[], dict[str, Any]]] = {}
@@ -75,6 +77,7 @@ class Explanations:
             return {"request_id": request_id, **chosen} if chosen else None
         return {
             "request_id": request_id,
+            "gateway": self.gateway,
             **chosen,
             "model": str(known.request.model),
             "policy": known.result.policy,

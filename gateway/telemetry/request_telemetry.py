@@ -82,7 +82,10 @@ class _PolicyHistograms:
 class RequestTelemetry:
     """Writes response headers and metrics, and caches label lookups."""
 
-    def __init__(self, metrics: GatewayMetrics) -> None:
+    def __init__(self, metrics: GatewayMetrics, gateway: str = "gateway") -> None:
+        """`gateway`: name of this gateway, for responses."""
+        self.gateway = gateway.encode()
+        self._gateway_line = b"x-pilotlight-gateway: %b\r\n" % self.gateway
         self._metrics = metrics
         self._count = metrics.outcomes.add
         stage = metrics.stages.labels
@@ -107,6 +110,7 @@ class RequestTelemetry:
             b"\r\nx-pilotlight-reason: ", request.decision.reason.encode(),
             b"\r\nx-pilotlight-start: ", request.start.encode(),
             b"\r\nserver-timing: ", timings.server_timing(), b"\r\n",
+            self._gateway_line,
         )  # fmt: skip
         if request.version:
             lines += (b"x-pilotlight-version: ", request.version, b"\r\n")

@@ -184,7 +184,8 @@ async def _explain(target: PlatformTarget, output: Output, request_id: str) -> N
     if response.status_code == 404:
         raise NotFound(
             f"the gateway has no record of request {request_id!r}; it keeps only the most recent "
-            "requests, under the x-request-id header of the response"
+            "requests, under the x-request-id header of the response, and only its own: "
+            f"{_error_text(response)}"
         )
     if not response.is_success:
         raise RequestFailed(_error_text(response))

@@ -51,6 +51,23 @@ def short_timeout_gateway(
         yield started
 
 
+def test_an_explanation_says_which_gateway_decided(
+    harness: GatewayHarness, second_gateway: servers.Gateway
+) -> None:
+    spec, _ = harness.start_warm_pod()
+    served = harness.predict(spec, x_request_id="asked-elsewhere")
+    decider = served.headers["x-pilotlight-gateway"]
+    path = "/pilotlight/v1/explain/asked-elsewhere"
+    found = harness.client.get(f"{harness.gateway.url}{path}")
+    assert found.json()["gateway"] == decider
+    elsewhere = harness.client.get(f"{second_gateway.url}{path}")
+    assert elsewhere.status_code == 404
+    assert elsewhere.json()["gateway"] != decider
+    assert "x-pilotlight-gateway" in elsewhere.json()["error"]
+    refused = harness.client.post(f"{second_gateway.url}/v1/models/nobody:predict", json={})
+    assert refused.headers["x-pilotlight-gateway"] == elsewhere.json()["gateway"]
+
+
 def test_two_gateways_never_exceed_the_slots(
     harness: GatewayHarness, second_gateway: servers.Gateway
 ) -> None:
