@@ -210,8 +210,14 @@ class Placer(Generic[P]):
             self._queue.record_wait(placement, decision.reason)
         timeout_s = self._queue.timeout_s(placement)
         placement.timeout = self._timers.after(timeout_s, self._on_timeout, placement)
+        if gather_s := placement.spec.policy.max_load_wait_s:
+            self._timers.after(gather_s, self._on_gathered, placement)
         self.notify_change()
         self._poll_later()
+
+    def _on_gathered(self, placement: P) -> None:
+        if placement.is_pending:
+            self.notify_change()
 
     def _on_timeout(self, placement: P) -> None:
         if placement.is_pending:

@@ -85,16 +85,26 @@ def evicts_too_soon(
 ) -> bool:
     """True if a first copy should wait until the requests queued for its victims are served.
 
-    Exhaustive service, as polling systems that switch at a cost (Takagi 1988, "Queuing analysis of
-    polling models"): the victims' requests lose the time of another load each; those of this
-    model, if they wait, the time in which the others are served. None waits for more than
-    `MAX_LOADS_WAITED` loads.
+    Or until more requests gather for it, as the model's `max-load-wait` says. Exhaustive service,
+    as polling systems that switch at a cost (Takagi 1988, "Queuing analysis of polling models"):
+    the victims' requests lose the time of another load each; those of this model, if they wait,
+    the time in which the others are served. None waits for more than `MAX_LOADS_WAITED` loads.
     """
+    if _gathers(cold, request, now_s):
+        return True
     victims = cluster.eviction_prices.queue_loss(cluster.pods[cold.predict], request.key)
     if now_s - request.arrival_s >= MAX_LOADS_WAITED * cold.forecast.seconds:
         return False
     queued = request.ahead + request.behind + 1
     return victims.loss_s > queued * victims.served_in_s
+
+
+def _gathers(cold: RoutingOption, request: RequestView, now_s: float) -> bool:
+    """Whether the request waits for others of its model, which will share the load."""
+    until_s = request.arrival_s + request.max_load_wait_s
+    if cold.evicts_s <= 0.0 or now_s >= until_s:
+        return False
+    return request.deadline_s is None or until_s + cold.forecast.seconds <= request.deadline_s
 
 
 def _saved_s(

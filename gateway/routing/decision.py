@@ -62,6 +62,8 @@ class RequestView:
     """Requests queued in this gateway, of all models."""
     size_class: int | None = None
     """Of its body (`registry.domain.request_size`); None: not known."""
+    max_load_wait_s: float = 0.0
+    """How long it waits for more requests of its model before a load that evicts others."""
     may_try_transfer: bool = True
     """Whether it may be proxied although the model's transfers have never been measured."""
 

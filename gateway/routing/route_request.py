@@ -97,7 +97,7 @@ def route_request(
     view = RequestView(  # by position: names cost a tenth of a decision
         spec.key, request.arrival_s, request.draw, request.sequence,
         spec.policy.target_ongoing_requests, ahead, behind, stalled_s, request.deadline_s,
-        lost_s, queued, request.size_class, may_try_transfer,
+        lost_s, queued, request.size_class, spec.policy.max_load_wait_s, may_try_transfer,
     )  # fmt: skip
     decision = ROUTING_POLICIES[policy](view, cluster, now_s)
     if not may_load and isinstance(decision, SendTo) and decision.mode is LoadMode.LOAD:

@@ -144,6 +144,8 @@ class ModelPolicy:
     max_batch_size: int | None = None
     """None: from the measured profile, see `registry.domain.profile`."""
     max_batch_wait_s: float = 0.0
+    max_load_wait_s: float = 0.0
+    """How long requests gather, under `auto`, before a load that evicts other models."""
     max_infer_s: float | None = None
     """None: the pod's own limit."""
     loading: LoadingPolicyName | None = None

@@ -121,6 +121,7 @@ KEYS: Mapping[str, _Annotation] = {
     "preload-tier": _Annotation("preload_tier", _one_of(Tier, Tier.DEVICE, Tier.HOST)),
     "max-batch-size": _Annotation("max_batch_size", _integer(1, 4096)),
     "max-batch-wait": _Annotation("max_batch_wait_s", _duration(positive=False)),
+    "max-load-wait": _Annotation("max_load_wait_s", _duration(positive=False)),
     "max-infer-time": _Annotation("max_infer_s", _duration(positive=True)),
     "loading": _Annotation("loading", _one_of(LoadingPolicyName)),
     "placement": _Annotation("placement", _one_of(PlacementName)),

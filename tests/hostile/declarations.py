@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _KEYS: Final = (
     "pool", "policy", "target-ongoing-requests", "queue-depth", "queue-timeout", "deadline",
     "priority", "min-copies", "max-copies", "keep-alive", "pin", "preload", "preload-tier",
-    "max-batch-size", "max-batch-wait", "task", "loading", "placement", "profile",
+    "max-batch-size", "max-batch-wait", "max-load-wait", "task", "loading", "placement", "profile",
     "canary-of", "canary-percent", "unknown", "max-infer-time",
 )  # fmt: skip
 _VALUES: SearchStrategy[str] = (

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 POPULARITIES: Final = (0.0, 1.1)
 SEEDS: Final = tuple(range(1, 11))
 MAX_P99_S: Final = 0.6
+WAITS_S: Final = (0.2, 0.3, 0.35)
+"""Of `max-load-wait`, which is off by default: it lengthens the mean latency."""
 _REQUESTS: Final = 400
 _MODELS: Final = 8
 _PODS: Final = 2
@@ -71,6 +73,10 @@ def count_loads(zipf: float, seed: int) -> dict[str, LoadCount]:
         found[name] = LoadCount(loads, float(np.quantile(latencies_s, 0.99)))
     for policy in (RoutingPolicy.COLOCATION_QUEUEING, RoutingPolicy.AUTO):
         found[str(policy)] = _simulated(batches, policy, seed)
+    for wait_s in WAITS_S:
+        found[f"{RoutingPolicy.AUTO}, max-load-wait {wait_s * 1000:g}ms"] = _simulated(
+            batches, RoutingPolicy.AUTO, seed, wait_s=wait_s
+        )
     found[f"{RoutingPolicy.AUTO} + predictive"] = _simulated(
         batches, RoutingPolicy.AUTO, seed, LoadingOptions("predictive")
     )
@@ -82,8 +88,9 @@ def _simulated(
     policy: RoutingPolicy,
     seed: int,
     loading: LoadingOptions | None = None,
+    wait_s: float = 0.0,
 ) -> LoadCount:
-    plan = _cluster()
+    plan = _cluster(wait_s)
     scaler = None if loading is None else loading.new_autoscaler(plan)
     run = Simulation(plan, trace, policy, seed, autoscaler=scaler)
     rows = pa.Table.from_batches(list(run))
@@ -91,7 +98,7 @@ def _simulated(
     return LoadCount(run.summary.loads_started.total(), float(np.quantile(latency_s, 0.99)))
 
 
-def _cluster() -> ClusterPlan:
+def _cluster(wait_s: float) -> ClusterPlan:
     """Pods have the default number of slots."""
     return ClusterPlan(
         tuple(
@@ -102,7 +109,7 @@ def _cluster() -> ClusterPlan:
             ModelPlan(
                 ModelSpec(
                     ModelName("default", f"model-{number}"), f"s3://models/{number}",
-                    policy=ModelPolicy(queue_depth=_REQUESTS),
+                    policy=ModelPolicy(queue_depth=_REQUESTS, max_load_wait_s=wait_s),
                 ),
                 size_bytes=_BYTES,
                 memory_bytes=_BYTES,

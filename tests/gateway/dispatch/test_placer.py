@@ -10,7 +10,8 @@ import pytest
 from gateway.dispatch.passive_health import PassiveHealth
 from gateway.dispatch.placer import POLL_INTERVAL_S
 from gateway.routing.decision import Reason
-from registry.domain.model import ModelName, ModelSpec, RoutingPolicy
+from registry.domain.model import ModelName, ModelSpec, RoutingPolicy, Tier
+from registry.domain.residency_index import Residency
 from tests.gateway.cluster_states import NOW_S, PodSketch, cluster, declare
 from tests.gateway.virtual_placer import VirtualPlacer
 
@@ -117,6 +118,23 @@ def test_queued_requests_are_routed_again_at_intervals_without_a_change() -> Non
     assert virtual.placed == []
     virtual.run_for(0.02)
     assert len(virtual.placed) == 1
+
+
+def test_requests_gather_for_a_load_that_evicts_until_the_longest_wait_is_over() -> None:
+    state = cluster(PodSketch("pod-a", slots=4, memory_bytes=600))
+    spec = declare(state, routing=RoutingPolicy.AUTO, max_load_wait_s=0.3)
+    held = "default/held@0"
+    state.residency.device_bytes.update({spec.key: 500, held: 500})
+    state.residency.put(held, "pod-a", Residency(Tier.DEVICE, None, NOW_S, 500))
+    for n in reversed(range(60)):
+        state.arrivals.record(held, NOW_S - n)
+    virtual = VirtualPlacer(state)
+    first = virtual.place(spec)
+    virtual.run_for(0.29)
+    assert virtual.placed == []
+    virtual.run_for(0.02)
+    assert virtual.placed == [first]
+    assert virtual.reserved_s == [0.3]
 
 
 def test_polls_continue_after_an_interval_in_which_the_only_request_had_a_reservation() -> None:

@@ -204,6 +204,26 @@ def test_a_first_copy_waits_until_requests_queued_for_its_victim_are_served(
         assert decision.reason is Reason.QUEUE_MEMORY
 
 
+@pytest.mark.parametrize(
+    ("fields", "is_sent"),
+    [
+        pytest.param({}, False, id="others-may-come"),
+        pytest.param({"arrival_s": NOW_S - 0.5}, True, id="waited-long-enough"),
+        pytest.param({"deadline_s": NOW_S + 1.2}, True, id="would-be-late-by-it"),
+        pytest.param({"deadline_s": NOW_S + 9.0}, False, id="has-the-time"),
+    ],
+)
+def test_requests_gather_before_a_load_that_evicts(fields: dict[str, float], is_sent: bool) -> None:
+    state = full(PodSketch(A, slots=3), hot=A)
+    decision = auto(request(max_load_wait_s=0.5, **fields), state, NOW_S)
+    assert isinstance(decision, SendTo) is is_sent
+
+
+def test_requests_do_not_gather_before_a_load_into_free_room() -> None:
+    state = full(PodSketch(A, slots=3), PodSketch(B), hot=A)
+    assert isinstance(auto(request(max_load_wait_s=0.5), state, NOW_S), SendTo)
+
+
 def test_a_first_copy_evicts_where_nobody_waits() -> None:
     state = full(PodSketch(A, slots=9), PodSketch(B, slots=9), cold=A, hot=B)
     for name in ("cold", "cold-too"):

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from load.experiments.regret.caching import belady_loads, lru_loads, multiplexed
-from load.experiments.regret.load_counts import count_loads
+from load.experiments.regret.load_counts import MAX_P99_S, count_loads
 
 
 def test_loads_of_a_textbook_reference_string() -> None:
@@ -92,3 +92,5 @@ def test_every_rule_serves_the_same_requests() -> None:
     assert found["Belady, one cache"].loads < found["LRU, one cache"].loads
     assert found["auto"].loads >= 8
     assert (found["auto"].p99_s or 0) >= 0.25
+    assert found["auto, max-load-wait 300ms"].loads < 0.8 * found["auto"].loads
+    assert (found["auto, max-load-wait 300ms"].p99_s or 0) <= MAX_P99_S
