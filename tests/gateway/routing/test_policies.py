@@ -6,9 +6,10 @@ import pytest
 
 from gateway.routing.decision import Decision, Reason, SendTo, Wait
 from gateway.routing.routing_policies import ROUTING_POLICIES
-from registry.domain.model import RoutingPolicy
+from registry.domain.model import RoutingPolicy, Tier
 from registry.domain.pod import PodPhase
 from registry.domain.reservation import LoadMode
+from registry.domain.residency_index import Residency
 from tests.gateway.cluster_states import KEY, NOW_S, PodSketch, cluster, request
 
 A, B, C = "pod-a", "pod-b", "pod-c"
@@ -207,6 +208,18 @@ def test_colocation_queueing(pods: list[PodSketch], expected: Decision) -> None:
 )
 def test_remote_proxy(pods: list[PodSketch], expected: Decision) -> None:
     assert decide(RoutingPolicy.REMOTE_PROXY, *pods) == expected
+
+
+@pytest.mark.parametrize(("held_bytes", "is_loaded"), [(500, True), (900, False)])
+def test_remote_proxy_loads_a_further_copy_into_free_room_only(
+    held_bytes: int, is_loaded: bool
+) -> None:
+    state = cluster(PodSketch(A, "warm", busy=1, ongoing=3), PodSketch(B))
+    held = "default/held@0"
+    state.residency.device_bytes.update({KEY: 500, held: held_bytes})
+    state.residency.put(held, B, Residency(Tier.DEVICE, None, NOW_S, held_bytes))
+    decision = ROUTING_POLICIES[RoutingPolicy.REMOTE_PROXY](request(), state, NOW_S)
+    assert isinstance(decision, SendTo if is_loaded else Wait)
 
 
 def test_remote_proxy_uses_the_target_of_the_model() -> None:

@@ -182,6 +182,17 @@ _PERIODIC: list[Row] = sorted(
 )
 
 
+@pytest.mark.parametrize("tick_s", [0.5, 2.0])
+def test_two_periodic_models_with_one_place_take_turns_as_without_plans(tick_s: float) -> None:
+    """Plans add no cold starts, however often they are made."""
+    rows = [row for row in _PERIODIC if row[0] < 250.0]
+    cold, loads, _ = _short_of_memory(rows, 1, models=2, tick_s=None)
+    assert cold > 2
+    planned_cold, planned_loads, _ = _short_of_memory(rows, 1, models=2, tick_s=tick_s)
+    assert planned_cold <= cold
+    assert planned_loads <= loads
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("tick_s", [0.5, 2.0])
 def test_predictive_moves_no_models_of_about_equal_value(tick_s: float) -> None:
