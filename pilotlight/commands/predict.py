@@ -13,6 +13,7 @@ import httpx
 import typer
 
 from pilotlight.commands import flags
+from pilotlight.commands.run_explanation import check_plot, explain_run
 from pilotlight.commands.target import PlatformTarget, parse_model_names
 from pilotlight.errors import InvalidInput, NotFound, RequestFailed
 from pilotlight.output import Output
@@ -65,14 +66,23 @@ def predict(
 
 @app.command()
 def explain(
-    request_id: Annotated[str, typer.Argument(help="The x-request-id header of the response.")],
+    request_id: Annotated[
+        str, typer.Argument(help="The x-request-id header of the response, or a workflow's run.")
+    ],
     *,
+    plot: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Draw a run over time, by pod: .svg, .png or .pdf."),
+    ] = None,
+    namespace: flags.Namespace = None,
     home: flags.Home = None,
     gateway: flags.Gateway = None,
     json_: flags.Json = False,
 ) -> None:
-    """Show how a request was routed: candidate pods, estimates, and the decision."""
-    asyncio.run(_explain(PlatformTarget.of(home, gateway=gateway), Output(json_), request_id))
+    """Show how a request, or each step of a workflow's run, was placed: candidates, estimates."""
+    check_plot(plot)
+    target, output = PlatformTarget.of(home, gateway=gateway), Output(json_)
+    asyncio.run(_explain(target, output, request_id, namespace or "default", plot))
 
 
 def _request_path(name: ModelName, protocol: str) -> str:
@@ -178,15 +188,26 @@ def _short(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-async def _explain(target: PlatformTarget, output: Output, request_id: str) -> None:
+async def _explain(
+    target: PlatformTarget, output: Output, request_id: str, namespace: str, plot: Path | None
+) -> None:
+    """Of a request; where the gateway knows none, of a run."""
+    if plot is not None:
+        await explain_run(target, output, namespace, request_id, plot)
+        return
     path = f"/pilotlight/v1/explain/{quote(request_id, safe='')}"
     response = await target.request_gateway("GET", path)
     if response.status_code == 404:
-        raise NotFound(
-            f"the gateway has no record of request {request_id!r}; it keeps only the most recent "
-            "requests, under the x-request-id header of the response, and only its own: "
-            f"{_error_text(response)}"
-        )
+        try:
+            await explain_run(target, output, namespace, request_id, plot)
+        except (NotFound, RequestFailed):
+            raise NotFound(
+                f"the gateway has no record of request {request_id!r}; it keeps only the most "
+                "recent requests, under the x-request-id header of the response, and only its "
+                f"own: {_error_text(response)}; nor is there a run of that id in namespace "
+                f"{namespace}"
+            ) from None
+        return
     if not response.is_success:
         raise RequestFailed(_error_text(response))
     document = response.json()

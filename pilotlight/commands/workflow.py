@@ -155,7 +155,7 @@ def _read_arguments(text: str) -> bytes:
     return content.encode()
 
 
-def _document(response: httpx.Response, what: str) -> Any:
+def read_response(response: httpx.Response, what: str) -> Any:
     """The response's JSON. Raises InvalidInput for 400, NotFound for 404, else RequestFailed."""
     try:
         document = response.json()
@@ -179,7 +179,7 @@ async def _deploy(
     target: PlatformTarget, output: Output, name: ModelName, file: Path, content: bytes
 ) -> None:
     response = await target.request_gateway("PUT", workflow_path(name), content=content)
-    document = _document(response, str(file))
+    document = read_response(response, str(file))
     output.result(document, [f"workflow/{name.name} {document['outcome']}"])
 
 
@@ -188,7 +188,7 @@ async def _run(
 ) -> None:
     path = workflow_path(name, ":run")
     response = await target.request_gateway("POST", path, content=body, headers=headers)
-    document = _document(response, str(name))
+    document = read_response(response, str(name))
     shown = document["id"] if response.status_code == 202 else json.dumps(
         document["result"], ensure_ascii=False, indent=2
     )  # fmt: skip
@@ -199,7 +199,7 @@ async def _run(
 
 async def _status(target: PlatformTarget, output: Output, name: ModelName, run_id: str) -> None:
     path = workflow_path(name, f"/runs/{quote(run_id, safe='')}")
-    document = _document(await target.request_gateway("GET", path), str(name))
+    document = read_response(await target.request_gateway("GET", path), str(name))
     output.result(document, [f"run     {document['id']}", f"status  {document['status']}"])
     if output.as_json:
         return
@@ -224,20 +224,20 @@ def _seconds(value: float | None) -> str:
 
 async def _cancel(target: PlatformTarget, output: Output, name: ModelName, run_id: str) -> None:
     path = workflow_path(name, f"/runs/{quote(run_id, safe='')}")
-    document = _document(await target.request_gateway("DELETE", path), str(name))
+    document = read_response(await target.request_gateway("DELETE", path), str(name))
     output.result(document, [f"run {document['id']} cancelled"])
 
 
 async def _delete(target: PlatformTarget, output: Output, name: ModelName) -> None:
     response = await target.request_gateway("DELETE", workflow_path(name))
-    document = _document(response, str(name))
+    document = read_response(response, str(name))
     output.result(document, [f'workflow "{name.name}" deleted'])
 
 
 async def print_workflows(target: PlatformTarget, output: Output, namespace: str) -> None:
     """The namespace's workflows as a table or JSON."""
     path = f"/serving/{quote(namespace)}/all/v1/workflows"
-    found = _document(await target.request_gateway("GET", path), namespace)["workflows"]
+    found = read_response(await target.request_gateway("GET", path), namespace)["workflows"]
     if output.as_json:
         output.result(found)
         return

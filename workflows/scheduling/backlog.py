@@ -55,17 +55,22 @@ def device_queue(
                 break
         else:
             groups.append([step])
-    batches, free_s = [], foreign_s
+    batches, free_s, later_s = [], foreign_s, 0.0
     for position, group in enumerate(groups):
         model = group[0].model
         ready_s = max(step.ready_s for step in group)
         start_s = max(free_s, ready_s, 0.0)
+        is_next = group[0].sent_s is not None or ready_s <= free_s
+        if not is_next:
+            start_s = max(start_s, later_s)
         if position == 0 and foreign_s <= 0.0 and group[0].sent_s is not None:
             start_s = group[0].sent_s
         seconds = costs(model).batch_s(len(group))
-        batches.append(QueuedBatch(model, len(group), start_s))
-        if group[0].sent_s is not None or ready_s <= free_s:
-            free_s = max(start_s + seconds, 0.0)
+        end_s = max(start_s + seconds, 0.0)
+        batches.append(QueuedBatch(model, len(group), start_s, end_s))
+        if is_next:
+            free_s = end_s
+        later_s = max(later_s, end_s)
     return DeviceQueue(tuple(batches), free_s)
 
 

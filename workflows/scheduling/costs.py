@@ -31,6 +31,7 @@ class QueuedBatch:
     size: int
     start_s: float
     """Expected; not after now where it has begun."""
+    end_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +96,10 @@ def scheduling_problem(
     """Fill the tables for `steps`; a step runs on its `allowed` devices only (all by default)."""
     everywhere = [range(len(devices))] * len(steps)
     rows = [
-        _rows(models[step.model], step.model, devices, may_run)
-        for step, may_run in zip(steps, allowed or everywhere, strict=True)
+        _rows(models[step.model], step.model, devices, may_run, ready_s)
+        for step, may_run, ready_s in zip(
+            steps, allowed or everywhere, _earliest_ready(steps, models, placed or {}), strict=True
+        )
     ]
 
     def transfer_s(source: int, step: int, origin: int, device: int) -> float:
@@ -118,19 +121,64 @@ def scheduling_problem(
     )
 
 
+def _earliest_ready(
+    steps: Sequence[Step], models: Mapping[str, ModelCosts], placed: Mapping[int, Placement]
+) -> list[float]:
+    """By step, when its inputs can be there if no step before it waits. Inputs come first."""
+    ends: list[float] = []
+    ready: list[float] = []
+    for number, step in enumerate(steps):
+        ready.append(max((ends[each] for each in step.inputs if each < number), default=0.0))
+        end_s = ready[-1] + models[step.model].batch_s(1)
+        ends.append(placed[number].end_s if number in placed else end_s)
+    return ready
+
+
 def _rows(
-    costs: ModelCosts, model: str, devices: Sequence[Device], may_run: Collection[int]
+    costs: ModelCosts,
+    model: str,
+    devices: Sequence[Device],
+    may_run: Collection[int],
+    ready_s: float,
 ) -> tuple[list[float], list[float], list[float]]:
     """One model's free, load and compute times by device; infinite where it may not run."""
     free, load, compute = ([inf] * len(devices) for _ in range(3))
     for device in may_run:
-        joined = open_batch(devices[device], model, costs.max_batch)
-        free[device] = devices[device].free_s if joined is None else joined.start_s
-        compute[device] = costs.batch_s(1 if joined is None else joined.size + 1)
-        load[device] = load_seconds(devices[device], model, costs)
+        free[device], load[device], compute[device] = _turn(devices[device], model, costs, ready_s)
         if load[device] > 0.0:
             compute[device] += devices[device].harm_s.get(model, 0.0)
     return free, load, compute
+
+
+def _turn(
+    device: Device, model: str, costs: ModelCosts, ready_s: float
+) -> tuple[float, float, float]:
+    """A step's free, load and compute times on a device, if its inputs are there at `ready_s`.
+
+    It joins a queued batch of its model that begins later than that, or runs alone in the first
+    pause of the queue that is long enough, whichever ends sooner.
+    """
+    alone_s, load_s = costs.batch_s(1), load_seconds(device, model, costs)
+    begin_s = max(device.free_s, load_s, ready_s)
+    joined: QueuedBatch | None = None
+    for batch in device.queue:
+        is_later = batch.start_s >= max(ready_s, 0.0)
+        if (
+            batch.model == model
+            and is_later
+            and batch.start_s > 0.0
+            and batch.size < costs.max_batch
+        ):
+            joined = batch
+            break
+        if batch.start_s < begin_s + alone_s and batch.end_s > begin_s:
+            begin_s = batch.end_s
+    if joined is not None:
+        together_s = costs.batch_s(joined.size + 1)
+        if joined.start_s + together_s <= begin_s + alone_s:
+            return joined.start_s, 0.0, together_s
+    free_s = device.free_s if begin_s <= max(device.free_s, load_s, ready_s) else begin_s
+    return free_s, load_s, alone_s
 
 
 def _alike(steps: Sequence[Step]) -> list[int]:
@@ -152,7 +200,9 @@ def open_batch(device: Device, model: str, max_batch: int) -> QueuedBatch | None
 
 
 def load_seconds(device: Device, model: str, costs: ModelCosts) -> float:
-    """0 where the model is loaded or its batch is queued, which loads it."""
-    if model in device.loaded or any(batch.model == model for batch in device.queue):
+    """0 where the model is loaded, or a batch of it runs before the queue is done, and loads it."""
+    if model in device.loaded or any(
+        batch.model == model and batch.start_s <= device.free_s for batch in device.queue
+    ):
         return 0.0
     return device.load_s.get(model, costs.load_s)

@@ -21,7 +21,7 @@ from registry.errors import RegistryUnavailable
 from registry.pod_secret import HEADER as SECRET_HEADER
 from workflows.service.errors import BadFile, BadRequest, TooLarge, WorkflowError
 from workflows.service.policy import SchedulingPolicy
-from workflows.service.run import RunStatus
+from workflows.service.run import ANY_WORKFLOW, RunStatus
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -179,7 +179,9 @@ def _add_runs(api: FastAPI, scheduler: Scheduler) -> None:
 
     @api.get("/v1/workflows/{name}/runs/{identity}")
     async def status(request: Request, name: str, identity: str) -> dict[str, Any]:
-        """Status, result or error of a run."""
+        """Status, result or error of a run; the name `-` stands for any workflow."""
+        if name == ANY_WORKFLOW:
+            return await scheduler.outcome(ModelName(_namespace(request), name), identity)
         return await scheduler.outcome(_workflow(request, name), identity)
 
     @api.delete("/v1/workflows/{name}/runs/{identity}")

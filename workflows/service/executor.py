@@ -65,6 +65,11 @@ class Executor:
                 run.fetches.add(number)
                 self._need_outputs(run, run.steps[number])
                 self._deliver_ready(run)
+            case {"type": "stream", "step": int(number)}:
+                self.fail(
+                    run, f"step {number} is iterated by `async for`, which is not there yet: "
+                    "await the step", "not-supported", 501,
+                )  # fmt: skip
             case {"type": "item"}:
                 run.yielded += 1
                 if run.yielded > len(run.items):

@@ -27,6 +27,8 @@ class PlannedStep:
 class Plan:
     steps: tuple[PlannedStep, ...]
     """By position in the run."""
+    made_s: float = 0.0
+    """On the registry's clock."""
 
     def foresees(self, position: int, model: str, inputs: Sequence[int]) -> bool:
         """Whether the call at `position` is the one that was predicted."""

@@ -8,7 +8,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Final
 
 from registry.domain.model import ModelName
-from workflows.scheduling.backlog import AssignedStep, device_queue
+from workflows.scheduling.backlog import device_queue
 from workflows.scheduling.candidates import candidate_devices
 from workflows.scheduling.costs import scheduling_problem
 from workflows.scheduling.greedy import greedy
@@ -18,16 +18,19 @@ from workflows.scheduling.problem import (
     SchedulingProblemError,
     Step,
 )
+from workflows.scheduling.replanning import is_outdated
 from workflows.scheduling.round_robin import round_robin
 from workflows.scheduling.speculative import FEW_STATES, speculative
 from workflows.service import cluster_view
+from workflows.service.assigned_steps import AssignedSteps
 from workflows.service.knowledge import WorkflowKnowledge
 from workflows.service.plan import Plan, PlannedStep
+from workflows.service.plan_document import plan_document
 from workflows.service.policy import SchedulingPolicy
 from workflows.service.run import StepState
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from registry.domain.cluster import ClusterState
     from registry.domain.model import ModelSpec
@@ -35,7 +38,7 @@ if TYPE_CHECKING:
     from registry.redis.watch import ClusterWatch
     from workflows.scheduling.backlog import DeviceQueue
     from workflows.scheduling.costs import ModelCosts
-    from workflows.scheduling.problem import Schedule, SchedulingProblem
+    from workflows.scheduling.problem import SchedulingProblem
     from workflows.service.metrics import SchedulerMetrics
     from workflows.service.preloads import Preloads
     from workflows.service.run import Run, RunStep
@@ -53,10 +56,7 @@ class Planner:
         self._watch = watch
         self._preloads = preloads
         self._metrics = metrics
-        self._assigned: dict[str, dict[tuple[str, int], AssignedStep]] = defaultdict(dict)
-        """By pod: steps that are to run there and are not over, by run and number."""
-        self._expected: dict[str, dict[tuple[str, int], AssignedStep]] = defaultdict(dict)
-        """By pod: steps that are predicted to run there."""
+        self._steps = AssignedSteps()
         self._plans: dict[str, Plan] = {}
         self._output_bytes: dict[str, float] = {}
         self._turn = 0
@@ -84,15 +84,16 @@ class Planner:
         """A step was called: it is the predicted one, or the rest of the run is planned anew."""
         knowledge, now_s = self.knowledge[run.workflow], self.now_s()
         before = run.models[: step.number]
-        self._forget_expected(run, step.number)
         plan = self._plans.get(run.identity)
+        self._steps.forget(run.identity, step.number, plan)
         step.predicted = plan is not None and plan.foresees(
             step.number, step.model.name, step.sources
         )
         knowledge.observe_call(before, step.model.name, step.sources, run.features, now_s)
         if run.scheduling is not SchedulingPolicy.SPECULATIVE:
             return
-        if step.predicted and plan is not None:
+        age_s = now_s - plan.made_s if plan is not None else 0.0
+        if plan is not None and not is_outdated(step.predicted, age_s):
             self._assign(run, step, plan.steps[step.number].pod)
         else:
             self._plan(run)
@@ -110,15 +111,14 @@ class Planner:
             pod = self._place_alone(run, step)
         if pod:
             now_s = self.now_s()
-            self._assigned[pod][run.identity, step.number] = AssignedStep(
-                self._key(step.model), now_s, now_s
+            self._steps.assign(
+                run.identity, step.number, pod, self._key(step.model), ready_s=now_s, sent_s=now_s
             )
         return pod
 
     def ended(self, run: Run, step: RunStep) -> None:
         """A step is over, or was taken back."""
-        for steps in self._assigned.values():
-            steps.pop((run.identity, step.number), None)
+        self._steps.remove(run.identity, step.number)
         if step.outputs is not None and step.state is StepState.DONE:
             size = float(sum(len(each.raw) for each in step.outputs.values()))
             key = self._key(step.model)
@@ -131,7 +131,7 @@ class Planner:
             self.knowledge[run.workflow].observe_end(run.models, run.features, self.now_s())
         plan = self._plans.get(run.identity)
         for number in range(len(plan.steps) if plan is not None else 0):
-            self._forget_expected(run, number)
+            self._steps.forget(run.identity, number, plan)
         self._plans.pop(run.identity, None)
         for step in run.steps:
             self.ended(run, step)
@@ -175,11 +175,17 @@ class Planner:
                 for (model, inputs, probability), at in zip(
                     steps, schedule.placements, strict=True
                 )
-            )
+            ),
+            now_s,
         )  # fmt: skip
         self._metrics.planning.observe(time.perf_counter() - started_s)
         self._expect(run, plan)
-        self._record(run, plan, schedule)
+        if len(run.plans) < _MAX_PLANS:
+            run.plans.append(
+                plan_document(
+                    plan, problem, begun_s=run.begun_s, known=len(run.steps), exact=schedule.exact
+                )
+            )
         for step in run.steps:
             if step.state is StepState.WAITING or step is unplaced:
                 self._assign(run, step, plan.steps[step.number].pod)
@@ -302,42 +308,22 @@ class Planner:
         """Count the plan's predicted steps at their pods, in place of those of an older plan."""
         former = self._plans.get(run.identity)
         for number in range(len(former.steps) if former is not None else 0):
-            self._forget_expected(run, number)
+            self._steps.forget(run.identity, number, former)
         self._plans[run.identity] = plan
         for number, step in enumerate(plan.steps[len(run.steps) :], start=len(run.steps)):
             key = self._key(ModelName(run.workflow.namespace, step.model))
-            self._expected[step.pod][run.identity, number] = AssignedStep(key, step.start_s)
-
-    def _forget_expected(self, run: Run, number: int) -> None:
-        plan = self._plans.get(run.identity)
-        if plan is not None and number < len(plan.steps):
-            self._expected[plan.steps[number].pod].pop((run.identity, number), None)
+            self._steps.expect(run.identity, number, step.pod, key, start_s=step.start_s)
 
     def _assign(self, run: Run, step: RunStep, pod: str) -> None:
         """Note that a step is to run at a pod, which later plans count."""
-        for steps in self._assigned.values():
-            steps.pop((run.identity, step.number), None)
         step.pod = pod
-        self._assigned[pod][run.identity, step.number] = AssignedStep(
-            self._key(step.model), self.now_s()
+        self._steps.assign(
+            run.identity, step.number, pod, self._key(step.model), ready_s=self.now_s()
         )
 
     def _queue(self, pod: PodState, run: Run, now_s: float) -> DeviceQueue:
         """The device's queue without the steps of this run that are placed anew."""
-        steps = [
-            AssignedStep(
-                each.model,
-                max(0.0, each.ready_s - now_s),
-                None if each.sent_s is None else min(0.0, each.sent_s - now_s),
-            )
-            for (identity, _), each in self._assigned[pod.name].items()
-            if identity != run.identity or each.sent_s is not None
-        ]
-        steps += [
-            AssignedStep(each.model, max(0.0, each.ready_s - now_s))
-            for (identity, _), each in self._expected[pod.name].items()
-            if identity != run.identity
-        ]
+        steps = self._steps.at(pod.name, run.identity, now_s)
         sent = sum(each.sent_s is not None for each in steps)
         mean_s = pod.work.mean.share_s if pod.work.mean is not None else 0.05
         foreign_s = cluster_view.foreign_seconds(self._state, pod, sent, mean_s)
@@ -362,26 +348,3 @@ class Planner:
     def _is_accepting(self, name: str) -> bool:
         pod = self._state.pods.get(name)
         return pod is not None and pod.is_accepting
-
-    def _record(self, run: Run, plan: Plan, schedule: Schedule) -> None:
-        """Keep the plan for explanations."""
-        if len(run.plans) < _MAX_PLANS:
-            run.plans.append(plan_document(run, plan, exact=schedule.exact, now_s=self.now_s()))
-
-
-def plan_document(run: Run, plan: Plan, *, exact: bool, now_s: float) -> Mapping[str, object]:
-    """A plan with times in seconds since the run began."""
-    return {
-        "at_s": round(now_s - run.begun_s, 6),
-        "known": len(run.steps),
-        "exact": exact,
-        "steps": [
-            {
-                "model": step.model, "inputs": step.inputs, "pod": step.pod,
-                "start_s": round(step.start_s - run.begun_s, 6),
-                "end_s": round(step.end_s - run.begun_s, 6),
-                "probability": round(step.probability, 4),
-            }
-            for step in plan.steps
-        ],
-    }  # fmt: skip

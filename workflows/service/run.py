@@ -21,6 +21,16 @@ if TYPE_CHECKING:
     from workflows.service.tensors import StoredTensor
 
 
+ANY_WORKFLOW = "-"
+"""In place of a workflow's name, where a run is named by its identity alone."""
+
+
+def is_run_of(workflow: ModelName, name: ModelName) -> bool:
+    """Whether a run of `workflow` is meant by `name`."""
+    any_name = name.name == ANY_WORKFLOW
+    return workflow == name or (any_name and workflow.namespace == name.namespace)
+
+
 class StepState(StrEnum):
     WAITING = "waiting"
     """For its inputs."""

@@ -33,7 +33,7 @@ from workflows.service.journal import Journal, resumed_run
 from workflows.service.knowledge import WorkflowCounts
 from workflows.service.planner import Planner
 from workflows.service.preloads import Preloads
-from workflows.service.run import Run, RunStatus
+from workflows.service.run import Run, RunStatus, is_run_of
 from workflows.service.step_client import StepClient
 
 if TYPE_CHECKING:
@@ -171,13 +171,13 @@ class Scheduler:
     async def outcome(self, name: ModelName, identity: str) -> dict[str, Any]:
         """A run's document. Raises UnknownRun, RegistryUnavailable."""
         run = self._runs.get(identity)
-        if run is not None and run.workflow == name:
+        if run is not None and is_run_of(run.workflow, name):
             return run.outcome()
         record = await self._log.run(identity)
         owner = None
         if record is not None:
             owner = ModelName(record.head["namespace"], record.head["workflow"])
-        if record is None or owner != name:
+        if record is None or owner is None or not is_run_of(owner, name):
             raise UnknownRun(
                 f"run {identity!r} of workflow {name} does not exist, or ended long ago"
             )
@@ -238,7 +238,21 @@ class Scheduler:
         self._metrics.resumptions.labels("runner").inc()
 
     def _lose(self, identity: str) -> None:
-        """Another scheduler owns the run: this one ends its part of it."""
+        """The run has another token: that of another scheduler, or a newer one of this."""
+        if identity in self._active:
+            self._group.create_task(self._check_lost(identity))
+
+    async def _check_lost(self, identity: str) -> None:
+        """Where another scheduler owns the run, end this one's part of it.
+
+        After a pause longer than its leases a scheduler may have taken over its own runs.
+        """
+        try:
+            record = await self._log.run(identity)
+        except RegistryUnavailable:
+            return  # the next renewal finds it
+        if record is not None and record.owner == self._owner:
+            return
         run = self._active.get(identity)
         if run is None:
             return
@@ -273,7 +287,7 @@ class Scheduler:
                 run, self._owner, lease_s=self._settings.lease
             )
             if not is_begun:
-                self._lose(identity)
+                await self._check_lost(identity)
         for identity in await self._log.cancelled_runs(list(self._active)):
             if identity in self._active:
                 self._executor.cancel(self._active[identity])
@@ -281,8 +295,10 @@ class Scheduler:
     async def _take_over(self, taken: TakenRun) -> None:
         """Resume a run from its journal."""
         run = resumed_run(taken)
-        if run.identity in self._active:
-            return  # its lease had expired, but this scheduler has it
+        active = self._active.get(run.identity)
+        if active is not None:  # its lease had expired, but this scheduler has it
+            active.token = taken.token
+            return
         run.features = request_features(run.arguments)
         self._metrics.resumptions.labels("scheduler").inc()
         logger.warning("run taken over", extra={"run": run.identity})

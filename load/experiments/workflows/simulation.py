@@ -8,6 +8,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
+from math import inf
 from typing import TYPE_CHECKING
 
 from load.experiments.workflows.applications import models_of
@@ -22,6 +23,7 @@ from workflows.scheduling.backlog import AssignedStep, device_queue
 from workflows.scheduling.costs import Device, ModelCosts, scheduling_problem
 from workflows.scheduling.greedy import greedy
 from workflows.scheduling.problem import Loading, Placement, Step
+from workflows.scheduling.replanning import is_outdated
 from workflows.scheduling.round_robin import round_robin
 from workflows.scheduling.speculative import speculative
 
@@ -79,6 +81,7 @@ class _Run:
     """Model, inputs and device by position."""
     ahead: dict[int, tuple[int, float]] = field(default_factory=dict)
     """Device and planned start of the steps that are predicted, by position."""
+    planned_s: float = -inf
     end_s: float = 0.0
 
 
@@ -142,12 +145,14 @@ class WorkflowSimulation:
 
     def _go_on(self, run: _Run, *, is_new: bool = False) -> None:
         """Make the calls that are known now, place them, and send those with inputs."""
+        calls, called = run.request.calls, len(run.steps)
         is_foreseen = not is_new
-        calls = run.request.calls
         while len(run.steps) < len(calls) and self._is_known(run, len(run.steps)):
             is_foreseen &= self._call(run)
-        if self._task.policy == "speculative" and not is_foreseen:
-            self._plan(run)
+        if is_new or len(run.steps) > called:
+            age_s = self._now_s - run.planned_s
+            if self._task.policy == "speculative" and is_outdated(is_foreseen, age_s):
+                self._plan(run)
         for step in run.steps:
             if step.ready_s is None:
                 self._send(run, step)
@@ -249,7 +254,7 @@ class WorkflowSimulation:
 
     def _plan(self, run: _Run) -> None:
         """Place all known and predicted steps together, and load ahead for them."""
-        request = run.request
+        request, run.planned_s = run.request, self._now_s
         steps = [Step(step.model, request.calls[step.number].inputs) for step in run.steps]
         predicted = predicted_steps(
             [step.model for step in run.steps], self._models[request.workflow],

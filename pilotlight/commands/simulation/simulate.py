@@ -8,7 +8,7 @@ import typer
 
 from pilotlight.commands import flags
 from pilotlight.commands.autoscaler import LOADING_NAMES
-from pilotlight.errors import requires_extra
+from pilotlight.errors import InvalidInput, requires_extra
 from pilotlight.output import Output
 
 app = typer.Typer()
@@ -18,8 +18,20 @@ app = typer.Typer()
 def simulate(
     *,
     cluster: Annotated[
-        Path, typer.Option(metavar="FILE", help="YAML file with nodes, pods and models.")
-    ],
+        Path | None, typer.Option(metavar="FILE", help="YAML file with nodes, pods and models.")
+    ] = None,
+    workflows: Annotated[
+        str | None,
+        typer.Option(
+            metavar="A[,A…]",
+            help="In place of --cluster: applications of the experiment `workflows` (gill, "
+            "knowledge-card, debate, mix) on eight devices. --trace is a file of requests by "
+            "minute; --policy is speculative, greedy or round-robin (default: all).",
+        ),
+    ] = None,
+    minutes: Annotated[
+        int, typer.Option(min=1, max=120, help="Minutes of the trace, with --workflows.")
+    ] = 10,
     trace: Annotated[
         str, typer.Option(help="The arrivals: a file or a generator, see docs/load.md.")
     ],
@@ -85,7 +97,20 @@ def simulate(
     with requires_extra("load"):
         from pilotlight.commands.simulation.runs import run_simulations
         from pilotlight.commands.simulation.tasks import SimulationPlan
+        from pilotlight.commands.simulation.workflow_runs import (
+            POLICIES,
+            WorkflowPlan,
+            run_workflow_simulations,
+        )
 
+    if (cluster is None) == (workflows is None):
+        raise InvalidInput(["give either --cluster FILE or --workflows APPLICATION"])
+    if workflows is not None:
+        policies = ",".join(POLICIES) if policy == "own" else policy
+        chosen = WorkflowPlan(workflows, Path(trace), policies, seed, minutes)
+        run_workflow_simulations(chosen, Output(json_))
+        return
+    assert cluster is not None
     plan = SimulationPlan(
         cluster=cluster,
         trace=trace,

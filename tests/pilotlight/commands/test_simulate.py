@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import signal
@@ -352,3 +353,32 @@ def test_a_folder_at_the_path_of_records_is_reported(
     ran = cli("simulate", "--cluster", str(CLUSTER), "--trace", arrivals, "--out", str(tmp_path))
     assert ran.status == 1
     assert f"error: --out: cannot write {tmp_path / 'own.parquet'}: " in ran.err
+
+
+def test_workflows_take_known_applications_and_a_trace(cli: Cli, tmp_path: Path) -> None:
+    wrong = cli(
+        "simulate", "--workflows", "gill,chat", "--policy", "fastest",
+        "--trace", str(tmp_path / "none.csv.gz"),
+    )  # fmt: skip
+    assert wrong.status == 2
+    assert "--workflows must be one or more of gill" in wrong.err
+    assert "was 'chat'" in wrong.err
+    assert "--policy must be one or more of speculative" in wrong.err
+    assert "--trace must name a file" in wrong.err
+    both = cli("simulate", "--trace", "x")
+    assert both.status == 2
+    assert "either --cluster FILE or --workflows" in both.err
+
+
+def test_workflows_are_simulated_by_the_live_policies(cli: Cli, tmp_path: Path) -> None:
+    rows = [f"{227 * 120 + minute},m{model},{count}" for minute in range(2)
+            for model, count in enumerate((5, 9, 2))]  # fmt: skip
+    trace = tmp_path / "minutes.csv.gz"
+    with gzip.open(trace, "wt") as file:
+        file.write("\n".join(["minute,model,count", *rows]))
+    found = cli(
+        "simulate", "--workflows", "gill", "--trace", str(trace), "--minutes", "1", "--json"
+    ).document
+    assert [each["policy"] for each in found] == ["speculative", "greedy", "round-robin"]
+    assert len({each["requests"] for each in found}) == 1
+    assert found[0]["predicted_share"] > 0 == found[1]["predicted_share"]

@@ -1,0 +1,43 @@
+"""`pilotlight explain RUN --plot`: what a run's plans and steps say of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.pilotlight.conftest import run_cli
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.workflows.service.harness import WorkflowHarness
+
+pytestmark = pytest.mark.slow
+
+
+def test_a_run_is_explained_and_drawn(harness: WorkflowHarness, tmp_path: Path) -> None:
+    name = harness.deploy(
+        """
+        @workflow
+        async def told(text: str):
+            return await model("judge")(texts=model("writer")(text)["text"])
+        """
+    )
+    for _ in range(3):
+        harness.result(name, {"text": "a"})
+    location = harness.start(name, {"text": "a"})
+    run = harness.wait_ended(location)["id"]
+    gateway, plot = harness.pool.gateway.url, tmp_path / "run.svg"
+    told = run_cli("explain", run, "--gateway", gateway, "--plot", str(plot))
+    assert told.status == 0, told.err
+    assert f"run {run} of default/{name}: succeeded, speculative" in told.out
+    assert "pod-a: " in told.out
+    assert "writer" in plot.read_text()
+    document = run_cli("explain", run, "--gateway", gateway, "--json").document
+    candidates = document["plans"][0]["steps"][0]["candidates"]
+    assert {each["pod"] for each in candidates} == {"pod-a", "pod-b"}
+    assert run_cli("explain", "0" * 32, "--gateway", gateway).status == 1
+    wrong = run_cli("explain", run, "--gateway", gateway, "--plot", "run.txt")
+    assert wrong.status == 2
+    assert "must end in .svg" in wrong.err
