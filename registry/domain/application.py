@@ -5,13 +5,12 @@ Value types only; `registry.inference_service` parses YAML into them.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
-import orjson
-
-from registry.domain.model import ModelName
+if TYPE_CHECKING:
+    from registry.domain.model import ModelName
 
 DEFAULT_WINDOW_S: Final = 0.1
 DEFAULT_DEADLINE_S: Final = 1.0
@@ -103,34 +102,6 @@ class AccuracyProfile:
     """Rows are true classes."""
 
 
-def encode_application(spec: ApplicationSpec) -> str:
-    document = asdict(spec) | {"name": spec.name._asdict()}
-    return orjson.dumps(document, option=orjson.OPT_SORT_KEYS).decode()
-
-
-def decode_application(text: str) -> ApplicationSpec:
-    """Fields that a newer version wrote are ignored."""
-    stored: dict[str, Any] = orjson.loads(text)
-    known = {name: stored[name] for name in ApplicationSpec.__slots__ if name in stored}
-    peek = known.get("sneak_peek")
-    return ApplicationSpec(
-        **known
-        | {
-            "name": ModelName(**stored["name"]),
-            "classes": tuple(stored["classes"]),
-            "inputs": tuple(
-                InputTensor(each["name"], each["datatype"], tuple(each["shape"]))
-                for each in stored["inputs"]
-            ),
-            "penalty": Penalty(stored["penalty"]),
-            "policy": SelectionPolicy(stored["policy"]),
-            "prior": Prior(stored["prior"]),
-            "frequencies": tuple(stored["frequencies"]),
-            "sneak_peek": SneakPeekSpec(**peek) if peek else None,
-        }
-    )
-
-
 def parse_confusion(rows: object, classes: int) -> tuple[tuple[int, ...], ...] | None:
     """A confusion matrix: counts, with an example in each row; None: it is none."""
     if not isinstance(rows, list | tuple) or len(rows) != classes:
@@ -143,13 +114,3 @@ def parse_confusion(rows: object, classes: int) -> tuple[tuple[int, ...], ...] |
         for row in rows
     )
     return tuple(map(tuple, rows)) if is_matrix else None
-
-
-def encode_accuracy(profile: AccuracyProfile) -> str:
-    return orjson.dumps(profile).decode()
-
-
-def decode_accuracy(text: str) -> AccuracyProfile:
-    stored = orjson.loads(text)
-    confusion = tuple(tuple(row) for row in stored["confusion"])
-    return AccuracyProfile(stored["key"], tuple(stored["classes"]), confusion)

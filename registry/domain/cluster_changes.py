@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 
 from registry.domain.accelerator import AcceleratorKind
-from registry.domain.application import decode_accuracy, decode_application
+from registry.domain.application_codec import decode_accuracy, decode_application
 from registry.domain.codec import decode_pod, decode_profile, decode_record, decode_wanted
 from registry.domain.expected_rates import decode_expected
 from registry.domain.model import ModelName, Tier

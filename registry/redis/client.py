@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from registry.domain.application import encode_accuracy, encode_application
+from registry.domain.application_codec import encode_accuracy, encode_application
 from registry.domain.cluster import ClusterState
 from registry.domain.cluster_changes import load_snapshot
 from registry.domain.codec import (

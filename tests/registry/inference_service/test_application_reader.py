@@ -11,9 +11,8 @@ from registry.domain.application import (
     Prior,
     SelectionPolicy,
     SneakPeekSpec,
-    decode_application,
-    encode_application,
 )
+from registry.domain.application_codec import decode_application, encode_application
 from registry.domain.model import ModelName
 from registry.errors import InvalidModel
 from registry.inference_service.application_reader import read_applications
