@@ -194,7 +194,10 @@ def _document(placement: Placement) -> dict[str, Any]:
         "bound_rps": placement.bound_rps,
         "gap_ratio": placement.gap_ratio,
         "accelerators": len(placement.used),
-        "replicas": [asdict(each) for each in placement.replicas],
+        "replicas": [
+            {**asdict(each), "excess_rps": placement.excess_rps(each)}
+            for each in placement.replicas
+        ],
         "models": [
             {**asdict(each), "shortfall_rps": each.shortfall_rps} for each in placement.models
         ],
@@ -203,7 +206,7 @@ def _document(placement: Placement) -> dict[str, Any]:
 
 def _print(placement: Placement, lines: Sequence[str], output: Output) -> None:
     output.table(
-        ("ACCELERATOR", "MODEL", "BATCH", "SHARE", "REQ/S"),
+        ("ACCELERATOR", "MODEL", "BATCH", "SHARE", "REQ/S", "ABOVE CAPACITY"),
         [
             (
                 each.accelerator,
@@ -211,6 +214,7 @@ def _print(placement: Placement, lines: Sequence[str], output: Output) -> None:
                 str(each.batch_size),
                 "-" if each.share_pct is None else f"{each.share_pct:g} %",
                 f"{each.rate_rps:.2f}",
+                f"{excess:.2f}" if (excess := placement.excess_rps(each)) else "-",
             )
             for each in placement.replicas
         ],

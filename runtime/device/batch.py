@@ -88,6 +88,8 @@ def form_batch(queued: Sequence[QueuedRows], now_s: float, limits: BatchLimits) 
             continue
         members.append(each)
         rows, tokens, width = new_rows, new_tokens, new_width
+        if rows >= limits.max_rows:
+            break
     is_ready = rows >= limits.max_rows or limits.max_wait_s == 0
     return Batch(tuple(members), now_s if is_ready else _ready_s(members, now_s, limits))
 

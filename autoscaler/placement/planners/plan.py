@@ -94,6 +94,11 @@ class Placement:
         """The accelerators with a replica, by name."""
         return tuple(sorted({each.accelerator for each in self.replicas}))
 
+    def excess_rps(self, replica: Replica) -> float:
+        """The part of the replica's rate that it is not expected to serve."""
+        [model] = [each for each in self.models if each.model == replica.model]
+        return replica.rate_rps * model.shortfall_rps / model.rate_rps if model.rate_rps else 0.0
+
     def of(self, model: str) -> tuple[Replica, ...]:
         return tuple(each for each in self.replicas if each.model == model)
 

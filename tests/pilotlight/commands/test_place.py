@@ -44,6 +44,11 @@ def test_json_holds_every_plan(cli: Cli, rates: Path) -> None:
     assert milp["goodput_rps"] == pytest.approx(925)
     assert milp["gap_ratio"] == pytest.approx(0, abs=1e-6)
     assert {each["share_pct"] for each in usher["replicas"]} == {None}
+    excess = sum(each["excess_rps"] for each in milp["replicas"])
+    assert excess == pytest.approx(
+        sum(each["shortfall_rps"] for each in milp["models"] if each["goodput_rps"])
+    )
+    assert excess > 0
     assert milp["explanation"]
     fewest = cli(*given, "--gpus", "v100", "--planner", "wsm-milp").document["placements"][0]
     assert all(not each["reason"] for each in fewest["models"])
