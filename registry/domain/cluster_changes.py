@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from registry.domain.cluster import ClusterState
 
 _SNAPSHOT_PARTS: Final = 9
+LATE_VERSIONS: Final = 16_384
+"""No change arrives later than so many versions after its own: Redis makes fewer in the time after
+which a reply is lost."""
+_FEW_VERSIONS: Final = 4_096
 
 
 class ChangeApplier:
@@ -41,7 +45,8 @@ class ChangeApplier:
         self.snapshot_version = -1
         """Changes up to this version are in the state's snapshot."""
         self._versions: dict[tuple[str, ...], int] = {}
-        """Version of the last change, by kind and entity."""
+        """Version of the last change, by kind and entity; without those of long ago."""
+        self._most_versions = _FEW_VERSIONS
         self._gone_versions: dict[str, int] = {}
         """Version of each pod's last removal."""
         self._now_s = inf
@@ -59,6 +64,14 @@ class ChangeApplier:
         for kind, *values in changes:
             self._apply(version, kind, *values)
         self.state.version = max(self.state.version, version)
+        if len(self._versions) > self._most_versions:
+            self._forget_versions()
+
+    def _forget_versions(self) -> None:
+        """Forget versions that no late change can meet: entities come and go for ever."""
+        oldest = self.state.version - LATE_VERSIONS
+        self._versions = {entity: at for entity, at in self._versions.items() if at > oldest}
+        self._most_versions = max(_FEW_VERSIONS, 2 * len(self._versions))
 
     def _apply(self, version: int, kind: str, *values: Any) -> None:
         """Apply one change; one that only a newer version of this program can read is skipped."""

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
-LIMIT_S = 120.0
+LIMIT_S = 480.0
+"""A new process takes half a minute to start on a busy machine."""
 
 
 async def _count_one_a_minute(stage: Stage, spec: ModelSpec) -> None:

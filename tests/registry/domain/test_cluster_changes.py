@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from registry.domain.cluster import ClusterState
-from registry.domain.cluster_changes import ChangeApplier, load_snapshot
+from registry.domain.cluster_changes import LATE_VERSIONS, ChangeApplier, load_snapshot
 from registry.domain.codec import encode, encode_profile, encode_spec
 from registry.domain.model import Tier
 from registry.domain.pod import PodInfo, PodPhase
@@ -193,3 +194,34 @@ def test_sizes_of_withdrawn_generations_are_forgotten(after: str | bool) -> None
     assert state.residency.device_bytes == {KEY: 10}
     ChangeApplier(state).apply(2, [model(after)])
     assert state.residency.device_bytes == {}
+
+
+def test_models_that_come_and_go_for_ever_take_no_memory() -> None:
+    applier = ChangeApplier(ClusterState())
+
+    def come_and_go(first: int, last: int) -> int:
+        """Bytes that are allocated at the end."""
+        for version in range(first, last, 2):
+            key = f"default/m{version}@1"
+            applier.apply(version, [at("a", "disk", key=key)])
+            applier.apply(version + 1, [["at", key, "a", False]])
+        return tracemalloc.get_traced_memory()[0]
+
+    tracemalloc.start()
+    try:
+        before = come_and_go(1, 3 * LATE_VERSIONS)
+        after = come_and_go(3 * LATE_VERSIONS, 5 * LATE_VERSIONS)
+    finally:
+        tracemalloc.stop()
+    assert after < before + 1_000_000  # 4 MB if each were remembered
+
+
+def test_a_late_change_has_no_effect_beside_many_others() -> None:
+    state = ClusterState()
+    applier = ChangeApplier(state)
+    for version in range(1, LATE_VERSIONS):
+        applier.apply(version, [at("a", "disk", key=f"default/m{version}@1")])
+    late = LATE_VERSIONS // 2
+    applier.apply(late + 1, [["at", f"default/m{late + 1}@1", "a", False]])
+    applier.apply(late, [at("a", "device", key=f"default/m{late + 1}@1")])
+    assert f"default/m{late + 1}@1" not in state.residency
