@@ -313,7 +313,7 @@ def test_load_that_lost_its_claim_is_dropped(cluster: Cluster, models: Path) -> 
         servers.wait_until(lambda: metric(pod.url, "pilotlight_downloaded_bytes_total") > 10_000)
         cluster.do(lambda r: r.set_tier(pod.name, epoch, spec.key, Tier.REMOTE, 0))
     assert waiting.result().status_code == 503
-    assert waiting.result().headers["x-pilotlight-not-executed"] == "load-failed"
+    assert waiting.result().headers["x-pilotlight-not-executed"] == "load-refused"
     assert metric(pod.url, "pilotlight_loads_total", outcome="fenced") == 1
     assert get(f"{pod.url}/v2/models/default~m/ready").status_code == 503
     assert predict(pod.url, "m", "x").headers["x-pilotlight-start"] == "disk"

@@ -232,7 +232,7 @@ def test_range_stopped_by_another_error_continues_where_it_was(
             return None
         if request.range[0] == 0:
             return Fault(cut_at=cut)
-        if request.range[0] == cut:
+        if request.range[0] < SPAN_BYTES:  # a broken connection may lose what was under way
             return Fault(until=refused, status=500)
         if not last_span(request):
             return None
@@ -246,7 +246,9 @@ def test_range_stopped_by_another_error_continues_where_it_was(
     proxy.fault = lambda _: None
     proxy.requests.clear()
     assert fetch(make_cache(), spec) == weights
-    assert (cut, SPAN_BYTES - 1) in {each.range for each in proxy.ranges(WEIGHTS)}
+    ranges = [each.range for each in proxy.ranges(WEIGHTS) if each.range]
+    starts = [start for start, end in ranges if end == SPAN_BYTES - 1]
+    assert 0 < min(starts) <= cut
 
 
 def test_refuses_an_object_replaced_during_the_download(
