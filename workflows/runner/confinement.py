@@ -6,6 +6,7 @@ are used where the kernel grants them; the runner reports which.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import platform
@@ -48,7 +49,8 @@ def die_with_parent(parent: int) -> None:
 
 def limit_resources(memory_bytes: int) -> None:
     """Address space beyond what the process has, no files to write, few descriptors, no dumps."""
-    Path("/proc/self/oom_score_adj").write_text("1000")  # the kernel kills this process first
+    with contextlib.suppress(OSError):  # a container's /proc may be read-only
+        Path("/proc/self/oom_score_adj").write_text("1000")  # the kernel kills this process first
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     address_space = pages * resource.getpagesize() + memory_bytes
     for kind, limit in (
