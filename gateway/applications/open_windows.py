@@ -194,7 +194,8 @@ class OpenWindows:
         def follow(plan: SelectionPlan | None) -> None:
             if plan is None:  # there is no pod: one may be started
                 for each in waiting:
-                    _select(each, _unplanned(each))
+                    if not each.is_over:
+                        _select(each, _unplanned(each))
             else:
                 self._pay_loads(window, plan)
                 self._follow(key, plan, window, waiting, applications)

@@ -46,7 +46,7 @@ class ApplicationSelector:
     async def select(self, request: ApplicationRequest) -> Selection:
         """Wait until the request's window is planned. Raises NotReady without a usable variant."""
         chosen: asyncio.Future[Selection] = self._loop.create_future()
-        pending = PendingSelection(request, chosen.set_result)
+        pending = PendingSelection(request, partial(_choose, chosen))
         self._windows.join(pending)
         try:
             return await chosen
@@ -68,3 +68,9 @@ class ApplicationSelector:
         self._explanations.record_selection(
             request.id, partial(explain_selection, request, planned, assignment, window)
         )
+
+
+def _choose(chosen: asyncio.Future[Selection], selection: Selection) -> None:
+    """A plan may come after the request was cancelled and before its task has seen that."""
+    if not chosen.done():
+        chosen.set_result(selection)

@@ -80,7 +80,12 @@ class ChildProcess:
         while True:
             await self._is_wanted.wait()
             started_s = self._loop.time()
-            await self._run_once()
+            try:
+                await self._run_once()
+            except OSError as error:  # no descriptor, process or memory is left: it may be later
+                logger.warning(
+                    "process not started", extra={"program": self._module, "error": error}
+                )
             failures = 1 if self._loop.time() - started_s > _STABLE_S else failures + 1
             self.restarts_total += 1
             logger.warning("process ended", extra={"program": self._module, "failures": failures})
@@ -88,13 +93,12 @@ class ChildProcess:
 
     async def _run_once(self) -> None:
         ours, theirs = socket.socketpair()
-        with theirs:
-            ours.setblocking(False)
-            process = await asyncio.create_subprocess_exec(
-                sys.executable, "-P", "-m", self._module, str(theirs.fileno()),
-                pass_fds=(theirs.fileno(),), stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.DEVNULL, env={**os.environ, **_ONE_THREAD},
-            )  # fmt: skip
+        ours.setblocking(False)
+        try:
+            process = await self._start(theirs)
+        except BaseException:
+            ours.close()
+            raise
         try:
             _, connection = await self._loop.create_connection(
                 lambda: _Connection(self._on_message), sock=ours
@@ -110,6 +114,14 @@ class ChildProcess:
             with suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
+
+    async def _start(self, theirs: socket.socket) -> asyncio.subprocess.Process:
+        with theirs:
+            return await asyncio.create_subprocess_exec(
+                sys.executable, "-P", "-m", self._module, str(theirs.fileno()),
+                pass_fds=(theirs.fileno(),), stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.DEVNULL, env={**os.environ, **_ONE_THREAD},
+            )  # fmt: skip
 
 
 class _Connection(asyncio.Protocol):

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 MAX_CHARACTERS: Final = 1000
+MAX_PARTS: Final = 100
+"""Of a path with its queries: each is a few calls deep."""
 _MISSING: Final = object()
 _OPERATORS: Final = ("==", "!=", "<=", ">=", "!%", "=", "<", ">", "%")
 _CLOSING: Final = {"(": ")", "[": "]", "{": "}"}
@@ -68,6 +70,8 @@ def parse_path(text: str) -> JsonPath:
     """Raises BadPathError."""
     if not text.strip() or len(text) > MAX_CHARACTERS:
         raise BadPathError(f"must have 1 to {MAX_CHARACTERS} characters")
+    if (parts := 1 + sum(map(text.count, ".|("))) > MAX_PARTS:
+        raise BadPathError(f"has {parts} keys and queries, {MAX_PARTS} are allowed")
     return JsonPath(_parse(text))
 
 
@@ -150,21 +154,34 @@ def _part(text: str, *, is_piped: bool) -> _Part:
 
 def _key(text: str) -> tuple[str, re.Pattern[str] | None]:
     """A key without its escapes, and its pattern where it has wildcards."""
-    plain, pattern, has_wildcard, at = "", "", False, 0
+    plain, at, pieces = "", 0, [""]
+    has_wildcard = False
     while at < len(text):
         character = text[at]
-        if character == "\\" and at + 1 < len(text):
+        is_escaped = character == "\\" and at + 1 < len(text)
+        if is_escaped:
             at += 1
-            plain += text[at]
-            pattern += re.escape(text[at])
-        elif character in "*?":
-            has_wildcard = True
-            pattern += ".*" if character == "*" else "."
-        else:
+            character = text[at]
+        if is_escaped or character not in "*?":
             plain += character
-            pattern += re.escape(character)
+            pieces[-1] += re.escape(character)
+        else:
+            has_wildcard = True
+            if character == "?":
+                pieces[-1] += "."
+            else:
+                pieces.append("")
         at += 1
-    return plain, re.compile(pattern, re.DOTALL) if has_wildcard else None
+    return plain, _pattern(pieces) if has_wildcard else None
+
+
+def _pattern(pieces: Sequence[str]) -> re.Pattern[str]:
+    """What stands between `*`, in order. Atomic, else many `*` would take exponential time."""
+    first, *others = pieces
+    if not others:
+        return re.compile(first, re.DOTALL)
+    between = "".join(f"(?>.*?{piece})" for piece in others[:-1] if piece)
+    return re.compile(f"{first}{between}.*{others[-1]}", re.DOTALL)
 
 
 def _query(text: str) -> _Query:

@@ -28,15 +28,17 @@ class OnnxEngine(LibraryEngine):
     def load(
         self, content: bytes, model: ModelFolder, *, device: torch.device, threads: int
     ) -> OnnxModel:
-        """From the bytes, or from the file if tensors lie in other files beside it."""
+        """From the file: a graph of bytes alone may read files of the pod's working directory.
+
+        onnxruntime refuses tensors, also of inner graphs, in files outside the model's folder.
+        """
         onnxruntime = import_library("onnxruntime", "onnx")
         providers = [CPU_PROVIDER]
         if device.type == "cuda" and CUDA_PROVIDER in onnxruntime.get_available_providers():
             providers.insert(0, CUDA_PROVIDER)
-        source = content if len(model.tensors) == 1 else str(self.path)
         return OnnxModel(
             onnxruntime.InferenceSession(
-                source, _options(onnxruntime, threads), providers=providers
+                str(self.path), _options(onnxruntime, threads), providers=providers
             )
         )
 

@@ -4,21 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 from typing import TYPE_CHECKING
 
+from gateway.applications.application_request import ApplicationRequest
+from gateway.applications.selector import ApplicationSelector
 from gateway.applications.window_planner import WindowPlanner
+from gateway.dispatch.dispatcher import LoopTimers
 from gateway.selection.selection_policies import plan_window
-from registry.domain.application import SelectionPolicy
+from gateway.sneakpeek.client import LookOutcome, LookResult
+from gateway.telemetry.explanations import Explanations
+from registry.domain.application import AccuracyProfile, ApplicationSpec, SelectionPolicy
+from registry.domain.model import ModelName
+from tests.gateway.cluster_states import NOW_S, cluster, declare
 from tests.gateway.selection.windows import random_window
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    import pytest
+
     from gateway.selection.window import SelectionPlan
 
 POLICY = SelectionPolicy.SNEAKPEEK
 WINDOW = random_window(3, requests=8, has_evidence=True)
+APPLICATION = ApplicationSpec(
+    ModelName("default", "app"), ("no", "yes"), is_window_fixed=True, window_s=0.05
+)
 PLAN = plan_window(POLICY, WINDOW)
 
 
@@ -51,6 +64,23 @@ async def _started(planner: WindowPlanner) -> int:
     return planner.process.pid
 
 
+def _selector(planner: WindowPlanner) -> ApplicationSelector:
+    """Of a cluster with a variant and without a pod."""
+    state = cluster()
+    spec = declare(state, application="app")
+    profile = AccuracyProfile(spec.key, APPLICATION.classes, ((9, 1), (1, 9)))
+    state.accuracies[spec.name] = profile
+    timers, explanations = LoopTimers(), Explanations()
+    return ApplicationSelector(
+        state, explanations, lambda: NOW_S, lambda name, pod: None, planner, timers
+    )
+
+
+def _request(name: str) -> ApplicationRequest:
+    unseen = LookResult(LookOutcome.UNAVAILABLE)
+    return ApplicationRequest(name, APPLICATION, NOW_S, 1.0, POLICY, unseen)
+
+
 def test_the_process_makes_the_same_plan_and_the_loop_goes_on() -> None:
     async def act(planner: WindowPlanner) -> None:
         await _started(planner)
@@ -70,5 +100,40 @@ def test_no_window_is_lost_with_a_killed_or_stopped_process() -> None:
                 assert await planned == PLAN
             while planner.process.pid == before:  # noqa: ASYNC110 - another process's state
                 await asyncio.sleep(0.02)
+
+    _run(act)
+
+
+def test_a_process_that_cannot_be_started_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def act(planner: WindowPlanner) -> None:
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+        try:
+            assert _plan(planner).done()
+            while planner.process.restarts_total == 0:  # noqa: ASYNC110 - counted by its own task
+                await asyncio.sleep(0.01)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        await _started(planner)
+
+    _run(act)
+
+
+def test_requests_that_end_while_they_are_planned_do_not_stop_others() -> None:
+    """Without a pod there is no plan; the process dies before it can say so."""
+
+    async def act(planner: WindowPlanner) -> None:
+        before = await _started(planner)
+        selector = _selector(planner)
+        os.kill(before, signal.SIGSTOP)
+        ended = [asyncio.create_task(selector.select(_request(name))) for name in "ab"]
+        while not planner._pending:  # noqa: ASYNC110 - until their window is planned
+            await asyncio.sleep(0.005)
+        for task in ended:
+            task.cancel()
+        await asyncio.gather(*ended, return_exceptions=True)
+        os.kill(before, signal.SIGKILL)
+        selection = await selector.select(_request("c"))
+        assert selection.variant == ModelName("default", "m")
 
     _run(act)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -71,11 +73,34 @@ def test_what_is_missing_does_not_exist(path: str) -> None:
         ("a.#()", "empty query"),
         ("a.#(b==~true)", "`~`"),
         ("a.#(b==1)x", "only `#`"),
+        ("#(" * 240 + "a" + ")" * 240, "100 are allowed"),
+        ("#|" * 499 + "#", "100 are allowed"),
     ],
 )
 def test_what_is_outside_of_the_subset_is_refused(path: str, message: str) -> None:
     with pytest.raises(BadPathError, match=message):
         parse_path(path)
+
+
+def test_the_deepest_path_is_found() -> None:
+    path = parse_path("#(" * 98 + "@this" + ")" * 98)
+    assert not path.exists(DOCUMENT)
+    document: list[object] = []
+    for _ in range(100):
+        document = [document]
+    assert path.exists(document)
+    assert parse_path("#|" * 98 + "#").exists(document)
+
+
+def test_many_wildcards_take_no_exponential_time() -> None:
+    path = parse_path("*a" * 400 + "*b")
+    assert not path.exists({"a" * 10_000: 1})
+    assert path.exists({"xa" * 1_000 + "b": 1})
+
+
+@given(st.text("ab*?", min_size=1, max_size=8), st.text("ab*", max_size=8))
+def test_wildcards_match_as_those_of_a_shell(pattern: str, key: str) -> None:
+    assert parse_path(f"@this.{pattern}").exists({key: 1}) == fnmatchcase(key, pattern)
 
 
 _KEYS = st.text(st.characters(codec="ascii", categories=["L", "N"]), min_size=1, max_size=4)

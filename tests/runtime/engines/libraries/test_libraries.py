@@ -280,6 +280,36 @@ def test_tensors_of_onnx_outside_its_folder_are_refused(tmp_path: Path) -> None:
         load(inner)
 
 
+def test_inner_graphs_of_onnx_read_no_file_of_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import onnx
+    from onnx import TensorProto, helper, numpy_helper
+
+    def info(name: str) -> onnx.ValueInfoProto:
+        return helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 4])
+
+    def branch(name: str) -> onnx.GraphProto:
+        secret = TensorProto(name="s", data_type=TensorProto.FLOAT, dims=[1, 4])
+        secret.data_location = TensorProto.EXTERNAL
+        secret.external_data.add(key="location", value="secret.bin")
+        add = helper.make_node("Add", ["x", "s"], [name])
+        return helper.make_graph([add], name, [], [info(name)], [secret])
+
+    condition = numpy_helper.from_array(np.array(True), "c")
+    choose = helper.make_node("If", ["c"], ["y"], then_branch=branch("a"), else_branch=branch("b"))
+    graph = helper.make_graph([choose], "g", [info("x")], [info("y")], [condition])
+    opsets = [helper.make_opsetid("", 17)]
+    model, work = tmp_path / "model", tmp_path / "work"
+    model.mkdir()
+    work.mkdir()
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=9), model / "model.onnx")
+    (work / "secret.bin").write_bytes(bytes(16))
+    monkeypatch.chdir(work)
+    with pytest.raises(ModelInvalid, match=r"secret\.bin"):
+        load(model)
+
+
 def test_unknown_operators_of_onnx_are_refused(tmp_path: Path) -> None:
     import onnx
     from onnx import TensorProto, helper
