@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from autoscaler.placement.planners.plan import Replica
 from autoscaler.placement.planners.replanning import moves
 from registry.domain.placement import PlacedPod, PlacedReplica, PlacementRecord
 
@@ -40,9 +39,9 @@ def next_step(
         return _given_up(record, overdue)
     warm_pods = {pod.name for pod in record.pods} - cold_since_s.keys()
     record = _updated_in_place(record)
-    running = {replica_of(pod.replica): pod for pod in record.pods}
+    running = {without_rate(pod.replica): pod for pod in record.pods}
     steps = moves(
-        list(running), [replica_of(each) for each in record.target], accelerators, profiles, costs
+        list(running), [without_rate(each) for each in record.target], accelerators, profiles, costs
     )
     for accelerator in sorted({each.name for each in accelerators}):
         queue = [move for step in steps for move in step if move.accelerator == accelerator]
@@ -67,9 +66,9 @@ def _identity(replica: PlacedReplica) -> tuple[str, str, float | None]:
     return replica.model, replica.accelerator, replica.share_pct
 
 
-def replica_of(placed: PlacedReplica) -> Replica:
-    """The planner's form of a replica, without its part of the rate."""
-    return Replica(placed.model, placed.accelerator, placed.batch_size, placed.share_pct)
+def without_rate(replica: PlacedReplica) -> PlacedReplica:
+    """To compare replicas whose parts of the rate differ."""
+    return replace(replica, rate_rps=0.0)
 
 
 def _overdue(
@@ -100,14 +99,14 @@ def _updated_in_place(record: PlacementRecord) -> PlacementRecord:
 def _carried_out(
     record: PlacementRecord,
     queue: Sequence[Move],
-    running: Mapping[Replica, PlacedPod],
+    running: Mapping[PlacedReplica, PlacedPod],
     warm_pods: Collection[str],
     now_s: float,
 ) -> PlacementRecord:
     """The record after the first move of an accelerator, if that may be made now."""
     first = queue[0]
     if first.starts is not None:
-        wanted = next(each for each in record.target if replica_of(each) == first.starts)
+        wanted = next(each for each in record.target if without_rate(each) == first.starts)
         pod = PlacedPod(f"placed-{record.next_number}", wanted, now_s)
         return replace(record, pods=(*record.pods, pod), next_number=record.next_number + 1)
     assert first.stops is not None

@@ -11,7 +11,7 @@ import time
 from concurrent.futures.process import BrokenProcessPool
 from typing import TYPE_CHECKING, Final
 
-from autoscaler.placement.placed_pods import has_arrived, next_step, replica_of
+from autoscaler.placement.placed_pods import has_arrived, next_step, without_rate
 from autoscaler.placement.planners.adoption import PlanningJob
 from autoscaler.placement.planners.problem import InvalidPlacementInput, PlanParams
 from autoscaler.placement.planners.replanning import (
@@ -107,7 +107,7 @@ class PlacementService:
         return reason if inputs.accelerators else ""
 
     def _start(self, record: PlacementRecord | None, inputs: PlacementInput, reason: str) -> None:
-        current = tuple(replica_of(pod.replica) for pod in record.pods) if record else ()
+        current = tuple(without_rate(pod.replica) for pod in record.pods) if record else ()
         params = PlanParams(overhead_s=inputs.overhead_s)
         job = PlanningJob(
             self._planner, inputs.workloads, inputs.accelerators, inputs.profiles, current, params

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from registry.domain.placement import PlacedReplica, PlacementRecord, PlannedModel
+from registry.domain.placement import PlacementRecord, PlannedModel
 
 if TYPE_CHECKING:
     from autoscaler.placement.planners.plan import Placement
@@ -26,17 +26,13 @@ def new_record(
         for each in placement.models
     ]
     models += [PlannedModel(model, 0.0, 0.0, 0.0, why) for model, why in inputs.left_out.items()]
-    target = tuple(
-        PlacedReplica(each.model, each.accelerator, each.batch_size, each.share_pct, each.rate_rps)
-        for each in placement.replicas
-    )
     return PlacementRecord(
         planner=placement.planner,
         reason=reason,
         planned_at_s=now_s,
         accelerators=tuple(each.name for each in inputs.accelerators),
         models=tuple(models),
-        target=target,
+        target=placement.replicas,
         pods=before.pods if before else (),
         next_number=before.next_number if before else 0,
     )

@@ -11,13 +11,14 @@ from autoscaler.placement.planners.prediction import Predictor
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from autoscaler.placement.planners.plan import Placement, Replica
+    from autoscaler.placement.planners.plan import Placement
     from autoscaler.placement.planners.problem import (
         AcceleratorView,
         PlanParams,
         Profiles,
         Workload,
     )
+    from registry.domain.placement import PlacedReplica
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,7 @@ class PlanningJob:
     workloads: tuple[Workload, ...]
     accelerators: tuple[AcceleratorView, ...]
     profiles: Profiles
-    current: tuple[Replica, ...]
+    current: tuple[PlacedReplica, ...]
     params: PlanParams
 
 
@@ -49,7 +50,7 @@ def plan_and_compare(job: PlanningJob) -> PlanningResult:
     return PlanningResult(placement, gain_rps)
 
 
-def predicted_rps(job: PlanningJob, replicas: Sequence[Replica]) -> float:
+def predicted_rps(job: PlanningJob, replicas: Sequence[PlacedReplica]) -> float:
     """Responses in time per second, of the replicas that have a profile."""
     kinds = {each.name: each.kind for each in job.accelerators}
     rates = {each.model: each.rate_rps for each in job.workloads}

@@ -9,8 +9,9 @@ from autoscaler.placement.planners.catalogue import METRICS
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from autoscaler.placement.planners.plan import ModelGoodput, Placement, Replica
+    from autoscaler.placement.planners.plan import ModelGoodput, Placement
     from autoscaler.placement.planners.problem import AcceleratorView, Profiles, Workload
+    from registry.domain.placement import PlacedReplica
 
 
 def explain(
@@ -60,7 +61,7 @@ def _model_line(
 
 
 def _shared_line(
-    planner: str, name: str, here: Sequence[Replica], kind: str, profiles: Profiles
+    planner: str, name: str, here: Sequence[PlacedReplica], kind: str, profiles: Profiles
 ) -> str:
     models = " and ".join(each.model for each in here)
     points = [profiles.point(each.model, kind, each.batch_size) for each in here]

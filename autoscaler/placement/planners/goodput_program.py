@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from math import ceil, floor
 from typing import TYPE_CHECKING, Final
 
-from autoscaler.placement.planners.plan import Replica
 from autoscaler.placement.planners.solver import Program
+from registry.domain.placement import PlacedReplica
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -34,7 +34,7 @@ class KindItems:
 
 @dataclass(frozen=True, slots=True)
 class SolvedProgram:
-    replicas: tuple[Replica, ...]
+    replicas: tuple[PlacedReplica, ...]
     bound_rps: float
 
 
@@ -144,7 +144,7 @@ class GoodputProgram:
         )
         return SolvedProgram(self._replicas(best.values), first.bound)
 
-    def _replicas(self, values: Sequence[float]) -> tuple[Replica, ...]:
+    def _replicas(self, values: Sequence[float]) -> tuple[PlacedReplica, ...]:
         replicas = []
         for kind, counts, uses in zip(self._kinds, self._counts, self._uses, strict=True):
             left = Counter({item: round(values[column]) for item, column in counts.items()})
@@ -157,5 +157,5 @@ class GoodputProgram:
                 for item in pattern:
                     if left[item] > 0:
                         left[item] -= 1
-                        replicas.append(Replica(item.model, accelerator, item.batch_size))
+                        replicas.append(PlacedReplica(item.model, accelerator, item.batch_size))
         return tuple(replicas)

@@ -16,9 +16,10 @@ from autoscaler.placement.planners.igniter_latency import (
     lower_bound_pct,
     predict,
 )
-from autoscaler.placement.planners.plan import UNSERVABLE, Replica, make_placement
+from autoscaler.placement.planners.plan import UNSERVABLE, make_placement
 from autoscaler.placement.planners.problem import FITS_PCT, WHOLE_PCT
 from autoscaler.placement.planners.validation import validate
+from registry.domain.placement import PlacedReplica
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,7 +53,7 @@ def igniter(
     workloads: Sequence[Workload],
     accelerators: Sequence[AcceleratorView],
     profiles: Profiles,
-    current: Sequence[Replica],
+    current: Sequence[PlacedReplica],
     params: PlanParams,
 ) -> Placement:
     """Reads of the params: `has_shares`."""
@@ -78,7 +79,7 @@ def igniter(
         for demand, latency in zip(gpu, latencies, strict=True):
             resident = demand.resident
             share = resident.share_pct if params.has_shares else None
-            replicas.append(Replica(demand.name, name, resident.batch_size, share))
+            replicas.append(PlacedReplica(demand.name, name, resident.batch_size, share))
             in_time = latency.total <= 2 * demand.half_slo_ms
             per_s = 1000 * resident.batch_size / (latency.gpu + latency.feedback)
             served[demand.name, name] = per_s if in_time else 0.0

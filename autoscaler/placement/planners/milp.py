@@ -23,7 +23,6 @@ from autoscaler.placement.planners.patterns import (
     value_bound,
 )
 from autoscaler.placement.planners.plan import (
-    Replica,
     make_placement,
     profiled_capacity,
     throughput_bound,
@@ -42,6 +41,7 @@ if TYPE_CHECKING:
         Profiles,
         Workload,
     )
+    from registry.domain.placement import PlacedReplica
 
 _PROVEN: Final = 1e-6
 """A larger gap: the search was cut short, and Usher's plan may be better."""
@@ -59,7 +59,7 @@ def ao_milp(
     workloads: Sequence[Workload],
     accelerators: Sequence[AcceleratorView],
     profiles: Profiles,
-    current: Sequence[Replica],
+    current: Sequence[PlacedReplica],
     params: PlanParams,
 ) -> Placement:
     """Compute need: the highest achieved occupancy."""
@@ -70,7 +70,7 @@ def wao_milp(
     workloads: Sequence[Workload],
     accelerators: Sequence[AcceleratorView],
     profiles: Profiles,
-    current: Sequence[Replica],
+    current: Sequence[PlacedReplica],
     params: PlanParams,
 ) -> Placement:
     """Compute need: the mean achieved occupancy."""
@@ -81,7 +81,7 @@ def wsm_milp(
     workloads: Sequence[Workload],
     accelerators: Sequence[AcceleratorView],
     profiles: Profiles,
-    current: Sequence[Replica],
+    current: Sequence[PlacedReplica],
     params: PlanParams,
 ) -> Placement:
     """Compute need: the mean utilisation of multiprocessors."""

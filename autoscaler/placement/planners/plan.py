@@ -6,7 +6,7 @@ Goodput of a model: min(rate, sum of the throughputs of its replicas), Elvinger 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import fsum
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -22,9 +22,10 @@ if TYPE_CHECKING:
         Profiles,
         Workload,
     )
+    from registry.domain.placement import PlacedReplica
 
 Plan: TypeAlias = (
-    "Callable[[Sequence[Workload], Sequence[AcceleratorView], Profiles, Sequence[Replica], "
+    "Callable[[Sequence[Workload], Sequence[AcceleratorView], Profiles, Sequence[PlacedReplica], "
     "PlanParams], Placement]"
 )
 """Every planner; the replicas are those that run now."""
@@ -32,19 +33,6 @@ UNSERVABLE: Final = "unservable"
 """Begins the reason of a model that no number of accelerators serves."""
 SHORT_RPS: Final = 1e-6
 """A smaller shortfall is rounding."""
-
-
-@dataclass(frozen=True, slots=True)
-class Replica:
-    """A copy of a model on an accelerator. The most that a batch of it holds is `batch_size`."""
-
-    model: str
-    accelerator: str
-    batch_size: int
-    share_pct: float | None = None
-    """Limit of its compute; None: none."""
-    rate_rps: float = 0.0
-    """Its part of the model's rate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +56,7 @@ class Placement:
     """A whole plan. Accelerators without a replica are idle."""
 
     planner: str
-    replicas: tuple[Replica, ...]
+    replicas: tuple[PlacedReplica, ...]
     models: tuple[ModelGoodput, ...]
     """By name."""
     bound_rps: float
@@ -94,25 +82,25 @@ class Placement:
         """The accelerators with a replica, by name."""
         return tuple(sorted({each.accelerator for each in self.replicas}))
 
-    def excess_rps(self, replica: Replica) -> float:
+    def excess_rps(self, replica: PlacedReplica) -> float:
         """The part of the replica's rate that it is not expected to serve."""
         [model] = [each for each in self.models if each.model == replica.model]
         return replica.rate_rps * model.shortfall_rps / model.rate_rps if model.rate_rps else 0.0
 
-    def of(self, model: str) -> tuple[Replica, ...]:
+    def of(self, model: str) -> tuple[PlacedReplica, ...]:
         return tuple(each for each in self.replicas if each.model == model)
 
 
-def replica_order(replica: Replica) -> tuple[str, str]:
+def replica_order(replica: PlacedReplica) -> tuple[str, str]:
     return replica.accelerator, replica.model
 
 
 def make_placement(
     planner: str,
-    replicas: Sequence[Replica],
+    replicas: Sequence[PlacedReplica],
     workloads: Sequence[Workload],
     *,
-    capacity: Callable[[Replica], float],
+    capacity: Callable[[PlacedReplica], float],
     bound_rps: float,
     reasons: Mapping[str, str],
 ) -> Placement:
@@ -120,7 +108,7 @@ def make_placement(
 
     `capacity`: requests per second that a replica serves; `reasons`: why a model falls short.
     """
-    served: defaultdict[str, list[Replica]] = defaultdict(list)
+    served: defaultdict[str, list[PlacedReplica]] = defaultdict(list)
     for replica in sorted(replicas, key=replica_order):
         served[replica.model].append(replica)
     models, placed = [], []
@@ -137,12 +125,7 @@ def make_placement(
         )
         for replica, mine in zip(served[workload.model], capacities, strict=True):
             part = mine / total if total else 1 / len(capacities)
-            placed.append(
-                Replica(
-                    replica.model, replica.accelerator, replica.batch_size, replica.share_pct,
-                    workload.rate_rps * part,
-                )
-            )  # fmt: skip
+            placed.append(replace(replica, rate_rps=workload.rate_rps * part))
     placed.sort(key=replica_order)
     bound = max(bound_rps, sum(each.goodput_rps for each in models))
     return Placement(planner, tuple(placed), tuple(models), bound)
@@ -150,11 +133,11 @@ def make_placement(
 
 def profiled_capacity(
     profiles: Profiles, accelerators: Sequence[AcceleratorView]
-) -> Callable[[Replica], float]:
+) -> Callable[[PlacedReplica], float]:
     """The profile's own throughput of a replica's batch; 0 for a batch without profile."""
     kinds = {each.name: each.kind for each in accelerators}
 
-    def capacity(replica: Replica) -> float:
+    def capacity(replica: PlacedReplica) -> float:
         point = profiles.point(replica.model, kinds[replica.accelerator], replica.batch_size)
         return point.throughput_rps if point is not None else 0.0
 
@@ -182,7 +165,7 @@ def unservable_reasons(
 
 
 def overfull(
-    replicas: Sequence[Replica],
+    replicas: Sequence[PlacedReplica],
     accelerators: Sequence[AcceleratorView],
     profiles: Profiles,
     metric: Metric,

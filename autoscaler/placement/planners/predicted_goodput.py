@@ -15,7 +15,6 @@ from autoscaler.placement.planners.milp import plan_milp
 from autoscaler.placement.planners.plan import (
     ModelGoodput,
     Placement,
-    Replica,
     replica_order,
     unservable_reasons,
 )
@@ -23,6 +22,7 @@ from autoscaler.placement.planners.prediction import Predictor
 from autoscaler.placement.planners.problem import FITS_PCT, Metric
 from autoscaler.placement.planners.usher import plan_usher
 from autoscaler.placement.planners.validation import validate
+from registry.domain.placement import PlacedReplica
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -47,7 +47,7 @@ _CLIMBED: Final = 3
 _START_GAP: Final = 0.005
 """The baselines' programs are solved to within this gap."""
 
-Plan = tuple[Replica, ...]
+Plan = tuple[PlacedReplica, ...]
 Score = tuple[float, float]
 
 
@@ -55,7 +55,7 @@ def predicted_goodput(
     workloads: Sequence[Workload],
     accelerators: Sequence[AcceleratorView],
     profiles: Profiles,
-    current: Sequence[Replica],
+    current: Sequence[PlacedReplica],
     params: PlanParams,
 ) -> Placement:
     """The best plan found with `max_evaluations` predictions."""
@@ -70,7 +70,7 @@ def predicted_goodput(
 
 
 def _known(
-    current: Sequence[Replica],
+    current: Sequence[PlacedReplica],
     workloads: Sequence[Workload],
     accelerators: Sequence[AcceleratorView],
     profiles: Profiles,
@@ -226,7 +226,7 @@ class _Search:
         for name, kind in self.kinds.items():
             neighbours = [each for each in others if each.accelerator == name]
             for point in self._batches[model, kind]:
-                new = Replica(model, name, point.batch_size)
+                new = PlacedReplica(model, name, point.batch_size)
                 if name in here:
                     continue
                 yield from self._fitting((*plan, new))
@@ -268,7 +268,7 @@ class _Search:
         if all(each <= FITS_PCT for each in (*memory.values(), *compute.values())):
             yield tuple(sorted(plan, key=replica_order))
 
-    def _point(self, replica: Replica) -> BatchPoint | None:
+    def _point(self, replica: PlacedReplica) -> BatchPoint | None:
         for each in self._batches[replica.model, self.kinds[replica.accelerator]]:
             if each.batch_size == replica.batch_size:
                 return each

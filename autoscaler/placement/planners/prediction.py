@@ -20,9 +20,9 @@ from autoscaler.placement.planners.service_times import batch_times, slowdown_pe
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from autoscaler.placement.planners.plan import Replica
     from autoscaler.placement.planners.problem import PlanParams, Profiles, Workload
     from autoscaler.placement.planners.service_times import BatchTimes
+    from registry.domain.placement import PlacedReplica
 
 _ROUNDS: Final = 8
 _STEP: Final = log(1.1)
@@ -31,7 +31,7 @@ _STEP: Final = log(1.1)
 
 @dataclass(frozen=True, slots=True)
 class ReplicaPrediction:
-    replica: Replica
+    replica: PlacedReplica
     in_time: float
     busy: float
     slowdown: float
@@ -51,7 +51,7 @@ class Prediction:
 class _Running:
     """A replica with its part of the load."""
 
-    replica: Replica
+    replica: PlacedReplica
     times: BatchTimes
     rate_rps: float
     part: float
@@ -91,7 +91,7 @@ class Predictor:
         self._profiles = profiles
         self._params = params
 
-    def predict(self, replicas: Sequence[Replica]) -> Prediction:
+    def predict(self, replicas: Sequence[PlacedReplica]) -> Prediction:
         running = self._running(replicas)
         if self._params.has_interference:
             self._settle(running)
@@ -113,11 +113,11 @@ class Predictor:
             {model: min(1.0, value) for model, value in by_model.items()}, tuple(predicted)
         )
 
-    def parts(self, replicas: Sequence[Replica]) -> list[float]:
+    def parts(self, replicas: Sequence[PlacedReplica]) -> list[float]:
         """Each replica's part of its model's rate."""
         return [each.part for each in self._running(replicas)]
 
-    def _running(self, replicas: Sequence[Replica]) -> list[_Running]:
+    def _running(self, replicas: Sequence[PlacedReplica]) -> list[_Running]:
         """Rates in proportion to throughput; of built batches in turn: to the batch size."""
         in_turn = self._params.router is Router.BATCH_ROUND_ROBIN
         times, weights = [], []

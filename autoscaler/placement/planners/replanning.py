@@ -11,8 +11,8 @@ from autoscaler.placement.planners.problem import FITS_PCT
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from autoscaler.placement.planners.plan import Replica
     from autoscaler.placement.planners.problem import AcceleratorView, Profiles, Workload
+    from registry.domain.placement import PlacedReplica
 
 _OFF_RATIO: Final = 0.2
 """How far a forecast may be from the planned rate."""
@@ -108,13 +108,13 @@ class Move:
     """One change of one accelerator. A replica is warm before the one it replaces leaves."""
 
     accelerator: str
-    starts: Replica | None
-    stops: Replica | None
+    starts: PlacedReplica | None
+    stops: PlacedReplica | None
 
 
 def moves(
-    current: Sequence[Replica],
-    wanted: Sequence[Replica],
+    current: Sequence[PlacedReplica],
+    wanted: Sequence[PlacedReplica],
     accelerators: Sequence[AcceleratorView],
     profiles: Profiles,
     costs: Mapping[str, float],
@@ -126,7 +126,7 @@ def moves(
     """
     kinds = {each.name: each.kind for each in accelerators}
 
-    def memory(replica: Replica) -> float:
+    def memory(replica: PlacedReplica) -> float:
         point = profiles.point(replica.model, kinds[replica.accelerator], replica.batch_size)
         return point.memory_pct if point is not None else 0.0
 
@@ -144,15 +144,15 @@ def moves(
     return [[queue[at] for queue in queues if at < len(queue)] for at in range(steps)]
 
 
-def _same(one: Replica, other: Replica) -> bool:
+def _same(one: PlacedReplica, other: PlacedReplica) -> bool:
     return replace(one, rate_rps=0.0) == replace(other, rate_rps=0.0)
 
 
 def _moves_on(
     name: str,
-    running: Sequence[Replica],
-    wanted: Sequence[Replica],
-    memory: Callable[[Replica], float],
+    running: Sequence[PlacedReplica],
+    wanted: Sequence[PlacedReplica],
+    memory: Callable[[PlacedReplica], float],
     costs: Mapping[str, float],
 ) -> list[Move]:
     leaving = [each for each in running if not any(_same(each, other) for other in wanted)]

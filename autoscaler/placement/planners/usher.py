@@ -15,7 +15,6 @@ import numpy as np
 
 from autoscaler.placement.planners.grouping import ModelNeed, group_models
 from autoscaler.placement.planners.plan import (
-    Replica,
     make_placement,
     profiled_capacity,
     throughput_bound,
@@ -23,6 +22,7 @@ from autoscaler.placement.planners.plan import (
 )
 from autoscaler.placement.planners.problem import FITS_PCT, InvalidPlacementInput, Metric
 from autoscaler.placement.planners.validation import validate
+from registry.domain.placement import PlacedReplica
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,7 +50,7 @@ def usher(
     workloads: Sequence[Workload],
     accelerators: Sequence[AcceleratorView],
     profiles: Profiles,
-    current: Sequence[Replica],
+    current: Sequence[PlacedReplica],
     params: PlanParams,
 ) -> Placement:
     """Compute need: the highest achieved occupancy."""
@@ -61,7 +61,7 @@ def wao_usher(
     workloads: Sequence[Workload],
     accelerators: Sequence[AcceleratorView],
     profiles: Profiles,
-    current: Sequence[Replica],
+    current: Sequence[PlacedReplica],
     params: PlanParams,
 ) -> Placement:
     """Compute need: the mean achieved occupancy."""
@@ -72,7 +72,7 @@ def wsm_usher(
     workloads: Sequence[Workload],
     accelerators: Sequence[AcceleratorView],
     profiles: Profiles,
-    current: Sequence[Replica],
+    current: Sequence[PlacedReplica],
     params: PlanParams,
 ) -> Placement:
     """Compute need: the mean utilisation of multiprocessors."""
@@ -135,7 +135,7 @@ def plan_usher(
     for group in _groups(served, batches, metric, params):
         cluster = _place_group([options[model] for model in group if options[model]], cluster)
     replicas = [
-        Replica(
+        PlacedReplica(
             option.model, names[at], option.batch_size,
             option.compute_pct if params.has_shares else None,
         )

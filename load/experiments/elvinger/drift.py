@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from autoscaler.placement.planners.plan import Replica
     from load.experiments.harness.experiment import Cell, Settings
+    from registry.domain.placement import PlacedReplica
 
 _TRACE_FILE: Final = "huawei_cold_starts_per_minute.csv.gz"
 _GPUS: Final = 4
@@ -69,7 +69,7 @@ class DriftRun:
 def run_day(task: DriftTask) -> DriftRun:
     """All ticks of a day."""
     profiles, gpus = v100_profiles(task.file), tuple(accelerators_of(KIND, _GPUS))
-    current: tuple[Replica, ...] = ()
+    current: tuple[PlacedReplica, ...] = ()
     known, moved, plans, goodput = None, 0, 0, 0.0
     for at, rates in enumerate(task.rates_rps):
         loads = tuple(
@@ -101,7 +101,7 @@ def run_day(task: DriftTask) -> DriftRun:
     return DriftRun(task.way, goodput / len(task.rates_rps), moved, plans)
 
 
-def _rate_at(accelerator: str, replicas: tuple[Replica, ...]) -> float:
+def _rate_at(accelerator: str, replicas: tuple[PlacedReplica, ...]) -> float:
     return sum(each.rate_rps for each in replicas if each.accelerator == accelerator)
 
 

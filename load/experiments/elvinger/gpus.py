@@ -29,9 +29,10 @@ from load.experiments.harness.parallel_map import parallel_map
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from autoscaler.placement.planners.plan import Placement, Replica
+    from autoscaler.placement.planners.plan import Placement
     from load.experiments.elvinger.simulated import ServedLoad
     from load.experiments.harness.experiment import Cell
+    from registry.domain.placement import PlacedReplica
 
 _COMPARED: Final = tuple(name for name in PLANNERS if name not in BY_COEFFICIENTS)
 _OURS: Final = "predicted-goodput"
@@ -79,7 +80,7 @@ def simulate_plan(task: SimulatedTask) -> SimulatedPlan:
     )
 
 
-def _by_hand(placement: Placement, batch_of: tuple[str, int] | None) -> tuple[Replica, ...]:
+def _by_hand(placement: Placement, batch_of: tuple[str, int] | None) -> tuple[PlacedReplica, ...]:
     if batch_of is None:
         return placement.replicas
     model, batch_size = batch_of

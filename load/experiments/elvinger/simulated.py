@@ -24,8 +24,8 @@ from registry.domain.profile import ProfilePoint
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from autoscaler.placement.planners.plan import Replica
     from autoscaler.placement.planners.problem import BatchPoint, PlanParams, Profiles, Workload
+    from registry.domain.placement import PlacedReplica
 
 WARM_UP_S: Final = 2.0
 LOAD_S: Final = 8.0
@@ -49,7 +49,7 @@ class ServedLoad:
 class PlacedLoad:
     """A plan, its load, and how its requests are routed."""
 
-    replicas: tuple[Replica, ...]
+    replicas: tuple[PlacedReplica, ...]
     workloads: tuple[Workload, ...]
     kinds: Mapping[str, str]
     """Of the accelerators by name."""

@@ -24,14 +24,14 @@ from autoscaler.placement.planners.problem import (
 from autoscaler.service.planning_process import PlanningProcess
 
 if TYPE_CHECKING:
-    from autoscaler.placement.planners.plan import Replica
+    from registry.domain.placement import PlacedReplica
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 _POINT = BatchPoint(4, 0.02, 200.0, 30, 40, 40, 40)
 
 
-def _job(planner: str, *rates_rps: float, current: tuple[Replica, ...] = ()) -> PlanningJob:
+def _job(planner: str, *rates_rps: float, current: tuple[PlacedReplica, ...] = ()) -> PlanningJob:
     names = [f"m{at}" for at in range(len(rates_rps))]
     return PlanningJob(
         planner,

@@ -9,7 +9,6 @@ import pytest
 
 from autoscaler.placement.planners.batch_router import batch_queue, batch_turn
 from autoscaler.placement.planners.fewest import accelerators_of
-from autoscaler.placement.planners.plan import Replica
 from autoscaler.placement.planners.predicted_goodput import predicted_goodput
 from autoscaler.placement.planners.prediction import Predictor
 from autoscaler.placement.planners.problem import (
@@ -20,6 +19,7 @@ from autoscaler.placement.planners.problem import (
     Workload,
 )
 from autoscaler.placement.planners.service_times import batch_times
+from registry.domain.placement import PlacedReplica
 from tests.autoscaler.placement.planners.cases import (
     KIND,
     planned,
@@ -36,7 +36,7 @@ _PLAIN = PlanParams(has_interference=False, has_queueing=False)
 
 def _predicted(
     profiles: Profiles,
-    replicas: Sequence[Replica],
+    replicas: Sequence[PlacedReplica],
     loads: Sequence[Workload],
     params: PlanParams | None = None,
 ) -> dict[str, float]:
@@ -56,7 +56,7 @@ def test_a_small_share_slows_a_model_down_as_measured(v100: Profiles) -> None:
 
 def test_a_neighbour_slows_a_model_down_as_measured(v100: Profiles) -> None:
     """Section 6.2.1, observation 4: resnet50 batch 4 beside alexnet takes 8 ms instead of 6.8."""
-    pair = (Replica("resnet50", "g", 4), Replica("alexnet", "g", 4))
+    pair = (PlacedReplica("resnet50", "g", 4), PlacedReplica("alexnet", "g", 4))
     loads = workloads("resnet50 alexnet", 433.34, 200)
     params = PlanParams(router=Router.BATCH_ROUND_ROBIN)
     found = Predictor(loads, {"g": KIND}, v100, params).predict(pair)
@@ -65,7 +65,7 @@ def test_a_neighbour_slows_a_model_down_as_measured(v100: Profiles) -> None:
 
 
 def test_measured_pairs_replace_the_estimate(synthetic: Profiles) -> None:
-    pair = [Replica("medium", "g", 4), Replica("small", "g", 4)]
+    pair = [PlacedReplica("medium", "g", 4), PlacedReplica("small", "g", 4)]
     loads = workloads("medium small", 300, 40)
     slowed = Profiles(synthetic.models, (SlowedPair("medium", "small", 4.0),))
     apart = Profiles(synthetic.models, (SlowedPair("medium", "small", 1.0),))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from autoscaler.placement.planners.fewest import accelerators_of
-from autoscaler.placement.planners.plan import Placement, Replica
+from autoscaler.placement.planners.plan import Placement
 from autoscaler.placement.planners.problem import Workload
 from autoscaler.placement.planners.replanning import (
     Observation,
@@ -16,6 +16,7 @@ from autoscaler.placement.planners.replanning import (
     should_adopt,
     should_replan,
 )
+from registry.domain.placement import PlacedReplica
 from tests.autoscaler.placement.planners.cases import KIND
 
 if TYPE_CHECKING:
@@ -74,11 +75,11 @@ def test_a_plan_is_adopted_if_it_gains_more_than_its_moves_cost() -> None:
 
 
 def test_one_move_per_gpu_and_the_new_copy_is_warm_first(synthetic: Profiles) -> None:
-    current = [Replica("large", "v100-0", 4), Replica("small", "v100-1", 4)]
+    current = [PlacedReplica("large", "v100-0", 4), PlacedReplica("small", "v100-1", 4)]
     wanted = (
-        Replica("large", "v100-0", 8),
-        Replica("medium", "v100-0", 4),
-        Replica("small", "v100-1", 4),
+        PlacedReplica("large", "v100-0", 8),
+        PlacedReplica("medium", "v100-0", 4),
+        PlacedReplica("small", "v100-1", 4),
     )
     plan = Placement("test", wanted, (), 0.0)
     steps = moves(current, plan.replicas, _GPUS, synthetic, {})
@@ -90,9 +91,11 @@ def test_one_move_per_gpu_and_the_new_copy_is_warm_first(synthetic: Profiles) ->
 
 def test_where_there_is_no_room_the_cheapest_leaves_first(synthetic: Profiles) -> None:
     current = [
-        Replica("wide", "v100-0", 8), Replica("large", "v100-0", 16), Replica("small", "v100-0", 4),
-    ]  # fmt: skip
-    plan = Placement("test", (Replica("wide", "v100-0", 16),), (), 0.0)
+        PlacedReplica("wide", "v100-0", 8),
+        PlacedReplica("large", "v100-0", 16),
+        PlacedReplica("small", "v100-0", 4),
+    ]
+    plan = Placement("test", (PlacedReplica("wide", "v100-0", 16),), (), 0.0)
     costs = {"wide": 5.0, "large": 1.0, "small": 2.0}
     stopped = [each.stops.model for [each] in moves(current, plan.replicas, _GPUS, synthetic, costs)
                if each.stops]  # fmt: skip

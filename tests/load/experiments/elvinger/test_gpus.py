@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from autoscaler.placement.planners.plan import Replica
 from autoscaler.placement.planners.problem import (
     BatchPoint,
     ModelProfile,
@@ -17,6 +16,7 @@ from autoscaler.placement.planners.problem import (
 from load.experiments.elvinger.cells import EFFICIENTNET
 from load.experiments.elvinger.gpus import SimulatedTask, simulate_plan
 from load.experiments.elvinger.simulated import PlacedLoad, simulate
+from registry.domain.placement import PlacedReplica
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,7 +43,7 @@ _PROFILES = Profiles((ModelProfile("a", "gpu", _POINTS), ModelProfile("b", "gpu"
 def _simulated(rate_rps: float, interference: str = "none") -> float:
     loads = (Workload("a", rate_rps, 0.3), Workload("b", rate_rps, 0.3))
     load = PlacedLoad(
-        (Replica("a", "g", 4), Replica("b", "g", 4)), loads, {"g": "gpu"}, PlanParams(),
+        (PlacedReplica("a", "g", 4), PlacedReplica("b", "g", 4)), loads, {"g": "gpu"}, PlanParams(),
         interference,
     )  # fmt: skip
     served = simulate(load, _PROFILES, 1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from autoscaler.placement.planners.plan import Replica
 from autoscaler.placement.planners.prediction import Predictor
 from autoscaler.placement.planners.problem import (
     BatchPoint,
@@ -16,6 +15,7 @@ from autoscaler.placement.planners.problem import (
 )
 from load.experiments.elvinger.simulated import PlacedLoad, simulate
 from registry.domain.model import RoutingPolicy
+from registry.domain.placement import PlacedReplica
 
 _POINTS = tuple(
     BatchPoint(size, ms / 1000, 1000 * size / ms, 10, 50, 50, 40)
@@ -40,7 +40,7 @@ def test_predicted_parts_in_time_are_within_five_points(
     params = PlanParams(router=router, late_horizon_s=8.0)
     rate_rps = load * 8 / 0.030
     workloads = (Workload("m", rate_rps, slo_s),)
-    replicas = (Replica("m", "g", 8),)
+    replicas = (PlacedReplica("m", "g", 8),)
     predicted = Predictor(workloads, {"g": "gpu"}, _PROFILES, params).predict(replicas)
     placed = PlacedLoad(replicas, workloads, {"g": "gpu"}, params, "none", policy)
     served = [simulate(placed, _PROFILES, seed)["m"] for seed in _SEEDS]
