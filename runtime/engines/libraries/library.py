@@ -54,8 +54,9 @@ class LibraryEngine(ABC):
     name = ""
     uses_device = False
     memory_ratio = 1.0
-    """Memory of a loaded model by bytes of its file; of `python -m benchmarks formats`."""
+    """Memory of a loaded model by bytes of its file: chosen by hand, no benchmark measures it."""
     fixed_bytes = 0
+    """What a loaded model takes whatever its size; also chosen by hand."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
