@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from registry.domain.model import ModelName
+from registry.inference_service.shorten import shorten
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _NAME: Final = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
 _NAMESPACE: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
-_MAX_SHOWN: Final = 200
 
 
 @dataclass(slots=True)
@@ -27,10 +27,8 @@ class DocumentChecks:
     title: str = ""
 
     def reject(self, path: str, allowed: str, value: object) -> None:
-        shown = repr(value)
-        shown = shown if len(shown) <= _MAX_SHOWN else f"{shown[:_MAX_SHOWN]}..."
         title = self.title or self.kind
-        self.problems.append(f"{self.place}: {title}: {path} {allowed}, was {shown}")
+        self.problems.append(f"{self.place}: {title}: {path} {allowed}, was {shorten(value)}")
 
     def mapping(self, parent: dict[str, Any], key: str) -> dict[str, Any]:
         """A field that must be a filled object; empty where it is none."""
@@ -49,9 +47,13 @@ class DocumentChecks:
     def name(self, metadata: dict[str, Any]) -> ModelName:
         """Name and namespace, which from then on stand in all messages."""
         name, namespace = metadata.get("name"), metadata.get("namespace", self.default_namespace)
-        self.title = f"{self.kind} {namespace}/{name}"
+        self.title = f"{self.kind} {_text(namespace)}/{_text(name)}"
         for key, value, rule in (("name", name, _NAME), ("namespace", namespace, _NAMESPACE)):
             if not isinstance(value, str) or not rule.fullmatch(value):
                 allowed = "must be at most 63 lower-case letters, digits and '-'"
                 self.reject(f"metadata.{key}", allowed, value)
-        return ModelName(str(namespace), str(name))
+        return ModelName(_text(namespace), _text(name))
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else shorten(value)

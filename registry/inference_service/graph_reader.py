@@ -98,7 +98,7 @@ class _Reader:
         self.checks.known(spec, _SPEC_FIELDS, "spec")
         self.nodes = self.checks.mapping(spec, "nodes") if spec else {}
         if self.nodes and ROOT not in self.nodes:
-            self.checks.reject("spec.nodes", "must have a node `root`", sorted(self.nodes))
+            self.checks.reject("spec.nodes", "must have a node `root`", list(self.nodes))
         nodes = {str(each): self._node(str(each), node) for each, node in self.nodes.items()}
         total = sum(len(node.steps) for node in nodes.values())
         if total > MAX_STEPS:
@@ -160,7 +160,7 @@ class _Reader:
                 step["mapPredictionsToInstances"],
             )  # fmt: skip
         return GraphStep(
-            name=str(name), model=model, node=node, protocol=protocol,
+            name=name if isinstance(name, str) else "", model=model, node=node, protocol=protocol,
             takes_response=router is RouterType.SEQUENCE and not is_first and data == "$response",
             weight=self._weight(path, step, router),
             condition=self._condition(path, step, router, is_first=is_first),
@@ -175,7 +175,7 @@ class _Reader:
             return "", "", ""
         value = step[given[0]]
         if given[0] == "nodeName":
-            if value not in self.nodes:
+            if not isinstance(value, str) or value not in self.nodes:
                 allowed = f"must name one of the nodes {', '.join(map(str, self.nodes))}"
                 self.checks.reject(f"{path}.nodeName", allowed, value)
             return "", str(value), ""
@@ -184,7 +184,8 @@ class _Reader:
         if not isinstance(value, str) or not _MODEL.fullmatch(value):
             allowed = f"must name a model of namespace {self.namespace!r}"
             self.checks.reject(f"{path}.serviceName", allowed, value)
-        return str(value), "", ""
+            return "", "", ""
+        return value, "", ""
 
     def _url(self, path: str, value: object) -> tuple[str, str, str]:
         """The model that a URL names, as KServe writes them: NAME.NAMESPACE.DOMAIN."""
@@ -193,7 +194,7 @@ class _Reader:
             "/v1/models/NAME:predict or …/v2/models/NAME/infer; other services are not called"
         )
         try:
-            url = urlsplit(str(value))
+            url = urlsplit(value if isinstance(value, str) else "")
             labels = (url.hostname or "").split(".")
         except ValueError:
             self.checks.reject(path, allowed, value)
@@ -239,11 +240,12 @@ class _Reader:
             allowed = "must stand at a later step: it is about the response of the step before it"
             self.checks.reject(f"{path}.condition", allowed, value)
             return ""
+        text = value if isinstance(value, str) else ""
         try:
-            parse_path(str(value))
+            parse_path(text)
         except BadPathError as error:
             self.checks.reject(f"{path}.condition", str(error), value)
-        return str(value)
+        return text
 
     def _refuse_circles(self, nodes: Mapping[str, GraphNode]) -> None:
         """A node that leads to itself would never end."""

@@ -118,7 +118,10 @@ def _read_model(found: Predictor, predictor: Mapping[str, Any], kind: str) -> No
     environment = model.get("env")
     for each in environment if isinstance(environment, list) else ():
         if isinstance(each, dict) and each.get("name") == "PREDICT_PROBA":
-            found.wants_probabilities = str(each.get("value")).lower() == "true"
+            value = each.get("value")
+            found.wants_probabilities = value is True or (
+                isinstance(value, str) and value.lower() == "true"
+            )
     storage = model.get("storage")
     if "storageUri" not in model and isinstance(storage, dict) and "path" in storage:
         found.model["storageUri"] = _uri_of_storage(found, storage)
@@ -133,7 +136,7 @@ def _uri_of_storage(found: Predictor, storage: Mapping[str, Any]) -> str:
     values = parameters if isinstance(parameters, dict) else {}
     kind, bucket, path = values.get("type", "s3"), values.get("bucket"), storage["path"]
     where = f"{found.path}.storage"
-    if kind not in _BUCKET_SCHEMES:
+    if not isinstance(kind, str) or kind not in _BUCKET_SCHEMES:
         found.problems.append(
             f"{where}.parameters.type must be s3 or gs, was {shorten(kind)}; write"
             f" {found.path}.storageUri"

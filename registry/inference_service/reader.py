@@ -259,7 +259,7 @@ class _Reader:
                 f"write {self.model_path}.storageUri"
             )
         storage = self._mapping(model, "storage", path=f"{self.model_path}.")
-        for key in sorted(storage.keys() - {"key"}):
+        for key in sorted(map(str, storage.keys() - {"key"})):
             self._reject(
                 f"{self.model_path}.storage.{key} is not supported; "
                 f"write {self.model_path}.storageUri beside {self.model_path}.storage.key"

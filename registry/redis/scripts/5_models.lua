@@ -11,11 +11,9 @@ local MAX_FORGOTTEN = 100  -- in one batch
 
 local function forget_later(model) redis.call('ZADD', key('forgotten'), now + KEPT_MS, model) end
 
-local function is_declared(model)
+local function is_generation(hash, model)
   local name = model:match('^(.*)@')
-  if not name then return false end
-  return redis.call('HGET', key('keys'), name) == model
-    or redis.call('HGET', key('previous_keys'), name) == model
+  return name and redis.call('HGET', key(hash), name) == model
 end
 
 local function forget_withdrawn()
@@ -23,7 +21,9 @@ local function forget_withdrawn()
     'ZRANGEBYSCORE', key('forgotten'), '-inf', now, 'LIMIT', 0, MAX_FORGOTTEN)
   for _, model in ipairs(due) do
     redis.call('ZREM', key('forgotten'), model)
-    if not is_declared(model) then
+    if is_generation('previous_keys', model) then
+      forget_later(model)  -- it serves until the new one is warm
+    elseif not is_generation('keys', model) then
       redis.call('DEL', key('samples:' .. model))
       redis.call('SREM', key('measured'), model)
       change('forget', model)

@@ -107,3 +107,31 @@ def test_all_mistakes_are_reported_together() -> None:
         read_graphs([("graph.yaml", text)])
     assert len(caught.value.problems) == 2
     assert all("InferenceGraph zoo/animals" in each for each in caught.value.problems)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "path"),
+    [
+        ("{1: {}, two: {}}", "spec.nodes must have a node `root`"),
+        ("{root: {routerType: Sequence, steps: [{nodeName: [a]}]}}", "nodeName must name one"),
+        ("{root: {routerType: Sequence, steps: [{serviceUrl: {a: b}}]}}", "serviceUrl must be"),
+        ("{root: {routerType: Sequence, steps: [{serviceName: [a]}]}}", "serviceName must name"),
+        (
+            "{root: {routerType: Switch, steps: [{serviceName: a, condition: [b]}]}}",
+            "condition must have 1 to",
+        ),
+    ],
+)
+def test_values_of_other_types_are_mistakes(nodes: str, path: str) -> None:
+    start = FULL.partition("  nodes:")[0]
+    with pytest.raises(InvalidModel, match=path):
+        read_graphs([("graph.yaml", f"{start}  nodes: {nodes}")])
+
+
+def test_a_mistake_shows_no_more_of_a_value_than_helps() -> None:
+    bomb = "x0: &x0 [a, a]\n" + "".join(
+        f"x{at}: &x{at} [{', '.join([f'*x{at - 1}'] * 9)}]\n" for at in range(1, 12)
+    )
+    with pytest.raises(InvalidModel) as error:
+        read_graphs([("graph.yaml", f"kind: InferenceGraph\n{bomb}metadata: *x11\n")])
+    assert len(str(error.value)) < 10_000

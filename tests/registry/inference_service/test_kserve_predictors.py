@@ -10,6 +10,7 @@ import yaml
 
 from registry.domain.codec import decode_spec, encode_spec
 from registry.domain.model import ModelSpec, Task
+from registry.errors import InvalidModel
 from registry.inference_service.reader import read_documents
 from tests.registry.inference_service import kserve_samples
 
@@ -62,6 +63,13 @@ def test_storage_by_bucket_and_path() -> None:
     found = _read({"sklearn": {"storage": storage}})
     assert found.storage_uri == "s3://examples/sklearn"
     assert found.credentials == "storage-config/storage-config/minio"
+
+
+@pytest.mark.parametrize("kind", [[], {}, ["s3"], 3])
+def test_a_storage_type_that_is_no_text_is_a_mistake(kind: object) -> None:
+    storage = {"path": "p", "parameters": {"bucket": "b", "type": kind}}
+    with pytest.raises(InvalidModel, match="type must be s3 or gs"):
+        _read({"sklearn": {"storage": storage}})
 
 
 def test_probabilities_by_kserves_environment_variable() -> None:

@@ -78,3 +78,18 @@ async def test_an_old_generations_measurements_are_dropped(
     await pass_time(server, registry, KEPT_MS)
     assert not (await registry.cluster()).measured(KEY).infer.is_measured
     assert await kept_keys(server, registry) == set()
+
+
+async def test_an_old_generation_that_served_for_long_is_forgotten_after_its_end(
+    server: RedisServer, registry: Registry
+) -> None:
+    await registry.put_models([SPEC])
+    pod = await Pod.join(registry, "a")
+    await pod.load(KEY)
+    await pod.heartbeat(PodReport(samples=(Samples(KEY, "infer", (0.25,)),)))
+    await registry.put_models([NEXT])
+    await pass_time(server, registry, KEPT_MS)
+    assert (await registry.cluster()).measured(KEY).infer.is_measured
+    await pod.leave()
+    await pass_time(server, registry, KEPT_MS)
+    assert await kept_keys(server, registry) == set()
