@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+_MAX_CLASSES = 2**16
+"""Each takes memory in every row of a prediction."""
 _CATEGORICAL = 1
 """Bit of LightGBM's `decision_type`."""
 _END = "\nend of trees"
@@ -39,6 +41,7 @@ def check_lightgbm(text: str) -> None:
     head, *blocks = trees.split("\nTree=")
     try:
         _check_sizes(_fields(head)["tree_sizes"].split(), trees, len(blocks))
+        _check_classes(_fields(head), len(blocks))
         features = int(_fields(head)["max_feature_idx"]) + 1
         for number, block in enumerate(blocks):
             _check_block(number, _fields(block), features)
@@ -46,6 +49,16 @@ def check_lightgbm(text: str) -> None:
         raise ModelInvalid(f"its trees cannot be read: {error!r}") from error
     if not blocks:
         raise ModelInvalid("it holds no tree")
+
+
+def _check_classes(head: Mapping[str, str], trees: int) -> None:
+    """LightGBM has room for `num_class` results of a row, and writes one per tree of a round."""
+    classes, per_round = int(head["num_class"]), int(head["num_tree_per_iteration"])
+    if not 0 < classes == per_round <= _MAX_CLASSES or trees % per_round:
+        raise ModelInvalid(
+            f"its head names {classes} classes and {per_round} trees per round for {trees} trees;"
+            f" as many of both are allowed, up to {_MAX_CLASSES}"
+        )
 
 
 def _check_sizes(sizes: Sequence[str], trees: str, count: int) -> None:

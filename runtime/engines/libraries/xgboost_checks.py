@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 _MAX_FEATURES = 2**31
+_MAX_GROUPS = 2**16
+"""Each takes memory in every row of a prediction, also without a tree of its own."""
 _NODE_FIELDS = (
     "left_children", "right_children", "parents", "split_indices", "split_conditions", "split_type",
     "default_left", "base_weights", "loss_changes", "sum_hessian",
@@ -49,8 +51,11 @@ def _check_document(document: Mapping[str, Any]) -> None:
     shape = learner["learner_model_param"]
     features = int(shape["num_feature"])
     groups = max(1, int(shape.get("num_class", 0))) * max(1, int(shape.get("num_target", 1)))
-    if not 0 < features < _MAX_FEATURES or not 0 < groups < _MAX_FEATURES:
-        raise ModelInvalid(f"the booster has {features} features and {groups} groups")
+    if not 0 < features < _MAX_FEATURES or not 0 < groups <= _MAX_GROUPS:
+        raise ModelInvalid(
+            f"the booster has {features} features and {groups} groups, of which {_MAX_GROUPS} are"
+            " allowed"
+        )
     booster = learner["gradient_booster"]
     if booster["name"] == "gblinear":
         weights = len(booster["model"]["weights"])

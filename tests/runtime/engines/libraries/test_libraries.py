@@ -223,9 +223,21 @@ def test_hostile_trees_of_xgboost_are_refused(
         load(tmp_path)
 
 
+def test_xgboost_with_more_classes_than_memory_is_refused(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    document = json.loads((folders["xgboost"] / "model.json").read_text())
+    document["learner"]["learner_model_param"]["num_class"] = "100000000"
+    (tmp_path / "model.json").write_text(json.dumps(document))
+    with pytest.raises(ModelInvalid, match="100000000 groups"):
+        load(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("old", "new"),
     [
+        pytest.param("\nnum_class=", "\nnum_class=9", id="classes without room"),
+        pytest.param("tree_per_iteration=", "tree_per_iteration=9", id="trees without room"),
         pytest.param("left_child=", "left_child=9999 ", id="child that is not there"),
         pytest.param("split_feature=", "split_feature=77 ", id="feature that is not there"),
         pytest.param("num_leaves=", "num_leaves=1", id="leaves that are not there"),
