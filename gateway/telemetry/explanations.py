@@ -126,7 +126,7 @@ def _options(decision: SendTo | Wait | Reject) -> list[dict[str, Any]]:
             **_forecast(option.forecast),
             "delays_s": round(option.delays_s, 6),
             "evicts_s": round(option.evicts_s, 6),
-            "leaves_s": round(option.leaves_s, 6),
+            "leaves_s": round(option.leaves_s, 6) + 0.0,  # no negative zero
             "credit_s": round(option.credit_s, 6),
             "cost_s": round(option.cost_s, 6),
         }

@@ -122,4 +122,5 @@ def test_every_option_shows_what_it_costs_itself_and_others_in_seconds() -> None
     assert found is not None
     for option in found["options"]:
         others_s = option["delays_s"] + option["evicts_s"] + option["leaves_s"]
+        assert str(option["leaves_s"]) != "-0.0"
         assert option["cost_s"] == round(option["expected_s"] + others_s - option["credit_s"], 6)
