@@ -17,11 +17,14 @@ from registry.domain.application import (
     SelectionPolicy,
     SneakPeekSpec,
 )
-from registry.errors import InvalidModel, InvalidYaml
-from registry.inference_service.document_checks import DocumentChecks
+from registry.inference_service.document_checks import (
+    DocumentChecks,
+    is_kind,
+    read_kind,
+    read_parsed,
+)
 from registry.inference_service.durations import parse_duration_s
 from registry.inference_service.storage_uri import STORAGE_SCHEMES, is_storage_uri
-from registry.inference_service.strict_yaml import read_yaml
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,45 +44,23 @@ _Choice = TypeVar("_Choice", bound=StrEnum)
 
 
 def is_application(document: object) -> bool:
-    return isinstance(document, dict) and document.get("kind") == KIND
+    return is_kind(document, KIND)
 
 
 def read_applications(
     sources: Sequence[tuple[str, str]], *, default_namespace: str = "default"
 ) -> list[ApplicationSpec]:
-    """The applications among the documents of `(source name, YAML text)` pairs.
-
-    Documents of other kinds, and text that is not YAML, are left to `reader.read_documents`.
-
-    Raises:
-        InvalidModel: lists every mistake of every application; the caller must apply none.
-    """
-    specs: list[ApplicationSpec] = []
-    problems: list[str] = []
-    for source, text in sources:
-        try:
-            documents = read_yaml(text)
-        except InvalidYaml:
-            continue
-        for document in filter(is_application, documents):
-            checks = DocumentChecks(KIND, source, default_namespace)
-            spec = _Reader(checks).read(document)
-            problems += checks.problems
-            if any(spec.name == other.name for other in specs):
-                problems.append(f"{source}: {KIND} {spec.name}: metadata.name is declared twice")
-            specs.append(spec)
-    if problems:
-        raise InvalidModel(problems)
-    return specs
+    """The applications among the documents, as `document_checks.read_kind` reads them."""
+    return read_kind(KIND, sources, _read, default_namespace)
 
 
 def read_application(document: dict[str, Any], place: str) -> ApplicationSpec:
     """One application that is parsed already. Raises InvalidModel."""
-    checks = DocumentChecks(KIND, place, "default")
-    spec = _Reader(checks).read(document)
-    if checks.problems:
-        raise InvalidModel(checks.problems)
-    return spec
+    return read_parsed(KIND, document, place, _read)
+
+
+def _read(checks: DocumentChecks, document: dict[str, Any]) -> ApplicationSpec:
+    return _Reader(checks).read(document)
 
 
 @dataclass(slots=True)
@@ -89,9 +70,7 @@ class _Reader:
     checks: DocumentChecks
 
     def read(self, document: dict[str, Any]) -> ApplicationSpec:
-        name = self.checks.name(self.checks.mapping(document, "metadata"))
-        if document.get("apiVersion") != API_VERSION:
-            self.checks.reject("apiVersion", f"must be {API_VERSION!r}", document.get("apiVersion"))
+        name = self.checks.head(document, API_VERSION)
         spec = self.checks.mapping(document, "spec")
         self.checks.known(spec, _FIELDS, "spec")
         classes = self._classes(spec)

@@ -13,9 +13,13 @@ from urllib.parse import urlsplit
 
 from registry.domain.graph import ROOT, GraphNode, GraphSpec, GraphStep, RouterType
 from registry.domain.json_path import BadPathError, parse_path
-from registry.errors import InvalidModel, InvalidYaml
-from registry.inference_service.document_checks import DocumentChecks
-from registry.inference_service.strict_yaml import read_yaml
+from registry.inference_service.document_checks import (
+    NAME,
+    DocumentChecks,
+    is_kind,
+    read_kind,
+    read_parsed,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -35,50 +39,27 @@ _STEP_FIELDS: Final = (
     "mapPredictionsToInstances",
 )  # fmt: skip
 _TARGETS: Final = ("serviceName", "serviceUrl", "nodeName")
-_MODEL: Final = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
 _URL_PATH: Final = re.compile(r"/(?:v1/models/([^/:]+):predict|v2/models/([^/]+)/infer)")
 
 
 def is_graph(document: object) -> bool:
-    return isinstance(document, dict) and document.get("kind") == KIND
+    return is_kind(document, KIND)
 
 
 def read_graphs(
     sources: Sequence[tuple[str, str]], *, default_namespace: str = "default"
 ) -> list[GraphSpec]:
-    """The graphs among the documents of `(source name, YAML text)` pairs.
-
-    Documents of other kinds, and text that is not YAML, are left to `reader.read_documents`.
-
-    Raises:
-        InvalidModel: lists every mistake of every graph; the caller must apply none.
-    """
-    specs: list[GraphSpec] = []
-    problems: list[str] = []
-    for source, text in sources:
-        try:
-            documents = read_yaml(text)
-        except InvalidYaml:
-            continue
-        for document in filter(is_graph, documents):
-            checks = DocumentChecks(KIND, source, default_namespace)
-            spec = _Reader(checks).read(document)
-            problems += checks.problems
-            if any(spec.name == other.name for other in specs):
-                problems.append(f"{source}: {KIND} {spec.name}: metadata.name is declared twice")
-            specs.append(spec)
-    if problems:
-        raise InvalidModel(problems)
-    return specs
+    """The graphs among the documents, as `document_checks.read_kind` reads them."""
+    return read_kind(KIND, sources, _read, default_namespace)
 
 
 def read_graph(document: dict[str, Any], place: str) -> GraphSpec:
     """One graph that is parsed already. Raises InvalidModel."""
-    checks = DocumentChecks(KIND, place, "default")
-    spec = _Reader(checks).read(document)
-    if checks.problems:
-        raise InvalidModel(checks.problems)
-    return spec
+    return read_parsed(KIND, document, place, _read)
+
+
+def _read(checks: DocumentChecks, document: dict[str, Any]) -> GraphSpec:
+    return _Reader(checks).read(document)
 
 
 @dataclass(slots=True)
@@ -90,10 +71,8 @@ class _Reader:
     nodes: Mapping[str, Any] = field(default_factory=dict)
 
     def read(self, document: dict[str, Any]) -> GraphSpec:
-        name = self.checks.name(self.checks.mapping(document, "metadata"))
+        name = self.checks.head(document, API_VERSION)
         self.namespace = name.namespace
-        if document.get("apiVersion") != API_VERSION:
-            self.checks.reject("apiVersion", f"must be {API_VERSION!r}", document.get("apiVersion"))
         spec = self.checks.mapping(document, "spec")
         self.checks.known(spec, _SPEC_FIELDS, "spec")
         self.nodes = self.checks.mapping(spec, "nodes") if spec else {}
@@ -181,7 +160,7 @@ class _Reader:
             return "", str(value), ""
         if given[0] == "serviceUrl":
             return self._url(f"{path}.serviceUrl", value)
-        if not isinstance(value, str) or not _MODEL.fullmatch(value):
+        if not isinstance(value, str) or not NAME.fullmatch(value):
             allowed = f"must name a model of namespace {self.namespace!r}"
             self.checks.reject(f"{path}.serviceName", allowed, value)
             return "", "", ""
@@ -208,7 +187,7 @@ class _Reader:
             and labels[1] == self.namespace
             and not url.query
         )
-        if match is None or not is_ours or not _MODEL.fullmatch(name):
+        if match is None or not is_ours or not NAME.fullmatch(name):
             self.checks.reject(path, allowed, value)
             return "", "", ""
         return name, "", "v1" if match[1] else "v2"
