@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from autoscaler.placement.planners.replanning import moves
+from autoscaler.placement.planners.replanning import moves, without_rate
 from registry.domain.placement import PlacedPod, PlacedReplica, PlacementRecord
 
 if TYPE_CHECKING:
@@ -64,11 +64,6 @@ def has_arrived(record: PlacementRecord) -> bool:
 def _identity(replica: PlacedReplica) -> tuple[str, str, float | None]:
     """What a running pod cannot change."""
     return replica.model, replica.accelerator, replica.share_pct
-
-
-def without_rate(replica: PlacedReplica) -> PlacedReplica:
-    """To compare replicas whose parts of the rate differ."""
-    return replace(replica, rate_rps=0.0)
 
 
 def _overdue(

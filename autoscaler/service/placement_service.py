@@ -11,7 +11,7 @@ import time
 from concurrent.futures.process import BrokenProcessPool
 from typing import TYPE_CHECKING, Final
 
-from autoscaler.placement.placed_pods import has_arrived, next_step, without_rate
+from autoscaler.placement.placed_pods import has_arrived, next_step
 from autoscaler.placement.planners.adoption import PlanningJob
 from autoscaler.placement.planners.problem import InvalidPlacementInput, PlanParams
 from autoscaler.placement.planners.replanning import (
@@ -20,6 +20,7 @@ from autoscaler.placement.planners.replanning import (
     planned_for,
     should_adopt,
     should_replan,
+    without_rate,
 )
 from autoscaler.service.planning_process import PlanningProcess
 from autoscaler.tick.placement_input import expected_rates, placement_input

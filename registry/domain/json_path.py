@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import StrEnum
+from operator import eq, ge, gt, le, lt, ne
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ MAX_PARTS: Final = 100
 """Of a path with its queries: each is a few calls deep."""
 _MISSING: Final = object()
 _OPERATORS: Final = ("==", "!=", "<=", ">=", "!%", "=", "<", ">", "%")
+_COMPARISONS: Final = {"==": eq, "!=": ne, "<": lt, "<=": le, ">": gt, ">=": ge}
 _CLOSING: Final = {"(": ")", "[": "]", "{": "}"}
 _ALLOWED: Final = (
     'keys, indexes, `*`, `?`, `#`, `#(key=="value")`, `|`, `@this` and `[@this]` are allowed'
@@ -293,20 +295,9 @@ def _number(text: str) -> float:
 
 
 def _compare(left: Any, operator: str, right: Any) -> bool:
-    match operator:
-        case "==":
-            return bool(left == right)
-        case "!=":
-            return bool(left != right)
-        case "<":
-            return bool(left < right)
-        case "<=":
-            return bool(left <= right)
-        case ">":
-            return bool(left > right)
-        case ">=":
-            return bool(left >= right)
-    return False
+    """False for operators of texts."""
+    compare = _COMPARISONS.get(operator)
+    return compare is not None and bool(compare(left, right))
 
 
 def _compare_boolean(value: bool, operator: str, text: str) -> bool:
