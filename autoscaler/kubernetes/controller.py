@@ -65,8 +65,8 @@ class Controller:
     def set_leading(self, *, is_leading: bool) -> None:
         self.is_leading = is_leading
         self._objects.changed |= self._objects.services.keys()
-        self._objects.has_changed_applications = True
-        self._objects.has_changed_graphs = True
+        self._objects.applications.has_changed = True
+        self._objects.graphs.has_changed = True
         self._wake.set()
 
     async def run(self) -> None:
@@ -100,7 +100,7 @@ class Controller:
             name for name, due_s in self._due_s.items() if due_s <= now_s
         }
         self._objects.changed = set()
-        has_applications = self._objects.has_changed_applications
+        has_applications = self._objects.applications.has_changed
         next_all_s = self._reconciled_all_s + RECONCILE_ALL_INTERVAL_S
         if self._has_registry_changed and now_s >= next_all_s:
             self._has_registry_changed = False
@@ -115,7 +115,7 @@ class Controller:
             tasks.create_task(self._catch_errors("pods", self._pod_phases.update()))
         if has_applications:  # after the models, which may be their variants
             await self._catch_errors("applications", self._applications.reconcile_all())
-        if self._objects.has_changed_graphs:
+        if self._objects.graphs.has_changed:
             await self._catch_errors("graphs", self._graphs.reconcile_all())
         MODELS.set(sum(each.role is Role.MODEL for each in self._objects.services.values()))
 

@@ -115,8 +115,8 @@ async def _relist(api: ClusterApi, objects: ClusterObjects, controller: Controll
     while True:
         try:
             objects.replace(await api.list_services(), await api.list_pods())
-            objects.replace_applications(await api.list_applications())
-            objects.replace_graphs(await api.list_graphs())
+            objects.applications.replace_all(await api.list_applications())
+            objects.graphs.replace_all(await api.list_graphs())
         except KubernetesError as error:
             FAILURES.labels(cause=type(error).__name__).inc()
             logger.warning("the cluster's objects could not be listed; retrying", exc_info=error)

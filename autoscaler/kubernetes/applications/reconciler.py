@@ -36,7 +36,7 @@ class ApplicationReconciler:
 
     async def reconcile_all(self) -> None:
         """Raises KubernetesError, RegistryError; the next call goes on."""
-        self._objects.has_changed_applications = False
+        self._objects.applications.has_changed = False
         for application in list(self._objects.applications.values()):
             if not application.is_deleted:
                 await self._reconcile(application)

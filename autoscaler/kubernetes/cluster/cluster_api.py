@@ -76,40 +76,29 @@ class ClusterApi:
 
     async def list_applications(self) -> list[ApplicationObject]:
         """All InferenceApplications of the cluster; none where the resource is not installed."""
-        try:
-            with api_errors("list", "InferenceApplications"):
-                found = await self._objects.list_cluster_custom_object(
-                    *APPLICATIONS, _request_timeout=LIST_TIMEOUT_S
-                )
-        except Gone:
-            return []
-        return [read_application_object(each) for each in found["items"]]
+        listed = await self._list_all(APPLICATIONS, "InferenceApplications")
+        return [read_application_object(each) for each in listed]
 
     async def list_graphs(self) -> list[GraphObject]:
         """All InferenceGraphs of the cluster; none where the resource is not installed."""
+        return [read_graph_object(each) for each in await self._list_all(GRAPHS, "InferenceGraphs")]
+
+    async def _list_all(self, resource: tuple[str, str, str], kinds: str) -> list[dict[str, Any]]:
+        """`resource`: group, version and plural."""
         try:
-            with api_errors("list", "InferenceGraphs"):
+            with api_errors("list", kinds):
                 found = await self._objects.list_cluster_custom_object(
-                    *GRAPHS, _request_timeout=LIST_TIMEOUT_S
+                    *resource, _request_timeout=LIST_TIMEOUT_S
                 )
         except Gone:
             return []
-        return [read_graph_object(each) for each in found["items"]]
+        return list(found["items"])
 
     async def write_application_status(
         self, application: ApplicationObject, status: Mapping[str, Any]
     ) -> None:
         """Replace an application's whole status. Raises Gone, Changed."""
-        group, version, plural = APPLICATIONS
-        patch = [
-            {"op": "test", "path": "/metadata/uid", "value": application.uid},
-            {"op": "add", "path": "/status", "value": status},
-        ]
-        with api_errors("write the status of", application):
-            await self._objects.patch_namespaced_custom_object_status(
-                group, version, application.name.namespace, plural, application.name.name, patch,
-                _content_type=_JSON_PATCH, _request_timeout=TIMEOUT_S,
-            )  # fmt: skip
+        await self._write_status(APPLICATIONS, application, status)
 
     async def list_pods(self) -> list[PodObject]:
         with api_errors("list", "pods"):
@@ -120,13 +109,20 @@ class ClusterApi:
 
     async def write_status(self, service: ServiceObject, status: Mapping[str, Any]) -> None:
         """Replace a model's whole status, which has no other writer. Raises Gone, Changed."""
+        await self._write_status((GROUP, VERSION, PLURAL), service, status)
+
+    async def _write_status(
+        self, resource: tuple[str, str, str], about: ServiceObject | ApplicationObject,
+        status: Mapping[str, Any],
+    ) -> None:  # fmt: skip
+        group, version, plural = resource
         patch = [
-            {"op": "test", "path": "/metadata/uid", "value": service.uid},
+            {"op": "test", "path": "/metadata/uid", "value": about.uid},
             {"op": "add", "path": "/status", "value": status},
         ]
-        with api_errors("write the status of", service):
+        with api_errors("write the status of", about):
             await self._objects.patch_namespaced_custom_object_status(
-                GROUP, VERSION, service.name.namespace, PLURAL, service.name.name, patch,
+                group, version, about.name.namespace, plural, about.name.name, patch,
                 _content_type=_JSON_PATCH, _request_timeout=TIMEOUT_S,
             )  # fmt: skip
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from autoscaler.kubernetes.cluster.application_objects import ApplicationObject
 from autoscaler.kubernetes.cluster.graph_objects import GraphObject
 from autoscaler.kubernetes.cluster.inference_services import Role, ServiceObject
 from autoscaler.kubernetes.cluster.pods import PodObject
+from registry.domain.model import ModelName
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
-    from registry.domain.model import ModelName, ModelSpec
+    from registry.domain.model import ModelSpec
+
+_Object = TypeVar("_Object", ApplicationObject, GraphObject)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +25,27 @@ class ObjectEvent:
 
     object: ServiceObject | PodObject | ApplicationObject | GraphObject
     is_removed: bool
+
+
+class ObjectsByName(dict[ModelName, _Object]):
+    """Objects of one kind, reconciled all together once one of them has changed."""
+
+    def __init__(self) -> None:
+        self.has_changed = False
+        """The reconciler clears it."""
+
+    def update_one(self, found: _Object, *, is_removed: bool) -> None:
+        self.has_changed = True
+        if not is_removed:
+            self[found.name] = found
+        elif (known := self.get(found.name)) and known.uid == found.uid:
+            del self[found.name]
+
+    def replace_all(self, listed: Iterable[_Object]) -> None:
+        """Apply a full list."""
+        self.clear()
+        self.update((each.name, each) for each in listed)
+        self.has_changed = True
 
 
 class ClusterObjects:
@@ -33,12 +57,8 @@ class ClusterObjects:
         self.services: dict[ModelName, ServiceObject] = {}
         self.pods: dict[str, PodObject] = {}
         """By uid."""
-        self.applications: dict[ModelName, ApplicationObject] = {}
-        self.has_changed_applications = False
-        """The controller clears it."""
-        self.graphs: dict[ModelName, GraphObject] = {}
-        self.has_changed_graphs = False
-        """The controller clears it."""
+        self.applications: ObjectsByName[ApplicationObject] = ObjectsByName()
+        self.graphs: ObjectsByName[GraphObject] = ObjectsByName()
         self.changed: set[ModelName] = set()
         """InferenceServices to reconcile; the controller clears it."""
         self.removed_pods: list[PodObject] = []
@@ -53,34 +73,9 @@ class ClusterObjects:
             case PodObject() as pod:
                 self._update_pod(pod, is_removed=event.is_removed)
             case ApplicationObject() as application:
-                self._update_application(application, is_removed=event.is_removed)
-
+                self.applications.update_one(application, is_removed=event.is_removed)
             case GraphObject() as graph:
-                self._update_graph(graph, is_removed=event.is_removed)
-
-    def _update_graph(self, graph: GraphObject, *, is_removed: bool) -> None:
-        self.has_changed_graphs = True
-        if not is_removed:
-            self.graphs[graph.name] = graph
-        elif (known := self.graphs.get(graph.name)) and known.uid == graph.uid:
-            del self.graphs[graph.name]
-
-    def replace_graphs(self, graphs: Iterable[GraphObject]) -> None:
-        """Apply a full list."""
-        self.graphs = {each.name: each for each in graphs}
-        self.has_changed_graphs = True
-
-    def _update_application(self, application: ApplicationObject, *, is_removed: bool) -> None:
-        self.has_changed_applications = True
-        if not is_removed:
-            self.applications[application.name] = application
-        elif (known := self.applications.get(application.name)) and known.uid == application.uid:
-            del self.applications[application.name]
-
-    def replace_applications(self, applications: Iterable[ApplicationObject]) -> None:
-        """Apply a full list."""
-        self.applications = {each.name: each for each in applications}
-        self.has_changed_applications = True
+                self.graphs.update_one(graph, is_removed=event.is_removed)
 
     def _update_service(self, service: ServiceObject, *, is_removed: bool) -> None:
         before = self.services.get(service.name)
@@ -157,7 +152,7 @@ class ClusterObjects:
         ]
 
     def _mark_models_changed(self, pool: str) -> None:
-        self.has_changed_graphs = True
+        self.graphs.has_changed = True
         self.changed |= {
             each.name
             for each in self.services.values()

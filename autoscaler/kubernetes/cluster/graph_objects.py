@@ -28,7 +28,6 @@ class GraphObject:
 
     name: ModelName
     uid: str
-    generation: int
     pool: str
     """Empty: it is not ours."""
     is_deleted: bool
@@ -51,7 +50,6 @@ def read_graph_object(document: Mapping[str, Any]) -> GraphObject:
     return GraphObject(
         name=ModelName(metadata["namespace"], metadata["name"]),
         uid=str(metadata.get("uid", "")),
-        generation=metadata.get("generation", 0),
         pool=pool,
         is_deleted="deletionTimestamp" in metadata,
         spec=spec,

@@ -8,8 +8,9 @@ Mistakes are warning events of the object, whose status KServe writes.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
+from registry.inference_service.graph_reader import API_VERSION, KIND
 from registry.redis.workflow_log import WorkflowLog
 
 if TYPE_CHECKING:
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_KIND: Final = ("serving.kserve.io/v1alpha1", "InferenceGraph")
-
 
 class GraphReconciler:
     def __init__(
@@ -41,11 +40,11 @@ class GraphReconciler:
 
     async def reconcile_all(self) -> None:
         """Raises KubernetesError, RegistryError; the next call goes on."""
-        self._objects.has_changed_graphs = False
+        self._objects.graphs.has_changed = False
         try:
             await self._reconcile_all()
         except BaseException:
-            self._objects.has_changed_graphs = True
+            self._objects.graphs.has_changed = True
             raise
 
     async def _reconcile_all(self) -> None:
@@ -90,6 +89,6 @@ class GraphReconciler:
         elif self._reported.get(graph.uid) != problems:
             await self._api.post_event(
                 graph.name, graph.uid, reason="NotServed", message="; ".join(problems),
-                is_warning=True, kind=_KIND,
+                is_warning=True, kind=(API_VERSION, KIND),
             )  # fmt: skip
             self._reported[graph.uid] = problems

@@ -49,10 +49,10 @@ def test_admission_names_the_mistakes_of_our_graphs() -> None:
 def test_changes_and_removals_are_noted() -> None:
     objects = ClusterObjects()
     objects.update(ObjectEvent(read_graph_object(graph()), is_removed=False))
-    assert objects.has_changed_graphs
-    objects.has_changed_graphs = False
+    assert objects.graphs.has_changed
+    objects.graphs.has_changed = False
     objects.update(ObjectEvent(read_graph_object(graph(uid="older")), is_removed=True))
     assert NAME in objects.graphs
     objects.update(ObjectEvent(read_graph_object(graph()), is_removed=True))
     assert objects.graphs == {}
-    assert objects.has_changed_graphs
+    assert objects.graphs.has_changed
