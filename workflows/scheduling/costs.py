@@ -159,26 +159,17 @@ def _turn(
     pause of the queue that is long enough, whichever ends sooner.
     """
     alone_s, load_s = costs.batch_s(1), load_seconds(device, model, costs)
-    begin_s = max(device.free_s, load_s, ready_s)
-    joined: QueuedBatch | None = None
+    begin_s = earliest_s = max(device.free_s, load_s, ready_s)
     for batch in device.queue:
-        is_later = batch.start_s >= max(ready_s, 0.0)
-        if (
-            batch.model == model
-            and is_later
-            and batch.start_s > 0.0
-            and batch.size < costs.max_batch
-        ):
-            joined = batch
+        has_room = batch.model == model and batch.size < costs.max_batch
+        if has_room and batch.start_s > 0.0 and batch.start_s >= ready_s:
+            together_s = costs.batch_s(batch.size + 1)
+            if batch.start_s + together_s <= begin_s + alone_s:
+                return batch.start_s, 0.0, together_s
             break
         if batch.start_s < begin_s + alone_s and batch.end_s > begin_s:
             begin_s = batch.end_s
-    if joined is not None:
-        together_s = costs.batch_s(joined.size + 1)
-        if joined.start_s + together_s <= begin_s + alone_s:
-            return joined.start_s, 0.0, together_s
-    free_s = device.free_s if begin_s <= max(device.free_s, load_s, ready_s) else begin_s
-    return free_s, load_s, alone_s
+    return begin_s if begin_s > earliest_s else device.free_s, load_s, alone_s
 
 
 def _alike(steps: Sequence[Step]) -> list[int]:
@@ -189,14 +180,6 @@ def _alike(steps: Sequence[Step]) -> list[int]:
         kinds.setdefault((step.model, step.inputs, followers), len(kinds))
         for step, followers in zip(steps, after, strict=True)
     ]
-
-
-def open_batch(device: Device, model: str, max_batch: int) -> QueuedBatch | None:
-    """The first queued batch of the model that another step may join."""
-    for batch in device.queue:
-        if batch.model == model and batch.size < max_batch and batch.start_s > 0.0:
-            return batch
-    return None
 
 
 def load_seconds(device: Device, model: str, costs: ModelCosts) -> float:
