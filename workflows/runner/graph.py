@@ -1,9 +1,9 @@
 """Executes an InferenceGraph as KServe's router does (kserve/kserve, cmd/router/main.go, 0.16).
 
 A step sends a body to a model and has a status and a body. What the router answers with an error of
-its own, such as a model without a response, is a `RoutingError`. Where the router would wait for
-whichever of parallel steps fails first, the first in order counts here, so that runs can be
-resumed; its Splitter fails one request in 101, this one none.
+its own is a `RoutingError`, or a `StepFailed` where a model has no response. Where the router would
+wait for whichever of parallel steps fails first, the first in order counts here, so that runs can
+be resumed; its Splitter fails one request in 101, this one none.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 BODY: Final = "body"
 STATUS: Final = "status"
-_CONDITION: Final = cache(parse_path)
+_parsed_path: Final = cache(parse_path)
 
 
 class RoutingError(Exception):
@@ -54,17 +54,18 @@ class Reply:
         return self.text if self.step is None else self.step[BODY]
 
     async def fetch(self) -> tuple[int, str]:
-        """Status and body. Raises RoutingError where there is no response."""
+        """Status and body. Raises StepFailed where there is no response."""
         if self.step is not None:
-            try:
-                outputs = await self.step
-            except StepFailed as error:
-                raise RoutingError(str(error)) from error
+            outputs = await self.step
             self.status, self.text, self.step = outputs[STATUS], outputs[BODY], None
         return self.status, self.text
 
     async def has_failed(self) -> bool:
-        return not 200 <= (await self.fetch())[0] <= 299
+        return _is_failure((await self.fetch())[0])
+
+
+def _is_failure(status: int) -> bool:
+    return not 200 <= status <= 299
 
 
 def graph_workflow(nodes: Mapping[str, GraphNode], deadline_s: float | None) -> Workflow:
@@ -73,9 +74,10 @@ def graph_workflow(nodes: Mapping[str, GraphNode], deadline_s: float | None) -> 
     async def graph(body: str) -> dict[str, Any]:
         try:
             status, text = await (await _route(nodes, ROOT, body)).fetch()
-        except RoutingError as error:
+        except (RoutingError, StepFailed) as error:
             document = {"error": "Failed to process request", "cause": str(error)}
-            status, text = error.status, orjson.dumps(document).decode()
+            status = error.status if isinstance(error, RoutingError) else 500
+            text = orjson.dumps(document).decode()
         return {STATUS: status, BODY: text}
 
     return Workflow(graph, deadline_s)
@@ -96,7 +98,7 @@ async def _route(nodes: Mapping[str, GraphNode], name: str, content: str | Outpu
 
 
 async def _execute(nodes: Mapping[str, GraphNode], step: GraphStep, content: str | Output) -> Reply:
-    """The step's reply. Raises RoutingError, always with status 500."""
+    """The step's reply. Raises StepFailed, and RoutingError, always with status 500."""
     if step.node:
         try:
             return await _route(nodes, step.node, content)
@@ -104,10 +106,7 @@ async def _execute(nodes: Mapping[str, GraphNode], step: GraphStep, content: str
             raise RoutingError(str(error)) from error
     inputs = {BODY: written_argument(content)}
     run = current_run.get()
-    try:
-        number = run.begin_step(step.model, inputs, step.protocol or BODY)
-    except StepFailed as error:
-        raise RoutingError(str(error)) from error
+    number = run.begin_step(step.model, inputs, step.protocol or BODY)
     return Reply(Step(run, step.model, number))
 
 
@@ -118,7 +117,7 @@ async def _sequence(
     for number, step in enumerate(steps):
         if step.condition:
             document = _document((await last.fetch())[1])
-            if not _CONDITION(step.condition).exists(document):
+            if not _parsed_path(step.condition).exists(document):
                 return Reply(None, 200, last.text)
         if number > 0 and not step.takes_response:
             await last.fetch()  # one after the other
@@ -150,7 +149,7 @@ async def _ensemble(
         merged = {}
         for number, (step, task) in enumerate(zip(steps, tasks, strict=True)):
             status, document = await task
-            if step.is_hard and not 200 <= status <= 299:
+            if step.is_hard and _is_failure(status):
                 return Reply(None, status, _text(document))
             merged[step.name or str(number)] = document
         return Reply(None, 200, _text(merged))
@@ -175,18 +174,13 @@ def _by_weight(steps: Sequence[GraphStep]) -> GraphStep:
 
 
 async def _by_condition(steps: Sequence[GraphStep], content: str | Output) -> GraphStep:
-    text = content
-    if isinstance(text, Output):
-        try:
-            text = str(await text)
-        except StepFailed as error:
-            raise RoutingError(str(error)) from error
+    text = str(await content) if isinstance(content, Output) else content
     try:
         document = orjson.loads(text)
     except ValueError:
         steps = ()
     for step in steps:
-        path: JsonPath = _CONDITION(step.condition)
+        path: JsonPath = _parsed_path(step.condition)
         if path.exists(document):
             return step
     raise RoutingError("None of the routes matched with the switch condition", 404)
