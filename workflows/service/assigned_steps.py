@@ -40,6 +40,11 @@ class AssignedSteps:
         if plan is not None and number < len(plan.steps):
             self._expected[plan.steps[number].pod].pop((run, number), None)
 
+    def forget_all(self, run: str, plan: Plan | None) -> None:
+        """No step of a plan is predicted any more."""
+        for number in range(len(plan.steps) if plan is not None else 0):
+            self.forget(run, number, plan)
+
     def at(self, pod: str, run: str, now_s: float) -> list[AssignedStep]:
         """What a plan of `run` counts at a pod: without its steps that are placed anew.
 

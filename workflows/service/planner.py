@@ -129,10 +129,7 @@ class Planner:
         """A run is over."""
         if is_learned:
             self.knowledge[run.workflow].observe_end(run.models, run.features, self.now_s())
-        plan = self._plans.get(run.identity)
-        for number in range(len(plan.steps) if plan is not None else 0):
-            self._steps.forget(run.identity, number, plan)
-        self._plans.pop(run.identity, None)
+        self._steps.forget_all(run.identity, self._plans.pop(run.identity, None))
         for step in run.steps:
             self.ended(run, step)
         self._preloads.withdraw(run.identity, set())
@@ -306,9 +303,7 @@ class Planner:
 
     def _expect(self, run: Run, plan: Plan) -> None:
         """Count the plan's predicted steps at their pods, in place of those of an older plan."""
-        former = self._plans.get(run.identity)
-        for number in range(len(former.steps) if former is not None else 0):
-            self._steps.forget(run.identity, number, former)
+        self._steps.forget_all(run.identity, self._plans.get(run.identity))
         self._plans[run.identity] = plan
         for number, step in enumerate(plan.steps[len(run.steps) :], start=len(run.steps)):
             key = self._key(ModelName(run.workflow.namespace, step.model))
