@@ -165,7 +165,8 @@ def _add_runs(api: FastAPI, scheduler: Scheduler) -> None:
                 _events(scheduler, begun), media_type="text/event-stream",
                 headers={"x-pilotlight-run": begun.identity, "cache-control": "no-cache"},
             )  # fmt: skip
-        return await _result(scheduler, request, begun)
+        await _wait_ended(scheduler, request, begun)
+        return _result(begun)
 
     @api.post("/v1/graphs/{name}")
     async def graph(request: Request, name: str) -> Response:
@@ -175,7 +176,8 @@ def _add_runs(api: FastAPI, scheduler: Scheduler) -> None:
             workflow, await _text(request),
             deadline_s=_deadline_s(request), scheduling=_scheduling(request),
         )  # fmt: skip
-        return await _result(scheduler, request, begun)
+        await _wait_ended(scheduler, request, begun)
+        return _graph_response(begun)
 
     @api.get("/v1/workflows/{name}/runs/{identity}")
     async def status(request: Request, name: str, identity: str) -> dict[str, Any]:
@@ -191,8 +193,8 @@ def _add_runs(api: FastAPI, scheduler: Scheduler) -> None:
         return JSONResponse({"id": identity, "outcome": "cancelled"}, 202)
 
 
-async def _result(scheduler: Scheduler, request: Request, run: Run) -> Response:
-    """The run's result; a client that disconnects cancels the run."""
+async def _wait_ended(scheduler: Scheduler, request: Request, run: Run) -> None:
+    """Wait for a run's end; a client that disconnects cancels the run."""
 
     async def wait_disconnect() -> None:
         while (await request.receive())["type"] != "http.disconnect":
@@ -207,17 +209,21 @@ async def _result(scheduler: Scheduler, request: Request, run: Run) -> Response:
         leaving.cancel()
     if not run.ended.is_set():
         scheduler.abandon(run)
+
+
+def _result(run: Run) -> Response:
+    if run.status is not RunStatus.SUCCEEDED:
+        return _failed(run)
+    content = orjson.dumps({"id": run.identity, "result": run.items or run.result})
     headers = {"x-pilotlight-run": run.identity}
-    if run.status is RunStatus.SUCCEEDED and run.is_graph:
-        return _graph_response(run, headers)
-    if run.status is RunStatus.SUCCEEDED:
-        content = orjson.dumps({"id": run.identity, "result": run.items or run.result})
-        return Response(content, media_type="application/json", headers=headers)
-    return _failed(run)
+    return Response(content, media_type="application/json", headers=headers)
 
 
-def _graph_response(run: Run, headers: dict[str, str]) -> Response:
+def _graph_response(run: Run) -> Response:
     """The body of the graph's last step, with its status; JSON is marked as such."""
+    if run.status is not RunStatus.SUCCEEDED:
+        return _failed(run)
+    headers = {"x-pilotlight-run": run.identity}
     body = str(run.result["body"]).encode()
     try:
         orjson.loads(body)

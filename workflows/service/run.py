@@ -123,8 +123,6 @@ class Run:
     """Time on the registry's clock."""
     scheduling: SchedulingPolicy
     features: frozenset[str] = frozenset()
-    is_graph: bool = False
-    """Its result is a status and a body, which are answered as they are."""
     token: int = 0
     """Fencing token of its ownership."""
     status: RunStatus = RunStatus.RUNNING

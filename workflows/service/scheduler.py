@@ -106,18 +106,16 @@ class Scheduler:
         self, name: ModelName, body: str, *,
         deadline_s: float | None = None, scheduling: SchedulingPolicy | None = None,
     ) -> Run:  # fmt: skip
-        """As `begin`, for a graph, whose run answers as its last step does."""
+        """As `begin`, for a graph, whose run has a status and a body as its result."""
         deployment = await self.deployments.find(name)
         if deployment.definition["kind"] != GRAPH:
             raise UnknownWorkflow(
                 f"{name} is no InferenceGraph; a workflow is run by POST /v1/workflows/"
                 f"{name.name}:run"
             )
-        run = await self.begin(
+        return await self.begin(
             name, {"body": body}, deadline_s=deadline_s, scheduling=scheduling
         )  # fmt: skip
-        run.is_graph = True
-        return run
 
     async def begin(
         self, name: ModelName, arguments: Mapping[str, Any], *,
