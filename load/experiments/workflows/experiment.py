@@ -27,7 +27,7 @@ from load.experiments.workflows.simulation import WorkflowTask, simulate_workflo
 from workflows.prediction.predictors import PREDICTORS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
     from load.experiments.harness.experiment import Cell
@@ -66,9 +66,13 @@ def run(settings: Settings) -> Result:
     return Result(tables, (*_NOTES, f"seeds {', '.join(map(str, seeds))}; {minutes} minutes"))
 
 
-def placement_tasks(file: Path, seeds: Sequence[int], minutes: int) -> list[WorkflowTask]:
+def placement_tasks(
+    file: Path, seeds: Sequence[int], minutes: int, *,
+    applications: Iterable[str] = APPLICATIONS, policies: Sequence[str] = POLICIES,
+) -> list[WorkflowTask]:  # fmt: skip
+    """At a rate of half of what the devices can do with batches of one."""
     tasks = []
-    for application in APPLICATIONS:
+    for application in applications:
         work_s = mean_work_s(application, random.Random(0))
         rate_per_s = constants.LOAD_SHARE * constants.DEVICES / work_s
         tasks += [
@@ -76,7 +80,7 @@ def placement_tasks(file: Path, seeds: Sequence[int], minutes: int) -> list[Work
                 application, policy, seed, constants.DEVICES, constants.MEMORY_BYTES[application],
                 rate_per_s, file, minutes,
             )
-            for policy in POLICIES for seed in seeds
+            for policy in policies for seed in seeds
         ]  # fmt: skip
     return tasks
 

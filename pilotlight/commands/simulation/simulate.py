@@ -98,7 +98,6 @@ def simulate(
         from pilotlight.commands.simulation.runs import run_simulations
         from pilotlight.commands.simulation.tasks import SimulationPlan
         from pilotlight.commands.simulation.workflow_runs import (
-            POLICIES,
             WorkflowPlan,
             run_workflow_simulations,
         )
@@ -106,8 +105,7 @@ def simulate(
     if (cluster is None) == (workflows is None):
         raise InvalidInput(["give either --cluster FILE or --workflows APPLICATION"])
     if workflows is not None:
-        policies = ",".join(POLICIES) if policy == "own" else policy
-        chosen = WorkflowPlan(workflows, Path(trace), policies, seed, minutes)
+        chosen = WorkflowPlan(workflows, Path(trace), policy, seed, minutes)
         run_workflow_simulations(chosen, Output(json_))
         return
     assert cluster is not None

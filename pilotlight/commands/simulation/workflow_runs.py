@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from load.experiments.workflows import constants
-from load.experiments.workflows.applications import APPLICATIONS, mean_work_s
-from load.experiments.workflows.simulation import WorkflowTask, simulate_workflows
+from load.experiments.workflows.applications import APPLICATIONS
+from load.experiments.workflows.experiment import POLICIES, placement_tasks
+from load.experiments.workflows.simulation import simulate_workflows
 from pilotlight.errors import InvalidInput
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from load.experiments.workflows.simulation import WorkflowTask
     from pilotlight.output import Output
-
-POLICIES: Final = ("speculative", "greedy", "round-robin")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +25,7 @@ class WorkflowPlan:
     trace: Path
     """Requests by minute and model: columns minute, model, count; gzip."""
     policies: str
+    """`own`: all."""
     seed: int
     minutes: int
 
@@ -57,7 +56,8 @@ def run_workflow_simulations(plan: WorkflowPlan, output: Output) -> None:
 
 
 def _tasks(plan: WorkflowPlan) -> list[WorkflowTask]:
-    applications, policies = plan.applications.split(","), plan.policies.split(",")
+    applications = plan.applications.split(",")
+    policies = POLICIES if plan.policies == "own" else plan.policies.split(",")
     problems = [
         f"{flag} must be one or more of {', '.join(allowed)}, was {name!r}"
         for flag, names, allowed in (
@@ -70,16 +70,6 @@ def _tasks(plan: WorkflowPlan) -> list[WorkflowTask]:
         problems.append(f"--trace must name a file of requests by minute, was {plan.trace}")
     if problems:
         raise InvalidInput(problems)
-    return [
-        WorkflowTask(
-            application, policy, plan.seed, constants.DEVICES, constants.MEMORY_BYTES[application],
-            _rate_per_s(application), plan.trace, plan.minutes,
-        )
-        for application in applications
-        for policy in policies
-    ]  # fmt: skip
-
-
-def _rate_per_s(application: str) -> float:
-    """That of the experiment `workflows`."""
-    return constants.LOAD_SHARE * constants.DEVICES / mean_work_s(application, random.Random(0))
+    return placement_tasks(
+        plan.trace, [plan.seed], plan.minutes, applications=applications, policies=policies
+    )
