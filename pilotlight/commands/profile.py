@@ -22,7 +22,6 @@ from registry.domain.cluster import ClusterState
 from registry.domain.codec import profile_document
 from registry.domain.model import ModelName, ModelRecord, name_of_key
 from registry.domain.pod_state import PodState
-from registry.pod_secret import PodSecret
 from registry.redis.client import Registry
 
 _TIMEOUT_S = 3600.0
@@ -137,7 +136,7 @@ async def _profile(
     require_known([str(name)], [str(each) for each in state.models])
     chosen = _choose_pod(state, state.models[name], pod)
     output.note(f"profiling {name} on {chosen.name}; the pod continues to serve requests")
-    document = await _measure(chosen, name, plan, target.pod_secret)
+    document = await _measure(target, chosen, name, plan)
     if output.as_json:
         output.result({"pod": chosen.name, **document})
         return
@@ -260,14 +259,10 @@ def _choose_pod(state: ClusterState, record: ModelRecord, pod: str | None) -> Po
 
 
 async def _measure(
-    pod: PodState, name: ModelName, plan: dict[str, int], secret: PodSecret
+    target: PlatformTarget, pod: PodState, name: ModelName, plan: dict[str, int]
 ) -> dict[str, Any]:
-    url = f"http://{pod.address}/v2/models/{name.path_segment}/profile"
-    async with httpx.AsyncClient(trust_env=False, timeout=_TIMEOUT_S) as client:
-        try:
-            response = await client.post(url, json=plan, headers=secret.headers)
-        except httpx.HTTPError as error:
-            raise RequestFailed(f"no response from pod {pod.name} at {url}: {error!r}") from error
+    path = f"/v2/models/{name.path_segment}/profile"
+    response = await target.request_pod(pod, "POST", path, timeout_s=_TIMEOUT_S, json=plan)
     if response.status_code != httpx.codes.OK:
         raise RequestFailed(f"pod {pod.name} returned {response.status_code}: {response.text}")
     document: dict[str, Any] = response.json()

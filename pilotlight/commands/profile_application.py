@@ -6,7 +6,6 @@ import asyncio
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
-import httpx
 import numpy as np
 import orjson
 
@@ -105,12 +104,8 @@ async def _check_metadata(
     pod = min(accepting, key=lambda each: each.name, default=None)
     if pod is None:
         raise RequestFailed("no pod accepts requests; start pods with `pilotlight up`")
-    url = f"http://{pod.address}/v2/models/{variant.name.path_segment}"
-    async with httpx.AsyncClient(trust_env=False, timeout=_METADATA_TIMEOUT_S) as client:
-        try:
-            response = await client.get(url, headers=target.pod_secret.headers)
-        except httpx.HTTPError as error:
-            raise RequestFailed(f"no response from pod {pod.name} at {url}: {error!r}") from error
+    path = f"/v2/models/{variant.name.path_segment}"
+    response = await target.request_pod(pod, "GET", path, timeout_s=_METADATA_TIMEOUT_S)
     if response.status_code != _OK:
         raise RequestFailed(
             f"pod {pod.name}: metadata of {variant.name}: {response.status_code} "

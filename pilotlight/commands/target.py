@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import httpx
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from registry.domain.cluster import ClusterState
+    from registry.domain.pod_state import PodState
 
 _GATEWAY_TIMEOUT_S = 300.0
 
@@ -90,6 +91,19 @@ class PlatformTarget:
                 return await client.request(method, url + path, content=content, headers=headers)
             except (httpx.HTTPError, httpx.InvalidURL) as error:
                 raise RequestFailed(f"no response from the gateway at {url}: {error}") from error
+
+    async def request_pod(
+        self, pod: PodState, method: str, path: str, *, timeout_s: float, json: Any = None
+    ) -> httpx.Response:
+        """One request to a pod, with the pods' secret; raises RequestFailed without a response."""
+        url = f"http://{pod.address}{path}"
+        headers = self.pod_secret.headers
+        async with httpx.AsyncClient(trust_env=False, timeout=timeout_s) as client:
+            try:
+                return await client.request(method, url, json=json, headers=headers)
+            except httpx.HTTPError as error:
+                message = f"no response from pod {pod.name} at {url}: {error!r}"
+                raise RequestFailed(message) from error
 
 
 async def _connect_registry(url: str, pool: str) -> Registry:
