@@ -127,7 +127,7 @@ async def _compare_declared(registry: Registry, specs: Sequence[Declared]) -> li
     except InvalidModel as error:
         raise InvalidInput(error.problems) from error
     state = await registry.cluster()
-    graphs = await WorkflowLog(registry).workflows()
+    log = WorkflowLog(registry)
     outcomes = []
     for spec in specs:
         match spec:
@@ -137,7 +137,7 @@ async def _compare_declared(registry: Registry, specs: Sequence[Declared]) -> li
             case ApplicationSpec():
                 outcome = _outcome(state.applications.get(spec.name), spec)
             case GraphSpec():
-                outcome = _outcome(graphs.get(spec.name), spec.definition())
+                outcome = _outcome(await log.workflow(spec.name), spec.definition())
         outcomes.append(f"{outcome} (dry run)")
     return outcomes
 
