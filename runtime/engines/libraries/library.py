@@ -1,4 +1,4 @@
-"""A model that a library loads from a file's bytes, as a skeleton; the import of libraries."""
+"""A model that a library loads from a file's bytes, as a skeleton; libraries and their errors."""
 
 from __future__ import annotations
 
@@ -77,11 +77,12 @@ class LibraryEngine(ABC):
 
     @abstractmethod
     def load(
-        self, content: bytes, model: ModelFolder, *, device: torch.device, threads: int
+        self, content: memoryview, model: ModelFolder, *, device: torch.device, threads: int
     ) -> Any:
         """What the model's task runs: a `LibraryModel`, or an ONNX session.
 
-        Raises any error of the library, or LoadFailed.
+        `content`: the file's bytes, mapped: only while this runs. Raises any error of the library,
+        or LoadFailed.
         """
 
     def _load_checked(
@@ -91,16 +92,21 @@ class LibraryEngine(ABC):
         device: torch.device,
         threads: int,
     ) -> Any:
-        content = weights[self.path.name].numpy().tobytes()
+        content = weights[self.path.name].numpy().data
         try:
             return self.load(content, model, device=device, threads=threads)
         except (EngineMissing, ModelInvalid, MemoryError):
             raise
         except Exception as error:  # each library has errors of its own
-            detail = " ".join(str(error).split())[:500]
             raise ModelInvalid(
-                f"{self.name} cannot read {self.path.name}: {type(error).__name__}: {detail}"
+                f"{self.name} cannot read {self.path.name}:"
+                f" {type(error).__name__}: {one_line(error)}"
             ) from None
+
+
+def one_line(error: Exception) -> str:
+    """The text of a library's error, for a message of ours: on one line, 500 characters at most."""
+    return " ".join(str(error).split())[:500]
 
 
 def import_library(module: str, extra: str) -> ModuleType:

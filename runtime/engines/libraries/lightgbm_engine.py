@@ -25,9 +25,9 @@ class LightgbmEngine(LibraryEngine):
     fixed_bytes = 256 * 1024
 
     def load(
-        self, content: bytes, model: ModelFolder, *, device: torch.device, threads: int
+        self, content: memoryview, model: ModelFolder, *, device: torch.device, threads: int
     ) -> LibraryModel:
-        text = content.decode()
+        text = str(content, "utf-8")
         check_lightgbm(text)
         lightgbm = import_library("lightgbm", "lightgbm")
         return LightgbmModel(lightgbm, lightgbm.Booster(model_str=text), threads)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from runtime.engines.libraries.library import LibraryEngine, import_library
+from runtime.engines.libraries.library import LibraryEngine, import_library, one_line
 from runtime.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class OnnxEngine(LibraryEngine):
     fixed_bytes = 512 * 1024
 
     def load(
-        self, content: bytes, model: ModelFolder, *, device: torch.device, threads: int
+        self, content: memoryview, model: ModelFolder, *, device: torch.device, threads: int
     ) -> OnnxModel:
         """From the file: a graph of bytes alone may read files of the pod's working directory.
 
@@ -69,6 +69,5 @@ class OnnxModel:
         try:
             found: list[npt.NDArray[Any]] = self._session.run(list(outputs), dict(inputs))
         except Exception as error:  # onnxruntime's errors have no common class
-            detail = " ".join(str(error).split())[:500]
-            raise InvalidRequest(f"the model refused these tensors: {detail}") from None
+            raise InvalidRequest(f"the model refused these tensors: {one_line(error)}") from None
         return found

@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from registry.domain.model import Task
-from runtime.engines.libraries.library import LibraryEngine, LibraryModel, import_library
+from runtime.engines.libraries.library import (
+    LibraryEngine,
+    LibraryModel,
+    import_library,
+    one_line,
+)
 from runtime.engines.libraries.rows import (
     OUTPUT,
     check_features,
@@ -37,18 +42,19 @@ class SklearnEngine(LibraryEngine):
     fixed_bytes = 64 * 1024
 
     def load(
-        self, content: bytes, model: ModelFolder, *, device: torch.device, threads: int
+        self, content: memoryview, model: ModelFolder, *, device: torch.device, threads: int
     ) -> LibraryModel:
         import_library("sklearn", "sklearn")
         skops = import_library("skops.io", "sklearn")
-        unknown = sorted(set(skops.get_untrusted_types(data=content)).difference(TRUSTED_TYPES))
+        data = content.tobytes()
+        unknown = sorted(set(skops.get_untrusted_types(data=data)).difference(TRUSTED_TYPES))
         if unknown:
             raise ModelInvalid(
                 f"{self.path.name} has types that are not trusted: {unknown[:8]}; only types of"
                 " scikit-learn, numpy and scipy that skops trusts are read: train without the"
                 " others, or convert the model to ONNX"
             )
-        estimator = skops.loads(content, trusted=list(TRUSTED_TYPES))
+        estimator = skops.loads(data, trusted=list(TRUSTED_TYPES))
         check_trees(estimator)
         return SklearnModel(
             estimator, wants_probabilities=model.task is Task.TABULAR_CLASSIFICATION
@@ -77,8 +83,7 @@ class SklearnModel:
         try:
             found = self._predict(self._rows(inputs))
         except (ValueError, TypeError, IndexError, KeyError) as error:
-            detail = " ".join(str(error).split())[:500]
-            raise InvalidRequest(f"the model refused these rows: {detail}") from error
+            raise InvalidRequest(f"the model refused these rows: {one_line(error)}") from error
         if isinstance(found, list):  # one array of probabilities per output
             return tuple(
                 output_tensor(np.asarray(each), f"output-{index}")

@@ -26,9 +26,9 @@ class XgboostEngine(LibraryEngine):
     fixed_bytes = 256 * 1024
 
     def load(
-        self, content: bytes, model: ModelFolder, *, device: torch.device, threads: int
+        self, content: memoryview, model: ModelFolder, *, device: torch.device, threads: int
     ) -> LibraryModel:
-        check_xgboost(content)
+        check_xgboost(content.tobytes())
         xgboost = import_library("xgboost", "xgboost")
         booster = xgboost.Booster({"nthread": threads}, model_file=bytearray(content))
         return XgboostModel(xgboost, booster, threads)
