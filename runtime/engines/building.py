@@ -8,7 +8,7 @@ from runtime.engines.engine import Engine, ModelFolder
 from runtime.engines.networks.network_engine import NetworkEngine
 from runtime.errors import ModelInvalid
 from runtime.storage.library_files import (
-    BOOSTER_SUFFIXES,
+    LIGHTGBM_SUFFIX,
     ONNX_SUFFIX,
     SKOPS_SUFFIX,
     library_files,
@@ -70,7 +70,7 @@ def is_hidden(path: Path, folder: Path) -> bool:
 def engine_of(folder: Path) -> Engine:
     """The engine of the model whose small files are in `folder`; raises ModelInvalid."""
     if (library := library_path(folder)) is not None:
-        return _library_engine(library)
+        return library_engine(library)
     if (program := program_path(folder)) is not None:
         from runtime.engines.programs.program_engine import ProgramEngine
 
@@ -82,23 +82,23 @@ def engine_of(folder: Path) -> Engine:
     return NetworkEngine()
 
 
-def _library_engine(path: Path) -> Engine:
-    match path.suffix:
-        case str(suffix) if suffix == ONNX_SUFFIX:
-            from runtime.engines.libraries.onnx_engine import OnnxEngine
+def library_engine(path: Path) -> Engine:
+    """The engine that reads the file, as found by `library_path`; raises ModelInvalid."""
+    if path.suffix == ONNX_SUFFIX:
+        from runtime.engines.libraries.onnx_engine import OnnxEngine
 
-            return OnnxEngine(path)
-        case str(suffix) if suffix == SKOPS_SUFFIX:
-            from runtime.engines.libraries.sklearn_engine import SklearnEngine
+        return OnnxEngine(path)
+    if path.suffix == SKOPS_SUFFIX:
+        from runtime.engines.libraries.sklearn_engine import SklearnEngine
 
-            return SklearnEngine(path)
+        return SklearnEngine(path)
     with path.open("rb") as file:
         start = file.read(len(LIGHTGBM_START))
     if start == LIGHTGBM_START:
         from runtime.engines.libraries.lightgbm_engine import LightgbmEngine
 
         return LightgbmEngine(path)
-    if path.suffix == BOOSTER_SUFFIXES[-1]:
+    if path.suffix == LIGHTGBM_SUFFIX:
         raise ModelInvalid(f"{path.name} does not begin as a model of LightGBM does ('tree')")
     from runtime.engines.libraries.xgboost_engine import XgboostEngine
 
@@ -116,11 +116,6 @@ def check_format(declared: str, folder: Path) -> None:
             f"the model is declared as {declared}, but its files are of {found}; allowed are files"
             f" of {' and '.join(allowed)}: change modelFormat, or the files at storageUri"
         )
-
-
-def skeleton_key(folder: Path, declared: Task | None, tensors: Sequence[StoredTensor]) -> str:
-    """A key that is equal for models that can use one skeleton."""
-    return engine_of(folder).skeleton_key(ModelFolder(folder, declared, tensors))
 
 
 def build_skeleton(

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
-from runtime.engines.building import check_format, engine_of, is_hidden, library_path
+from runtime.engines.building import check_format, is_hidden, library_engine, library_path
 from runtime.errors import ModelInvalid, NeedsMissing
 from runtime.loading.load_threads import SingleFlight
 from runtime.storage.listing import PROGRAM_SUFFIX
@@ -114,7 +114,7 @@ def _digest(folder: Path, declared: Task | None) -> str:
     """Digest of the task and all small files: equal for models that can share a processor."""
     digest = hashlib.sha256(repr(declared).encode())
     if (library := library_path(folder)) is not None:
-        engine = engine_of(folder).name
+        engine = library_engine(library).name
         digest.update(engine.encode())
         if engine == "onnx":
             from runtime.engines.libraries.onnx_file import onnx_signature

@@ -17,9 +17,11 @@ if TYPE_CHECKING:
 
 ONNX_SUFFIX = ".onnx"
 SKOPS_SUFFIX = ".skops"
-BOOSTER_SUFFIXES = (".ubj", ".bst", ".json", ".txt")
+LIGHTGBM_SUFFIX = ".txt"
+BOOSTER_SUFFIXES = (".ubj", ".bst", ".json", LIGHTGBM_SUFFIX)
 """Of XGBoost (`.ubj`, `.bst`, `.json`) and LightGBM (`.txt`, `.bst`)."""
 LIBRARY_SUFFIXES = (ONNX_SUFFIX, SKOPS_SUFFIX, *BOOSTER_SUFFIXES)
+"""In the order in which a folder is searched for its model."""
 CODE_SUFFIXES = (".joblib", ".pkl", ".pickle")
 """Of pickles, which run code when they are read."""
 PICKLE_ADVICE = (
@@ -48,11 +50,11 @@ def library_files(paths: Iterable[str], uri: str) -> tuple[str, ...]:
         return ()
     version = _highest_version(paths)
     paths = [path for path in paths if version is None or path.startswith(f"{version}/")]
-    for suffixes in ((ONNX_SUFFIX,), (SKOPS_SUFFIX,), *((each,) for each in BOOSTER_SUFFIXES)):
-        found = [path for path in paths if path.endswith(suffixes) and _may_be_model(path)]
+    for suffix in LIBRARY_SUFFIXES:
+        found = [path for path in paths if path.endswith(suffix) and _may_be_model(path)]
         if found:
             model = _only(found, uri)
-            return (model, *(_data_beside(model, paths) if suffixes == (ONNX_SUFFIX,) else ()))
+            return (model, *(_data_beside(model, paths) if suffix == ONNX_SUFFIX else ()))
     if code := [path for path in paths if path.endswith(CODE_SUFFIXES)]:
         raise ModelInvalid(f"{uri} has {code[:4]}: {PICKLE_ADVICE}")
     return ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from registry.domain.model import Task
-from runtime.engines.building import engine_of, is_pipeline, library_path, program_path
+from runtime.engines.building import is_pipeline, library_engine, library_path, program_path
 from runtime.engines.networks.configuration import read_config, task_of
 from runtime.errors import ModelInvalid
 from runtime.tasks.classification import TextClassification
@@ -40,7 +40,7 @@ def load_processor(
     such model.
     """
     if (library := library_path(folder)) is not None:
-        return _library_processor(library, engine_of(folder).name, declared)
+        return _library_processor(library, declared)
     program = program_path(folder)
     if program is not None:
         from runtime.tasks.tensor_program import TensorProgram
@@ -59,7 +59,8 @@ def load_processor(
     return TEXT_PROCESSORS[task](folder, config, sandbox)
 
 
-def _library_processor(path: Path, engine: str, declared: Task | None) -> Processor:
+def _library_processor(path: Path, declared: Task | None) -> Processor:
+    engine = library_engine(path).name
     if engine == "onnx":
         from runtime.tasks.onnx_model import OnnxTask
 
