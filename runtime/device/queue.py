@@ -165,14 +165,17 @@ class DeviceQueue(Generic[Q]):
             return False
         if now_s >= deadline_s:
             return True
+        if self._count == 1:
+            return False
         key, rows = job.model.key, min(waiting, job.model.limits(self._times).max_rows)
         usual_s = self._times.usual_s(key, rows, now_s)
-        if self._count == 1 or job.is_probe or now_s < deadline_s - usual_s:
+        if now_s < deadline_s - usual_s:
             return False
-        if self.probes.is_due(key, now_s):
-            job.is_probe = True
-            self.probes.spend(key, now_s, usual_s)
-        return not job.is_probe
+        if not self.probes.is_due(key, now_s):
+            return True
+        job.is_probe = True  # until its deadline, see `_latest_start_s`
+        self.probes.spend(key, now_s, usual_s)
+        return False
 
     def take_model(self, model: DeviceModel) -> list[Q]:
         return self._take(lambda job: job.model is model)
