@@ -12,7 +12,7 @@ import numpy as np
 
 from runtime.engines.libraries.rows import is_matrix, plain_values
 from runtime.errors import InvalidRequest, ModelInvalid
-from runtime.tasks.tabular_instances import instance_tensors
+from runtime.tasks.tabular_instances import INPUT, instance_tensors
 from runtime.tasks.tensor_batching import Batching
 from runtime.wire.tensors import Tensor, numeric_tensor
 
@@ -53,7 +53,7 @@ class TabularBatching(Batching):
         return tuple((each.name, each.datatype, each.shape[1:]) for each in inputs)
 
     def example(self, rows: int, tokens: int) -> tuple[Tensor, ...]:
-        return (numeric_tensor("input-0", np.zeros((rows, EXAMPLE_FEATURES))),)
+        return (numeric_tensor(INPUT, np.zeros((rows, EXAMPLE_FEATURES))),)
 
 
 class Tabular:

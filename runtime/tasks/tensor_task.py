@@ -94,7 +94,7 @@ class TensorTask(ABC, Generic[Network]):
     def warm_up(self, network: Any) -> None:
         """Infer with random values, and check whether rows are independent.
 
-        A program that refuses random values is served without batching.
+        A model that refuses random values is served without batching.
         """
         try:
             network.are_rows_independent = self._are_rows_independent(network)

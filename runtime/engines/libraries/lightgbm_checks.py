@@ -40,9 +40,10 @@ def check_lightgbm(text: str) -> None:
         raise ModelInvalid("the file is cut short: it has no line 'end of trees'")
     head, *blocks = trees.split("\nTree=")
     try:
-        _check_sizes(_fields(head)["tree_sizes"].split(), trees, len(blocks))
-        _check_classes(_fields(head), len(blocks))
-        features = int(_fields(head)["max_feature_idx"]) + 1
+        of_head = _fields(head)
+        _check_sizes(of_head["tree_sizes"].split(), trees, len(blocks))
+        _check_classes(of_head, len(blocks))
+        features = int(of_head["max_feature_idx"]) + 1
         for number, block in enumerate(blocks):
             _check_block(number, _fields(block), features)
     except (KeyError, ValueError, OverflowError) as error:

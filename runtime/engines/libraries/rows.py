@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from runtime.errors import InferenceFailed, InvalidRequest
-from runtime.wire.tensors import BYTES, DATATYPE_OF, Tensor
+from runtime.wire.tensors import BYTES, DATATYPE_OF, Tensor, bytes_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -77,9 +77,8 @@ def output_tensor(values: npt.NDArray[Any], name: str = OUTPUT) -> Tensor:
     if values.dtype in DATATYPE_OF:
         return Tensor(name, DATATYPE_OF[values.dtype], values)
     if values.dtype.kind in "UO" and all(isinstance(each, str) for each in values.flat):
-        encoded = np.empty(values.size, dtype=object)
-        encoded[:] = [each.encode() for each in values.flat]
-        return Tensor(name, BYTES, encoded.reshape(values.shape))
+        flat = bytes_tensor(name, [each.encode() for each in values.flat])
+        return Tensor(name, BYTES, flat.data.reshape(values.shape))
     raise InferenceFailed(f"the model gave values of type {values.dtype}, which have no datatype")
 
 

@@ -14,7 +14,6 @@ from runtime.engines.libraries.library import (
     one_line,
 )
 from runtime.engines.libraries.rows import (
-    OUTPUT,
     check_features,
     is_matrix,
     output_tensor,
@@ -74,8 +73,7 @@ class SklearnModel:
         self._count: int | None = getattr(estimator, "n_features_in_", None)
 
     def check(self, inputs: Sequence[Tensor]) -> None:
-        is_text = len(inputs) == 1 and len(inputs[0].shape) == 1 and inputs[0].datatype == BYTES
-        if is_text and self._count is None:
+        if _are_texts(inputs) and self._count is None:
             return  # a vectoriser takes texts
         check_features(inputs, count=self._count, names=self._names)
 
@@ -89,13 +87,13 @@ class SklearnModel:
                 output_tensor(np.asarray(each), f"output-{index}")
                 for index, each in enumerate(found)
             )
-        return (output_tensor(np.asarray(found), OUTPUT),)
+        return (output_tensor(np.asarray(found)),)
 
     def _rows(self, inputs: Sequence[Tensor]) -> Any:
         """A matrix, a list of texts, or a data frame for a model that knows its columns."""
         if is_matrix(inputs) and self._names is None:
             return plain_values(inputs[0])
-        if len(inputs) == 1 and len(inputs[0].shape) == 1 and inputs[0].datatype == BYTES:
+        if _are_texts(inputs):
             return list(plain_values(inputs[0]))
         pandas = import_library("pandas", "sklearn")
         if is_matrix(inputs):
@@ -104,3 +102,8 @@ class SklearnModel:
         if self._names is None:
             return pandas.DataFrame(columns).to_numpy()
         return pandas.DataFrame({name: columns[name] for name in self._names})
+
+
+def _are_texts(inputs: Sequence[Tensor]) -> bool:
+    """Whether the rows are one text each."""
+    return len(inputs) == 1 and len(inputs[0].shape) == 1 and inputs[0].datatype == BYTES
