@@ -21,7 +21,7 @@ export TOKENIZERS_PARALLELISM ?= false
 # Without cached bytecode every process that imports torch and transformers compiles them: 5-10 s.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install demo demo-formats demo-selection demo-workflows up test test-slow test-gpu test-kubernetes test-chaos test-hostile soak check format bench bench-runtime bench-overload bench-gpu bench-simulator bench-placement bench-peers lock clean bench-workflows
+.PHONY: help install demo demo-formats demo-selection demo-workflows up test test-slow test-gpu test-kubernetes test-chaos test-hostile soak check format bench bench-runtime bench-overload bench-gpu bench-simulator bench-placement bench-selection bench-workflows bench-peers lock clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' Makefile
@@ -37,7 +37,7 @@ demo: $(STAMP)  ## Run the demo, under 3 minutes (FLAGS=--full: as long as in th
 demo-workflows: $(STAMP)  ## Run the demo of workflows: placement ahead, batches across applications, faults
 	@$(BIN)/python -P -m pilotlight workflow demo $(FLAGS)
 
-demo-selection: $(STAMP)  ## Run the demo of applications, under 3 minutes, with a report
+demo-selection: $(STAMP)  ## Run the demo of applications, with a report
 	@scripts/demo-selection $(FLAGS)
 
 demo-formats: $(STAMP)  ## Run the demo of ONNX, XGBoost, LightGBM and scikit-learn, with 500 small models
