@@ -20,6 +20,11 @@ if TYPE_CHECKING:
     from tests.gateway.gateway_harness import GatewayHarness, PodProcess
 
 HEAD = "from pilotlight.workflow import model, now, random, tensor, uuid4, workflow\n"
+TWO_STEPS = """
+@workflow
+async def two_steps(text: str):
+    return await model("judge")(texts=model("writer")(text)["text"])
+"""
 
 
 @dataclass

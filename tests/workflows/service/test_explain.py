@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.pilotlight.conftest import run_cli
+from tests.workflows.service.harness import TWO_STEPS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,13 +18,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_a_run_is_explained_and_drawn(harness: WorkflowHarness, tmp_path: Path) -> None:
-    name = harness.deploy(
-        """
-        @workflow
-        async def told(text: str):
-            return await model("judge")(texts=model("writer")(text)["text"])
-        """
-    )
+    name = harness.deploy(TWO_STEPS)
     for _ in range(3):
         harness.result(name, {"text": "a"})
     location = harness.start(name, {"text": "a"})

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests import servers
+from tests.workflows.service.harness import TWO_STEPS
 
 if TYPE_CHECKING:
     from tests.workflows.service.harness import WorkflowHarness
@@ -44,26 +45,14 @@ def test_branches_follow_fetched_outputs(harness: WorkflowHarness) -> None:
 
 
 def test_each_policy_runs_a_workflow(harness: WorkflowHarness) -> None:
-    name = harness.deploy(
-        """
-        @workflow
-        async def two(text: str):
-            return await model("judge")(texts=model("writer")(text)["text"])
-        """
-    )
+    name = harness.deploy(TWO_STEPS)
     for policy in ("speculative", "greedy", "round-robin", "auto"):
         result = harness.result(name, {"text": "a"}, x_pilotlight_scheduling=policy)
         assert result == {"texts": "a"}
 
 
 def test_a_seen_workflow_is_predicted(harness: WorkflowHarness) -> None:
-    name = harness.deploy(
-        """
-        @workflow
-        async def seen(text: str):
-            return await model("judge")(texts=model("writer")(text)["text"])
-        """
-    )
+    name = harness.deploy(TWO_STEPS)
     for _ in range(3):
         harness.result(name, {"text": "a"})
     document = harness.wait_ended(harness.start(name, {"text": "a"}))
