@@ -100,21 +100,22 @@ def _padded(problem: PlanningProblem, groups: Sequence[Ints]) -> _Groups:
     size = max(len(group) for group in groups)
     variant, worker = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
     is_choice = np.zeros(shape, bool)
+    latency, swap, around = np.zeros(shape), np.zeros(shape), np.zeros(shape)
     accuracy, age = np.zeros((*shape, size)), np.zeros((len(groups), 1, size))
     deadline = np.ones((len(groups), 1, size))
     for at, (group, choices) in enumerate(zip(groups, owners, strict=True)):
         count = len(choices.variants)
         variant[at, :count], worker[at, :count] = choices.variants, choices.workers
         is_choice[at, :count] = True
+        latency[at, :count], swap[at, :count] = choices.latency_s, choices.swap_s
+        around[at, :count] = choices.around_s
         accuracy[at, :count, : len(group)] = problem.accuracy[group, choices.variants[:, None]]
         age[at, 0, : len(group)] = problem.age_s[group]
         deadline[at, 0, : len(group)] = problem.deadline_s[group]
-    latency = np.where(is_choice, problem.latency_s[worker, variant], 0.0)
-    around = np.where(is_choice, problem.around_s[worker, variant], 0.0)
     sizes = np.array([len(group) for group in groups])
     return _Groups(
         variant, worker, is_choice, variant != problem.short_circuit,
-        problem.swap_s[worker, variant], latency * sizes[:, None],
+        swap, latency * sizes[:, None],
         latency[:, :, None] * np.arange(1, size + 1) + around[:, :, None] + age, accuracy, deadline,
         problem.penalty_kind[[group[0] for group in groups]][:, None, None],
     )  # fmt: skip

@@ -84,12 +84,6 @@ class PlanningProblem:
     workers: tuple[str, ...]
     accuracy: Floats
     """[requests, variants]; zero for variants of other applications."""
-    latency_s: Floats
-    """[workers, variants]."""
-    swap_s: Floats
-    """[workers, variants]."""
-    around_s: Floats
-    """[workers, variants]."""
     free_s: Floats
     """[workers], from the time of planning."""
     loaded: Ints
@@ -211,9 +205,6 @@ def planning_problem(window: Window, options: SelectionOptions) -> PlanningProbl
         (*names, SHORT_CIRCUIT),
         (*(each.name for each in workers), ""),
         accuracy,
-        latency,
-        swap,
-        around,
         np.array([*(max(each.free_s - window.now_s, 0.0) for each in workers), 0.0]),
         np.array([*(column.get(each.loaded or "", -1) for each in workers), -1]),
         age,
