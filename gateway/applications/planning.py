@@ -7,18 +7,15 @@ both ends are the same program, and nobody else has the socket.
 from __future__ import annotations
 
 import pickle
-import socket
-import sys
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from gateway.selection.selection_policies import plan_window
-from gateway.sneakpeek.frames import FrameReader, Kind, frame
+from gateway.sneakpeek.frames import Kind, frame
+from gateway.sneakpeek.gateway_socket import gateway_socket, received
 
 if TYPE_CHECKING:
     from gateway.selection.window import SelectionPlan, Window
     from registry.domain.application import SelectionPolicy
-
-_READ_BYTES: Final = 1 << 18
 
 
 def encode_window(number: int, policy: SelectionPolicy, window: Window) -> bytes:
@@ -40,18 +37,11 @@ def plan_or_none(policy: SelectionPolicy, window: Window) -> SelectionPlan | Non
 
 
 def main() -> None:
-    connection = socket.socket(fileno=int(sys.argv[1]))
-    reader = FrameReader()
-    try:
-        while data := connection.recv(_READ_BYTES):
-            for _, content in reader.feed(data):
-                number, policy, window = pickle.loads(content)
-                plan = plan_or_none(policy, window)
-                connection.sendall(frame(Kind.PLANNED, pickle.dumps((number, plan))))
-    except (ConnectionError, KeyboardInterrupt):
-        pass
-    finally:
-        connection.close()
+    with gateway_socket() as connection:
+        for _, content in received(connection):
+            number, policy, window = pickle.loads(content)
+            plan = plan_or_none(policy, window)
+            connection.sendall(frame(Kind.PLANNED, pickle.dumps((number, plan))))
 
 
 if __name__ == "__main__":

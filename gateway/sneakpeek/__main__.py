@@ -6,20 +6,19 @@ applications' data go on.
 
 from __future__ import annotations
 
-import socket
-import sys
 import time
 from queue import SimpleQueue
 from threading import Lock, Thread
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from gateway.sneakpeek.frames import FrameReader, Kind, decode_load, decode_look, encode
+from gateway.sneakpeek.frames import Kind, decode_load, decode_look, encode
+from gateway.sneakpeek.gateway_socket import gateway_socket, received
 from gateway.sneakpeek.looking import Looking
 
 if TYPE_CHECKING:
-    from gateway.sneakpeek.frames import Load, Loaded, Seen
+    import socket
 
-_READ_BYTES: Final = 1 << 18
+    from gateway.sneakpeek.frames import Load, Loaded, Seen
 
 
 class _Process:
@@ -31,15 +30,13 @@ class _Process:
 
     def run(self) -> None:
         Thread(target=self._load_all, daemon=True).start()
-        reader = FrameReader()
-        while data := self._connection.recv(_READ_BYTES):
-            for kind, content in reader.feed(data):
-                if kind is Kind.LOAD:
-                    self._loads.put(decode_load(content))
-                elif kind is Kind.LOOK:
-                    look = decode_look(content)
-                    if time.monotonic() < look.until_s:
-                        self._send(self._looking.look(look))
+        for kind, content in received(self._connection):
+            if kind is Kind.LOAD:
+                self._loads.put(decode_load(content))
+            elif kind is Kind.LOOK:
+                look = decode_look(content)
+                if time.monotonic() < look.until_s:
+                    self._send(self._looking.look(look))
 
     def _load_all(self) -> None:
         while True:
@@ -53,13 +50,8 @@ class _Process:
 
 
 def main() -> None:
-    connection = socket.socket(fileno=int(sys.argv[1]))
-    try:
+    with gateway_socket() as connection:
         _Process(connection).run()
-    except (ConnectionError, KeyboardInterrupt):
-        pass
-    finally:
-        connection.close()
 
 
 if __name__ == "__main__":
