@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-import matplotlib as mpl
 from matplotlib.patches import Patch
 
-from load.report.style import COLOURS, SETTINGS, one_axes
+from load.report.style import COLOURS, one_axes, styled
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -32,20 +31,20 @@ def run_timeline(document: Mapping[str, Any]) -> Figure:
     rows = sorted(_rows(document), key=lambda row: (row[0], row[2]))
     if not rows:
         raise ValueError("no step of the run was sent yet")
-    with mpl.rc_context(SETTINGS):
+    with styled():
         figure, axes = one_axes(
             f"Run {document['id'][:12]} of {document['workflow']}: {document['status']}",
             "Seconds since its begin", "", height_in=1.6 + _ROW_IN * len(rows),
         )  # fmt: skip
-        seen: dict[str, str] = {}
         for at, (_, _, _, spans) in enumerate(rows):
-            _draw(axes, at, spans, seen)
+            _draw(axes, at, spans)
         axes.set_yticks(range(len(rows)), [f"{pod}  {label}" for pod, label, _, _ in rows])
         axes.invert_yaxis()
         for at in range(1, len(rows)):
             if rows[at][0] != rows[at - 1][0]:
                 axes.axhline(at - 0.5, color="#888888", linewidth=0.8)
-        handles = [_patch(kind) for kind in (*_STAGES, _PRELOAD) if kind in seen]
+        drawn = {kind for *_, spans in rows for kind, _, _ in spans}
+        handles = [_patch(kind) for kind in (*_STAGES, _PRELOAD) if kind in drawn]
         axes.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.18),
                     ncols=len(handles))  # fmt: skip
     return figure
@@ -83,9 +82,8 @@ def _spans(step: Mapping[str, Any], end_s: float) -> Iterator[Span]:
             at_s += length_s
 
 
-def _draw(axes: Axes, row: int, spans: Sequence[Span], seen: dict[str, str]) -> None:
+def _draw(axes: Axes, row: int, spans: Sequence[Span]) -> None:
     for kind, begin_s, seconds in spans:
-        seen[kind] = kind
         patch = _patch(kind)
         axes.barh(
             row, seconds, left=begin_s, height=0.7, color=patch.get_facecolor(),
