@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from gateway.selection.utility import penalty
+from gateway.selection.utility import penalty_of_one
 from load.labelled_examples import read_examples
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def judge(result: RequestResult, arrival: TraceArrival, rules: ExampleRules, bod
     result.prediction = predicted_label(body, rules.output)
     late = 0.0
     if deadline_s is not None:
-        late = float(penalty(rules.penalty, deadline_s, result.finished_s - arrival.at_s))
+        late = penalty_of_one(rules.penalty, deadline_s, result.finished_s - arrival.at_s)
     result.utility = (result.prediction == result.label) * (1.0 - late)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gateway.selection.selection_policies import plan_window
-from gateway.selection.utility import penalty
+from gateway.selection.utility import penalty_of_one
 from gateway.selection.window import SHORT_CIRCUIT
 from load.experiments.sneakpeek.demo_data import read_applications
 from load.experiments.sneakpeek.workload import draw_window, variants_of
@@ -103,7 +103,7 @@ def _scored(
         if load.variation is None and load.look_accuracy is None:
             correct = float(app.predicted[name][truth.example] == truth.label)
         deadline = deadlines[each.request]
-        in_time = 1.0 - float(penalty(load.penalty, deadline, each.completion_s))
+        in_time = 1.0 - penalty_of_one(load.penalty, deadline, each.completion_s)
         late_s = max(0.0, each.completion_s - deadline)
         rows.append(
             (recall * in_time, each.utility, recall, correct, late_s, float(late_s > 0),
