@@ -19,7 +19,7 @@ from runtime.engines.libraries.rows import (
     output_tensor,
     plain_values,
 )
-from runtime.engines.libraries.tree_checks import check_trees
+from runtime.engines.libraries.sklearn_checks import check_trees
 from runtime.errors import InvalidRequest, ModelInvalid
 from runtime.wire.tensors import BYTES
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from runtime.wire.tensors import Tensor
 
 TRUSTED_TYPES = ("sklearn.tree._tree.Tree",)
-"""Types that skops does not trust, and which are checked here (`tree_checks`)."""
+"""Types that skops does not trust, and which are checked here (`sklearn_checks`)."""
 
 
 class SklearnEngine(LibraryEngine):
