@@ -1,6 +1,7 @@
 """Documents and bytes that are nearly valid: a valid one with a few places replaced.
 
 Documents become JSON with `json_bytes`; a value of class `Raw` is written as it is, valid or not.
+Paths and URIs get escapes that they need not have.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import orjson
 from hypothesis import strategies as st
 
 if TYPE_CHECKING:
+    import random
     from collections.abc import Callable, Sequence
 
     from hypothesis.strategies import DrawFn, SearchStrategy
@@ -159,3 +161,9 @@ def damaged(draw: DrawFn, contents: SearchStrategy[bytes], most: int = 4) -> byt
             case _:
                 content = content[: at + length] + content[at:]
     return content
+
+
+def escape_one(draws: random.Random, text: str, *, first: int) -> str:
+    """A path or URI with one of its characters, from the index `first` on, as an escape."""
+    at = draws.randrange(first, len(text))
+    return f"{text[:at]}%{ord(text[at]):02x}{text[at + 1 :]}"

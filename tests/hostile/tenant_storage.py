@@ -19,6 +19,7 @@ from runtime.storage.bandwidth import Bandwidth
 from runtime.storage.storages import StorageOptions, Storages
 from runtime.tiers.disk_cache import DiskCache
 from runtime.tiers.generation_folder import cache_name
+from tests.hostile.mutations import escape_one
 from tests.runtime.attacks.recording_web import Web, web
 
 if TYPE_CHECKING:
@@ -52,8 +53,7 @@ _OF_RED: Final = ("/red/", "/red-bucket/", "//red-org/", "//red.example/")
 
 
 def _escape_one(draws: random.Random, uri: str) -> str:
-    at = draws.randrange(5, len(uri))
-    return f"{uri[:at]}%{ord(uri[at]):02x}{uri[at + 1 :]}"
+    return escape_one(draws, uri, first=5)
 
 
 _MUTATIONS: Final[tuple[Callable[[random.Random, str], str], ...]] = (
@@ -69,7 +69,7 @@ _MUTATIONS: Final[tuple[Callable[[random.Random, str], str], ...]] = (
     lambda _, uri: uri.replace("/red/", "/red/%2f"),
     lambda _, uri: uri.replace("blue", "red/../blue"),
     lambda _, uri: uri.replace("blue", "red%2f..%2fblue"),
-    lambda _, uri: uri.replace("blue", "blu\u0065"),
+    lambda _, uri: uri.replace("blue", "blu\u0435"),
     lambda _, uri: uri + "/",
     lambda _, uri: uri + "%00",
     lambda _, uri: uri + "?versionId=1",

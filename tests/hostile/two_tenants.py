@@ -25,6 +25,7 @@ import httpx
 
 from tests import servers
 from tests.gateway.gateway_harness import GatewayHarness, PodProcess, exchange_bytes
+from tests.hostile.mutations import escape_one
 from tests.hostile.tenant_grpc import start_grpc
 from tests.hostile.tenant_storage import start_storage
 
@@ -91,8 +92,7 @@ _HEADERS: Final = (
 
 
 def _escape_one(draws: random.Random, path: str) -> str:
-    at = draws.randrange(1, len(path))
-    return f"{path[:at]}%{ord(path[at]):02x}{path[at + 1 :]}"
+    return escape_one(draws, path, first=1)
 
 
 _MUTATIONS: Final[tuple[Callable[[random.Random, str], str], ...]] = (
