@@ -165,9 +165,11 @@ class ModelSync:
         """Drop metrics of deleted models, once the requests under way have ended, too."""
         declared, now_s = self._watch.state.models.keys(), time.monotonic()
         self._named |= declared
-        for name in self._named - declared:
+        deleted = self._named - declared
+        for name in self._unnamed_since_s.keys() - deleted:  # declared again
+            del self._unnamed_since_s[name]
+        for name in deleted:
             if now_s - self._unnamed_since_s.setdefault(name, now_s) >= self._retire_grace_s:
                 drop_series(name)
                 self._named.remove(name)
-        for name in self._unnamed_since_s.keys() - (self._named - declared):
-            del self._unnamed_since_s[name]
+                del self._unnamed_since_s[name]
