@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from gateway.applications.live_window import PlannedApplication
     from gateway.dispatch.retries import FailedAttempts
     from gateway.selection.window import Assignment, SelectionPlan, Window
-    from load.simulator.cluster.application_plan import ApplicationPlan
+    from load.simulator.cluster.application_plan import ApplicationExamples, ApplicationPlan
     from load.simulator.event_queue import EventQueue
     from registry.domain.application import SelectionPolicy
     from registry.domain.cluster import ClusterState
@@ -72,7 +72,7 @@ class ApplicationArrival:
         if examples is None:
             return Answer(name, variant, None, None, expected, None)
         label = examples.labels[self.example]
-        prediction = self._prediction(variant, selection) if status == 200 else None
+        prediction = self._prediction(examples) if status == 200 else None
         request = self.request
         late = penalty_of_one(
             self.plan.spec.penalty, request.deadline_s, finished_s - request.arrival_s
@@ -80,12 +80,12 @@ class ApplicationArrival:
         utility = (1.0 - late) if prediction == label else 0.0
         return Answer(name, variant, label, prediction, expected, utility)
 
-    def _prediction(self, variant: str | None, selection: Selection | None) -> int | None:
-        examples = self.plan.examples
-        if examples is None or variant is None or selection is None:
+    def _prediction(self, examples: ApplicationExamples) -> int | None:
+        if self.selection is None:
             return None
+        variant = self.selection.assignment.variant
         if variant == SHORT_CIRCUIT:
-            theta = class_probabilities(selection.alpha, examples.evidence[self.example])
+            theta = class_probabilities(self.selection.alpha, examples.evidence[self.example])
             return int(theta.argmax())
         predicted = examples.predicted.get(variant)
         return None if predicted is None else predicted[self.example]

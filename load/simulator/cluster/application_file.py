@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from gateway.selection.accuracy import profiled_accuracy
 from gateway.sneakpeek.trained_file import InvalidSneakPeek, read_sneakpeek
@@ -25,11 +26,12 @@ if TYPE_CHECKING:
 _FILE: Final = "file://"
 
 
-@dataclass(frozen=True, slots=True)
-class ApplicationSection:
+class ApplicationSection(BaseModel):
     """An entry of `applications` in a cluster file."""
 
-    name: str
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]*(/[a-z0-9][a-z0-9-]*)?$")]
     spec: dict[str, Any]
     profile: str | dict[str, list[list[int]]]
     """A file that `pilotlight profile APP --export` wrote, or confusion matrices by variant."""

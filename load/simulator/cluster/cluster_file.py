@@ -129,13 +129,6 @@ class _Pair(_Section):
     factor: Annotated[float, Field(ge=1, le=1000)]
 
 
-class _Application(_Section):
-    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]*(/[a-z0-9][a-z0-9-]*)?$")]
-    spec: dict[str, Any]
-    profile: str | dict[str, list[list[int]]]
-    examples: str | None = None
-
-
 class _Network(_Section):
     gateway_hop: Duration = 0.0002
     pod_hop: Duration = 0.002
@@ -149,7 +142,7 @@ class _Cluster(_Section):
     heartbeat: Annotated[Duration, Field(gt=0)] = 1.0
     interference: Literal["none", "overlap", "table"] = "none"
     pairs: list[_Pair] = []
-    applications: list[_Application] = []
+    applications: list[ApplicationSection] = []
     jitter: Annotated[float, Field(ge=0, le=2)] = 0.0
 
     @model_validator(mode="after")
@@ -192,8 +185,7 @@ def cluster_of(document: Any, *, source: str) -> ClusterPlan:
         groups.append(ModelGroup(field, group.count, group.size, memory, _at(group)))
     problems += [*fit_problems(nodes, groups), *_duplicate_names(nodes, models)]
     problems += _unknown_models(nodes, models)
-    sections = [ApplicationSection(**each.model_dump()) for each in read.applications]
-    applications = application_plans(sections, models, problems)
+    applications = application_plans(read.applications, models, problems)
     if problems:
         raise InvalidCluster([f"{source}: {problem}" for problem in problems])
     return ClusterPlan(
