@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import functools
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, ParamSpec
 
 import uvloop
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import AsyncIterator, Callable, Coroutine
 
 P = ParamSpec("P")
 
@@ -23,3 +24,15 @@ def run_async(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]
             runner.run(test(*args, **kwargs))
 
     return run
+
+
+@asynccontextmanager
+async def running(run: Callable[[], Coroutine[Any, Any, None]]) -> AsyncIterator[None]:
+    """Run what ends by cancellation only beside the body, which may take a minute."""
+    task = asyncio.create_task(run())
+    try:
+        async with asyncio.timeout(60):
+            yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)

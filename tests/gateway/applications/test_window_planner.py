@@ -17,6 +17,7 @@ from gateway.sneakpeek.client import LookOutcome, LookResult
 from gateway.telemetry.explanations import Explanations
 from registry.domain.application import AccuracyProfile, ApplicationSpec, SelectionPolicy
 from registry.domain.model import ModelName
+from tests.gateway.asynchronous import running
 from tests.gateway.cluster_states import NOW_S, cluster, declare
 from tests.gateway.selection.windows import random_window
 
@@ -38,13 +39,8 @@ PLAN = plan_window(POLICY, WINDOW)
 def _run(act: Callable[[WindowPlanner], Awaitable[None]]) -> None:
     async def run() -> None:
         planner = WindowPlanner()
-        task = asyncio.create_task(planner.run())
-        try:
-            async with asyncio.timeout(60):
-                await act(planner)
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+        async with running(planner.run):
+            await act(planner)
 
     asyncio.run(run())
 

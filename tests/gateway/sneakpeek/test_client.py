@@ -17,6 +17,7 @@ from gateway.sneakpeek.trained_file import write_sneakpeek
 from registry.domain.application import ApplicationSpec, InputTensor, SneakPeekSpec
 from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelName
+from tests.gateway.asynchronous import running
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -61,13 +62,8 @@ def _run(
     async def run() -> None:
         client = SneakPeekClient(state, counted.append, lambda namespace, uri: granted)
         client.sync()
-        task = asyncio.create_task(client.run())
-        try:
-            async with asyncio.timeout(60):
-                await act(client)
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+        async with running(client.run):
+            await act(client)
 
     asyncio.run(run())
     return counted
