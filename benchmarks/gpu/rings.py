@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Any, Final
 from benchmarks.gpu.copies import load_rate
 from benchmarks.gpu.serving import Serving, measure_serving
 from benchmarks.quantiles import spread
-from runtime.device.staged_memory import BUFFER_BYTES, BUFFERS, READERS, StagedMemory
+from runtime.device.staged_memory import (
+    BUFFER_BYTES,
+    BUFFERS,
+    MAX_COPIES,
+    READERS,
+    StagedMemory,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,11 +36,14 @@ class Ring:
     buffers: int = BUFFERS
     buffer_bytes: int = BUFFER_BYTES
     readers: int = READERS
+    max_copies: int = MAX_COPIES
+    """Under way at once."""
 
 
 RINGS: Final = (
     Ring(),
     Ring(readers=8),
+    Ring(readers=8, max_copies=8),
     Ring(buffers=16, readers=12),
     Ring(buffers=16, buffer_bytes=8 * _MIB, readers=8),
     Ring(buffers=32, buffer_bytes=8 * _MIB, readers=12),
@@ -70,6 +79,7 @@ def measure_rings(
             buffers=ring.buffers,
             buffer_bytes=ring.buffer_bytes,
             readers=ring.readers,
+            max_copies=ring.max_copies,
         )
         try:
             rates = [load_rate(memory, opened) for _ in range(repeats + 1)][1:]
@@ -83,13 +93,14 @@ def measure_rings(
 def ring_table(results: Sequence[RingLoads]) -> str:
     """A Markdown table."""
     rows = [
-        "| buffers | MiB each | readers | load, GB/s | p50 beside loads |",
-        "|---|---|---|---|---|",
+        "| buffers | MiB each | readers | copies at once | load, GB/s | p50 beside loads |",
+        "|---|---|---|---|---|---|",
     ]
     for each in results:
         alone, beside = (spread(times) for times in (each.serving.alone_s, each.serving.beside_s))
         rows.append(
             f"| {each.ring.buffers} | {each.ring.buffer_bytes / _MIB:g} | {each.ring.readers}"
+            f" | {each.ring.max_copies}"
             f" | {spread(each.rates).median / 1e9:.2f}"
             f" | {beside.median / alone.median:.2f} times that alone |"
         )

@@ -1,4 +1,4 @@
-"""The device that is measured: CUDA, or what stands in for it in tests."""
+"""The device that is measured: CUDA, or the CPU in its place, which shows that a benchmark runs."""
 
 from __future__ import annotations
 
@@ -44,3 +44,33 @@ def cuda_subject() -> Subject | None:
         lambda: int(torch.cuda.memory_allocated(engine.device)),
         used_bytes,
     )
+
+
+def dry_subject() -> Subject:
+    """The CPU with the interface of a GPU: its figures say nothing of one."""
+    return Subject("the CPU in place of a GPU", _CpuEngine(), lambda: 0, lambda: 0)
+
+
+class _Done:
+    def synchronize(self) -> None:
+        """The copy was made when it was started."""
+
+
+class _CpuEngine:
+    device = torch.device("cpu")
+
+    def allocate(self, size_bytes: int) -> torch.Tensor:
+        return torch.empty(size_bytes, dtype=torch.uint8)
+
+    def allocate_pinned(self, size_bytes: int) -> torch.Tensor:
+        return torch.empty(size_bytes, dtype=torch.uint8)
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> _Done:
+        target.copy_(source)
+        return _Done()
+
+    def synchronize(self, slab: torch.Tensor) -> None:
+        """Nothing is under way."""
+
+    def check(self) -> None:
+        """A CPU does not fail for good."""

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 CPU_INFO: Final = Path("/proc/cpuinfo")
 CGROUP_CPU: Final = Path("/sys/fs/cgroup/cpu.max")
+CPU_BUDGET_BYTES: Final = 2 * 1024**3
+GPU_BUDGET_SHARE: Final = 0.85
 _MIG_PROFILE: Final = re.compile(r"MIG (\d+)(?:c\.\d+)?g\.")
 _MIG_SLICES: Final = 7
 """Compute slices of a GPU that can be divided by MIG."""
@@ -61,11 +63,14 @@ def memory_budget(
 ) -> int:
     """Bytes for models: as configured, but at most the pod's share of a GPU's memory.
 
-    MIG divides the memory itself. A CPU pod keeps its budget: the kernel reclaims what it maps.
+    Without a configured budget the rest of the share is left to the context, to libraries and to
+    inference itself. MIG divides the memory itself. A CPU pod keeps its budget: the kernel reclaims
+    what it maps.
     """
     if not accelerator.uuid:
-        return configured_bytes
-    return min(configured_bytes, int(accelerator.memory_bytes * mps_share(environment)))
+        return configured_bytes or CPU_BUDGET_BYTES
+    share_bytes = int(accelerator.memory_bytes * mps_share(environment))
+    return min(configured_bytes or int(GPU_BUDGET_SHARE * share_bytes), share_bytes)
 
 
 def mig_share(product: str) -> float:

@@ -6,7 +6,12 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any
 
-from runtime.device.device_errors import is_device_lost, is_out_of_memory
+from runtime.device.device_errors import (
+    is_device_error,
+    is_device_lost,
+    is_out_of_memory,
+    release_frames,
+)
 from runtime.device.queue import InferenceResult, Job, resolve
 from runtime.errors import InferenceFailed
 from runtime.metrics import BATCH_SIZE, BATCHES, QUEUE_SECONDS
@@ -30,6 +35,7 @@ class BatchRunner:
         watch: HangWatch,
         timeout_s: float,
         on_lost: Callable[[Exception], None],
+        check_device: Callable[[], None],
     ) -> None:
         self.is_lost = False
         """Set by the worker once the device has failed for good."""
@@ -37,6 +43,7 @@ class BatchRunner:
         self._watch = watch
         self._timeout_s = timeout_s
         self._on_lost = on_lost
+        self._check_device = check_device
 
     def run(self, run: RunningBatch) -> None:
         """Run the batch; if it fails, run each job alone, so that only the faulty ones fail."""
@@ -63,13 +70,13 @@ class BatchRunner:
             values = jobs[0].infer([job.content for job in jobs])
         except BaseException as raised:  # must not end the thread: other models use it
             error = as_exception(raised)
+            release_frames(raised)  # the retry, and other models, need the memory of its tensors
             if is_out_of_memory(error):
                 self._times.record_out_of_memory(model.key, rows)
-            if is_device_lost(error):
-                self._on_lost(error)
-                # Any of the batch's requests may be the cause, so no other pod may try them. The
-                # error is not chained: its frames hold tensors.
-                return InferenceFailed(f"the device failed for good in this inference: {error}")
+            if (lost := self._loss(error)) is not None:
+                self._on_lost(lost)
+                # Any of the batch's requests may be the cause, so no other pod may try them.
+                return InferenceFailed(f"the device failed for good in this inference: {lost}")
             return error
         ended_s = time.monotonic()
         compute_s = ended_s - begun_s
@@ -82,6 +89,15 @@ class BatchRunner:
             )
             for job, value in zip(jobs, values, strict=True)
         ]
+
+    def _loss(self, error: Exception) -> Exception | None:
+        """The error that ended the device, if one did; a library's error does not say so itself."""
+        if not is_device_lost(error) and is_device_error(error):
+            try:
+                self._check_device()
+            except Exception as found:  # each later call fails like this one
+                error = found
+        return error if is_device_lost(error) else None
 
 
 def _finish(

@@ -26,6 +26,11 @@ INITIAL_MAX_ROWS: Final = 8
 MAX_ROWS: Final = 64
 """Largest batch tried in service; a stored profile may contain larger ones."""
 LIMITED_BY_MEMORY: Final = "memory"
+MIN_FULL_BATCHES: Final = 64
+"""Batches of the largest size that fits into memory after which twice as many rows are tried: other
+models may have left. Each failure doubles it, up to `MAX_FULL_BATCHES`; it costs one batch that is
+run again in parts."""
+MAX_FULL_BATCHES: Final = 4096
 
 
 @dataclass(slots=True)
@@ -39,6 +44,9 @@ class _ModelTimes:
     """Computed from the points, and cached since every batch needs it."""
     limited_by: str = ""
     max_rows_in_memory: int | None = None
+    full_batches: int = 0
+    """Of this size, since the limit was set."""
+    full_batches_to_grow: int = MIN_FULL_BATCHES
     is_updated: bool = False
 
 
@@ -58,6 +66,7 @@ class BatchTimes:
             samples = times.live.setdefault(rows, deque(maxlen=WINDOW))
             samples.append(seconds)
             times.observed_s[rows] = now_s
+            _raise_memory_limit(times, rows)
             if len(samples) >= MIN_SAMPLES:
                 _update_points(times)
                 times.is_updated = True
@@ -72,11 +81,14 @@ class BatchTimes:
             _update_points(times)
 
     def record_out_of_memory(self, key: str, rows: int) -> None:
-        """Limit batches to half of `rows`, which did not fit into memory."""
+        """Limit batches to half of `rows`, which did not fit into memory, for a while."""
         with self._lock:
             times = self._times.setdefault(key, _ModelTimes())
+            if times.max_rows_in_memory is not None:  # it was raised too early, or not low enough
+                times.full_batches_to_grow = min(MAX_FULL_BATCHES, 2 * times.full_batches_to_grow)
             times.limited_by = LIMITED_BY_MEMORY
             times.max_rows_in_memory = max(1, rows // 2)
+            times.full_batches = 0
 
     def max_rows(self, key: str) -> int:
         """The largest batch of a model that neither annotations nor a plan limit."""
@@ -135,6 +147,18 @@ def best_max_rows(points: Sequence[ProfilePoint]) -> int:
     if best < largest:
         return best
     return max(largest, min(MAX_ROWS, max(INITIAL_MAX_ROWS, 2 * largest)))
+
+
+def _raise_memory_limit(times: _ModelTimes, rows: int) -> None:
+    """Count a batch that fitted, and double the limit after enough full ones."""
+    limit = times.max_rows_in_memory
+    if limit is None or rows < limit:
+        return
+    times.full_batches += 1
+    if times.full_batches >= times.full_batches_to_grow:
+        times.max_rows_in_memory, times.full_batches = 2 * limit, 0
+        if 2 * limit >= times.max_rows:
+            times.limited_by = ""
 
 
 def _update_points(times: _ModelTimes) -> None:

@@ -13,8 +13,10 @@ from runtime.errors import DeviceFull
 class CudaEngine:
     """The current device of the pod's environment (`CUDA_VISIBLE_DEVICES`, MPS share)."""
 
-    def __init__(self) -> None:
+    def __init__(self, memory_share: float = 1.0) -> None:
         self.device = torch.device("cuda", torch.cuda.current_device())
+        if memory_share < 1:  # MPS divides the compute only
+            torch.cuda.set_per_process_memory_fraction(memory_share, self.device)
         self._copies = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]  # torch's
 
     def allocate(self, size_bytes: int) -> torch.Tensor:
@@ -32,7 +34,8 @@ class CudaEngine:
             except torch.OutOfMemoryError as error:
                 free, total = torch.cuda.mem_get_info(self.device)
                 raise DeviceFull(
-                    f"{self.device} has {free} of {total} bytes free, {size_bytes} are needed"
+                    f"{self.device} has {free} of {total} bytes free, {size_bytes} are needed",
+                    missing_bytes=size_bytes - free,
                 ) from error
         # The allocator reuses a block while kernels of the default stream may still read its old
         # contents: copies wait for those kernels once, and then run concurrently with later ones.
@@ -56,3 +59,6 @@ class CudaEngine:
 
     def synchronize(self, slab: torch.Tensor) -> None:
         self._copies.synchronize()
+
+    def check(self) -> None:
+        torch.cuda.synchronize(self.device)

@@ -1,8 +1,18 @@
-"""Classification of device errors: out of memory, or the device is lost for this process."""
+"""Classification of device errors: out of memory, or the device is lost for this process.
+
+CUDA's own errors have codes. Its libraries raise plain RuntimeErrors with the name of a status.
+"""
 
 from __future__ import annotations
 
+import re
+import traceback
+from typing import TYPE_CHECKING
+
 import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 OUT_OF_MEMORY = 2
 TRANSIENT = frozenset({
@@ -18,21 +28,72 @@ TRANSIENT = frozenset({
 illegal address, a fault of the hardware or of MPS) every later call fails, too."""
 
 
+_LIBRARY_STATUS = re.compile(
+    r"\b(?:CUBLAS|CUBLASLT|CUDNN|CUSOLVER|CUSPARSE|CUFFT)_(?:STATUS_)?(\w+)"
+)
+_NO_HANDLE = "NOT_INITIALIZED"
+"""Of cuBLAS and cuDNN, whose handles are made by their first operation: memory was lacking."""
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether the error, or one of its causes, is that the device is out of memory."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, torch.OutOfMemoryError | MemoryError) or (
-            "can't allocate memory" in str(cause) or _code(cause) == OUT_OF_MEMORY
-        ):
-            return True
-        cause = cause.__cause__
-    return False
+    return any(
+        isinstance(cause, torch.OutOfMemoryError | MemoryError)
+        or "can't allocate memory" in str(cause)
+        or _code(cause) == OUT_OF_MEMORY
+        or _is_full(_library_status(cause))
+        for cause in _causes(error)
+    )
+
+
+def is_device_error(error: BaseException) -> bool:
+    """Whether the device or one of its libraries failed, which says nothing about the model."""
+    return any(
+        isinstance(cause, torch.AcceleratorError | torch.OutOfMemoryError)
+        or bool(_library_status(cause))
+        for cause in _causes(error)
+    )
 
 
 def is_device_lost(error: BaseException) -> bool:
-    """Whether this process cannot use its GPU any more; only a new process can."""
+    """Whether this process cannot use its GPU any more; only a new process can.
+
+    After an error of a library, `DeviceMemory.check` raises what this recognises.
+    """
     return isinstance(error, torch.AcceleratorError) and _code(error) not in TRANSIENT
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    cause: BaseException | None = error
+    while cause is not None:
+        yield cause
+        cause = cause.__cause__
+
+
+def _library_status(error: BaseException) -> str:
+    """Such as ALLOC_FAILED; empty for errors that name none."""
+    found = _LIBRARY_STATUS.search(str(error)) if isinstance(error, RuntimeError) else None
+    return found.group(1) if found else ""
+
+
+def _is_full(status: str) -> bool:
+    return "ALLOC" in status or status == _NO_HANDLE
+
+
+def release_frames(error: BaseException) -> None:
+    """Drop the local variables of the frames that the error and its causes passed through.
+
+    A traceback keeps them, and with them the tensors of the failed work. Lines stay readable.
+    """
+    seen: set[int] = set()
+    left: list[BaseException | None] = [error]
+    while left:
+        each = left.pop()
+        if each is None or id(each) in seen:
+            continue
+        seen.add(id(each))
+        traceback.clear_frames(each.__traceback__)
+        left += [each.__cause__, each.__context__]
 
 
 def _code(error: BaseException) -> int | None:

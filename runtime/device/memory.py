@@ -5,7 +5,9 @@ All weights of a model are in its slab, so that releasing its tensors frees all 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Protocol
 
 import torch
 
@@ -14,7 +16,14 @@ from runtime.errors import DeviceFull, NoDevice
 from runtime.weights.slab import DeviceWeights
 
 if TYPE_CHECKING:
+    from runtime.storage.load_ticket import LoadTicket
     from runtime.weights.weight_source import WeightSource
+
+
+logger = logging.getLogger(__name__)
+
+DEVICE_NODES: Final = Path("/dev")
+"""Has `nvidia0` and so on in a pod that was given GPUs, whether or not they can be used."""
 
 
 class DeviceMemory(Protocol):
@@ -22,8 +31,14 @@ class DeviceMemory(Protocol):
 
     device: torch.device
 
-    def put(self, source: WeightSource) -> DeviceWeights:
-        """The tensors of `source` on the device; raises DeviceFull, LoadFailed, LoadCancelled."""
+    def put(self, source: WeightSource, ticket: LoadTicket | None = None) -> DeviceWeights:
+        """The tensors of `source` on the device, for the load with this ticket.
+
+        Raises DeviceFull, LoadFailed, LoadCancelled.
+        """
+
+    def check(self) -> None:
+        """Raise the device's error if it has failed for good. Blocks until its work has ended."""
 
     def close(self) -> None:
         """Release buffers and threads."""
@@ -34,7 +49,8 @@ class CpuMemory:
 
     device = torch.device("cpu")
 
-    def put(self, source: WeightSource) -> DeviceWeights:
+    def put(self, source: WeightSource, ticket: LoadTicket | None = None) -> DeviceWeights:
+        del ticket  # mapping takes no turns
         try:
             return DeviceWeights(source.map_tensors(), source.layout.size_bytes)
         except (MemoryError, OSError) as error:
@@ -42,19 +58,44 @@ class CpuMemory:
                 f"{source.layout.size_bytes} bytes cannot be mapped: {error}"
             ) from error
 
+    def check(self) -> None:
+        """A CPU does not fail for good."""
+
     def close(self) -> None:
         """Nothing to release."""
 
 
-def open_device(name: str) -> DeviceMemory:
-    """The memory of `cpu` or `cuda`; `auto` selects CUDA if available. Raises NoDevice."""
-    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
+def open_device(name: str, memory_share: float = 1.0) -> DeviceMemory:
+    """The memory of `cpu` or `cuda`; `auto` selects CUDA if it can be used. Raises NoDevice.
+
+    Args:
+        name: the setting `device`.
+        memory_share: part of the GPU's memory that this process may take.
+    """
+    if name == "cpu":
         return CpuMemory()
     if not torch.cuda.is_available():
-        raise NoDevice(
-            "device is 'cuda', but this pod sees no CUDA device;"
-            " give it a GPU (and a torch built for CUDA), or set device to 'cpu' or 'auto'"
-        )
+        reason = cuda_problem()
+        if name == "cuda":
+            raise NoDevice(
+                f"device is 'cuda', but this pod cannot use CUDA: {reason}; give it a GPU whose"
+                " driver fits this torch, or set device to 'cpu' or 'auto'"
+            )
+        if held := sorted(DEVICE_NODES.glob("nvidia[0-9]*")):
+            extra = {"gpus": [node.name for node in held], "reason": reason}
+            logger.warning("the pod has a GPU, but serves on the CPU", extra=extra)
+        return CpuMemory()
     from runtime.device.cuda import CudaEngine
 
-    return StagedMemory(CudaEngine())
+    return StagedMemory(CudaEngine(memory_share))
+
+
+def cuda_problem() -> str:
+    """Why torch cannot use CUDA: no driver, one that is too old, or a device that failed."""
+    if torch.version.cuda is None:
+        return f"torch {torch.__version__} is built without CUDA"
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]  # torch's
+    except (RuntimeError, AssertionError) as error:
+        return str(error).splitlines()[0]
+    return "it sees no CUDA device (CUDA_VISIBLE_DEVICES selects them)"

@@ -10,24 +10,27 @@ from __future__ import annotations
 
 import queue
 import threading
-import traceback
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from contextlib import suppress
+from collections import deque
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
+from runtime.device.device_errors import release_frames
+from runtime.device.reader_pool import ReaderPool
 from runtime.weights.slab import DeviceWeights, view_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import torch
 
+    from runtime.storage.load_ticket import LoadTicket
     from runtime.weights.weight_source import SlabPart, WeightSource
 
 BUFFER_BYTES = 32 * 1024**2
 """As in ServerlessLLM: large enough that the cost of starting a copy is negligible."""
 BUFFERS = 8
+MAX_COPIES = 2
+"""Copies under way at once: the next begins without a pause, and inputs of inferences wait for at
+most two (1.3 ms at 50 GB/s)."""
 READERS = 4
 """Threads that fill buffers; one thread copies 5 to 10 GB/s, PCIe Gen5 transfers 50."""
 
@@ -55,6 +58,9 @@ class CopyEngine(Protocol):
 
     def synchronize(self, slab: torch.Tensor) -> None:
         """Block until all copies into the slab are complete and inference may read it."""
+
+    def check(self) -> None:
+        """Block until all work has ended; raises the error of a device that failed for good."""
 
 
 @dataclass(slots=True)
@@ -90,6 +96,25 @@ class StagingRing:
         self._free.put(buffer)
 
 
+class CopyQueue:
+    """Bounds the copies under way on the device's only copy stream."""
+
+    def __init__(self, engine: CopyEngine, max_copies: int) -> None:
+        self._engine = engine
+        self._max_copies = max_copies
+        self._under_way: deque[CopyDone] = deque()
+        self._lock = threading.Lock()
+
+    def start(self, target: torch.Tensor, source: torch.Tensor) -> CopyDone:
+        """Start a copy once fewer than the maximum are under way."""
+        with self._lock:
+            while len(self._under_way) >= self._max_copies:
+                self._under_way.popleft().synchronize()
+            copy = self._engine.copy(target, source)
+            self._under_way.append(copy)
+            return copy
+
+
 class StagedMemory:
     """Slabs on a device. All loads of the pod share one ring."""
 
@@ -100,73 +125,48 @@ class StagedMemory:
         buffers: int = BUFFERS,
         buffer_bytes: int = BUFFER_BYTES,
         readers: int = READERS,
+        max_copies: int = MAX_COPIES,
     ) -> None:
         self.device = engine.device
         self._engine = engine
         self._ring = StagingRing(engine, buffers=buffers, buffer_bytes=buffer_bytes)
-        self._readers = ThreadPoolExecutor(readers, "reader")
+        self._copies = CopyQueue(engine, max_copies)
+        self._readers = ReaderPool(readers)
 
-    def put(self, source: WeightSource) -> DeviceWeights:
+    def put(self, source: WeightSource, ticket: LoadTicket | None = None) -> DeviceWeights:
         """Allocate a slab and fill it with the source's parts as they become readable.
 
-        Raises DeviceFull, LoadFailed, LoadCancelled; the slab is freed then.
+        Urgent tickets come first. Raises DeviceFull, LoadFailed, LoadCancelled; the slab is freed
+        then.
         """
         layout = source.layout
         slab = self._engine.allocate(layout.size_bytes)
         try:
-            self._fill(slab, source)
+            parts = source.parts(self._ring.buffer_bytes)
+            self._readers.run(parts, partial(self._copy_part, slab, source), ticket)
             source.wait_verified()
         except BaseException as error:
             self._engine.synchronize(slab)  # no copy may write to freed memory
-            traceback.clear_frames(error.__traceback__)  # they would keep the slab alive
+            release_frames(error)  # they would keep the slab alive
             del slab
             raise
         self._engine.synchronize(slab)
         tensors = {tensor.name: view_of(slab, tensor) for tensor in layout.tensors}
         return DeviceWeights(tensors, layout.size_bytes)
 
-    def _fill(self, slab: torch.Tensor, source: WeightSource) -> None:
-        """Copy all parts; an error is raised after the copies in progress have ended."""
-        has_failed = threading.Event()
-        copies: list[Future[None]] = []
+    def _copy_part(self, slab: torch.Tensor, source: WeightSource, part: SlabPart) -> None:
+        buffer = self._ring.take()
         try:
-            for part in source.parts(self._ring.buffer_bytes):
-                if has_failed.is_set():
-                    break
-                copies.append(self._readers.submit(self._copy_part, slab, source, part, has_failed))
-        except BaseException:
-            has_failed.set()
-            _wait_all(copies)
-            raise
-        _wait_all(copies)
-        for each in copies:
-            each.result()
+            staged = buffer.memory.narrow(0, 0, part.size_bytes)
+            source.read_into(part.offset, staged.numpy().data)
+            target = slab.narrow(0, part.offset, part.size_bytes)
+            buffer.copy = self._copies.start(target, staged)
+        finally:
+            self._ring.put_back(buffer)
 
-    def _copy_part(
-        self, slab: torch.Tensor, source: WeightSource, part: SlabPart, has_failed: threading.Event
-    ) -> None:
-        if has_failed.is_set():
-            return
-        try:
-            buffer = self._ring.take()
-            try:
-                staged = buffer.memory.narrow(0, 0, part.size_bytes)
-                source.read_into(part.offset, staged.numpy().data)
-                target = slab.narrow(0, part.offset, part.size_bytes)
-                buffer.copy = self._engine.copy(target, staged)
-            finally:
-                self._ring.put_back(buffer)
-        except BaseException:
-            has_failed.set()
-            raise
+    def check(self) -> None:
+        self._engine.check()
 
     def close(self) -> None:
         """Stop the readers; pinned memory is freed with the object."""
-        self._readers.shutdown(wait=True, cancel_futures=True)
-
-
-def _wait_all(copies: Sequence[Future[None]]) -> None:
-    """Like `concurrent.futures.wait`, which never returns for futures cancelled by `shutdown`."""
-    for each in copies:
-        with suppress(CancelledError):
-            each.exception()
+        self._readers.close()

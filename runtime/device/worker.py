@@ -56,8 +56,14 @@ class DeviceWorker:
     """Runs inference for one device. Times are of `time.monotonic`."""
 
     def __init__(
-        self, *, threads: int, max_queued: int, timeout_s: float = INFERENCE_TIMEOUT_S
+        self,
+        *,
+        threads: int,
+        max_queued: int,
+        timeout_s: float = INFERENCE_TIMEOUT_S,
+        check_device: Callable[[], None] = lambda: None,
     ) -> None:
+        """`check_device` raises if the device has failed for good (`DeviceMemory.check`)."""
         self.times = BatchTimes()
         self.on_hung: Callable[[str, str, bool], None] = lambda key, reason, is_broken: None
         """Called in a thread of the worker with a model's key, the reason, and whether it broke."""
@@ -74,7 +80,7 @@ class DeviceWorker:
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)
         self._watch = HangWatch(self._lock, self._abandon)
-        self._runner = BatchRunner(self.times, self._watch, timeout_s, self.mark_lost)
+        self._runner = BatchRunner(self.times, self._watch, timeout_s, self.mark_lost, check_device)
         self._is_closed = False
         self._thread = self._new_thread()
 

@@ -8,17 +8,23 @@ from typing import TYPE_CHECKING
 from registry.domain.model import ModelPolicy, Task
 from runtime.device.batch import batch_cap
 from runtime.engines.networks.configuration import read_config, task_of
+from runtime.weights.safetensors_files import DTYPES
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from transformers import PretrainedConfig
 
+    from runtime.weights.safetensors_files import StoredTensor
+
 
 PAGE_TOKENS = 32
 """Tokens of one page of the key-value cache."""
-BYTES_PER_VALUE = 4
-"""Size of a value in a 32-bit network; a 16-bit one uses half of the reserved memory."""
+DEFAULT_CACHE_BYTES = 256 * 1024**2
+"""Of a CPU pod."""
+GPU_CACHE_SHARE = 0.25
+"""Most of a GPU pod's memory for models that one model's cache takes; no GPU has measured it."""
 DEFAULT_CONTEXT = 2048
 """Context in tokens of a model whose configuration sets no limit."""
 
@@ -54,12 +60,15 @@ class CacheShape:
         return self.pages * self.bytes_per_page
 
 
-def cache_shape(config: PretrainedConfig, limits: GenerationLimits) -> CacheShape:
-    """As many pages as the limits allow and requests can use, at least one."""
+def cache_shape(config: PretrainedConfig, limits: GenerationLimits, value_bytes: int) -> CacheShape:
+    """As many pages as the limits allow and requests can use, at least one.
+
+    `value_bytes`: of a key or value, which have the type of the network's weights.
+    """
     text = config.get_text_config()
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     head_size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    token_bytes = 2 * text.num_hidden_layers * heads * head_size * BYTES_PER_VALUE
+    token_bytes = 2 * text.num_hidden_layers * heads * head_size * value_bytes
     context = getattr(text, "max_position_embeddings", None) or DEFAULT_CONTEXT
     page_bytes = token_bytes * PAGE_TOKENS
     usable = limits.max_concurrent * -(-context // PAGE_TOKENS)
@@ -67,11 +76,19 @@ def cache_shape(config: PretrainedConfig, limits: GenerationLimits) -> CacheShap
     return CacheShape(pages, page_bytes, min(context, pages * PAGE_TOKENS))
 
 
-def cache_bytes(folder: Path, declared: Task | None, limits: GenerationLimits) -> int:
+def cache_bytes(
+    folder: Path,
+    declared: Task | None,
+    limits: GenerationLimits,
+    tensors: Sequence[StoredTensor],
+) -> int:
     """Memory of a model's key-value cache; 0 if it does not generate text."""
     if not (folder / "config.json").exists():
         return 0  # not a model of transformers
     config = read_config(folder)
     if task_of(config, declared) is not Task.TEXT_GENERATION:
         return 0
-    return cache_shape(config, limits).total_bytes
+    sizes = [
+        DTYPES[each.dtype].itemsize for each in tensors if DTYPES[each.dtype].is_floating_point
+    ]
+    return cache_shape(config, limits, max(sizes, default=4)).total_bytes

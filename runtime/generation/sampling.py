@@ -2,16 +2,16 @@
 
 The engine takes the largest score of each row. Adding Gumbel noise to scaled scores makes the
 largest one a sample of their softmax, so one batch can mix requests with and without sampling, each
-with its own seed. The noise depends only on the seed and the token's position: a request has the
-same result in every batch.
+with its own seed. The noise depends only on the seed, the token's position and the token: a request
+has the same result in every batch. All rows are adjusted together, without a loop over requests.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import torch
-from transformers import TopPLogitsWarper
 from transformers.generation.continuous_batching.cb_logits_processors import (
     ContinuousBatchingLogitsProcessor,
 )
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 SEED_STEP = 0x9E3779B97F4A7C15
 """Spreads adjacent seeds and positions over all seeds (Knuth's multiplicative hashing)."""
-SEED_MASK = (1 << 63) - 1
+POSITION_STEP = 0x632BE59BD9B4E019
+SEED_MASK = (1 << 64) - 1
 
 
 class PerRequestSampling(ContinuousBatchingLogitsProcessor):  # type: ignore[misc]  # untyped
@@ -51,15 +52,15 @@ class PerRequestSampling(ContinuousBatchingLogitsProcessor):  # type: ignore[mis
 
     def __call__(self, scores: torch.Tensor, tensor_arg: torch.Tensor) -> torch.Tensor:
         """Scores of shape (tokens, vocabulary) whose largest entries are the next tokens."""
-        rows = [
-            adjust_scores(
-                scores[index],
-                state.logit_processor_kwargs["sampling"],
-                generated=_generated(state),
-            )
-            for index, state in enumerate(self._rows)
-        ]
-        return torch.cat([torch.stack(rows), scores[len(rows) :]])
+        count = len(self._rows)
+        if count == 0:
+            return scores
+        rows = adjust_scores(
+            scores[:count],
+            [state.logit_processor_kwargs["sampling"] for state in self._rows],
+            generated=[_generated(state) for state in self._rows],
+        )
+        return rows if count == len(scores) else torch.cat([rows, scores[count:]])
 
 
 def _generated(state: RequestState) -> list[int]:
@@ -69,28 +70,98 @@ def _generated(state: RequestState) -> list[int]:
 
 
 def adjust_scores(
-    scores: torch.Tensor, sampling: Sampling, *, generated: Sequence[int]
+    scores: torch.Tensor, samplings: Sequence[Sampling], *, generated: Sequence[Sequence[int]]
 ) -> torch.Tensor:
-    """One request's scores, of shape (vocabulary,), whose largest is its next token.
+    """Scores of shape (requests, vocabulary); the largest of each row is its next token.
 
     Penalties as OpenAI defines them: a token that was generated c times loses
     c * frequency_penalty, and presence_penalty once if c > 0.
     """
-    if generated and (sampling.frequency_penalty or sampling.presence_penalty):
-        ids, counts = torch.unique(
-            torch.tensor(generated, device=scores.device), return_counts=True
-        )
-        scores = scores.clone()
-        scores[ids] -= counts * sampling.frequency_penalty + sampling.presence_penalty
-    if sampling.temperature == 0:
+    scores = _penalised(scores, samplings, generated)
+    drawn = [index for index, each in enumerate(samplings) if each.temperature > 0]
+    if not drawn:
         return scores
-    scores = scores / sampling.temperature
-    if sampling.top_p < 1:
-        scores = TopPLogitsWarper(sampling.top_p)(None, scores[None])[0]
-    return scores + _gumbel_noise(scores, sampling.seed, len(generated))
+    chosen = [samplings[index] for index in drawn]
+    positions = [len(generated[index]) for index in drawn]
+    rows = torch.tensor(drawn, device=scores.device)
+    temperatures = torch.tensor(
+        [each.temperature for each in chosen], device=scores.device, dtype=scores.dtype
+    )
+    heated = scores.index_select(0, rows) / temperatures[:, None]
+    if any(each.top_p < 1 for each in chosen):
+        heated = _nucleus(heated, [each.top_p for each in chosen])
+    noise = _gumbel_noise(heated, [each.seed for each in chosen], positions)
+    if len(drawn) == len(samplings):
+        return heated + noise
+    return scores.index_copy(0, rows, heated + noise)
 
 
-def _gumbel_noise(like: torch.Tensor, seed: int, position: int) -> torch.Tensor:
-    generator = torch.Generator(like.device)
-    generator.manual_seed(((seed + 1) * SEED_STEP + position * 0x632BE59BD9B4E019) & SEED_MASK)
-    return -torch.empty_like(like).exponential_(generator=generator).log()
+def _penalised(
+    scores: torch.Tensor, samplings: Sequence[Sampling], generated: Sequence[Sequence[int]]
+) -> torch.Tensor:
+    rows: list[int] = []
+    tokens: list[int] = []
+    losses: list[float] = []
+    for row, (sampling, ids) in enumerate(zip(samplings, generated, strict=True)):
+        if sampling.frequency_penalty or sampling.presence_penalty:
+            for token, count in Counter(ids).items():
+                rows.append(row)
+                tokens.append(token)
+                losses.append(count * sampling.frequency_penalty + sampling.presence_penalty)
+    if not rows:
+        return scores
+    device = scores.device
+    places = (torch.tensor(rows, device=device), torch.tensor(tokens, device=device))
+    return scores.index_put(
+        places, -torch.tensor(losses, device=device, dtype=scores.dtype), accumulate=True
+    )
+
+
+def _nucleus(scores: torch.Tensor, top_ps: Sequence[float]) -> torch.Tensor:
+    """Without the tokens that the likeliest ones of a total probability of top_p leave over."""
+    ordered, indices = torch.sort(scores, dim=-1)
+    left_over = 1 - torch.tensor(top_ps, device=scores.device, dtype=torch.float32)
+    removed = ordered.float().softmax(dim=-1).cumsum(dim=-1) <= left_over[:, None]
+    removed[:, -1] = False  # the likeliest stays
+    is_full = left_over <= 0  # rounding may add up to more than 1
+    removed &= ~is_full[:, None]
+    return scores.masked_fill(removed.scatter(1, indices, removed), -torch.inf)
+
+
+def _gumbel_noise(
+    like: torch.Tensor, seeds: Sequence[int], positions: Sequence[int]
+) -> torch.Tensor:
+    """Noise of shape (requests, vocabulary), by counter: row and token are hashed to a number.
+
+    Source: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"; the hash is the
+    finaliser of splitmix64 (Steele, Lea, Flood 2014, "Fast splittable pseudorandom number
+    generators").
+    """
+    keys = [
+        _signed(_mix((seed + 1) * SEED_STEP + position * POSITION_STEP))
+        for seed, position in zip(seeds, positions, strict=True)
+    ]
+    tokens = torch.arange(1, like.shape[-1] + 1, device=like.device, dtype=torch.int64)
+    state = torch.tensor(keys, device=like.device)[:, None] + tokens * _signed(SEED_STEP)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        state.bitwise_xor_(_shifted(state, shift)).mul_(_signed(factor))
+    # The upper 23 bits, which the hash's last step does not change: never 0 or 1 in 32-bit floats.
+    uniform = _shifted(state, 41).float().add_(0.5).mul_(2.0**-23)
+    return uniform.log_().neg_().log_().neg_().to(like.dtype)
+
+
+def _mix(value: int) -> int:
+    value &= SEED_MASK
+    value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 & SEED_MASK
+    value = (value ^ value >> 27) * 0x94D049BB133111EB & SEED_MASK
+    return value ^ value >> 31
+
+
+def _signed(value: int) -> int:
+    """The same 64 bits as torch's int64, whose arithmetic wraps around."""
+    return value - (1 << 64) if value >> 63 else value
+
+
+def _shifted(state: torch.Tensor, bits: int) -> torch.Tensor:
+    """Shifted right, with zeros from the left."""
+    return (state >> bits).bitwise_and_((1 << (64 - bits)) - 1)

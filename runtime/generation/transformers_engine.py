@@ -18,9 +18,12 @@ from transformers.generation import ContinuousBatchingConfig
 from transformers.generation.continuous_batching.cb_logits_processors import (
     ContinuousBatchingLogitsProcessorList,
 )
-from transformers.generation.continuous_batching.continuous_api import OutputRouter
+from transformers.generation.continuous_batching.continuous_api import (
+    ContinuousBatchProcessor,
+    OutputRouter,
+)
 
-from runtime.device.device_errors import is_device_lost, is_out_of_memory
+from runtime.device.device_errors import is_device_error, is_out_of_memory
 from runtime.errors import DeviceFull, InferenceFailed, ModelInvalid, NoRoomToInfer
 from runtime.generation.engine import Finish, Sampling, TokenChunk
 from runtime.generation.limits import PAGE_TOKENS, GenerationLimits, cache_shape
@@ -62,6 +65,17 @@ class _Outputs(OutputRouter):  # type: ignore[misc]  # transformers ships no typ
                 self.queues[output.request_id].append(output)
 
 
+class _Processor(ContinuousBatchProcessor):  # type: ignore[misc]  # transformers ships no types here
+    """Frees its memory without a collection of garbage and an emptied cache of the device.
+
+    Transformers' does both when it is dropped, which blocks the event loop and the device for
+    longer than many loads take.
+    """
+
+    def __del__(self) -> None:
+        self.inputs_and_outputs = None  # its CUDA graphs go before the cache that they use
+
+
 class TransformersEngine:
     """One network's generation, without a task of its own: waiting requests take turns to step."""
 
@@ -77,7 +91,7 @@ class TransformersEngine:
 
         Raises ModelInvalid for an unsupported architecture, DeviceFull without room for a cache.
         """
-        shape = cache_shape(network.config, limits)
+        shape = cache_shape(network.config, limits, network.dtype.itemsize)
         self.context_tokens = shape.context_tokens
         self._device = device
         self._device_model = device_model
@@ -104,14 +118,15 @@ class TransformersEngine:
             self._manager.output_router = self._outputs
             self._manager.logit_processor = _logits_processors()
             self._processor = self._manager._create_batch_processor()
+            self._processor.__class__ = _Processor
             _use_default_stream(self._processor)
         except Exception as error:  # each unsupported kind of attention fails in its own way
-            if is_device_lost(error):
-                raise
             if is_out_of_memory(error):
                 raise DeviceFull(
                     f"the device has no room for a key-value cache: {error}"
                 ) from error
+            if is_device_error(error):
+                raise
             raise ModelInvalid(
                 f"{network.config.model_type} cannot generate with continuous batching: {error}"
             ) from error
@@ -162,7 +177,11 @@ class TransformersEngine:
             async with self._turn:
                 if outputs:
                     return
-                has_stepped = (await self._device.run(self._step, model=self._device_model)).value
+                try:
+                    stepped = await self._device.run(self._step, model=self._device_model)
+                except RuntimeError as error:
+                    raise InferenceFailed(f"generation failed: {error}") from error
+                has_stepped = stepped.value
             if not has_stepped and not outputs:
                 raise InferenceFailed("the engine has no work, but a request waits for tokens")
 
@@ -181,8 +200,8 @@ class TransformersEngine:
             logger.exception("a generation step failed")
             self._failure = MemoryError(str(error)) if is_out_of_memory(error) else None
             processor.fail_all_requests(error)
-            if is_device_lost(error):
-                raise
+            if is_device_error(error) and not is_out_of_memory(error):
+                raise  # the worker finds out whether the device is lost
         return True
 
 

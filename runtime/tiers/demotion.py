@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from runtime.errors import RuntimePackageError
 from runtime.metrics import DEMOTIONS
+from runtime.storage.load_ticket import LoadTicket
 from runtime.threads import in_thread
 from runtime.tiers.host_tier import HostTier, PutOutcome
 
@@ -38,6 +39,8 @@ class Demotions:
     threads: Executor
     on_moved: Callable[[str], None]
     _queue: asyncio.Queue[ModelSpec] = field(default_factory=lambda: asyncio.Queue(MAX_QUEUED))
+    _tickets: dict[str, LoadTicket] = field(default_factory=dict)
+    """Of the queued models and the one that is copied, by key."""
 
     def offer(self, spec: ModelSpec) -> None:
         """Queue a model, if the host tier is on and the queue not full."""
@@ -46,20 +49,32 @@ class Demotions:
         if self._queue.full():
             DEMOTIONS.labels(outcome="queue-full").inc()
             return
+        self._tickets.setdefault(spec.key, LoadTicket(is_urgent=False))
         self._queue.put_nowait(spec)
+
+    def withdraw(self, key: str) -> None:
+        """Copy no further byte of a model, which is deleted."""
+        if (ticket := self._tickets.get(key)) is not None:
+            ticket.cancel("the model is deleted")
 
     async def run(self) -> None:
         while True:
             spec = await self._queue.get()
+            ticket = self._tickets.get(spec.key) or LoadTicket(is_urgent=False)
             try:
-                outcome = await in_thread(self.threads, self._copy, spec)
+                outcome = await in_thread(self.threads, self._copy, spec, ticket)
             except RuntimePackageError as error:  # its files were deleted or never complete
                 logger.info("model not demoted", extra={"key": spec.key, "error": error})
                 outcome = PutOutcome.FAILED
+            finally:
+                self._tickets.pop(spec.key, None)
             DEMOTIONS.labels(outcome=outcome.value).inc()
             self.on_moved(spec.key)
 
-    def _copy(self, spec: ModelSpec) -> PutOutcome:
+    def _copy(self, spec: ModelSpec, ticket: LoadTicket) -> PutOutcome:
+        if ticket.is_cancelled:
+            return PutOutcome.STOPPED
         files = self.cache.weight_files(spec)
         folder = self.cache.folder_of(spec.key)
-        return self.host.put_files(spec.key, files, [folder / file.path for file in files])
+        paths = [folder / file.path for file in files]
+        return self.host.put_files(spec.key, files, paths, lambda: ticket.is_cancelled)

@@ -220,15 +220,23 @@ class DeviceCache(Generic[R]):
         reserved = sum(size for other, size in self._reserved.items() if is_own(other))
         return self.choose_evictions(used + reserved + memory_bytes - quota, is_own)
 
-    def evict_one(self, evicted_for: str) -> bool:
-        """Evict the next idle model, since the device has less memory than the budget."""
-        chosen_keys = self.choose_evictions(1)
-        if chosen_keys is None:
-            return False
-        for chosen_key in chosen_keys:
+    def evict_idle(self, missing_bytes: int, evicted_for: str) -> bool:
+        """Evict idle models, since the device has less memory than the budget; False without any.
+
+        As many as make up for the missing bytes, or all of them if they do not suffice: other
+        processes may take memory of the device.
+        """
+        idle_bytes = sum(
+            each.memory_bytes
+            for each in self.by_key.values()
+            if each.users == 0 and not each.is_pinned
+        )
+        chosen_keys = self.choose_evictions(min(max(1, missing_bytes), idle_bytes))
+        for chosen_key in chosen_keys or ():
             self._remove(self.by_key[chosen_key], "device-full", evicted_for)
-        self.notify_freed()
-        return True
+        if chosen_keys:
+            self.notify_freed()
+        return bool(chosen_keys)
 
     def call_when(self, condition: Callable[[], bool], done: Callable[[], None]) -> None:
         """Call `done` once the condition holds: now, or when memory was freed, in order."""

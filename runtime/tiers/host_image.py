@@ -11,6 +11,8 @@ import json
 import mmap
 import os
 import struct
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from runtime.weights.safetensors_files import StoredTensor
@@ -70,22 +72,44 @@ def image_bytes(layout: SlabLayout) -> int:
 
 
 def write_image(
-    descriptor: int, source: WeightSource, should_stop: Callable[[], bool] = lambda: False
+    descriptor: int,
+    source: WeightSource,
+    should_stop: Callable[[], bool] = lambda: False,
+    writers: int = 1,
 ) -> bool:
-    """Write the whole image; False if stopped. Raises OSError, ModelInvalid.
+    """Write the whole image with several threads; False if stopped. Raises OSError, ModelInvalid.
 
     Writes with `pwrite`, never through a mapping, where a full file system would be a fatal signal.
     """
     header = _header(source.layout)
     _write_exactly(descriptor, memoryview(header), 0)
-    buffer = memoryview(bytearray(min(CHUNK_BYTES, source.layout.size_bytes)))
-    for first in range(0, source.layout.size_bytes, CHUNK_BYTES):
-        if should_stop():
-            return False
-        chunk = buffer[: source.layout.size_bytes - first]
-        source.read_into(first, chunk)
-        _write_exactly(descriptor, chunk, len(header) + first)
-    return True
+    size_bytes = source.layout.size_bytes
+    chunks = iter(range(0, size_bytes, CHUNK_BYTES))
+    lock, failed = threading.Lock(), threading.Event()
+
+    def write_chunks() -> bool:
+        buffer = memoryview(bytearray(min(CHUNK_BYTES, size_bytes)))
+        while not failed.is_set():
+            with lock:
+                first = next(chunks, None)
+            if first is None:
+                return True
+            if should_stop():
+                failed.set()
+                return False
+            try:
+                chunk = buffer[: size_bytes - first]
+                source.read_into(first, chunk)
+                _write_exactly(descriptor, chunk, len(header) + first)
+            except BaseException:
+                failed.set()
+                raise
+        return False
+
+    with ThreadPoolExecutor(writers, "host-image") as threads:
+        results = [threads.submit(write_chunks) for _ in range(writers)]
+    outcomes = [each.result() for each in results]  # raises the error of any
+    return all(outcomes)
 
 
 def _header(layout: SlabLayout) -> bytes:

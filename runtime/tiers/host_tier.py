@@ -32,12 +32,14 @@ from runtime.tiers.host_image import HostImage, ImageDamaged, image_bytes, write
 from runtime.weights.weight_source import DiskWeights, WeightSource
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from runtime.storage.listing import RemoteFile
 
 logger = logging.getLogger(__name__)
+
+MAX_WRITERS = 4
 
 
 class PutOutcome(StrEnum):
@@ -136,16 +138,34 @@ class HostTier:
             return None
         return image
 
-    def put_files(self, key: str, files: Sequence[RemoteFile], paths: Sequence[Path]) -> PutOutcome:
+    def put_files(
+        self,
+        key: str,
+        files: Sequence[RemoteFile],
+        paths: Sequence[Path],
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> PutOutcome:
         """Copy a model from its files on disk; raises ModelInvalid if they cannot be read."""
         source = DiskWeights(paths)
         try:
-            return self.put(key, files, source)
+            outcome = self.put(key, files, source, should_stop)
+            if outcome is PutOutcome.DONE:
+                source.drop_cached()  # else the weights are in memory twice
+            return outcome
         finally:
             source.close()
 
-    def put(self, key: str, files: Sequence[RemoteFile], source: WeightSource) -> PutOutcome:
-        """Copy a model to the tier, evicting unmapped images, least recently used first."""
+    def put(
+        self,
+        key: str,
+        files: Sequence[RemoteFile],
+        source: WeightSource,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> PutOutcome:
+        """Copy a model to the tier, evicting unmapped images, least recently used first.
+
+        Asks `should_stop` before each chunk.
+        """
         if self._folder is None:
             return PutOutcome.OFF
         path = self._folder.image_path(key, files)
@@ -154,7 +174,7 @@ class HostTier:
                 partial = self._create_partial(self._folder, key, path, image_bytes(source.layout))
             if isinstance(partial, PutOutcome):
                 return partial
-            return self._write(path, partial, source)
+            return self._write(path, partial, source, should_stop)
         except (OSError, ModelInvalid) as error:
             logger.warning("model not copied to host", extra={"key": key, "error": error})
             return PutOutcome.FAILED
@@ -202,10 +222,17 @@ class HostTier:
             raise
         return descriptor
 
-    def _write(self, path: Path, descriptor: int, source: WeightSource) -> PutOutcome:
+    def _write(
+        self, path: Path, descriptor: int, source: WeightSource, should_stop: Callable[[], bool]
+    ) -> PutOutcome:
         partial = partial_path(path)
         try:
-            if not write_image(descriptor, source, self._closing.is_set):
+            if not write_image(
+                descriptor,
+                source,
+                lambda: self._closing.is_set() or should_stop(),
+                writer_count(len(os.sched_getaffinity(0))),
+            ):
                 partial.unlink(missing_ok=True)
                 return PutOutcome.STOPPED
             os.fchmod(descriptor, 0o400)
@@ -242,6 +269,11 @@ class HostTier:
                     _count_eviction(images.pop(name))
                 else:
                     mapped.add(name)
+
+
+def writer_count(cores: int) -> int:
+    """Threads that copy one model: a quarter of the cores, which inference uses, too."""
+    return max(1, min(MAX_WRITERS, cores // 4))
 
 
 def enter_host_tier(path: Path, budget_bytes: int) -> HostTier:

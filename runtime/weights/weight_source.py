@@ -22,6 +22,8 @@ from runtime.weights.slab import SlabLayout, lay_out, view_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+READ_AHEAD_BYTES = 512 * 1024
+"""Of one call: Linux cuts longer ones to what the disk reads at once, and drops the rest."""
 MADV_POPULATE_READ = 22
 """Linux constant (madvise(2)) that Python's `mmap` module lacks."""
 
@@ -76,7 +78,7 @@ class WeightSource(Protocol):
 class OpenFiles:
     """Open files of weights with complete headers, as one slab.
 
-    If several files hold a tensor of one name, the tensor of the last file is used.
+    If several files of safetensors hold a tensor of one name, that of the last file is used.
     """
 
     def __init__(self, names: Sequence[str], descriptors: Sequence[int]) -> None:
@@ -100,7 +102,9 @@ class OpenFiles:
             map_file(descriptor, end, name=name)
             for descriptor, end, name in zip(self._descriptors, ends, self._names, strict=True)
         ]
-        for region, name in zip(regions, self._names, strict=True):
+        for region, descriptor, name in zip(regions, self._descriptors, self._names, strict=True):
+            if not _read_cached(descriptor, region.nbytes // 2, memoryview(bytearray(1))):
+                read_ahead(descriptor, 0, region.nbytes)
             touch_pages(region, name=name)
         return {
             name: view_of(regions[index], tensor) for name, (index, tensor) in self._stored.items()
@@ -137,7 +141,7 @@ class DiskWeights(OpenFiles):
         """Open the files and read their headers; raises ModelInvalid."""
         with ExitStack() as stack:
             descriptors = [_open(path, stack) for path in paths]
-            super().__init__([_name(path) for path in paths], descriptors)
+            super().__init__([_name(path, paths[0].parent) for path in paths], descriptors)
             self._open_files = stack.pop_all()
 
     def parts(self, max_bytes: int) -> Iterator[SlabPart]:
@@ -146,12 +150,23 @@ class DiskWeights(OpenFiles):
     def wait_verified(self) -> None:
         """Return at once: the disk cache has verified the files."""
 
+    def drop_cached(self) -> None:
+        """Free the memory of the files' pages, unless a process has mapped them."""
+        for descriptor in self._descriptors:
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+
     def close(self) -> None:
         self._open_files.close()
 
 
-def _name(path: Path) -> str:
-    """A file's name, preceded by its folder's name if the folder is a component of a pipeline."""
+def _name(path: Path, folder: Path) -> str:
+    """A file's name, preceded by its folder's name if the folder is a component of a pipeline.
+
+    The path below `folder`, which holds a library's model, for the files that belong to the model:
+    subfolders may have files of equal names.
+    """
+    if not path.name.endswith((WEIGHT_SUFFIX, PROGRAM_SUFFIX)) and path.is_relative_to(folder):
+        return str(path.relative_to(folder))
     is_part = (path.parent.parent / PIPELINE_INDEX).exists()
     return f"{path.parent.name}/{path.name}" if is_part else path.name
 
@@ -202,9 +217,28 @@ def touch_pages(region: torch.Tensor, *, name: str) -> None:
             raise ModelInvalid(f"{name} cannot be mapped whole: {os.strerror(number)}")
 
 
+def read_ahead(descriptor: int, offset: int, size_bytes: int) -> None:
+    """Start to read a range of a file into memory, all parts at once; does not wait for them.
+
+    A thread that reads in order has one or two small reads under way.
+    """
+    for begin in range(offset, offset + size_bytes, READ_AHEAD_BYTES):
+        os.posix_fadvise(descriptor, begin, READ_AHEAD_BYTES, os.POSIX_FADV_WILLNEED)
+
+
+def _read_cached(descriptor: int, offset: int, target: memoryview) -> int:
+    """Fill the beginning of `target` with what is in memory; returns its length."""
+    try:
+        return os.preadv(descriptor, [target], offset, os.RWF_NOWAIT)
+    except OSError:  # nothing is there, or the file system cannot tell
+        return 0
+
+
 def read_exactly(descriptor: int, offset: int, target: memoryview, *, name: str) -> None:
     """Fill `target` from a file; raises ModelInvalid if it ends early or cannot be read."""
-    done = 0
+    done = _read_cached(descriptor, offset, target)
+    if done < len(target):
+        read_ahead(descriptor, offset + done, len(target) - done)
     while done < len(target):
         try:
             count = os.preadv(descriptor, [target[done:]], offset + done)
@@ -224,6 +258,4 @@ def _open(path: Path, stack: ExitStack) -> int:
     except OSError as error:
         raise ModelInvalid(f"{path.name} cannot be read: {error}") from error
     stack.callback(os.close, descriptor)
-    # Read ahead in the background while the rest of the load is prepared.
-    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_WILLNEED)
     return descriptor

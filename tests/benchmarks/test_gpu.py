@@ -10,12 +10,18 @@ import torch
 
 from benchmarks import __main__ as command
 from benchmarks.gpu.measure import Measured, Plan, marks, measure, summary
+from benchmarks.gpu.page import with_section
 from benchmarks.gpu.rings import Ring
 from benchmarks.gpu.starts import measure_starts, start_table
 from benchmarks.gpu.subject import Subject
+from benchmarks.tiers import ours
 from pilotlight.sample_models.make_model import make_model
 from runtime.device.staged_memory import StagedMemory
+from runtime.tiers.host_tier import HostTier
 from tests.runtime.fake_engine import FakeEngine
+from tests.servers import REPOSITORY
+
+PAGE = REPOSITORY / "docs" / "benchmarks.md"
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +98,16 @@ def test_every_kind_of_cold_start_is_timed(plan: Plan) -> None:
     assert engine.allocated_bytes == 0
 
 
+def test_a_tier_without_room_is_named_in_place_of_its_rows(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ours, "enter_host_tier", lambda folder, budget: HostTier(None, 0))
+    skipped: list[str] = []
+    with ours.our_ways(plan.served, skipped) as ways:
+        assert len(ways) == 2
+    assert skipped == [f"{plan.served.name}: tier host has no room in /dev/shm"]
+
+
 @pytest.mark.slow
 def test_leaked_memory_misses_its_target(plan: Plan) -> None:
     measured = measured_on(LeakingEngine(), replace(plan, rings=(), repeats=1))
@@ -115,6 +131,33 @@ def test_skips_without_a_gpu(
     monkeypatch.setattr(sys, "argv", ["benchmarks", "gpu"])
     command.main()
     assert "skipped, no CUDA device" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_dry_run_measures_every_mark(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["benchmarks", "gpu", "--dry", "--docs"])
+    before = PAGE.read_text()
+    command.main()
+    assert PAGE.read_text() == before
+    printed = capsys.readouterr().out
+    for promise in (
+        "of a pinned copy", "PCIe Gen5", "p50 beside loads", "loads and unloads",
+        "eager one by one", "transformers' own",
+    ):  # fmt: skip
+        assert promise in printed
+    assert printed.count("host to first token of") == 2
+
+
+def test_run_replaces_its_section_of_the_page() -> None:
+    page = PAGE.read_text()
+    changed = with_section(page, "| a | b |")
+    assert "| a | b |" in changed
+    assert "No GPU has run any of this." not in changed
+    assert with_section(changed, "No GPU has run any of this.") == page
+    with pytest.raises(ValueError, match="must have the lines"):
+        with_section("# Benchmarks", "text")
 
 
 def test_an_unknown_benchmark_is_rejected(

@@ -18,6 +18,8 @@ TASK_OF_SUFFIX = {
     "ForCausalLM": Task.TEXT_GENERATION,
     "LMHeadModel": Task.TEXT_GENERATION,
     "ForSequenceClassification": Task.TEXT_CLASSIFICATION,
+    "ForTokenClassification": Task.TOKEN_CLASSIFICATION,
+    "ForMaskedLM": Task.FILL_MASK,
     "ForImageClassification": Task.IMAGE_CLASSIFICATION,
     "Model": Task.TEXT_EMBEDDING,
 }

@@ -12,6 +12,7 @@ import torch
 
 from registry.domain.model import Task
 from runtime.engines.networks.configuration import read_config, task_of
+from runtime.engines.networks.default_dtype import DefaultDtype
 from runtime.engines.skeletons import ParameterSlot, Skeleton
 from runtime.errors import ModelInvalid
 
@@ -93,7 +94,7 @@ def build_transformer(
 def without_memory(failure: str) -> Iterator[None]:
     """Build a network whose tensors have no memory; raises ModelInvalid, beginning with `failure`.
 
-    Building changes process-wide defaults of torch (dtype): one at a time, 30 ms each.
+    Building replaces functions of `torch.nn.init` for the whole process: one at a time, 30 ms each.
     """
     try:
         with _BUILD_LOCK, torch.device("meta"):
@@ -122,14 +123,30 @@ def _network(config: PretrainedConfig, task: Task) -> PreTrainedModel:
         Task.TEXT_TO_TEXT: transformers.AutoModelForSeq2SeqLM,
         Task.TEXT_GENERATION: transformers.AutoModelForCausalLM,
         Task.TEXT_CLASSIFICATION: transformers.AutoModelForSequenceClassification,
+        Task.TOKEN_CLASSIFICATION: transformers.AutoModelForTokenClassification,
+        Task.FILL_MASK: transformers.AutoModelForMaskedLM,
         Task.IMAGE_CLASSIFICATION: transformers.AutoModelForImageClassification,
     }
     with without_memory(
         f"no network for task {task.value} can be built from config.json ({config.model_type})"
     ):
-        network: PreTrainedModel = factories[task].from_config(config, trust_remote_code=False)
+        wanted = config.dtype or torch.float32
+        with DefaultDtype(wanted):
+            # Without a dtype transformers does not change the default of all threads.
+            network: PreTrainedModel = factories[task].from_config(
+                config, dtype=None, trust_remote_code=False
+            )
+        _set_dtype(network.config, wanted)
         network.tie_weights()
     return network
+
+
+def _set_dtype(config: PretrainedConfig, dtype: torch.dtype) -> None:
+    """State the type of the weights, as transformers does, in the configuration and its parts."""
+    config.dtype = dtype
+    for name in config.sub_configs:
+        if (part := getattr(config, name)) is not None:
+            part.dtype = dtype
 
 
 def _find_slots(network: PreTrainedModel, shapes: Shapes) -> tuple[ParameterSlot, ...]:

@@ -64,6 +64,13 @@ def test_the_budget_is_within_the_share(uuid: str, percentage: str, budget: int)
     assert memory_budget(800, accelerator, {MPS_PERCENTAGE: percentage}) == budget
 
 
+def test_a_budget_that_is_not_configured_follows_the_device() -> None:
+    gpu = Accelerator("GPU-1", memory_bytes=1000)
+    assert memory_budget(0, gpu, {}) == 850
+    assert memory_budget(0, gpu, {MPS_PERCENTAGE: "50"}) == 425
+    assert memory_budget(0, Accelerator("", memory_bytes=1000), {}) == 2 << 30
+
+
 def test_a_cpu_has_the_cores_and_memory_of_its_container(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

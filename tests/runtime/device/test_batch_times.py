@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 
 from registry.domain.profile import Profile, ProfilePoint, best_rows
-from runtime.device.batch_times import INITIAL_MAX_ROWS, MAX_ROWS, BatchTimes, best_max_rows
+from runtime.device.batch_times import (
+    INITIAL_MAX_ROWS,
+    MAX_ROWS,
+    MIN_FULL_BATCHES,
+    BatchTimes,
+    best_max_rows,
+)
 from runtime.profiling.profiler import batch_sizes, has_stopped_growing
 
 KEY = "default/m@1"
@@ -73,6 +79,38 @@ def test_memory_limits_the_batch_size() -> None:
     assert times.max_rows(KEY) == 4
     times.record_out_of_memory(KEY, 4)
     assert times.max_rows(KEY) == 2
+
+
+def serve(times: BatchTimes, rows: int, batches: int) -> None:
+    for _ in range(batches):
+        times.observe(KEY, rows, 0.01, 0.0)
+
+
+def test_larger_batches_are_tried_again_after_the_device_was_full() -> None:
+    times = BatchTimes()
+    times.record_out_of_memory(KEY, 8)
+    serve(times, 4, MIN_FULL_BATCHES - 1)
+    assert times.max_rows(KEY) == 4
+    serve(times, 4, 1)
+    assert times.max_rows(KEY) == 8
+
+
+def test_each_failure_doubles_the_batches_until_the_next_attempt() -> None:
+    times = BatchTimes()
+    for _ in range(2):
+        times.record_out_of_memory(KEY, 8)
+    serve(times, 4, 2 * MIN_FULL_BATCHES - 1)
+    assert times.max_rows(KEY) == 4
+    serve(times, 4, 1)
+    assert times.max_rows(KEY) == 8
+
+
+def test_smaller_batches_say_nothing_about_memory() -> None:
+    times = BatchTimes()
+    times.record_out_of_memory(KEY, 8)
+    serve(times, 1, 2 * MIN_FULL_BATCHES)
+    times.observe(KEY, 8, 0.001, 0.0)
+    assert times.max_rows(KEY) <= 4
 
 
 def test_forgotten_models_start_from_the_default() -> None:

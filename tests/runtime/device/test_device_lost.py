@@ -16,10 +16,12 @@ from transformers.generation.continuous_batching import cache
 
 from pilotlight.sample_models.make_model import make_model
 from registry.domain.model import Tier
-from runtime.device.device_errors import is_device_lost, is_out_of_memory
+from runtime.device.device_errors import is_device_error, is_device_lost, is_out_of_memory
 from runtime.device.device_model import DeviceModel, Payload
 from runtime.device.staged_memory import StagedMemory
-from runtime.errors import DeviceFull, InferenceFailed, PodDraining
+from runtime.device.worker import DeviceWorker
+from runtime.errors import DeviceFailed, DeviceFull, InferenceFailed, PodDraining
+from runtime.loading.served_model import ServedModel
 from runtime.tasks.tensor_program import TensorProgram
 from tests.runtime.fake_engine import FakeCopy, FakeEngine
 from tests.runtime.local_pod import LocalPod, local_pod, spec_of
@@ -27,8 +29,6 @@ from tests.runtime.local_pod import LocalPod, local_pod, spec_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
-
-    from runtime.device.worker import DeviceWorker
 
 ASSERTION, ILLEGAL_ADDRESS, TOO_MANY_RESOURCES = 710, 700, 701
 
@@ -145,6 +145,93 @@ def test_transient_error_does_not_lose_the_device(device: DeviceWorker) -> None:
 )
 def test_classifies_errors(error: Exception, is_lost: bool, is_full: bool) -> None:
     assert (is_device_lost(error), is_out_of_memory(error)) == (is_lost, is_full)
+
+
+ALLOC_FAILED = "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"
+EXECUTION_FAILED = "cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"
+
+
+@pytest.mark.parametrize(
+    ("text", "is_device", "is_full"),
+    [
+        pytest.param(ALLOC_FAILED, True, True, id="cublas-memory"),
+        pytest.param(
+            "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
+            True, True, id="no-memory-for-a-handle",
+        ),
+        pytest.param("cuDNN error: CUDNN_STATUS_ALLOC_FAILED", True, True, id="cudnn-memory"),
+        pytest.param(
+            "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED", True, True,
+            id="cudnn-9-memory",
+        ),
+        pytest.param(EXECUTION_FAILED, True, False, id="cudnn"),
+        pytest.param(
+            "CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm(...)`",
+            True, False, id="cublas",
+        ),
+        pytest.param("mat1 and mat2 shapes cannot be multiplied", False, False, id="model"),
+    ],
+)  # fmt: skip
+def test_reads_the_texts_of_libraries(text: str, is_device: bool, is_full: bool) -> None:
+    error = RuntimeError(text)
+    assert (is_device_error(error), is_out_of_memory(error)) == (is_device, is_full)
+    assert not is_device_lost(error)
+
+
+@pytest.mark.parametrize("is_sticky", [True, False])
+def test_error_of_a_library_loses_the_device_if_later_calls_fail(is_sticky: bool) -> None:
+    engine = FakeEngine()
+    engine.failure = device_error(ILLEGAL_ADDRESS) if is_sticky else None
+    device = DeviceWorker(threads=1, max_queued=4, check_device=engine.check)
+    device.start()
+
+    def infer(contents: Sequence[Any]) -> list[Any]:
+        raise RuntimeError(f"{EXECUTION_FAILED} of {contents}")
+
+    result = asyncio.run(_outcome(device, DeviceModel("default/m@1", "m", infer), 1, None))
+    assert device.is_alive is not is_sticky
+    assert isinstance(result, InferenceFailed if is_sticky else RuntimeError)
+    device.close()
+
+
+def test_error_in_an_inference_of_the_model_does_not_check_the_device() -> None:
+    checks: list[None] = []
+    device = DeviceWorker(threads=1, max_queued=4, check_device=lambda: checks.append(None))
+    device.start()
+
+    def infer(contents: Sequence[Any]) -> list[Any]:
+        raise ValueError(f"no place for {contents}")
+
+    asyncio.run(_outcome(device, DeviceModel("default/m@1", "m", infer), 1, None))
+    assert checks == []  # it waits for all work of the device
+    device.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "raised"),
+    [
+        pytest.param(ALLOC_FAILED, DeviceFull, id="memory"),
+        pytest.param(EXECUTION_FAILED, DeviceFailed, id="other"),
+    ],
+)
+def test_error_of_a_library_keeps_the_files(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str,
+    raised: type[Exception],
+) -> None:  # fmt: skip
+    spec = spec_of("m", models / "tiny-bert")
+
+    async def fail(model: ServedModel) -> None:
+        raise RuntimeError(text)
+
+    async def work(pod: LocalPod) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(ServedModel, "warm_up", fail)
+            with pytest.raises(raised, match="STATUS"):
+                await pod.load(spec)
+        assert spec.key in set(pod.loader.resolver.cache.keys())
+        assert await pod.load(spec) is Tier.DISK
+
+    _in_pod(tmp_path, work)
 
 
 def test_detects_out_of_memory_as_a_cause() -> None:

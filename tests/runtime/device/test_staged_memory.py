@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from runtime.device.staged_memory import CopyEngine
 
-SMALL = {"buffers": 3, "buffer_bytes": 4096, "readers": 2}
+SMALL = {"buffers": 3, "buffer_bytes": 4096, "readers": 2, "max_copies": 3}
 """A small ring: every test's model uses each buffer several times."""
 
 
@@ -191,6 +191,24 @@ def test_buffer_is_reused_only_after_its_copy(tmp_path: Path) -> None:
         assert_same(loading.result().tensors, path)
     assert engine.spoiled == []
     assert engine.done_order == sorted(engine.done_order)
+    memory.close()
+
+
+def test_few_copies_are_under_way_at_once(tmp_path: Path) -> None:
+    """Inputs of inferences wait behind them."""
+    engine = FakeEngine()
+    memory = StagedMemory(engine, buffers=8, buffer_bytes=4096, readers=4, max_copies=2)
+    path = weights_file(tmp_path)
+    engine.may_copy.clear()
+    with ThreadPoolExecutor(1) as threads:
+        loading = threads.submit(memory.put, DiskWeights([path]))
+        wait_until(
+            lambda: memory._ring._free.qsize() <= 4 and engine._asked >= 2,
+            what="four readers have a buffer",
+        )
+        assert engine._asked == 2
+        engine.may_copy.set()
+        assert_same(loading.result().tensors, path)
     memory.close()
 
 

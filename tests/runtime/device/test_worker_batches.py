@@ -14,6 +14,7 @@ from runtime.device.device_model import DeviceModel, Payload
 from runtime.device.suspects import MAX_CAUSES
 from runtime.device.worker import DeviceWorker
 from runtime.errors import InferenceHung, ModelBroken, RequestHung
+from tests.runtime.fake_engine import FakeEngine
 from tests.servers import wait_until
 
 if TYPE_CHECKING:
@@ -86,6 +87,47 @@ def test_batches_queued_requests(device: DeviceWorker) -> None:
 
     asyncio.run(run())
     assert model.batches == [["wait"], [0, 1, 2, 3, 4]]
+
+
+def test_failed_batch_keeps_no_memory_from_its_retry(device: DeviceWorker) -> None:
+    """Two inferences do not fit beside each other; the error of the first must not hold its own."""
+    engine = FakeEngine(memory_bytes=3 * 100)
+    model = Model(max_batch_size=8)
+
+    def infer(contents: Sequence[Any]) -> list[Any]:
+        if contents[0] == "wait":
+            return Model.infer(model, contents)
+        activations = [engine.allocate(100) for _ in contents]
+        workspace = [engine.allocate(100) for _ in contents]  # of three: the fourth does not fit
+        return [len(activations) + len(workspace)] * len(contents)
+
+    model.device_model.infer = infer
+
+    async def run() -> list[Any]:
+        return await behind_another(
+            device, model, lambda tasks: [tasks.create_task(model.ask(device, n)) for n in range(3)]
+        )
+
+    results = asyncio.run(run())
+    assert [outcome(each) for each in results] == [2, 2, 2]
+    assert engine.allocated_bytes == 0
+
+
+def test_error_of_a_request_keeps_no_memory(device: DeviceWorker) -> None:
+    engine = FakeEngine()
+
+    def infer(contents: Sequence[Any]) -> list[Any]:
+        held = engine.allocate(100 * len(contents))
+        raise ValueError(f"{held.nbytes} bytes, then a fault")
+
+    async def run() -> BaseException:
+        with pytest.raises(ValueError, match="100 bytes") as raised:
+            await device.infer(DeviceModel("default/m@1", "m", infer), Payload(1))
+        return raised.value
+
+    error = asyncio.run(run())
+    assert engine.allocated_bytes == 0
+    assert error.__traceback__ is not None
 
 
 def test_batches_by_deadline_up_to_the_limit(device: DeviceWorker) -> None:

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import TopPLogitsWarper
 
 from runtime.generation.engine import Sampling
-from runtime.generation.sampling import adjust_scores
+from runtime.generation.sampling import _gumbel_noise, _nucleus, adjust_scores
 
 SCORES = torch.tensor([1.0, 3.0, 2.0, -1.0])
 
 
 def choice(sampling: Sampling, generated: list[int] | None = None) -> int:
-    return int(adjust_scores(SCORES, sampling, generated=generated or []).argmax())
+    return int(adjust_scores(SCORES[None], [sampling], generated=[generated or []]).argmax())
 
 
 def test_temperature_zero_selects_the_likeliest() -> None:
@@ -69,3 +73,59 @@ def test_scores_are_left_as_they_were() -> None:
     before = SCORES.clone()
     choice(Sampling(1, seed=1, presence_penalty=1, top_p=0.5), [1, 2])
     assert torch.equal(SCORES, before)
+
+
+def test_a_request_has_the_same_token_in_every_batch() -> None:
+    samplings = [
+        Sampling(1, seed=1, temperature=0),
+        Sampling(1, seed=2, temperature=0.7),
+        Sampling(1, seed=3, temperature=1.3, top_p=0.6),
+        Sampling(1, seed=4, temperature=1.0, top_p=0.9, frequency_penalty=0.5),
+        Sampling(1, seed=5, temperature=0, presence_penalty=2.0),
+    ]
+    generated = [[], [1], [2, 2], [3, 1, 3], [1, 0]]
+    scores = torch.randn(5, 200, generator=torch.Generator().manual_seed(0))
+    together = adjust_scores(scores, samplings, generated=generated)
+    for row, (sampling, ids) in enumerate(zip(samplings, generated, strict=True)):
+        alone = adjust_scores(scores[row : row + 1], [sampling], generated=[ids])
+        torch.testing.assert_close(together[row : row + 1], alone)
+
+
+@pytest.mark.parametrize("top_p", [0.01, 0.3, 0.6, 0.9, 0.999])
+def test_top_p_removes_what_transformers_removes(top_p: float) -> None:
+    scores = torch.randn(3, 500, generator=torch.Generator().manual_seed(1))
+    expected = TopPLogitsWarper(top_p)(None, scores)
+    torch.testing.assert_close(_nucleus(scores, [top_p] * 3), expected)
+
+
+def test_noise_is_gumbels() -> None:
+    """Mean: Euler's constant; variance: pi squared over six."""
+    noise = _gumbel_noise(torch.zeros(4, 100_000), [0, 1, 2, 2], [0, 0, 0, 1])
+    assert noise.mean().item() == pytest.approx(0.5772, abs=0.01)
+    assert noise.var().item() == pytest.approx(math.pi**2 / 6, rel=0.02)
+    correlations = torch.corrcoef(noise) - torch.eye(4)
+    assert correlations.abs().max() < 0.02
+
+
+def test_a_step_makes_no_loop_over_requests() -> None:
+    """The number of torch's operators is that of one request."""
+    counts = []
+    for requests in (1, 16):
+        with TorchDispatchCounter() as counter:
+            adjust_scores(
+                torch.zeros(requests, 50),
+                [Sampling(1, seed=seed, top_p=0.9, presence_penalty=1) for seed in range(requests)],
+                generated=[[1, 2]] * requests,
+            )
+        counts.append(counter.count)
+    assert counts[0] == counts[1]
+
+
+class TorchDispatchCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import weakref
 from contextlib import aclosing
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -84,6 +85,36 @@ def test_greedy_tokens_are_those_of_generate(
         assert PROMPT + await generate_tokens(engine, 40) == expected
 
     with_engine(network, device, test)
+
+
+def test_closed_engine_frees_its_cache_without_a_collection_of_garbage(
+    network: PreTrainedModel, device: DeviceWorker
+) -> None:
+    """A collection takes as long as a load, and stops all threads."""
+    kept: list[weakref.ref[Any]] = []
+
+    async def test(engine: TransformersEngine) -> None:
+        await generate_tokens(engine, 3)
+        kept.append(weakref.ref(engine._processor.cache))
+        gc.collect()
+        gc.disable()
+        collections = gc.get_stats()[2]["collections"]
+        engine.close()
+        assert gc.get_stats()[2]["collections"] == collections
+        assert kept[0]() is None
+
+    async def test_and_restore(engine: TransformersEngine) -> None:
+        try:
+            await test(engine)
+        finally:
+            gc.enable()
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        make = partial(TransformersEngine, network, device, DeviceModel(), LIMITS, loop)
+        await test_and_restore((await device.run(make)).value)
+
+    asyncio.run(run())
 
 
 def test_other_jobs_run_between_steps(network: PreTrainedModel, device: DeviceWorker) -> None:

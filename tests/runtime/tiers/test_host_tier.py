@@ -16,7 +16,9 @@ from safetensors.torch import save_file
 
 from runtime.errors import ModelInvalid
 from runtime.storage.listing import RemoteFile
-from runtime.tiers.host_tier import HostTier, PutOutcome, enter_host_tier
+from runtime.tiers import host_image
+from runtime.tiers.host_image import HostImage, write_image
+from runtime.tiers.host_tier import HostTier, PutOutcome, enter_host_tier, writer_count
 from runtime.weights.weight_source import DiskWeights, map_file, touch_pages
 from tests.servers import REPOSITORY, wait_until
 
@@ -179,6 +181,43 @@ def test_sees_images_of_other_pods(tier: HostTier, tmp_path: Path) -> None:
     assert tensor is not None
     assert tensor.eq(4).all()
     other.close()
+
+
+@pytest.mark.parametrize("writers", [1, 3])
+def test_writers_together_write_the_whole_image(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writers: int
+) -> None:
+    monkeypatch.setattr(host_image, "CHUNK_BYTES", 1000)
+    path = tmp_path / "w.safetensors"
+    save_file({"w": torch.arange(9000, dtype=torch.int32)}, path)
+    source = DiskWeights([path])
+    with (tmp_path / "image").open("w+b") as file:
+        assert write_image(file.fileno(), source, writers=writers)
+        image = HostImage(os.dup(file.fileno()), "image")
+        assert torch.equal(image.map_tensors()["w"], torch.arange(9000, dtype=torch.int32))
+        image.close()
+    source.close()
+
+
+def test_error_of_one_writer_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_image, "CHUNK_BYTES", 1000)
+    source = weights(tmp_path, 1)
+    os.truncate(tmp_path / "1.safetensors", SIZE // 2)
+    with (tmp_path / "image").open("w+b") as file, pytest.raises(ModelInvalid, match="cut short"):
+        write_image(file.fileno(), source, writers=3)
+    source.close()
+
+
+def test_copies_take_a_quarter_of_the_cores() -> None:
+    assert [writer_count(cores) for cores in (1, 2, 8, 64)] == [1, 1, 2, 4]
+
+
+def test_stopped_copy_leaves_no_image(tier: HostTier, tmp_path: Path) -> None:
+    source = weights(tmp_path, 1)
+    assert tier.put("ns/a@1", FILES, source, lambda: True) is PutOutcome.STOPPED
+    source.close()
+    assert tier.keys() == set()
+    assert list((tmp_path / "host").glob("ns*")) == []
 
 
 STALLED_COPY = """

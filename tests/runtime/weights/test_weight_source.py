@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
+import mmap
+import os
 import struct
+import warnings
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,7 +17,8 @@ from safetensors.torch import save_file
 from runtime.errors import ModelInvalid
 from runtime.weights.safetensors_files import DTYPES
 from runtime.weights.slab import ALIGNMENT_BYTES, view_of
-from runtime.weights.weight_source import DiskWeights
+from runtime.weights.weight_source import DiskWeights, read_ahead
+from tests.servers import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -127,3 +132,60 @@ def test_write_to_a_mapped_tensor_does_not_change_the_file(tmp_path: Path) -> No
     tensor.fill_(7)
     assert path.read_bytes() == before
     source.close()
+
+
+def test_equally_named_files_of_a_librarys_model_are_all_read(tmp_path: Path) -> None:
+    paths = [tmp_path / "model.onnx", tmp_path / "a" / "w.bin", tmp_path / "b" / "w.bin"]
+    for value, path in enumerate(paths):
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(bytes([value]) * 100)
+    source = DiskWeights(paths)
+    assert sum(tensor.size_bytes for tensor in source.layout.tensors) == 300
+    found = {name: tensor.tolist() for name, tensor in source.map_tensors().items()}
+    assert found == {
+        "model.onnx": [0] * 100,
+        "a/w.bin": [1] * 100,
+        "b/w.bin": [2] * 100,
+    }
+    source.close()
+
+
+def resident_bytes(path: Path) -> int:
+    """Bytes of a file that are in the page cache, by mincore(2)."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        mapping = mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns that it cannot write there
+        region = torch.frombuffer(mapping, dtype=torch.uint8)
+    pages = (ctypes.c_ubyte * -(-size // mmap.PAGESIZE))()
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.mincore(ctypes.c_void_p(region.data_ptr()), ctypes.c_size_t(size), pages) == 0
+    return sum(page & 1 for page in pages) * mmap.PAGESIZE
+
+
+def test_whole_range_is_read_ahead(tmp_path: Path) -> None:
+    """One call for all of it brings in 8 MiB on Linux with common disks."""
+    path, size = tmp_path / "weights", 48 * 1024**2
+    path.write_bytes(bytes(size))
+    with path.open("r+b") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        if resident_bytes(path):
+            pytest.skip("this file system keeps its files in memory")
+        read_ahead(file.fileno(), 0, size)
+        wait_until(lambda: resident_bytes(path) == size, timeout_s=20, what="the file is in memory")
+
+
+def test_cached_pages_can_be_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    save_file({"w": torch.zeros(1 << 20)}, path)
+    source = DiskWeights([path])
+    with path.open("r+b") as file:
+        os.fsync(file.fileno())
+        source.read_into(0, memoryview(bytearray(source.layout.size_bytes)))
+        assert resident_bytes(path)
+        source.drop_cached()
+    source.close()
+    if resident_bytes(path):
+        pytest.skip("this file system keeps its files in memory")

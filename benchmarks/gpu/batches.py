@@ -1,0 +1,86 @@
+"""Inferences per second with many clients: batches of the device worker, and eager one by one."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from benchmarks.tiers.models import WEIGHTS
+from benchmarks.tiers.ours import filled_skeleton
+from registry.domain.model import ModelName, ModelPolicy, ModelSpec
+from runtime.device.worker import DeviceWorker
+from runtime.engines.skeletons import Skeletons
+from runtime.loading.served_model import ServedModel
+from runtime.tasks.processors import load_processor
+from runtime.weights.weight_source import DiskWeights
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from runtime.device.staged_memory import StagedMemory
+
+TOKENS = 32
+"""Of each text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batches:
+    """Inferences per second, one figure for each repeat."""
+
+    clients: int
+    one_by_one: list[float]
+    batched: list[float]
+
+
+def measure_batches(
+    folder: Path, memory: StagedMemory, *, clients: int, repeats: int, seconds: float
+) -> Batches:
+    """In turn, after one burst of each that is not counted."""
+    skeleton = filled_skeleton(folder, DiskWeights([folder / WEIGHTS]), Skeletons(), memory)
+    device = DeviceWorker(threads=torch.get_num_threads(), max_queued=2 * clients)
+    device.start()
+    spec = ModelSpec(
+        ModelName("default", "batches"), folder.as_uri(), policy=ModelPolicy(max_batch_size=clients)
+    )
+    model = ServedModel(
+        spec, processor=load_processor(folder, None), network=skeleton.network, device=device
+    )
+    found = Batches(clients, [], [])
+    try:
+        for _ in range(repeats + 1):
+            found.one_by_one.append(_one_by_one(model, seconds))
+            found.batched.append(asyncio.run(_together(model, clients, seconds)))
+    finally:
+        model.stop()
+        device.close()
+        skeleton.detach()
+    return Batches(clients, found.one_by_one[1:], found.batched[1:])
+
+
+def _one_by_one(model: ServedModel, seconds: float) -> float:
+    inputs = model.processor.batching.example(1, TOKENS)
+    count, begun_s = 0, time.perf_counter()
+    with torch.inference_mode():
+        while time.perf_counter() - begun_s < seconds:
+            model.infer_together([inputs])
+            count += 1
+    return count / (time.perf_counter() - begun_s)
+
+
+async def _together(model: ServedModel, clients: int, seconds: float) -> float:
+    inputs = model.processor.batching.example(1, TOKENS)
+    begun_s = time.perf_counter()
+
+    async def ask() -> int:
+        count = 0
+        while time.perf_counter() - begun_s < seconds:
+            await model.infer(inputs)
+            count += 1
+        return count
+
+    counts = await asyncio.gather(*(ask() for _ in range(clients)))
+    return sum(counts) / (time.perf_counter() - begun_s)

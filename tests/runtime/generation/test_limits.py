@@ -1,0 +1,71 @@
+"""The size of a model's key-value cache."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from runtime.engines.networks.configuration import read_config
+from runtime.generation.limits import (
+    DEFAULT_CACHE_BYTES,
+    GPU_CACHE_SHARE,
+    PAGE_TOKENS,
+    GenerationLimits,
+    cache_bytes,
+    cache_shape,
+)
+from runtime.weights.safetensors_files import StoredTensor
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LLAMA_8B = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 4096,
+    "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
+    "num_key_value_heads": 8, "max_position_embeddings": 8192, "vocab_size": 128256,
+    "dtype": "bfloat16",
+}  # fmt: skip
+TOKEN_BYTES = 2 * 32 * 8 * 128 * 2
+"""Keys and values of 32 layers of 8 heads of 128, in bf16."""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
+    return tmp_path
+
+
+def limits(cache: int) -> GenerationLimits:
+    return GenerationLimits(cache, max_concurrent=16, max_new_tokens=4096, timeout_s=60)
+
+
+def stored(dtype: str) -> list[StoredTensor]:
+    return [StoredTensor("w", dtype, (2,), 0, 4), StoredTensor("ids", "I64", (1,), 64, 8)]
+
+
+def test_a_quarter_of_an_80_gb_gpu_holds_the_context_of_all_requests(folder: Path) -> None:
+    budget = int(80e9 * 0.9)
+    shape = cache_shape(read_config(folder), limits(int(budget * GPU_CACHE_SHARE)), 2)
+    assert shape.context_tokens == 8192
+    assert shape.pages * PAGE_TOKENS == 16 * 8192
+    assert shape.total_bytes == 16 * 8192 * TOKEN_BYTES
+
+
+def test_weights_of_16_bits_have_a_cache_of_16_bits(folder: Path) -> None:
+    in_16_bits = cache_shape(read_config(folder), limits(DEFAULT_CACHE_BYTES), 2)
+    in_32_bits = cache_shape(read_config(folder), limits(DEFAULT_CACHE_BYTES), 4)
+    assert in_16_bits.pages == 2 * in_32_bits.pages
+    assert in_16_bits.pages * PAGE_TOKENS * TOKEN_BYTES == DEFAULT_CACHE_BYTES
+
+
+def test_memory_is_reserved_by_the_type_of_the_stored_weights(folder: Path) -> None:
+    """`config.json` may say otherwise; the weights keep the type of the files."""
+    few = limits(PAGE_TOKENS * TOKEN_BYTES)  # one page of 16 bits
+    assert cache_bytes(folder, None, few, stored("BF16")) == PAGE_TOKENS * TOKEN_BYTES
+    assert cache_bytes(folder, None, few, stored("F32")) == 2 * PAGE_TOKENS * TOKEN_BYTES
+
+
+def test_a_model_that_generates_nothing_has_no_cache(tmp_path: Path) -> None:
+    assert cache_bytes(tmp_path, None, limits(1 << 30), stored("F32")) == 0
