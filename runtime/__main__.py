@@ -8,21 +8,28 @@ import sys
 
 from registry.settings_table import read_settings
 from runtime.accelerator_share import bind_to_share
+from runtime.pod.places import with_place
 from runtime.settings import RuntimeSettings
 
 
 def main() -> int:
+    arguments, environment = sys.argv[1:], dict(os.environ)
     settings = read_settings(RuntimeSettings, sys.argv[1:], os.environ, prog="python -m runtime")
     sys.argv = sys.argv[:1]  # kserve reads the command line when it is imported
+    settings = with_place(settings)
     bind_to_share(gpu=settings.gpu, cores=settings.cores, share_pct=settings.share)
     os.environ.setdefault("OMP_NUM_THREADS", str(settings.threads))
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from runtime.warm_imports import import_everything
 
     import_everything()
-    from runtime.pod.lifecycle import run_pod
+    from runtime.pod.lifecycle import RESTART, run_pod
 
-    return run_pod(settings)
+    status = run_pod(settings)
+    if status == RESTART:
+        logging.shutdown()
+        os.execve(sys.executable, [sys.executable, "-m", "runtime", *arguments], environment)
+    return status
 
 
 if __name__ == "__main__":

@@ -111,6 +111,10 @@ class ModelTooLarge(LoadFailed):
     refusal = "no-memory"
 
 
+class DeviceFailed(LoadFailed):
+    """The device or one of its libraries failed during the load; the files may be in order."""
+
+
 class NeedsMissing(LoadFailed):
     """The model is declared with something that no pod has, see `ModelSpec.needs`."""
 
@@ -158,6 +162,11 @@ class MemoryBusy(RuntimePackageError):
 
 class DeviceFull(MemoryBusy):
     """The device's memory is exhausted, although the pod's budget is not."""
+
+    def __init__(self, message: str, *, missing_bytes: int = 1) -> None:
+        super().__init__(message)
+        self.missing_bytes = missing_bytes
+        """How much less the device has than was needed, as far as it is known."""
 
 
 class NoRoomToInfer(RuntimePackageError):

@@ -16,7 +16,7 @@ from registry.redis.server_address import parse_redis_url
 from registry.settings_table import option, parse_bool, parse_int, parse_seconds
 from runtime.accelerator_share import parse_cores
 from runtime.device.batch import MAX_SEQUENCES
-from runtime.generation.limits import GenerationLimits
+from runtime.generation.limits import DEFAULT_CACHE_BYTES, GenerationLimits
 from runtime.tiers.eviction import POLICIES
 from runtime.tiers.host_folder import DEFAULT_BASE
 
@@ -110,6 +110,16 @@ class RuntimeSettings:
         "", str, "NAMESPACE/NAME of the model that a plan placed on this pod: it is loaded at the"
         " start, and no other model's requests come here; empty: all models",
     )  # fmt: skip
+    place: str = option("", str, "name of the pod's place in the plan; empty: none")
+    takes_places: str = option(
+        "", str, "accelerator whose open places of the plan this pod takes: `gpu`, the first of its"
+        " environment, or a name; with a place it serves that model only, and for another place its"
+        " process starts anew; empty: none",
+    )  # fmt: skip
+    max_share: float = option(
+        0.0, _percentage, "of a pod that takes places: the largest share that it can have, in %,"
+        " such as NVIDIA's device plugin leaves it; 0: all",
+    )  # fmt: skip
     gpu: str = option("", str, "UUID of the GPU to use; empty: the first one of the environment")
     cores: str = option(
         "", _cores, "cores of a CPU pod, such as 0,1; empty: all cores of its environment"
@@ -125,9 +135,16 @@ class RuntimeSettings:
         f" on a GPU, or two of the largest best batches by the profiles of its accelerator (at most"
         f" {MAX_SLOTS})",
     )
-    memory_bytes: int = option(2 * GIB, parse_int(1), "budget for models on the device")
+    memory_bytes: int = option(
+        2 * GIB,
+        parse_int(0),
+        "budget for models on the device; 0: 85 % of a GPU's memory, 2 GiB on a CPU",
+    )
     device: str = option(
-        "auto", _device, "cpu, cuda, or auto: cuda if the pod's environment has one"
+        "auto",
+        _device,
+        "cpu, cuda (without one the pod ends, with the reason), or auto: cuda if"
+        " the pod can use one",
     )
     eviction: str = option(
         "greedy-dual",
@@ -214,7 +231,10 @@ class RuntimeSettings:
     )
     profile_interval: float = option(30.0, parse_seconds, "time between reports of batch times")
     generation_cache_bytes: int = option(
-        256 * MIB, parse_int(1), "key-value cache of each model that generates text"
+        0,
+        parse_int(0),
+        "key-value cache of each model that generates text, at most; 0: 256 MiB on a CPU, a quarter"
+        " of `memory-bytes` on a GPU",
     )
     generation_batch: int = option(
         MAX_SEQUENCES, parse_int(1), "requests of a model that generate tokens at once"
@@ -229,7 +249,7 @@ class RuntimeSettings:
     @property
     def generation_limits(self) -> GenerationLimits:
         return GenerationLimits(
-            cache_bytes=self.generation_cache_bytes,
+            cache_bytes=self.generation_cache_bytes or DEFAULT_CACHE_BYTES,
             max_concurrent=self.generation_batch,
             max_new_tokens=self.generation_max_tokens,
             timeout_s=self.generation_timeout,

@@ -1,6 +1,7 @@
 """Failed loads, of this pod and of the pool, and the time of the next attempt.
 
-Pure, shared with the simulator. The pause before the next attempt doubles from 1 s up to 60 s.
+Pure, shared with the simulator. The pause before the next attempt doubles from 1 s up to 60 s; up
+to 10 s after a full disk, on which space may be free at any moment and an attempt ends at once.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from registry.backoff import Backoff
 from registry.domain.model import LoadFailure, ModelSpec
-from runtime.errors import LoadFailed, ModelBroken, ModelTooLarge, status_of
+from runtime.errors import DiskFull, LoadFailed, ModelBroken, ModelTooLarge, status_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from registry.domain.cluster import ClusterState
 
 BACKOFF: Final = Backoff(initial_s=1.0, max_s=60.0)
+DISK_FULL_BACKOFF: Final = Backoff(initial_s=1.0, max_s=10.0)
 BROKEN_PAUSE_S: Final = 300.0
 """Pause before a hung model is loaded again: each hang costs a thread until the pod ends."""
 
@@ -25,13 +27,14 @@ def next_failure(
     key: str, error: LoadFailed, *, previous: LoadFailure | None, now_s: float
 ) -> LoadFailure:
     """The failure to record after the `previous` one of the same model; `now_s`: registry time."""
+    backoff = DISK_FULL_BACKOFF if isinstance(error, DiskFull) else BACKOFF
     attempts = previous.attempts + 1 if previous is not None and previous.key == key else 1
     return LoadFailure(
         key=key,
         reason=error.reason,
         message=str(error),
         attempts=attempts,
-        retry_at_s=now_s + BACKOFF.pause_s(attempts),
+        retry_at_s=now_s + backoff.pause_s(attempts),
         http_status=int(status_of(error)),
     )
 

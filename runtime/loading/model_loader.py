@@ -12,10 +12,21 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from registry.domain.model import ModelSpec, Tier
-from runtime.device.device_errors import is_device_lost, is_out_of_memory
+from runtime.device.device_errors import (
+    is_device_error,
+    is_device_lost,
+    is_out_of_memory,
+    release_frames,
+)
 from runtime.device.memory import CpuMemory
 from runtime.engines.engine import ModelFolder
-from runtime.errors import DeviceFull, ModelInvalid, PodDraining, RuntimePackageError
+from runtime.errors import (
+    DeviceFailed,
+    DeviceFull,
+    ModelInvalid,
+    PodDraining,
+    RuntimePackageError,
+)
 from runtime.generation.engine import Sampling
 from runtime.generation.transformers_engine import TransformersEngine
 from runtime.loading.model_store import ModelStore, StoreEntry
@@ -95,19 +106,23 @@ class _DeviceLoad:
     async def run(self) -> tuple[ServedModel, Callable[[], None]]:
         """The model and a function that frees its memory.
 
-        Evicts one idle model after the other while the device is full.
+        Evicts idle models while the device is full, as many as what is missing.
         """
         while True:
             try:
                 with self._device_errors():
                     return await self._run_once()
-            except DeviceFull:
-                if not self.loader.store.evict_one(self.spec.key):
+            except DeviceFull as error:
+                release_frames(error)  # they hold a slab, or a network
+                if not self.loader.store.evict_idle(error.missing_bytes, self.spec.key):
                     raise
 
     @contextmanager
     def _device_errors(self) -> Iterator[None]:
-        """Device errors are not attributed to the model: raises DeviceFull or PodDraining."""
+        """Device errors are not attributed to the model, whose files are kept.
+
+        Raises DeviceFull, DeviceFailed or PodDraining in their place.
+        """
         key = self.spec.key
         try:
             yield
@@ -117,6 +132,8 @@ class _DeviceLoad:
                 raise PodDraining(f"the pod's device failed while {key} was loaded") from error
             if is_out_of_memory(error) and not isinstance(error, DeviceFull):
                 raise DeviceFull(f"the device has no memory for {key}: {error}") from error
+            if is_device_error(error) and not isinstance(error, RuntimePackageError):
+                raise DeviceFailed(f"the device failed while {key} was loaded: {error}") from error
             raise
 
     async def _run_once(self) -> tuple[ServedModel, Callable[[], None]]:
@@ -169,7 +186,7 @@ class _DeviceLoad:
         if self.resolved.tier is not Tier.REMOTE:
             self.ticket.mark_started()
         memory = self.loader.memory if self.resolved.engine.uses_device else CpuMemory()
-        return memory.put(self.resolved.weights)
+        return memory.put(self.resolved.weights, self.ticket)
 
     async def _build_skeleton(self) -> Skeleton:
         try:
@@ -212,7 +229,7 @@ class _DeviceLoad:
         except RuntimePackageError:
             raise
         except Exception as error:  # a network that cannot infer is not served
-            if is_out_of_memory(error):
+            if is_out_of_memory(error) or is_device_error(error):
                 raise
             raise ModelInvalid(f"{self.spec.key} failed its first inference: {error}") from error
         skeleton.has_inferred = True

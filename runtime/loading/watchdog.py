@@ -15,6 +15,8 @@ import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from runtime.termination_message import write_termination_message
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -56,6 +58,7 @@ class Watchdog:
 
     def _on_lost(self, reason: str) -> None:
         logger.error("device lost, ending the pod", extra={"reason": reason})
+        write_termination_message(reason)
         with suppress(RuntimeError):  # the loop is closed, since the pod has ended
             self._loop.call_soon_threadsafe(self._end_pod)
 

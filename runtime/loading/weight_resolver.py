@@ -144,11 +144,8 @@ class WeightResolver:
         folder = await unless_cancelled(ticket, self.processors.folder(spec))
         files = await in_thread(threads, self.cache.weight_files, spec)
         weight_bytes = sum(file.size_bytes for file in files)
-        working_bytes = await in_thread(
-            threads, cache_bytes, folder, spec.task, self.generation_limits
-        )
         engine = await in_thread(threads, engine_of, folder)
-        working_bytes += engine.working_bytes(weight_bytes)
+        working_bytes = engine.working_bytes(weight_bytes)
         self.store.check_fits(spec.key, weight_bytes + working_bytes)
         processor, opened = await self._open_with_processor(spec, files, ticket)
         tier = opened.tier
@@ -156,6 +153,10 @@ class WeightResolver:
             tier = Tier.REMOTE  # one file, downloaded above with the small files
             ticket.mark_started()
         try:
+            tensors = opened.weights.layout.tensors
+            working_bytes += await in_thread(
+                threads, cache_bytes, folder, spec.task, self.generation_limits, tensors
+            )
             yield ResolvedWeights(
                 folder, processor, opened.weights, tier, engine, working_bytes, lock
             )

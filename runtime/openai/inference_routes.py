@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from runtime.errors import InvalidRequest
+from runtime.openai.requests import InvalidField
 from runtime.openai.responses import embeddings
 from runtime.protocols.response import JSON, provenance_headers
 from runtime.tasks.embedding import Embedding
@@ -78,9 +79,21 @@ class EmbeddingRoute:
             return embeddings(
                 vectors.data,
                 model=body.model,
-                prompt_tokens=processor.count_tokens(body.texts),
+                prompt_tokens=processor.count_tokens(body.inputs),
                 is_base64=body.encoding_format == "base64",
             )
 
-        texts = bytes_tensor("text", [text.encode() for text in body.texts])
-        await self.inferences.serve(call, [texts], encode)
+        texts = [each.encode() for each in body.inputs if isinstance(each, str)]
+        rows = [each for each in body.inputs if not isinstance(each, str)]
+        _check_tokens(rows, processor.vocabulary)
+        tensors = processor.preprocess(rows) if rows else [bytes_tensor("text", texts)]
+        await self.inferences.serve(call, tensors, encode)
+
+
+def _check_tokens(rows: Sequence[list[int]], vocabulary: int) -> None:
+    """Raise InvalidField for a token that the model does not have."""
+    for row in rows:
+        if wrong := [each for each in row if not 0 <= each < vocabulary]:
+            raise InvalidField(
+                f"input: tokens must be from 0 to {vocabulary - 1}, was {wrong[0]}", param="input"
+            )

@@ -14,6 +14,7 @@ from typing import Annotated, Any, ClassVar, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from runtime.errors import InvalidRequest
+from runtime.openai.field_errors import describe_errors, first_field
 from runtime.wire.v2 import parse_object
 
 MAX_CHOICES = 16
@@ -30,6 +31,7 @@ MAX_PROMPT_TOKENS = 1 << 20
 MAX_REPORTED_ERRORS = 3
 
 TokenIds = Annotated[list[int], Field(min_length=1, fail_fast=True)]
+TokenLists = Annotated[list[TokenIds], Field(min_length=1, fail_fast=True)]
 Texts = Annotated[list[str], Field(min_length=1, fail_fast=True)]
 Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
@@ -95,18 +97,22 @@ class CompletionBody(GenerationBody):
         "echo": (False,), "suffix": ("",), "best_of": (1,), "logprobs": (), "logit_bias": ({},),
     }  # fmt: skip
     max_items: ClassVar[Mapping[str, int]] = {"prompt": MAX_PROMPT_TOKENS, "stop": MAX_STOPS}
-    prompt: str | TokenIds | Texts | Annotated[list[TokenIds], Field(min_length=1, fail_fast=True)]
+    prompt: str | TokenIds | Texts | TokenLists
 
     @property
     def prompts(self) -> list[str | list[int]]:
-        """Each prompt as text or as tokens."""
-        match self.prompt:
-            case str() as text:
-                return [text]
-            case [int(), *_] as token_ids:
-                return [[each for each in token_ids if isinstance(each, int)]]
-            case several:
-                return [each for each in several if not isinstance(each, int)]
+        return _texts_or_tokens(self.prompt)
+
+
+def _texts_or_tokens(field: str | list[int] | list[str] | list[list[int]]) -> list[str | list[int]]:
+    """Each of a field's inputs, as text or as tokens."""
+    match field:
+        case str() as text:
+            return [text]
+        case [int(), *_] as token_ids:
+            return [[each for each in token_ids if isinstance(each, int)]]
+        case several:
+            return [each for each in several if not isinstance(each, int)]
 
 
 class TextPart(BaseModel):
@@ -153,13 +159,13 @@ class EmbeddingBody(ModelBody):
     """`/openai/v1/embeddings`."""
 
     unsupported: ClassVar[Unsupported] = {"dimensions": ()}
-    max_items: ClassVar[Mapping[str, int]] = {"input": MAX_INPUTS}
-    input: str | Texts
+    max_items: ClassVar[Mapping[str, int]] = {"input": MAX_PROMPT_TOKENS}
+    input: str | TokenIds | Texts | TokenLists
     encoding_format: Annotated[str, Field(pattern="^(float|base64)$")] | None = None
 
     @property
-    def texts(self) -> list[str]:
-        return [self.input] if isinstance(self.input, str) else self.input
+    def inputs(self) -> list[str | list[int]]:
+        return _texts_or_tokens(self.input)
 
 
 Body = TypeVar("Body", bound=ModelBody)
@@ -176,7 +182,7 @@ def parse_openai_body(kind: type[Body], content: bytes) -> Body:
     try:
         return kind.model_validate(document)
     except ValidationError as error:
-        raise _invalid_field(error) from error
+        raise _invalid_field(error, document) from error
 
 
 def _check_lengths(kind: type[ModelBody], document: Mapping[str, Any]) -> None:
@@ -186,6 +192,9 @@ def _check_lengths(kind: type[ModelBody], document: Mapping[str, Any]) -> None:
             raise InvalidField(f"{field} may have {allowed} items, has {len(value)}", param=field)
     if kind is CompletionBody:
         _check_prompts(document.get("prompt"), document.get("n"))
+    inputs = document.get("input")
+    if kind is EmbeddingBody and isinstance(inputs, list):
+        _check_inputs(inputs)
     messages = document.get("messages")
     if kind is ChatBody and isinstance(messages, list):
         parts = sum(map(_count_parts, messages))
@@ -195,9 +204,14 @@ def _check_lengths(kind: type[ModelBody], document: Mapping[str, Any]) -> None:
             )
 
 
+def _check_inputs(inputs: list[Any]) -> None:
+    if _is_several(inputs) and len(inputs) > MAX_INPUTS:
+        raise InvalidField(f"input may have {MAX_INPUTS} items, has {len(inputs)}", param="input")
+
+
 def _check_prompts(prompt: Any, choices: Any) -> None:
-    if not isinstance(prompt, list) or not prompt or isinstance(prompt[0], int):
-        return  # one prompt
+    if not isinstance(prompt, list) or not _is_several(prompt):
+        return
     if len(prompt) > MAX_PROMPTS:
         raise InvalidField(
             f"a request may have {MAX_PROMPTS} prompts, has {len(prompt)}", param="prompt"
@@ -205,6 +219,11 @@ def _check_prompts(prompt: Any, choices: Any) -> None:
     texts = len(prompt) * (choices if isinstance(choices, int) else 1)
     if texts > MAX_TEXTS:
         raise InvalidField(f"prompts times n may be {MAX_TEXTS} at most, was {texts}", param="n")
+
+
+def _is_several(value: list[Any]) -> bool:
+    """Whether it has texts or lists of tokens, in place of the tokens of one text."""
+    return bool(value) and not isinstance(value[0], int)
 
 
 def _count_parts(message: Any) -> int:
@@ -219,10 +238,7 @@ def _unsupported(field: str, value: Any, neutral: tuple[Any, ...]) -> str:
     return f"{field!r} is not supported; omit it, or set it to {allowed}, was {reprlib.repr(value)}"
 
 
-def _invalid_field(error: ValidationError) -> InvalidField:
-    problems = error.errors(include_url=False, include_context=False)
-    lines = [
-        f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}"
-        for problem in problems[:MAX_REPORTED_ERRORS]
-    ]
-    return InvalidField("; ".join(lines), param=str(problems[0]["loc"][0]))
+def _invalid_field(error: ValidationError, document: Mapping[str, Any]) -> InvalidField:
+    problems = error.errors(include_url=False, include_input=False)
+    message = describe_errors(problems, document, limit=MAX_REPORTED_ERRORS)
+    return InvalidField(message, param=first_field(problems[0]))

@@ -13,6 +13,7 @@ from runtime.loading.watchdog import Watchdog
 from runtime.openai.routes import OpenAIRoutes
 from runtime.pod.loading_components import LoadingComponents, PodContext, compose_loading
 from runtime.pod.model_sync import ModelSync
+from runtime.pod.places import PlaceWatch
 from runtime.profiling.profile_sync import ProfileSync
 from runtime.profiling.profiler import Profiler
 from runtime.protocols.grpc_server import GrpcServer
@@ -106,6 +107,7 @@ def assemble(context: PodContext) -> PodComponents:
         watchdog.run,
         profiles.run,
         context.secret.reload_periodically,
+        PlaceWatch(watch, info, context.restart_pod).run,
     ]
     if single_model is not None:
         background.append(single_model.run)
@@ -130,7 +132,7 @@ def _servers(
         service,
         catalog=catalog,
         measurements=loading.measurements,
-        limits=settings.generation_limits,
+        limits=context.generation_limits,
         device_time=ProcessorSharing(time.monotonic),
     )
     openai = OpenAIRoutes(settings, service, generations, processors, catalog, context.remote)

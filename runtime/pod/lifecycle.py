@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import torch
 import uvloop
@@ -19,9 +19,10 @@ from registry.errors import RegistryUnavailable
 from registry.logs import configure_logs
 from registry.pod_secret import PodSecret
 from registry.redis.client import Registry
-from runtime.device.accelerator import find_accelerator
+from runtime.device.accelerator import find_accelerator, mps_share
 from runtime.device.memory import open_device
 from runtime.device.worker import DeviceWorker
+from runtime.errors import NoDevice
 from runtime.loading.load_threads import LoadThreads
 from runtime.pod.composition import PodComponents, assemble
 from runtime.pod.loading_components import PodContext
@@ -30,6 +31,7 @@ from runtime.request_threads import RequestThreads
 from runtime.sandbox.pool import Sandbox
 from runtime.sandbox.server import fork_server
 from runtime.serving.remote_inference import RemoteInference
+from runtime.termination_message import write_termination_message
 from runtime.threads import in_thread
 from runtime.tiers.host_tier import enter_host_tier
 
@@ -37,11 +39,14 @@ if TYPE_CHECKING:
     import socket
 
     from registry.domain.accelerator import Accelerator
+    from runtime.device.memory import DeviceMemory
     from runtime.serving.in_flight import InFlightRequests
     from runtime.settings import RuntimeSettings
 
 logger = logging.getLogger(__name__)
 
+RESTART: Final = -1
+"""In place of an exit status: the process is to start anew."""
 CANCEL_TIMEOUT_S = 1.0
 """Time for cancelled requests to send their error responses."""
 MAX_SANDBOX_THREADS = 32
@@ -53,13 +58,20 @@ _QUIET_LIBRARIES = (
 
 
 def run_pod(settings: RuntimeSettings) -> int:
-    """Run a pod until SIGTERM or SIGINT; returns its exit status."""
+    """Run a pod until SIGTERM or SIGINT; returns its exit status, or RESTART."""
     sandbox = fork_server()  # before any thread, torch operation or socket
     _configure_logs(settings)
     torch.set_num_threads(settings.threads)
+    try:
+        memory = open_device(settings.device, mps_share(os.environ))
+    except NoDevice as error:
+        logger.error("the pod cannot start", extra={"error": error})
+        write_termination_message(str(error))
+        return os.EX_CONFIG
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_PodLifecycle(settings, sandbox).run())
-    return 0
+        lifecycle = _PodLifecycle(settings, sandbox, memory)
+        runner.run(lifecycle.run())
+    return RESTART if lifecycle.restarts else 0
 
 
 def _configure_logs(settings: RuntimeSettings) -> None:
@@ -79,12 +91,16 @@ class _PodStopped(Exception):
 class _PodLifecycle:
     """One pod. `run` creates the resources that need the event loop."""
 
-    def __init__(self, settings: RuntimeSettings, sandbox: socket.socket) -> None:
+    def __init__(
+        self, settings: RuntimeSettings, sandbox: socket.socket, memory: DeviceMemory
+    ) -> None:
+        self.restarts = False
+        """Whether the pod ends in order to start anew."""
         self._settings = settings
         self._sandbox = sandbox
         self._listener = listen(settings.host, settings.port)
         self._stop = asyncio.Event()
-        self._memory = open_device(settings.device)
+        self._memory = memory
         self._host = enter_host_tier(settings.host_path, settings.host_bytes)
         self._load_threads = LoadThreads()
         self._request_threads = RequestThreads(max(2, settings.threads), settings.inference_timeout)
@@ -94,7 +110,7 @@ class _PodLifecycle:
         """Serve until a signal; then drain, deregister and close."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stop.set)
+            loop.add_signal_handler(number, self._end)
         settings = self._settings
         registry = Registry(settings.redis_url, settings.pool)
         secret = PodSecret(settings.pod_secret_file)
@@ -103,6 +119,7 @@ class _PodLifecycle:
             threads=settings.threads,
             max_queued=settings.device_queue,
             timeout_s=settings.inference_timeout,
+            check_device=self._memory.check,
         )
         device.start()
         sandbox = Sandbox(
@@ -127,6 +144,7 @@ class _PodLifecycle:
                     sandbox_threads=self._sandbox_threads,
                     tasks=tasks,
                     end_pod=self._stop.set,
+                    restart_pod=self._restart,
                     accelerator=accelerator,
                     slots=settings.slots or await self._default_slots(registry, accelerator),
                 )
@@ -152,6 +170,14 @@ class _PodLifecycle:
             self._load_threads.shutdown(wait=False, cancel_futures=True)
             self._request_threads.shutdown(wait=False, cancel_futures=True)
             self._sandbox_threads.shutdown(wait=False, cancel_futures=True)
+
+    def _end(self) -> None:
+        self.restarts = False
+        self._stop.set()
+
+    def _restart(self) -> None:
+        self.restarts = not self._stop.is_set()
+        self._stop.set()
 
     async def _default_slots(self, registry: Registry, accelerator: Accelerator) -> int:
         """By device, and by the profiles of this accelerator in the registry."""

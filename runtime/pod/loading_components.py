@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,7 @@ from registry.inference_service.tenant_rules import Quota
 from registry.redis.watch import ClusterWatch
 from runtime.device.accelerator import memory_budget, pod_share
 from runtime.engines.skeletons import Skeletons
+from runtime.generation.limits import GPU_CACHE_SHARE
 from runtime.loading.load_coordinator import LoadCoordinator
 from runtime.loading.model_loader import ModelLoader
 from runtime.loading.model_store import ModelStore, StoreEntry
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from registry.redis.client import Registry
     from runtime.device.memory import DeviceMemory
     from runtime.device.worker import DeviceWorker
+    from runtime.generation.limits import GenerationLimits
     from runtime.loading.load_threads import LoadThreads
     from runtime.request_threads import RequestThreads
     from runtime.sandbox.pool import Sandbox
@@ -68,12 +70,21 @@ class PodContext:
     """For requests that wait for the sandbox."""
     tasks: asyncio.TaskGroup
     end_pod: Callable[[], None]
+    restart_pod: Callable[[], None]
     accelerator: Accelerator
     slots: int
 
     @property
     def memory_bytes(self) -> int:
         return memory_budget(self.settings.memory_bytes, self.accelerator, os.environ)
+
+    @property
+    def generation_limits(self) -> GenerationLimits:
+        """As configured; a GPU pod's key-value caches follow its memory."""
+        limits = self.settings.generation_limits
+        if self.settings.generation_cache_bytes or not self.accelerator.uuid:
+            return limits
+        return replace(limits, cache_bytes=int(self.memory_bytes * GPU_CACHE_SHARE))
 
     @property
     def info(self) -> PodInfo:
@@ -91,8 +102,13 @@ class PodContext:
             process_id=os.getpid(),
             uid=settings.pod_uid,
             accelerator=self.accelerator,
-            share=pod_share(self.accelerator, os.environ, settings.share),
+            share=pod_share(
+                self.accelerator, os.environ, settings.share if settings.cores else 0.0
+            ),
             placed_model=settings.placed_model,
+            place=settings.place,
+            takes_places=settings.takes_places,
+            max_share=settings.max_share / 100 if settings.max_share else 1.0,
         )
 
 
@@ -167,7 +183,7 @@ def compose_loading(context: PodContext) -> LoadingComponents:
     )
     background = threads.executor_for(LoadTicket(is_urgent=False))
     demotions = Demotions(host, cache, background, agent.report_tier)
-    resolver = WeightResolver(store, cache, host, processors, threads, settings.generation_limits)
+    resolver = WeightResolver(store, cache, host, processors, threads, context.generation_limits)
     loader = ModelLoader(store, resolver, context.memory, Skeletons(), context.device)
     coordinator = LoadCoordinator(
         loader,

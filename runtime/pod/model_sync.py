@@ -148,6 +148,7 @@ class ModelSync:
 
     async def _remove(self, key: str) -> None:
         self._store.retire(key, "withdrawn")
+        self._loading.demotions.withdraw(key)
         if self._store.holds(key):
             return  # in use; retried at the next pass
         try:

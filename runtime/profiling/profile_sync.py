@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from registry.domain.model import ModelName
@@ -36,7 +37,7 @@ class ProfileSync:
         self._known: dict[str, Profile] = {}
         self._seen_version = -1
         self._kind = info.kind
-        self._name = info.name
+        self._place = info.place
         self._is_placed = bool(info.placed_model)
         self._plan: tuple[object, ...] = ()
         """The objects that the batch caps were read from."""
@@ -63,7 +64,7 @@ class ProfileSync:
     def _planned_rows(self, state: ClusterState) -> dict[str, int]:
         """Largest batches by model key: of the placed replica, else of pods of this kind."""
         caps = state.wanted.batch_caps(self._kind) if state.wanted else {}
-        placed = state.placement.pod(self._name) if state.placement else None
+        placed = state.placement.pod(self._place) if state.placement else None
         if placed is not None:
             record = state.models.get(ModelName.parse(placed.replica.model))
             for spec in record.generations if record else ():
@@ -84,6 +85,8 @@ class ProfileSync:
             for profile in self._times.take_updates(self.product):
                 if self._is_placed:  # profiles are of a model alone; neighbours slow this one down
                     continue
+                if (known := self._known.get(profile.key)) is not None:
+                    profile = replace(profile, shares=known.shares, pairs=known.pairs)
                 self._known[profile.key] = profile
                 await self._agent.store_profile(profile)
             for key in self._times.keys() - self._watch.state.declared_keys():

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import TYPE_CHECKING
@@ -18,10 +20,11 @@ from runtime.device.batch_times import LIMITED_BY_MEMORY
 from runtime.device.device_errors import is_out_of_memory
 from runtime.device.peak_memory import PeakMemory, available_bytes
 from runtime.device.queue import ASSUMED_DEADLINE_S
+from runtime.errors import InvalidRequest
 from runtime.threads import in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Iterator, Sequence
     from concurrent.futures import Executor
 
     from registry.domain.model import ModelSpec
@@ -46,6 +49,11 @@ class ProfilePlan:
     tokens: int = 32
     """Length of texts; images have one size."""
     repeats: int = 5
+    share_pct: int = 0
+    """Of a CPU pod's cores, as many as an inference has threads: this part, rounded up to whole
+    cores, has the process meanwhile. 0: all cores of the pod."""
+    is_stored: int = 1
+    """0: the profile is only returned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +71,27 @@ class Profiler:
         async with self._turn:
             acquired = await self.coordinator.acquire(spec)
             try:
-                profile = await self._sweep(acquired.model, plan)
+                with bound_to_cores(self._cores(plan)):
+                    profile = await self._sweep(acquired.model, plan)
             finally:
                 self.coordinator.release(acquired)
+            if not plan.is_stored:
+                return profile
             await self.profiles.store(profile)
         logger.info("model profiled", extra={"key": spec.key, "best_rows": profile.best_rows})
         return profile
+
+    def _cores(self, plan: ProfilePlan) -> frozenset[int]:
+        """The cores to measure on; empty: as the process is."""
+        if not plan.share_pct:
+            return frozenset()
+        if self.profiles.device != "cpu":
+            raise InvalidRequest(
+                "'share_pct' can be measured on a CPU only: of a GPU a process has one share for "
+                f"its life, was {plan.share_pct}; profile a pod with that share"
+            )
+        cores = sorted(os.sched_getaffinity(0))[: self.device.thread_count]
+        return frozenset(cores[: -(-len(cores) * plan.share_pct // 100)])
 
     async def _sweep(self, model: ServedModel, plan: ProfilePlan) -> Profile:
         points: list[ProfilePoint] = []
@@ -130,6 +153,25 @@ class Profiler:
 
         due_s = time.monotonic() + 10 * ASSUMED_DEADLINE_S
         return (await self.device.run(infer, model=model.device_model, due_s=due_s)).value
+
+
+@contextmanager
+def bound_to_cores(cores: frozenset[int]) -> Iterator[None]:
+    """All threads of the process run on these cores meanwhile; on all of its own if empty."""
+    before = os.sched_getaffinity(0)
+    try:
+        if cores:
+            _bind_threads(cores)
+        yield
+    finally:
+        if cores:
+            _bind_threads(before)
+
+
+def _bind_threads(cores: Collection[int]) -> None:
+    for thread in os.listdir("/proc/self/task"):
+        with suppress(ProcessLookupError):
+            os.sched_setaffinity(int(thread), cores)
 
 
 def batch_sizes(max_rows: int) -> list[int]:

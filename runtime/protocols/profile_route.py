@@ -23,7 +23,10 @@ if TYPE_CHECKING:
     from registry.domain.profile import Profile
     from runtime.registration.model_catalog import ModelCatalog
 
-MAXIMA = {"most_rows": 1024, "tokens": 100_000, "repeats": 100}
+RANGES = {
+    "most_rows": (1, 1024), "tokens": (1, 100_000), "repeats": (1, 100), "share_pct": (0, 100),
+    "is_stored": (0, 1),
+}  # fmt: skip
 
 
 def profile_route(profiler: Profiler, catalog: ModelCatalog) -> Route:
@@ -49,8 +52,9 @@ def parse_plan(body: Mapping[str, Any]) -> ProfilePlan:
     for name, value in body.items():
         if name not in known:
             raise InvalidRequest(f"the body may hold {', '.join(known)}, held {name!r}")
-        if type(value) is not int or not 1 <= value <= MAXIMA[name]:
-            raise InvalidRequest(f"{name!r} must be 1 to {MAXIMA[name]}, was {value!r}")
+        low, high = RANGES[name]
+        if type(value) is not int or not low <= value <= high:
+            raise InvalidRequest(f"{name!r} must be {low} to {high}, was {value!r}")
     return ProfilePlan(**body)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from registry.domain.pod import Stage
-from runtime.device.device_errors import is_out_of_memory
+from runtime.device.device_errors import is_device_error, is_out_of_memory
 from runtime.errors import (
     InferenceFailed,
     InvalidRequest,
@@ -220,7 +220,7 @@ class PredictService:
                 raise NoRoomToInfer(
                     f"the device has no room for this inference of {key}: {error}"
                 ) from error
-            if head.is_infer_stage:  # the tensors are the client's own
+            if head.is_infer_stage and not is_device_error(error):  # the client's own tensors
                 raise InvalidRequest(f"the model refused these tensors: {error}") from error
             raise InferenceFailed(f"inference of {key} failed: {error}") from error
         infer_s = result.wait_s + result.compute_s

@@ -104,7 +104,7 @@ class Repository:
         return ModelMetadata(
             name=segment,
             versions=(spec.generation,),
-            platform=spec.format,
+            platform=processor.platform,
             inputs=processor.input_types(),
             outputs=processor.output_types(),
         )

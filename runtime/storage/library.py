@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runtime.errors import DiskFull, ModelInvalid, StorageFailed
-from runtime.storage.file import FolderStorage, folder_bytes
+from runtime.storage.file import FolderStorage, file_bytes, folder_bytes
+from runtime.storage.library_fetch import HUB_SCHEME
 from runtime.storage.listing import MAX_WEIGHT_BYTES, RemoteFile
 
 if TYPE_CHECKING:
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
     from runtime.storage.partial_file import PartialFile
 
 FETCH_TIMEOUT_S = 3600.0
+FIRST_BYTE_TIMEOUT_S = 20.0
+"""Without a byte of the model until then the storage counts as unreachable. Libraries retry longer,
+those of Google 120 s, while a request waits."""
 POLL_INTERVAL_S = 0.25
 MIN_FREE_BYTES = 64 * 1024**2
 
@@ -41,6 +45,7 @@ class LibraryStorage:
     staging: Path
     access: StorageAccess
     max_bytes: int = MAX_WEIGHT_BYTES
+    first_byte_timeout_s: float = FIRST_BYTE_TIMEOUT_S
     _fetched: FolderStorage | None = None
 
     def list_files(self) -> tuple[RemoteFile, ...]:
@@ -84,7 +89,7 @@ class LibraryStorage:
                 stderr=output,
             )
             try:
-                self._watch(process)
+                self._watch(process, log)
             except BaseException:
                 shutil.rmtree(self.staging, ignore_errors=True)
                 raise
@@ -107,9 +112,10 @@ class LibraryStorage:
             environment["HF_HUB_DISABLE_XET"] = "1"  # connects outside of Python
         return environment
 
-    def _watch(self, process: subprocess.Popen[bytes]) -> None:
+    def _watch(self, process: subprocess.Popen[bytes], log: Path) -> None:
         """Return when the process has ended; raises LoadFailed where it exceeds a limit."""
-        deadline_s = time.monotonic() + FETCH_TIMEOUT_S
+        began_s = time.monotonic()
+        has_begun = self.uri.startswith(HUB_SCHEME)  # the hub's cache is elsewhere
         while True:
             try:
                 process.wait(POLL_INTERVAL_S)
@@ -117,14 +123,22 @@ class LibraryStorage:
                 pass
             else:
                 return
-            if folder_bytes(self.staging) > self.max_bytes:
+            fetched_bytes = folder_bytes(self.staging) - file_bytes(log)
+            has_begun = has_begun or fetched_bytes > 0
+            waited_s = time.monotonic() - began_s
+            if not has_begun and waited_s > self.first_byte_timeout_s:
+                raise StorageFailed(
+                    f"{self.uri}: no byte arrived within {self.first_byte_timeout_s:g} s; can this"
+                    " pod reach the storage, and has it credentials?"
+                )
+            if fetched_bytes > self.max_bytes:
                 raise ModelInvalid(
                     f"{self.uri} has more than {self.max_bytes} bytes, the limit of a model's files"
                 )
             status = os.statvfs(self.staging)
             if status.f_bavail * status.f_frsize < MIN_FREE_BYTES:
                 raise DiskFull(f"{self.uri} fills the disk of {self.staging}: free some space")
-            if time.monotonic() > deadline_s:
+            if waited_s > FETCH_TIMEOUT_S:
                 raise StorageFailed(f"{self.uri} was not fetched within {FETCH_TIMEOUT_S:g} s")
 
 

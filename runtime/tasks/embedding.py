@@ -25,11 +25,24 @@ class Embedding(TextInputs):
         super().__init__(TextEncoder(folder, config, sandbox=sandbox))
         self.batching = self.encoder.batching()
         self._dimension: int = config.hidden_size
+        self.vocabulary: int = config.vocab_size
 
-    def count_tokens(self, texts: Sequence[str]) -> int:
+    def count_tokens(self, items: Sequence[str | list[int]]) -> int:
         """Number of tokens in the texts, each truncated to the model's limit."""
-        arrays = named_arrays(self.encoder.encode(texts))
-        return int(arrays["attention_mask"].sum())
+        return int(named_arrays(self.preprocess(items))["attention_mask"].sum())
+
+    def read_tensors(self, tensors: Sequence[Tensor]) -> Sequence[Any]:
+        """Texts, or the tokens of `input_ids` and `attention_mask`; raises InvalidRequest."""
+        if all(tensor.name != "input_ids" for tensor in tensors):
+            return super().read_tensors(tensors)
+        arrays = named_arrays(self.batching.validate(tensors))
+        masks = arrays["attention_mask"].astype(bool)
+        return [row[mask].tolist() for row, mask in zip(arrays["input_ids"], masks, strict=True)]
+
+    def preprocess(self, items: Sequence[Any]) -> tuple[Tensor, ...]:
+        texts = [each for each in items if isinstance(each, str)]
+        rows = [each for each in items if not isinstance(each, str)]
+        return self.encoder.pad(rows) if rows else self.encoder.encode(texts)
 
     def infer(self, network: PreTrainedModel, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Mean over the tokens that are not padding; pooled here, so that outputs are small."""

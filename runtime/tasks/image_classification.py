@@ -28,6 +28,7 @@ MAX_INPUT_PIXELS: Final = 64_000_000
 
 
 class ImageClassification(LabelOutputs):
+    platform = "transformers"
     waits_for_sandbox = False
 
     def __init__(self, folder: Path, config: PretrainedConfig) -> None:

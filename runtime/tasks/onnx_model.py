@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 
 class OnnxTask(TensorTask[OnnxModel]):
+    platform = "onnx"
+
     def __init__(self, path: Path, declared: Task | None) -> None:
         """Read the signature of the file at `path`; raises ModelInvalid."""
         if declared is not None:

@@ -13,6 +13,7 @@ from runtime.tasks.embedding import Embedding
 from runtime.tasks.image_classification import ImageClassification
 from runtime.tasks.text_generation import TextGeneration
 from runtime.tasks.text_to_text import TextToText
+from runtime.tasks.token_tasks import FillMask, TokenClassification
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -26,6 +27,8 @@ TEXT_PROCESSORS: Mapping[Task, Callable[[Path, Any, Sandbox | None], Processor]]
     Task.TEXT_TO_TEXT: TextToText,
     Task.TEXT_GENERATION: TextGeneration,
     Task.TEXT_CLASSIFICATION: TextClassification,
+    Task.TOKEN_CLASSIFICATION: TokenClassification,
+    Task.FILL_MASK: FillMask,
 }
 
 

@@ -69,6 +69,7 @@ class Tabular:
                 " declared: change the annotation pilotlight.io/task"
             )
         self.batching = TabularBatching()
+        self.platform = engine
 
     def read_instances(self, instances: Sequence[Any]) -> Sequence[Tensor]:
         return instance_tensors(instances)

@@ -21,6 +21,10 @@ class Processor(Protocol):
     """One model's task. All methods block and are thread-safe."""
 
     @property
+    def platform(self) -> str:
+        """What runs the model, for V2 metadata: transformers, onnx and so on."""
+
+    @property
     def waits_for_sandbox(self) -> bool:
         """True if its calls wait for other processes: they get threads of their own."""
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from runtime.device.device_errors import is_out_of_memory
+from runtime.device.device_errors import is_device_error, is_out_of_memory
 from runtime.engines.programs.program import Program, program_signature
 from runtime.errors import InferenceFailed, InvalidRequest, ModelInvalid
 from runtime.tasks.tensor_task import TensorTask
@@ -29,6 +29,8 @@ MAX_OUTPUT_BYTES = 2 * 1024**3
 class TensorProgram(TensorTask[Program]):
     """The task of an exported program: its inputs and outputs are the request's tensors."""
 
+    platform = "torch.export"
+
     def __init__(self, path: Path, declared: Task | None) -> None:
         """Read the signature of the archive at `path`; raises ModelInvalid."""
         if declared is not None:
@@ -45,7 +47,7 @@ class TensorProgram(TensorTask[Program]):
         try:
             values = network(arguments)
         except REFUSAL_ERRORS as error:
-            if is_out_of_memory(error) or isinstance(error, torch.AcceleratorError):
+            if is_out_of_memory(error) or is_device_error(error):
                 raise  # not caused by the tensors
             raise InvalidRequest(f"the program refused these tensors: {error}") from error
         outputs = zip(self._signature.outputs, values, strict=True)

@@ -30,6 +30,7 @@ Network = TypeVar("Network")
 class TensorTask(ABC, Generic[Network]):
     """Its inputs and outputs are the request's tensors, with the names of the signature."""
 
+    platform: str
     waits_for_sandbox = False
 
     def __init__(self, signature: Signature, *, allows_nan: bool = False) -> None:

@@ -54,6 +54,8 @@ TEXT_TYPE: dict[str, Any] = {"name": "text", "datatype": BYTES, "shape": [-1]}
 class TextInputs:
     """Base class of processors that take texts."""
 
+    platform = "transformers"
+
     def __init__(self, encoder: TextEncoder) -> None:
         self.encoder = encoder
 
@@ -75,7 +77,7 @@ class TextInputs:
             texts.append(text)
         return texts
 
-    def read_tensors(self, tensors: Sequence[Tensor]) -> list[str]:
+    def read_tensors(self, tensors: Sequence[Tensor]) -> Sequence[Any]:
         """Read one tensor of UTF-8 strings; raises InvalidRequest."""
         tensor = single_input(tensors, "text")
         if tensor.datatype != BYTES:
@@ -95,6 +97,8 @@ class TextInputs:
 
 class TextOutputs:
     """Base class of processors whose networks generate tokens."""
+
+    platform = "transformers"
 
     encoder: TextEncoder
 
@@ -221,6 +225,19 @@ class TextEncoder:
             numeric_tensor(name, np.ascontiguousarray(encoded[name], dtype=np.int64))
             for name in self._names
         )
+
+    def pad(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, ...]:
+        """Tensors of tokens that are used as they are, padded to the longest row and truncated."""
+        rows = [row[: self.max_tokens] for row in rows]
+        width = max(map(len, rows))
+        arrays = {name: np.zeros((len(rows), width), dtype=np.int64) for name in self._names}
+        arrays["input_ids"][:] = self.tokenizer.pad_token_id or 0
+        for index, row in enumerate(rows):
+            is_left = self.tokenizer.padding_side == "left"
+            columns = slice(width - len(row), None) if is_left else slice(len(row))
+            arrays["input_ids"][index, columns] = row
+            arrays["attention_mask"][index, columns] = 1
+        return tuple(numeric_tensor(name, array) for name, array in arrays.items())
 
     def token_ids(
         self, tokenizer: PreTrainedTokenizerBase, text: str, *, add_special_tokens: bool

@@ -35,6 +35,7 @@ MAX_TOKENS = 77
 
 
 class TextToImage:
+    platform = "diffusers"
     waits_for_sandbox = False
 
     def __init__(self, folder: Path, declared: Task | None) -> None:

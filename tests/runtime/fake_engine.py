@@ -40,9 +40,13 @@ class FakeEngine:
         self.memory_bytes = memory_bytes
         self.allocated_bytes = 0
         self.pinned_bytes = 0
+        self.refused = 0
+        """Allocations that did not fit."""
         self.done_order: list[int] = []
         self.spoiled: list[int] = []
         """Copies whose source was changed before they were made."""
+        self.failure: Exception | None = None
+        """What every call would raise of a device that has failed for good."""
         self.may_copy = threading.Event()
         self.may_copy.set()
         self._lock = threading.Lock()
@@ -54,7 +58,11 @@ class FakeEngine:
         with self._lock:
             if self.allocated_bytes + size_bytes > self.memory_bytes:
                 free = self.memory_bytes - self.allocated_bytes
-                raise DeviceFull(f"the device has {free} bytes free, {size_bytes} are needed")
+                self.refused += 1
+                raise DeviceFull(
+                    f"the device has {free} bytes free, {size_bytes} are needed",
+                    missing_bytes=size_bytes - free,
+                )
             self.allocated_bytes += size_bytes
         return torch.frombuffer(_Slab(self, size_bytes), dtype=torch.uint8)
 
@@ -76,6 +84,10 @@ class FakeEngine:
     def synchronize(self, slab: torch.Tensor) -> None:
         last = self.copy(slab.narrow(0, 0, 0), torch.empty(0, dtype=torch.uint8))
         last.synchronize()
+
+    def check(self) -> None:
+        if self.failure is not None:
+            raise self.failure
 
     def _run_stream(self) -> None:
         while True:

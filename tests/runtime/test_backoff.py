@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runtime.errors import LoadFailed
+from runtime.errors import DiskFull, LoadFailed
 from runtime.loading.failures import next_failure
 
 FAULT = LoadFailed("broken")
@@ -16,6 +16,16 @@ def test_waits_double_up_to_a_minute() -> None:
     assert waits == [1, 2, 4, 8, 16, 32, 60, 60, 60]
     assert failure is not None
     assert failure.attempts == 9
+
+
+def test_a_full_disk_is_asked_again_within_ten_seconds() -> None:
+    failure, waits = None, []
+    for _ in range(7):
+        failure = next_failure("k", DiskFull("no room"), previous=failure, now_s=1000.0)
+        waits.append(failure.retry_at_s - 1000.0)
+    assert waits == [1, 2, 4, 8, 10, 10, 10]
+    other = next_failure("k", FAULT, previous=failure, now_s=1000.0)
+    assert other.retry_at_s == 1060.0
 
 
 def test_another_generation_begins_anew() -> None:

@@ -14,9 +14,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from registry.domain.model import ModelPolicy, Tier
+from runtime.device import memory as memory_module
 from runtime.device.memory import CpuMemory, open_device
 from runtime.device.staged_memory import StagedMemory
 from runtime.errors import DeviceFull, MemoryBusy, NoDevice, status_of
+from runtime.pod import lifecycle
+from runtime.settings import RuntimeSettings
+from runtime.termination_message import write_termination_message
 from tests.runtime.fake_engine import FakeEngine
 from tests.runtime.local_pod import LocalPod, local_pod, spec_of
 from tests.servers import copy_model
@@ -71,6 +75,22 @@ def test_answers_are_the_same_from_every_tier(models: Path, tmp_path: Path, kind
             assert answers[0] == answers[1] == answers[2]
 
     run(tmp_path, work, memory=memory, host_bytes=1 << 30)
+
+
+def test_deleted_model_is_not_copied_to_host(models: Path, tmp_path: Path) -> None:
+    spec = spec_of("a", models / "tiny-bert")
+
+    async def work(pod: LocalPod) -> None:
+        await pod.load(spec)
+        await pod.unload(spec)
+        pod.demotions.offer(spec)
+        pod.demotions.withdraw(spec.key)
+        await asyncio.wait_for(pod.moved.get(), 60)
+        assert not pod.demotions.host.bytes_of(spec.key)
+        await pod.demote(spec)  # declared again
+        assert pod.demotions.host.bytes_of(spec.key)
+
+    run(tmp_path, work, host_bytes=1 << 30)
 
 
 def test_models_of_one_architecture_share_skeleton_and_tokenizer_not_weights(
@@ -181,6 +201,24 @@ def test_full_device_evicts_idle_models_one_by_one(models: Path, tmp_path: Path)
     run(tmp_path, work, memory=staged(FakeEngine(memory_bytes=3 * size + size // 2)))
 
 
+def test_full_device_evicts_what_is_missing_at_once(models: Path, tmp_path: Path) -> None:
+    """Not one model per attempt: an attempt may copy all weights before it fails."""
+    specs = [spec_of(name, models / "tiny-bert") for name in ("a", "b", "c")]
+    engine = FakeEngine(memory_bytes=3 * tiny_bert_slab(models) + 1000)
+
+    async def work(pod: LocalPod) -> None:
+        for spec in specs[:3]:
+            await pod.load(spec)
+        large = spec_of("large", models / "tiny-t5")
+        await pod.load(large)
+        assert len(pod.evictions) >= 2
+        assert {reason for _, reason, _ in pod.evictions} == {"device-full"}
+        assert engine.refused == 1
+        await pod.answer(large)
+
+    run(tmp_path, work, memory=staged(engine))
+
+
 def test_full_device_refuses_while_all_models_are_in_use(models: Path, tmp_path: Path) -> None:
     first, second = spec_of("a", models / "tiny-bert"), spec_of("b", models / "tiny-bert")
 
@@ -214,6 +252,48 @@ def test_auto_is_the_cpu_where_there_is_no_gpu() -> None:
     assert isinstance(open_device("auto"), CpuMemory)
     with pytest.raises(NoDevice, match="'cpu' or 'auto'"):
         open_device("cuda")
+
+
+def test_a_gpu_that_cannot_be_used_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As with a driver that is older than torch's CUDA, or after a fault of the device."""
+    text = "The NVIDIA driver on your system is too old (found version 12020)."
+
+    def fail() -> None:
+        raise RuntimeError(f"{text}\nPlease update")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "init", fail)
+    with pytest.raises(NoDevice, match=r"system is too old .*12020.*; give it a GPU"):
+        open_device("cuda")
+    monkeypatch.setattr(memory_module, "DEVICE_NODES", tmp_path)
+    open_device("auto")
+    assert not caplog.records
+    (tmp_path / "nvidia0").touch()
+    assert isinstance(open_device("auto"), CpuMemory)
+    [record] = caplog.records
+    assert record.__dict__["gpus"] == ["nvidia0"]
+    assert "too old" in record.__dict__["reason"]
+
+
+def test_pod_without_its_gpu_ends_and_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    message = tmp_path / "termination-log"
+    message.touch()
+    monkeypatch.setattr(
+        lifecycle,
+        "write_termination_message",
+        lambda why: write_termination_message(why, message),
+    )
+    monkeypatch.setattr(lifecycle, "fork_server", lambda: None)
+    monkeypatch.setattr(lifecycle, "_configure_logs", lambda settings: None)
+    assert lifecycle.run_pod(RuntimeSettings(name="p", device="cuda")) == os.EX_CONFIG
+    assert "device is 'cuda'" in message.read_text()
 
 
 def test_pinned_model_is_never_evicted(models: Path, tmp_path: Path) -> None:

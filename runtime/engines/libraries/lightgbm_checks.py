@@ -35,6 +35,9 @@ def check_lightgbm(text: str) -> None:
 
     LightGBM reads its trees in threads, where an error ends the whole process.
     """
+    if text.count("\nparameters:") != text.count("\nend of parameters\n"):
+        # The library reads on behind the end of the file.
+        raise ModelInvalid("the file is cut short: its parameters have no end")
     trees, end, _ = text.partition(_END)
     if not end:
         raise ModelInvalid("the file is cut short: it has no line 'end of trees'")
@@ -60,6 +63,11 @@ def _check_classes(head: Mapping[str, str], trees: int) -> None:
             f"its head names {classes} classes and {per_round} trees per round for {trees} trees;"
             f" as many of both are allowed, up to {_MAX_CLASSES}"
         )
+    objective = head.get("objective", "")
+    named = [each for each in objective.split() if each.startswith("num_class:")]
+    if any(int(each.partition(":")[2]) != classes for each in named):
+        # The objective turns that many results into probabilities.
+        raise ModelInvalid(f"its objective is {objective!r}, its head names {classes} classes")
 
 
 def _check_sizes(sizes: Sequence[str], trees: str, count: int) -> None:
@@ -76,8 +84,11 @@ def _check_sizes(sizes: Sequence[str], trees: str, count: int) -> None:
 
 
 def _fields(block: str) -> dict[str, str]:
-    pairs = (line.partition("=") for line in block.splitlines())
-    return {key: value for key, sign, value in pairs if sign}
+    pairs = [line.partition("=") for line in block.splitlines() if "=" in line]
+    fields = {key: value for key, _, value in pairs}
+    if len(fields) != len(pairs):
+        raise ValueError("a field is there twice")  # of which the library may take the other
+    return fields
 
 
 def _check_block(number: int, fields: Mapping[str, str], features: int) -> None:

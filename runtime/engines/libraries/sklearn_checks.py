@@ -1,7 +1,8 @@
-"""Checks of scikit-learn's trees, which index their nodes without checks of their own.
+"""Checks of scikit-learn's models whose compiled parts index arrays without checks of their own.
 
-skops reads a `Tree` as it is written. A node that names a child or a feature that does not exist
-would make `predict` read foreign memory or never end, so such a file is refused here.
+skops reads arrays as they are written. A tree's node that names a child or a feature that does not
+exist, or a support vector without coefficients, would make `predict` read foreign memory or never
+end, so such a file is refused here.
 """
 
 from __future__ import annotations
@@ -10,49 +11,118 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from runtime.engines.libraries.sklearn_svm_checks import check_support_vectors
 from runtime.errors import ModelInvalid
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 LEAF = -1
+NEIGHBOUR_INDEXES = frozenset(
+    f"{kind}{bits}" for kind in ("KDTree", "BallTree") for bits in ("", "32", "64")
+)
+UNSOUND = "a tree of the model names nodes or features that it does not have"
 
 
-def check_trees(estimator: Any) -> None:
-    """Raise ModelInvalid if any tree of a model is unsound."""
-    for owner in _owners(estimator):
-        tree = owner.tree_
-        if tree.n_features != owner.n_features_in_:
+def check_estimator(estimator: Any) -> None:
+    """Raise ModelInvalid if a part of a model is unsound. Indexes of neighbours are built anew."""
+    for part, features in _parts(estimator):
+        if hasattr(part, "check_format"):
+            _check_sparse(part)
+        elif hasattr(part, "_n_support"):
+            check_support_vectors(part)
+        elif hasattr(part, "_tree") and hasattr(part, "_fit_X"):
+            _rebuild_neighbours(part)
+        elif type(part).__name__ in NEIGHBOUR_INDEXES:
+            raise ModelInvalid(f"the model holds a {type(part).__name__} of its own")
+        elif type(part).__name__ == "TreePredictor":
+            _check_histogram_tree(part, features)
+        elif hasattr(part, "tree_"):
+            _check_tree(part, features)
+        if hasattr(part, "n_trees_per_iteration_") and hasattr(part, "_raw_predict_init"):
+            _check_stages(part)
+
+
+def _check_tree(owner: Any, features: int | None) -> None:
+    """`features`: of the ensemble that checks them once for all of its trees, None without one."""
+    tree = owner.tree_
+    for seen, of in ((owner.n_features_in_, type(owner).__name__), (features, "ensemble")):
+        if seen is not None and tree.n_features != seen:
             raise ModelInvalid(
-                f"a tree of the model has {tree.n_features} features, its"
-                f" {type(owner).__name__} {owner.n_features_in_}"
+                f"a tree of the model has {tree.n_features} features, its {of} {seen}"
             )
-        _check_nodes(tree)
+    leaves = tree.children_left == LEAF
+    if not (tree.children_right[leaves] == LEAF).all():
+        raise ModelInvalid(UNSOUND)
+    _check_nodes(
+        tree.children_left, tree.children_right, leaves, tree.feature, features=tree.n_features
+    )
 
 
-def _check_nodes(tree: Any) -> None:
-    count = tree.node_count
-    numbers = np.arange(count)
-    left, right = tree.children_left, tree.children_right
-    is_leaf = left == LEAF
+def _check_histogram_tree(tree: Any, features: int | None) -> None:
+    nodes = tree.nodes
+    if nodes.dtype.names is None or nodes["is_categorical"].any():
+        raise ModelInvalid(
+            "the model has trees with categorical features, which are not read; encode the"
+            " categories before the model, or convert it to ONNX"
+        )
+    if features is None:
+        raise ModelInvalid("the model holds a tree outside an ensemble")
+    _check_nodes(
+        nodes["left"].astype(np.int64),
+        nodes["right"].astype(np.int64),
+        nodes["is_leaf"].astype(bool),
+        nodes["feature_idx"],
+        features=features,
+    )
+
+
+def _check_stages(ensemble: Any) -> None:
+    """Each column of trees adds to a column of the first guesses."""
+    row = np.zeros((1, ensemble.n_features_in_), np.float32)
+    first, stages = ensemble._raw_predict_init(row).shape, ensemble.estimators_.shape
+    if len(stages) != 2 or first != (1, stages[1]):
+        raise ModelInvalid(f"the model has trees in the shape {stages} for guesses of {first[1:]}")
+
+
+def _check_sparse(matrix: Any) -> None:
+    try:
+        matrix.check_format(full_check=True)
+    except ValueError as error:
+        raise ModelInvalid(f"a sparse matrix of the model is unsound: {error}") from error
+
+
+def _rebuild_neighbours(model: Any) -> None:
+    """The index of the stored rows, whose links a file may have changed."""
+    if model._tree is not None:
+        model._tree = type(model._tree)(
+            np.asarray(model._fit_X),
+            model.leaf_size,
+            metric=str(model.effective_metric_),
+            **model.effective_metric_params_,
+        )
+
+
+def _check_nodes(left: Any, right: Any, is_leaf: Any, feature: Any, *, features: int) -> None:
+    """Children have higher numbers than their parents, so every path ends."""
+    count = len(left)
     inner = ~is_leaf
-    # Children have higher numbers than their parents, so every path ends.
+    numbers = np.arange(count)[inner]
     is_sound = (
         count > 0
-        and bool((right[is_leaf] == LEAF).all())
         and all(
-            bool((side[inner] > numbers[inner]).all() and (side[inner] < count).all())
+            bool((side[inner] > numbers).all() and (side[inner] < count).all())
             for side in (left, right)
         )
-        and bool((tree.feature[inner] >= 0).all())
-        and bool((tree.feature[inner] < tree.n_features).all())
+        and bool((feature[inner] >= 0).all())
+        and bool((feature[inner] < features).all())
     )
     if not is_sound:
-        raise ModelInvalid("a tree of the model names nodes or features that it does not have")
+        raise ModelInvalid(UNSOUND)
 
 
-def _owners(root: Any) -> Iterator[Any]:
-    """All objects of a model that hold a tree, whose features equal those of their ensemble."""
+def _parts(root: Any) -> Iterator[tuple[Any, int | None]]:
+    """All objects of a model, and the features of the ensemble that each belongs to."""
     seen: set[int] = set()
     waiting: list[tuple[Any, int | None]] = [(root, None)]
     while waiting:
@@ -66,22 +136,20 @@ def _owners(root: Any) -> Iterator[Any]:
             waiting += [(item, features) for item in each.values()]
         elif isinstance(each, (list, tuple, set)):
             waiting += [(item, features) for item in each]
-        elif hasattr(each, "__dict__"):
-            if hasattr(each, "tree_"):
-                _check_equal(features, each)
-                yield each
+        else:
+            yield each, features
             inner = _ensemble_features(each)
-            waiting += [(item, inner) for item in vars(each).values()]
+            own_index = getattr(each, "_tree", None)  # built anew
+            waiting += [
+                (item, inner)
+                for item in getattr(each, "__dict__", {}).values()
+                if item is not own_index
+            ]
 
 
 def _ensemble_features(each: Any) -> int | None:
     """The features that an ensemble checks once for all of its trees."""
-    is_ensemble = hasattr(each, "estimators_") and not hasattr(each, "estimators_features_")
+    is_ensemble = hasattr(each, "_predictors") or (
+        hasattr(each, "estimators_") and not hasattr(each, "estimators_features_")
+    )
     return getattr(each, "n_features_in_", None) if is_ensemble else None
-
-
-def _check_equal(features: int | None, owner: Any) -> None:
-    if features is not None and owner.n_features_in_ != features:
-        raise ModelInvalid(
-            f"a tree of the model has {owner.n_features_in_} features, its ensemble {features}"
-        )

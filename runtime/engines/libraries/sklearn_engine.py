@@ -19,7 +19,7 @@ from runtime.engines.libraries.rows import (
     output_tensor,
     plain_values,
 )
-from runtime.engines.libraries.sklearn_checks import check_trees
+from runtime.engines.libraries.skops_file import read_estimator
 from runtime.errors import InvalidRequest, ModelInvalid
 from runtime.wire.tensors import BYTES
 
@@ -31,9 +31,6 @@ if TYPE_CHECKING:
     from runtime.engines.engine import ModelFolder
     from runtime.wire.tensors import Tensor
 
-TRUSTED_TYPES = ("sklearn.tree._tree.Tree",)
-"""Types that skops does not trust, and which are checked here (`sklearn_checks`)."""
-
 
 class SklearnEngine(LibraryEngine):
     name = "sklearn"
@@ -44,17 +41,8 @@ class SklearnEngine(LibraryEngine):
         self, content: memoryview, model: ModelFolder, *, device: torch.device, threads: int
     ) -> LibraryModel:
         import_library("sklearn", "sklearn")
-        skops = import_library("skops.io", "sklearn")
-        data = content.tobytes()
-        unknown = sorted(set(skops.get_untrusted_types(data=data)).difference(TRUSTED_TYPES))
-        if unknown:
-            raise ModelInvalid(
-                f"{self.path.name} has types that are not trusted: {unknown[:8]}; only types of"
-                " scikit-learn, numpy and scipy that skops trusts are read: train without the"
-                " others, or convert the model to ONNX"
-            )
-        estimator = skops.loads(data, trusted=list(TRUSTED_TYPES))
-        check_trees(estimator)
+        import_library("skops.io", "sklearn")
+        estimator = read_estimator(content.tobytes(), self.path.name)
         return SklearnModel(
             estimator, wants_probabilities=model.task is Task.TABULAR_CLASSIFICATION
         )
@@ -71,6 +59,9 @@ class SklearnModel:
         names = getattr(estimator, "feature_names_in_", None)
         self._names: Sequence[str] | None = None if names is None else [str(each) for each in names]
         self._count: int | None = getattr(estimator, "n_features_in_", None)
+        centers = getattr(estimator, "cluster_centers_", None)
+        self._dtype = None if centers is None else centers.dtype
+        """Of rows that k-means takes, which refuses others than it was trained with."""
 
     def check(self, inputs: Sequence[Tensor]) -> None:
         if _are_texts(inputs) and self._count is None:
@@ -92,7 +83,8 @@ class SklearnModel:
     def _rows(self, inputs: Sequence[Tensor]) -> Any:
         """A matrix, a list of texts, or a data frame for a model that knows its columns."""
         if is_matrix(inputs) and self._names is None:
-            return plain_values(inputs[0])
+            rows = plain_values(inputs[0])
+            return rows if self._dtype is None else rows.astype(self._dtype, copy=False)
         if _are_texts(inputs):
             return list(plain_values(inputs[0]))
         pandas = import_library("pandas", "sklearn")

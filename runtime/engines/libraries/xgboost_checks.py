@@ -26,6 +26,8 @@ _NODE_FIELDS = (
     "left_children", "right_children", "parents", "split_indices", "split_conditions", "split_type",
     "default_left", "base_weights", "loss_changes", "sum_hessian",
 )  # fmt: skip
+LEAF = -1
+_NO_PARENT = 2**31 - 1
 _CATEGORICAL = 1
 """Value of `split_type`."""
 
@@ -67,6 +69,8 @@ def _check_document(document: Mapping[str, Any]) -> None:
     if booster["name"] == "dart" and len(booster["weight_drop"]) != len(trees):
         raise ModelInvalid("the booster must have one weight per tree")
     _check_groups(model, len(trees), groups)
+    if sorted(int(tree["id"]) for tree in trees) != [*range(len(trees))]:
+        raise ModelInvalid("its trees must have the ids from 0, each once")  # it writes to them
     for number, tree in enumerate(trees):
         _check_tree(number, tree, features)
 
@@ -88,19 +92,22 @@ def _check_tree(number: int, tree: Mapping[str, Any], features: int) -> None:
     for name in _NODE_FIELDS:
         if name in tree and len(tree[name]) != count:
             raise ModelInvalid(f"{name} of tree {number} must have {count} values")
-    left, right, split = (
-        _integers(tree[name]) for name in ("left_children", "right_children", "split_indices")
+    left, right, split, parents = (
+        _integers(tree[name])
+        for name in ("left_children", "right_children", "split_indices", "parents")
     )
     if int(tree["tree_param"].get("size_leaf_vector", "1")) > 1:
         raise ModelInvalid("trees of vectors are not read; train with multi_strategy one_output")
-    inner = left >= 0
+    inner = left != LEAF
     children = np.concatenate([left[inner], right[inner]])
     is_sound = (
         0 < count == len(left) == len(right) == len(split)
-        and bool((right[~inner] < 0).all())
+        and bool((right[~inner] == LEAF).all())
         and bool(((children > 0) & (children < count)).all())
         and bool((np.bincount(children, minlength=1) <= 1).all())
         and bool(((split[inner] >= 0) & (split[inner] < features)).all())
+        and bool((parents[children] == np.tile(np.flatnonzero(inner), 2)).all())
+        and bool(((parents[1:] >= 0) & (parents[1:] < count)).all() and parents[0] == _NO_PARENT)
     )
     if not is_sound:
         raise ModelInvalid(f"tree {number} names nodes or features that it does not have")

@@ -184,7 +184,7 @@ def test_task_is_read_from_the_architecture_unless_declared(models: Path) -> Non
     config = read_config(models / "tiny-bert")
     assert task_of(config, None) is Task.TEXT_CLASSIFICATION
     assert task_of(config, Task.TEXT_EMBEDDING) is Task.TEXT_EMBEDDING
-    config.architectures = ["BertForMaskedLM"]
+    config.architectures = ["BertForPreTraining"]
     with pytest.raises(ModelInvalid, match=r"pilotlight\.io/task"):
         task_of(config, None)
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import orjson
 import pytest
+from transformers import AutoTokenizer
 
 from registry.domain.model import ModelPolicy
 from registry.server_timing import parse_server_timing
@@ -380,6 +381,21 @@ def test_embeddings_equal_those_of_v1(generating: servers.Pod) -> None:
     assert document["usage"]["prompt_tokens"] == document["usage"]["total_tokens"] > 4
 
 
+def test_tokens_are_embedded_as_their_text(generating: servers.Pod, models: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(models / "tiny-bert")
+    texts = ["one", "quite another text"]
+    rows = [tokenizer(text)["input_ids"] for text in texts]
+    url = f"{generating.url}/openai/v1/embeddings"
+    expected = post(url, {"model": "embedder", "input": texts}).json()
+    several = post(url, {"model": "embedder", "input": rows}).json()
+    one = post(url, {"model": "embedder", "input": rows[1]}).json()
+    for seen, wanted in zip(
+        [*several["data"], *one["data"]], [*expected["data"], expected["data"][1]], strict=True
+    ):
+        assert seen["embedding"] == pytest.approx(wanted["embedding"], abs=1e-6)
+    assert several["usage"] == expected["usage"]
+
+
 def test_lists_all_declared_models(cluster: Cluster, models: Path) -> None:
     pod = cluster.pod()
 
@@ -447,33 +463,46 @@ IMAGE = [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]
         bad("empty-list", TEXT, {"prompt": []}, "prompt"),
         bad("many-prompts", TEXT, {"prompt": ["a"] * 33}, "may have 32 prompts, has 33"),
         bad("many-texts", TEXT, {"prompt": ["a"] * 32, "n": 5}, "128 at most, was 160"),
-        bad("mixed-prompts", TEXT, {"prompt": ["a", [1]]}, "prompt"),
+        bad("mixed-prompts", TEXT, {"prompt": ["a", [1]]}, "prompt[1] must be a string, was [1]"),
         bad("an-empty-prompt", TEXT, {"prompt": ["a", ""]}, "no tokens"),
         bad("no-such-token", TEXT, {"prompt": [10**6]}, "from 0 to"),
         bad("negative-token", TEXT, {"prompt": [-1]}, "from 0 to"),
-        bad("no-length", TEXT, {"max_tokens": 0}, "max_tokens"),
-        bad("length-a-string", TEXT, {"max_tokens": "5"}, "max_tokens"),
+        bad("no-length", TEXT, {"max_tokens": 0}, "max_tokens must be 1 or more, was 0"),
+        bad(
+            "length-a-string",
+            TEXT,
+            {"max_tokens": "5"},
+            "max_tokens must be a whole number, was '5'",
+        ),
         bad("too-many-tokens", TEXT, {"max_tokens": 2000}, "1000 tokens"),
         bad("too-long", TEXT, {"prompt": "zu " * 600, "max_tokens": 900}, "maximum context"),
         bad("endless", TEXT, {"prompt": "x" * 300_000}, "300000 characters"),
         bad("too-hot", TEXT, {"temperature": 2.1}, "temperature"),
         bad("top-p", TEXT, {"top_p": 0}, "top_p"),
-        bad("too-many-choices", TEXT, {"n": 17}, "n:"),
+        bad("too-many-choices", TEXT, {"n": 17}, "n must be 16 or less, was 17"),
         bad("seed", TEXT, b'{"model": "chat", "prompt": "x", "seed": %d}' % 2**70, "seed"),
         bad("empty-stop", TEXT, {"stop": [""]}, "stop"),
         bad("stream", TEXT, {"stream": "yes"}, "stream"),
         bad("penalty", TEXT, {"frequency_penalty": 3}, "frequency_penalty"),
         bad("logprobs", TEXT, {"logprobs": 5}, "'logprobs' is not supported"),
         bad("no-messages", CHAT, {"messages": []}, "messages"),
-        bad("no-content", CHAT, {"messages": [{"role": "user"}]}, "content"),
-        bad("role", CHAT, {"messages": [{"role": "king", "content": "x"}]}, "role"),
+        bad(
+            "no-content", CHAT, {"messages": [{"role": "user"}]}, "messages[0].content is required"
+        ),
+        bad(
+            "role",
+            CHAT,
+            {"messages": [{"role": "king", "content": "x"}]},
+            "role must be 'system' or",
+        ),
         bad("image", CHAT, {"messages": IMAGE}, "content"),
         bad("tools", CHAT, {"tools": [{}]}, "'tools' is not supported"),
         bad("json", CHAT, {"response_format": {"type": "json_object"}}, "response_format"),
         bad("not-an-embedder", EMBED, {"model": "chat"}, "does not embed"),
         bad("no-input", EMBED, {"input": []}, "input"),
         bad("too-many-inputs", EMBED, {"input": ["a"] * 1025}, "input"),
-        bad("input-a-number", EMBED, {"input": [1]}, "input"),
+        bad("input-a-number", EMBED, {"input": 1}, "input must be a string or a list, was 1"),
+        bad("input-no-such-token", EMBED, {"input": [[3], [2**63 - 1]]}, "from 0 to"),
         bad("encoding", EMBED, {"encoding_format": "hex"}, "encoding_format"),
         bad("dimensions", EMBED, {"dimensions": 4}, "dimensions"),
         bad("unknown-embedder", EMBED, {"model": "nobody"}, "nobody", 404),

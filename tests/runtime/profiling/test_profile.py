@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import pytest
@@ -132,3 +133,39 @@ def test_measures_temporary_memory() -> None:
         pytest.skip("this system does not let a process reset its peak memory")
     assert 48 * 1024**2 < taken < 512 * 1024**2
     assert available_bytes("cpu") > 0
+
+
+@pytest.mark.slow
+def test_shares_and_pairs_are_measured_on_cores_and_stored(cluster: Cluster, models: Path) -> None:
+    spec = cluster.declare("m", models / "tiny-bert")
+    other = cluster.declare("other", models / "tiny-bert")
+    pod = cluster.pod()
+    cluster.pod("pod-b")
+    size = {"most_rows": 64, "tokens": 64, "repeats": 3}
+    assert post(profile_url(pod, "other"), size).status_code == 200
+    refused = post(profile_url(pod, "m"), {**size, "share_pct": 101})
+    assert (refused.status_code, "'share_pct' must be 0 to 100" in refused.text) == (400, True)
+    assert post(profile_url(pod, "m"), {**size, "is_stored": 0}).status_code == 200
+    assert stored(cluster, spec) is None
+    target = ["--redis-url", cluster.redis_url, "--pool", cluster.pool, "--json"]
+    ran = run_cli("profile", "m", "--pod", "pod-a", "--max-batch-size", "64", "--tokens", "64",
+                  "--repeats", "10", "--shares", "100", "--pairs", *target)  # fmt: skip
+    assert ran.status == 0, ran.err
+    profile = stored(cluster, spec)
+    assert profile is not None
+    [pair] = profile.pairs
+    assert pair.neighbour == str(other.name)
+    assert pair.factor > 1.2  # both compute on one core: about twice as long
+    assert os.sched_getaffinity(pod.pid) == os.sched_getaffinity(0)
+
+
+def test_pairs_need_a_second_pod_and_a_profiled_neighbour(cluster: Cluster, models: Path) -> None:
+    cluster.declare("m", models / "tiny-bert")
+    cluster.pod()
+    target = ["--redis-url", cluster.redis_url, "--pool", cluster.pool]
+    ran = run_cli("profile", "m", "--pairs", *target)
+    assert ran.status == 1
+    assert "no other model has a profile on" in ran.err
+    mixed = run_cli("profile", "m", "--pairs", "--export", "-", *target)
+    assert mixed.status == 2
+    assert "--shares and --pairs measure" in mixed.err

@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import io
 import os
+import socket
 import subprocess
 import sys
 import tarfile
@@ -115,6 +116,17 @@ def web_server(folder: Path) -> Iterator[str]:
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+@needs_kserve_storage
+def test_a_storage_that_sends_nothing_is_given_up(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        uri = f"http://127.0.0.1:{silent.getsockname()[1]}/model.tar.gz"
+        access = StorageAccess(os.environ, is_pool=True)
+        storage = LibraryStorage(uri, tmp_path / "staging", access, first_byte_timeout_s=0.5)
+        with pytest.raises(StorageFailed, match="no byte arrived"):
+            storage.list_files()
+    assert not (tmp_path / "staging").exists()
 
 
 def make_archive(folder: Path, files: Mapping[str, bytes]) -> None:

@@ -1,0 +1,100 @@
+"""`convert`: a pickled scikit-learn model as a skops file, made in a confined process."""
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated, Any
+
+import typer
+
+from pilotlight.commands import flags
+from pilotlight.errors import InvalidInput, PilotlightError
+from pilotlight.output import Output
+from pilotlight.platform.processes import python_module
+
+RESULT = "model.skops"
+TIMEOUT_S = 600.0
+REPORTED = frozenset({"estimator", "bytes", "rows", "random", "compared"})
+SUFFIXES = (".joblib", ".pkl", ".pickle")
+
+app = typer.Typer()
+
+
+@app.command("convert")
+def convert(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="A model.joblib or model.pkl.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to write model.skops to.")],
+    *,
+    rows: Annotated[
+        Path | None,
+        typer.Option(
+            help="Rows to compare predictions with: a JSON list as the instances of a V1 request."
+            " Random numbers without it."
+        ),
+    ] = None,
+    json_: flags.Json = False,
+) -> None:
+    """Convert a pickled scikit-learn model to skops, and compare its predictions.
+
+    Reading a pickle runs code that came with it: that happens in a process without network, which
+    can read Python's libraries and the model only, and write to a temporary folder only.
+    """
+    output = Output(json_)
+    _check(model, rows)
+    with TemporaryDirectory() as scratch:
+        report = _run(model, Path(scratch), rows)
+        if "error" in report:
+            raise PilotlightError(f"cannot convert {model}: {report['error']}")
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(Path(scratch) / RESULT, folder / RESULT)
+    kind = "random rows" if report["random"] else "rows"
+    compared = " and ".join(report["compared"])
+    output.result(
+        report | {"folder": str(folder)},
+        [
+            f"wrote {folder / RESULT} ({report['estimator']}, {report['bytes']} bytes):"
+            f" {compared} agree on {report['rows']} {kind}"
+        ],
+    )
+
+
+def _check(model: Path, rows: Path | None) -> None:
+    mistakes = []
+    if not model.is_file() or model.suffix not in SUFFIXES:
+        mistakes.append(f"MODEL must be a file {', '.join(SUFFIXES)}, was {str(model)!r}")
+    if rows is not None and not rows.is_file():
+        mistakes.append(f"--rows must be a file, was {str(rows)!r}")
+    elif rows is not None:
+        try:
+            json.loads(rows.read_text())
+        except ValueError as error:
+            mistakes.append(f"--rows must be a file of JSON: {error}")
+    if mistakes:
+        raise InvalidInput(mistakes)
+
+
+def _run(model: Path, folder: Path, rows: Path | None) -> dict[str, Any]:
+    """The report of the confined process, which has none of this process' environment."""
+    command = [*python_module("runtime.sandbox.conversion"), str(model), str(folder)]
+    threads = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+    try:
+        made = subprocess.run(
+            [*command, str(rows or "-")],
+            env=dict.fromkeys(threads, "1") | {"PATH": "/usr/bin:/bin"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise PilotlightError(f"cannot convert {model}: no end within {TIMEOUT_S:g} s") from error
+    try:  # the model's code may have printed, too
+        report: dict[str, Any] = json.loads(made.stdout.rstrip().rpartition("\n")[2])
+    except ValueError:
+        return {"error": f"its process ended with {made.returncode}: {made.stderr[-500:]}"}
+    if not isinstance(report, dict) or not ("error" in report or report.keys() >= REPORTED):
+        return {"error": "its process printed no report"}
+    return report

@@ -1,0 +1,129 @@
+"""Limits that a process sets itself and cannot lift: no network, few files, no other processes.
+
+Linux only: Landlock for files, a filter of system calls (seccomp) for the rest. Neither needs
+privileges or namespaces, so both work inside containers.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import platform
+import resource
+import struct
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+_LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 444, 445, 446
+_LANDLOCK_VERSION = 1
+_RULE_PATH = 1
+# Rights of include/uapi/linux/landlock.h.
+_WRITE_FILE, _READ_FILE, _READ_FOLDER = 1 << 1, 1 << 2, 1 << 3
+_REMOVE = 1 << 4 | 1 << 5
+_MAKE = 1 << 7 | 1 << 8  # folders and files
+_TRUNCATE = 1 << 14
+_READ = _READ_FILE | _READ_FOLDER
+_WRITE = _READ | _WRITE_FILE | _REMOVE | _MAKE | _TRUNCATE
+_OF_FILES = _READ_FILE | _WRITE_FILE | _TRUNCATE
+_RIGHTS_OF_ABI: Final = ((5, 1 << 16), (3, 1 << 15), (2, 1 << 14), (1, 1 << 13))
+"""By the first version of Landlock that has them: the bit after its last right of files."""
+_PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _FILTER_MODE = 38, 22, 2
+_LOAD, _JUMP_EQUAL, _JUMP_FROM, _RETURN = 0x20, 0x15, 0x35, 0x06
+_KILL, _ALLOW, _DENY = 0x80000000, 0x7FFF0000, 0x00050000 | errno.EPERM
+_OTHER_NUMBERS: Final = 0x40000000
+"""System calls of x32 on x86-64."""
+# Creation of sockets, other programs, other processes' memory and signals, namespaces, the kernel.
+_DENIED: Final = {
+    "x86_64": (0xC000003E, (
+        41, 59, 62, 101, 129, 155, 161, 165, 166, 175, 200, 234, 246, 248, 250, 272, 297, 298, 303,
+        308, 310, 311, 313, 321, 322, 323, 424, 425, 426, 427, 434, 438, 440,
+    )),
+    "aarch64": (0xC00000B7, (
+        39, 40, 41, 51, 97, 104, 105, 117, 129, 130, 131, 138, 198, 217, 219, 221, 240, 241, 268,
+        270, 271, 273, 280, 281, 282, 424, 425, 426, 427, 434, 438, 440,
+    )),
+}  # fmt: skip
+
+
+class ConfinementMissing(Exception):
+    """This machine cannot confine a process, which must therefore run no foreign code."""
+
+
+def confine(*, readable: Sequence[Path], writable: Sequence[Path], memory_bytes: int) -> None:
+    """Confine this process, which must have one thread; raises ConfinementMissing.
+
+    Args:
+        readable: files and folders that may be read, with all below them.
+        writable: folders whose files may also be written.
+        memory_bytes: address space, from now on.
+    """
+    if len(os.listdir("/proc/self/task")) != 1:
+        raise ConfinementMissing("the process has several threads, of which one would be confined")
+    machine = platform.machine()
+    if machine not in _DENIED:
+        raise ConfinementMissing(f"no filter of system calls is known for {machine}")
+    libc = ctypes.CDLL(None, use_errno=True)
+    for kind, limit in (
+        (resource.RLIMIT_AS, memory_bytes),
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_FSIZE, memory_bytes),
+    ):
+        resource.setrlimit(kind, (limit, limit))
+    if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
+        raise ConfinementMissing(f"no_new_privs: {os.strerror(ctypes.get_errno())}")
+    _restrict_files(libc, readable, writable)
+    _filter_calls(libc, *_DENIED[machine])
+
+
+def _restrict_files(libc: ctypes.CDLL, readable: Sequence[Path], writable: Sequence[Path]) -> None:
+    version = libc.syscall(_LANDLOCK_CREATE, None, 0, _LANDLOCK_VERSION)
+    if version < 1:
+        raise ConfinementMissing("the kernel has no Landlock (5.13 or later, enabled with lsm=)")
+    handled = next(end for least, end in _RIGHTS_OF_ABI if version >= least) - 1
+    attributes = struct.pack("=Q", handled)
+    rules = libc.syscall(_LANDLOCK_CREATE, attributes, len(attributes), 0)
+    for paths, rights in ((readable, _READ), (writable, _WRITE)):
+        for path in paths:
+            _allow(libc, rules, path, rights & handled)
+    if libc.syscall(_LANDLOCK_RESTRICT, rules, 0):
+        raise ConfinementMissing(f"Landlock: {os.strerror(ctypes.get_errno())}")
+    os.close(rules)
+
+
+def _allow(libc: ctypes.CDLL, rules: int, path: Path, rights: int) -> None:
+    try:
+        descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    rule = struct.pack("=Qi", rights if path.is_dir() else rights & _OF_FILES, descriptor)
+    failed = libc.syscall(_LANDLOCK_ADD, rules, _RULE_PATH, rule, 0)
+    os.close(descriptor)
+    if failed:
+        raise ConfinementMissing(f"Landlock, {path}: {os.strerror(ctypes.get_errno())}")
+
+
+def _filter_calls(libc: ctypes.CDLL, architecture: int, denied: Sequence[int]) -> None:
+    """BPF: kill on another architecture, deny the numbers, allow the rest (linux/seccomp.h)."""
+    steps = [
+        (_LOAD, 0, 0, 4),
+        (_JUMP_EQUAL, 1, 0, architecture),
+        (_RETURN, 0, 0, _KILL),
+        (_LOAD, 0, 0, 0),
+        (_JUMP_FROM, len(denied) + 1, 0, _OTHER_NUMBERS),
+        *(
+            (_JUMP_EQUAL, len(denied) - index, 0, number)
+            for index, number in enumerate(denied)
+        ),
+        (_RETURN, 0, 0, _ALLOW),
+        (_RETURN, 0, 0, _DENY),
+    ]  # fmt: skip
+    code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *step) for step in steps))
+    program = ctypes.create_string_buffer(
+        struct.pack("@HxxxxxxQ", len(steps), ctypes.addressof(code))
+    )
+    if libc.prctl(_PR_SET_SECCOMP, _FILTER_MODE, program, 0, 0):
+        raise ConfinementMissing(f"seccomp: {os.strerror(ctypes.get_errno())}")
