@@ -7,8 +7,10 @@ next call was not foreseen.
 from __future__ import annotations
 
 import random
+import sys
 import time
 from dataclasses import asdict, dataclass
+from statistics import mean
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -24,13 +26,20 @@ from workflows.scheduling.costs import (
     scheduling_problem,
 )
 from workflows.scheduling.problem import Step
+from workflows.scheduling.shared_batches import place_sharing_batches
 from workflows.scheduling.speculative import FEW_STATES, speculative
 
 if TYPE_CHECKING:
-    from workflows.scheduling.problem import Schedule
+    from collections.abc import Mapping
+
+    from workflows.scheduling.problem import Placement, Schedule
+    from workflows.scheduling.shared_batches import MergedSteps
 
 SIZES: Final = (8, 32, 128, 1000)
 PLANS: Final = 200
+GILL_SIZES: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1000)
+GILL_PLANS: Final = 40
+MAX_UNFILTERED: Final = 128
 STEPS: Final = 6
 MODELS: Final = 12
 MARKS_MS: Final = {32: "p50 1", 1000: "p95 5"}
@@ -75,17 +84,30 @@ def plan(
     steps: list[Step], cluster: list[Device], models: dict[str, ModelCosts],
     holders: dict[str, list[int]],
 ) -> Schedule:  # fmt: skip
-    """As the live planner: few candidates, their tables, the search."""
+    """As the live planner: few candidates, their tables, the search, with twins as one step too."""
     candidates = candidate_devices(
         steps, free_s=[device.free_s for device in cluster], holders=holders
     )
     used = sorted({device for each in candidates for device in each})
     position = {device: at for at, device in enumerate(used)}
     allowed = [[position[device] for device in each] for each in candidates]
-    problem = scheduling_problem(
-        steps, [cluster[device] for device in used], models, _LINKS, allowed=allowed
-    )
-    return speculative(problem, FEW_STATES)
+    devices_used = [cluster[device] for device in used]
+
+    def place(way: MergedSteps, placed: Mapping[int, Placement]) -> Schedule:
+        problem = scheduling_problem(
+            way.steps, devices_used, models, _LINKS, placed=placed,
+            allowed=[allowed[at] for at in way.calls_of()],
+        )  # fmt: skip
+        return speculative(problem, FEW_STATES)
+
+    return place_sharing_batches(steps, {}, lambda name: models[name].max_batch, place)
+
+
+def plan_unfiltered(
+    steps: list[Step], cluster: list[Device], models: dict[str, ModelCosts]
+) -> Schedule:
+    """All devices, and no partial schedule left out but the dominated ones, as the paper's."""
+    return speculative(scheduling_problem(steps, cluster, models, _LINKS), sys.maxsize)
 
 
 def shapes(rng: random.Random) -> dict[str, list[Step]]:
@@ -119,6 +141,31 @@ def measure(count: int) -> list[PlanningTime]:
     return found
 
 
+def measure_application(count: int) -> tuple[float, float | None]:
+    """Mean time in ms of a plan of GILL's three steps: with candidates, and without (few devices).
+
+    The experiment `workflow-scale` charges these times (`load/experiments/workflows/scale.py`).
+    """
+    rng = random.Random(count)
+    filtered, unfiltered = list[float](), list[float]()
+    for _ in range(GILL_PLANS):
+        models, cluster = costs(rng), devices(rng, count)
+        holders = {
+            name: [at for at, device in enumerate(cluster) if name in device.loaded]
+            for name in models
+        }
+        first, second, third = rng.sample(sorted(models), 3)
+        steps = [Step(first), Step(second, (0,)), Step(third, (1,))]
+        started_s = time.thread_time()
+        plan(steps, cluster, models, holders)
+        filtered.append(1e3 * (time.thread_time() - started_s))
+        if count <= MAX_UNFILTERED:
+            started_s = time.thread_time()
+            plan_unfiltered(steps, cluster, models)
+            unfiltered.append(1e3 * (time.thread_time() - started_s))
+    return mean(filtered), mean(unfiltered) if unfiltered else None
+
+
 def main() -> None:
     machine = machine_facts()
     print(f"{machine.line()}\n")
@@ -128,6 +175,10 @@ def main() -> None:
         mark = MARKS_MS.get(each.devices, "-")
         print(f"| {each.shape} | {each.devices} | {each.p50_ms:.2f} | {each.p95_ms:.2f} | "
               f"{each.exact:.2f} | {mark} |")  # fmt: skip
+    print("\n| devices | GILL, candidates, mean ms | GILL, all devices, mean ms |\n|---|---|---|")
+    for count in GILL_SIZES:
+        filtered_ms, all_ms = measure_application(count)
+        print(f"| {count} | {filtered_ms:.2f} | {'-' if all_ms is None else f'{all_ms:.2f}'} |")
     settings = {"plans": PLANS, "steps": STEPS}
     print(f"\nsamples: {save('workflows', machine, settings, [asdict(each) for each in found])}")
 

@@ -44,7 +44,7 @@ async def _serve(settings: SchedulerSettings, registry: Registry) -> None:
         scheduler = Scheduler(settings, watch, group, secret, metrics)
         for part in (
             watch.run(), secret.reload_periodically(), scheduler.keep_leases(),
-            scheduler.store_knowledge(),
+            scheduler.store_knowledge(), scheduler.observe_cluster(),
         ):  # fmt: skip
             group.create_task(part)
         config = uvicorn.Config(

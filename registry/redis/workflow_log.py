@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
+from registry.domain.graph import KIND as GRAPH
 from registry.domain.model import ModelName
+from registry.errors import InvalidModel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -52,8 +54,20 @@ class WorkflowLog:
     # Workflows
 
     async def put_workflow(self, name: ModelName, definition: Mapping[str, Any]) -> str:
-        """`created`, `configured` or `unchanged`."""
-        return str(await self._submit("put_workflow", str(name), _text(definition)))
+        """`created`, `configured` or `unchanged`. Raises InvalidModel for a name that is taken.
+
+        An InferenceGraph and a workflow of a file would have one URL for runs.
+        """
+        outcome = str(await self._submit("put_workflow", str(name), _text(definition)))
+        if outcome == "taken":
+            mine, other = "workflow", "InferenceGraph"
+            if definition["kind"] == GRAPH:
+                mine, other = other, mine
+            raise InvalidModel([
+                f"{mine} {name}: the name is that of a deployed {other}; delete that one, or use "
+                "another name"
+            ])  # fmt: skip
+        return outcome
 
     async def delete_workflow(self, name: ModelName) -> bool:
         """False: it did not exist."""

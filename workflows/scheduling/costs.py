@@ -14,7 +14,7 @@ from workflows.scheduling.problem import (
     Availability,
     Loading,
     SchedulingProblem,
-    dependents,
+    kinds_of,
 )
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def scheduling_problem(
     """Fill the tables for `steps`; a step runs on its `allowed` devices only (all by default)."""
     everywhere = [range(len(devices))] * len(steps)
     rows = [
-        _rows(models[step.model], step.model, devices, may_run, ready_s)
+        _rows(models[step.model], step, devices, may_run, ready_s)
         for step, may_run, ready_s in zip(
             steps, allowed or everywhere, _earliest_ready(steps, models, placed or {}), strict=True
         )
@@ -105,7 +105,7 @@ def scheduling_problem(
     def transfer_s(source: int, step: int, origin: int, device: int) -> float:
         near = devices[origin].node == devices[device].node
         link = links.within_node if near else links.between_nodes
-        return link.seconds(models[steps[source].model].output_bytes)
+        return link.seconds(steps[source].calls * models[steps[source].model].output_bytes)
 
     return SchedulingProblem(
         steps=steps,
@@ -114,7 +114,7 @@ def scheduling_problem(
         load_s=[load for _, load, _ in rows],
         compute_s=[compute for _, _, compute in rows],
         transfer_s=transfer_s,
-        alike=_alike(steps),
+        alike=kinds_of(steps),
         placed=placed or {},
         availability=availability,
         loading=loading,
@@ -129,57 +129,47 @@ def _earliest_ready(
     ready: list[float] = []
     for number, step in enumerate(steps):
         ready.append(max((ends[each] for each in step.inputs if each < number), default=0.0))
-        end_s = ready[-1] + models[step.model].batch_s(1)
+        end_s = ready[-1] + models[step.model].batch_s(step.calls)
         ends.append(placed[number].end_s if number in placed else end_s)
     return ready
 
 
 def _rows(
     costs: ModelCosts,
-    model: str,
+    step: Step,
     devices: Sequence[Device],
     may_run: Collection[int],
     ready_s: float,
 ) -> tuple[list[float], list[float], list[float]]:
-    """One model's free, load and compute times by device; infinite where it may not run."""
+    """One step's free, load and compute times by device; infinite where it may not run."""
     free, load, compute = ([inf] * len(devices) for _ in range(3))
     for device in may_run:
-        free[device], load[device], compute[device] = _turn(devices[device], model, costs, ready_s)
+        free[device], load[device], compute[device] = _turn(devices[device], step, costs, ready_s)
         if load[device] > 0.0:
-            compute[device] += devices[device].harm_s.get(model, 0.0)
+            compute[device] += devices[device].harm_s.get(step.model, 0.0)
     return free, load, compute
 
 
 def _turn(
-    device: Device, model: str, costs: ModelCosts, ready_s: float
+    device: Device, step: Step, costs: ModelCosts, ready_s: float
 ) -> tuple[float, float, float]:
     """A step's free, load and compute times on a device, if its inputs are there at `ready_s`.
 
     It joins a queued batch of its model that begins later than that, or runs alone in the first
     pause of the queue that is long enough, whichever ends sooner.
     """
-    alone_s, load_s = costs.batch_s(1), load_seconds(device, model, costs)
+    alone_s, load_s = costs.batch_s(step.calls), load_seconds(device, step.model, costs)
     begin_s = earliest_s = max(device.free_s, load_s, ready_s)
     for batch in device.queue:
-        has_room = batch.model == model and batch.size < costs.max_batch
+        has_room = batch.model == step.model and batch.size + step.calls <= costs.max_batch
         if has_room and batch.start_s > 0.0 and batch.start_s >= ready_s:
-            together_s = costs.batch_s(batch.size + 1)
+            together_s = costs.batch_s(batch.size + step.calls)
             if batch.start_s + together_s <= begin_s + alone_s:
                 return batch.start_s, 0.0, together_s
             break
         if batch.start_s < begin_s + alone_s and batch.end_s > begin_s:
             begin_s = batch.end_s
     return begin_s if begin_s > earliest_s else device.free_s, load_s, alone_s
-
-
-def _alike(steps: Sequence[Step]) -> list[int]:
-    """Steps of one model with the same inputs and dependents share a number."""
-    after = [tuple(followers) for followers in dependents(steps)]
-    kinds: dict[tuple[str, tuple[int, ...], tuple[int, ...]], int] = {}
-    return [
-        kinds.setdefault((step.model, step.inputs, followers), len(kinds))
-        for step, followers in zip(steps, after, strict=True)
-    ]
 
 
 def load_seconds(device: Device, model: str, costs: ModelCosts) -> float:

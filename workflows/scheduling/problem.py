@@ -43,6 +43,8 @@ class Step:
     model: str
     inputs: tuple[int, ...] = ()
     """Positions of the steps whose outputs it takes."""
+    calls: int = 1
+    """Calls that it stands for, which run as one batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +115,16 @@ def dependents(steps: Sequence[Step]) -> list[list[int]]:
                 found[source].append(index)
     _refuse_circles(steps, found)
     return found
+
+
+def kinds_of(steps: Sequence[Step]) -> list[int]:
+    """Steps of one model with the same inputs and dependents share a number."""
+    after = [tuple(followers) for followers in dependents(steps)]
+    kinds: dict[tuple[str, int, tuple[int, ...], tuple[int, ...]], int] = {}
+    return [
+        kinds.setdefault((step.model, step.calls, step.inputs, followers), len(kinds))
+        for step, followers in zip(steps, after, strict=True)
+    ]
 
 
 def _refuse_circles(steps: Sequence[Step], after: Sequence[Sequence[int]]) -> None:

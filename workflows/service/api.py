@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
-import re
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import orjson
 from fastapi import FastAPI, Request, Response
@@ -19,9 +17,18 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from registry.domain.model import ModelName
 from registry.errors import RegistryUnavailable
 from registry.pod_secret import HEADER as SECRET_HEADER
-from workflows.service.errors import BadFile, BadRequest, TooLarge, WorkflowError
-from workflows.service.policy import SchedulingPolicy
+from workflows.service.errors import BadFile, BadRequest, WorkflowError
 from workflows.service.run import ANY_WORKFLOW, RunStatus
+from workflows.service.run_requests import (
+    arguments_of,
+    deadline_of,
+    idempotency_key_of,
+    namespace_of,
+    read_body,
+    read_text,
+    scheduling_of,
+    workflow_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -30,11 +37,6 @@ if TYPE_CHECKING:
     from workflows.service.metrics import SchedulerMetrics
     from workflows.service.run import Run
     from workflows.service.scheduler import Scheduler
-
-NAMESPACE_HEADER: Final = "x-pilotlight-namespace"
-MAX_BODY_BYTES: Final = 16 * 1024**2
-_MAX_DEADLINE_MS: Final = 86_400_000
-_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 
 def create_api(scheduler: Scheduler, secret: PodSecret, metrics: SchedulerMetrics) -> FastAPI:
@@ -106,7 +108,7 @@ def _add_workflows(api: FastAPI, scheduler: Scheduler) -> None:
     @api.get("/v1/workflows")
     async def workflows(request: Request) -> dict[str, Any]:
         """The namespace's workflows."""
-        namespace = _namespace(request)
+        namespace = namespace_of(request)
         found = await scheduler.log.workflows()
         return {
             "workflows": [
@@ -119,9 +121,9 @@ def _add_workflows(api: FastAPI, scheduler: Scheduler) -> None:
     @api.put("/v1/workflows/{name}")
     async def deploy(request: Request, name: str) -> dict[str, Any]:
         """Check a file and deploy it."""
-        workflow = _workflow(request, name)
+        workflow = workflow_of(request, name)
         try:
-            source = await _text(request)
+            source = await read_text(request)
         except BadRequest as error:
             raise BadFile(str(error)) from None
         outcome, definition = await scheduler.deployments.deploy(workflow, source)
@@ -130,7 +132,7 @@ def _add_workflows(api: FastAPI, scheduler: Scheduler) -> None:
     @api.delete("/v1/workflows/{name}")
     async def delete(request: Request, name: str) -> JSONResponse:
         """Delete a workflow; its runs go on."""
-        workflow = _workflow(request, name)
+        workflow = workflow_of(request, name)
         if not await scheduler.deployments.delete(workflow):
             message = f"workflow {workflow} is not deployed"
             return _refusal(message, "workflow-not-found", 404)
@@ -146,12 +148,12 @@ def _add_runs(api: FastAPI, scheduler: Scheduler) -> None:
     @api.post("/v1/workflows/{name}:run")
     async def run(request: Request, name: str) -> Response:
         """Run a workflow: wait for its result, or, as the client prefers, do not."""
-        workflow = _workflow(request, name)
-        arguments = _arguments(await _body(request))
+        workflow = workflow_of(request, name)
+        arguments = arguments_of(await read_body(request))
         begun = await scheduler.begin(
             workflow, arguments,
-            deadline_s=_deadline_s(request), scheduling=_scheduling(request),
-            idempotency_key=_idempotency_key(request),
+            deadline_s=deadline_of(request), scheduling=scheduling_of(request),
+            idempotency_key=idempotency_key_of(request),
         )  # fmt: skip
         preferences = request.headers.get("prefer", "").replace(" ", "").lower().split(",")
         if "respond-async" in preferences:
@@ -171,10 +173,10 @@ def _add_runs(api: FastAPI, scheduler: Scheduler) -> None:
     @api.post("/v1/graphs/{name}")
     async def graph(request: Request, name: str) -> Response:
         """Run a graph with the request's body, and answer as its last step does."""
-        workflow = _workflow(request, name)
+        workflow = workflow_of(request, name)
         begun = await scheduler.begin_graph(
-            workflow, await _text(request),
-            deadline_s=_deadline_s(request), scheduling=_scheduling(request),
+            workflow, await read_text(request),
+            deadline_s=deadline_of(request), scheduling=scheduling_of(request),
         )  # fmt: skip
         await _wait_ended(scheduler, request, begun)
         return _graph_response(begun)
@@ -183,13 +185,13 @@ def _add_runs(api: FastAPI, scheduler: Scheduler) -> None:
     async def status(request: Request, name: str, identity: str) -> dict[str, Any]:
         """Status, result or error of a run; the name `-` stands for any workflow."""
         if name == ANY_WORKFLOW:
-            return await scheduler.outcome(ModelName(_namespace(request), name), identity)
-        return await scheduler.outcome(_workflow(request, name), identity)
+            return await scheduler.outcome(ModelName(namespace_of(request), name), identity)
+        return await scheduler.outcome(workflow_of(request, name), identity)
 
     @api.delete("/v1/workflows/{name}/runs/{identity}")
     async def cancel(request: Request, name: str, identity: str) -> JSONResponse:
         """Cancel a run."""
-        await scheduler.cancel(_workflow(request, name), identity)
+        await scheduler.cancel(workflow_of(request, name), identity)
         return JSONResponse({"id": identity, "outcome": "cancelled"}, 202)
 
 
@@ -270,85 +272,6 @@ async def _events(scheduler: Scheduler, run: Run) -> AsyncIterator[bytes]:
 
 def _event(kind: str, value: object) -> bytes:
     return f"event: {kind}\ndata: {json.dumps(value)}\n\n".encode()
-
-
-# Reading requests
-
-
-def _namespace(request: Request) -> str:
-    return request.headers.get(NAMESPACE_HEADER, "default")
-
-
-def _workflow(request: Request, name: str) -> ModelName:
-    if not _NAME.fullmatch(name):
-        raise BadRequest(
-            f"a workflow's name has 1 to 63 small letters, digits and hyphens, was {name[:80]!r}"
-        )
-    return ModelName(_namespace(request), name)
-
-
-async def _body(request: Request) -> bytes:
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > MAX_BODY_BYTES:
-            raise TooLarge(f"a body may have {MAX_BODY_BYTES} bytes")
-    return bytes(body)
-
-
-async def _text(request: Request) -> str:
-    try:
-        return (await _body(request)).decode()
-    except UnicodeDecodeError as error:
-        raise BadRequest(f"the body is not UTF-8: {error}") from None
-
-
-def _arguments(body: bytes) -> dict[str, Any]:
-    try:
-        arguments = orjson.loads(body) if body else {}
-    except ValueError as error:
-        raise BadRequest(f"the body must be a JSON object of arguments: {error}") from None
-    if not isinstance(arguments, dict):
-        raise BadRequest(
-            f"the body must be a JSON object of arguments, was {type(arguments).__name__}"
-        )
-    return arguments
-
-
-def _deadline_s(request: Request) -> float | None:
-    text = request.headers.get("x-pilotlight-deadline-ms")
-    if text is None:
-        return None
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not 0 < number <= _MAX_DEADLINE_MS:
-        raise BadRequest(
-            "header x-pilotlight-deadline-ms must be a positive number of milliseconds up to "
-            f"{_MAX_DEADLINE_MS}, was {text[:40]!r}"
-        )
-    return number / 1000
-
-
-def _scheduling(request: Request) -> SchedulingPolicy | None:
-    text = request.headers.get("x-pilotlight-scheduling")
-    if text is None:
-        return None
-    try:
-        return SchedulingPolicy(text)
-    except ValueError:
-        allowed = ", ".join(SchedulingPolicy)
-        raise BadRequest(
-            f"header x-pilotlight-scheduling must be one of {allowed}, was {text[:40]!r}"
-        ) from None
-
-
-def _idempotency_key(request: Request) -> str | None:
-    key = request.headers.get("idempotency-key")
-    if key is not None and not 1 <= len(key) <= 256:
-        raise BadRequest("header idempotency-key must have 1 to 256 characters")
-    return key
 
 
 def _location(run: Run) -> str:

@@ -32,6 +32,17 @@ class AssignedSteps:
         for steps in self._assigned.values():
             steps.pop((run, number), None)
 
+    def is_unsent(self, run: str, number: int, pod: str) -> bool:
+        """Whether a step is predicted or to run at a pod, and was not sent there."""
+        if (run, number) in self._expected[pod]:
+            return True
+        assigned = self._assigned[pod].get((run, number))
+        return assigned is not None and assigned.sent_s is None
+
+    def count(self, pod: str, key: str) -> int:
+        """Steps of a model that are to run at a pod."""
+        return sum(each.model == key for each in self._assigned[pod].values())
+
     def expect(self, run: str, number: int, pod: str, key: str, *, start_s: float) -> None:
         self._expected[pod][run, number] = AssignedStep(key, start_s)
 

@@ -105,9 +105,8 @@ def load_seconds(state: ClusterState, pod: PodState, key: str, now_s: float) -> 
     return max(seconds, 1e-6)
 
 
-def foreign_seconds(state: ClusterState, pod: PodState, own_steps: int, mean_s: float) -> float:
+def foreign_seconds(pod: PodState, own_steps: int, mean_s: float) -> float:
     """Work of requests on the device that this scheduler has not sent."""
-    del state
     return max(0, pod.inferring - own_steps) * mean_s
 
 

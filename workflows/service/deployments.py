@@ -9,7 +9,8 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from workflows.service.errors import BadFile, UnknownWorkflow, WorkflowStopped
+from registry.errors import InvalidModel
+from workflows.service.errors import BadFile, NameTaken, UnknownWorkflow, WorkflowStopped
 from workflows.service.runner_process import RunnerProcess
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ class Deployments:
     async def deploy(self, name: ModelName, source: str) -> tuple[str, Mapping[str, Any]]:
         """Check a file in a runner of its own and store it; the outcome and its definition.
 
-        Raises BadFile, RegistryUnavailable.
+        Raises BadFile, NameTaken, RegistryUnavailable.
         """
         if len(source.encode()) > MAX_SOURCE_BYTES:
             raise BadFile(f"a file may have {MAX_SOURCE_BYTES} bytes, has {len(source.encode())}")
@@ -81,7 +82,10 @@ class Deployments:
             "sha": hashlib.sha256(source.encode()).hexdigest()[:16],
             **{key: loaded[key] for key in ("parameters", "deadline_s", "is_stream", "function")},
         }  # fmt: skip
-        outcome = await self._log.put_workflow(name, definition)
+        try:
+            outcome = await self._log.put_workflow(name, definition)
+        except InvalidModel as error:
+            raise NameTaken(str(error)) from error
         self._replace(name, definition)
         return outcome, definition
 

@@ -41,6 +41,10 @@ class WorkflowStopped(WorkflowError, status=409, reason="workflow-stopped"):
     """The workflow's file killed its runner twice; deploy it again."""
 
 
+class NameTaken(WorkflowError, status=409, reason="name-taken"):
+    """The name is that of an InferenceGraph."""
+
+
 class TooManyRuns(WorkflowError, status=429, reason="too-many-runs"):
     """The scheduler executes as many runs as it may."""
 

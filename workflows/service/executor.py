@@ -285,14 +285,18 @@ class Executor:
             return
         run.status, run.result, run.error = status, result, error
         run.ended_s = self._planner.now_s()
+        self.release(run, is_learned=status is RunStatus.SUCCEEDED)
+        self._metrics.runs.labels(status.value).inc()
+        self._metrics.seconds.labels(run.scheduling.value).observe(run.ended_s - run.begun_s)
+        self._on_end(run)
+
+    def release(self, run: Run, *, is_learned: bool = False) -> None:
+        """Take back what a run still does here."""
         for step in run.steps:
             if step.task is not None:
                 step.task.cancel()
         self._send(run, {"run": run.identity, "type": "cancel"})
-        self._planner.end(run, is_learned=status is RunStatus.SUCCEEDED)
-        self._metrics.runs.labels(status.value).inc()
-        self._metrics.seconds.labels(run.scheduling.value).observe(run.ended_s - run.begun_s)
-        self._on_end(run)
+        self._planner.end(run, is_learned=is_learned)
 
     def cancel(self, run: Run) -> None:
         """A client wants no result any more."""

@@ -29,6 +29,8 @@ class Plan:
     """By position in the run."""
     made_s: float = 0.0
     """On the registry's clock."""
+    namespace: str = "default"
+    """Of its models."""
 
     def foresees(self, position: int, model: str, inputs: Sequence[int]) -> bool:
         """Whether the call at `position` is the one that was predicted."""

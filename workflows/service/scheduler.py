@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Final
 from registry.domain.graph import KIND as GRAPH
 from registry.domain.model import ModelName
 from registry.errors import RegistryUnavailable
+from registry.redis.arrival_hints import ArrivalHints
 from registry.redis.workflow_log import WorkflowLog
 from workflows.prediction.features import request_features
-from workflows.prediction.step_counts import BadCountsError
 from workflows.service.arguments import argument_problems
 from workflows.service.deployments import Deployments
 from workflows.service.errors import (
@@ -30,7 +30,8 @@ from workflows.service.errors import (
 )
 from workflows.service.executor import Executor
 from workflows.service.journal import Journal, resumed_run
-from workflows.service.knowledge import WorkflowCounts
+from workflows.service.knowledge_store import KnowledgeStore
+from workflows.service.lost_runs import adopt_result
 from workflows.service.planner import Planner
 from workflows.service.preloads import Preloads
 from workflows.service.run import Run, RunStatus, is_run_of
@@ -42,13 +43,15 @@ if TYPE_CHECKING:
     from registry.pod_secret import PodSecret
     from registry.redis.watch import ClusterWatch
     from registry.redis.workflow_log import TakenRun
-    from workflows.service.knowledge import WorkflowKnowledge
     from workflows.service.metrics import SchedulerMetrics
     from workflows.service.policy import SchedulingPolicy
     from workflows.service.settings import SchedulerSettings
 
 logger = logging.getLogger(__name__)
 
+OBSERVED_EVERY_S: Final = 1.0
+HINTS_TTL_S: Final = 5.0
+"""Time for which an autoscaler believes a scheduler that may be gone."""
 KEPT_IN_MEMORY: Final = 512
 """Ended runs, for those who ask soon."""
 
@@ -65,6 +68,7 @@ class Scheduler:
         self._group = group
         self._metrics = metrics
         self._log = WorkflowLog(watch.registry)
+        self._hints = ArrivalHints(watch.registry)
         self._owner = uuid.uuid4().hex[:12]
         self._runs: dict[str, Run] = {}
         """Under way, and the latest ones that ended."""
@@ -74,6 +78,7 @@ class Scheduler:
         )
         self._preloads = Preloads(group, secret, metrics, watch.registry_now_s)
         self.planner = Planner(watch, self._preloads, metrics)
+        self._knowledge = KnowledgeStore(self._log, self.planner)
         self._journal = Journal(self._log, self._lose)
         self._executor = Executor(
             settings, group, self._client, self.planner, self._journal, metrics,
@@ -144,13 +149,13 @@ class Scheduler:
         )  # fmt: skip
         if run.identity in self._runs:
             return self._runs[run.identity]
+        await self._knowledge.read(name)  # before: who finds the run begun finds it in `_runs`
         token = await self._log.begin_run(
             run.identity, run.head(), self._owner, lease_s=self._settings.lease
         )
         if token is None:
             return await self._find_or_read(run.identity)
         run.token = token
-        await self._read_knowledge(name)
         self._add(run)
         self.planner.begin(run)
         await self.deployments.start_run(deployment, run)
@@ -197,8 +202,14 @@ class Scheduler:
 
     def abandon(self, run: Run) -> None:
         """The client that waited for a run has left."""
-        if run.status is RunStatus.RUNNING:
+        if run.identity in self._active:
             self._executor.cancel(run)
+        elif run.status is RunStatus.RUNNING:
+            self._group.create_task(self._cancel_elsewhere(run.identity))
+
+    async def _cancel_elsewhere(self, identity: str) -> None:
+        with suppress(RegistryUnavailable):
+            await self._log.cancel_run(identity)
 
     # The course of runs
 
@@ -206,19 +217,28 @@ class Scheduler:
         self.deployments.send(run, message)
 
     def _on_end(self, run: Run) -> None:
+        self._leave(run)
+        self._group.create_task(self._end(run))
+
+    def _leave(self, run: Run) -> None:
+        """The run is over, or another scheduler executes it."""
         self._active.pop(run.identity, None)
         self._metrics.active.set(len(self._active))
         if run.timer is not None:
             run.timer.cancel()
         self.deployments.forget(run)
-        self._group.create_task(self._end(run))
 
     async def _end(self, run: Run) -> None:
         """Record the result before anybody learns of it."""
+        is_elsewhere = False
         with suppress(RegistryUnavailable):
-            await self._log.end_run(
+            is_recorded = await self._log.end_run(
                 run.identity, run.token, run.outcome(), kept_s=self._settings.kept_runs
             )
+            is_elsewhere = not is_recorded and await self._is_owned_elsewhere(run.identity)
+        if is_elsewhere:
+            self._runs.pop(run.identity, None)
+            await adopt_result(self._log, run, self.planner.now_s(), self._settings.lease)
         run.ended.set()
         async with run.changed:
             run.changed.notify_all()
@@ -246,16 +266,25 @@ class Scheduler:
         After a pause longer than its leases a scheduler may have taken over its own runs.
         """
         try:
-            record = await self._log.run(identity)
+            is_lost = await self._is_owned_elsewhere(identity)
         except RegistryUnavailable:
             return  # the next renewal finds it
-        if record is not None and record.owner == self._owner:
-            return
         run = self._active.get(identity)
-        if run is None:
+        if run is None or not is_lost:
             return
         logger.warning("run lost to another scheduler", extra={"run": identity})
-        self._executor.fail(run, "another scheduler has taken the run over", "taken-over", 503)
+        self._leave(run)
+        self._runs.pop(identity, None)
+        self._executor.release(run)
+        await adopt_result(self._log, run, self.planner.now_s(), self._settings.lease)
+        run.ended.set()
+        async with run.changed:
+            run.changed.notify_all()
+
+    async def _is_owned_elsewhere(self, identity: str) -> bool:
+        """Raises RegistryUnavailable."""
+        record = await self._log.run(identity)
+        return record is not None and record.owner != self._owner
 
     # Leases, and what is stored now and then
 
@@ -306,52 +335,35 @@ class Scheduler:
             return
         try:
             deployment = await self.deployments.find(run.workflow)
-            await self._read_knowledge(run.workflow)
+            await self._knowledge.read(run.workflow)
             await self.deployments.start_run(deployment, run)
         except (UnknownWorkflow, WorkflowStopped, BadFile, RunnerFailed) as error:
             self._executor.fail(run, str(error), error.reason, int(error.status))
         except RegistryUnavailable as error:
             self._executor.fail(run, str(error), "not-ready", 503)
 
-    async def _read_knowledge(self, name: ModelName) -> None:
-        """What other schedulers, or this one before its restart, know of a workflow."""
-        if name in self.planner.knowledge:
-            return
-        knowledge = self.planner.knowledge[name]
-        with suppress(RegistryUnavailable):
-            stored, _ = await self._stored_counts(name)
-            knowledge.adopt(stored, self.planner.now_s())
+    async def observe_cluster(self) -> None:
+        """Every second: look at the cluster, and tell autoscalers what is planned; until cancelled.
 
-    async def _stored_counts(self, name: ModelName) -> tuple[WorkflowCounts, int]:
-        """What all schedulers have stored, and its version; damaged counts are replaced."""
-        stored, version = await self._log.counts(name)
-        try:
-            return WorkflowCounts.of_json(stored, self.planner.now_s()), version
-        except BadCountsError as error:
-            logger.warning("stored counts are damaged", extra={"error": str(error)})
-            return WorkflowCounts(), version
+        They do not demote models of planned steps then, and load those that many plans expect.
+        """
+        is_told = False
+        while True:
+            await asyncio.sleep(OBSERVED_EVERY_S)
+            if not self.is_ready:
+                continue
+            self.planner.observe()
+            hints = self.planner.hints()
+            if hints or is_told:
+                with suppress(RegistryUnavailable):
+                    await self._hints.put(self._owner, hints, ttl_s=HINTS_TTL_S)
+                    is_told = bool(hints)
 
     async def store_knowledge(self) -> None:
         """Store what has changed, periodically; until cancelled."""
         while True:
             await asyncio.sleep(self._settings.store_interval)
-            for name, knowledge in list(self.planner.knowledge.items()):
-                if knowledge.is_changed:
-                    await self._store(name, knowledge)
-
-    async def _store(self, name: ModelName, knowledge: WorkflowKnowledge) -> None:
-        """Add what is not stored yet to the counts of all schedulers, and go on from these."""
-        taken = knowledge.take_unstored()
-        try:
-            stored, version = await self._stored_counts(name)
-            now_s = self.planner.now_s()
-            stored.merge(taken, now_s)
-            if await self._log.put_counts(name, stored.as_json(now_s), version):
-                knowledge.adopt(stored, now_s)
-                return
-        except RegistryUnavailable as error:
-            logger.debug("counts are stored later", extra={"error": str(error)})
-        knowledge.put_back(taken, self.planner.now_s())  # for the next interval
+            await self._knowledge.store_changed()
 
 
 def _identity(name: ModelName, key: str | None) -> str:

@@ -32,7 +32,7 @@ class SchedulerSettings:
     scheduling: SchedulingPolicy = option(  # noqa: RUF009 - as all other fields
         SchedulingPolicy.SPECULATIVE,
         _parse_policy,
-        "where steps run: speculative, greedy, round-robin, or auto (the gateway's choice)",
+        "where steps run: " + ", ".join(SchedulingPolicy),
     )  # fmt: skip
     max_runs: int = option(1024, parse_int(1), "runs under way at once; further ones get 429")
     max_steps: int = option(256, parse_int(1), "steps that one run may begin")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from load.experiments.workflows import constants
 
@@ -41,10 +41,12 @@ def gill(rng: random.Random) -> WorkflowRequest:
     return WorkflowRequest("gill", tuple(calls), frozenset({f"images:is-{images}"}))
 
 
-def knowledge_card(rng: random.Random) -> WorkflowRequest:
+def knowledge_card(
+    rng: random.Random, word_is_true: float = constants.WORD_IS_TRUE
+) -> WorkflowRequest:
     """The language model picks a card, which answers, and the language model concludes."""
     card = rng.randrange(constants.CARDS)
-    is_true = rng.random() < constants.WORD_IS_TRUE
+    is_true = rng.random() < word_is_true
     word = card if is_true else rng.randrange(constants.CARDS)
     calls = (
         Call("language"),
@@ -66,7 +68,8 @@ def debate(rng: random.Random) -> WorkflowRequest:
     return WorkflowRequest("debate", tuple(calls), frozenset())
 
 
-GENERATORS: Final[Mapping[str, Callable[[random.Random], WorkflowRequest]]] = {
+Generators: TypeAlias = "Mapping[str, Callable[[random.Random], WorkflowRequest]]"
+GENERATORS: Final[Generators] = {
     "gill": gill, "knowledge-card": knowledge_card, "debate": debate,
 }  # fmt: skip
 APPLICATIONS: Final[Mapping[str, tuple[str, ...]]] = {

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import random
     from pathlib import Path
 
-    from load.experiments.workflows.applications import WorkflowRequest
+    from load.experiments.workflows.applications import Generators, WorkflowRequest
 
 FILE: Final = "gentd26_per_minute.csv.gz"
 _FIRST_MINUTE: Final = 227 * 120
@@ -22,19 +22,25 @@ _FIRST_MINUTE: Final = 227 * 120
 
 
 def arrivals(
-    file: Path, application: str, rate_per_s: float, rng: random.Random, minutes: int = MINUTES
-) -> list[tuple[float, WorkflowRequest]]:
-    """Times and requests; `rate_per_s` on average, by minute and workflow as in the trace."""
+    file: Path, application: str, rate_per_s: float, rng: random.Random, minutes: int = MINUTES,
+    *, changes_at_s: float | None = None, generators: Generators = GENERATORS,
+) -> list[tuple[float, WorkflowRequest]]:  # fmt: skip
+    """Times and requests; `rate_per_s` on average, by minute and workflow as in the trace.
+
+    From `changes_at_s` on GILL's requests are doubled and those of others halved (section 8.2).
+    """
     workflows = APPLICATIONS[application]
     counts = _counts(file, len(workflows), minutes)
     total = sum(counts.values())
     found = []
     for (minute, workflow), count in sorted(counts.items()):
         expected = rate_per_s * minutes * 60 * count / total
+        if changes_at_s is not None and minute * 60 >= changes_at_s:
+            expected *= 2.0 if workflows[workflow] == "gill" else 0.5
         number = int(expected) + (rng.random() < expected % 1)
         for _ in range(number):
             time_s = (minute + rng.random()) * 60
-            found.append((time_s, GENERATORS[workflows[workflow]](rng)))
+            found.append((time_s, generators[workflows[workflow]](rng)))
     return sorted(found, key=lambda each: each[0])
 
 

@@ -43,6 +43,13 @@ HOST_BYTES_PER_S: Final = 12 * GB
 """Host to device, PCIe Gen4, chosen: all models are in host memory (section 5.4)."""
 LOAD_FIXED_S: Final = 0.2
 """Chosen."""
+
+
+def load_seconds(model: str, bytes_per_s: float = HOST_BYTES_PER_S) -> float:
+    """From host memory to a device."""
+    return LOAD_FIXED_S + MODELS[model].size_bytes / bytes_per_s
+
+
 LINKS: Final = Links(
     within_node=TransferCosts(0.0002, 100 * GB), between_nodes=TransferCosts(0.0005, 10 * GB)
 )
@@ -50,13 +57,18 @@ LINKS: Final = Links(
 RECENT_S: Final = 30.0
 """A model used since then is expected to be used again: its eviction costs its load. Chosen."""
 DEVICES: Final = 8
+DEVICES_PER_NODE: Final = 8
+"""Section 8."""
 MEMORY_BYTES: Final = {"gill": 14.5 * GB, "knowledge-card": 30 * GB, "debate": 14 * GB,
                        "mix": 30 * GB}  # fmt: skip
 """Chosen: less than all models of the application need, at least the largest of them."""
 LOAD_SHARE: Final = 0.5
 """Share of the time for which devices would be busy with batches of one. Chosen."""
 MINUTES: Final = 10
-SEEDS: Final = (1, 2, 3, 4, 5)
+CHANGE_MINUTES: Final = 20
+"""Of figure 10, with the change in the middle: the paper's two hours, shortened."""
+SEEDS: Final = (11, 12, 13, 14, 15)
+"""Others than those on which policies were chosen (1 to 5)."""
 
 # GILL: the share of requests by their number of images, and of those that ask for one. Tuned on
 # markov-prefix's accuracy alone (figure 12: up to 94 %).

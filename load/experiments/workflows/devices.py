@@ -11,48 +11,26 @@ from typing import TYPE_CHECKING
 
 from load.experiments.workflows.constants import (
     HOST_BYTES_PER_S,
-    LOAD_FIXED_S,
     MODELS,
     RECENT_S,
+    load_seconds,
 )
+from load.experiments.workflows.device_counts import DeviceCounts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-
-@dataclass(eq=False, slots=True)
-class SimulatedStep:
-    """One call of one request."""
-
-    run: int
-    number: int
-    model: str
-    device: int = -1
-    ready_s: float | None = None
-    """When its inputs are at its device; None: they are not all computed."""
-    begun_s: float | None = None
-    end_s: float | None = None
-
-
-@dataclass(slots=True)
-class DeviceCounts:
-    loads: int = 0
-    load_s: float = 0.0
-    beside_s: float = 0.0
-    """Of loading, while a batch ran at the load's begin."""
-    batches: int = 0
-    steps: int = 0
-    unused: int = 0
-    """Loads of models that left the device without a step."""
+    from load.experiments.workflows.device_counts import SimulatedStep
+    from load.simulator.event_queue import EventQueue
 
 
 @dataclass(eq=False, slots=True)
 class SimulatedDevice:
     index: int
     memory_bytes: float
-    after: Callable[[float, Callable[[], None]], None]
-    """Call something at a time."""
+    events: EventQueue
     on_end: Callable[[SimulatedStep], None]
+    host_bytes_per_s: float = HOST_BYTES_PER_S
     queue: list[SimulatedStep] = field(default_factory=list)
     """Assigned and not begun."""
     running: list[SimulatedStep] = field(default_factory=list)
@@ -66,20 +44,26 @@ class SimulatedDevice:
     """Models to load ahead, with the runs that want them."""
     counts: DeviceCounts = field(default_factory=DeviceCounts)
 
-    def poke(self, now_s: float) -> None:
-        """Begin what can begin."""
-        self._begin_batch(now_s)
-        self._begin_load(now_s)
+    @property
+    def now_s(self) -> float:
+        return self.events.now_s
 
-    def load_s(self, model: str, now_s: float) -> float:
+    def poke(self, _: object = None) -> None:
+        """Begin what can begin."""
+        self._begin_batch()
+        self._begin_load()
+        is_running, is_loading = bool(self.running), bool(self.loading)
+        self.counts.begin(self.now_s, is_running=is_running, is_loading=is_loading)
+
+    def load_s(self, model: str) -> float:
         """Time until the model is loaded, if nothing else were; 0 where it is."""
         if model in self.loaded:
             return 0.0
         if model == self.loading:
-            return self.load_end_s - now_s
-        return LOAD_FIXED_S + MODELS[model].size_bytes / HOST_BYTES_PER_S
+            return self.load_end_s - self.now_s
+        return load_seconds(model, self.host_bytes_per_s)
 
-    def harm_s(self, model: str, now_s: float) -> float:
+    def harm_s(self, model: str) -> float:
         """What a load costs others: reloads of evicted models that were used lately."""
         if model in self.loaded or model == self.loading:
             return 0.0
@@ -90,70 +74,64 @@ class SimulatedDevice:
             if short <= 0:
                 break
             short -= MODELS[victim].size_bytes
-            if now_s - self.loaded[victim] < RECENT_S:
-                seconds += LOAD_FIXED_S + MODELS[victim].size_bytes / HOST_BYTES_PER_S
+            if self.now_s - self.loaded[victim] < RECENT_S:
+                seconds += load_seconds(victim, self.host_bytes_per_s)
         return seconds
 
-    def _ready(self, now_s: float) -> list[SimulatedStep]:
+    def _ready(self) -> list[SimulatedStep]:
+        now_s = self.now_s
         return [step for step in self.queue if step.ready_s is not None and step.ready_s <= now_s]
 
-    def _begin_batch(self, now_s: float) -> None:
+    def _begin_batch(self) -> None:
         if self.running:
             return
-        ready = [step for step in self._ready(now_s) if step.model in self.loaded]
+        ready = [step for step in self._ready() if step.model in self.loaded]
         if not ready:
             return
         first = min(ready, key=lambda step: (step.ready_s or 0.0, step.run, step.number))
         figures = MODELS[first.model]
         batch = [step for step in ready if step.model == first.model][: figures.max_batch]
         for step in batch:
-            step.begun_s = now_s
+            step.begun_s = self.now_s
             self.queue.remove(step)
         self.running = batch
-        self.loaded[first.model] = now_s
+        self.loaded[first.model] = self.now_s
         self.used.add(first.model)
-        self.batch_end_s = now_s + figures.batch_s(len(batch))
+        self.batch_end_s = self.now_s + figures.batch_s(len(batch))
         self.counts.batches += 1
         self.counts.steps += len(batch)
-        self.after(self.batch_end_s, self._end_batch)
+        self.events.at(self.batch_end_s, self._end_batch)
 
-    def _end_batch(self) -> None:
+    def _end_batch(self, _: object) -> None:
         batch, self.running = self.running, []
-        self.loaded[batch[0].model] = self.batch_end_s
+        self.loaded[batch[0].model] = self.now_s
         for step in batch:
-            step.end_s = self.batch_end_s
+            step.end_s = self.now_s
             self.on_end(step)
-        self.poke(self.batch_end_s)
+        self.poke()
 
-    def _begin_load(self, now_s: float) -> None:
+    def _begin_load(self) -> None:
         if self.loading:
             return
-        needed = [step.model for step in self._ready(now_s)]
+        needed = [step.model for step in self._ready()]
         coming = [step.model for step in self.queue if step.model not in needed]
         for model in dict.fromkeys((*needed, *coming, *self.wanted)):
             if model in self.loaded:
                 continue
             is_urgent = model in needed and not self.running
             if self._make_room(model, is_urgent=is_urgent):
-                self._load(model, now_s)
+                self.loading, self.load_end_s = model, self.now_s + self.load_s(model)
+                self.counts.loads += 1
+                self.events.at(self.load_end_s, self._end_load)
                 return
             if model in needed:
                 return  # later ones wait for the room, too
 
-    def _load(self, model: str, now_s: float) -> None:
-        seconds = self.load_s(model, now_s)
-        self.loading, self.load_end_s = model, now_s + seconds
-        self.counts.loads += 1
-        self.counts.load_s += seconds
-        if self.running:
-            self.counts.beside_s += seconds
-        self.after(self.load_end_s, self._end_load)
-
-    def _end_load(self) -> None:
-        self.loaded[self.loading] = self.load_end_s
+    def _end_load(self, _: object) -> None:
+        self.loaded[self.loading] = self.now_s
         self.used.discard(self.loading)
         self.loading = ""
-        self.poke(self.load_end_s)
+        self.poke()
 
     def _make_room(self, model: str, *, is_urgent: bool) -> bool:
         """Evict by last use; urgent loads may evict models of queued steps, for a deadlock else."""

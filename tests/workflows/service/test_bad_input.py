@@ -133,6 +133,45 @@ def test_an_endless_loop_that_yields_ends_at_the_deadline(harness: WorkflowHarne
     assert harness.result(name, {"forever": False}) == "done"
 
 
+def test_other_runs_go_on_beside_an_endless_loop(harness: WorkflowHarness) -> None:
+    name = harness.deploy(
+        """
+        @workflow(deadline="20s")
+        async def f(forever: bool):
+            text = (await model("writer")("done"))["text"]
+            while forever:
+                pass
+            return text
+        """
+    )
+    stuck = harness.start(name, {"forever": True})
+    assert harness.result(name, {"forever": False}) == "done"
+    assert harness.wait_ended(stuck)["error"]["reason"] == "stuck"
+
+
+def test_too_large_bodies_are_refused(harness: WorkflowHarness) -> None:
+    name = harness.deploy("@workflow\nasync def f(text: str): return text\n")
+    response = harness.run(name, {"text": "a" * (16 << 20)})
+    assert response.status_code == 413
+    assert "16777216 bytes" in response.json()["error"]
+    assert harness.result(name, {"text": "a"}) == "a"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        pytest.param({"x_pilotlight_deadline_ms": "soon"}, id="deadline"),
+        pytest.param({"x_pilotlight_deadline_ms": "-1"}, id="past deadline"),
+        pytest.param({"idempotency_key": "k" * 257}, id="idempotency key"),
+    ],
+)
+def test_wrong_headers_are_refused(harness: WorkflowHarness, headers: dict[str, str]) -> None:
+    name = harness.deploy("@workflow\nasync def f(): return 1\n")
+    response = harness.run(name, **headers)
+    assert response.status_code == 400
+    assert next(iter(headers)).replace("_", "-") in response.json()["error"]
+
+
 def test_a_file_that_ends_its_runner_twice_is_stopped(harness: WorkflowHarness) -> None:
     name = harness.deploy(
         """

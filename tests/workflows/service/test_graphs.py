@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from registry.errors import InvalidModel
 from registry.inference_service.graph_reader import read_graphs
 from registry.redis.client import Registry
 from registry.redis.workflow_log import WorkflowLog
@@ -100,6 +101,19 @@ def test_unknown_graphs_and_other_workflows_are_named(harness: WorkflowHarness) 
     assert client.post(gateway, json={}).status_code == 400
     url = apply(harness, "texts")
     assert client.post(url, content=b"\xff").status_code == 400
+
+
+def test_a_graph_and_a_workflow_do_not_share_a_name(harness: WorkflowHarness) -> None:
+    file = "@workflow\nasync def f(): return 1\n"
+    name = harness.deploy(file)
+    with pytest.raises(InvalidModel, match=f"InferenceGraph .*{name}: the name is that of a .* wo"):
+        apply(harness, name)
+    url = apply(harness, "first")
+    taken = harness.put(file, "first")
+    assert taken.status_code == 409
+    assert taken.json()["reason"] == "name-taken"
+    assert "is that of a deployed InferenceGraph" in taken.json()["error"]
+    assert harness.pool.client.post(url, json={"kind": "one"}).status_code == 200
 
 
 def test_a_seen_graph_is_predicted(harness: WorkflowHarness) -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
 
+from registry.redis.arrival_hints import ArrivalHints
+from registry.redis.client import Registry
 from tests import servers
 from tests.workflows.service.harness import TWO_STEPS
+from workflows.service.policy import SchedulingPolicy
 
 if TYPE_CHECKING:
     from tests.workflows.service.harness import WorkflowHarness
@@ -46,7 +51,7 @@ def test_branches_follow_fetched_outputs(harness: WorkflowHarness) -> None:
 
 def test_each_policy_runs_a_workflow(harness: WorkflowHarness) -> None:
     name = harness.deploy(TWO_STEPS)
-    for policy in ("speculative", "greedy", "round-robin", "auto"):
+    for policy in SchedulingPolicy:
         result = harness.result(name, {"text": "a"}, x_pilotlight_scheduling=policy)
         assert result == {"texts": "a"}
 
@@ -58,6 +63,44 @@ def test_a_seen_workflow_is_predicted(harness: WorkflowHarness) -> None:
     document = harness.wait_ended(harness.start(name, {"text": "a"}))
     assert [step["predicted"] for step in document["steps"]] == [True, True]
     assert [each["model"] for each in document["plans"][0]["steps"]] == ["writer", "judge"]
+
+
+def test_planned_steps_are_announced_while_a_run_is_under_way(harness: WorkflowHarness) -> None:
+    name = harness.deploy(
+        """
+        @workflow(deadline="60s")
+        async def later(text: str):
+            first = await model("hold-writer")(text)
+            return await model("judge")(texts=first["text"])
+        """
+    )
+    for _ in range(3):
+        _release_until_ended(harness, harness.start(name, {"text": "a"}))
+    location = harness.start(name, {"text": "a"})
+    servers.wait_until(lambda: "default/judge" in _announced(harness), what="judge announced")
+    _release_until_ended(harness, location)
+    servers.wait_until(lambda: not _announced(harness), what="no step announced")
+
+
+def _release_until_ended(harness: WorkflowHarness, location: str) -> None:
+    def has_ended() -> bool:
+        harness.release()
+        return bool(harness.status(location)["status"] != "running")
+
+    servers.wait_until(has_ended, what="run ended")
+
+
+def _announced(harness: WorkflowHarness) -> list[str]:
+    """Models of which schedulers announce steps, as autoscalers read them."""
+
+    async def read() -> list[str]:
+        registry = Registry(harness.pool.redis_url, harness.pool.pool)
+        try:
+            return [str(hint.model) for hint in await ArrivalHints(registry).read()]
+        finally:
+            await registry.close()
+
+    return asyncio.run(read())
 
 
 def test_an_asynchronous_run_is_read_and_cancelled(harness: WorkflowHarness) -> None:
@@ -87,6 +130,19 @@ def test_a_key_begins_one_run(harness: WorkflowHarness) -> None:
     first = harness.run(name, {"text": "a"}, idempotency_key="k1").json()
     assert harness.run(name, {"text": "a"}, idempotency_key="k1").json() == first
     assert harness.run(name, {"text": "a"}, idempotency_key="k2").json() != first
+
+
+def test_a_key_used_at_the_same_time_begins_one_run(harness: WorkflowHarness) -> None:
+    name = harness.deploy(
+        """
+        @workflow
+        async def once():
+            return str(uuid4())
+        """
+    )
+    with ThreadPoolExecutor(8) as threads:
+        runs = list(threads.map(lambda _: harness.result(name, idempotency_key="k3"), range(8)))
+    assert len(set(runs)) == 1
 
 
 def test_a_generator_streams(harness: WorkflowHarness) -> None:

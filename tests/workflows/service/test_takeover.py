@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import signal
+import time
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import pytest
+import redis
 
 from tests import servers
 from tests.workflows.service.harness import running_scheduler
@@ -51,6 +54,84 @@ def test_a_run_outlives_its_scheduler(harness: WorkflowHarness) -> None:
     assert document["resumptions"] == 1
     assert _executed(harness) - executed <= 2, "the first step was in the journal"
     assert [step["state"] for step in document["steps"]] == ["done", "done"]
+
+
+HELD = """
+@workflow(deadline="60s")
+async def held(text: str):
+    first = (await model("writer")(text))["text"]
+    return (await model("hold-writer")(first + "b"))["text"]
+"""
+
+
+def test_a_scheduler_goes_on_with_its_runs_after_a_pause(harness: WorkflowHarness) -> None:
+    location = _begun(harness, harness.deploy(HELD))
+    process = harness.scheduler.process
+    process.send_signal(signal.SIGSTOP)
+    try:
+        servers.wait_until(lambda: _has_expired(harness, location), what="lease over")
+    finally:
+        process.send_signal(signal.SIGCONT)
+    document = _released(harness, location)
+    assert (document["status"], document["result"]) == ("succeeded", "ab")
+
+
+def test_who_waits_at_a_paused_scheduler_gets_the_result_of_another(
+    harness: WorkflowHarness,
+) -> None:
+    name, pool = harness.deploy(HELD), harness.pool
+    waiting = pool.threads.submit(harness.result, name, {"text": "a"})
+    servers.wait_until(lambda: len(_runs(harness)) == 1, what="run begun")
+    [identity] = _runs(harness)
+    location = f"{harness.url}/{name}/runs/{identity}"
+    servers.wait_until(lambda: len(harness.status(location)["steps"]) == 2, what="second step")
+    process = harness.scheduler.process
+    process.send_signal(signal.SIGSTOP)
+    try:
+        with running_scheduler(
+            harness.folder / "other", pool.redis_url, pool.pool, pool.gateway.url,
+            port=servers.free_port(),
+        ) as other:  # fmt: skip
+            servers.wait_until(
+                lambda: "run taken over" in other.log_file.read_text(), what="run taken over"
+            )
+            process.send_signal(signal.SIGCONT)
+            document = _released(harness, location)
+            assert (document["status"], document["result"]) == ("succeeded", "ab")
+            assert waiting.result(timeout=30) == "ab"
+    finally:
+        process.send_signal(signal.SIGCONT)
+
+
+def _begun(harness: WorkflowHarness, name: str) -> str:
+    """A run whose second step is held."""
+    location = harness.start(name, {"text": "a"})
+    servers.wait_until(lambda: len(harness.status(location)["steps"]) == 2, what="second step")
+    return location
+
+
+def _released(harness: WorkflowHarness, location: str) -> dict[str, Any]:
+    def has_ended() -> bool:
+        harness.release()
+        return bool(harness.status(location)["status"] != "running")
+
+    servers.wait_until(has_ended, what="run ended", timeout_s=60)
+    return harness.status(location)
+
+
+def _runs(harness: WorkflowHarness) -> dict[str, float]:
+    """Runs under way, with the ends of their leases."""
+    with redis.Redis.from_url(harness.pool.redis_url, decode_responses=True) as client:
+        keys = [each for each in client.scan_iter("*runs") if harness.pool.pool in each]
+        return {
+            run: ends_ms
+            for key in keys
+            for run, ends_ms in client.zrange(key, 0, -1, withscores=True)
+        }
+
+
+def _has_expired(harness: WorkflowHarness, location: str) -> bool:
+    return _runs(harness)[location.rpartition("/")[2]] < 1000 * time.time()
 
 
 def _executed(harness: WorkflowHarness) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import random
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,7 +12,9 @@ import pytest
 from load.experiments.workflows import constants
 from load.experiments.workflows.accuracy import AccuracyTask, next_step_accuracy
 from load.experiments.workflows.applications import APPLICATIONS, GENERATORS, models_of
-from load.experiments.workflows.simulation import WorkflowSimulation, WorkflowTask
+from load.experiments.workflows.device_counts import SimulatedStep
+from load.experiments.workflows.sharing_devices import SharingDevice
+from load.experiments.workflows.simulation import POLICIES, WorkflowSimulation, WorkflowTask
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,7 +36,7 @@ def task(trace: Path, application: str, policy: str, rate_per_s: float = 0.4) ->
     return WorkflowTask(application, policy, 1, 3, memory, rate_per_s, trace, 1)
 
 
-@pytest.mark.parametrize("policy", ["speculative", "greedy", "round-robin"])
+@pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("application", list(APPLICATIONS))
 def test_every_step_runs_once_after_its_inputs(trace: Path, application: str, policy: str) -> None:
     simulation = WorkflowSimulation(task(trace, application, policy))
@@ -46,10 +49,57 @@ def test_every_step_runs_once_after_its_inputs(trace: Path, application: str, po
             for number in (*call.inputs, *call.known_after):
                 assert (run.steps[number].end_s or 0.0) <= step.begun_s
     for device in simulation.devices:
-        held = sum(constants.MODELS[model].size_bytes for model in device.loaded)
+        if isinstance(device, SharingDevice):
+            models = [copy.model for copy in device.copies]
+            assert not any(copy.queue or copy.running for copy in device.copies)
+        else:
+            models = list(device.loaded)
+            assert not device.queue
+            assert not device.wanted
+        held = sum(constants.MODELS[model].size_bytes for model in models)
         assert held <= device.memory_bytes
-        assert not device.queue
-        assert not device.wanted
+        assert policy != "reactive-alone" or len(models) <= 1
+    shares = result.running_share + result.loading_share + result.both_share
+    assert 0 < shares <= 1
+
+
+def test_static_loads_nothing(trace: Path) -> None:
+    assert WorkflowSimulation(task(trace, "mix", "static")).run().loads == 0
+
+
+def test_copies_on_one_device_share_its_time(trace: Path) -> None:
+    """Two batches that run together take as long as one after the other."""
+    simulation = WorkflowSimulation(replace(task(trace, "debate", "reactive"), devices=1))
+    [device] = simulation.devices
+    assert isinstance(device, SharingDevice)
+    other = device.add("language", is_loaded=True)
+    for number, copy in enumerate([device.copies[0], other]):
+        copy.queue.append(SimulatedStep(0, number, "language", 0, ready_s=0.0))
+    ended: list[float] = []
+    device.on_end = lambda step: ended.append(step.end_s or 0.0)
+    device.poke()
+    while simulation.events.run_some(1, until=lambda: False):
+        pass
+    assert ended == pytest.approx([2 * constants.MODELS["language"].first_s] * 2)
+
+
+def test_several_schedulers_plan_what_one_cannot(trace: Path) -> None:
+    slow = replace(task(trace, "gill", "speculative", 2.0), planning_s=1.0, is_filtered=True)
+    one = WorkflowSimulation(slow).run()
+    several = WorkflowSimulation(replace(slow, schedulers=8)).run()
+    assert several.mean_s < one.mean_s / 2
+
+
+def test_requests_change_at_the_time_asked_for(trace: Path) -> None:
+    changed = replace(task(trace, "mix", "greedy", 2.0), minutes=2, changes_at_s=60.0)
+    simulation = WorkflowSimulation(changed)
+    result = simulation.run()
+    assert result.before_s > 0
+    assert result.after_s > 0
+    gill = [run.arrival_s >= 60 for run in simulation.runs if run.request.workflow == "gill"]
+    others = [run.arrival_s >= 60 for run in simulation.runs if run.request.workflow != "gill"]
+    assert sum(gill) == pytest.approx(2 * (len(gill) - sum(gill)), rel=0.1)
+    assert sum(others) == pytest.approx((len(others) - sum(others)) / 2, rel=0.1)
 
 
 def test_the_same_seed_gives_the_same_result(trace: Path) -> None:

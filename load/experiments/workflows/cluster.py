@@ -1,0 +1,117 @@
+"""Simulated devices that run one batch at a time, as the scheduling policies see them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from load.experiments.workflows.constants import (
+    DEVICES_PER_NODE,
+    HOST_BYTES_PER_S,
+    LINKS,
+    MODELS,
+    RECENT_S,
+)
+from load.experiments.workflows.devices import SimulatedDevice
+from workflows.scheduling.backlog import AssignedStep, device_queue
+from workflows.scheduling.costs import Device, ModelCosts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from load.experiments.workflows.device_counts import SimulatedStep
+    from load.experiments.workflows.simulated_run import SimulatedRun
+    from load.simulator.event_queue import EventQueue
+    from workflows.scheduling.backlog import DeviceQueue
+    from workflows.scheduling.held_placements import PlacedModels
+
+COSTS = {
+    name: ModelCosts(each.batch_s, each.max_batch, 0.0, each.output_bytes)
+    for name, each in MODELS.items()
+}
+
+
+def node_of(device: int) -> str:
+    return f"node-{device // DEVICES_PER_NODE:03}"
+
+
+def transfer_s(step: SimulatedStep, device: int) -> float:
+    """Time in which a step's output is moved to a device."""
+    if step.device == device:
+        return 0.0
+    link = LINKS.within_node if node_of(step.device) == node_of(device) else LINKS.between_nodes
+    return link.seconds(COSTS[step.model].output_bytes)
+
+
+class SimulatedCluster:
+    """All devices, and the runs that have steps on them."""
+
+    def __init__(
+        self, devices: int, memory_bytes: float, events: EventQueue,
+        on_end: Callable[[SimulatedStep], None], host_bytes_per_s: float = HOST_BYTES_PER_S,
+    ) -> None:  # fmt: skip
+        self.events = events
+        self.devices = [
+            SimulatedDevice(index, memory_bytes, events, on_end, host_bytes_per_s)
+            for index in range(devices)
+        ]
+        self.active: dict[int, SimulatedRun] = {}
+
+    def fill(self, placement: PlacedModels) -> None:
+        """What is loaded before the first request."""
+        for device, models in zip(self.devices, placement, strict=True):
+            device.loaded = dict.fromkeys(sorted(models), -RECENT_S)
+
+    def loaded(self) -> PlacedModels:
+        return tuple(frozenset(device.loaded) for device in self.devices)
+
+    def assign(self, step: SimulatedStep, device: int) -> None:
+        if step.device >= 0:
+            self.devices[step.device].queue.remove(step)
+        step.device = device
+        self.devices[device].queue.append(step)
+        self.devices[device].poke()
+
+    def views(
+        self, models: Iterable[str], without: SimulatedRun | None = None,
+        *, only: Sequence[int] | None = None, queues: Sequence[DeviceQueue] | None = None,
+    ) -> list[Device]:  # fmt: skip
+        """Devices as policies see them, as `queues` says of their queues."""
+        chosen = range(len(self.devices)) if only is None else only
+        queues, wanted = queues or self.queues(without), list(models)
+        found = []
+        for index in chosen:
+            device, queue = self.devices[index], queues[index]
+            load_s = {model: device.load_s(model) for model in wanted}
+            harm_s = {model: device.harm_s(model) for model in wanted}
+            found.append(
+                Device(
+                    f"device-{index:04}", node_of(index), queue.batches, queue.free_s, load_s,
+                    frozenset(device.loaded), harm_s,
+                )
+            )  # fmt: skip
+        return found
+
+    def queues(self, run: SimulatedRun | None) -> list[DeviceQueue]:
+        """By device, without the steps of this run that are placed anew."""
+        now_s = self.events.now_s
+        ahead: dict[int, list[AssignedStep]] = defaultdict(list)
+        for other in self.active.values():
+            for number, (index, start_s) in other.ahead.items():
+                if other is not run:
+                    expected = AssignedStep(other.plan[number][0], max(0.0, start_s - now_s))
+                    ahead[index].append(expected)
+        queues = []
+        for device in self.devices:
+            assigned = [
+                AssignedStep(step.model, max(0.0, (step.ready_s or now_s) - now_s))
+                for step in device.queue
+                if run is None or step.run != run.number or step.ready_s is not None
+            ]
+            running = [
+                AssignedStep(step.model, 0.0, (step.begun_s or 0.0) - now_s)
+                for step in device.running
+            ]
+            steps = [*running, *assigned, *ahead[device.index]]
+            queues.append(device_queue(steps, COSTS.__getitem__))
+        return queues

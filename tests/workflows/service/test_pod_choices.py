@@ -1,0 +1,58 @@
+"""Policies that place single steps, beside models that change or go."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from registry.domain.model import ModelName, ModelRecord, ModelSpec
+from registry.domain.pod import PodInfo
+from registry.domain.pod_state import PodState
+from registry.pod_secret import PodSecret
+from registry.redis.client import Registry
+from registry.redis.watch import ClusterWatch
+from workflows.service.lone_placement import LonePlacement
+from workflows.service.metrics import SchedulerMetrics
+from workflows.service.pod_queues import PodQueues
+from workflows.service.policy import SchedulingPolicy
+from workflows.service.preloads import Preloads
+from workflows.service.reactive_copies import ReactiveCopies
+from workflows.service.run import Run, RunStep
+
+WRITER, JUDGE = ModelName("default", "writer"), ModelName("default", "judge")
+
+
+@pytest.fixture
+def pods() -> PodQueues:
+    """One pod, which nothing listens at, and two models."""
+    queues = PodQueues(ClusterWatch(Registry("redis://127.0.0.1:1/0", "nowhere")))
+    queues.state.pods["p"] = PodState(PodInfo("p", "127.0.0.1:1", "n", memory_bytes=1 << 40))
+    for name in (WRITER, JUDGE):
+        queues.state.models[name] = ModelRecord(ModelSpec(name, f"s3://m/{name.name}"))
+    return queues
+
+
+@pytest.mark.parametrize(
+    "policy", [SchedulingPolicy.GREEDY, SchedulingPolicy.ROUND_ROBIN, SchedulingPolicy.STATIC]
+)
+def test_a_deleted_model_fails_no_other_step(pods: PodQueues, policy: SchedulingPolicy) -> None:
+    run = Run("r", ModelName("default", "w"), {}, 0.0, 60.0, policy)
+    step = RunStep(0, WRITER, {}, 0.0)
+    place = LonePlacement(pods).place
+    assert place(run, step) == "p"
+    pods.steps.assign("other", 0, "p", pods.key(JUDGE), ready_s=0.0)
+    del pods.state.models[JUDGE]
+    assert place(run, step) == ""  # the gateway chooses
+
+
+@pytest.mark.anyio
+async def test_copies_of_an_earlier_generation_take_no_memory(pods: PodQueues) -> None:
+    async with asyncio.TaskGroup() as group:
+        preloads = Preloads(group, PodSecret(""), SchedulerMetrics(), pods.now_s)
+        copies = ReactiveCopies(pods, preloads, is_one_per_device=True)
+        assert copies.place(RunStep(0, WRITER, {}, 0.0)) == "p"
+        pods.steps.assign("r", 0, "p", pods.key(WRITER), ready_s=0.0)  # under way
+        pods.state.models[WRITER] = ModelRecord(ModelSpec(WRITER, "s3://m/newer"))
+        assert copies.place(RunStep(0, JUDGE, {}, 0.0)) == "p"
+        preloads.close()

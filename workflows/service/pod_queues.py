@@ -1,0 +1,91 @@
+"""Pods, models and the steps at them, as the scheduling policies read them on the live cluster."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from registry.domain.model import ModelName
+from workflows.scheduling.backlog import device_queue
+from workflows.scheduling.problem import SchedulingProblemError
+from workflows.service import cluster_view
+from workflows.service.assigned_steps import AssignedSteps
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from registry.domain.cluster import ClusterState
+    from registry.domain.model import ModelSpec
+    from registry.domain.pod_state import PodState
+    from registry.redis.watch import ClusterWatch
+    from workflows.scheduling.backlog import DeviceQueue
+    from workflows.scheduling.costs import Device, ModelCosts
+    from workflows.service.run import Run, RunStep
+
+
+class PodQueues:
+    """The local copy of the registry, with the steps that this scheduler has put on pods."""
+
+    def __init__(self, watch: ClusterWatch) -> None:
+        self._watch = watch
+        self.steps = AssignedSteps()
+        self._output_bytes: dict[str, float] = {}
+
+    @property
+    def state(self) -> ClusterState:
+        return self._watch.state
+
+    def now_s(self) -> float:
+        return self._watch.registry_now_s()
+
+    def spec(self, model: ModelName) -> ModelSpec | None:
+        record = self.state.models.get(model)
+        return None if record is None else record.serving
+
+    def key(self, model: ModelName) -> str:
+        spec = self.spec(model)
+        return str(model) if spec is None else spec.key
+
+    def is_accepting(self, name: str) -> bool:
+        pod = self.state.pods.get(name)
+        return pod is not None and pod.is_accepting
+
+    def accepting(self) -> list[PodState]:
+        """By name."""
+        return cluster_view.accepting_pods(self.state)
+
+    def queue(self, pod: PodState, run: Run, now_s: float) -> DeviceQueue:
+        """The device's queue without the steps of this run that are placed anew."""
+        steps = self.steps.at(pod.name, run.identity, now_s)
+        sent = sum(each.sent_s is not None for each in steps)
+        mean_s = pod.work.mean.share_s if pod.work.mean is not None else 0.05
+        foreign_s = cluster_view.foreign_seconds(pod, sent, mean_s)
+        return device_queue(steps, self.costs_by_key, foreign_s=foreign_s)
+
+    def device(
+        self, pod: PodState, queue: DeviceQueue, keys: Sequence[str], now_s: float
+    ) -> Device:
+        return cluster_view.device_of(self.state, pod, queue, keys, now_s)
+
+    def costs(self, model: ModelName) -> ModelCosts:
+        """Raises SchedulingProblemError for a model that is not declared."""
+        spec = self.spec(model)
+        if spec is None:
+            raise SchedulingProblemError(f"model {model} is not declared")
+        size = self._output_bytes.get(spec.key, 4096.0)
+        return cluster_view.model_costs(self.state, spec, size)
+
+    def costs_by_key(self, key: str) -> ModelCosts:
+        return self.costs(ModelName.parse(key.rpartition("@")[0]))
+
+    def costs_of(self, models: Sequence[ModelName]) -> Mapping[str, ModelCosts]:
+        return {self.key(model): self.costs(model) for model in models}
+
+    def note_outputs(self, step: RunStep) -> None:
+        """Learn the size of a model's outputs."""
+        if step.outputs is None:
+            return
+        size, key = (
+            float(sum(len(each.raw) for each in step.outputs.values())),
+            self.key(step.model),
+        )
+        self._output_bytes[key] = 0.8 * self._output_bytes.get(key, size) + 0.2 * size
