@@ -20,7 +20,7 @@ REDIS, GATEWAY, AUTOSCALER, CONTROLLER, WORKFLOWS = (
     for each in ("redis", "gateway", "autoscaler", "controller", "workflows")
 )
 HOME, TENANT = "pilotlight", "tenant"
-PORTS = {"redis": 6379, "http": 8080, "webhooks": 9443}
+PORTS = {"redis": 6379, "http": 8080, "health": 8090, "webhooks": 9443}
 
 
 def documents(*paths: str) -> Iterator[dict[str, Any]]:
@@ -31,7 +31,7 @@ def documents(*paths: str) -> Iterator[dict[str, Any]]:
 def policies(*, knative: bool = False) -> list[dict[str, Any]]:
     """Those that the base applies, those of workflows, and those of Knative's component."""
     listed = yaml.safe_load((MANIFESTS / "base/kustomization.yaml").read_text())["resources"]
-    paths = [f"base/{each}" for each in listed]
+    paths = [f"base/{each}" for each in listed if each.endswith(".yaml")]
     paths.append("components/workflows/network-policies.yaml")
     if knative:
         paths.append("components/knative/network-policy.yaml")
@@ -109,14 +109,21 @@ def test_knative_reaches_queue_proxies(port: int) -> None:
     assert not is_allowed(POD, port, {"app": "activator"}, "knative-serving", knative=True)
 
 
+def test_prometheus_reads_the_gateways_metrics_and_no_client_does() -> None:
+    assert is_allowed(GATEWAY, 8090, {}, "monitoring")
+    assert not is_allowed(GATEWAY, 8090, {}, TENANT)
+
+
 def test_the_api_server_reaches_the_webhooks() -> None:
     assert is_allowed(CONTROLLER, 9443, {}, "")
 
 
 def test_kserve_and_knative_publish_no_address_of_the_pool() -> None:
-    [pool] = [each for each in documents("base/pool.yaml") if each["kind"] == "InferenceService"]
+    [pool] = [
+        each for each in documents("base/pool/pool.yaml") if each["kind"] == "InferenceService"
+    ]
     assert pool["metadata"]["labels"]["networking.kserve.io/visibility"] == "cluster-local"
     [component] = documents("components/knative/kustomization.yaml")
-    [patch] = component["patches"]
+    patch = component["patches"][-1]
     added = {each["path"]: each.get("value") for each in yaml.safe_load(patch["patch"])}
     assert added["/metadata/labels/networking.knative.dev~1visibility"] == "cluster-local"

@@ -2,42 +2,28 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
 from dataclasses import fields
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import yaml
 
 from gateway.settings import GatewaySettings
 from registry.settings_table import read_settings
+from tests.rendered import MANIFESTS, kustomized
 from workflows.service.settings import SchedulerSettings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
-MANIFESTS = Path(__file__).parents[1] / "manifests"
+    from tests.rendered import OBJECTS
+
 WORKFLOWS, GATEWAY = "pilotlight-workflows", "pilotlight-gateway"
 
 
 @pytest.fixture(scope="module")
-def rendered(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], dict[str, Any]]:
-    if shutil.which("kubectl") is None:
-        pytest.skip("needs kubectl")
-    folder = tmp_path_factory.mktemp("overlay")
-    here = os.path.relpath(MANIFESTS, folder.resolve())
-    content = {
-        "resources": [f"{here}/overlays/minimal"], "components": [f"{here}/components/workflows"]
-    }  # fmt: skip
-    (folder / "kustomization.yaml").write_text(yaml.safe_dump(content))
-    command = ["kubectl", "kustomize", str(folder)]
-    made = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return {
-        (each["kind"], each["metadata"]["name"]): each for each in yaml.safe_load_all(made) if each
-    }
+def rendered() -> OBJECTS:
+    return kustomized("workflows")
 
 
 def container(deployment: Mapping[str, Any]) -> dict[str, Any]:

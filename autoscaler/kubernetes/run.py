@@ -51,8 +51,11 @@ async def run(settings: ControllerSettings) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     client = await connect()
-    api = ClusterApi(client, component=COMPONENT, instance=settings.own_identity)
-    objects, informer = ClusterObjects(settings.trusted_namespaces), Informer()
+    namespaces = settings.watched_namespaces
+    api = ClusterApi(
+        client, component=COMPONENT, instance=settings.own_identity, namespaces=namespaces
+    )
+    objects, informer = ClusterObjects(settings.trusted_namespaces), Informer(namespaces)
     try:
         async with asyncio.TaskGroup() as tasks:
             registries = PoolRegistries(
@@ -114,7 +117,8 @@ async def _relist(api: ClusterApi, objects: ClusterObjects, controller: Controll
     """List all objects at the start and at every interval."""
     while True:
         try:
-            objects.replace(await api.list_services(), await api.list_pods())
+            services = [each async for each in api.list_services() if each.concerns_us]
+            objects.replace(services, await api.list_pods())
             objects.applications.replace_all(await api.list_applications())
             objects.graphs.replace_all(await api.list_graphs())
         except KubernetesError as error:

@@ -29,6 +29,10 @@ class ControllerSettings:
         "", str, "namespaces whose InferenceServices may be pools, separated by commas; empty: that"
         " of the controller"
     )  # fmt: skip
+    watch_namespaces: str = option(
+        "", str, "namespaces whose models are served, separated by commas, with that of the"
+        " controller; empty: all, which needs a ClusterRole"
+    )  # fmt: skip
     identity: str = option(
         "", str, "name of this replica in leader elections; empty: the host name"
     )
@@ -72,5 +76,14 @@ class ControllerSettings:
     @property
     def trusted_namespaces(self) -> frozenset[str]:
         """The namespaces of pools: a pool's annotations say what tenants may do."""
-        named = frozenset(each.strip() for each in self.pool_namespaces.split(",")) - {""}
-        return named or frozenset({self.namespace})
+        return _names(self.pool_namespaces) or frozenset({self.namespace})
+
+    @property
+    def watched_namespaces(self) -> tuple[str, ...]:
+        """The namespaces to read; empty: all."""
+        named = _names(self.watch_namespaces)
+        return tuple(sorted(named | self.trusted_namespaces)) if named else ()
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(each.strip() for each in text.split(",")) - {""}

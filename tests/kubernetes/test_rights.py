@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -118,3 +119,69 @@ def _accounts(kubectl: Kubectl) -> dict[str, bool]:
         )
         for pod in kubectl.get(*IN_NAMESPACE, "pods")["items"]
     }
+
+
+MODELS_EVERYWHERE = {
+    "inferenceservices.serving.kserve.io": {"get", "list", "watch", "patch"},
+    "inferenceservices.serving.kserve.io/status": {"patch"},
+    "inferencegraphs.serving.kserve.io": {"get", "list", "watch"},
+    "inferenceapplications.pilotlight.io": {"get", "list", "watch"},
+    "inferenceapplications.pilotlight.io/status": {"patch"},
+    "pods": {"get", "list", "watch"},
+    "events": {"create"},
+}
+SCALING = {
+    "inferenceservices.serving.kserve.io": {"list"},
+    "deployments.apps/scale": {"get", "patch"},
+    "pods": {"list", "patch"},
+    "horizontalpodautoscalers.autoscaling": {"list"},
+    "scaledobjects.keda.sh": {"list"},
+    "events": {"create"},
+}
+OWN = {
+    "leases.coordination.k8s.io": {"create"},
+    "leases.coordination.k8s.io [pilotlight-controller]": {"get", "update", "patch"},
+    "secrets": {"create"},
+    "secrets [pilotlight-pods]": {"get", "update"},
+    "secrets [pilotlight-webhook]": {"get", "update"},
+}
+CA_BUNDLES = {
+    "mutatingwebhookconfigurations.admissionregistration.k8s.io [defaults.pilotlight.io]": {
+        "patch"
+    },
+    "validatingwebhookconfigurations.admissionregistration.k8s.io [annotations.pilotlight.io]": {
+        "patch"
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("account", "elsewhere", "here"),
+    [
+        (CONTROLLER, MODELS_EVERYWHERE | CA_BUNDLES, MODELS_EVERYWHERE | CA_BUNDLES | OWN),
+        (AUTOSCALER, {}, SCALING),
+        ("pilotlight-runtime", {}, {}),
+        ("pilotlight-gateway", {}, {}),
+    ],
+)
+def test_the_rights_are_those_of_the_table_in_install_md(
+    installed: Kubectl, account: str, elsewhere: dict[str, set[str]], here: dict[str, set[str]]
+) -> None:
+    assert _rights(installed, account, "kube-public") == elsewhere
+    assert _rights(installed, account, NAMESPACE) == here
+
+
+def _rights(kubectl: Kubectl, account: str, namespace: str) -> dict[str, set[str]]:
+    """What an account may do in a namespace, beyond what everybody may."""
+    user = f"--as=system:serviceaccount:{NAMESPACE}:{account}"
+    lines = kubectl("auth", "can-i", "--list", "-n", namespace, user).splitlines()[1:]
+    found: dict[str, set[str]] = {}
+    for line in lines:
+        match = re.fullmatch(r"(\S*)\s+\[(.*?)\]\s+\[(.*?)\]\s+\[(.*?)\]", line.rstrip())
+        assert match, line
+        resource, paths, names, verbs = match.groups()
+        if paths or resource.startswith("self"):
+            continue
+        key = f"{resource} [{names}]" if names else resource
+        found.setdefault(key, set()).update(verbs.split())
+    return found

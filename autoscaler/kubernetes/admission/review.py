@@ -24,6 +24,7 @@ from autoscaler.kubernetes.cluster.inference_services import (
 from registry.errors import InvalidModel
 from registry.inference_service.application_reader import is_application, read_application
 from registry.inference_service.graph_reader import is_graph
+from registry.inference_service.predictors import ignored_fields
 from registry.inference_service.reader import KIND
 from registry.inference_service.tenant_rules import access_problem
 
@@ -52,9 +53,10 @@ def validate(
 
     `rules_of`: the rules of a pool by name; None: unknown. Quotas are left to the controller.
     """
-    problems = _problems(_object(request), rules_of)
+    document = _object(request)
+    problems = _problems(document, rules_of)
     if not problems:
-        return {"allowed": True}
+        return {"allowed": True, **_warnings(document)}
     status = {"code": 422, "reason": "Invalid", "message": "\n".join(problems)}
     return {"allowed": False, "status": status}
 
@@ -85,6 +87,15 @@ def _object(request: Mapping[str, Any]) -> dict[str, Any]:
         metadata["name"] = metadata["generateName"] + "x"
     document["metadata"] = metadata
     return document
+
+
+def _warnings(document: Mapping[str, Any]) -> dict[str, Any]:
+    """For `kubectl` to print: what of a model has no effect."""
+    if document.get("kind") != KIND or role_of(document) is not Role.MODEL:
+        return {}
+    paths = ignored_fields(document.get("spec") or {})
+    texts = [f"{path} has no effect: the pods of the pool have their own" for path in paths]
+    return {"warnings": texts} if texts else {}
 
 
 def _problems(

@@ -11,7 +11,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from autoscaler.kubernetes.applications.application_status import application_status
-from autoscaler.kubernetes.errors import Gone
+from autoscaler.kubernetes.errors import Changed, Denied, Gone
 from autoscaler.kubernetes.metrics import STATUS_WRITES
 from registry.errors import InvalidModel
 
@@ -36,13 +36,24 @@ class ApplicationReconciler:
 
     async def reconcile_all(self) -> None:
         """Raises KubernetesError, RegistryError; the next call goes on."""
-        self._objects.applications.has_changed = False
+        with self._objects.applications.pass_over():
+            await self._reconcile_all()
+
+    async def _reconcile_all(self) -> None:
+        """An object that the API server refuses does not keep the others from being reconciled."""
+        refused: list[Changed | Denied] = []
         for application in list(self._objects.applications.values()):
-            if not application.is_deleted:
+            if application.is_deleted:
+                continue
+            try:
                 await self._reconcile(application)
+            except (Changed, Denied) as error:
+                refused.append(error)
         for pool, registry in self._registries.opened().items():
             if registry.is_synced:
                 await self._delete_orphans(pool, registry)
+        if refused:
+            raise refused[0]
 
     async def _reconcile(self, application: ApplicationObject) -> None:
         if not self._objects.has_pool(application.pool):

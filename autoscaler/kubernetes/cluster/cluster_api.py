@@ -10,6 +10,7 @@ import datetime
 import json
 import logging
 from contextlib import contextmanager
+from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,7 @@ from autoscaler.kubernetes.cluster.pods import PodObject, read_pod
 from autoscaler.kubernetes.errors import Changed, ClusterUnreachable, Denied, Gone
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 
     from registry.domain.model import ModelName
 
@@ -37,6 +38,7 @@ logger = logging.getLogger(__name__)
 GROUP, VERSION, PLURAL = "serving.kserve.io", "v1beta1", "inferenceservices"
 TIMEOUT_S = 15.0
 LIST_TIMEOUT_S = 60.0
+PAGE_OBJECTS = 500
 _JSON_PATCH = "application/json-patch+json"
 _MERGE_PATCH = "application/merge-patch+json"
 _MAX_MESSAGE = 1024
@@ -59,40 +61,66 @@ async def connect() -> client.ApiClient:
 class ClusterApi:
     """Reads and patches InferenceServices, and posts events, for controller and autoscaler."""
 
-    def __init__(self, api: client.ApiClient, *, component: str, instance: str) -> None:
+    def __init__(
+        self,
+        api: client.ApiClient,
+        *,
+        component: str,
+        instance: str,
+        namespaces: Sequence[str] = (),
+    ) -> None:
+        """`namespaces`: those to list; empty: all."""
         self._objects = client.CustomObjectsApi(api)
         self._core = client.CoreV1Api(api)
         self._to_dict = api.sanitize_for_serialization
         self._component = component
         self._instance = instance
+        self._namespaces = namespaces
 
-    async def list_services(self) -> list[ServiceObject]:
-        """All InferenceServices of the cluster. Raises Gone where KServe is not installed."""
-        with api_errors("list", "InferenceServices"):
-            found = await self._objects.list_cluster_custom_object(
-                GROUP, VERSION, PLURAL, _request_timeout=LIST_TIMEOUT_S
-            )
-        return [read_service(each) for each in found["items"]]
+    async def list_services(self) -> AsyncIterator[ServiceObject]:
+        """All InferenceServices. Raises Gone where KServe is not installed."""
+        async for each in self._list((GROUP, VERSION, PLURAL), "InferenceServices"):
+            yield read_service(each)
 
     async def list_applications(self) -> list[ApplicationObject]:
-        """All InferenceApplications of the cluster; none where the resource is not installed."""
-        listed = await self._list_all(APPLICATIONS, "InferenceApplications")
+        """All InferenceApplications; none where the resource is not installed."""
+        listed = await self._list_installed(APPLICATIONS, "InferenceApplications")
         return [read_application_object(each) for each in listed]
 
     async def list_graphs(self) -> list[GraphObject]:
-        """All InferenceGraphs of the cluster; none where the resource is not installed."""
-        return [read_graph_object(each) for each in await self._list_all(GRAPHS, "InferenceGraphs")]
+        """All InferenceGraphs; none where the resource is not installed."""
+        listed = await self._list_installed(GRAPHS, "InferenceGraphs")
+        return [read_graph_object(each) for each in listed]
 
-    async def _list_all(self, resource: tuple[str, str, str], kinds: str) -> list[dict[str, Any]]:
-        """`resource`: group, version and plural."""
+    async def _list_installed(
+        self, resource: tuple[str, str, str], kinds: str
+    ) -> list[dict[str, Any]]:
         try:
-            with api_errors("list", kinds):
-                found = await self._objects.list_cluster_custom_object(
-                    *resource, _request_timeout=LIST_TIMEOUT_S
-                )
+            return [each async for each in self._list(resource, kinds)]
         except Gone:
             return []
-        return list(found["items"])
+
+    async def _list(
+        self, resource: tuple[str, str, str], kinds: str
+    ) -> AsyncIterator[dict[str, Any]]:
+        """`resource`: group, version and plural. Page by page, so that no page is large."""
+        group, version, plural = resource
+        calls: list[Any] = [
+            partial(self._objects.list_namespaced_custom_object, group, version, namespace, plural)
+            for namespace in self._namespaces
+        ] or [partial(self._objects.list_cluster_custom_object, group, version, plural)]
+        for call in calls:
+            options: dict[str, Any] = {}
+            while True:
+                with api_errors("list", kinds):
+                    page = await call(
+                        limit=PAGE_OBJECTS, _request_timeout=LIST_TIMEOUT_S, **options
+                    )
+                for each in page["items"]:
+                    yield each
+                if not (rest := page["metadata"].get("continue")):
+                    break
+                options = {"_continue": rest}
 
     async def write_application_status(
         self, application: ApplicationObject, status: Mapping[str, Any]
@@ -101,11 +129,14 @@ class ClusterApi:
         await self._write_status(APPLICATIONS, application, status)
 
     async def list_pods(self) -> list[PodObject]:
+        """The pods of pools."""
+        options: dict[str, Any] = {"label_selector": POOL, "_request_timeout": LIST_TIMEOUT_S}
         with api_errors("list", "pods"):
-            found = await self._core.list_pod_for_all_namespaces(
-                label_selector=POOL, _request_timeout=LIST_TIMEOUT_S
-            )
-        return [read_pod(self._to_dict(each)) for each in found.items]
+            lists = [
+                await self._core.list_namespaced_pod(namespace, **options)
+                for namespace in self._namespaces
+            ] or [await self._core.list_pod_for_all_namespaces(**options)]
+        return [read_pod(self._to_dict(each)) for found in lists for each in found.items]
 
     async def write_status(self, service: ServiceObject, status: Mapping[str, Any]) -> None:
         """Replace a model's whole status, which has no other writer. Raises Gone, Changed."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
@@ -12,7 +13,7 @@ from autoscaler.kubernetes.cluster.pods import PodObject
 from registry.domain.model import ModelName
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection, Iterable, Iterator
 
     from registry.domain.model import ModelSpec
 
@@ -32,7 +33,17 @@ class ObjectsByName(dict[ModelName, _Object]):
 
     def __init__(self) -> None:
         self.has_changed = False
-        """The reconciler clears it."""
+        """Cleared by `pass_over`."""
+
+    @contextmanager
+    def pass_over(self) -> Iterator[None]:
+        """A reconciliation of all objects: changes from here on, or a failure, need another."""
+        self.has_changed = False
+        try:
+            yield
+        except BaseException:
+            self.has_changed = True
+            raise
 
     def update_one(self, found: _Object, *, is_removed: bool) -> None:
         self.has_changed = True
@@ -55,6 +66,9 @@ class ClusterObjects:
         """`pool_namespaces`: where pools count, since any tenant may set the label; None: all."""
         self._pool_namespaces = pool_namespaces
         self.services: dict[ModelName, ServiceObject] = {}
+        """Models and pools; the many that KServe alone serves are left out."""
+        self._pools: set[ModelName] = set()
+        """Names in `services` that are, or were, pools."""
         self.pods: dict[str, PodObject] = {}
         """By uid."""
         self.applications: ObjectsByName[ApplicationObject] = ObjectsByName()
@@ -85,7 +99,13 @@ class ClusterObjects:
             return
         if before is not None and _version(before) > _version(service):
             return
+        if not service.concerns_us:
+            if before is not None:
+                self.remove(before)
+            return
         self.services[service.name] = service
+        if service.role is Role.POOL:
+            self._pools.add(service.name)
         if before is None or before.resource_version != service.resource_version:
             self.changed.add(service.name)
         if self.is_pool(service):
@@ -100,6 +120,7 @@ class ClusterObjects:
 
     def remove(self, service: ServiceObject) -> None:
         self.services.pop(service.name, None)
+        self._pools.discard(service.name)
         self.changed.add(service.name)
         if self.is_pool(service):
             self._mark_models_changed(service.pool)
@@ -128,8 +149,10 @@ class ClusterObjects:
         """The InferenceService of a pool; of several the oldest."""
         found = [
             each
-            for each in self.services.values()
-            if self.is_pool(each) and each.pool == pool and not each.is_deleted
+            for name in self._pools
+            if self.is_pool(each := self.services[name])
+            and each.pool == pool
+            and not each.is_deleted
         ]
         return min(found, key=lambda each: (each.created, each.name), default=None)
 
@@ -137,11 +160,12 @@ class ClusterObjects:
         return self.pool(pool) is not None
 
     def pools(self) -> set[str]:
-        return {each.pool for each in self.services.values() if self.is_pool(each)}
+        pools = (self.services[name] for name in self._pools)
+        return {each.pool for each in pools if self.is_pool(each)}
 
-    def earlier_models(self, service: ServiceObject) -> list[ModelSpec]:
+    def earlier_models(self, service: ServiceObject) -> Iterator[ModelSpec]:
         """The models that its namespace declared before it in the same pool."""
-        return [
+        return (
             each.spec
             for each in self.services.values()
             if each.spec is not None
@@ -149,7 +173,7 @@ class ClusterObjects:
             and each.pool == service.pool
             and each.name.namespace == service.name.namespace
             and (each.created, each.name) < (service.created, service.name)
-        ]
+        )
 
     def _mark_models_changed(self, pool: str) -> None:
         self.graphs.has_changed = True

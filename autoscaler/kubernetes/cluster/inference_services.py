@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from registry.domain.model import ModelName, ModelSpec
 from registry.errors import InvalidModel
 from registry.inference_service.annotations import PREFIX, parse_annotations
+from registry.inference_service.predictors import ignored_fields
 from registry.inference_service.reader import API_VERSION, KIND, read_object
 from registry.inference_service.tenant_rules import TenantRules, parse_rules
 
@@ -66,6 +67,13 @@ class ServiceObject:
     status: Mapping[str, Any]
     rules: TenantRules | None = None
     """Of a pool without mistakes."""
+    ignored: tuple[str, ...] = ()
+    """Fields of a model in place of which the pool's pods have their own."""
+
+    @property
+    def concerns_us(self) -> bool:
+        """False for those that KServe alone serves."""
+        return self.role is not Role.OTHER or self.has_finalizer
 
     @property
     def has_finalizer(self) -> bool:
@@ -103,6 +111,7 @@ def read_service(document: Mapping[str, Any]) -> ServiceObject:
         problems=problems,
         status=status,
         rules=rules,
+        ignored=ignored_fields(document.get("spec") or {}) if role is Role.MODEL else (),
     )
 
 

@@ -21,7 +21,7 @@ from autoscaler.kubernetes.cluster.inference_services import POOL, read_service
 from autoscaler.kubernetes.cluster.pods import read_pod
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from autoscaler.kubernetes.cluster.application_objects import ApplicationObject
     from autoscaler.kubernetes.cluster.graph_objects import GraphObject
@@ -36,7 +36,9 @@ STOP_TIMEOUT_S = 10.0
 class Informer:
     """Runs kopf in a thread. Callbacks run in the event loop that called `start`."""
 
-    def __init__(self) -> None:
+    def __init__(self, namespaces: Sequence[str] = ()) -> None:
+        """`namespaces`: those to watch; empty: all."""
+        self._namespaces = tuple(namespaces)
         self._on_event: Callable[[ObjectEvent], None] = _ignore
         self._on_failure: Callable[[BaseException], None] = _ignore
         self._stop = threading.Event()
@@ -62,7 +64,8 @@ class Informer:
                     registry=self._handlers(),
                     settings=_settings(),
                     standalone=True,
-                    clusterwide=True,
+                    clusterwide=not self._namespaces,
+                    namespaces=self._namespaces,
                     stop_flag=self._stop,
                 )
             )

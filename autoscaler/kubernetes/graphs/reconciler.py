@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from registry.errors import InvalidModel
 from registry.inference_service.graph_reader import API_VERSION, KIND
 from registry.redis.workflow_log import WorkflowLog
 
@@ -40,21 +41,21 @@ class GraphReconciler:
 
     async def reconcile_all(self) -> None:
         """Raises KubernetesError, RegistryError; the next call goes on."""
-        self._objects.graphs.has_changed = False
-        try:
+        with self._objects.graphs.pass_over():
             await self._reconcile_all()
-        except BaseException:
-            self._objects.graphs.has_changed = True
-            raise
 
     async def _reconcile_all(self) -> None:
         graphs = [each for each in self._objects.graphs.values() if not each.is_deleted]
-        for graph in graphs:
-            await self._report(graph, self._problems(graph))
+        problems = {each.uid: self._problems(each) for each in graphs}
         for pool, registry in self._registries.opened().items():
             log = WorkflowLog(registry.client)
-            served = [each for each in graphs if each.pool == pool and not self._problems(each)]
-            await self._write(log, await log.workflows(), served)
+            served = [each for each in graphs if each.pool == pool and not problems[each.uid]]
+            refused = await self._write(log, await log.workflows(), served)
+            if refused:  # until the workflow of that name is gone
+                self._objects.graphs.has_changed = True
+            problems |= refused
+        for graph in graphs:
+            await self._report(graph, problems[graph.uid])
         self._reported = {
             each.uid: self._reported[each.uid] for each in graphs if each.uid in self._reported
         }
@@ -72,15 +73,25 @@ class GraphReconciler:
         return ()
 
     @staticmethod
-    async def _write(log: WorkflowLog, stored: Definitions, served: list[GraphObject]) -> None:
-        wanted = {each.name: each.spec.definition() for each in served if each.spec is not None}
-        for name, definition in wanted.items():
-            if stored.get(name) != definition:
-                await log.put_workflow(name, definition)
+    async def _write(
+        log: WorkflowLog, stored: Definitions, served: list[GraphObject]
+    ) -> dict[str, tuple[str, ...]]:
+        """Store and delete graphs; by uid, why some could not be stored."""
+        problems: dict[str, tuple[str, ...]] = {}
+        for graph in served:
+            definition = graph.spec.definition() if graph.spec is not None else None
+            if definition is None or stored.get(graph.name) == definition:
+                continue
+            try:
+                await log.put_workflow(graph.name, definition)
+            except InvalidModel as error:
+                problems[graph.uid] = tuple(error.problems)
+        wanted = {each.name for each in served}
         for name, known in stored.items():
             if known.get("owner") and name not in wanted:
                 await log.delete_workflow(name)
                 logger.info("graph deleted", extra={"graph": str(name)})
+        return problems
 
     async def _report(self, graph: GraphObject, problems: tuple[str, ...]) -> None:
         """Post an event about each new set of problems."""

@@ -103,7 +103,10 @@ def evaluate(service: ServiceObject, facts: ModelFacts) -> ReadyCondition:
         )
     if facts.serving.needs:
         return ReadyCondition(False, "NoSupportingRuntime", facts.serving.needs)
-    return ReadyCondition(True, "Served", f"pool {service.pool!r} serves the model")
+    message = f"pool {service.pool!r} serves the model"
+    if service.ignored:
+        message += f"; its pods have values of their own for {', '.join(service.ignored)}"
+    return ReadyCondition(True, "Served", message)
 
 
 def make_status(service: ServiceObject, facts: ModelFacts, now: str) -> dict[str, Any]:

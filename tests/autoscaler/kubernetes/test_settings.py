@@ -15,3 +15,12 @@ def test_accepts_a_url_template() -> None:
 def test_rejects_other_placeholders(url: str) -> None:
     with pytest.raises(ValueError, match="no placeholders but"):
         settings_from_fields(ControllerSettings, {"url": url})
+
+
+def test_watched_namespaces_have_those_of_pools_too() -> None:
+    assert settings_from_fields(ControllerSettings, {}).watched_namespaces == ()
+    named = {"namespace": "models", "watch_namespaces": "team-b, team-a"}
+    settings = settings_from_fields(ControllerSettings, named)
+    assert settings.watched_namespaces == ("models", "team-a", "team-b")
+    settings = settings_from_fields(ControllerSettings, {**named, "pool_namespaces": "pools"})
+    assert settings.watched_namespaces == ("pools", "team-a", "team-b")

@@ -43,6 +43,28 @@ def test_responds_to_the_review() -> None:
     }
 
 
+def test_fields_that_have_no_effect_are_warned_of() -> None:
+    document = service()
+    document["spec"]["predictor"]["nodeSelector"] = {"gpu": "yes"}
+    document["spec"]["predictor"]["serviceAccountName"] = "reader"  # is honoured
+    document["spec"]["predictor"]["model"] |= {
+        "name": "", "resources": {"limits": {"cpu": "4"}}, "args": ["--x"], "env": [],
+        "runtime": "kserve-huggingfaceserver",
+    }  # fmt: skip
+    answer = checked(request(document))
+    assert answer["allowed"]
+    assert [each.partition(" has no effect")[0] for each in answer["warnings"]] == [
+        "spec.predictor.nodeSelector", "spec.predictor.model.args",
+        "spec.predictor.model.resources", "spec.predictor.model.runtime",
+    ]  # fmt: skip
+
+
+def test_an_environment_that_is_read_is_not_warned_of() -> None:
+    document = service()
+    document["spec"]["predictor"]["model"]["env"] = [{"name": "PREDICT_PROBA", "value": "true"}]
+    assert checked(request(document)) == {"allowed": True}
+
+
 def test_rejects_with_all_mistakes() -> None:
     document = service(
         annotations=POOL | {MODE: "ModelMesh", "pilotlight.io/polcy": "auto",

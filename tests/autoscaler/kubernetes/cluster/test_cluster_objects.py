@@ -41,6 +41,25 @@ def test_ignores_the_removal_of_an_older_object_of_the_same_name() -> None:
     assert NAME in objects.services
 
 
+def test_services_of_kserve_alone_are_left_out() -> None:
+    objects = ClusterObjects()
+    other = service(annotations={}, resourceVersion="8")
+    objects.update(ObjectEvent(read_service(other), is_removed=False))
+    assert not objects.services
+    assert not objects.changed
+
+
+def test_a_model_that_names_no_pool_any_more_is_kept_until_it_is_unloaded() -> None:
+    objects = ClusterObjects()
+    objects.update(ObjectEvent(read_service(service()), is_removed=False))
+    held = service(annotations={}, resourceVersion="8", finalizers=["pilotlight.io/unload"])
+    objects.update(ObjectEvent(read_service(held), is_removed=False))
+    assert objects.services[NAME].has_finalizer
+    free = service(annotations={}, resourceVersion="9")
+    objects.update(ObjectEvent(read_service(free), is_removed=False))
+    assert not objects.services
+
+
 def test_adding_or_removing_a_pool_marks_its_models_changed() -> None:
     objects = ClusterObjects()
     objects.update(ObjectEvent(read_service(service()), is_removed=False))

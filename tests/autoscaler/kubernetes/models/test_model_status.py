@@ -13,6 +13,7 @@ from autoscaler.kubernetes.models.model_status import (
     Copies,
     ModelFacts,
     count_copies,
+    evaluate,
     make_status,
     seconds_until_write,
 )
@@ -40,6 +41,14 @@ def conditions(status: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 def with_status(status: dict[str, Any]) -> ServiceObject:
     return replace(MODEL, status=status)
+
+
+def test_fields_that_have_no_effect_are_named_in_the_condition() -> None:
+    document = service()
+    document["spec"]["predictor"]["model"]["resources"] = {"limits": {"cpu": "4"}}
+    condition = evaluate(read_service(document), FACTS)
+    assert condition.is_ready
+    assert "values of their own for spec.predictor.model.resources" in condition.message
 
 
 def test_a_cold_model_is_ready() -> None:

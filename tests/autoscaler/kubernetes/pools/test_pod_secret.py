@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from autoscaler.kubernetes.pools.pod_secret import ENTRY, OVERLAP_S, SECRET, next_secrets
 from registry.pod_secret import parse_secrets
+from tests.rendered import kustomized
 
-MANIFESTS = Path(__file__).parents[4] / "manifests"
 OLD, NEW = "old-secret-of-pods", "new-secret-of-pods"
 DAY_S = 86_400.0
 
@@ -39,15 +36,9 @@ def test_an_unusable_secret_is_replaced_at_once(text: str) -> None:
 
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl")
-@pytest.mark.parametrize("folder", ["base", "overlays/minimal", "overlays/production"])
-def test_gateway_autoscaler_and_pods_mount_the_secret(folder: str) -> None:
-    rendered = subprocess.run(
-        ["kubectl", "kustomize", str(MANIFESTS / folder)], capture_output=True, check=True
-    )
-    found = {
-        (item["kind"], item["metadata"]["name"]): item
-        for item in yaml.safe_load_all(rendered.stdout)
-    }
+@pytest.mark.parametrize("overlay", ["minimal", "production"])
+def test_gateway_autoscaler_and_pods_mount_the_secret(overlay: str) -> None:
+    found = kustomized(overlay=overlay)
     pods: list[dict[str, Any]] = [
         found["Deployment", "pilotlight-gateway"]["spec"]["template"]["spec"],
         found["Deployment", "pilotlight-autoscaler"]["spec"]["template"]["spec"],

@@ -1,0 +1,89 @@
+"""Reads from the API server what `cluster_findings` judges. Objects stay documents of the API."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from kubernetes.aio import client
+
+from autoscaler.kubernetes.cluster.cluster_api import LIST_TIMEOUT_S, api_errors
+from autoscaler.kubernetes.errors import Denied, Gone
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+Document = dict[str, Any]
+
+_PATHS: Final[Mapping[str, str]] = {
+    "crds": "/apis/apiextensions.k8s.io/v1/customresourcedefinitions",
+    "deployments": "/apis/apps/v1/deployments",
+    "services": "/apis/serving.kserve.io/v1beta1/inferenceservices",
+    "nodes": "/api/v1/nodes",
+    "network_policies": "/apis/networking.k8s.io/v1/namespaces/{namespace}/networkpolicies",
+    "secrets": "/api/v1/namespaces/{namespace}/secrets",
+    "webhooks": "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations",
+    "config_maps": "/api/v1/configmaps",
+    "peer_authentications": "/apis/security.istio.io/v1/peerauthentications",
+}
+_SELECTORS: Final[Mapping[str, dict[str, str]]] = {
+    "config_maps": {"fieldSelector": "metadata.name=config-features"},
+}
+_METADATA_ONLY: Final = frozenset({"crds", "secrets"})
+"""Their contents are large, or nobody's business."""
+_PAGE: Final = 500
+
+
+@dataclass(slots=True)
+class ClusterFacts:
+    """Lists of the cluster's objects; one that could not be read is missing."""
+
+    namespace: str
+    """Of the installation."""
+    version: tuple[int, int] | None = None
+    """Kubernetes' major and minor version."""
+    lists: dict[str, list[Document]] = field(default_factory=dict)
+    denied: dict[str, str] = field(default_factory=dict)
+    """Why a list could not be read."""
+
+    def items(self, name: str) -> list[Document]:
+        return self.lists.get(name, [])
+
+
+async def read_cluster(api: client.ApiClient, namespace: str) -> ClusterFacts:
+    """Raises ClusterUnreachable."""
+    facts = ClusterFacts(namespace)
+    with api_errors("read", "the version"):
+        found = await client.VersionApi(api).get_code(_request_timeout=LIST_TIMEOUT_S)
+    facts.version = (int(found.major), int("".join(filter(str.isdigit, found.minor))))
+    for name, path in _PATHS.items():
+        try:
+            facts.lists[name] = await _list(api, name, path.format(namespace=namespace))
+        except Gone:  # the resource is not installed
+            facts.lists[name] = []
+        except Denied as error:
+            facts.denied[name] = str(error)
+    return facts
+
+
+async def _list(api: client.ApiClient, name: str, path: str) -> list[Document]:
+    accept = "application/json"
+    if name in _METADATA_ONLY:
+        accept = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+    found: list[Document] = []
+    rest = ""
+    while True:
+        query: dict[str, str] = {"limit": str(_PAGE), **_SELECTORS.get(name, {})}
+        if rest:
+            query["continue"] = rest
+        with api_errors("list", name.replace("_", " ")):
+            page: Any = await api.call_api(
+                path, "GET", query_params=list(query.items()),
+                header_params={"Accept": accept}, response_type="object",
+                auth_settings=["BearerToken"], _return_http_data_only=True,
+                _request_timeout=LIST_TIMEOUT_S,
+            )  # fmt: skip
+        found += page["items"]
+        rest = page["metadata"].get("continue") or ""
+        if not rest:
+            return found

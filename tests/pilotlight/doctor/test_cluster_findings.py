@@ -1,0 +1,181 @@
+"""What `pilotlight doctor` finds on clusters with one fault each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pilotlight.doctor.cluster_facts import ClusterFacts
+from pilotlight.doctor.cluster_findings import DRIVER_LABEL, GPU, cluster_findings
+from pilotlight.doctor.finding import Severity
+
+NAMESPACE = "pilotlight"
+
+
+def deployment(
+    name: str, *, namespace: str = NAMESPACE, image: str = "x", available: int = 1, **labels: str
+) -> dict[str, Any]:
+    named = {key.replace("__", "/").replace("_", "-"): value for key, value in labels.items()}
+    return {
+        "metadata": {"name": name, "namespace": namespace, "labels": named},
+        "spec": {"replicas": 1, "template": {"spec": {"containers": [{"image": image}]}}},
+        "status": {"availableReplicas": available},
+    }
+
+
+def manager(version: str = "v0.20.0", **more: Any) -> dict[str, Any]:
+    made = deployment("kserve-controller-manager", namespace="kserve", **more)
+    made["metadata"]["labels"] = {"control-plane": "kserve-controller-manager"}
+    made["spec"]["template"]["spec"]["containers"] = [
+        {"image": f"docker.io/kserve/kserve-controller:{version}"}
+    ]
+    return made
+
+
+def ours(name: str = "pilotlight-gateway", **more: Any) -> dict[str, Any]:
+    made = deployment(name, **more)
+    made["metadata"]["labels"] = {"app.kubernetes.io/part-of": "pilotlight"}
+    return made
+
+
+def service(
+    name: str, *, labels: dict[str, str] | None = None, mode: str, scaler: str = "external",
+    **predictor: Any,
+) -> dict[str, Any]:  # fmt: skip
+    annotations = {
+        "serving.kserve.io/deploymentMode": mode, "serving.kserve.io/autoscalerClass": scaler
+    }  # fmt: skip
+    if not labels:
+        annotations = {"serving.kserve.io/deploymentMode": mode, "pilotlight.io/pool": "default"}
+    return {
+        "apiVersion": "serving.kserve.io/v1beta1", "kind": "InferenceService",
+        "metadata": {
+            "name": name, "namespace": NAMESPACE, "uid": name, "resourceVersion": "1",
+            "creationTimestamp": "2026-01-01T00:00:00Z", "labels": labels or {},
+            "annotations": annotations,
+        },
+        "spec": {"predictor": predictor},
+    }  # fmt: skip
+
+
+def pool(name: str = "pool", *, mode: str = "Standard", **more: Any) -> dict[str, Any]:
+    more.setdefault("containers", [{"image": "x"}])
+    return service(name, labels={"pilotlight.io/pool": "default"}, mode=mode, **more)
+
+
+def model(**model: Any) -> dict[str, Any]:
+    given = {"modelFormat": {"name": "onnx"}, "storageUri": "s3://models/m", **model}
+    return service("model", mode="ModelMesh", model=given)
+
+
+def facts(**lists: Any) -> ClusterFacts:
+    """A cluster without faults, but for these lists."""
+    healthy: dict[str, Any] = {
+        "crds": [{"metadata": {"name": "inferenceservices.serving.kserve.io"}}],
+        "deployments": [manager(), ours()],
+        "services": [pool(), model()],
+        "nodes": [],
+        "network_policies": [{"metadata": {"name": "registry"}}],
+        "secrets": [{"metadata": {"name": "pilotlight-pods"}}],
+        "webhooks": [],
+        "config_maps": [],
+        "peer_authentications": [],
+    }
+    return ClusterFacts(NAMESPACE, (1, 34), {**healthy, **lists})
+
+
+def complaints(found: ClusterFacts) -> list[str]:
+    result = []
+    for each in cluster_findings(found):
+        if each.severity is not Severity.OK:
+            assert each.remedy, each
+            result.append(f"{each.severity} {each.subject}: {each.detail}")
+    return result
+
+
+def test_a_healthy_cluster_has_no_complaints() -> None:
+    assert complaints(facts()) == []
+
+
+def node(driver: str | None) -> dict[str, Any]:
+    labels = {} if driver is None else {DRIVER_LABEL: driver}
+    return {"metadata": {"name": "n", "labels": labels}, "status": {"allocatable": {GPU: "1"}}}
+
+
+GPU_POOL = pool(containers=[{"resources": {"limits": {GPU: "1"}}}])
+FEATURES = {
+    "metadata": {"name": "config-features", "namespace": "knative-serving"},
+    "data": {"kubernetes.podspec-fieldref": "enabled"},
+}
+
+
+@pytest.mark.parametrize(
+    ("lists", "expected"),
+    [
+        pytest.param({"crds": []}, "problem KServe: is not installed", id="no-kserve"),
+        pytest.param({"deployments": [manager("v0.15.2"), ours()]},
+                     "problem KServe: version 0.15 does not know the modes", id="old-kserve"),
+        pytest.param({"deployments": [manager("v0.21.0"), ours()]},
+                     "warning KServe: version 0.21 is newer", id="new-kserve"),
+        pytest.param({"deployments": [manager(available=0), ours()]},
+                     "problem KServe: version 0.20, but its controller", id="kserve-is-down"),
+        pytest.param({"deployments": [manager(), ours(), deployment("modelmesh-controller")]},
+                     "problem modelmesh-serving: is installed", id="modelmesh"),
+        pytest.param({"deployments": [manager()]}, "problem Pilotlight: is not installed",
+                     id="not-installed"),
+        pytest.param({"deployments": [manager(), ours(available=0)]},
+                     "problem pilotlight-gateway: 0 of 1 pods", id="gateway-is-down"),
+        pytest.param({"secrets": []}, "problem Secret pilotlight-pods: is missing",
+                     id="no-pod-secret"),
+        pytest.param({"network_policies": []}, "warning network policies: there are none",
+                     id="no-policies"),
+        pytest.param(
+            {"webhooks": [{"metadata": {"name": "annotations.pilotlight.io"},
+                           "webhooks": [{"clientConfig": {}}]}]},
+            "problem webhooks: have no caBundle", id="no-ca-bundle"),
+        pytest.param({"services": [pool(mode="ModelMesh"), model()]},
+                     "problem pool default: KServe runs it in mode 'ModelMesh'", id="pools-mode"),
+        pytest.param({"services": [pool(scaler="hpa"), model()]},
+                     "warning pool default: its autoscalerClass", id="pools-scaler"),
+        pytest.param({"services": [pool(), pool("other"), model()]},
+                     "problem pool default: is the name of several", id="two-of-a-name"),
+        pytest.param({"services": []}, "problem pools: there is none", id="no-pool"),
+        pytest.param({"services": [pool(), model(storageUri="nonsense")]},
+                     "problem model pilotlight/model: ", id="mistaken-model"),
+        pytest.param({"services": [pool(mode="Knative")]},
+                     "problem pool default: is in Knative mode, and Knative", id="no-knative"),
+        pytest.param(
+            {"services": [pool(mode="Knative", tolerations=[{}])], "config_maps": [FEATURES]},
+            "problem pool default: needs Knative's feature kubernetes.podspec-tolerations",
+            id="knative-feature"),
+        pytest.param({"services": [GPU_POOL]}, "problem pool default: asks for nvidia.com/gpu",
+                     id="no-gpu"),
+        pytest.param({"services": [GPU_POOL], "nodes": [node("570")]},
+                     "problem node n: has NVIDIA driver 570", id="old-driver"),
+        pytest.param({"services": [GPU_POOL], "nodes": [node(None)]},
+                     "warning node n: has no label", id="no-feature-discovery"),
+        pytest.param(
+            {"services": [pool(containers=[{"envFrom": [{"secretRef": {"name": "s"}}]}])]},
+            "warning pool default: the Secret s with its storage credentials", id="no-credentials"),
+        pytest.param(
+            {"peer_authentications": [{"metadata": {"name": "default", "namespace": NAMESPACE},
+                                       "spec": {"mtls": {"mode": "STRICT"}}}]},
+            "warning Istio: PeerAuthentication pilotlight/default is STRICT", id="strict-mesh"),
+    ],
+)  # fmt: skip
+def test_each_fault_is_said_with_the_way_out(lists: dict[str, Any], expected: str) -> None:
+    found = complaints(facts(**lists))
+    assert any(each.startswith(expected) for each in found), found
+    assert len(found) == 1, found
+
+
+def test_an_old_cluster_and_denied_lists_are_said() -> None:
+    found = facts()
+    found.version = (1, 28)
+    del found.lists["nodes"]
+    found.denied["nodes"] = "nodes is forbidden"
+    assert complaints(found) == [
+        "unknown nodes: nodes is forbidden",
+        "problem Kubernetes: version 1.28; 1.30 or later is needed, for webhooks' match conditions",
+    ]

@@ -1,0 +1,62 @@
+"""The manifests as kustomize renders them, each combination once per process."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from copy import deepcopy
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+MANIFESTS = Path(__file__).parents[1] / "manifests"
+OBJECTS = dict[tuple[str, str], dict[str, Any]]
+
+
+def kustomized(
+    *components: str, overlay: str = "minimal", pools: Sequence[str] = (), **more: Any
+) -> OBJECTS:
+    """The objects of an overlay with components, by kind and name; skips without kubectl."""
+    if shutil.which("kubectl") is None:
+        pytest.skip("needs kubectl")
+    resources = [f"overlays/{overlay}", *(f"pools/{each}" for each in pools)]
+    return deepcopy(_kustomized(tuple(resources), components, json.dumps(more)))
+
+
+@cache
+def _kustomized(resources: Sequence[str], components: Sequence[str], more: str) -> OBJECTS:
+    with tempfile.TemporaryDirectory() as folder:
+        here = os.path.relpath(MANIFESTS, Path(folder).resolve())
+        content = {
+            "resources": [f"{here}/{each}" for each in resources],
+            "components": [f"{here}/components/{each}" for each in components],
+            **json.loads(more),
+        }
+        (Path(folder) / "kustomization.yaml").write_text(yaml.safe_dump(content))
+        return {
+            (each["kind"], each["metadata"]["name"]): each for each in load_all(run_kubectl(folder))
+        }
+
+
+def run_kubectl(folder: str) -> str:
+    """What `kubectl kustomize` prints of a folder with a kustomization."""
+    made = subprocess.run(
+        ["kubectl", "kustomize", folder], capture_output=True, text=True, check=False
+    )
+    assert made.returncode == 0, made.stderr
+    return made.stdout
+
+
+def load_all(text: str) -> list[dict[str, Any]]:
+    """The objects of a YAML text, by libyaml where PyYAML has it, which is faster."""
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    return [each for each in yaml.load_all(text, Loader=loader) if each]

@@ -1,0 +1,204 @@
+"""The manifests as kustomize renders them: images, budgets, limits, pools, what Knative accepts."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.rendered import kustomized
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.rendered import OBJECTS
+
+GIB = 1 << 30
+
+pytestmark = pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl")
+
+
+def containers(value: object) -> Iterator[dict[str, Any]]:
+    """All containers anywhere in an object."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if key in ("containers", "initContainers"):
+                yield from inner
+            else:
+                yield from containers(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from containers(inner)
+
+
+def predictor(objects: OBJECTS, name: str = "pool") -> dict[str, Any]:
+    return dict(objects["InferenceService", name]["spec"]["predictor"])
+
+
+def environment(container: dict[str, Any]) -> dict[str, str]:
+    return {each["name"]: each.get("value", "") for each in container["env"]}
+
+
+def quantity(text: str) -> float:
+    number, unit = re.fullmatch(r"(\d+)(\w*)", text).groups()  # type: ignore[union-attr]
+    return int(number) * {"": 1, "Gi": GIB, "Mi": 1 << 20}[unit]
+
+
+@pytest.mark.parametrize(
+    "components", [("gpu-mps",), ("gpu", "one-model", "node-cache", "workflows")]
+)
+def test_an_overlays_images_are_those_of_every_container(components: tuple[str, ...]) -> None:
+    names = ("platform", "runtime", "runtime-cuda")
+    images = [
+        {"name": f"pilotlight/{each}", "newName": f"registry.example.com/x/{each}", "newTag": "9"}
+        for each in names
+    ]
+    allowed = {f"registry.example.com/x/{each}:9" for each in names}
+    objects = kustomized(*components, images=images)
+    found = {each["image"] for item in objects.values() for each in containers(item)}
+    assert found - allowed == {"docker.io/library/redis:7.4-alpine"}
+
+
+def test_images_may_be_named_by_digest() -> None:
+    digest = "sha256:" + "0" * 64
+    objects = kustomized(images=[{"name": "pilotlight/platform", "digest": digest}])
+    [gateway] = containers(objects["Deployment", "pilotlight-gateway"])
+    assert gateway["image"] == f"pilotlight/platform@{digest}"
+
+
+def test_pull_secrets_are_those_of_all_pods() -> None:
+    objects = kustomized("workflows", "pull-secret")
+    pods = [each["spec"]["template"]["spec"] for (kind, _), each in objects.items()
+            if kind == "Deployment"]  # fmt: skip
+    for pod in (*pods, predictor(objects)):
+        assert pod["imagePullSecrets"] == [{"name": "pilotlight-registry-credentials"}]
+
+
+@pytest.mark.parametrize("components", [(), ("gpu",), ("one-model",)])
+def test_the_disk_budget_fits_the_volume(components: tuple[str, ...]) -> None:
+    objects = kustomized(*components)
+    pods = [predictor(objects)]
+    if "one-model" in components:
+        pods.append(objects["ClusterServingRuntime", "pilotlight"]["spec"])
+    for pod in pods:
+        [cache] = [each["emptyDir"] for each in pod["volumes"] if each["name"] == "cache"]
+        budget = int(environment(pod["containers"][0])["PILOTLIGHT_DISK_BYTES"])
+        assert 0 < budget <= 0.85 * quantity(cache["sizeLimit"])
+
+
+def test_the_nodes_cache_belongs_to_the_pods_user() -> None:
+    pod = predictor(kustomized("one-model", "node-cache"))
+    [cache] = [each for each in pod["volumes"] if each["name"] == "cache"]
+    assert cache["hostPath"]["type"] == "DirectoryOrCreate"
+    [first] = pod["initContainers"]
+    user = pod["securityContext"]["runAsUser"]
+    assert first["command"] == ["chown", f"{user}:{user}", first["volumeMounts"][0]["mountPath"]]
+    assert first["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["CHOWN"]}
+    assert environment(pod["containers"][0])["PILOTLIGHT_DISK_BYTES"] == "0"  # of the free space
+
+
+def test_every_container_of_kserves_has_a_cpu_limit() -> None:
+    """KServe's defaulter would set one CPU."""
+    objects = kustomized("one-model", "node-cache")
+    pods = [predictor(objects), objects["ClusterServingRuntime", "pilotlight"]["spec"]]
+    for pod in pods:
+        for each in containers(pod):
+            assert "cpu" in each["resources"]["limits"], each["name"]
+
+
+@pytest.mark.parametrize("component", ["gpu", "gpu-mps"])
+def test_a_gpus_pod_takes_its_budget_node_and_driver(component: str) -> None:
+    pod = predictor(kustomized(component))
+    [container] = pod["containers"]
+    assert container["image"].startswith("pilotlight/runtime-cuda:")
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == "1"
+    assert "nodeSelector" in pod or "affinity" in pod
+    assert environment(container)["PILOTLIGHT_DEVICE"] == "cuda"
+    if component == "gpu":
+        assert environment(container)["PILOTLIGHT_MEMORY_BYTES"] == "0"
+        [term] = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"][
+            "nodeSelectorTerms"
+        ]
+        floors = {each["key"]: each["values"] for each in term["matchExpressions"]}
+        assert floors["nvidia.com/cuda.driver-version.major"] == ["579"]
+
+
+KNATIVE_REFUSES = {
+    "topologySpreadConstraints", "affinity", "nodeSelector", "tolerations", "securityContext",
+    "initContainers", "schedulerName", "runtimeClassName", "terminationGracePeriodSeconds",
+    "deploymentStrategy", "hostIPC", "shareProcessNamespace",
+}  # fmt: skip
+"""Fields of a pod behind Knative's feature flags, or not in its API."""
+
+
+@pytest.mark.parametrize("overlay", ["minimal", "production"])
+def test_knative_accepts_the_pool(overlay: str) -> None:
+    objects = kustomized("knative", overlay=overlay)
+    assert not predictor(objects).keys() & KNATIVE_REFUSES
+    policy = objects["NetworkPolicy", "queue-proxies"]["spec"]
+    ports = {each["port"] for rule in policy["ingress"] for each in rule["ports"]}
+    assert {8012, 8022, 9090} <= ports
+
+
+def test_alerts_fire_where_a_metric_is_missing() -> None:
+    rules = kustomized("monitoring", "api-keys")["PrometheusRule", "pilotlight"]["spec"]["groups"][
+        0
+    ]["rules"]
+    for rule in rules:
+        if match := re.match(r"sum\((\w+)\) == 0", rule["expr"]):
+            assert f"or absent({match[1]})" in rule["expr"], rule["alert"]
+    assert any("absent(pilotlight_gateway_registry_age_seconds)" in r["expr"] for r in rules)
+
+
+def test_metrics_of_gateways_are_read_where_no_key_is_needed() -> None:
+    objects = kustomized("monitoring", "api-keys")
+    [endpoint] = objects["PodMonitor", "pilotlight-gateway"]["spec"]["podMetricsEndpoints"]
+    [gateway] = containers(objects["Deployment", "pilotlight-gateway"])
+    ports = {each["name"]: each["containerPort"] for each in gateway["ports"]}
+    assert ports[endpoint["port"]] == int(environment(gateway)["PILOTLIGHT_HEALTH_PORT"])
+    values = objects["PodMonitor", "pilotlight"]["spec"]["selector"]["matchExpressions"][0][
+        "values"
+    ]
+    assert "pilotlight-gateway" not in values
+
+
+def test_a_second_pool_has_pods_and_an_autoscaler_of_its_own() -> None:
+    objects = kustomized("pools", pools=["gpu"])
+    pods = {name: predictor(objects, name) for kind, name in objects if kind == "InferenceService"}
+    assert {name: environment(pod["containers"][0])["PILOTLIGHT_POOL"]
+            for name, pod in pods.items()} == {"pool": "default", "pool-gpu": "gpu"}  # fmt: skip
+    labels = {objects["InferenceService", name]["metadata"]["labels"]["pilotlight.io/pool"]
+              for name in pods}  # fmt: skip
+    assert labels == {"default", "gpu"}
+    assert {pod["serviceAccountName"] for pod in pods.values()} == {"pilotlight-runtime"}
+    selectors = []
+    for name, pool in (("pilotlight-autoscaler", "default"), ("pilotlight-autoscaler-gpu", "gpu")):
+        deployment = objects["Deployment", name]["spec"]
+        [container] = containers(deployment)
+        assert environment(container)["PILOTLIGHT_POOL"] == pool
+        selectors.append(deployment["selector"]["matchLabels"])
+        assert deployment["template"]["metadata"]["labels"] == selectors[-1]
+    assert selectors[0] != selectors[1]
+    [gateway] = containers(objects["Deployment", "pilotlight-gateway"])
+    assert environment(gateway)["PILOTLIGHT_POOL"] == "default,gpu"
+
+
+@pytest.mark.parametrize("overlay", ["minimal", "production"])
+def test_a_gateway_leaves_only_once_another_is_ready(overlay: str) -> None:
+    gateway = kustomized(overlay=overlay)["Deployment", "pilotlight-gateway"]["spec"]
+    assert gateway["strategy"]["rollingUpdate"]["maxUnavailable"] == 0
+    pod = gateway["template"]["spec"]
+    given = environment(pod["containers"][0])
+    ends_s = float(given["PILOTLIGHT_SHUTDOWN_DELAY"]) + float(given["PILOTLIGHT_DRAIN_TIMEOUT"])
+    assert ends_s < pod["terminationGracePeriodSeconds"]
+
+
+def test_a_scaled_gateway_has_no_number_of_its_own() -> None:
+    objects = kustomized("gateway-autoscaling", overlay="production")
+    assert "replicas" not in objects["Deployment", "pilotlight-gateway"]["spec"]
+    scaler = objects["HorizontalPodAutoscaler", "pilotlight-gateway"]["spec"]
+    budget = objects["PodDisruptionBudget", "pilotlight-gateway"]["spec"]
+    assert budget.get("minAvailable", 0) < scaler["minReplicas"] or "maxUnavailable" in budget
+    assert scaler["metrics"][0]["pods"]["metric"]["name"] == "pilotlight_gateway_requests_in_flight"
