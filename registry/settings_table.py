@@ -101,7 +101,8 @@ def read_settings(
     texts = {
         each.name: value
         for each in fields
-        if (value := given[each.name] or environment.get(_variable(each))) is not None
+        if (value := given[each.name]) is not None
+        or (value := environment.get(_variable(each))) is not None
     }
     try:
         return settings_from_fields(kind, texts)

@@ -66,6 +66,8 @@ class HoldingValue:
     """(models,): expected arrivals."""
     characteristic_s: float
     """How long models stay on devices after a request; at most a minute, which plans are for."""
+    cold_per_s: Floats
+    """(models,): expected arrivals, per pod, of models that no pod has on its device or loads."""
 
     def saved_per_s(self, row: int, copies: int = 1) -> float:
         """Seconds that requests wait less, per second, because of one of a model's copies.
@@ -75,6 +77,23 @@ class HoldingValue:
         reload_s, rate = float(self.saved_s[Tier.DEVICE][row]), float(self.rates_per_s[row])
         loss_s = eviction_loss_s(reload_s, rate, self.characteristic_s, copies)
         return loss_s / self.characteristic_s if self.characteristic_s > 0 else 0.0
+
+    def preload_per_s(self, tier: Tier, row: int) -> float:
+        """Seconds that requests wait less, per second, because of the model's first preload."""
+        if tier is Tier.DEVICE:
+            return self.saved_per_s(row)
+        return float(self.p_per_s[row] * self.saved_s[tier][row])
+
+    def delay_per_s(self, row: int, load_s: float) -> float:
+        """What a load delays at its pod, per second of the time for which its copy is held.
+
+        Cold starts of other models that arrive during the load wait for half of it on average.
+        """
+        others_per_s = float(self.cold_per_s.sum() - self.cold_per_s[row])
+        if others_per_s <= 0.0:
+            return 0.0
+        held_s = self.characteristic_s
+        return others_per_s * load_s * load_s / 2.0 / held_s if held_s > 0 else inf
 
 
 def holding_value(view: PoolView, demand: Demand, prices: Prices) -> HoldingValue:
@@ -100,7 +119,15 @@ def holding_value(view: PoolView, demand: Demand, prices: Prices) -> HoldingValu
         each.budget_bytes.get(Tier.DEVICE, inf) for each in view.pods.values() if each.is_accepting
     )
     fitting_s = characteristic_time_s(rates.tolist(), size.tolist(), capacity_bytes)
-    return HoldingValue(p_per_s, saved, margin, is_worth_holding, rates, min(fitting_s, _MINUTE_S))
+    return HoldingValue(
+        p_per_s, saved, margin, is_worth_holding, rates, min(fitting_s, _MINUTE_S),
+        _cold_per_s(view, rates),
+    )  # fmt: skip
+
+
+def _cold_per_s(view: PoolView, rates: Floats) -> Floats:
+    pods = sum(each.is_accepting for each in view.pods.values())
+    return np.where([each.copies == 0 for each in view.models], rates, 0.0) / max(1, pods)
 
 
 def _load_times(view: PoolView) -> dict[Tier, Floats]:

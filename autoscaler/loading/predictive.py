@@ -6,8 +6,8 @@ cost (`holding_value`). Free memory is free: a model stays until another one nee
 memory has a price; then it is demoted to a lower tier when it is no longer worth it. The number of
 copies follows expected and queued requests (`copy_targets`). If memory is short, a load evicts idle
 copies (`load_placer`) whose loss is smaller than its gain (`marginal_value`). Loads for queued
-requests do not depend on the forecast, so that a wrong forecast is no worse than none; beside
-gateways, which evict for them, they use free memory.
+requests do not depend on the forecast, so that a wrong forecast is no worse than none; under `auto`
+gateways alone load for them, and beside other routing policies a first copy uses free memory.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from autoscaler.placement.load_placer import LoadPlacer
 from autoscaler.placement.marginal_value import HORIZON_S, MarginalValue
 from autoscaler.planning.expected_arrivals import MINUTE_S
 from autoscaler.planning.policy import Action, ActionReason, Demote, Load, LoadingPolicy
-from registry.domain.model import Preload, Tier
+from registry.cost.eviction import COPY_FACTOR
+from registry.domain.model import Preload, RoutingPolicy, Tier
 from registry.domain.reservation import ANY_COPIES
 
 if TYPE_CHECKING:
@@ -48,13 +49,13 @@ class Predictive:
     below this ratio."""
     surplus_keep_s: float = 60.0
     """Idle time after which a surplus copy is demoted where memory is short."""
-    eviction_margin: float = 1.5
-    """An eviction for a forecast must gain this many times what it loses: both are estimates, and
-    small differences would move models at every tick."""
-    evicts_for_queue: bool = False
-    """Whether loads for queued requests of a model without a copy may evict. Gateways evict for
-    them by the same prices once a slot is free; True where no gateway loads. `min-copies` always
-    may."""
+    eviction_margin: float = COPY_FACTOR
+    """An eviction for a forecast must gain this many times what it loses, as a load for which no
+    request waits in the gateway."""
+    loads_for_queue: bool = False
+    """True where no gateway loads for queued requests: for all of them, with evictions. Gateways
+    do under `auto` for all, else for a model's first copy as soon as a slot is free. `min-copies`
+    are always loaded."""
     loads_per_node: int = 2
     """Maximum number of concurrent loads on a node; loads for queued requests are exempt."""
     loads_per_plan: int = 64
@@ -170,6 +171,7 @@ def _loads(
         for row, (model, count) in enumerate(zip(view.models, targets, strict=True))
         if (count or value is not None) and model.may_load(view.time_s)
         for candidate in _candidates(row, model, count, value)
+        if not candidate.is_urgent or _loads_for_queue(params, model)
     ]
     if not candidates:
         return []
@@ -186,12 +188,11 @@ def _loads(
     actions: list[Action] = []
     for each in candidates[: params.loads_per_plan]:
         model = view.models[each.row]
-        gain = each.gain if each.may_evict else 0.0
-        if gain == np.inf and not _evicts(params, model):
-            gain = 0.0
-        if gain and not each.is_urgent:
-            cost = params.prices.load * model.load_from_s(Tier.REMOTE) / MINUTE_S
-            gain = max(0.0, gain - cost) / params.eviction_margin
+        gain = _queue_gain(params, model, each)
+        if value is not None and not each.is_urgent:
+            gain = _forecast_gain(params, model, each, value)
+        if gain is not None and gain < 0.0:
+            continue
         placement = placer.place(model, each.tier, gain, is_urgent=each.is_urgent)
         if placement is not None:
             pod, detail = placement.pod, f"for {model.key}"
@@ -204,9 +205,37 @@ def _loads(
     return actions
 
 
-def _evicts(params: Predictive, model: ModelView) -> bool:
-    """Whether the first copies of a model with queued requests may evict others."""
-    return params.evicts_for_queue or model.copies < model.spec.policy.min_copies
+def _loads_for_queue(params: Predictive, model: ModelView) -> bool:
+    """Whether queued requests of the model are this policy's to load for.
+
+    Under `auto` they are the gateway's, which weighs a load against other ways to serve them.
+    """
+    is_gateways = model.spec.policy.routing is RoutingPolicy.AUTO
+    return not is_gateways or _evicts_for_queue(params, model)
+
+
+def _evicts_for_queue(params: Predictive, model: ModelView) -> bool:
+    return params.loads_for_queue or model.copies < model.spec.policy.min_copies
+
+
+def _queue_gain(params: Predictive, model: ModelView, candidate: _LoadCandidate) -> float | None:
+    if candidate.gain == np.inf and not _evicts_for_queue(params, model):
+        return 0.0
+    return candidate.gain
+
+
+def _forecast_gain(
+    params: Predictive, model: ModelView, candidate: _LoadCandidate, value: HoldingValue
+) -> float:
+    """What the load may cost others by evictions; negative if it delays more than it saves."""
+    gain, load_s = candidate.gain or 0.0, model.load_from_s(Tier.REMOTE)
+    if not candidate.may_evict:
+        return 0.0
+    delay = value.delay_per_s(candidate.row, load_s)
+    if gain < delay and model.spec.policy.preload is not Preload.EAGER:
+        return gain - delay
+    cost = max(delay, params.prices.load * load_s / MINUTE_S)
+    return max(0.0, gain - cost) / params.eviction_margin
 
 
 def _candidates(
@@ -214,7 +243,7 @@ def _candidates(
 ) -> list[_LoadCandidate]:
     policy, copies = model.spec.policy, model.copies
     may_preload = policy.preload is not Preload.OFF and model.failure is None
-    gain, detail = value.saved_per_s(row) if value is not None else 0.0, _detail(value, row)
+    detail = _detail(value, row)
     if model.failure is not None:
         count = min(count, copies + 1)
     if count > copies:
@@ -222,6 +251,7 @@ def _candidates(
         if not is_urgent and not may_preload:
             return []
         tier = Tier.DEVICE if is_urgent else policy.preload_tier
+        gain = value.preload_per_s(tier, row) if value is not None else 0.0
         candidate = _LoadCandidate(row, tier, gain, is_urgent, _reason(model, copies), detail)
         if tier is Tier.DEVICE:
             return [_for_copy(candidate, model, at) for at in range(copies + 1, count + 1)]
@@ -231,7 +261,9 @@ def _candidates(
     tier = _tier_below_device(value, row)
     if not value.is_worth_holding[tier][row]:
         return []
-    return _unless_held(_LoadCandidate(row, tier, 0.0, False, ActionReason.FORECAST, detail), model)
+    gain = value.preload_per_s(tier, row)
+    candidate = _LoadCandidate(row, tier, gain, False, ActionReason.FORECAST, detail)
+    return _unless_held(candidate, model)
 
 
 def _for_copy(candidate: _LoadCandidate, model: ModelView, number: int) -> _LoadCandidate:

@@ -88,12 +88,13 @@ class LoadPlacer:
         """A pod for a load that saves `gain` seconds per second; None: no pod now.
 
         If `gain` is None, the gain is the unserved work that the pod can do. `loads_per_node` does
-        not bound urgent loads.
+        not bound urgent loads; a load below the device needs a node without others.
         """
         copies = {pod for pod, each in model.holders.items() if each.is_warm or each.is_warming}
         copies |= self._placed[model.key]
         nodes = {self._view.pods[pod].node for pod in copies if pod in self._view.pods}
-        pods = [pod for pod in self._pods if self._is_open(pod, copies, is_urgent)]
+        most = inf if is_urgent else self._loads_per_node if tier is Tier.DEVICE else 1
+        pods = [pod for pod in self._pods if self._is_open(pod, copies, most)]
         if tier is not Tier.DEVICE:
             best = min(pods, key=lambda pod: self._rank(pod, model, nodes), default=None)
             placement = None if best is None else LoadPlacement(best.name)
@@ -103,10 +104,8 @@ class LoadPlacer:
             self._apply(placement, model, tier)
         return placement
 
-    def _is_open(self, pod: PlannedPod, copies: set[str], is_urgent: bool) -> bool:
-        if pod.name in copies:
-            return False
-        return is_urgent or self._loads[pod.node] < self._loads_per_node
+    def _is_open(self, pod: PlannedPod, copies: set[str], max_loads: float) -> bool:
+        return pod.name not in copies and self._loads[pod.node] < max_loads
 
     def _rank(
         self, pod: PlannedPod, model: ModelView, nodes: set[str]

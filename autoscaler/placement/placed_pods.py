@@ -7,19 +7,21 @@ leaves first. A pod that does not become warm in time ends the plan: what runs t
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from autoscaler.placement.planners.replanning import moves, without_rate
-from registry.domain.placement import PlacedPod, PlacedReplica, PlacementRecord
+from registry.domain.placement import (
+    START_TIMEOUT_S,
+    PlacedPod,
+    PlacedReplica,
+    PlacementRecord,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from autoscaler.placement.planners.problem import AcceleratorView, Profiles
     from autoscaler.placement.planners.replanning import Move
-
-START_TIMEOUT_S: Final = 120.0
-"""A new copy must be warm by then: importing torch takes a minute on a busy machine."""
 
 
 def next_step(

@@ -17,6 +17,7 @@ from autoscaler.planning.copy_uses import copy_uses
 from autoscaler.planning.pod_use import PodUse, pod_uses
 from autoscaler.planning.policy import DrainPod, SetPods
 from autoscaler.planning.pool_snapshot import Observations
+from autoscaler.planning.pool_view import Limits
 from autoscaler.scaling.desired_pods import ScalingParams, ScalingState
 from autoscaler.service.actuator import RegistryActuator
 from autoscaler.service.background_forecast import BackgroundForecast
@@ -30,6 +31,7 @@ from autoscaler.tick.rate_publication import RatePublication
 from registry.domain.action_log import POOL, ActionOutcome, ActionRecord, WantedPods
 from registry.domain.model import name_of_key
 from registry.errors import RegistryUnavailable
+from registry.redis.arrival_hints import ArrivalHints
 from registry.redis.arrivals import ArrivalLog
 from registry.redis.copy_reports import read_copy_reports
 
@@ -68,6 +70,7 @@ class Autoscaler:
         self._watch = watch
         self._log = log
         self._arrivals = ArrivalLog(watch.registry)
+        self._hints = ArrivalHints(watch.registry)
         self._observed = observed = ObservedDemand(Counts(), time_scale=settings.pace)
         self._demand_reader = DemandReader(watch.registry, observed)
         self._forecast = BackgroundForecast(
@@ -141,10 +144,11 @@ class Autoscaler:
     async def plan(self, executor: ActionExecutor | None = None) -> TickPlan:
         """Make a plan for the pool as it is now. Raises RegistryUnavailable."""
         now_s = self._watch.registry_now_s()
-        ongoing, waiting, reports, _ = await asyncio.gather(
+        ongoing, waiting, reports, hints, _ = await asyncio.gather(
             self._log.ongoing(),
             self._arrivals.queue_stats(),
             read_copy_reports(self._watch.registry),
+            self._hints.read(),
             self._demand_reader.read(now_s, sorted(self._watch.state.models)),
         )
         size = self._actuator.size()
@@ -154,9 +158,10 @@ class Autoscaler:
             self._watch.state,
             now_s,
             Observations(waiting=waiting, uses=copy_uses(self._watch.state, reports)),
-            limits=None if size is None else size.limits,
+            limits=None if size is None else self._limits(size),
             ongoing=ongoing.actions,
             paused=executor.backoff.paused(now_s) if executor else frozenset(),
+            hints=hints,
         )
         self._metrics.plan_seconds.observe(time.perf_counter() - started_s)
         if plan.failure is not None:
@@ -167,6 +172,13 @@ class Autoscaler:
         for use in PodUse:
             self._metrics.pods.labels(use).set(uses[use])
         return plan
+
+    def _limits(self, size: PoolSize) -> Limits:
+        """The bounds of the pool; with a placement on a cluster it keeps all pods for the plan."""
+        largest = size.limits.max_pods
+        if self._settings.kubernetes and self._settings.placement != "off" and largest is not None:
+            return Limits(largest, largest)
+        return size.limits
 
     def _update_scaling(self, size: PoolSize | None, wanted: WantedPods | None) -> None:
         """Set the planner's scaling state; None disables planning of the number of pods.

@@ -17,14 +17,25 @@ from autoscaler.placement.planners.problem import InvalidPlacementInput, PlanPar
 from autoscaler.placement.planners.replanning import (
     Observation,
     PlannedFor,
+    latency_scales,
     planned_for,
     should_adopt,
     should_replan,
     without_rate,
 )
 from autoscaler.service.planning_process import PlanningProcess
-from autoscaler.tick.placement_input import expected_rates, placement_input
-from autoscaler.tick.placement_record import empty_record, moving_cost, new_record
+from autoscaler.tick.placement_input import (
+    expected_rates,
+    find_accelerators,
+    placement_input,
+)
+from autoscaler.tick.placement_latency import latency_ratios
+from autoscaler.tick.placement_record import (
+    empty_record,
+    moving_cost,
+    new_record,
+    with_scales,
+)
 from registry.domain.action_log import POOL, ActionOutcome, ActionRecord
 from registry.domain.model import PlacementName
 
@@ -45,6 +56,8 @@ logger = logging.getLogger(__name__)
 _CHECK_INTERVAL_S: Final = 2.0
 """Between two looks at the forecast, which changes no faster."""
 _FAILURE_PAUSE_S: Final = 30.0
+_RESTART_GRACE_S: Final = 60.0
+"""On a cluster: how long an accelerator may be without pods, which start anew for their places."""
 _MIN_PAUSE_RATIO: Final = 5.0
 """Minimum pause after a plan, as a multiple of the CPU time that it took."""
 
@@ -57,6 +70,7 @@ class PlacementService:
     ) -> None:
         self._planner = settings.placement
         self._cores = settings.accelerator_names
+        self._restart_grace_s = _RESTART_GRACE_S if settings.kubernetes else 0.0
         self._pace = settings.pace
         self._log = log
         self._metrics = metrics
@@ -64,14 +78,21 @@ class PlacementService:
         self._planning: asyncio.Task[tuple[PlanningResult, float]] | None = None
         self._planned_input: PlacementInput | None = None
         self._planning_reason = ""
+        self._scales: dict[str, float] = {}
+        """Of the latencies that the plan in progress is made with."""
         self._next_check_s = 0.0
         self._planned_for: PlannedFor | None = None
         self._cold_since_s: dict[str, float] = {}
+        self._missing_since_s: float | None = None
 
     def close(self) -> None:
         if self._planning is not None:
             self._planning.cancel()
         self._process.close()
+
+    @property
+    def planning_process_ids(self) -> list[int]:
+        return self._process.process_ids
 
     async def tick(
         self, state: ClusterState, view: PoolView, recent_rps: Mapping[str, float], token: int
@@ -83,27 +104,47 @@ class PlacementService:
             if record is not None and (record.pods or record.target):
                 await self._log.set_placement(token, empty_record(record, now_s))
             return
+        if record is not None:
+            self._update_cold(record, state, now_s)
+            if self._is_restarting(record, state, now_s):
+                return
         names = [str(each.spec.name) for each in view.models]
         rates = expected_rates(view.demand, names, recent_rps)
         rates = {model: rate * self._pace for model, rate in rates.items()}
-        inputs = placement_input(state, rates, self._cores)
+        scales = record.latency_scales if record else {}
+        inputs = placement_input(state, rates, self._cores, scales)
         if self._planning is not None and self._planning.done():
             await self._adopt(record, now_s, token)
             return
         if self._planning is None and time.monotonic() >= self._next_check_s:
             self._next_check_s = time.monotonic() + _CHECK_INTERVAL_S
-            if view.demand is not None and (reason := self._reason(record, inputs, now_s)):
+            ratios = self._latency_ratios(record, state, inputs, now_s)
+            if view.demand is not None and (reason := self._reason(record, inputs, ratios, now_s)):
+                self._scales = latency_scales(scales, ratios)
+                inputs = placement_input(state, rates, self._cores, self._scales)
                 self._start(record, inputs, reason)
         if record is not None:
             await self._move(record, state, inputs, now_s, token)
 
-    def _reason(self, record: PlacementRecord | None, inputs: PlacementInput, now_s: float) -> str:
+    def _latency_ratios(
+        self, record: PlacementRecord | None, state: ClusterState, inputs: PlacementInput,
+        now_s: float,
+    ) -> dict[str, float]:  # fmt: skip
+        """Measured over predicted latencies; none while copies move, which changes neighbours."""
+        if record is None or self._cold_since_s or not has_arrived(record):
+            return {}
+        return latency_ratios(state, record, inputs, now_s / self._pace)
+
+    def _reason(
+        self, record: PlacementRecord | None, inputs: PlacementInput,
+        ratios: Mapping[str, float], now_s: float,
+    ) -> str:  # fmt: skip
         """Why to plan anew; empty: the plan holds."""
         if record is None or record.planner != self._planner:
             has_load = any(each.rate_rps > 0 for each in inputs.workloads)
             return "first plan" if has_load and inputs.accelerators else ""
         known = self._planned_for or _planned_for(record)
-        seen = Observation(now_s, inputs.workloads, inputs.accelerators, {})
+        seen = Observation(now_s, inputs.workloads, inputs.accelerators, ratios)
         self._planned_for, reason = should_replan(known, seen)
         return reason if inputs.accelerators else ""
 
@@ -137,8 +178,12 @@ class PlacementService:
             self._metrics.placements.labels("kept").inc()
             logger.info("placement kept", extra={"reason": self._planning_reason,
                         "gain_rps": result.gain_rps, "moving_cost": cost})  # fmt: skip
+            if record is not None and record.latency_scales != self._scales:
+                await self._log.set_placement(token, with_scales(record, self._scales))
             return
-        placed = new_record(record, result.placement, inputs, self._planning_reason, now_s)
+        placed = new_record(
+            record, result.placement, inputs, self._planning_reason, now_s, self._scales
+        )
         detail = (
             f"{self._planning_reason}: {len(placed.target)} replicas, expected "
             f"{result.placement.total_rps:.1f} req/s in time, {result.gain_rps:+.1f}"
@@ -166,7 +211,6 @@ class PlacementService:
         self, record: PlacementRecord, state: ClusterState, inputs: PlacementInput, now_s: float,
         token: int,
     ) -> None:  # fmt: skip
-        self._update_cold(record, state, now_s)
         if not inputs.accelerators or (has_arrived(record) and not self._cold_since_s):
             return
         costs = {each.model: each.rate_rps * inputs.load_s[each.model] for each in inputs.workloads}
@@ -181,8 +225,23 @@ class PlacementService:
 
     def _update_cold(self, record: PlacementRecord, state: ClusterState, now_s: float) -> None:
         """Since when placed pods have not held their model."""
-        cold = {pod.name for pod in record.pods if not is_warm(state, pod.name, pod.replica.model)}
+        names = {pod.info.place: name for name, pod in state.pods.items()}
+        cold = {
+            each.name
+            for each in record.pods
+            if not is_warm(state, names.get(each.name, ""), each.replica.model)
+        }
         self._cold_since_s = {name: self._cold_since_s.get(name, now_s) for name in cold}
+
+    def _is_restarting(self, record: PlacementRecord, state: ClusterState, now_s: float) -> bool:
+        """Whether a planned accelerator's pods may come back: nothing is decided until then."""
+        found = {each.name for each in find_accelerators(state, self._cores)}
+        if set(record.accelerators) <= found:
+            self._missing_since_s = None
+        elif self._missing_since_s is None:
+            self._missing_since_s = now_s
+        since_s = self._missing_since_s
+        return since_s is not None and now_s - since_s < self._restart_grace_s
 
 
 def is_warm(state: ClusterState, pod: str, model: str) -> bool:

@@ -5,8 +5,9 @@ A model is planned for if it has a deadline, which is its SLO, and a profile on 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import sqrt
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from autoscaler.placement.planners.problem import (
@@ -15,8 +16,10 @@ from autoscaler.placement.planners.problem import (
     BatchPoint,
     ModelProfile,
     Profiles,
+    SlowedPair,
     Workload,
 )
+from autoscaler.placement.planners.service_times import scaled, share_slowdown
 from registry.domain.model import ModelName, PlacementName, Tier
 
 if TYPE_CHECKING:
@@ -52,22 +55,31 @@ class PlacementInput:
 
 
 def placement_input(
-    state: ClusterState, rates_rps: Mapping[str, float], cores: Sequence[str]
+    state: ClusterState,
+    rates_rps: Mapping[str, float],
+    cores: Sequence[str],
+    latency_scales: Mapping[str, float] = MappingProxyType({}),
 ) -> PlacementInput:
-    """`cores`: names of the CPU's accelerators on this machine, which pods do not report."""
+    """The input at these rates, with profiles that are slower by `latency_scales`, by model.
+
+    `cores`: names of the CPU's accelerators on this machine, which pods do not report.
+    """
     accelerators = find_accelerators(state, cores)
     kinds = sorted({each.kind for each in accelerators})
-    memory_bytes = _memory_bytes(state, len(cores))
+    memory_bytes, shares = _memory_bytes(state, len(cores)), _client_shares(state)
     workloads: list[Workload] = []
     models: list[ModelProfile] = []
     overhead_s, load_s, left_out = {}, {}, {}
     for name, record in sorted(state.models.items()):
         spec, model = record.serving, str(name)
-        profiles = _profiles(state, spec, model, kinds, memory_bytes)
+        profiles = [
+            within_client(each, shares[each.kind]) if each.kind in shares else each
+            for each in _profiles(state, spec, model, kinds, memory_bytes)
+        ]
         if reason := _why_not(spec, kinds, profiles):
             left_out[model] = reason
             continue
-        models += profiles
+        models += [scaled(each, latency_scales.get(model, 1.0)) for each in profiles]
         measured = state.measured(spec.key)
         overhead_s[model] = measured.stages.preprocess_s + measured.stages.postprocess_s
         load_s[model] = measured.load_from(Tier.DISK, None).seconds
@@ -75,22 +87,74 @@ def placement_input(
         workloads.append(
             Workload(model, rates_rps.get(model, 0.0), deadline_s, spec.policy.max_batch_size)
         )
+    pairs = _pairs(state, [each.model for each in workloads], kinds)
     return PlacementInput(
-        tuple(workloads), accelerators, Profiles(tuple(models)), overhead_s, load_s, left_out
-    )
+        tuple(workloads), accelerators, Profiles(tuple(models), pairs), overhead_s, load_s,
+        left_out,
+    )  # fmt: skip
+
+
+def _pairs(
+    state: ClusterState, models: Sequence[str], kinds: Sequence[str]
+) -> tuple[SlowedPair, ...]:
+    """Measured pairs of these models; of several kinds of accelerator the largest factor."""
+    found: dict[tuple[str, str], float] = {}
+    for model in models:
+        key = state.models[ModelName.parse(model)].serving.key
+        for profile in state.profiles_of(key):
+            for each in profile.pairs if profile.product in kinds else ():
+                pair = (model, each.neighbour)
+                found[pair] = max(found.get(pair, 1.0), each.factor)
+    return tuple(SlowedPair(*pair, factor) for pair, factor in sorted(found.items()))
 
 
 def find_accelerators(state: ClusterState, cores: Sequence[str]) -> tuple[AcceleratorView, ...]:
-    """GPUs that pods report, by UUID; the named groups of cores if there are CPU pods."""
-    gpus, products = {}, set()
+    """GPUs that pods report, by UUID, and accelerators whose places CPU pods take.
+
+    With `cores`: these groups of cores for all other CPU pods.
+    """
+    named, products = {}, set()
     for pod in state.pods.values():
         found = pod.info.accelerator
-        if found.uuid:
-            gpus[found.uuid] = found.product
+        if name := found.uuid or pod.info.takes_places:
+            named[name] = found.product
         else:
             products.add(found.product)
     groups = [AcceleratorView(name, min(products)) for name in cores] if products else []
-    return (*(AcceleratorView(*each) for each in sorted(gpus.items())), *groups)
+    return (*(AcceleratorView(*each) for each in sorted(named.items())), *groups)
+
+
+def within_client(profile: ModelProfile, share: float) -> ModelProfile:
+    """The profile of a model that has at most this share of the accelerator, on a pod of its own.
+
+    Whatever the model needs, its pod takes up that share of the memory, so that no plan has more
+    replicas on an accelerator than pods; batches that need more memory are left out.
+    """
+    limit_pct = WHOLE_PCT * share
+    points = [
+        replace(
+            point,
+            latency_s=point.latency_s * factor,
+            throughput_rps=point.throughput_rps / factor,
+            memory_pct=limit_pct,
+            occupancy_pct=min(limit_pct, point.occupancy_pct),
+            mean_occupancy_pct=min(limit_pct, point.mean_occupancy_pct),
+            sm_utilization_pct=min(limit_pct, point.sm_utilization_pct),
+            share_factors=_within(point.share_factors, limit_pct, factor),
+        )
+        for point in profile.points
+        if point.memory_pct <= limit_pct
+        for factor in [share_slowdown(point, limit_pct)]
+    ]
+    return replace(profile, points=tuple(points))
+
+
+def _within(
+    factors: tuple[tuple[float, float], ...], limit_pct: float, at_limit: float
+) -> tuple[tuple[float, float], ...]:
+    """Slowdowns by shares below the limit, over that at the limit."""
+    below = tuple((share, each / at_limit) for share, each in factors if share < limit_pct)
+    return (*below, (limit_pct, 1.0)) if below else ()
 
 
 def expected_rates(
@@ -122,6 +186,9 @@ def _why_not(spec: ModelSpec, kinds: Sequence[str], profiles: Sequence[ModelProf
     if missing or not kinds:
         where = ", ".join(sorted(missing)) or "any accelerator"
         return f"it has no profile on {where}: `pilotlight profile {spec.name}` measures one"
+    too_large = sorted(each.kind for each in profiles if not each.points)
+    if too_large:
+        return f"no batch fits into a pod's part of the memory of {', '.join(too_large)}"
     return ""
 
 
@@ -133,6 +200,16 @@ def _memory_bytes(state: ClusterState, groups: int) -> dict[str, int]:
         found[each.product] = (
             each.memory_bytes if each.uuid else each.memory_bytes // max(1, groups)
         )
+    return found
+
+
+def _client_shares(state: ClusterState) -> dict[str, float]:
+    """Of the pods that take places, by product: the part of an accelerator that one can have."""
+    found: dict[str, float] = {}
+    for pod in state.pods.values():
+        if pod.info.takes_places:
+            product = pod.info.accelerator.product
+            found[product] = min(found.get(product, 1.0), pod.info.max_share)
     return found
 
 
@@ -157,10 +234,22 @@ def _profiles(
 
 
 def _points(profile: Profile, weights_bytes: int, memory_bytes: int) -> tuple[BatchPoint, ...]:
-    return tuple(_point(each, weights_bytes, memory_bytes) for each in profile.points)
+    return tuple(
+        _point(each, _share_factors(profile, each.rows), weights_bytes, memory_bytes)
+        for each in profile.points
+    )
 
 
-def _point(point: ProfilePoint, weights_bytes: int, memory_bytes: int) -> BatchPoint:
+def _share_factors(profile: Profile, rows: int) -> tuple[tuple[float, float], ...]:
+    return tuple(
+        (each.share_pct, each.factor) for each in sorted(profile.shares) if each.rows == rows
+    )
+
+
+def _point(
+    point: ProfilePoint, share_factors: tuple[tuple[float, float], ...], weights_bytes: int,
+    memory_bytes: int,
+) -> BatchPoint:  # fmt: skip
     """What was not measured: memory from the weights, compute as if it were all of it."""
     used_bytes = weights_bytes + (point.memory_bytes or 0)
     reserved = WHOLE_PCT * used_bytes / memory_bytes if memory_bytes else 0.0
@@ -172,6 +261,7 @@ def _point(point: ProfilePoint, weights_bytes: int, memory_bytes: int) -> BatchP
         occupancy_pct=_or_whole(point.occupancy_pct),
         mean_occupancy_pct=_or_whole(point.mean_occupancy_pct),
         sm_utilization_pct=_or_whole(point.sm_utilization_pct),
+        share_factors=share_factors,
     )
 
 

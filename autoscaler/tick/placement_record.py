@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from registry.domain.placement import PlacementRecord, PlannedModel
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
     from autoscaler.placement.planners.plan import Placement
     from autoscaler.tick.placement_input import PlacementInput
 
@@ -18,6 +21,7 @@ def new_record(
     inputs: PlacementInput,
     reason: str,
     now_s: float,
+    latency_scales: Mapping[str, float] = MappingProxyType({}),
 ) -> PlacementRecord:
     """The plan as the new target; the pods that run are those of `before`."""
     slos_s = {each.model: each.slo_s for each in inputs.workloads}
@@ -26,6 +30,7 @@ def new_record(
         for each in placement.models
     ]
     models += [PlannedModel(model, 0.0, 0.0, 0.0, why) for model, why in inputs.left_out.items()]
+    models = _scaled(models, latency_scales)
     return PlacementRecord(
         planner=placement.planner,
         reason=reason,
@@ -36,6 +41,17 @@ def new_record(
         pods=before.pods if before else (),
         next_number=before.next_number if before else 0,
     )
+
+
+def with_scales(record: PlacementRecord, latency_scales: Mapping[str, float]) -> PlacementRecord:
+    """The record of a plan that is kept although latencies differ from what it was made for."""
+    return replace(record, models=tuple(_scaled(record.models, latency_scales)))
+
+
+def _scaled(
+    models: Iterable[PlannedModel], latency_scales: Mapping[str, float]
+) -> list[PlannedModel]:
+    return [replace(each, latency_scale=latency_scales.get(each.model, 1.0)) for each in models]
 
 
 def empty_record(before: PlacementRecord, now_s: float) -> PlacementRecord:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from autoscaler.planning.announced_arrivals import with_announced
 from autoscaler.planning.pool_snapshot import Observations, read_pool
 from autoscaler.scaling.desired_pods import ScalingParams, ScalingState, scale_pods
 from autoscaler.scaling.limits import contradictions
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from autoscaler.tick.observed_demand import ObservedDemand
     from registry.domain.action_log import ActionRecord
     from registry.domain.cluster import ClusterState
+    from registry.domain.demand import ArrivalHint
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,17 +77,20 @@ class Planner:
         limits: Limits | None = None,
         ongoing: Sequence[ActionRecord] = (),
         paused: Collection[str] = (),
+        hints: Sequence[ArrivalHint] = (),
     ) -> TickPlan:
         """The plan for the pool as it is now, with the arrivals of the observed demand.
 
         `ongoing`: actions that pods may not report yet; `paused`: pods that refused a request
-        recently.
+        recently; `hints`: arrivals that schedulers of workflows announce.
         """
         observed, demand = self._observed, None
         if self._forecasts is not None:
             models = tuple(str(name) for name in sorted(state.models))
             self._forecasts.update(models, now_s)
             demand = self._forecasts.demand(models)
+            if demand is not None:
+                demand = with_announced(demand, models, hints, now_s)
         observations = replace(
             observations, arrived=observed.arrived, last_arrival_s=observed.last_arrival_s
         )

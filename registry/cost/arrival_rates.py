@@ -74,6 +74,9 @@ class ArrivalRates:
             del self._averages[key]
         return found
 
+    def drop(self, key: str) -> None:
+        self._averages.pop(key, None)
+
     def models(self) -> KeysView[str]:
         """The models that have had requests lately."""
         return self._averages.keys()

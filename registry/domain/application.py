@@ -48,7 +48,7 @@ class SelectionPolicy(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class InputTensor:
-    """A tensor that requests carry; the first dimension of `shape` is the rows."""
+    """A tensor of requests or of a variant; the first dimension of `shape` is the rows."""
 
     name: str
     datatype: str = "FP32"
@@ -100,6 +100,10 @@ class AccuracyProfile:
     classes: tuple[str, ...]
     confusion: tuple[tuple[int, ...], ...]
     """Rows are true classes."""
+    inputs: tuple[InputTensor, ...] = ()
+    """By the variant's V2 metadata; empty: not known."""
+    outputs: tuple[str, ...] = ()
+    """Names, likewise."""
 
 
 def parse_confusion(rows: object, classes: int) -> tuple[tuple[int, ...], ...] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
@@ -17,6 +17,9 @@ from registry.domain.application import (
     SneakPeekSpec,
 )
 from registry.domain.model import ModelName
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 
 def encode_application(spec: ApplicationSpec) -> str:
@@ -34,10 +37,7 @@ def decode_application(text: str) -> ApplicationSpec:
         | {
             "name": ModelName(**stored["name"]),
             "classes": tuple(stored["classes"]),
-            "inputs": tuple(
-                InputTensor(each["name"], each["datatype"], tuple(each["shape"]))
-                for each in stored["inputs"]
-            ),
+            "inputs": read_tensors(stored["inputs"]),
             "penalty": Penalty(stored["penalty"]),
             "policy": SelectionPolicy(stored["policy"]),
             "prior": Prior(stored["prior"]),
@@ -54,4 +54,17 @@ def encode_accuracy(profile: AccuracyProfile) -> str:
 def decode_accuracy(text: str) -> AccuracyProfile:
     stored = orjson.loads(text)
     confusion = tuple(tuple(row) for row in stored["confusion"])
-    return AccuracyProfile(stored["key"], tuple(stored["classes"]), confusion)
+    return AccuracyProfile(
+        stored["key"],
+        tuple(stored["classes"]),
+        confusion,
+        read_tensors(stored.get("inputs", ())),
+        tuple(stored.get("outputs", ())),
+    )
+
+
+def read_tensors(documents: Sequence[Mapping[str, Any]]) -> tuple[InputTensor, ...]:
+    """Tensors as V2 metadata and stored applications describe them."""
+    return tuple(
+        InputTensor(each["name"], each["datatype"], tuple(each["shape"])) for each in documents
+    )

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from registry.domain.model import ModelName
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
-    from registry.domain.application import AccuracyProfile, ApplicationSpec
+    from registry.domain.application import AccuracyProfile, ApplicationSpec, InputTensor
     from registry.domain.cluster import ClusterState
     from registry.domain.model import ModelSpec
 
@@ -49,33 +49,34 @@ def _problem(application: ApplicationSpec, spec: ModelSpec, state: ClusterState)
         return f"{whose} accuracy profile is of another generation"
     if profile.classes != application.classes:
         return f"{whose} accuracy profile is of other classes"
-    return None
+    own = state.accuracies.get(spec.name)
+    if own is None or own.key != spec.key:
+        return None
+    return "; ".join(metadata_problems(application, own.inputs, own.outputs)) or None
 
 
 def metadata_problems(
     application: ApplicationSpec,
-    inputs: Sequence[Mapping[str, Any]],
-    outputs: Sequence[Mapping[str, Any]],
+    inputs: Sequence[InputTensor],
+    outputs: Sequence[str],
 ) -> list[str]:
     """Where a variant's V2 metadata contradicts the application; it may use only some inputs."""
     problems = []
     known = {each.name: each for each in application.inputs}
     for given in inputs if known else ():
-        declared = known.get(given["name"])
-        shape = tuple(given["shape"])
+        declared = known.get(given.name)
         if declared is None:
             has = ", ".join(known)
-            problems.append(f"takes the input {given['name']!r}; the application has {has}")
-        elif given["datatype"] != declared.datatype or not _agree(shape, declared.shape):
+            problems.append(f"takes the input {given.name!r}; the application has {has}")
+        elif given.datatype != declared.datatype or not _agree(given.shape, declared.shape):
             problems.append(
-                f"input {declared.name} is {given['datatype']} {list(shape)}; the application's "
-                f"is {declared.datatype} {list(declared.shape)}"
+                f"its input {given.name} is {given.datatype} {list(given.shape)}; the "
+                f"application's is {declared.datatype} {list(declared.shape)}"
             )
-    names = [each["name"] for each in outputs]
-    if names and application.output not in names:
+    if outputs and application.output not in outputs:
         problems.append(
             f"has no output {application.output!r}, which the application names; its outputs: "
-            f"{', '.join(names)}"
+            f"{', '.join(outputs)}"
         )
     return problems
 

@@ -88,6 +88,12 @@ class ClusterState:
     def expected_rates(self, rates: ExpectedRates) -> None:
         self.eviction_prices.expected_rates = rates
 
+    def forget(self, key: str) -> None:
+        """Drop what was learned of a model, or a generation of it, that is gone for good."""
+        self.measurements.drop(key)
+        self.arrivals.drop(key)
+        self.batch_turns.pop(key, None)
+
     def declared_keys(self) -> set[str]:
         """Keys of all generations of the declared models."""
         return {spec.key for record in self.models.values() for spec in record.generations}

@@ -90,7 +90,7 @@ class ChangeApplier:
                 case "samples":
                     self._apply_samples(*values)
                 case "forget":
-                    self.state.measurements.drop(*values)
+                    self.state.forget(*values)
                 case "profile":
                     self._apply_profile(version, *values)
                 case "application":

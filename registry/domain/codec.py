@@ -26,7 +26,13 @@ from registry.domain.model import (
     Tier,
 )
 from registry.domain.pod import CopyReport, PodInfo
-from registry.domain.profile import PLACEMENT_FIELDS, Profile, ProfilePoint
+from registry.domain.profile import (
+    PLACEMENT_FIELDS,
+    PairFactor,
+    Profile,
+    ProfilePoint,
+    ShareFactor,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -107,6 +113,9 @@ def profile_document(profile: Profile) -> dict[str, Any]:
         for name in PLACEMENT_FIELDS:
             if point[name] is None:
                 del point[name]
+    for name in ("shares", "pairs"):
+        if not document[name]:
+            del document[name]
     return {"device" if key == "product" else key: value for key, value in document.items()}
 
 
@@ -118,7 +127,9 @@ def decode_profile(text: str) -> Profile:
     document: dict[str, Any] = orjson.loads(text)
     stored = _known(Profile, {**document, "product": document["device"]})
     points = tuple(ProfilePoint(**_known(ProfilePoint, point)) for point in stored.pop("points"))
-    return Profile(points=points, **stored)
+    shares = tuple(ShareFactor(**_known(ShareFactor, each)) for each in stored.pop("shares", ()))
+    pairs = tuple(PairFactor(**_known(PairFactor, each)) for each in stored.pop("pairs", ()))
+    return Profile(points=points, shares=shares, pairs=pairs, **stored)
 
 
 def encode_wanted(wanted: WantedPods) -> str:

@@ -46,3 +46,16 @@ class QueueStats:
     """Requests past 60 % of their time to the deadline (Blinowski et al. 2024, 4.2.3)."""
     oldest_s: float = inf
     """Registry time at which the oldest one arrived."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArrivalHint:
+    """Arrivals of a model that somebody announces, such as the next steps of workflows."""
+
+    model: ModelName
+    probability: float
+    """That at least one comes."""
+    until_s: float
+    """Registry time by which they come."""
+    count: float = 1.0
+    """Expected number if any comes; at least 1."""

@@ -27,6 +27,8 @@ class Task(StrEnum):
     TEXT_TO_TEXT = "text2text-generation"
     TEXT_GENERATION = "text-generation"
     TEXT_CLASSIFICATION = "text-classification"
+    TOKEN_CLASSIFICATION = "token-classification"
+    FILL_MASK = "fill-mask"
     IMAGE_CLASSIFICATION = "image-classification"
     TEXT_TO_IMAGE = "text-to-image"
     TABULAR_CLASSIFICATION = "tabular-classification"

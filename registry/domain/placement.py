@@ -1,15 +1,19 @@
 """The plan of which models share which accelerators, as autoscalers record it, and its pods.
 
-A placed pod serves one model on one accelerator. Written under the leader's fencing token; the
-platform starts and drains the pods that the record lists, and pods read their batch cap from it.
+A placed pod serves one model on one accelerator. Written under the leader's fencing token. On one
+machine the platform starts and drains the pods that the record lists; on a cluster they are places,
+which pods of the pool take. Pods read their batch cap from it.
 """
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Any, Final
 
 import orjson
+
+START_TIMEOUT_S: Final = 120.0
+"""A placed pod must be warm by then: importing torch takes a minute on a busy machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +34,7 @@ class PlacedReplica:
 
 @dataclass(frozen=True, slots=True)
 class PlacedPod:
-    """A pod that runs one replica."""
+    """A pod that runs one replica, or on a cluster the place of one."""
 
     name: str
     replica: PlacedReplica
@@ -48,6 +52,8 @@ class PlannedModel:
     goodput_rps: float
     reason: str = ""
     """Why the goodput is below the rate, or why the model is not placed; empty: neither."""
+    latency_scale: float = 1.0
+    """By how much its batches took longer than profiled and predicted, which plans reckon with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +73,11 @@ class PlacementRecord:
     """On the way to the target: pods come and leave by one move per accelerator at a time."""
     next_number: int = 0
     """Of the next pod: names are never used again."""
+
+    @property
+    def latency_scales(self) -> dict[str, float]:
+        """By model, where it is not 1."""
+        return {each.model: each.latency_scale for each in self.models if each.latency_scale != 1}
 
     def pod(self, name: str) -> PlacedPod | None:
         return next((each for each in self.pods if each.name == name), None)
@@ -88,12 +99,18 @@ def decode_placement(text: str) -> PlacementRecord:
                 PlannedModel(**_known(PlannedModel, each)) for each in stored["models"]
             ),
             "target": tuple(_replica(each) for each in stored["target"]),
-            "pods": tuple(
-                PlacedPod(each["name"], _replica(each["replica"]), each["since_s"])
-                for each in stored["pods"]
-            ),
+            "pods": tuple(_pod(each) for each in stored["pods"]),
         }
     )
+
+
+def decode_place(text: str) -> PlacedPod:
+    """One entry of a record's pods. Raises as `decode_placement`."""
+    return _pod(orjson.loads(text))
+
+
+def _pod(stored: dict[str, Any]) -> PlacedPod:
+    return PlacedPod(stored["name"], _replica(stored["replica"]), stored["since_s"])
 
 
 def _replica(stored: dict[str, Any]) -> PlacedReplica:

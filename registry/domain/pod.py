@@ -60,6 +60,12 @@ class PodInfo:
     placed_model: str = ""
     """`namespace/name` of the only model that requests come here for, since a plan placed it on
     this pod; empty: any model."""
+    place: str = ""
+    """Name of the place of the plan that the pod has; empty: none."""
+    takes_places: str = ""
+    """Accelerator whose open places the pod takes; empty: it takes none."""
+    max_share: float = 1.0
+    """Of a pod that takes places: the largest share that it can have."""
     uid: str = ""
     """Of its Kubernetes object, unique among all namespaces; empty outside of clusters."""
 

@@ -52,6 +52,24 @@ class ProfilePoint:
         return self.rows / self.latency_s
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class ShareFactor:
+    """Measured: how many times as long a batch takes with a share of the accelerator."""
+
+    share_pct: float
+    rows: int
+    factor: float
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class PairFactor:
+    """Measured: how many times as long batches take while a neighbour computes beside them."""
+
+    neighbour: str
+    """`namespace/name`."""
+    factor: float
+
+
 @dataclass(frozen=True, slots=True)
 class Profile:
     """The batch sizes known for one generation of a model on accelerators of one product."""
@@ -64,6 +82,9 @@ class Profile:
     limited_by: str = ""
     """Why no larger batch was measured: `throughput`, `memory`, `size`; empty: no reason."""
     source: str = MEASURED
+    shares: tuple[ShareFactor, ...] = ()
+    """Only what was measured: placement estimates other shares, and pairs."""
+    pairs: tuple[PairFactor, ...] = ()
 
     @property
     def best_rows(self) -> int:

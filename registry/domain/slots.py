@@ -15,10 +15,16 @@ if TYPE_CHECKING:
 CPU_SLOTS: Final = 8
 """Two CPU pods embed 3 to 4 times as many sentences per second with 8 slots as with 1
 (`docs/runtime.md`, Slots)."""
-GPU_SLOTS: Final = 32
-"""Two batches of 16, the number of texts that a model generates at once; no GPU has measured it."""
+GPU_SLOTS: Final = 64
+"""One batch of 64, the largest that live measurements try: fewer slots would keep them from it. No
+GPU has measured it."""
 MAX_SLOTS: Final = 128
 """Two batches of 64, the largest batch by live measurements."""
+
+
+def placed_slots(slots: int, batch_size: int) -> int:
+    """Slots of a pod with one model: as set (0: the default), and for two of its batches."""
+    return min(max(slots or CPU_SLOTS, 2 * batch_size), MAX_SLOTS)
 
 
 def default_slots(device: str = "cpu", profiles: Iterable[Profile] = ()) -> int:

@@ -44,6 +44,8 @@ POD_FIELDS: Final = frozenset({
     "imagePullPolicy", "automountServiceAccountToken",
 })  # fmt: skip
 """Of pods and containers: a model shares the pods of its pool, which have their own."""
+_HONOURED: Final = frozenset({"serviceAccountName", "automountServiceAccountToken", "name"})
+"""Of these: the account's storage credentials are read, the others mean nothing here."""
 _REFUSED: Final[Mapping[str, str]] = {
     "logger": "send the requests' log from the caller, or serve the model with KServe alone",
     "workerSpec": "a model is served by one pod: take a smaller or quantised model",
@@ -88,6 +90,29 @@ def read_predictor(spec: Mapping[str, Any], predictor: Mapping[str, Any]) -> Pre
     _reject_unsupported(found, predictor)
     found.needs = _needs(found, spec, predictor)
     return found
+
+
+def ignored_fields(spec: Mapping[str, Any]) -> tuple[str, ...]:
+    """The fields of `spec.predictor`, by path, in place of which the pool's pods have their own."""
+    predictor = spec.get("predictor")
+    if not isinstance(predictor, dict):
+        return ()
+    parts = {"spec.predictor": predictor}
+    for kind in ("model", *LEGACY_KINDS):
+        if isinstance(predictor.get(kind), dict):
+            parts[f"spec.predictor.{kind}"] = predictor[kind]
+    return tuple(
+        f"{path}.{key}"
+        for path, part in parts.items()
+        for key in sorted(part.keys() & POD_FIELDS - _HONOURED)
+        if part[key] and not (key == "env" and _only_probabilities(part[key]))
+    )
+
+
+def _only_probabilities(environment: object) -> bool:
+    return isinstance(environment, list) and all(
+        isinstance(each, dict) and each.get("name") == "PREDICT_PROBA" for each in environment
+    )
 
 
 def _read_without_model(found: Predictor, predictor: Mapping[str, Any]) -> None:

@@ -125,7 +125,12 @@ def access_problem(spec: ModelSpec, rules: TenantRules, pool: str) -> str | None
 
 
 def quota_problem(spec: ModelSpec, others: Iterable[ModelSpec], rules: TenantRules) -> str | None:
-    """Which quota a model exceeds, beside the namespace's earlier models of its pool."""
+    """Which quota a model exceeds, beside the namespace's earlier models of its pool.
+
+    `others` are read only for a model that counts against a quota.
+    """
+    if not spec.policy.pin and not spec.policy.min_copies:
+        return None
     namespace, earlier = spec.name.namespace, [each.policy for each in others]
     demands = (
         (Quota.PINNED, "pin", int(spec.policy.pin), sum(each.pin for each in earlier)),

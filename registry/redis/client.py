@@ -24,6 +24,7 @@ from registry.domain.codec import (
 )
 from registry.domain.loading_choice import loading_problems, placement_problems
 from registry.domain.model import LoadFailure, ModelName, ModelRecord, ModelSpec, Tier, name_of_key
+from registry.domain.placement import START_TIMEOUT_S, decode_place
 from registry.domain.pod import LEASE_TTL_S
 from registry.domain.reservation import (
     CLAIM_TTL_S,
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from registry.domain.application import AccuracyProfile, ApplicationSpec
+    from registry.domain.placement import PlacedPod
     from registry.domain.pod import PodInfo, PodPhase, PodReport
     from registry.domain.profile import Profile
 
@@ -210,6 +212,17 @@ class Registry:
     async def deregister_pod(self, pod: str, epoch: int) -> None:
         """Remove a pod at once instead of at the end of its lease."""
         await self._submit("leave", pod, epoch)
+
+    async def take_place(
+        self, pod: str, accelerator: str, *, hold_s: float = START_TIMEOUT_S
+    ) -> PlacedPod | None:
+        """Take an open place of the recorded plan on the accelerator; None: there is none.
+
+        A pod that has a place of the plan keeps it. The pod must register with the place within
+        `hold_s`, and has it until its registration ends.
+        """
+        found = await self._submit("take_place", pod, accelerator, int(hold_s * 1000))
+        return decode_place(found) if found else None
 
     # Loads
 

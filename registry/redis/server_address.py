@@ -6,14 +6,21 @@ redis-py asks Sentinels and Clusters; it is imported only for these, since that 
 from __future__ import annotations
 
 import asyncio
+import re
 from dataclasses import dataclass
 from typing import Final
-from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from registry.errors import RegistryUnavailable
 
 DISCOVERY_TIMEOUT_S: Final = 0.5
 """For each server that is asked for the address; redis-py would retry for several seconds."""
+
+
+_SENTINEL: Final = ("redis+sentinel", "rediss+sentinel")
+_CLUSTER: Final = ("redis+cluster", "rediss+cluster")
+_SENTINEL_LOGIN: Final = {"sentinel-user": "username", "sentinel-password": "password"}
+"""Parameters of the query, and redis-py's names of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +45,17 @@ def check_url(url: str) -> SplitResult:
             raise ValueError(f"the URL of a Unix socket must be unix:///PATH, was {url!r}")
         return parts
     path = parts.path.strip("/")
-    if parts.scheme == "redis+sentinel":
+    if parts.scheme in _SENTINEL:
         service, _, path = path.partition("/")
         if not service:
             raise ValueError(f"the Sentinel URL must name a service after the hosts, was {url!r}")
-    elif parts.scheme not in ("redis", "rediss", "redis+cluster"):
+    elif parts.scheme not in ("redis", "rediss", *_CLUSTER):
         raise ValueError(
-            "the Redis URL must begin with redis://, rediss://, unix://, redis+sentinel:// or "
-            f"redis+cluster://, was {url!r}"
+            "the Redis URL must begin with redis://, unix://, redis+sentinel:// or redis+cluster://,"
+            " or, for TLS, rediss://, rediss+sentinel:// or rediss+cluster://, was"
+            f" {_hidden(url)!r}"
         )
+    _sentinel_login(parts, url)
     if path and not (path.isascii() and path.isdigit()):
         raise ValueError(f"the path of the Redis URL must be a database number, was {url!r}")
     for host in _hosts(parts):
@@ -63,13 +72,33 @@ def parse_redis_url(text: str) -> str:
     return text
 
 
+def _sentinel_login(parts: SplitResult, url: str) -> dict[str, str]:
+    """User and password of Sentinels themselves, from the query. Raises ValueError."""
+    query = dict(parse_qsl(parts.query, keep_blank_values=True))
+    unknown = query.keys() - _SENTINEL_LOGIN.keys()
+    if unknown or (query and parts.scheme not in _SENTINEL):
+        allowed = ", ".join(_SENTINEL_LOGIN) if parts.scheme in _SENTINEL else "nothing"
+        raise ValueError(
+            f"the query of the Redis URL may have {allowed}, has {', '.join(sorted(query))} in"
+            f" {_hidden(url)!r}"
+        )
+    return {_SENTINEL_LOGIN[key]: value for key, value in query.items()}
+
+
+def _hidden(url: str) -> str:
+    """The URL without passwords, for messages."""
+    return re.sub(r"(://[^/@]*:)[^@]*(?=@)|(password=)[^&]*", r"\1\2***", url)
+
+
 async def find_server(url: str, routing_key: str) -> ServerAddress:
     """Find the server for a URL.
 
     `redis://`, `rediss://` and `unix://` URLs name it.
 
     `redis+sentinel://[user:pw@]host:port,host:port/SERVICE[/DB]` asks the Sentinels for the master;
-    `redis+cluster://host:port` asks the Cluster which node holds `routing_key`.
+    a query `?sentinel-user=…&sentinel-password=…` has the Sentinels' own login.
+    `redis+cluster://[user:pw@]host:port` asks the Cluster which node holds `routing_key`.
+    With `rediss+` all connections are encrypted; SSL_CERT_FILE names authorities of one's own.
 
     Raises:
         RegistryUnavailable: when no Sentinel or node of the Cluster gives an address.
@@ -84,7 +113,7 @@ async def find_server(url: str, routing_key: str) -> ServerAddress:
         return ServerAddress(
             host=parts.hostname or "127.0.0.1",
             port=parts.port or 6379,
-            use_tls=parts.scheme == "rediss",
+            use_tls=_uses_tls(parts),
             username=username,
             password=password,
             database=int(parts.path.strip("/") or 0),
@@ -94,16 +123,26 @@ async def find_server(url: str, routing_key: str) -> ServerAddress:
 
     try:
         async with asyncio.timeout(DISCOVERY_TIMEOUT_S * (1 + len(_hosts(parts)))):
-            if parts.scheme == "redis+sentinel":
+            if parts.scheme in _SENTINEL:
                 return await _ask_sentinels(parts, username, password)
             return await _ask_cluster(parts, routing_key, username, password)
     except (redis.RedisError, RedisClusterException, OSError) as error:  # OSError: timeouts, too
         raise RegistryUnavailable(f"no Redis found through {parts.scheme}: {error}") from error
 
 
+def _uses_tls(parts: SplitResult) -> bool:
+    return parts.scheme.startswith("rediss")
+
+
 def _hosts(parts: SplitResult) -> list[str]:
     hosts = parts.netloc.rpartition("@")[2]
-    return hosts.split(",") if parts.scheme == "redis+sentinel" else [hosts]
+    return hosts.split(",") if parts.scheme in _SENTINEL else [hosts]
+
+
+def _host_and_port(text: str, default_port: int) -> tuple[str, int]:
+    """Of `host:port`, `host` or, for IPv6, `[address]:port`."""
+    parts = urlsplit(f"//{text}")
+    return parts.hostname or "127.0.0.1", parts.port or default_port
 
 
 async def _ask_sentinels(
@@ -113,11 +152,12 @@ async def _ask_sentinels(
     from redis.asyncio.retry import Retry
     from redis.backoff import NoBackoff
 
-    hosts = [host.partition(":") for host in _hosts(parts)]
     service, _, database = parts.path.strip("/").partition("/")
     sentinel = redis.asyncio.Sentinel(  # type: ignore[no-untyped-call]  # redis-py has no types
-        [(host, int(port or 26379)) for host, _, port in hosts],
+        [_host_and_port(each, 26379) for each in _hosts(parts)],
         sentinel_kwargs={
+            **_sentinel_login(parts, ""),
+            "ssl": _uses_tls(parts),
             "socket_timeout": DISCOVERY_TIMEOUT_S,
             "socket_connect_timeout": DISCOVERY_TIMEOUT_S,
             "retry": Retry(NoBackoff(), 0),  # ask the next Sentinel instead
@@ -131,6 +171,7 @@ async def _ask_sentinels(
     return ServerAddress(
         host=str(host),
         port=int(port),
+        use_tls=_uses_tls(parts),
         username=username,
         password=password,
         database=int(database or 0),
@@ -147,6 +188,7 @@ async def _ask_cluster(
         port=parts.port or 6379,
         username=username,
         password=password,
+        ssl=_uses_tls(parts),
         socket_timeout=DISCOVERY_TIMEOUT_S,
         socket_connect_timeout=DISCOVERY_TIMEOUT_S,
     )
@@ -156,7 +198,8 @@ async def _ask_cluster(
         if node is None:
             raise RegistryUnavailable("the Redis Cluster has no node for the pool's slot")
         return ServerAddress(
-            host=str(node.host), port=int(node.port), username=username, password=password
-        )
+            host=str(node.host), port=int(node.port), use_tls=_uses_tls(parts),
+            username=username, password=password,
+        )  # fmt: skip
     finally:
         await cluster.aclose()

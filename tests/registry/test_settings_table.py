@@ -35,6 +35,12 @@ def test_flags_override_the_environment_which_overrides_defaults() -> None:
     assert read("--slots", "3", PILOTLIGHT_SLOTS="2") == Settings(3)
 
 
+def test_an_empty_flag_is_a_value_and_not_the_default(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        read("--slots", "", PILOTLIGHT_SLOTS="2")
+    assert "--slots" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [([], False), (["--is-verbose"], True), (["--is-verbose", "no"], False)],

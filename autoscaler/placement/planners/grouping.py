@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING, Final
 
-import networkx as nx
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -47,6 +45,8 @@ def _total(group: Sequence[ModelNeed]) -> float:
 
 
 def _merge_pairs(groups: list[tuple[ModelNeed, ...]]) -> list[tuple[ModelNeed, ...]]:
+    import networkx as nx  # 0.5 s that no other command has to wait for
+
     graph = nx.Graph()
     graph.add_nodes_from(range(len(groups)))
     for left, right in combinations(range(len(groups)), 2):

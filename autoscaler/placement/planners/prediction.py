@@ -117,6 +117,15 @@ class Predictor:
         """Each replica's part of its model's rate."""
         return [each.part for each in self._running(replicas)]
 
+    def service_s(self, replicas: Sequence[PlacedReplica]) -> list[float]:
+        """Time of each replica's usual batch, beside its neighbours; no queues are solved."""
+        running = self._running(replicas)
+        if self._params.has_interference:
+            self._settle(running)
+        for each in running:
+            each.use(self._params.router)
+        return [each.times.seconds_of(each.usual) * each.slowdown for each in running]
+
     def _running(self, replicas: Sequence[PlacedReplica]) -> list[_Running]:
         """Rates in proportion to throughput; of built batches in turn: to the batch size."""
         in_turn = self._params.router is Router.BATCH_ROUND_ROBIN

@@ -86,6 +86,8 @@ class BatchPoint:
     occupancy_pct: float
     mean_occupancy_pct: float
     sm_utilization_pct: float
+    share_factors: tuple[tuple[float, float], ...] = field(default=(), kw_only=True)
+    """Measured: (share in %, how many times as long with it), ascending by share."""
 
     def compute_pct(self, metric: Metric) -> float:
         """Creq."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from autoscaler.placement.planners.plan import replica_order
@@ -32,7 +32,8 @@ class PlannedFor:
     accelerators: frozenset[str]
     times_off: int = 0
     """Consecutive ticks at which a forecast was off."""
-    slow_since_s: float | None = None
+    slow_since_s: Mapping[str, float] = field(default_factory=dict)
+    """By model: since when its latency exceeds the prediction."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,16 +65,13 @@ def should_replan(state: PlannedFor, seen: Observation) -> tuple[PlannedFor, str
         if abs(rate - state.rates_rps.get(model, rate))
         > _OFF_RATIO * max(state.rates_rps.get(model, rate), 1e-9)
     )
-    slow = sorted(model for model, each in seen.latency_ratios.items() if each > _SLOWER_RATIO)
-    slow_since_s = state.slow_since_s
-    if slow and slow_since_s is None:
-        slow_since_s = seen.now_s
-    state = replace(
-        state,
-        times_off=state.times_off + 1 if off else 0,
-        slow_since_s=slow_since_s if slow else None,
-    )
-    return state, _reason(state, seen, rates, off, slow)
+    slow_since_s = {
+        model: state.slow_since_s.get(model, seen.now_s)
+        for model, ratio in seen.latency_ratios.items()
+        if ratio > _SLOWER_RATIO
+    }
+    state = replace(state, times_off=state.times_off + 1 if off else 0, slow_since_s=slow_since_s)
+    return state, _reason(state, seen, rates, off)
 
 
 def _reason(
@@ -81,7 +79,6 @@ def _reason(
     seen: Observation,
     rates: Mapping[str, float],
     off: Sequence[str],
-    slow: Sequence[str],
 ) -> str:
     accelerators = {each.name for each in seen.accelerators}
     if changed := sorted(accelerators ^ state.accelerators):
@@ -93,9 +90,30 @@ def _reason(
         return f"the SLO changed of {', '.join(changed)}"
     if state.times_off >= _TIMES_OFF:
         return f"the forecast is over {_OFF_RATIO:.0%} off the planned rate of {', '.join(off)}"
-    if state.slow_since_s is not None and seen.now_s - state.slow_since_s >= _SLOW_FOR_S:
+    slow = [
+        f"{model} ({seen.latency_ratios[model]:.2f} times)"
+        for model, since_s in sorted(state.slow_since_s.items())
+        if seen.now_s - since_s >= _SLOW_FOR_S
+    ]
+    if slow:
         return f"latency exceeds the prediction for {_SLOW_FOR_S:g} s: {', '.join(slow)}"
     return ""
+
+
+def latency_scales(
+    scales: Mapping[str, float], latency_ratios: Mapping[str, float]
+) -> dict[str, float]:
+    """By which factors the next plan takes profiled latencies, from those of the last plan.
+
+    `latency_ratios`: measured latencies over those predicted with `scales`. A model that is slower
+    than predicted takes its ratio; one that is scaled follows it down again. 1 is left out.
+    """
+    found = dict(scales)
+    for model, ratio in latency_ratios.items():
+        scale = scales.get(model, 1.0)
+        if ratio > _SLOWER_RATIO or (ratio < 1 and scale > 1):
+            found[model] = max(1.0, scale * ratio)
+    return {model: scale for model, scale in found.items() if scale > 1}
 
 
 def should_adopt(gain_rps: float, moving_costs_requests: float) -> bool:

@@ -6,14 +6,15 @@ Estimates, where nothing was measured, are fitted to what Elvinger 2024 states f
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from math import log
 from typing import TYPE_CHECKING, Final
 
 from autoscaler.placement.planners.problem import WHOLE_PCT
 
 if TYPE_CHECKING:
-    from autoscaler.placement.planners.problem import BatchPoint, Profiles
+    from autoscaler.placement.planners.problem import BatchPoint, ModelProfile, Profiles
 
 _SHARE_EXPONENT: Final = 1.62
 """Slowdown by a share: (SM utilisation / share) to this power. Least squares over two values:
@@ -63,15 +64,26 @@ def batch_times(
 ) -> BatchTimes:
     """Times of batches up to `batch_size`, slower where the share is below the need."""
     used = [each for each in points if each.batch_size <= batch_size] or list(points[:1])
-    factors = [share_factor(each.sm_utilization_pct, share_pct) for each in used]
+    factors = [share_slowdown(each, share_pct) for each in used]
     return BatchTimes(
         model,
         tuple(each.batch_size for each in used),
         tuple(each.latency_s * factor for each, factor in zip(used, factors, strict=True)),
         tuple(each.sm_utilization_pct for each in used),
-        share_pct is not None and share_pct < WHOLE_PCT,
+        any(is_share_estimated(each, share_pct) for each in used),
         WHOLE_PCT if share_pct is None else share_pct,
     )
+
+
+def scaled(profile: ModelProfile, factor: float) -> ModelProfile:
+    """The profile of a model whose batches take so many times as long as measured."""
+    points = [
+        replace(
+            point, latency_s=point.latency_s * factor, throughput_rps=point.throughput_rps / factor
+        )
+        for point in profile.points
+    ]
+    return replace(profile, points=tuple(points))
 
 
 def share_factor(used_pct: float, share_pct: float | None) -> float:
@@ -79,6 +91,32 @@ def share_factor(used_pct: float, share_pct: float | None) -> float:
     if share_pct is None or share_pct >= used_pct:
         return 1.0
     return float((used_pct / share_pct) ** _SHARE_EXPONENT)
+
+
+def is_share_estimated(point: BatchPoint, share_pct: float | None) -> bool:
+    """Whether the slowdown by the share lies outside of what was measured."""
+    if share_pct is None or share_pct >= WHOLE_PCT:
+        return False
+    return not point.share_factors or share_pct < point.share_factors[0][0]
+
+
+def share_slowdown(point: BatchPoint, share_pct: float | None) -> float:
+    """How many times as long a batch takes with a share.
+
+    Between measured shares the logarithms are interpolated; below the smallest, and without any,
+    it is estimated.
+    """
+    measured = point.share_factors
+    if share_pct is None or share_pct >= WHOLE_PCT or not measured:
+        return share_factor(point.sm_utilization_pct, share_pct)
+    known = [*measured, (WHOLE_PCT, 1.0)]
+    at = bisect_left([share for share, _ in known], share_pct)
+    high, high_factor = known[at]
+    if at == 0:
+        return high_factor * share_factor(min(high, point.sm_utilization_pct), share_pct)
+    low, low_factor = known[at - 1]
+    part = log(share_pct / low) / log(high / low)
+    return float(low_factor * (high_factor / low_factor) ** part)
 
 
 def slowdown_per_busy(

@@ -34,6 +34,14 @@ local function expire_pods()
   for _, pod in ipairs(expired) do remove_pod(pod) end
 end
 
+-- A pod has the place of a plan that it took for as long as it is registered with it.
+local function start_holding(pod, place)
+  local held = place and redis.call('HGET', key('places'), place)
+  if held and cjson.decode(held)[1] == pod then
+    redis.call('HSET', key('places'), place, cjson.encode({pod, 0}))
+  end
+end
+
 -- kind: product and share of the pod's accelerator; empty if the pod does not know it.
 function op.register(pod, info, slots, lease_ms, kind)
   remove_pod(pod, true)
@@ -42,6 +50,7 @@ function op.register(pod, info, slots, lease_ms, kind)
     'phase', 'ready', 'used', '{}', 'loads', 0, 'kind', kind)
   redis.call('HSET', key('addresses'), address_of(info), pod)
   redis.call('ZADD', key('leases'), now + lease_ms, pod)
+  start_holding(pod, cjson.decode(info).place)
   publish_pod(pod)
   return epoch
 end

@@ -89,6 +89,43 @@ function op.place(token, placement, subject, record)
   return 'ok'
 end
 
+-- Whether a pod has a place: registered with it, or about to register again (until `hold`).
+local function has_place(pod, place, hold_until)
+  if tonumber(hold_until) > now then return true end
+  local info = is_alive(pod) and redis.call('HGET', key('pod:' .. pod), 'info')
+  return info and cjson.decode(info).place == place or false
+end
+
+-- Take an open place of the plan on an accelerator, or keep the one that the pod has; returns the
+-- place as JSON, or false. It is the pod's for `hold_ms`, then while it is registered with it.
+function op.take_place(pod, accelerator, hold_ms)
+  local plan = redis.call('GET', key('placement'))
+  local holders, places, open, own = {}, {}, nil, nil
+  for _, place in ipairs(plan and cjson.decode(plan).pods or {}) do places[place.name] = place end
+  local stored = redis.call('HGETALL', key('places'))
+  for index = 1, #stored, 2 do
+    local name, holder = stored[index], cjson.decode(stored[index + 1])
+    if not places[name] or not has_place(holder[1], name, holder[2]) then
+      redis.call('HDEL', key('places'), name)
+    else
+      holders[name] = holder[1]
+      local is_here = places[name].replica.accelerator == accelerator
+      if holder[1] == pod and is_here then own = name end
+    end
+  end
+  for name, place in pairs(places) do
+    local is_here = place.replica.accelerator == accelerator
+    if is_here and not holders[name] and (not open or place.since_s < places[open].since_s
+        or (place.since_s == places[open].since_s and name < open)) then
+      open = name
+    end
+  end
+  local taken = own or open
+  if not taken then return false end
+  redis.call('HSET', key('places'), taken, cjson.encode({pod, now + hold_ms}))
+  return cjson.encode(places[taken])
+end
+
 -- Expected arrivals, for gateways only.
 function op.expect(token, rates)
   if not is_leader(token) then return 'fenced' end

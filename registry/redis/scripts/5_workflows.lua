@@ -11,9 +11,11 @@ local function owns(run, token)
     and redis.call('HGET', run_key(run), 'result') == false
 end
 
+-- 'taken': the name is that of a workflow of another kind.
 function op.put_workflow(name, text)
   local old = redis.call('HGET', key('workflows'), name)
   if old == text then return 'unchanged' end
+  if old and cjson.decode(old).kind ~= cjson.decode(text).kind then return 'taken' end
   redis.call('HSET', key('workflows'), name, text)
   return old and 'configured' or 'created'
 end
@@ -43,6 +45,24 @@ end
 function op.workflow_counts(name)
   local found = redis.call('HMGET', key('workflow-counts'), name, name .. ' version')
   return {or_false(found[1]), tonumber(found[2] or '0')}
+end
+
+-- Steps that a scheduler expects, until it replaces them or their time is over; empty: none.
+function op.put_hints(owner, text, ttl_ms)
+  if text == '' then
+    redis.call('HDEL', key('workflow-hints'), owner)
+    return redis.call('ZREM', key('workflow-hint-leases'), owner)
+  end
+  redis.call('HSET', key('workflow-hints'), owner, text)
+  return redis.call('ZADD', key('workflow-hint-leases'), now + ttl_ms, owner)
+end
+
+-- The hints of all schedulers whose time is not over.
+function op.hints()
+  local over = redis.call('ZRANGEBYSCORE', key('workflow-hint-leases'), '-inf', now)
+  for _, owner in ipairs(over) do redis.call('HDEL', key('workflow-hints'), owner) end
+  remove_expired(key('workflow-hint-leases'))
+  return redis.call('HVALS', key('workflow-hints'))
 end
 
 -- {'begun', token}; {'exists'} where another request began it.

@@ -15,7 +15,7 @@ from autoscaler.loading.predictive import Predictive, predictive
 from autoscaler.planning.policy import ActionReason, Demote, Load
 from autoscaler.planning.pool_view import CopyUse
 from registry.domain.demand import QueueStats
-from registry.domain.model import LoadFailure, Preload, Tier
+from registry.domain.model import LoadFailure, Preload, RoutingPolicy, Tier
 from tests.autoscaler.demands import demand
 from tests.autoscaler.pools import NOW_S, model, pod, pool
 
@@ -30,6 +30,8 @@ PRICE = 9e6
 NO_DISK = Prices(device=PRICE, host=1e12, disk=1e12)
 RULE = predictive(Predictive(prices=NO_DISK))
 PODS = (pod("p"), pod("q"))
+QUEUEING = {"routing": RoutingPolicy.COLOCATION_QUEUEING}
+"""A policy under which the autoscaler adds copies for queued requests."""
 NEVER_COMES, COMES = 0.001, 0.9
 
 
@@ -172,6 +174,30 @@ def test_evicts_nothing_for_a_model_that_is_expected_as_much(p: float) -> None:
     assert _plan(view) == []
 
 
+@pytest.mark.parametrize(
+    ("others", "is_loaded"),
+    [
+        pytest.param(0, True, id="nobody else needs a load"),
+        pytest.param(12, False, id="others' cold starts would wait for it"),
+    ],
+)
+def test_a_forecast_that_delays_more_than_it_saves_is_left(others: int, *, is_loaded: bool) -> None:
+    """A load of 10 s; twelve other models of 0.9 arrivals a minute are cold, preloads off."""
+    cold = [model(f"x{at}", policy={"preload": Preload.OFF}) for at in range(others)]
+    view = pool([pod("p")], [model("m"), *cold], demand=demand([0.9] * (1 + others)))
+    assert bool(_loads(_plan(view, DEFAULT))) is is_loaded
+    eager = model("m", policy={"preload": Preload.EAGER})
+    assert _loads(_plan(replace(view, models=(eager, *view.models[1:])), DEFAULT))
+
+
+def test_a_load_to_disk_needs_a_node_without_other_loads() -> None:
+    rule = predictive(Predictive(prices=Prices(device=1e12, host=1e12, disk=1.0)))
+    busy = model("busy", loading={"p": Tier.DISK})
+    view = pool([pod("p"), pod("q")], [model("m"), busy], demand=demand([COMES, NEVER_COMES]))
+    assert _loads(_plan(view, rule)) == [("m", "q", Tier.DISK)]
+    assert _loads(_plan(pool([pod("p")], view.models, demand=view.demand), rule)) == []
+
+
 _FULL = [
     pod("p", memory_bytes=1_000, used_bytes=1_000),
     pod("q", memory_bytes=1_000, used_bytes=1_000),
@@ -198,7 +224,9 @@ def test_an_additional_copy_for_a_queue_evicts_less_useful_copies(
     requests: int, expected: float, *, makes_room: bool
 ) -> None:
     """Requests take 0.1 s, the horizon is 2 s; `old` is the only copy of its model."""
-    busy = model("busy", at={"p": Tier.DEVICE}, waiting=QueueStats(requests=requests))
+    busy = model(
+        "busy", at={"p": Tier.DEVICE}, waiting=QueueStats(requests=requests), policy=QUEUEING
+    )
     old = model("old", at={"q": Tier.DEVICE}, last_arrival_s=NOW_S - 1)
     counts = demand([0.9, 0.9], arrivals=[0.0, expected])
     loads = _loads(_plan(pool(_FULL, [busy, old], demand=counts)))
@@ -208,7 +236,7 @@ def test_an_additional_copy_for_a_queue_evicts_less_useful_copies(
 def test_an_additional_copy_goes_to_the_less_loaded_pod() -> None:
     """q and r have room; the model on q keeps it busy."""
     pods = [pod("p", memory_bytes=1_000, used_bytes=1_000), pod("q"), pod("r", used_bytes=1)]
-    busy = model("busy", at={"p": Tier.DEVICE}, waiting=QueueStats(requests=40))
+    busy = model("busy", at={"p": Tier.DEVICE}, waiting=QueueStats(requests=40), policy=QUEUEING)
     much = model("much", at={"q": Tier.DEVICE})
     counts = demand([0.9, 0.9], arrivals=[0.0, 400.0])
     assert _loads(_plan(pool(pods, [busy, much], demand=counts)))[0][1] == "r"
@@ -324,16 +352,27 @@ def test_does_not_load_a_broken_model_by_forecast() -> None:
     view = pool(PODS, [model("m", failure=broken)], demand=demand([COMES], arrivals=[600.0]))
     assert _plan(view, DEFAULT) == []
     queued = replace(view.models[0], waiting=QueueStats(requests=1))
-    assert len(_loads(_plan(replace(view, models=(queued,)), DEFAULT))) == 1
+    without_gateway = predictive(Predictive(loads_for_queue=True))
+    assert len(_loads(_plan(replace(view, models=(queued,)), without_gateway))) == 1
 
 
 # Wrong forecasts
 
 
 def test_loads_queued_models_whatever_the_forecast() -> None:
-    [action] = _one(0.0, waiting=QueueStats(requests=1))
+    [action] = _one(0.0, waiting=QueueStats(requests=1), policy=QUEUEING)
     assert isinstance(action, Load)
     assert action.reason is ActionReason.WAITING
+
+
+@pytest.mark.parametrize("requests", [1, 40])
+def test_under_auto_gateways_load_for_queued_requests(requests: int) -> None:
+    waiting = QueueStats(requests=requests)
+    assert _one(0.0, waiting=waiting) == []
+    assert _one(0.0, waiting=waiting, at={"p": Tier.DEVICE}) == []
+    without_gateway = predictive(Predictive(prices=NO_DISK, loads_for_queue=True))
+    view = pool(PODS, [model("m", waiting=waiting)], demand=demand([0.0], arrivals=[0.0]))
+    assert _loads(_plan(view, without_gateway))
 
 
 @pytest.mark.parametrize(
@@ -341,7 +380,7 @@ def test_loads_queued_models_whatever_the_forecast() -> None:
     [
         pytest.param(Predictive(), {}, False, id="gateways evict for queued requests"),
         pytest.param(Predictive(), {"min_copies": 1}, True, id="min-copies"),
-        pytest.param(Predictive(evicts_for_queue=True), {}, True, id="no gateway loads"),
+        pytest.param(Predictive(loads_for_queue=True), {}, True, id="no gateway loads"),
     ],
 )
 def test_a_first_copy_for_a_queue_evicts_only_where_no_gateway_does(
@@ -356,19 +395,24 @@ def test_a_first_copy_for_a_queue_evicts_only_where_no_gateway_does(
 
 def test_copies_for_a_queue_finish_it_in_time() -> None:
     """40 requests of 0.1 s within 2 s: two copies."""
-    assert len(_loads(_one(0.0, waiting=QueueStats(requests=40)))) == 2
+    assert len(_loads(_one(0.0, waiting=QueueStats(requests=40), policy=QUEUEING))) == 2
 
 
 def test_copies_for_a_queue_are_added_to_warm_ones() -> None:
     """One copy serves the arrivals; 20 queued requests of 0.1 s need one more for 2 s."""
-    waiting = QueueStats(requests=20)
-    assert [each[1] for each in _loads(_one(0.0, at={"p": Tier.DEVICE}, waiting=waiting))] == ["q"]
-    fresh = _one(0.0, at={"p": Tier.DEVICE}, since_s=NOW_S - 1, waiting=waiting)
+    values: dict[str, Any] = {
+        "at": {"p": Tier.DEVICE}, "waiting": QueueStats(requests=20), "policy": QUEUEING,
+    }  # fmt: skip
+    assert [each[1] for each in _loads(_one(0.0, **values))] == ["q"]
+    fresh = _one(0.0, since_s=NOW_S - 1, **values)
     assert _loads(fresh) == []  # its queue is being served now
 
 
 def test_without_a_forecast_floors_and_queues_are_served() -> None:
-    models = [model("a", policy={"min_copies": 1}), model("b", waiting=QueueStats(requests=1))]
+    models = [
+        model("a", policy={"min_copies": 1}),
+        model("b", waiting=QueueStats(requests=1), policy=QUEUEING),
+    ]
     loads = _loads(_plan(pool(PODS, [*models, model("c")])))
     assert sorted(name for name, _, _ in loads) == ["a", "b"]
 

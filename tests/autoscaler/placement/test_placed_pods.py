@@ -7,14 +7,19 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoscaler.placement.placed_pods import START_TIMEOUT_S, has_arrived, next_step
+from autoscaler.placement.placed_pods import has_arrived, next_step
 from autoscaler.placement.planners.problem import (
     AcceleratorView,
     BatchPoint,
     ModelProfile,
     Profiles,
 )
-from registry.domain.placement import PlacedPod, PlacedReplica, PlacementRecord
+from registry.domain.placement import (
+    START_TIMEOUT_S,
+    PlacedPod,
+    PlacedReplica,
+    PlacementRecord,
+)
 
 KIND = "gpu"
 GPUS = [AcceleratorView(name, KIND) for name in ("g0", "g1", "g2")]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from autoscaler.loading.predictive import predictive
+from autoscaler.loading.predictive import Predictive, predictive
 from gateway.telemetry.arrival_counter import ArrivalCounter
 from registry.domain.model import Tier
 from tests.autoscaler.service.conftest import model
@@ -31,6 +31,7 @@ async def test_a_burst_loads_each_model_once(stage: Stage) -> None:
     """The first pod has too few slots and claims late; others start before it does."""
     specs = [model(f"m{number:02}") for number in range(MODELS)]
     await stage.registry.put_models(specs)
+    rule = predictive(Predictive(loads_for_queue=True))
     async with AsyncExitStack() as stack:
         gateways = [
             await stack.enter_async_context(running_dispatcher(stage.url, stage.pool, name))
@@ -57,7 +58,7 @@ async def test_a_burst_loads_each_model_once(stage: Stage) -> None:
             gateway.release(placement)
 
         served = [group.create_task(serve(each, spec)) for spec in specs for each in gateways]
-        await stack.enter_async_context(stage.autoscaler(predictive()))
+        await stack.enter_async_context(stage.autoscaler(rule))
         pods["a"] = await stage.pod("a", slots=SLOTS, memory_bytes=10**12, may_claim=may_claim)
         await until(lambda: pods["a"].loads, timeout_s=LIMIT_S, what="loads asked of the first pod")
         for name in ("b", "c"):

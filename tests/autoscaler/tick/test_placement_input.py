@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 
 from autoscaler.forecasting.history import Forecast, ForecastHorizon
+from autoscaler.placement.planners.problem import ModelProfile, SlowedPair
 from autoscaler.planning.pool_view import Demand
 from autoscaler.tick.placement_input import (
     RECENT_S,
     expected_rates,
     find_accelerators,
     placement_input,
+    within_client,
 )
 from autoscaler.tick.view_changes import without_placed
 from registry.domain.accelerator import Accelerator
@@ -28,7 +30,7 @@ from registry.domain.model import (
 )
 from registry.domain.pod import PodInfo
 from registry.domain.pod_state import PodState
-from registry.domain.profile import Profile, ProfilePoint
+from registry.domain.profile import PairFactor, Profile, ProfilePoint, ShareFactor
 from tests.autoscaler.pools import model, pod, pool
 
 CORES = ("cpu-0", "cpu-1")
@@ -86,6 +88,56 @@ def test_accelerators_are_gpus_by_uuid_and_groups_of_cores() -> None:
     assert [each.name for each in find_accelerators(_cluster(*gpus), ())] == ["GPU-a", "GPU-b"]
     assert [each.name for each in find_accelerators(_cluster(EPYC), CORES)] == list(CORES)
     assert find_accelerators(_cluster(), CORES) == ()
+
+
+def test_accelerators_whose_places_cpu_pods_take_are_named_by_them() -> None:
+    state = _cluster()
+    for name in ("node-b", "node-a"):
+        info = PodInfo(name, f"{name}:1", "n", accelerator=EPYC, takes_places=name)
+        state.pods[name] = PodState(info)
+    assert [each.name for each in find_accelerators(state, ())] == ["node-a", "node-b"]
+
+
+def test_plans_keep_within_what_a_client_of_mps_has() -> None:
+    state = _cluster(small={"deadline_s": 9.0}, large={"deadline_s": 9.0})
+    gpu = Accelerator("GPU-a", "H100", 1000)
+    info = PodInfo("p", "p:1", "n", accelerator=gpu, takes_places="GPU-a", max_share=0.25)
+    state.pods["p"] = PodState(info)
+    _add_profile(state, "small", "H100", sm_utilization_pct=50.0, reserved_pct=10.0)
+    _add_profile(state, "large", "H100", reserved_pct=26.0)
+    state.profiles[ModelName("default", "large")]["H100"] = Profile(
+        state.models[ModelName("default", "large")].spec.key, "H100",
+        (ProfilePoint(1, 0.1, reserved_pct=26.0),),
+    )  # fmt: skip
+    found = placement_input(state, {}, ())
+    assert "part of the memory of H100" in found.left_out["default/large"]
+    points = found.profiles.points("default/small", "H100")
+    assert {each.memory_pct for each in points} == {25.0}  # at most four replicas per GPU
+    assert points[0].sm_utilization_pct == 25.0
+    assert points[0].latency_s == pytest.approx(0.1 * 2**1.62)  # half of what it uses
+    assert points[0].throughput_rps == pytest.approx(10 / 2**1.62)
+
+
+def test_measured_shares_and_pairs_are_in_the_profiles() -> None:
+    state = _cluster(EPYC, a={"deadline_s": 1.0}, b={"deadline_s": 1.0})
+    for name in ("a", "b"):
+        _add_profile(state, name, "EPYC")
+    stored = state.profiles[ModelName("default", "a")]
+    stored["EPYC"] = Profile(
+        stored["EPYC"].key, "EPYC", stored["EPYC"].points,
+        shares=(ShareFactor(50.0, 4, 1.9), ShareFactor(25.0, 4, 3.0)),
+        pairs=(PairFactor("default/b", 1.4),),
+    )  # fmt: skip
+    profiles = placement_input(state, {}, CORES).profiles
+    factors = [each.share_factors for each in profiles.points("default/a", "EPYC")]
+    assert factors == [(), ((25.0, 3.0), (50.0, 1.9))]
+    assert profiles.pairs == (SlowedPair("default/a", "default/b", 1.4),)
+    [within] = within_client(
+        ModelProfile("m", "EPYC", profiles.points("default/a", "EPYC")[1:]), 0.5
+    ).points
+    assert within.latency_s == pytest.approx(1.9 * 0.2)
+    assert [share for share, _ in within.share_factors] == [25.0, 50.0]
+    assert [each for _, each in within.share_factors] == pytest.approx([3.0 / 1.9, 1.0])
 
 
 def test_every_kind_needs_a_profile() -> None:

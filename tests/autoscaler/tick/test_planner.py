@@ -17,6 +17,7 @@ from autoscaler.tick.observed_demand import ObservedDemand
 from autoscaler.tick.planner import Planner
 from load.simulator.registry.memory_registry import MemoryRegistry
 from registry.domain.action_log import ActionRecord
+from registry.domain.demand import ArrivalHint
 from registry.domain.model import ModelName, ModelSpec, Tier
 from registry.domain.pod import PodInfo
 
@@ -81,6 +82,21 @@ def test_a_forecast_is_kept_until_the_next_one_is_due() -> None:
     assert demands[0] is not None
     assert demands[1] is demands[0]
     assert demands[2] is not demands[0]
+
+
+def test_announced_arrivals_raise_the_demand_at_each_tick() -> None:
+    observed = ObservedDemand(Counts())
+    planner, state = _planner(observed), _state()
+    observed.set_models([M.name], 3600.0)
+    observed.add([(M.name, 3600.0, 5)])
+    hint = ArrivalHint(M.name, 1.0, 3610.0)
+    plans = [
+        planner.plan(state, at_s, Observations(), hints=hints)
+        for at_s, hints in ((3600.0, [hint]), (3600.5, []), (3601.0, [hint]))
+    ]
+    expected = [plan.view.demand.p_minute[0] for plan in plans if plan.view.demand is not None]
+    assert expected[0] == expected[2] == 1.0
+    assert expected[1] < 1.0
 
 
 def test_no_forecast_of_models_that_are_not_counted_yet() -> None:

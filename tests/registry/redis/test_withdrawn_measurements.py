@@ -93,3 +93,14 @@ async def test_an_old_generation_that_served_for_long_is_forgotten_after_its_end
     await pod.leave()
     await pass_time(server, registry, KEPT_MS)
     assert await kept_keys(server, registry) == set()
+
+
+async def test_arrivals_of_a_deleted_model_are_dropped_with_its_measurements(
+    server: RedisServer, registry: Registry
+) -> None:
+    await measure(registry)
+    async with running(ClusterWatch(registry)) as watch:
+        watch.state.arrivals.record(KEY, 0.0)
+        await registry.delete_models([SPEC.name])
+        await pass_time(server, registry, KEPT_MS)
+        await until(lambda: KEY not in watch.state.arrivals.models())

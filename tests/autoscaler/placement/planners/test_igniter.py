@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -27,7 +26,7 @@ from autoscaler.placement.planners.problem import (
     Profiles,
     Workload,
 )
-from tests.autoscaler.placement.planners.cases import KIND
+from tests.autoscaler.placement.planners.cases import KIND, igniter_document
 
 _PUBLISHED = (
     Workload("alexnet", 500, 0.015),
@@ -49,40 +48,9 @@ def published() -> Profiles:
     return _read(path.read_text(encoding="utf-8"))
 
 
-def _document() -> dict[str, Any]:
-    """A GPU that slows down from three co-located models on, and a small and a large model."""
-
-    def model(scale: float) -> dict[str, Any]:
-        latency = [
-            [scale * (20 + 10 * batch) / (share + 2) + 0.5 for share in SHARES_PCT]
-            for batch in BATCHES
-        ]
-        return {
-            "gpulatency": latency,
-            "power": [[90.0, 120.0, 150.0]] * 3,
-            "frequency": [[1000.0] * 3] * 3,
-            "l2caches": [2.0, 8.0, 14.0],
-            "idletime_1": 0.05, "activetime_1": 10.0, "activetime_2": 11.0,
-            "frequency_2": 1000.0, "l2cache": 20.0, "kernel": 50,
-            "inputdata": 600_000, "outputdata": 4_000,
-        }  # fmt: skip
-
-    return {
-        "hardware": {
-            "idlepower": 50.0, "maxGPUpower": 300, "maxGPUfrequency": 1000,
-            "power": [100.0, 180.0, 260.0, 300.0, 300.0],
-            "frequency": [1000.0, 1000.0, 1000.0, 960.0, 880.0],
-            "idletime": [0.001, 0.002, 0.004, 0.006, 0.008],
-            "unit": 2.5, "bandwidth": 10_000_000,
-        },
-        "small": model(1.0),
-        "large": model(8.0),
-    }  # fmt: skip
-
-
 @pytest.fixture(scope="module")
 def synthetic_gpu() -> Profiles:
-    return _read(json.dumps(_document()))
+    return _read(json.dumps(igniter_document()))
 
 
 def test_the_published_plan(published: Profiles) -> None:
@@ -167,7 +135,7 @@ def test_a_model_too_large_for_a_gpu_gets_whole_ones_numbered_last(
 
 
 def test_bad_measurements_and_missing_models_are_refused(synthetic_gpu: Profiles) -> None:
-    wrong = _document()
+    wrong = igniter_document()
     wrong["hardware"]["unit"] = -1
     wrong["small"]["gpulatency"] = [[1.0]]
     wrong["large"]["kernel"] = "many"

@@ -206,6 +206,14 @@ def test_all_mistakes_are_reported_together(synthetic: Profiles) -> None:
         PLANNERS["usher"]([], [], synthetic, (), PlanParams())
 
 
+@pytest.mark.parametrize("planner", ["usher", "wao-usher", "wsm-usher", "igniter"])
+def test_planners_of_one_kind_refuse_others(synthetic: Profiles, planner: str) -> None:
+    gpus = [AcceleratorView("a", KIND), AcceleratorView("b", "h100")]
+    with pytest.raises(InvalidPlacementInput) as caught:
+        PLANNERS[planner]([Workload("large", 10, 0.1)], gpus, synthetic, (), PlanParams())
+    assert "accelerators must be of one kind for this planner" in str(caught.value)
+
+
 def test_the_best_plan_within_the_limit_of_nodes_is_returned() -> None:
     rng = random.Random(3)
     profiles, loads = random_profiles(rng, 6), random_workloads(rng, 6)

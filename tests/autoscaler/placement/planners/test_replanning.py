@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from autoscaler.placement.planners.fewest import accelerators_of
 from autoscaler.placement.planners.plan import Placement
 from autoscaler.placement.planners.problem import Workload
 from autoscaler.placement.planners.replanning import (
     Observation,
+    latency_scales,
     moves,
     planned_for,
     should_adopt,
@@ -67,6 +70,32 @@ def test_a_minute_of_latency_above_the_prediction_replans() -> None:
         (119, _LOADS, 2, slow), (120, _LOADS, 2, slow),
     )  # fmt: skip
     assert [bool(each) for each in found] == [False] * 5 + [True]
+
+
+def test_a_minute_above_the_prediction_is_one_models() -> None:
+    found = _reasons(
+        (0, _LOADS, 2, {"small": 1.3}), (40, _LOADS, 2, {"large": 1.3}),
+        (80, _LOADS, 2, {"large": 1.5, "small": 1.3}), (100, _LOADS, 2, {"large": 1.6, "small": 2}),
+    )  # fmt: skip
+    assert found[:3] == [""] * 3
+    assert found[3] == "latency exceeds the prediction for 60 s: large (1.60 times)"
+
+
+def test_profiles_are_scaled_by_what_is_slower_until_it_is_faster_again() -> None:
+    first = latency_scales({}, {"a": 1.5, "b": 1.2, "c": 0.5})
+    assert first == {"a": 1.5}
+    assert latency_scales(first, {"a": 1.1}) == first  # near the prediction that has the factor
+    assert latency_scales(first, {}) == first
+    assert latency_scales(first, {"a": 0.8, "b": 2.0}) == pytest.approx({"a": 1.2, "b": 2.0})
+    assert latency_scales(first, {"a": 0.5}) == {}
+
+
+@given(scale=st.floats(1, 10), ratio=st.floats(0.01, 100), slower=st.floats(0.01, 100))
+def test_scales_are_at_least_one_and_monotone(scale: float, ratio: float, slower: float) -> None:
+    low, high = sorted((ratio, slower))
+    scales = {"a": scale} if scale > 1 else {}
+    found = [latency_scales(scales, {"a": each}).get("a", 1.0) for each in (low, high)]
+    assert 1 <= found[0] <= found[1]
 
 
 def test_a_plan_is_adopted_if_it_gains_more_than_its_moves_cost() -> None:
