@@ -10,7 +10,6 @@ import os
 import signal
 import socket
 import sys
-import time
 import uuid
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
@@ -21,36 +20,31 @@ import uvloop
 from uvicorn.config import STARTUP_FAILURE
 
 from gateway.app import GatewayApp
-from gateway.applications.selector import ApplicationSelector
-from gateway.applications.window_planner import WindowPlanner
-from gateway.dispatch.dispatcher import Dispatcher, LoopTimers
-from gateway.dispatch.inference_call import CallContext
-from gateway.dispatch.lost_pods import LostPods
-from gateway.dispatch.passive_health import PassiveHealth
-from gateway.dispatch.reservations import Reservations
-from gateway.dispatch.retries import Retries
+from gateway.authentication.access import create_access
+from gateway.console.live_updates import LiveUpdates
+from gateway.console.overview import Overview
+from gateway.console.pages import ConsoleSources, console_routes, docs_route
+from gateway.console.traffic import Traffic
 from gateway.http.listener import Listener, listen
 from gateway.http.probe_server import ProbeServer
 from gateway.http.server import create_protocol
-from gateway.management.api import create_api
+from gateway.management.api import create_api, render_metrics
 from gateway.management.workflows import WorkflowProxy, workflow_routes
+from gateway.pool import GatewayPools, create_pool
 from gateway.settings import GatewaySettings
-from gateway.sneakpeek.client import SneakPeekClient
-from gateway.telemetry.arrival_counter import ArrivalCounter
-from gateway.telemetry.explanations import Explanations
 from gateway.telemetry.metrics import GatewayMetrics
+from gateway.telemetry.otlp_export import SpanExporter
 from gateway.telemetry.request_telemetry import RequestTelemetry
-from gateway.upstream.model_loads import ModelLoads
+from gateway.telemetry.tracing import Tracer
 from gateway.upstream.pod_connection import PodConnectionPool
-from registry.inference_service.tenant_rules import parse_rules
 from registry.logs import configure_logs
 from registry.pod_secret import PodSecret
-from registry.redis.client import Registry
-from registry.redis.watch import ClusterWatch
+from registry.redis.autoscaler_log import AutoscalerLog
 from registry.settings_table import read_settings
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
+    from types import FrameType
 
 logger = logging.getLogger(__name__)
 
@@ -70,9 +64,11 @@ class GatewayServer(uvicorn.Server):
         *,
         health_port: int,
         probes: ProbeServer,
+        shutdown_delay_s: float,
     ) -> None:
         super().__init__(config)
         self._app = app
+        self._shutdown_delay_s = shutdown_delay_s
         self._metrics = metrics
         self._health_port = health_port
         self._probes = probes
@@ -118,6 +114,16 @@ class GatewayServer(uvicorn.Server):
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.remove_signal_handler(number)
 
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Shut down after the delay; a second signal skips the delay."""
+        if self._app.is_leaving or not self._shutdown_delay_s:
+            super().handle_exit(sig, frame)
+            return
+        logger.info("shutting down", extra={"delay_s": self._shutdown_delay_s})
+        self._app.is_leaving = True
+        loop = asyncio.get_running_loop()
+        loop.call_later(self._shutdown_delay_s, super().handle_exit, sig, frame)
+
     async def shutdown(self, sockets: list[object] | None = None) -> None:  # type: ignore[override]
         """Reject new requests on open connections, then wait for those in flight."""
         self._app.is_draining = True
@@ -129,64 +135,58 @@ async def running_app(
     settings: GatewaySettings, metrics: GatewayMetrics | None = None
 ) -> AsyncIterator[GatewayApp]:
     """A gateway, composed and running, without its HTTP server."""
-    registry = Registry(settings.redis_url, settings.pool)
-    watch = ClusterWatch(registry)
+    metrics = metrics or GatewayMetrics(settings.metric_models)
     gateway_id = uuid.uuid4().hex[:8]
-    reservations = Reservations(registry, watch.state, gateway_id, ttl_s=settings.reservation_ttl)
     name = f"{socket.gethostname()}/{gateway_id}"
-    explanations = Explanations(gateway=name)
-    dispatcher = Dispatcher(watch.state, reservations, explanations, watch.registry_now_s)
-    watch.subscribe(dispatcher.notify_change)
-    watch.subscribe(reservations.retry_releases)
-    metrics = metrics or GatewayMetrics()
+    tracer = Tracer(settings.trace_ratio) if settings.otlp_endpoint else None
+    telemetry = RequestTelemetry(metrics, name, logs_requests=settings.access_log, tracer=tracer)
     connections = PodConnectionPool(PodSecret(settings.pod_secret_file))
-    arrival_counter = ArrivalCounter(
-        registry, gateway_id, dispatcher.queue_stats, lambda: dispatcher.queued_total
+    access = create_access(
+        api_keys=settings.api_keys,
+        token_issuers=settings.token_issuers,
+        token_leeway_s=settings.token_leeway,
     )
-    context = CallContext(
-        dispatcher,
-        reservations,
-        Retries(PassiveHealth(LoopTimers(), dispatcher.notify_change)),
-        connections,
-        RequestTelemetry(metrics, name),
-        arrival_counter,
-        LostPods(time.monotonic, settings.lost_pods_pause),
-    )
+    pools = GatewayPools([
+        create_pool(
+            settings, pool, gateway_id, metrics=metrics, telemetry=telemetry,
+            connections=connections, is_guarded=access is not None,
+        )
+        for pool in settings.pools
+    ])  # fmt: skip
+    metrics.labels.is_declared = pools.declares
     app: GatewayApp
 
-    def is_draining() -> bool:
-        return app.is_draining
+    def is_ending() -> bool:
+        return app.is_leaving or app.is_draining
 
-    api = create_api(watch, metrics, explanations, dispatcher, reservations, is_draining)
+    api = create_api(pools.served, metrics, is_ending)
     api.include_router(workflow_routes(WorkflowProxy(settings.workflows_url, connections)))
-    rules = parse_rules(prefixes=settings.sneakpeek_prefixes)
-    sneak_peek = SneakPeekClient(
-        watch.state,
-        lambda outcome: metrics.looks.labels(outcome).inc(),
-        lambda namespace, uri: rules.granting_prefix(namespace, uri) is not None,
-    )
-    loads = ModelLoads(connections.secret, watch.state)
-    planner = WindowPlanner()
-    selector = ApplicationSelector(
-        watch.state, explanations, watch.registry_now_s, loads.request, planner, LoopTimers()
-    )
-    watch.subscribe(sneak_peek.sync)
-    watch.subscribe(selector.notify_change)
-    app = GatewayApp(api, context, watch, settings, selector, sneak_peek)  # type: ignore[arg-type]  # ASGI's types vary
+    shown = pools.served[0]
+    traffic = Traffic(metrics)
+    overview = Overview(shown.watch, traffic, lambda: shown.dispatcher.queued_total)
+    log = AutoscalerLog(shown.watch.registry)
+    updates = LiveUpdates(overview, traffic, log, is_ending)
+    sources = ConsoleSources(
+        shown.watch, metrics, telemetry.recent, [each.explanations for each in pools.served],
+        overview, updates,
+    )  # fmt: skip
+    api.include_router(console_routes(sources))
+    api.include_router(docs_route())
+    app = GatewayApp(
+        api, pools, settings,  # type: ignore[arg-type]  # ASGI's types vary
+        connections=connections, telemetry=telemetry, access=access,
+    )  # fmt: skip
     async with asyncio.TaskGroup() as group:
         runs = [
-            watch.run,
-            reservations.renew_periodically,
-            reservations.register_periodically,
             connections.close_idle_periodically,
             connections.secret.reload_periodically,
-            arrival_counter.run,
-            sneak_peek.run,
-            planner.run,
-            loads.run,
+            traffic.run,
+            *pools.runs(),
         ]
-        if app.access is not None:
-            runs.append(app.access.reload_periodically)
+        if access is not None:
+            runs.append(access.reload_periodically)
+        if tracer is not None:
+            runs.append(SpanExporter(tracer, settings.otlp_endpoint, name).run)
         tasks = [group.create_task(run()) for run in runs]
         try:
             yield app
@@ -194,12 +194,12 @@ async def running_app(
             for task in tasks:
                 task.cancel()
     connections.close()
-    await registry.close()
+    await pools.close()
 
 
 async def serve(settings: GatewaySettings) -> None:
     """Serve until SIGINT or SIGTERM."""
-    metrics = GatewayMetrics()
+    metrics = GatewayMetrics(settings.metric_models)
     async with running_app(settings, metrics) as app:
         config = uvicorn.Config(
             app,
@@ -218,12 +218,16 @@ async def serve(settings: GatewaySettings) -> None:
         )
         gc.freeze()  # excludes the objects of the start, which stay, from garbage collection
         gc.set_threshold(50_000, 20, 20)
-        probes = ProbeServer({"/healthz": lambda: True, "/readyz": lambda: app.is_ready})
+        probes = ProbeServer(
+            {"/healthz": lambda: True, "/readyz": lambda: app.is_ready},
+            {"/metrics": partial(render_metrics, metrics, app.pools.served)},
+        )
         beating = asyncio.create_task(probes.beat_periodically())
         try:
             await GatewayServer(
-                config, app, metrics, health_port=settings.health_port, probes=probes
-            ).serve()
+                config, app, metrics, health_port=settings.health_port, probes=probes,
+                shutdown_delay_s=settings.shutdown_delay,
+            ).serve()  # fmt: skip
         finally:
             beating.cancel()
             probes.close()
@@ -231,7 +235,9 @@ async def serve(settings: GatewaySettings) -> None:
 
 def main() -> None:
     settings = read_settings(GatewaySettings, sys.argv[1:], os.environ, prog="python -m gateway")
-    configure_logs(logging.StreamHandler(sys.stderr), settings.log_level)
+    configure_logs(
+        logging.StreamHandler(sys.stderr), settings.log_level, log_format=settings.log_format
+    )
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve(settings))
 

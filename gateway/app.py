@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import random
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
-from gateway.authentication.access import create_access, without_credentials
+from gateway.authentication.access import without_credentials
 from gateway.dispatch.application_exchange import ApplicationCall, ApplicationExchange
 from gateway.dispatch.cancellation import RequestCancellation
 from gateway.dispatch.exchange import Exchange
@@ -33,8 +32,6 @@ from gateway.http.headers import SECRET, read_headers
 from gateway.http.held_bodies import HeldBodies
 from gateway.http.openai import parse_model_name
 from gateway.http.routes import (
-    KnownNames,
-    TargetResolver,
     graph_path,
     is_inference,
     openai_target,
@@ -49,17 +46,16 @@ from registry.domain.application import SelectionPolicy
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from gateway.applications.selector import ApplicationSelector
     from gateway.authentication.access import Access
-    from gateway.dispatch.inference_call import CallContext
     from gateway.http.client_request import ClientRequest
     from gateway.http.headers import Headers, RequestHeaders
     from gateway.http.routes import ModelPath, ModelTarget
+    from gateway.pool import GatewayPool, GatewayPools
     from gateway.settings import GatewaySettings
-    from gateway.sneakpeek.client import SneakPeekClient
+    from gateway.telemetry.request_telemetry import RequestTelemetry
+    from gateway.upstream.pod_connection import PodConnectionPool
     from registry.domain.application import ApplicationSpec
     from registry.domain.model import ModelRecord
-    from registry.redis.watch import ClusterWatch
 
     Scope = dict[str, Any]
     Receive = Callable[[], Awaitable[dict[str, Any]]]
@@ -74,17 +70,22 @@ _POLICY_HEADER_OFF: Final = (
 )
 
 
+CONSOLE: Final = "/console"
+
+
 class GatewayApp:
     """ASGI application for everything but inference; `infer` serves inference requests."""
 
     def __init__(
-        self, api: ASGIApp, context: CallContext, watch: ClusterWatch, settings: GatewaySettings,
-        selector: ApplicationSelector, sneak_peek: SneakPeekClient,
+        self, api: ASGIApp, pools: GatewayPools, settings: GatewaySettings, *,
+        connections: PodConnectionPool, telemetry: RequestTelemetry, access: Access | None,
     ) -> None:  # fmt: skip
+        """`access`: None if requests need neither a key nor a token."""
         self._api = api
-        self._context = context
-        self._watch = watch
+        self.pools = pools
         self._settings = settings
+        self._secret = connections.secret
+        self._telemetry = telemetry
         self._body_limits = BodyLimits(
             settings.max_body_bytes,
             settings.buffer_bytes,
@@ -94,36 +95,37 @@ class GatewayApp:
         self._held_bodies = HeldBodies(settings.held_body_bytes, settings.spool_bytes)
         self._random = random.Random(settings.seed)
         self._sequence = 0
-        self.access = create_access(
-            api_keys=settings.api_keys,
-            token_issuers=settings.token_issuers,
-            token_leeway_s=settings.token_leeway,
-        )
-        """None if requests need neither a key nor a token."""
+        self.access = access
         self._allows_policy_header = settings.allow_policy_header
         if settings.allow_policy_header is None:
             self._allows_policy_header = self.access is None
-        self._targets = TargetResolver(watch.state, is_guarded=self.access is not None)
-        self.resolve_target = self._targets.resolve
-        self._names = KnownNames(watch.state)
-        self._selector = selector
-        self._sneak_peek = sneak_peek
+        self._tracer = telemetry.tracer
+        self.resolve_target = pools.resolve_target
+        self.is_leaving = False
+        """Requests are served, but each response closes its connection."""
         self.is_draining = False
+        """New requests are rejected."""
 
     @property
     def is_ready(self) -> bool:
-        """Requests are accepted: the registry was read and the gateway does not drain."""
-        return self._watch.age_s() != math.inf and not self.is_draining
+        """Requests are accepted: the registry was read and the gateway does not shut down."""
+        is_ending = self.is_leaving or self.is_draining
+        return self.pools.was_read and not is_ending
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._api(scope, receive, send)
             return
+        if self.is_leaving:
+            send = _closing_connection(send)
         path: str = scope["path"]
+        if path == CONSOLE or path.startswith(f"{CONSOLE}/"):
+            await self._show_console(scope, receive, send)
+            return
         try:
             if b"%" in scope["raw_path"]:
                 path = scope["raw_path"].decode("latin-1")
-            model_path = parse_path(path, _host(scope), self._names)
+            model_path = parse_path(path, _host(scope), self.pools.names)
             if path == "/" and model_path.name is None and scope["method"] == "POST":
                 model_path = graph_path(_host(scope))
             if self.access is not None:
@@ -140,7 +142,19 @@ class GatewayApp:
         scope["path"], scope["raw_path"] = unquote(model_path.path), model_path.path.encode()
         await self._api(scope, receive, send)
 
+    async def _show_console(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            access = self.access
+            viewer = None if access is None else await access.viewer(scope["headers"])
+        except GatewayError as error:
+            await send_error(send, error, is_openai=False)
+            return
+        scope["pilotlight.viewer"] = viewer
+        await self._api(scope, receive, send)
+
     async def infer(self, client: ClientRequest) -> None:
+        if self.is_leaving:
+            client.keep_alive = False
         request_id = ""
         body: IncomingBody | None = None
         exchange: Exchange | None = None
@@ -152,48 +166,54 @@ class GatewayApp:
                 headers = without_credentials(headers)
             read = read_headers(headers)
             request_id = read.request_id
-            if read.place_at and not self._context.connections.secret.accepts(read.secret):
+            if self._tracer is not None:
+                self._tracer.start(headers, read)
+            if read.place_at and not self._secret.accepts(read.secret):
                 raise BadRequest("header x-pilotlight-place-at is for schedulers of workflows")
             body = IncomingBody(client, read.content_length, self._body_limits, self._held_bodies)
             if not client.target.is_named:
                 await self._resolve_by_body(client, body)
             target = client.target
+            pool = self.pools.owner_of(target.model)
+            state = pool.watch.state
             if target.canaries:
-                version = select_version(
-                    target.model, target.canaries, request_id, self._watch.state
-                )
+                version = select_version(target.model, target.canaries, request_id, state)
                 client.target = target_of_version(target, version)
-            application = self._watch.state.applications.get(client.target.model)
+            application = state.applications.get(client.target.model)
             if application is not None and not self.is_draining:
-                exchange = self._create_application_exchange(application, client, read, body)
+                exchange = self._create_application_exchange(pool, application, client, read, body)
             else:
                 if read.selection_policy is not None:
                     raise BadRequest(
                         f"header x-pilotlight-policy: {read.selection_policy} is for applications, "
                         f"{client.target.label} is a model"
                     )
-                record = self._watch.state.models.get(client.target.model)
+                record = state.models.get(client.target.model)
                 if record is None or self.is_draining:
-                    record = await self._find_record(client.target)
-                exchange = self._create_exchange(client, read, record, body)
+                    pool, record = await self._find_record(client.target)
+                exchange = self._create_exchange(pool, client, read, record, body)
             await self._run_cancellable(exchange, client, read, body)
         except ClientClosedRequest:
-            self._context.telemetry.client_disconnected()
+            self._telemetry.client_disconnected()
         except GatewayError as error:
             if client.response_started:  # the response was counted when it started
                 logger.warning("response broke off", extra={"request_id": request_id})
                 client.abort_response()
                 return
+            label, policy = "", None
             if exchange is not None:
-                self._context.telemetry.failed(client.target.label, exchange.policy, error)
-            respond_with_error(client, error, request_id, self._context.telemetry.gateway)
+                label, policy = client.target.label, exchange.policy
+            self._telemetry.failed(label, policy, error, request_id)
+            respond_with_error(client, error, request_id, self._telemetry.gateway)
         finally:
             if body is not None:
                 body.close()
+            if self._tracer is not None:
+                self._tracer.end(request_id)
 
     def _is_from_platform(self, headers: Headers) -> bool:
         """A scheduler of workflows sent it, which has authorised the run that it belongs to."""
-        secret = self._context.connections.secret
+        secret = self._secret
         if not secret.is_required:
             return False
         return any(name == SECRET and secret.accepts(value) for name, value in headers)
@@ -221,8 +241,8 @@ class GatewayApp:
         return model_path
 
     def _create_application_exchange(
-        self, application: ApplicationSpec, client: ClientRequest, read: RequestHeaders,
-        body: IncomingBody,
+        self, pool: GatewayPool, application: ApplicationSpec, client: ClientRequest,
+        read: RequestHeaders, body: IncomingBody,
     ) -> ApplicationExchange:  # fmt: skip
         """Raises BadRequest."""
         is_override = read.policy is not None or read.selection_policy is not None
@@ -235,13 +255,12 @@ class GatewayApp:
             )
         deadline_s = read.deadline_s or application.deadline_s
         read.deadline_s = deadline_s if application.refuses_late else None  # else it costs utility
-        request = self._incoming_request(client, read, deadline_s=read.deadline_s)
+        request = self._incoming_request(pool, client, read, deadline_s=read.deadline_s)
         call = ApplicationCall(
-            self._context, client, read, request, body, self._selector,
-            self._watch.registry_now_s,
-        )  # fmt: skip
+            pool.context, client, read, request, body, pool.selector, pool.watch.registry_now_s
+        )
         return ApplicationExchange(
-            call, client, body, self._context, self._sneak_peek, application,
+            call, client, body, pool.context, pool.sneak_peek, application,
             read.selection_policy or application.policy, deadline_s=deadline_s,
             stall_s=self._settings.body_timeout,
         )  # fmt: skip
@@ -251,38 +270,41 @@ class GatewayApp:
         endpoint = client.target.openai_endpoint or ""
         model = parse_model_name(await body.read_model_field())
         named = openai_target(model.namespace, model.name, endpoint)
-        client.target = self._targets.with_canaries(named)
+        client.target = self.pools.owner_of(named.model).targets.with_canaries(named)
 
-    async def _find_record(self, target: ModelTarget) -> ModelRecord:
+    async def _find_record(self, target: ModelTarget) -> tuple[GatewayPool, ModelRecord]:
         if self.is_draining:
             raise ShuttingDown("the gateway is shutting down", retry_after_s=1.0)
-        if self._watch.age_s() == math.inf:
+        if not self.pools.was_read:
             raise NotReady("the gateway has not read the registry yet", retry_after_s=1.0)
-        record = await self._watch.find_model(target.model)
+        pool = await self.pools.find_owner(target.model)
+        record = pool.watch.state.models.get(target.model)
         if record is None:
             raise UndeclaredModel(f"model {target.model} does not exist")
-        return record
+        return pool, record
 
     def _create_exchange(
-        self, client: ClientRequest, read: RequestHeaders, record: ModelRecord, body: IncomingBody
-    ) -> Exchange:
+        self, pool: GatewayPool, client: ClientRequest, read: RequestHeaders, record: ModelRecord,
+        body: IncomingBody,
+    ) -> Exchange:  # fmt: skip
         if read.policy is not None and not self._allows_policy_header:
             raise BadRequest(_POLICY_HEADER_OFF)
         own_s = record.serving.policy.deadline_s
         deadline_s = own_s
         if read.deadline_s is not None:
             deadline_s = min(read.deadline_s, max(self._settings.request_timeout, own_s or 0.0))
-        request = self._incoming_request(client, read, deadline_s=deadline_s)
+        request = self._incoming_request(pool, client, read, deadline_s=deadline_s)
         read.deadline_s = deadline_s
-        call = InferenceCall(self._context, client.target, read, request, body)
+        call = InferenceCall(pool.context, client.target, read, request, body)
         stall_s = self._settings.body_timeout
-        return Exchange(call, client, body, self._context.telemetry, stall_s=stall_s)
+        return Exchange(call, client, body, self._telemetry, stall_s=stall_s)
 
     def _incoming_request(
-        self, client: ClientRequest, read: RequestHeaders, *, deadline_s: float | None
-    ) -> IncomingRequest:
+        self, pool: GatewayPool, client: ClientRequest, read: RequestHeaders, *,
+        deadline_s: float | None,
+    ) -> IncomingRequest:  # fmt: skip
         self._sequence += 1
-        now_s = self._watch.registry_now_s()
+        now_s = pool.watch.registry_now_s()
         draws = self._random if read.seed is None else random.Random(read.seed)
         return IncomingRequest(
             id=read.request_id,
@@ -327,6 +349,17 @@ class GatewayApp:
         finally:
             cancellation.close()
             client.on_disconnect = None
+
+
+def _closing_connection(send: Send) -> Send:
+    """`send`, with the header at which uvicorn closes the connection after the response."""
+
+    async def send_closing(message: dict[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message["headers"], (b"connection", b"close")]}
+        await send(message)
+
+    return send_closing
 
 
 def _host(scope: Scope) -> str:

@@ -41,6 +41,10 @@ class Unauthorized(GatewayError, status=401, reason="unauthorized", challenge=b"
     """The request has no key or token of the tenant whose model it names."""
 
 
+class SignInNeeded(Unauthorized, challenge=b'Basic realm="pilotlight", charset="UTF-8"'):
+    """A browser has sent no credential for the console, or a wrong one."""
+
+
 class InvalidToken(Unauthorized, challenge=b'Bearer error="invalid_token"'):
     """The token is not valid for any tenant."""
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from gateway.authentication.issuers import read_issuers
 from gateway.authentication.tenant_keys import read_keys
 from registry.inference_service.tenant_rules import parse_rules
+from registry.logs import parse_log_format
 from registry.pod_secret import parse_secret_file
 from registry.redis.server_address import parse_redis_url
 from registry.settings_table import option, parse_bool, parse_int, parse_seconds
@@ -40,6 +42,26 @@ def _parse_bool_or_auto(text: str) -> bool | None:
     return None if text == "auto" else parse_bool(text)
 
 
+def _parse_pools(text: str) -> str:
+    names = [each.strip() for each in text.split(",")]
+    if not all(names) or len(set(names)) < len(names):
+        raise ValueError(f"must be names of pools, each once, separated by commas, was {text!r}")
+    return ",".join(names)
+
+
+def _parse_endpoint(text: str) -> str:
+    if text and urlsplit(text).scheme not in ("http", "https"):
+        raise ValueError(f"must be an http:// or https:// URL, was {text!r}")
+    return text
+
+
+def _parse_ratio(text: str) -> float:
+    ratio = float(text)
+    if not 0 <= ratio <= 1:
+        raise ValueError(f"must be from 0 to 1, was {text!r}")
+    return ratio
+
+
 @dataclass(frozen=True, slots=True)
 class GatewaySettings:
     """Times in seconds, sizes in bytes."""
@@ -53,7 +75,12 @@ class GatewaySettings:
         " is busy; 0: none",
     )
     redis_url: str = option("redis://127.0.0.1:6379", parse_redis_url, "the registry")
-    pool: str = option("default", str, "pool of pods to send requests to")
+    pool: str = option(
+        "default",
+        _parse_pools,
+        "pool of pods to send requests to; several, separated by commas: each model is served by"
+        " the pool that declares it",
+    )
     max_body_bytes: int = option(
         64 * MIB, parse_int(1), "maximum size of a request body; raise it for large inputs"
     )
@@ -77,8 +104,16 @@ class GatewaySettings:
     spool_bytes: int = option(
         1024 * MIB, parse_int(1), "temporary files, in TMPDIR, of all requests together; else 503"
     )
+    shutdown_delay: float = option(
+        0.0,
+        parse_seconds,
+        "time after SIGTERM in which requests are served as before, each on a connection that its"
+        " response closes, until load balancers send new ones elsewhere",
+    )
     drain_timeout: float = option(
-        30.0, parse_seconds, "maximum duration of requests in flight after SIGTERM"
+        30.0,
+        parse_seconds,
+        "maximum duration of requests in flight after SIGTERM and the shutdown delay",
     )
     reservation_ttl: float = option(
         15.0, parse_seconds, "time after which the slots of a gateway that died are free"
@@ -125,4 +160,31 @@ class GatewaySettings:
     seed: int = option(
         0, parse_int(0), "seed of random choices; runs with the same seed choose the same pods"
     )
+    metric_models: int = option(
+        200,
+        parse_int(1, 100_000),
+        "models with labels of their own in metrics, in the order of their first requests; the"
+        " others share the label 'other'",
+    )
+    access_log: bool = option(
+        False, parse_bool, "log a line per request: model, status, pod, reason, time"
+    )
+    otlp_endpoint: str = option(
+        "",
+        _parse_endpoint,
+        "URL of an OpenTelemetry collector (OTLP over HTTP) to send spans to; empty: nothing is"
+        " traced",
+        variable="OTEL_EXPORTER_OTLP_ENDPOINT",
+    )
+    trace_ratio: float = option(
+        0.1, _parse_ratio, "part of the requests without a trace context of their own to trace"
+    )
+    log_format: str = option(
+        "text", parse_log_format, "text, or json: an object per line, with trace_id in the access"
+        " log"
+    )  # fmt: skip
     log_level: str = option("INFO", str, "minimum level of log messages")
+
+    @property
+    def pools(self) -> tuple[str, ...]:
+        return tuple(self.pool.split(","))

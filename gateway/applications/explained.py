@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from gateway.selection.accuracy import accuracy_by_class_mix
 from gateway.selection.class_posterior import class_probabilities
+from gateway.selection.utility import penalty_of_one
 
 if TYPE_CHECKING:
     from gateway.applications.application_request import ApplicationRequest
@@ -22,6 +23,15 @@ def explain_selection(
     theta = None
     if evidence is not None:
         theta = class_probabilities(planned.alpha, evidence)
+    accuracies = [
+        (
+            profile,
+            profile.accuracy
+            if theta is None
+            else float(accuracy_by_class_mix(profile.recalls, theta)),
+        )
+        for _, profile in planned.variants.usable
+    ]
     return {
         "application": str(request.application.name),
         "policy": str(request.policy),
@@ -45,29 +55,32 @@ def explain_selection(
             {
                 "variant": profile.name,
                 "profiled_accuracy": round(profile.accuracy, 6),
-                "expected_accuracy": round(
-                    profile.accuracy
-                    if theta is None
-                    else float(accuracy_by_class_mix(profile.recalls, theta)),
-                    6,
-                ),
-                "soonest_s": _soonest(profile.name, request.arrival_s, window),
+                "expected_accuracy": round(accuracy, 6),
+                **_if_first(profile.name, request, window, accuracy=accuracy),
             }
-            for _, profile in planned.variants.usable
+            for profile, accuracy in accuracies
         ],
         "left_out": list(planned.variants.problems),
     }
 
 
-def _soonest(variant: str, arrival_s: float, window: Window) -> float | None:
-    """Completion of the variant if it went first; None: no pod can run it."""
+def _if_first(
+    variant: str, request: ApplicationRequest, window: Window, *, accuracy: float
+) -> dict[str, float | None]:
+    """Completion from arrival and utility of a variant that goes first; None: no pod can run it."""
     ends = [
         max(worker.free_s, window.now_s)
         + worker.swap_s.get(variant, 0.0)
         + worker.latency_s[variant]
         + worker.around_s.get(variant, 0.0)
-        - arrival_s
+        - request.arrival_s
         for worker in window.workers
         if variant in worker.latency_s
     ]
-    return round(min(ends), 6) if ends else None
+    if not ends:
+        return {"soonest_s": None, "soonest_utility": None}
+    late = penalty_of_one(request.application.penalty, request.deadline_s, min(ends))
+    return {
+        "soonest_s": round(min(ends), 6),
+        "soonest_utility": round(accuracy * (1.0 - late), 6),
+    }

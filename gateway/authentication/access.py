@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import binascii
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from gateway.authentication.tenant_files import OPERATOR
 from gateway.authentication.tenant_keys import TenantKeys
 from gateway.authentication.tenant_tokens import TenantTokens, looks_like_token
-from gateway.errors import Forbidden, Unauthorized
+from gateway.errors import Forbidden, SignInNeeded, Unauthorized
 
 if TYPE_CHECKING:
     from gateway.http.headers import Headers
 
 _CREDENTIAL_HEADERS: Final = frozenset((b"authorization", b"x-api-key"))
 _BEARER: Final = b"bearer "
+_BASIC: Final = b"basic "
+_OPERATOR_NAMES: Final = ("", "operator", OPERATOR)
 _PUBLIC_PATHS: Final = frozenset(
     ("/", "/healthz", "/readyz", "/v2", "/v2/health/live", "/v2/health/ready")
 )
@@ -50,6 +54,7 @@ class Access:
         given = credential(headers)
         if given is None:
             raise Unauthorized(f"{self._accepted} is needed")
+        _refuse_other_sites(headers)
         if self._keys is not None and self._keys.contains(namespace, given):
             return
         if self._tokens is None or not looks_like_token(given):
@@ -72,6 +77,23 @@ class Access:
         if path not in _PUBLIC_PATHS:
             await self.check(namespace if path.startswith(_TENANT_PREFIXES) else OPERATOR, headers)
 
+    async def viewer(self, headers: Headers) -> str | None:
+        """The namespace whose models a browser may see in the console; None for operators: all.
+
+        The browser sends a namespace as user and its key or token as password; another client may
+        send the operator's credential. Raises SignInNeeded, Forbidden, NotReady.
+        """
+        user = _basic(headers)[0].decode("utf-8", "replace")
+        namespace = OPERATOR if user in _OPERATOR_NAMES else user
+        try:
+            await self.check(namespace, headers)
+        except Unauthorized as error:
+            raise SignInNeeded(
+                f"{error}; in a browser: the namespace as user (none for operators), the key or"
+                " token as password"
+            ) from None
+        return None if namespace == OPERATOR else namespace
+
 
 def create_access(*, api_keys: str, token_issuers: str, token_leeway_s: float) -> Access | None:
     """Access by the keys and issuers in these folders; None if both are empty."""
@@ -88,7 +110,30 @@ def credential(headers: Headers) -> bytes | None:
             return value.strip()
         if name == b"authorization" and value[: len(_BEARER)].lower() == _BEARER:
             return value[len(_BEARER) :].strip()
-    return None
+    return _basic(headers)[1] or None
+
+
+def _basic(headers: Headers) -> tuple[bytes, bytes]:
+    """User and password of basic authentication (RFC 7617); both empty without it."""
+    for name, value in headers:
+        if name == b"authorization" and value[: len(_BASIC)].lower() == _BASIC:
+            try:
+                decoded = base64.b64decode(value[len(_BASIC) :].strip(), validate=True)
+            except binascii.Error:
+                return b"", b""
+            user, _, password = decoded.partition(b":")
+            return user, password.strip()
+    return b"", b""
+
+
+def _refuse_other_sites(headers: Headers) -> None:
+    """Raise Forbidden for a page of another site: a browser adds its password to any request."""
+    fields = dict(headers)
+    origin, host = fields.get(b"origin"), fields.get(b"host", b"")
+    if origin is None or not any(_basic(headers)):
+        return
+    if origin.partition(b"://")[2] != host:
+        raise Forbidden("a page of another site may not send requests with a browser's password")
 
 
 def without_credentials(headers: Headers) -> Headers:

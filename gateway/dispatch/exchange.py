@@ -10,7 +10,8 @@ import time
 from typing import TYPE_CHECKING
 
 from gateway.errors import ClientTooSlow
-from gateway.telemetry.request_telemetry import ServedRequest, stage_timings
+from gateway.telemetry.request_telemetry import ServedRequest
+from gateway.telemetry.stage_timings import stage_timings
 
 if TYPE_CHECKING:
     from gateway.dispatch.inference_call import InferenceCall

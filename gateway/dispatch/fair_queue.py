@@ -74,9 +74,10 @@ class FairQueue:
         """Remove a request; returns False if it was not queued."""
         queues = self._tenants.get(key.tenant, {})
         queue = queues.get(key.model, [])
-        if key not in queue:
+        position = bisect_left(queue, key)
+        if position == len(queue) or queue[position] != key:
             return False
-        queue.remove(key)
+        del queue[position]
         self.size -= 1
         if not queue:
             del queues[key.model]

@@ -1,4 +1,4 @@
-"""Answers probes from a thread of its own, so that a busy event loop does not fail them.
+"""Answers probes and scrapes from a thread of its own: a busy event loop does not fail them.
 
 A task of the loop beats; the process counts as dead only when its loop has not run for a long time.
 """
@@ -30,9 +30,14 @@ _BACKLOG: Final = 128
 class ProbeServer:
     """GET requests to a few paths, one per connection."""
 
-    def __init__(self, checks: Mapping[str, Callable[[], bool]]) -> None:
-        """`checks` by path are called in the server's thread: they only read attributes."""
+    def __init__(
+        self,
+        checks: Mapping[str, Callable[[], bool]],
+        pages: Mapping[str, Callable[[], bytes]] | None = None,
+    ) -> None:
+        """`checks` and `pages` of text, by path, are called in the server's thread."""
         self._checks = checks
+        self._pages = pages or {}
         self._beat_s = time.monotonic()
         self._listener: socket.socket | None = None
 
@@ -78,6 +83,10 @@ class ProbeServer:
         head = connection.recv(_MAX_HEAD_BYTES)
         method, _, rest = head.partition(b" ")
         path = rest.partition(b" ")[0].partition(b"?")[0].decode("latin-1")
+        page = self._pages.get(path) if method == b"GET" else None
+        if page is not None:
+            connection.sendall(_response("200 OK", "text/plain; version=0.0.4", page()))
+            return
         check = self._checks.get(path) if method == b"GET" else None
         age_s = self.loop_age_s
         if check is None:
@@ -87,7 +96,12 @@ class ProbeServer:
         else:
             status = "503 Service Unavailable"
         body = json.dumps({"ok": status.startswith("2"), "loop_age_seconds": round(age_s, 3)})
-        connection.sendall(
-            f"HTTP/1.1 {status}\r\ncontent-type: application/json\r\nconnection: close\r\n"
-            f"content-length: {len(body)}\r\n\r\n{body}".encode()
-        )
+        connection.sendall(_response(status, "application/json", body.encode()))
+
+
+def _response(status: str, content_type: str, body: bytes) -> bytes:
+    head = (
+        f"HTTP/1.1 {status}\r\ncontent-type: {content_type}\r\nconnection: close\r\n"
+        f"content-length: {len(body)}\r\n\r\n"
+    )
+    return head.encode() + body

@@ -68,14 +68,14 @@ class ModelPath:
 
 
 class KnownNames:
-    """The names that a Host may have: those of models and applications."""
+    """The names that a Host may have: those of models and applications of all pools."""
 
-    def __init__(self, state: ClusterState) -> None:
-        self._state = state
+    def __init__(self, *states: ClusterState) -> None:
+        self._states = states
 
     def __contains__(self, name: object) -> bool:
         """True for a declared model or application."""
-        return name in self._state.models or name in self._state.applications
+        return any(name in each.models or name in each.applications for each in self._states)
 
 
 class TargetResolver:

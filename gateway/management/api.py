@@ -16,47 +16,63 @@ from gateway.management.openapi import with_inference_paths
 from registry.errors import RegistryUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-    from gateway.dispatch.dispatcher import Dispatcher
-    from gateway.dispatch.reservations import Reservations
+    from gateway.management.served_pool import ServedPool
     from gateway.telemetry.explanations import Explanations
     from gateway.telemetry.metrics import GatewayMetrics
     from registry.redis.client import Registry
-    from registry.redis.watch import ClusterWatch
 
 MAX_REGISTRY_AGE_S = 10.0
 """A gateway with an older cluster state reports it as stale in `/readyz`, but still serves."""
 
 
+def render_metrics(metrics: GatewayMetrics, pools: Sequence[ServedPool]) -> bytes:
+    """Metrics in Prometheus' text format."""
+    queued = sum(each.dispatcher.queued_total for each in pools)
+    reserved = sum(each.reservations.held_total for each in pools)
+    metrics.unread.set(metrics.take_unread_s())
+    metrics.waiting.set(queued)
+    metrics.reserved.set(reserved)
+    metrics.in_flight.set(queued + reserved)
+    metrics.registry_age.set(max(each.watch.age_s() for each in pools))
+    metrics.registry_repairs.set(sum(each.watch.repairs_total for each in pools))
+    return generate_latest(metrics.registry)
+
+
 def create_api(
-    watch: ClusterWatch,
-    metrics: GatewayMetrics,
-    explanations: Explanations,
-    dispatcher: Dispatcher,
-    reservations: Reservations,
-    is_draining: Callable[[], bool],
+    pools: Sequence[ServedPool], metrics: GatewayMetrics, is_ending: Callable[[], bool]
 ) -> FastAPI:
     api = FastAPI(
         title="Pilotlight gateway",
         version="0.1.0",
         description="KServe V1 and V2 inference with model-aware routing.",
+        docs_url=None,  # its page loads scripts from elsewhere
+        redoc_url=None,
     )
-    _add_health(api, watch, is_draining)
-    api.include_router(kserve_models(watch))
-    api.include_router(openai_models(watch))
-    _add_explanations(api, explanations)
-    _add_idle_memory(api, watch.registry)
+    watches = [each.watch for each in pools]
+    _add_health(api, pools, is_ending)
+    api.include_router(kserve_models(pools))
+    api.include_router(openai_models(pools))
+    _add_explanations(api, [each.explanations for each in pools])
+    _add_idle_memory(api, [each.registry for each in watches])
 
     @api.get("/metrics", tags=["operation"])
     def prometheus_metrics() -> Response:
         """Metrics in Prometheus' text format."""
-        metrics.unread.set(metrics.take_unread_s())
-        metrics.waiting.set(dispatcher.queued_total)
-        metrics.reserved.set(reservations.held_total)
-        metrics.registry_age.set(watch.age_s())
-        metrics.registry_repairs.set(watch.repairs_total)
-        return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
+        return Response(render_metrics(metrics, pools), media_type=CONTENT_TYPE_LATEST)
+
+    @api.get("/pilotlight/v1/targets", tags=["operation"])
+    async def metric_targets() -> list[dict[str, Any]]:
+        """Addresses of the pods' metrics, for Prometheus' HTTP service discovery."""
+        return [
+            {
+                "targets": [pod.address],
+                "labels": {"pool": pool.name, "pod": pod.name, "node": pod.node},
+            }
+            for pool in pools
+            for pod in pool.watch.state.pods.values()
+        ]
 
     @api.exception_handler(HTTPException)
     def http_error(_: Request, error: HTTPException) -> JSONResponse:
@@ -70,9 +86,11 @@ def create_api(
     return api
 
 
-def _add_health(api: FastAPI, watch: ClusterWatch, is_draining: Callable[[], bool]) -> None:
+def _add_health(api: FastAPI, pools: Sequence[ServedPool], is_ending: Callable[[], bool]) -> None:
+    watches = [each.watch for each in pools]
+
     def is_ready() -> bool:
-        return watch.age_s() != math.inf and not is_draining()
+        return all(each.age_s() != math.inf for each in watches) and not is_ending()
 
     @api.get("/", tags=["operation"])
     def root() -> dict[str, str]:
@@ -86,16 +104,17 @@ def _add_health(api: FastAPI, watch: ClusterWatch, is_draining: Callable[[], boo
 
     @api.get("/readyz", tags=["operation"])
     def readyz() -> JSONResponse:
-        """Requests are accepted: the registry was read and the gateway does not drain."""
-        age_s, ready = watch.age_s(), is_ready()
+        """Requests are accepted: the registry was read and the gateway does not shut down."""
+        age_s, ready = max(each.age_s() for each in watches), is_ready()
         return JSONResponse(
             {
                 "ready": ready,
-                "draining": is_draining(),
-                "pods": len(watch.state.pods),
+                "draining": is_ending(),
+                "pods": sum(len(each.state.pods) for each in watches),
                 "registry_age_seconds": age_s if age_s != math.inf else None,
                 "registry_stale": age_s > MAX_REGISTRY_AGE_S,
-                "registry_version": watch.state.version,
+                "registry_version": watches[0].state.version,
+                "registry_versions": {each.name: each.watch.state.version for each in pools},
             },
             status_code=200 if ready else 503,
         )
@@ -116,29 +135,34 @@ def _add_health(api: FastAPI, watch: ClusterWatch, is_draining: Callable[[], boo
         return JSONResponse({"ready": is_ready()}, 200 if is_ready() else 503)
 
 
-def _add_explanations(api: FastAPI, explanations: Explanations) -> None:
+def _add_explanations(api: FastAPI, explanations: Sequence[Explanations]) -> None:
+    gateway = explanations[0].gateway
+
     @api.get("/pilotlight/v1/explain/{request_id:path}", tags=["operation"])
     def explain(request_id: str) -> JSONResponse:
         """The decision for a request: candidates, their estimates, the reason."""
-        found = explanations.get(request_id)
-        if found is None:
+        for each in explanations:
+            if found := each.get(request_id):
+                return JSONResponse(found)
+        else:
             return JSONResponse(
                 {
                     "error": f"request {request_id!r} is not among the last ones of this gateway,"
-                    f" {explanations.gateway}; if the response's header x-pilotlight-gateway names"
+                    f" {gateway}; if the response's header x-pilotlight-gateway names"
                     " another one, ask that one",
-                    "gateway": explanations.gateway,
+                    "gateway": gateway,
                 },
                 404,
             )
-        return JSONResponse(found)
 
 
-def _add_idle_memory(api: FastAPI, registry: Registry) -> None:
+def _add_idle_memory(api: FastAPI, registries: Sequence[Registry]) -> None:
     @api.get("/pilotlight/v1/idle-memory", tags=["operation"])
     async def idle_memory() -> dict[str, float]:
-        """Bytes of idle models times seconds, over all pods of the pool, also those that ended."""
+        """Bytes of idle models times seconds, over all pods, also those that ended."""
         try:
-            return {"idle_memory_byte_seconds": await registry.idle_byte_s()}
+            return {
+                "idle_memory_byte_seconds": sum([await each.idle_byte_s() for each in registries])
+            }
         except RegistryUnavailable as error:
             raise HTTPException(503, str(error)) from error

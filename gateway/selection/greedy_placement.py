@@ -5,6 +5,7 @@ A group has one variant, on one worker, and begins when that worker is free. Pur
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -39,11 +40,10 @@ class _Workers:
 
 def _place(problem: PlanningProblem, groups: Sequence[Ints], *, by_accuracy: bool) -> list[Step]:
     workers = _Workers(problem.free_s.tolist(), problem.loaded.tolist())
-    one = _OneRequest(problem)
     steps: list[Step] = []
     for group in groups:
         if len(group) == 1:
-            best = one.best(int(group[0]), workers, by_accuracy=by_accuracy)
+            best = _best_of_one(problem, int(group[0]), workers, by_accuracy=by_accuracy)
         else:
             best = _best_of_group(problem, group, workers, by_accuracy=by_accuracy)
         if best.variant != problem.short_circuit:
@@ -78,32 +78,21 @@ def _best_of_group(
     return min(map(_Choice, loss, end, range(len(loss)), variant, worker))
 
 
-class _OneRequest:
+def _best_of_one(
+    problem: PlanningProblem, request: int, workers: _Workers, *, by_accuracy: bool
+) -> _Choice:
     """The best choice for a single request, without arrays: they take ten times as long."""
-
-    def __init__(self, problem: PlanningProblem) -> None:
-        table = problem.steps
-        self._problem = problem
-        self._first = [*table.first.tolist(), len(table.request)]
-        self._rows = list(
-            zip(
-                table.variant.tolist(), table.worker.tolist(), table.latency_s.tolist(),
-                table.swap_s.tolist(), table.around_s.tolist(), table.accuracy.tolist(),
-                strict=True,
-            )
-        )  # fmt: skip
-
-    def best(self, request: int, workers: _Workers, *, by_accuracy: bool) -> _Choice:
-        problem = self._problem
-        age_s, deadline_s = float(problem.age_s[request]), float(problem.deadline_s[request])
-        kind = problem.penalties[problem.penalty_kind[request]]
-        begin, end = self._first[request], self._first[request + 1]
-        found = []
-        for at, row in enumerate(self._rows[begin:end]):
-            variant, worker, latency_s, swap_s, around_s, value = row
-            is_loaded = workers.loaded[worker] == variant
-            end_s = workers.free_s[worker] + (0.0 if is_loaded else swap_s) + latency_s
-            if not by_accuracy:
-                value *= 1.0 - penalty_of_one(kind, deadline_s, end_s + around_s + age_s)
-            found.append(_Choice(-value, end_s, at, variant, worker))
-        return min(found)
+    age_s, deadline_s = float(problem.age_s[request]), float(problem.deadline_s[request])
+    kind = problem.penalties[problem.penalty_kind[request]]
+    free_s, loaded = workers.free_s, workers.loaded
+    best = _Choice(math.inf, math.inf, -1, -1, -1)
+    for at, row in enumerate(problem.steps.by_request[request]):
+        variant, worker, latency_s, swap_s, around_s, value = row
+        end_s = free_s[worker] + (0.0 if loaded[worker] == variant else swap_s) + latency_s
+        if not by_accuracy:
+            completion_s = end_s + around_s + age_s
+            if completion_s > deadline_s:
+                value *= 1.0 - penalty_of_one(kind, deadline_s, completion_s)
+        if -value < best.loss or (-value == best.loss and end_s < best.end_s):
+            best = _Choice(-value, end_s, at, variant, worker)
+    return best

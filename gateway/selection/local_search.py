@@ -85,7 +85,8 @@ class _Search:
         mixed = np.flatnonzero((workers[:, 1:] < workers[:, :-1]).any(axis=1))
         if len(mixed):
             order = np.argsort(workers[mixed], axis=1, kind="stable")
-            plans[mixed] = np.take_along_axis(plans[mixed], order, axis=1)
+            order += plans.shape[1] * mixed[:, None]
+            plans[mixed] = plans.take(order)
         return plans
 
     def _values(self, plans: Ints) -> Floats:

@@ -52,6 +52,17 @@ class Choices:
     around_s: Floats
 
 
+class StepValues(NamedTuple):
+    """A row of the step table, as plain numbers."""
+
+    variant: int
+    worker: int
+    latency_s: float
+    swap_s: float
+    around_s: float
+    accuracy: float
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class StepTable:
     """Every possible step, a row each: a request with each choice of its application."""
@@ -69,6 +80,8 @@ class StepTable:
     accuracy: Floats
     deadline_s: Floats
     penalty_kind: Ints
+    by_request: tuple[tuple[StepValues, ...], ...]
+    """The same, for policies that place one request after another."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -136,22 +149,26 @@ def _step_table(
 ) -> StepTable:  # fmt: skip
     of_request = [choices[at] for at in application_of]
     counts = np.array([len(each.variants) for each in of_request], np.int64)
+    first = np.cumsum(counts) - counts
     request = np.repeat(np.arange(len(counts)), counts)
     variant = np.concatenate([each.variants for each in of_request])
     around_s = np.concatenate([each.around_s for each in of_request])
-    return StepTable(
-        np.cumsum(counts) - counts,
-        request,
+    columns = (
         variant,
         np.concatenate([each.workers for each in of_request]),
         np.concatenate([each.latency_s for each in of_request]),
         np.concatenate([each.swap_s for each in of_request]),
         around_s,
-        age_s[request] + around_s,
         accuracy[request, variant],
-        deadline_s[request],
-        penalty_kind[request],
     )
+    rows = tuple(map(StepValues, *(column.tolist() for column in columns)))
+    ends = [*first.tolist()[1:], len(rows)]
+    _, worker, latency_s, swap_s, _, value = columns
+    return StepTable(
+        first, request, variant, worker, latency_s, swap_s, around_s,
+        age_s[request] + around_s, value, deadline_s[request], penalty_kind[request],
+        tuple(rows[begin:end] for begin, end in zip(first.tolist(), ends, strict=True)),
+    )  # fmt: skip
 
 
 def planning_problem(window: Window, options: SelectionOptions) -> PlanningProblem:
@@ -173,12 +190,14 @@ def planning_problem(window: Window, options: SelectionOptions) -> PlanningProbl
     theta: list[Floats | None] = [None] * len(requests)
     age = np.array([window.now_s - each.arrival_s for each in requests])
     deadlines = np.array([each.deadline_s for each in requests])
-    for at, app in enumerate(applications):
-        members = [i for i, owner in enumerate(application_of) if owner == at]
+    members_of: list[list[int]] = [[] for _ in applications]
+    for request, owner in enumerate(application_of):
+        members_of[owner].append(request)
+    for app, members in zip(applications, members_of, strict=True):
         scale = _scale(app)
         columns = [column[each.name] for each in app.variants]
         estimates = _estimates(app, requests, members, theta, options) * scale
-        accuracy[np.ix_(members, columns)] = estimates
+        accuracy[np.array(members)[:, None], columns] = estimates
         if app.short_circuit_accuracy is not None:
             answerable = np.array([requests[each].may_short_circuit for each in members])
             accuracy[members, -1] = np.where(
@@ -233,7 +252,7 @@ def _estimates(
     options: SelectionOptions,
 ) -> Floats:
     """Accuracy of each variant for each member; sets theta of those with evidence."""
-    found = np.tile([each.accuracy for each in app.variants], (len(members), 1))
+    found = np.array([[each.accuracy for each in app.variants]]).repeat(len(members), axis=0)
     seen = [row for row, member in enumerate(members) if requests[member].evidence is not None]
     if not seen or not (options.is_data_aware or options.splits_groups):
         return found

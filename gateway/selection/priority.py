@@ -19,7 +19,10 @@ def priority(accuracies: ArrayLike, left_s: ArrayLike) -> NDArray[np.float64]:
     `accuracies` are [..., variants]. `left_s` [...] is the time to the deadline when the window is
     planned; negative once that has passed.
     """
-    variance = np.var(np.asarray(accuracies, np.float64), axis=-1)
+    values = np.asarray(accuracies, np.float64)
+    # np.var takes three times as long.
+    mean = np.add.reduce(values, axis=-1, keepdims=True) / values.shape[-1]
+    variance = np.add.reduce((values - mean) ** 2, axis=-1) / values.shape[-1]
     return np.asarray((1.0 + variance) * np.exp(-np.asarray(left_s, np.float64)))
 
 

@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gateway.selection.planning_problem import Step, penalty_by_kind
+from gateway.selection.utility import penalty
 from gateway.selection.window import Assignment, SelectionPlan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from numpy.typing import NDArray
 
     from gateway.selection.planning_problem import Floats, Ints, PlanningProblem, StepTable
 
@@ -25,6 +28,8 @@ def completions(problem: PlanningProblem, table: StepTable, plans: Ints) -> Floa
     variants, takes = table.variant.take(plans), table.latency_s.take(plans)
     is_same = np.empty(plans.shape, bool)
     np.equal(variants[:, 1:], variants[:, :-1], out=is_same[:, 1:])
+    if problem.has_one_worker:
+        return _of_one_worker(problem, table, plans, variants, takes, is_same)
     workers = table.worker.take(plans)
     is_first = np.ones(plans.shape, bool)
     np.not_equal(workers[:, 1:], workers[:, :-1], out=is_first[:, 1:])
@@ -42,17 +47,36 @@ def completions(problem: PlanningProblem, table: StepTable, plans: Ints) -> Floa
     return ends
 
 
+def _of_one_worker(
+    problem: PlanningProblem, table: StepTable, plans: Ints, variants: Ints, takes: Floats,
+    is_same: NDArray[np.bool_],
+) -> Floats:  # fmt: skip
+    """As `completions`, in half the time: only short circuits, which come last, are elsewhere."""
+    np.equal(variants[:, 0], problem.loaded[0], out=is_same[:, 0])
+    swaps = table.swap_s.take(plans)
+    swaps[is_same] = 0.0
+    takes += swaps
+    beside = table.beside_s.take(plans)
+    ends = np.add.accumulate(takes, axis=1)
+    ends += beside
+    ends += problem.free_s[0]
+    if problem.options.short_circuit:
+        np.copyto(ends, beside, where=variants == problem.short_circuit)
+    return ends
+
+
 def utilities(
     problem: PlanningProblem, table: StepTable, plans: Ints, completion_s: Floats
 ) -> Floats:
     """Expected utility of each step."""
-    late = penalty_by_kind(
-        problem.penalties,
-        table.penalty_kind.take(plans),
-        table.deadline_s.take(plans),
-        completion_s,
-    )
-    return np.asarray(table.accuracy.take(plans) * (1.0 - late))
+    kinds, deadline_s = problem.penalties, table.deadline_s.take(plans)
+    if len(kinds) == 1:
+        late = penalty(kinds[0], deadline_s, completion_s)
+    else:
+        late = penalty_by_kind(kinds, table.penalty_kind.take(plans), deadline_s, completion_s)
+    np.subtract(1.0, late, out=late)
+    late *= table.accuracy.take(plans)
+    return late
 
 
 def as_rows(problem: PlanningProblem, table: StepTable, steps: Sequence[Step]) -> Ints:

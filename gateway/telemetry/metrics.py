@@ -16,8 +16,11 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
+from gateway.telemetry.model_metrics import ModelLabels, ModelTimings
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+    from collections.abc import Set as AbstractSet
 
 _STAGE_BUCKETS: Final = (
     0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
@@ -25,10 +28,13 @@ _STAGE_BUCKETS: Final = (
 
 
 class GatewayMetrics:
-    def __init__(self) -> None:
+    def __init__(self, max_models: int = 200) -> None:
+        """`max_models`: models with a label of their own; the others are `other`."""
         self._unread_s = 0.0
         self.registry = CollectorRegistry()
-        self.outcomes = RequestCounts(self.registry)
+        self.labels = labels = ModelLabels(max_models)
+        self.outcomes = RequestCounts(labels, self.registry)
+        self.models = ModelTimings(labels, _STAGE_BUCKETS, self.registry)
         self.stages = self._histogram(
             "pilotlight_gateway_stage_seconds", "Time of each stage of a request.", "stage"
         )
@@ -73,6 +79,11 @@ class GatewayMetrics:
         self.reserved = Gauge(
             "pilotlight_gateway_reservations", "Reservations held now.", registry=self.registry
         )
+        self.in_flight = Gauge(
+            "pilotlight_gateway_requests_in_flight",
+            "Requests in the queue or with a reservation; the number of gateways may follow it.",
+            registry=self.registry,
+        )  # fmt: skip
         self.registry_age = Gauge(
             "pilotlight_gateway_registry_age_seconds", "Age of the local cluster state.",
             registry=self.registry,
@@ -154,25 +165,44 @@ class RequestOutcome(NamedTuple):
 
 
 class RequestCounts(Collector):
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, labels: ModelLabels, registry: CollectorRegistry) -> None:
+        self._labels = labels
         self._counts: defaultdict[RequestOutcome, int] = defaultdict(int)
+        labels.on_gone.append(self._drop)
         registry.register(self)
 
+    def _drop(self, gone: AbstractSet[str]) -> None:
+        kept = (
+            (outcome, count) for outcome, count in self._counts.items() if outcome.model not in gone
+        )
+        self._counts = defaultdict(int, kept)  # at once: a scrape may read it in a thread
+
     def add(self, outcome: RequestOutcome) -> None:
-        self._counts[outcome] += 1
+        label = self._labels.label(outcome.model)
+        self._counts[outcome if label == outcome.model else outcome._replace(model=label)] += 1
+
+    def totals(self) -> dict[str, tuple[int, int, int]]:
+        """By model: requests, cold starts, and responses with a status of 500 or more."""
+        totals: dict[str, tuple[int, int, int]] = {}
+        for outcome, count in self._counts.items():
+            requests, cold, failed = totals.get(outcome.model, (0, 0, 0))
+            cold += count if outcome.tier not in ("", "warm") else 0
+            failed += count if outcome.code >= 500 else 0
+            totals[outcome.model] = (requests + count, cold, failed)
+        return totals
 
     def collect(self) -> Iterable[CounterMetricFamily]:
         requests, decisions, starts = (defaultdict[tuple[str, ...], int](int) for _ in range(3))
         counts = dict(self._counts)  # called in a thread: an iteration could see a change
         for outcome, count in counts.items():
             requests[outcome.model, outcome.policy, str(outcome.code)] += count
-            decisions[outcome.policy, outcome.reason] += count
+            decisions[outcome.model, outcome.policy, outcome.reason] += count
             if outcome.tier:
                 starts[outcome.model, outcome.tier] += count
         yield _family("requests", "Responses to requests.", ("model", "policy", "code"), requests)
         yield _family(
             "decisions", "Requests by the reason of their last decision.",
-            ("policy", "reason"), decisions,
+            ("model", "policy", "reason"), decisions,
         )  # fmt: skip
         yield _family("starts", "Responses by the tier they had to wait from.", ("model", "tier"),
                       starts)  # fmt: skip

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import logging
+import time
+from bisect import bisect_left
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from gateway.telemetry.metrics import RequestOutcome
+from gateway.telemetry.model_metrics import UNKNOWN, ModelSeries
+from gateway.telemetry.recent_requests import RecentRequest, RecentRequests
 from registry.domain.pod import Stage
 
 if TYPE_CHECKING:
+    from collections.abc import Set as AbstractSet
+
     from gateway.errors import GatewayError
     from gateway.http.headers import PodResponse
     from gateway.routing.decision import SendTo
     from gateway.telemetry.metrics import GatewayMetrics, HistogramSeries
+    from gateway.telemetry.stage_timings import StageTimings
+    from gateway.telemetry.tracing import Tracer
+
+
+MAX_CACHED_MODELS: Final = 10_000
+_access_logger = logging.getLogger("gateway.access")
 
 
 @dataclass(slots=True)
@@ -34,44 +47,6 @@ class ServedRequest:
     """Header lines about the variant, if the request was to an application."""
 
 
-class StageTimings(NamedTuple):
-    """Time of one request by stage, in milliseconds."""
-
-    queue_ms: float
-    pod_ms: float
-    """From the first byte sent to the pod to the head of its response."""
-    load_ms: float
-    preprocess_ms: float
-    infer_ms: float
-    postprocess_ms: float
-
-    @property
-    def network_ms(self) -> float:
-        """The part of `pod_ms` that the pod does not report."""
-        reported_ms = self.load_ms + self.preprocess_ms + self.infer_ms + self.postprocess_ms
-        return max(0.0, self.pod_ms - reported_ms)
-
-    def server_timing(self) -> bytes:
-        return (
-            f"queue;dur={self.queue_ms:.3f}, load;dur={self.load_ms:.3f}, "
-            f"preprocess;dur={self.preprocess_ms:.3f}, infer;dur={self.infer_ms:.3f}, "
-            f"postprocess;dur={self.postprocess_ms:.3f}, network;dur={self.network_ms:.3f}"
-        ).encode()
-
-
-def stage_timings(queue_s: float, pod_s: float, response: PodResponse) -> StageTimings:
-    """Timings by the gateway's clock and the pod's `server-timing`."""
-    reported = (response.stages_ms or {}).get
-    return StageTimings(
-        queue_s * 1000,
-        pod_s * 1000,
-        reported("load", 0.0),
-        reported("preprocess", 0.0),
-        reported("infer", 0.0),
-        reported("postprocess", 0.0),
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class _PolicyHistograms:
     duration: HistogramSeries
@@ -80,11 +55,17 @@ class _PolicyHistograms:
 
 
 class RequestTelemetry:
-    """Writes response headers and metrics, and caches label lookups."""
+    """Writes response headers, metrics and the access log, and caches label lookups."""
 
-    def __init__(self, metrics: GatewayMetrics, gateway: str = "gateway") -> None:
-        """`gateway`: name of this gateway, for responses."""
+    def __init__(
+        self, metrics: GatewayMetrics, gateway: str = "gateway", *, logs_requests: bool = False,
+        tracer: Tracer | None = None,
+    ) -> None:  # fmt: skip
+        """`gateway`: name of this gateway, for responses. `tracer`: None if nothing is traced."""
+        self.tracer = tracer
         self.gateway = gateway.encode()
+        self.recent = RecentRequests()
+        self._logs_requests = logs_requests
         self._gateway_line = b"x-pilotlight-gateway: %b\r\n" % self.gateway
         self._metrics = metrics
         self._count = metrics.outcomes.add
@@ -96,6 +77,8 @@ class RequestTelemetry:
             stage, (Stage.PREPROCESS, Stage.INFER, Stage.POSTPROCESS)
         )
         self._by_policy: dict[str, _PolicyHistograms] = {}
+        self._by_model: dict[str, ModelSeries] = {}
+        metrics.labels.on_gone.append(self._forget)
 
     def head_lines(
         self, request: ServedRequest, response: PodResponse, timings: StageTimings
@@ -132,16 +115,30 @@ class RequestTelemetry:
         histograms = self._by_policy.get(policy) or self._histograms_of(policy)
         pod_s = timings.pod_ms / 1000
         histograms.duration.observe(timings.queue_ms / 1000 + pod_s)
-        forecast = decision.forecast
+        _observe(self._by_model.get(request.model) or self._series_of(request.model), timings)
+        expected_s, forecast = None, decision.forecast
         if forecast is not None and forecast.is_measured:
-            histograms.predicted.observe(forecast.seconds)
-            histograms.prediction_error.observe(abs(forecast.seconds - pod_s))
+            expected_s = forecast.seconds
+            histograms.predicted.observe(expected_s)
+            histograms.prediction_error.observe(abs(expected_s - pod_s))
+        self._ended(
+            RecentRequest(
+                request.id, time.time(), request.model, policy, decision.reason, request.start,
+                status, request.predict, timings, expected_s,
+            )
+        )  # fmt: skip
 
     def answered_by_look(
         self, request_id: str, application: str, policy: str, *, accuracy: float, utility: float
     ) -> list[bytes]:
         """Count a response without a pod; returns parts of its header lines."""
         self._count(RequestOutcome(application, policy, "short-circuit", "", 200))
+        self._ended(
+            RecentRequest(
+                request_id, time.time(), application, policy, "short-circuit", "", 200, "", None,
+                None,
+            )
+        )  # fmt: skip
         text = (
             "content-type: application/json\r\n"
             f"x-request-id: {request_id}\r\nx-pilotlight-policy: {policy}\r\n"
@@ -151,10 +148,53 @@ class RequestTelemetry:
         )
         return [text.encode()]
 
-    def failed(self, model: str, policy: str | None, error: GatewayError) -> None:
-        """Count an error response of the gateway; `policy` is None if no policy was chosen."""
-        reason = str(error.reason)
-        self._count(RequestOutcome(model, policy or "none", reason, "", int(error.status)))
+    def failed(
+        self, model: str, policy: str | None, error: GatewayError, request_id: str = ""
+    ) -> None:
+        """Count an error response of the gateway.
+
+        Args:
+            model: metric label; empty if the request was refused before its model was looked up.
+            policy: None if no policy was chosen.
+            error: the response.
+            request_id: empty if it was not read.
+        """
+        reason, model, policy = str(error.reason), model or UNKNOWN, policy or "none"
+        status = int(error.status)
+        self._count(RequestOutcome(model, policy, reason, "", status))
+        self._ended(
+            RecentRequest(
+                request_id, time.time(), model, policy, reason, "", status, "", None, None
+            )
+        )
+
+    def _ended(self, request: RecentRequest) -> None:
+        self.recent.add(request)
+        tracer = self.tracer
+        if tracer is not None:
+            tracer.respond(request)
+        if self._logs_requests:
+            timings = request.timings
+            took_ms = None if timings is None else round(timings.queue_ms + timings.pod_ms, 3)
+            _access_logger.info(
+                "request",
+                extra={
+                    "request_id": request.id, "model": request.model, "status": request.status,
+                    "policy": request.policy, "reason": request.reason, "start": request.start,
+                    "pod": request.pod, "took_ms": took_ms,
+                    **({} if tracer is None else {"trace_id": tracer.trace_id(request.id)}),
+                },
+            )  # fmt: skip
+
+    def _forget(self, gone: AbstractSet[str]) -> None:
+        for model in gone:
+            self._by_model.pop(model, None)
+
+    def _series_of(self, model: str) -> ModelSeries:
+        series = self._metrics.models.of(model)
+        if len(self._by_model) < MAX_CACHED_MODELS:
+            self._by_model[model] = series
+        return series
 
     def retried(self, reason: str) -> None:
         self._metrics.retries.labels(reason).inc()
@@ -170,3 +210,16 @@ class RequestTelemetry:
             prediction_error=metrics.prediction_errors.labels(policy),
         )
         return histograms
+
+
+def _observe(series: ModelSeries, timings: StageTimings) -> None:
+    total_ms = timings.queue_ms + timings.pod_ms
+    series.counts[bisect_left(series.bounds, total_ms / 1000)] += 1
+    series.total_ms += total_ms
+    stages_ms = series.stages_ms
+    stages_ms[0] += timings.queue_ms
+    stages_ms[1] += timings.load_ms
+    stages_ms[2] += timings.preprocess_ms
+    stages_ms[3] += timings.infer_ms
+    stages_ms[4] += timings.postprocess_ms
+    stages_ms[5] += timings.network_ms

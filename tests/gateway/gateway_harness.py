@@ -108,7 +108,9 @@ class GatewayHarness:
         version = self.run(lambda registry: registry.transactions.sync())[0].changes
         url = (gateway or self.gateway).url
         servers.wait_until(
-            lambda: self.client.get(f"{url}/readyz").json()["registry_version"] >= version,
+            lambda: (
+                self.client.get(f"{url}/readyz").json()["registry_versions"][self.pool] >= version
+            ),
             what="gateway synced",
         )
 
@@ -131,27 +133,12 @@ class GatewayHarness:
         spec = self.declare(namespace=namespace, **policy)
         return spec, self.start_pods("pod-a", warm=spec)
 
-    @contextlib.contextmanager
-    def running_pods(self, *names: str, **options: object) -> Iterator[PodProcess]:
-        flags = {"redis_url": self.redis_url, "pool": self.pool, "names": ",".join(names)}
-        process = subprocess.Popen(
-            [
-                sys.executable,
-                *("-m", "tests.gateway.pod_program"),
-                *(
-                    text
-                    for name, value in {**flags, **options}.items()
-                    for text in (f"--{name.replace('_', '-')}", str(value))
-                ),
-            ],
-            cwd=servers.REPOSITORY,
-            stdout=subprocess.PIPE,
+    def running_pods(
+        self, *names: str, **options: object
+    ) -> contextlib.AbstractContextManager[PodProcess]:
+        return running_pods(
+            *names, redis_url=self.redis_url, pool=self.pool, client=self.client, **options
         )
-        try:
-            assert process.stdout is not None
-            yield PodProcess(process, json.loads(process.stdout.readline())["ports"], self.client)
-        finally:
-            servers.end_process(process)
 
     # Requests
 
@@ -215,6 +202,29 @@ class GatewayHarness:
             )
 
         servers.wait_until(is_idle, what="pods idle")
+
+
+@contextlib.contextmanager
+def running_pods(
+    *names: str, redis_url: str, pool: str, client: httpx.Client, **options: object
+) -> Iterator[PodProcess]:
+    """Pods in one process, registered; they end with the context."""
+    flags = {"redis_url": redis_url, "pool": pool, "names": ",".join(names), **options}
+    arguments = [
+        text
+        for name, value in flags.items()
+        for text in (f"--{name.replace('_', '-')}", str(value))
+    ]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.gateway.pod_program", *arguments],
+        cwd=servers.REPOSITORY,
+        stdout=subprocess.PIPE,
+    )
+    try:
+        assert process.stdout is not None
+        yield PodProcess(process, json.loads(process.stdout.readline())["ports"], client)
+    finally:
+        servers.end_process(process)
 
 
 def wait_counts(pods: PodProcess, pod: str, **counts: int) -> None:

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
 PIECE = b"x" * 65536
+INPUT = {"name": "text", "datatype": "BYTES", "shape": [-1]}
 NOT_REACHED = (502, b"dial tcp 127.0.0.1:8080: connect: connection refused\n")
 BROKEN_OFF = (502, b"read tcp 127.0.0.1:40000->127.0.0.1:8080: read: connection reset by peer\n")
 QUEUE_PROXY = {
@@ -47,6 +48,14 @@ QUEUE_PROXY = {
     "full": {"POST": (503, b"pending request queue full\n"), "GET": (200, b'{"live": true}')},
 }
 """Responses of Knative's queue-proxy in place of a container in this state."""
+
+
+def metadata_response(path: str) -> tuple[int, dict[str, str], bytes]:
+    """V2 metadata; models whose names begin with `broken` have none."""
+    if "~broken" in path:
+        return 503, {}, b'{"error": "no such bucket"}'
+    document = {"platform": "fake", "inputs": [INPUT], "outputs": []}
+    return 200, {}, json.dumps(document).encode()
 
 
 class StageRefused(Exception):
@@ -139,6 +148,9 @@ class FakePod:
 
     async def infer(self, request: FakePodRequest, response: ResponseWriter) -> None:
         request.release = self._release
+        if request.path.startswith("/v2/models/") and request.method == "GET":
+            await response.complete(*metadata_response(request.path))
+            return
         if request.method == "GET" and not self._state:
             await response.complete(200, {"x-pilotlight-pod": self.name}, b'{"live": true}')
             return
@@ -293,6 +305,7 @@ class FakePod:
             "x-pilotlight-start": start,
             "server-timing": "load;dur=1.0, preprocess;dur=0.1, infer;dur=2.0, postprocess;dur=0.1",
             "x-test-sha256": hashlib.sha256(request.body).hexdigest(),
+            "x-test-length": request.headers.get("content-length", ""),
             "x-custom": "kept",
         }
         status = int(request.option("status", self.name) or 200)

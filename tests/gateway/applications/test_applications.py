@@ -98,7 +98,10 @@ def test_deadlines_choose_the_variant_and_the_response_says_which(
     explained: dict[str, Any] = harness.explain("loose")["selection"]
     assert explained["variant"] == "digits-slow"
     assert explained["planned_pod"] == "pod-a"
-    assert [each["variant"] for each in explained["candidates"]] == ["digits-fast", "digits-slow"]
+    fast, slow = explained["candidates"]
+    assert (fast["variant"], slow["variant"]) == ("digits-fast", "digits-slow")
+    assert (fast["soonest_utility"], slow["soonest_utility"]) == (0.6, 0.9)
+    assert slow["soonest_s"] > 0.2 > fast["soonest_s"]
 
 
 def test_v1_v2_path_and_host_name_an_application_and_answers_bear_its_name(

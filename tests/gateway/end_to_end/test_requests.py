@@ -110,6 +110,7 @@ def test_a_body_is_forwarded_unchanged(
     assert response.status_code == 200
     assert response.content == body
     assert response.headers["x-test-sha256"] == hashlib.sha256(body).hexdigest()
+    assert response.headers["x-test-length"] == str(size)  # by which the pod classes its time
     assert response.headers["content-type"] == "application/x"
 
 

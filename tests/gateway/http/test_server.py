@@ -297,8 +297,9 @@ async def test_a_client_that_disconnects_during_the_model_lookup_is_not_served(
             info = PodInfo("pod-a", f"{host}:{port}", "node", slots=1)
             epoch = await harness.registry.register_pod(info, lease_ttl_s=60)
             await harness.registry.set_tier("pod-a", epoch, spec.key, Tier.DEVICE, 1)
-            models = app._watch.state.models
-            await eventually(lambda: app._watch.state.holders(spec.key))
+            state = app.pools.owner_of(spec.name).watch.state
+            models = state.models
+            await eventually(lambda: state.holders(spec.key))
             async with connected(app.infer) as (_, writer, protocols):
                 del models[spec.name]  # as if its update had not arrived
                 assert redis.process is not None

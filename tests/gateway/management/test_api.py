@@ -48,7 +48,20 @@ def test_metrics_count_requests(shared: GatewayHarness, spec: ModelSpec) -> None
     assert metric(text, "pilotlight_gateway_waiting_requests") == 0
     assert metric(text, "pilotlight_gateway_reservations") == 0
     assert 0 <= metric(text, "pilotlight_gateway_registry_age_seconds") < 60
+    assert metric(text, "pilotlight_gateway_model_request_seconds_count", model=model) >= 1
+    infer = {"model": model, "stage": "infer"}
+    assert metric(text, "pilotlight_gateway_model_stage_seconds_count", **infer) >= 1
+    assert metric(text, "pilotlight_gateway_decisions_total", model=model, reason="warm") >= 1
+    assert metric(text, "pilotlight_gateway_requests_total", model="unknown", code="404") >= 1
     assert "nobody" not in text
+
+
+def test_prometheus_finds_the_pods(shared: GatewayHarness, spec: ModelSpec) -> None:
+    found = shared.client.get(f"{shared.gateway.url}/pilotlight/v1/targets").json()
+    (target,) = (each for each in found if each["labels"]["pod"] == "pod-a")
+    assert set(target["labels"]) == {"pool", "pod", "node"}
+    response = shared.client.get(f"http://{target['targets'][0]}/metrics")
+    assert response.status_code == 200
 
 
 def test_metrics_parse(shared: GatewayHarness, spec: ModelSpec) -> None:
@@ -84,7 +97,6 @@ def test_the_openapi_document_has_the_inference_paths(harness: GatewayHarness) -
     document = harness.client.get(f"{harness.gateway.url}/openapi.json").json()
     assert "post" in document["paths"]["/v1/models/{name}:predict"]
     assert "post" in document["paths"]["/serving/{namespace}/{name}/v2/models/{name}/infer"]
-    assert harness.client.get(f"{harness.gateway.url}/docs").status_code == 200
 
 
 def test_model_lists_and_readiness(shared: GatewayHarness, spec: ModelSpec) -> None:
@@ -95,11 +107,21 @@ def test_model_lists_and_readiness(shared: GatewayHarness, spec: ModelSpec) -> N
         "ready": True,
     }
     metadata = shared.client.get(f"{url}/v2/models/{name}").json()
-    assert metadata["versions"] == [spec.generation]
+    assert metadata == {
+        "name": name, "versions": [spec.generation], "platform": "fake",
+        "inputs": [{"name": "text", "datatype": "BYTES", "shape": [-1]}], "outputs": [],
+    }  # fmt: skip
     assert shared.client.get(f"{url}/v2/models/nobody").status_code == 404
     assert shared.client.get(f"{url}/v2/health/ready").json() == {"ready": True}
     index = shared.client.post(f"{url}/v2/repository/index").json()
     assert {"name": name, "version": spec.generation, "state": "READY", "reason": ""} in index
+
+
+def test_metadata_needs_a_pod(harness: GatewayHarness) -> None:
+    spec = harness.declare()
+    response = harness.client.get(f"{harness.gateway.url}/v2/models/{spec.name.name}")
+    assert response.status_code == 503
+    assert response.json() == {"error": "no pod accepts requests"}
 
 
 def test_a_model_in_another_namespace_is_found_by_its_prefix(harness: GatewayHarness) -> None:

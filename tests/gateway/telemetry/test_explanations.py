@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from gateway.console.pages import find_explanation
 from gateway.routing.route_request import IncomingRequest, route_request
 from gateway.telemetry.explanations import Explanations
 from registry.domain.cluster_changes import ChangeApplier
@@ -124,3 +125,14 @@ def test_every_option_shows_what_it_costs_itself_and_others_in_seconds() -> None
         others_s = option["delays_s"] + option["evicts_s"] + option["leaves_s"]
         assert str(option["leaves_s"]) != "-0.0"
         assert option["cost_s"] == round(option["expected_s"] + others_s - option["credit_s"], 6)
+
+
+def test_the_console_hides_another_tenants_explanation_of_the_same_id() -> None:
+    """A client may choose the id of another tenant's request."""
+    explanations = Explanations()
+    record(explanations, incoming("r"), PodSketch("pod-a", "warm"))
+    for viewer in ("default", None):
+        assert find_explanation([explanations], "r", viewer)["model"] == "default/m"
+    assert "model" not in find_explanation([explanations], "r", "other")
+    explanations.record_selection("r", lambda: {"application": "other/app"})
+    assert "model" not in find_explanation([explanations], "r", "default")

@@ -10,6 +10,7 @@ import pytest
 from prometheus_client import generate_latest
 
 from gateway.telemetry.metrics import GatewayMetrics, RequestOutcome
+from tests.gateway.gateway_harness import metric
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,3 +41,38 @@ def test_metrics_can_be_read_while_requests_are_counted() -> None:
             generate_latest(metrics.registry)
     finally:
         counting.join()
+
+
+def test_models_beyond_the_bound_are_counted_as_other() -> None:
+    metrics = GatewayMetrics(max_models=2)
+    for model in ("a", "b", "c", "d", "a"):
+        metrics.outcomes.add(RequestOutcome(model, "auto", "warm", "warm", 200))
+        metrics.models.of(model).counts[0] += 1
+    text = generate_latest(metrics.registry).decode()
+    name = "pilotlight_gateway_requests_total"
+    counts = [metric(text, name, model=model) for model in ("a", "b", "other", "c")]
+    assert counts == [2, 1, 2, 0]
+    assert metric(text, "pilotlight_gateway_model_request_seconds_count", model="other") == 2
+
+
+def test_series_of_deleted_models_make_room() -> None:
+    metrics = GatewayMetrics(max_models=3)
+    declared: list[str] = []
+    metrics.labels.is_declared = lambda label: label in declared[-2:]
+    for number in range(500):
+        declared.append(f"default/m{number}")
+        metrics.outcomes.add(RequestOutcome(declared[-1], "auto", "warm", "warm", 200))
+        metrics.models.of(declared[-1]).counts[0] += 1
+    for labels in (metrics.outcomes.totals().keys(), metrics.models.series.keys()):
+        assert len(labels) <= 4
+        assert "default/m0" not in labels
+        assert labels & {f"default/m{number}" for number in range(300, 500)}
+    text = generate_latest(metrics.registry).decode()
+    assert metric(text, "pilotlight_gateway_requests_total", model="default/m0") == 0
+
+
+def test_models_that_are_declared_keep_their_labels() -> None:
+    metrics = GatewayMetrics(max_models=2)
+    for number in range(200):
+        metrics.outcomes.add(RequestOutcome(f"default/m{number}", "auto", "warm", "warm", 200))
+    assert set(metrics.outcomes.totals()) == {"default/m0", "default/m1", "other"}

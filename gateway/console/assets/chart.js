@@ -1,0 +1,84 @@
+// Charts of requests per second, fed by server-sent events; and the form that sends a request.
+"use strict";
+
+const KEPT_POINTS = 600;
+const CHART_HEIGHT = 130;
+
+function drawChart(place) {
+  const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  const axis = { stroke: colour("--text"), grid: { stroke: colour("--line"), width: 1 } };
+  const data = [[], [], [], []];
+  const width = () => Math.max(place.clientWidth, 240);
+  const plot = new uPlot({
+    width: width(), height: CHART_HEIGHT, legend: { live: false },
+    scales: { x: { range: (_, low, high) => [high - KEPT_POINTS, high] }, y: { range: (_, low, high) => [0, Math.max(high, 1)] } },
+    axes: [axis, axis],
+    series: [
+      {},
+      { label: "requests/s", points: { show: false }, stroke: colour("--host"), width: 2 },
+      { label: "cold starts/s", points: { show: false }, stroke: colour("--loading"), width: 2 },
+      { label: "failures/s", points: { show: false }, stroke: colour("--bad"), width: 2 },
+    ],
+  }, data, place);
+  addEventListener("resize", () => plot.setSize({ width: width(), height: CHART_HEIGHT }));
+  return (points) => {
+    for (const point of points) point.forEach((value, column) => data[column].push(value));
+    const extra = data[0].length - KEPT_POINTS;
+    if (extra > 0) data.forEach((column) => column.splice(0, extra));
+    plot.setData(data);
+  };
+}
+
+function follow(path, onDelta, onState) {
+  const source = new EventSource(path);
+  source.onopen = () => onState(true);
+  source.onerror = () => onState(false);  // the browser connects again by itself
+  source.onmessage = (event) => onDelta(JSON.parse(event.data));
+  addEventListener("pagehide", () => source.close());
+}
+
+async function requestBody(form) {
+  const image = form.elements.image.files[0];
+  if (form.elements.json.value.trim()) return form.elements.json.value;
+  if (!image) return JSON.stringify({ instances: [form.elements.text.value] });
+  const bytes = new Uint8Array(await image.arrayBuffer());
+  let binary = "";
+  for (const byte of bytes) binary += String.fromCharCode(byte);
+  return JSON.stringify({ instances: [{ image_bytes: { b64: btoa(binary) } }] });
+}
+
+function line(place, text, href) {
+  const element = document.createElement(href ? "a" : "pre");
+  element.textContent = text;
+  if (href) element.href = href;
+  place.append(element);
+}
+
+async function tryModel(form, answer) {
+  answer.textContent = "sent ...";
+  try {
+    const response = await fetch(form.dataset.path, {
+      method: "POST", headers: { "content-type": "application/json" }, body: await requestBody(form),
+    });
+    const text = await response.text();
+    answer.textContent = "";
+    line(answer, `${response.status} in ${response.headers.get("server-timing") || "-"}\n${text.slice(0, 20000)}`);
+    const id = response.headers.get("x-request-id");
+    if (id) line(answer, "how it was routed", `/console/requests/${encodeURIComponent(id)}`);
+  } catch (error) {
+    answer.textContent = `no answer: ${error}`;
+  }
+}
+
+const form = document.getElementById("try");
+if (form) {
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    tryModel(form, document.getElementById("answer"));
+  });
+  const chart = document.getElementById("chart");
+  let addPoints = drawChart(chart);
+  follow(chart.dataset.events, (delta) => delta.points && addPoints(delta.points), (isOpen) => {
+    if (!isOpen) { chart.textContent = ""; addPoints = drawChart(chart); }
+  });
+}

@@ -1,0 +1,105 @@
+"""Server-sent events of the console: changes of the overview, and new points of the charts.
+
+At most four events a second per browser; a stream ends when the gateway drains, so that the browser
+connects to another one, or again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from contextlib import aclosing, suppress
+from typing import TYPE_CHECKING, Any, Final
+
+import orjson
+
+from gateway.console.overview import changes
+from registry.errors import RegistryUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable
+
+    from gateway.console.overview import Overview, RowWindow
+    from gateway.console.traffic import Traffic
+    from registry.redis.autoscaler_log import AutoscalerLog
+
+MIN_INTERVAL_S: Final = 0.25
+ACTIONS_INTERVAL_S: Final = 5.0
+"""Between two reads of the autoscaler's actions, while a browser watches."""
+MAX_STREAMS: Final = 64
+"""Browsers at once; a page that is refused still shows what it was rendered with."""
+MAX_STREAMS_OF_TENANT: Final = 16
+"""Of one tenant, so that none takes all."""
+
+
+class LiveUpdates:
+    def __init__(
+        self,
+        overview: Overview,
+        traffic: Traffic,
+        log: AutoscalerLog,
+        is_draining: Callable[[], bool],
+    ) -> None:
+        self._overview = overview
+        self._log = log
+        self._actions_read_s = -ACTIONS_INTERVAL_S
+        self._traffic = traffic
+        self._is_draining = is_draining
+        self._open: Counter[str | None] = Counter()
+        """Streams by viewer."""
+
+    def is_full(self, viewer: str | None) -> bool:
+        """Whether this viewer (None: an operator) may open no further stream."""
+        if viewer is not None and self._open[viewer] >= MAX_STREAMS_OF_TENANT:
+            return True
+        return self._open.total() >= MAX_STREAMS
+
+    async def overview(self, viewer: str | None, window: RowWindow) -> AsyncIterator[bytes]:
+        """The whole document first, then what changes."""
+        seen: dict[str, Any] = {}
+        last_s = 0.0
+        async with aclosing(self._ticks(viewer)) as ticks:
+            async for _ in ticks:
+                await self._read_actions()
+                document = self._overview.document(viewer, window)
+                delta = changes(seen, document)
+                points = self._traffic.history(viewer, after_s=last_s)
+                if points:
+                    last_s, delta["points"] = points[-1][0], points
+                seen = document
+                yield _event(delta)
+
+    async def _read_actions(self) -> None:
+        """Every few seconds, once for all browsers; nothing while Redis is away."""
+        if time.monotonic() - self._actions_read_s < ACTIONS_INTERVAL_S:
+            return
+        self._actions_read_s = time.monotonic()
+        with suppress(RegistryUnavailable):
+            self._overview.set_actions((await self._log.records()).history)
+
+    async def model(self, viewer: str | None, model: str) -> AsyncIterator[bytes]:
+        """Points of the chart of one model."""
+        last_s = 0.0
+        async with aclosing(self._ticks(viewer)) as ticks:
+            async for _ in ticks:
+                points = self._traffic.history(viewer, model, after_s=last_s)
+                if points:
+                    last_s = points[-1][0]
+                yield _event({"points": points} if points else {})
+
+    async def _ticks(self, viewer: str | None) -> AsyncGenerator[None, None]:
+        self._open[viewer] += 1
+        try:
+            while not self._is_draining():
+                yield
+                await asyncio.sleep(MIN_INTERVAL_S)
+        finally:
+            self._open[viewer] -= 1
+            if not self._open[viewer]:
+                del self._open[viewer]
+
+
+def _event(delta: dict[str, Any]) -> bytes:
+    """One event; without changes a comment, by which a gone browser is noticed."""
+    return b"data: " + orjson.dumps(delta) + b"\n\n" if delta else b":\n\n"

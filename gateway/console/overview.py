@@ -1,0 +1,233 @@
+"""The overview as a document: pods, a window of the models, totals; and what changed in it.
+
+A viewer is a namespace, whose models alone are shown, or None for operators, who see everything.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Any, Final
+
+from gateway.selection.select_version import can_be_served
+from registry.domain.action_log import ActionOutcome
+from registry.domain.model import ModelName, Tier
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from gateway.console.traffic import Traffic
+    from registry.domain.action_log import ActionRecord
+    from registry.domain.model import ModelRecord
+    from registry.domain.pod_state import PodState
+    from registry.domain.residency_index import Residency
+    from registry.redis.watch import ClusterWatch
+
+MAX_ROWS: Final = 100
+MAX_PODS: Final = 64
+"""Columns; further pods are counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowWindow:
+    """Which models are shown."""
+
+    offset: int = 0
+    limit: int = 30
+    search: str = ""
+    """Part of the name."""
+    by_rate: bool = False
+    """Models with the most requests first, in place of names in order."""
+
+
+class Overview:
+    """Reads one gateway's copy of the cluster and its counters."""
+
+    def __init__(
+        self, watch: ClusterWatch, traffic: Traffic, queued_total: Callable[[], int]
+    ) -> None:
+        self._watch = watch
+        self._traffic = traffic
+        self._queued_total = queued_total
+        self._names: dict[tuple[str | None, str], list[ModelName]] = {}
+        self._names_version = -1
+        self._pods: list[str] = []
+        self._ordered: list[str] = []
+        self._own_pods: dict[str, tuple[float, set[str]]] = {}
+        self._preloads: dict[str, dict[str, str]] = {}
+        """Reasons of the autoscaler's latest loads, by model and pod."""
+
+    def set_actions(self, history: Sequence[ActionRecord]) -> None:
+        """Take over the autoscaler's actions, newest first."""
+        self._preloads = {}
+        for action in history:
+            if action.verb == "load" and action.outcome != ActionOutcome.FAILED:
+                reasons = self._preloads.setdefault(action.subject, {})
+                reasons.setdefault(action.pod, action.reason)
+
+    def document(self, viewer: str | None, window: RowWindow) -> dict[str, Any]:
+        """`totals`, `pods` and `rows`, of which `order` has the names; as `changes` takes it."""
+        state, rates = self._watch.state, self._traffic.rates()
+        names = self._matching(viewer, window.search)
+        shown = self._busiest_first(viewer, window, rates) if window.by_rate else names
+        end = window.offset + window.limit
+        chosen = [state.models.get(name) for name in islice(shown, window.offset, end)]
+        records = [record for record in chosen if record is not None]
+        pods = self._visible_pods(viewer)
+        expected = state.expected_rates.at(self._watch.registry_now_s())
+        return {
+            "totals": self._totals(viewer, models=len(names), pods=len(pods)),
+            "pods": {pod.name: _pod(pod, viewer) for pod in pods[:MAX_PODS]},
+            "rows": {
+                str(record.spec.name): self._row(record, rates, expected) for record in records
+            },
+            "order": [str(record.spec.name) for record in records],
+        }
+
+    def _busiest_first(
+        self, viewer: str | None, window: RowWindow, rates: Mapping[str, float]
+    ) -> Iterator[ModelName]:
+        """Those with requests first; few have any, so that the others need no sorting."""
+        names, known = self._matching(viewer, window.search), self._watch.state.models
+        by_rate = sorted(rates, key=lambda each: (-rates[each], each))
+        busy = [
+            name
+            for label in by_rate
+            if window.search in label
+            and (name := ModelName.parse(label)) in known
+            and viewer in (None, name.namespace)
+        ]
+        seen = set(busy)
+        return chain(busy, (name for name in names if name not in seen))
+
+    def _matching(self, viewer: str | None, search: str) -> list[ModelName]:
+        """Names in order; kept until the models change."""
+        state = self._watch.state
+        if self._names_version != state.models_version or len(self._names) > MAX_ROWS:
+            self._names.clear()
+            self._names_version = state.models_version
+        key = (viewer, search)
+        if key not in self._names:
+            self._names[key] = sorted(
+                name
+                for name in state.models
+                if viewer in (None, name.namespace) and search in str(name)
+            )
+        return self._names[key]
+
+    def _visible_pods(self, viewer: str | None) -> list[PodState]:
+        """By node, accelerator and name; for a tenant those that have a model of its own.
+
+        The order is kept until pods come or go, a tenant's pods for a second.
+        """
+        pods = self._watch.state.pods
+        if list(pods) != self._pods:
+            self._pods = list(pods)
+            self._ordered = sorted(self._pods, key=lambda name: _place(pods[name]))
+        if viewer is None:
+            return [pods[name] for name in self._ordered]
+        own = self._pods_of(viewer)
+        return [pods[name] for name in self._ordered if name in own]
+
+    def _pods_of(self, viewer: str) -> set[str]:
+        read_s, found = self._own_pods.get(viewer, (0.0, set()))
+        now_s = time.monotonic()
+        if now_s - read_s >= 1.0:
+            state = self._watch.state
+            found = {
+                pod
+                for name in self._matching(viewer, "")
+                if (record := state.models.get(name)) is not None
+                for spec in record.generations
+                for pod in state.holders(spec.key)
+            }
+            if len(self._own_pods) > MAX_ROWS:
+                self._own_pods.clear()
+            self._own_pods[viewer] = (now_s, found)
+        return found
+
+    def _row(
+        self, record: ModelRecord, rates: Mapping[str, float], expected: Mapping[str, float]
+    ) -> dict[str, Any]:
+        state, spec, name = self._watch.state, record.serving, str(record.spec.name)
+        holders, preloads = state.holders(spec.key), self._preloads.get(name, {})
+        return {
+            "cells": {pod: cell_text(residency) for pod, residency in holders.items()},
+            "why": {
+                pod: reason
+                for pod, reason in preloads.items()
+                if pod in holders and (holders[pod].is_warm or holders[pod].is_warming)
+            },
+            "ready": can_be_served(record, state),
+            "pinned": spec.policy.pin,
+            "failure": "" if record.failure is None else str(record.failure.reason),
+            "rps": round(rates.get(name, 0.0), 1),
+            "expected_rps": round(expected.get(spec.key, 0.0), 2),
+            "queued": state.queue_depths.get(spec.key, 0),
+        }
+
+    def _totals(self, viewer: str | None, *, models: int, pods: int) -> dict[str, Any]:
+        p50_s, p99_s = self._traffic.quantiles_s((0.5, 0.99), viewer)
+        history = self._traffic.history(viewer, after_s=time.time() - 60)
+        latest = history[-10:]
+        age_s = self._watch.age_s()
+        totals = {
+            "models": models,
+            "pods": pods,
+            "rps": round(sum(each[1] for each in latest) / max(len(latest), 1), 1),
+            "cold": sum(each[2] for each in history),
+            "failed": sum(each[3] for each in history),
+            "p50_ms": None if p50_s is None else p50_s * 1000,
+            "p99_ms": None if p99_s is None else p99_s * 1000,
+            "age_s": int(min(age_s, 1e9)),
+        }
+        if viewer is None:
+            totals["queued"] = self._queued_total()
+        return totals
+
+
+def _place(pod: PodState) -> tuple[str, str, str]:
+    return pod.node, pod.info.accelerator.product, pod.name
+
+
+def _pod(pod: PodState, viewer: str | None) -> dict[str, Any]:
+    document: dict[str, Any] = {
+        "node": pod.node,
+        "accelerator": pod.info.accelerator.product or "CPU",
+        "phase": str(pod.phase),
+    }
+    if viewer is None:
+        document |= {
+            "slots": pod.slots,
+            "busy": pod.slots_busy,
+            "memory_bytes": pod.memory_bytes,
+            "device_bytes": int(pod.used_bytes.get(Tier.DEVICE, 0)),
+            "host_bytes": int(pod.used_bytes.get(Tier.HOST, 0)),
+            "disk_bytes": int(pod.used_bytes.get(Tier.DISK, 0)),
+        }
+    return document
+
+
+def cell_text(residency: Residency) -> str:
+    """Such as `device`, `host` or `loading from disk`."""
+    if residency.loading_from is not None:
+        return f"loading from {residency.loading_from}"
+    return str(residency.tier)
+
+
+def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    """What a browser that has `before` needs for `after`; empty if they are equal."""
+    delta: dict[str, Any] = {}
+    for part in ("pods", "rows"):
+        known, new = before.get(part, {}), after[part]
+        changed = {name: each for name, each in new.items() if known.get(name) != each}
+        gone: Sequence[str] = [name for name in known if name not in new]
+        if changed:
+            delta[part] = changed
+        if gone:
+            delta[f"gone_{part}"] = gone
+    for part in ("totals", "order"):
+        if before.get(part) != after[part]:
+            delta[part] = after[part]
+    return delta

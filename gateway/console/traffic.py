@@ -1,0 +1,158 @@
+"""Requests, cold starts, failures and latency of the last ten minutes, by model and second."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from operator import add
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from gateway.telemetry.metrics import GatewayMetrics
+
+INTERVAL_S: Final = 1.0
+KEPT_SAMPLES: Final = 600
+RATE_SAMPLES: Final = 10
+"""Seconds that a rate is averaged over."""
+LATENCY_SAMPLES: Final = 60
+
+
+class Increment(NamedTuple):
+    """What one model, or several, counted between two samples."""
+
+    requests: int = 0
+    cold: int = 0
+    """Responses that waited for a load."""
+    failed: int = 0
+    """Responses with a status of 500 or more."""
+    buckets: tuple[int, ...] = ()
+    """Responses by bucket of their time; empty: none."""
+
+
+_NOTHING: Final = Increment()
+_NO_COUNTS: Final = (0, 0, 0)
+
+
+class Sample(NamedTuple):
+    at_s: float
+    """Unix time."""
+    by_model: Mapping[str, Increment]
+    """Models with requests only."""
+    by_namespace: Mapping[str | None, Increment]
+    """Their sums; those of all models under None."""
+
+
+class Traffic:
+    """Samples the counters of the metrics once a second; one task writes it."""
+
+    def __init__(self, metrics: GatewayMetrics) -> None:
+        self._metrics = metrics
+        self._samples: deque[Sample] = deque(maxlen=KEPT_SAMPLES)
+        self._totals: dict[str, tuple[int, int, int]] = {}
+        self._buckets: dict[str, tuple[int, ...]] = {}
+
+    async def run(self) -> None:
+        """Sample until cancelled."""
+        while True:
+            self.sample(time.time())
+            await asyncio.sleep(INTERVAL_S)
+
+    def sample(self, now_s: float) -> None:
+        totals = self._metrics.outcomes.totals()
+        by_model = {}
+        for model, counts in totals.items():
+            before = self._totals.get(model, _NO_COUNTS)
+            if counts[0] < before[0]:
+                before = _NO_COUNTS  # its series was dropped, and began again
+            if counts != before:
+                requests, cold, failed = (
+                    now - then for now, then in zip(counts, before, strict=True)
+                )
+                by_model[model] = Increment(requests, cold, failed, self._new_buckets(model))
+        self._totals = totals
+        self._buckets = {model: each for model, each in self._buckets.items() if model in totals}
+        self._samples.append(Sample(now_s, by_model, _by_namespace(by_model)))
+
+    def _new_buckets(self, model: str) -> tuple[int, ...]:
+        series = self._metrics.models.series.get(model)
+        if series is None:
+            return ()
+        counts = tuple(series.counts)
+        before = self._buckets.get(model, ())
+        if sum(counts) < sum(before) or not before:
+            before = (0,) * len(counts)
+        self._buckets[model] = counts
+        return tuple(now - then for now, then in zip(counts, before, strict=True))
+
+    def history(
+        self, namespace: str | None, model: str | None = None, *, after_s: float = 0.0
+    ) -> list[tuple[float, int, int, int]]:
+        """Unix time, requests, cold starts and failures of each sample, oldest first.
+
+        Args:
+            namespace: only of its models; None: of all.
+            model: only of this one.
+            after_s: only of later samples.
+        """
+        return [
+            (each.at_s, *_increment(each, namespace, model)[:3])
+            for each in self._samples
+            if each.at_s > after_s
+        ]
+
+    def rates(self) -> dict[str, float]:
+        """Requests per second by model, averaged over ten seconds."""
+        latest = list(self._samples)[-RATE_SAMPLES:]
+        counts: dict[str, int] = {}
+        for sample in latest:
+            for model, increment in sample.by_model.items():
+                counts[model] = counts.get(model, 0) + increment.requests
+        return {model: count / max(len(latest), 1) for model, count in counts.items()}
+
+    def quantiles_s(
+        self, quantiles: Sequence[float], namespace: str | None, model: str | None = None
+    ) -> list[float | None]:
+        """Upper bounds of response times of the last minute; None without responses."""
+        merged: tuple[int, ...] = ()
+        for sample in list(self._samples)[-LATENCY_SAMPLES:]:
+            merged = _add(merged, _increment(sample, namespace, model).buckets)
+        return [_quantile(each, merged, self._metrics.models.bounds) for each in quantiles]
+
+
+def _increment(sample: Sample, namespace: str | None, model: str | None) -> Increment:
+    if model is not None:
+        return sample.by_model.get(model, _NOTHING)
+    return sample.by_namespace.get(namespace, _NOTHING)
+
+
+def _by_namespace(by_model: Mapping[str, Increment]) -> dict[str | None, Increment]:
+    sums: dict[str | None, Increment] = {}
+    for model, each in by_model.items():
+        namespace, slash, _ = model.partition("/")
+        for key in (None, namespace) if slash else (None,):  # other labels are no model's
+            one = sums.get(key, _NOTHING)
+            sums[key] = Increment(
+                one.requests + each.requests, one.cold + each.cold, one.failed + each.failed,
+                _add(one.buckets, each.buckets),
+            )  # fmt: skip
+    return sums
+
+
+def _add(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
+    if not one or not other:
+        return one or other
+    return tuple(map(add, one, other))
+
+
+def _quantile(quantile: float, buckets: Sequence[int], bounds: Sequence[float]) -> float | None:
+    rank, seen = quantile * sum(buckets), 0
+    if not rank:
+        return None
+    for count, bound in zip(buckets, [*bounds, bounds[-1]], strict=True):
+        seen += count
+        if seen >= rank:
+            return bound
+    return bounds[-1]

@@ -1,0 +1,167 @@
+"""What a gateway has for each pool: cluster state, queue, reservations, selection of variants."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gateway.applications.selector import ApplicationSelector
+from gateway.applications.window_planner import WindowPlanner
+from gateway.dispatch.dispatcher import Dispatcher, LoopTimers
+from gateway.dispatch.inference_call import CallContext
+from gateway.dispatch.lost_pods import LostPods
+from gateway.dispatch.passive_health import PassiveHealth
+from gateway.dispatch.reservations import Reservations
+from gateway.dispatch.retries import Retries
+from gateway.http.routes import KnownNames, TargetResolver
+from gateway.management.served_pool import ServedPool
+from gateway.sneakpeek.client import SneakPeekClient
+from gateway.telemetry.arrival_counter import ArrivalCounter
+from gateway.telemetry.explanations import Explanations
+from gateway.upstream.model_loads import ModelLoads
+from gateway.upstream.model_metadata import ModelMetadata
+from registry.domain.model import ModelName
+from registry.inference_service.tenant_rules import parse_rules
+from registry.redis.client import Registry
+from registry.redis.watch import ClusterWatch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Sequence
+
+    from gateway.http.routes import ModelTarget
+    from gateway.settings import GatewaySettings
+    from gateway.telemetry.metrics import GatewayMetrics
+    from gateway.telemetry.request_telemetry import RequestTelemetry
+    from gateway.upstream.pod_connection import PodConnectionPool
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayPool:
+    """One pool's share of a gateway."""
+
+    watch: ClusterWatch
+    context: CallContext
+    selector: ApplicationSelector
+    sneak_peek: SneakPeekClient
+    targets: TargetResolver
+    served: ServedPool
+    runs: tuple[Callable[[], Coroutine[Any, Any, None]], ...]
+
+    def declares(self, model: ModelName) -> bool:
+        """True for its models and applications."""
+        state = self.watch.state
+        return model in state.models or model in state.applications
+
+
+class GatewayPools:
+    """The pools of a gateway. A model is served by the first one that declares it."""
+
+    def __init__(self, pools: Sequence[GatewayPool]) -> None:
+        self._pools = tuple(pools)
+        self._only = pools[0] if len(pools) == 1 else None
+        self.served = [each.served for each in pools]
+        self.resolve_target = self._resolve if self._only is None else self._only.targets.resolve
+        """The target of a path as it was sent, and a Host; None: not a valid inference path."""
+        self.names = KnownNames(*(each.watch.state for each in pools))
+
+    @property
+    def was_read(self) -> bool:
+        """Every pool's registry was read at least once."""
+        return all(each.watch.age_s() != math.inf for each in self._pools)
+
+    def declares(self, label: str) -> bool:
+        """Whether a model or application has this metric label."""
+        namespace, _, name = label.partition("/")
+        model = ModelName(namespace, name)
+        return any(each.declares(model) for each in self._pools)
+
+    def runs(self) -> list[Callable[[], Coroutine[Any, Any, None]]]:
+        """Tasks for the gateway's life."""
+        return [run for each in self._pools for run in each.runs]
+
+    async def close(self) -> None:
+        for each in self._pools:
+            await each.watch.registry.close()
+
+    def owner_of(self, model: ModelName) -> GatewayPool:
+        """The pool that declares a model, or else the first one."""
+        if self._only is not None:
+            return self._only
+        return next((each for each in self._pools if each.declares(model)), self._pools[0])
+
+    async def find_owner(self, model: ModelName) -> GatewayPool:
+        """As `owner_of`, and asks the registry for a model that no local state has."""
+        for each in self._pools:
+            if each.declares(model) or await each.watch.find_model(model) is not None:
+                return each
+        return self._pools[0]
+
+    def _resolve(self, path: bytes, host: bytes) -> ModelTarget | None:
+        for each in self._pools:
+            target = each.targets.resolve(path, host)
+            if target is not None and each.declares(target.model):
+                return target
+        return self._pools[0].targets.resolve(path, host)
+
+
+def create_pool(
+    settings: GatewaySettings,
+    pool: str,
+    gateway_id: str,
+    *,
+    metrics: GatewayMetrics,
+    telemetry: RequestTelemetry,
+    connections: PodConnectionPool,
+    is_guarded: bool,
+) -> GatewayPool:
+    """Compose one pool's parts. With `is_guarded` requests need a key or token."""
+    registry = Registry(settings.redis_url, pool)
+    watch = ClusterWatch(registry)
+    reservations = Reservations(registry, watch.state, gateway_id, ttl_s=settings.reservation_ttl)
+    explanations = Explanations(gateway=telemetry.gateway.decode())
+    dispatcher = Dispatcher(watch.state, reservations, explanations, watch.registry_now_s)
+    arrival_counter = ArrivalCounter(
+        registry, gateway_id, dispatcher.queue_stats, lambda: dispatcher.queued_total
+    )
+    context = CallContext(
+        dispatcher,
+        reservations,
+        Retries(PassiveHealth(LoopTimers(), dispatcher.notify_change)),
+        connections,
+        telemetry,
+        arrival_counter,
+        LostPods(time.monotonic, settings.lost_pods_pause),
+    )
+    rules = parse_rules(prefixes=settings.sneakpeek_prefixes)
+    sneak_peek = SneakPeekClient(
+        watch.state,
+        lambda outcome: metrics.looks.labels(outcome).inc(),
+        lambda namespace, uri: rules.granting_prefix(namespace, uri) is not None,
+    )
+    loads = ModelLoads(connections.secret, watch.state)
+    planner = WindowPlanner()
+    selector = ApplicationSelector(
+        watch.state, explanations, watch.registry_now_s, loads.request, planner, LoopTimers()
+    )
+    for on_change in (
+        dispatcher.notify_change, reservations.retry_releases, sneak_peek.sync,
+        selector.notify_change,
+    ):  # fmt: skip
+        watch.subscribe(on_change)
+    return GatewayPool(
+        watch,
+        context,
+        selector,
+        sneak_peek,
+        TargetResolver(watch.state, is_guarded=is_guarded),
+        ServedPool(
+            pool, watch, explanations, dispatcher, reservations,
+            ModelMetadata(connections, watch.state),
+        ),
+        (
+            watch.run, reservations.renew_periodically, reservations.register_periodically,
+            arrival_counter.run, sneak_peek.run, planner.run, loads.run,
+        ),
+    )  # fmt: skip

@@ -1,0 +1,125 @@
+"""Metrics by model: times of requests and stages, for a bounded number of models.
+
+Models beyond the bound share the label `other`, in the order of their first requests. The
+series of deleted models end once others need their labels.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import TYPE_CHECKING, Final
+
+from prometheus_client.core import HistogramMetricFamily, SummaryMetricFamily
+from prometheus_client.registry import Collector
+
+from registry.domain.pod import Stage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
+
+    from prometheus_client import CollectorRegistry
+
+OTHER: Final = "other"
+UNKNOWN: Final = "unknown"
+"""Label of requests that name no declared model, or that were refused before it was looked up."""
+STAGES: Final = (
+    Stage.QUEUE, Stage.LOAD, Stage.PREPROCESS, Stage.INFER, Stage.POSTPROCESS, Stage.NETWORK,
+)  # fmt: skip
+
+
+_LOOK_EVERY: Final = 64
+"""Requests without a label of their own between two searches for models that are gone."""
+
+
+class ModelLabels:
+    """The models that have a label of their own. Used from one thread."""
+
+    def __init__(self, max_models: int) -> None:
+        self.is_declared: Callable[[str], bool] = bool
+        """Whether a labelled model still exists; all do until this is replaced."""
+        self.on_gone: list[Callable[[AbstractSet[str]], None]] = []
+        """Called with the labels of models that are gone, which make room."""
+        self._max_models = max_models
+        self._known: set[str] = set()
+        self._unlabelled = 0
+
+    def label(self, model: str) -> str:
+        if model in self._known:
+            return model
+        if len(self._known) >= self._max_models and not self._make_room():
+            return OTHER
+        self._known.add(model)
+        return model
+
+    def _make_room(self) -> bool:
+        self._unlabelled += 1
+        if self._unlabelled % _LOOK_EVERY != 1:
+            return False
+        gone = {each for each in self._known if each != UNKNOWN and not self.is_declared(each)}
+        self._known -= gone
+        for drop in self.on_gone if gone else ():
+            drop(gone)
+        return bool(gone)
+
+
+class ModelSeries:
+    """Times of one model's requests; observed from one thread."""
+
+    __slots__ = ("bounds", "counts", "stages_ms", "total_ms")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total_ms = 0.0
+        self.stages_ms = [0.0] * len(STAGES)
+
+
+class ModelTimings(Collector):
+    """Histograms of requests and sums of stages, by model."""
+
+    def __init__(
+        self, labels: ModelLabels, bounds: Sequence[float], registry: CollectorRegistry
+    ) -> None:
+        self.bounds = bounds
+        """Of the histograms, in seconds."""
+        self._labels = labels
+        self._series: dict[str, ModelSeries] = {}
+        labels.on_gone.append(self._drop)
+        registry.register(self)
+
+    def of(self, model: str) -> ModelSeries:
+        """The series that the model's requests are counted in."""
+        label = self._labels.label(model)
+        series = self._series.get(label)
+        if series is None:
+            series = self._series[label] = ModelSeries(self.bounds)
+        return series
+
+    def _drop(self, gone: AbstractSet[str]) -> None:
+        series = self._series.items()  # replaced at once: a scrape may read it in a thread
+        self._series = {model: each for model, each in series if model not in gone}
+
+    @property
+    def series(self) -> Mapping[str, ModelSeries]:
+        return self._series
+
+    def collect(self) -> Iterable[HistogramMetricFamily | SummaryMetricFamily]:
+        requests = HistogramMetricFamily(
+            "pilotlight_gateway_model_request_seconds",
+            "Time from arrival to the response, by model.",
+            labels=["model"],
+        )
+        stages = SummaryMetricFamily(
+            "pilotlight_gateway_model_stage_seconds",
+            "Time of each stage of a request, by model.",
+            labels=["model", "stage"],
+        )
+        names = [*(str(bound) for bound in self.bounds), "+Inf"]
+        for model, each in dict(self._series).items():  # called in a thread, as other collectors
+            buckets = list(zip(names, map(float, accumulate(each.counts)), strict=True))
+            requests.add_metric([model], buckets, each.total_ms / 1000)
+            for stage, stage_ms in zip(STAGES, each.stages_ms, strict=True):
+                stages.add_metric([model, stage], int(buckets[-1][1]), stage_ms / 1000)
+        yield requests
+        yield stages

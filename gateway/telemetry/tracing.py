@@ -1,0 +1,146 @@
+"""Spans of sampled requests, with the W3C's trace context; None of it runs unless it is turned on.
+
+A request is one span with a child for each stage, from the times that responses carry anyway. The
+trace context comes from the client (`traceparent`), who then decides on the sampling, and goes on
+to the pod. https://www.w3.org/TR/trace-context/ (level 1).
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from gateway.http.headers import Headers, RequestHeaders
+    from gateway.telemetry.recent_requests import RecentRequest
+
+MAX_WAITING_SPANS: Final = 4096
+"""Spans that wait to be exported; further ones are dropped and counted."""
+_TRACEPARENT: Final = re.compile(rb"(?!ff)[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
+_NO_TRACE: Final = "0" * 32
+_NO_SPAN: Final = "0" * 16
+_SAMPLED: Final = 1
+_ERROR_STATUS: Final = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One span; times in nanoseconds since 1970."""
+
+    trace_id: str
+    span_id: str
+    parent_id: str
+    """Empty for the first span of a trace."""
+    name: str
+    start_ns: int
+    end_ns: int
+    attributes: Mapping[str, str | int] = field(default_factory=dict)
+    is_server: bool = False
+    is_error: bool = False
+
+
+@dataclass(slots=True)
+class Trace:
+    """One sampled request while it runs."""
+
+    trace_id: str
+    span_id: str
+    parent_id: str
+    start_ns: int
+    outcome: RecentRequest | None = None
+
+
+class Tracer:
+    """Decides which requests are traced, and keeps their spans until they are exported."""
+
+    def __init__(self, ratio: float) -> None:
+        """`ratio`: part of the requests without a trace context that are traced."""
+        self._ratio = ratio
+        self._random = random.Random()
+        self._open: dict[str, Trace] = {}
+        self.spans: deque[Span] = deque(maxlen=MAX_WAITING_SPANS)
+        self.dropped_total = 0
+
+    def start(self, headers: Headers, read: RequestHeaders) -> None:
+        """Begin the span of a request, if it is sampled; the pod gets the trace context."""
+        given = dict(headers).get(b"traceparent", b"")
+        found = _TRACEPARENT.fullmatch(given.strip())
+        trace_id, parent_id, is_sampled = f"{self._random.getrandbits(128):032x}", "", False
+        if found is not None and found[1].decode() != _NO_TRACE and found[2].decode() != _NO_SPAN:
+            trace_id, parent_id = found[1].decode(), found[2].decode()
+            is_sampled = bool(int(found[3], 16) & _SAMPLED)
+        else:
+            is_sampled = self._random.random() < self._ratio
+        span_id = f"{self._random.getrandbits(64) or 1:016x}"
+        context = f"traceparent: 00-{trace_id}-{span_id}-{int(is_sampled):02x}\r\n".encode()
+        if b"traceparent:" in read.forwarded:
+            lines = read.forwarded.split(b"\r\n")
+            kept = [line for line in lines if not line.startswith(b"traceparent:")]
+            read.forwarded = b"\r\n".join(kept)
+        read.forwarded += context
+        if is_sampled:
+            self._open[read.request_id] = Trace(trace_id, span_id, parent_id, time.time_ns())
+
+    def trace_id(self, request_id: str) -> str:
+        """Of a traced request that has not ended; else empty."""
+        trace = self._open.get(request_id)
+        return "" if trace is None else trace.trace_id
+
+    def respond(self, outcome: RecentRequest) -> None:
+        """The response of a request has begun."""
+        trace = self._open.get(outcome.id)
+        if trace is not None:
+            trace.outcome = outcome
+
+    def end(self, request_id: str) -> None:
+        """A request has ended, its response included."""
+        trace = self._open.pop(request_id, None)
+        if trace is None:
+            return
+        made = _spans(trace, time.time_ns())
+        self.dropped_total += max(0, len(self.spans) + len(made) - MAX_WAITING_SPANS)
+        self.spans += made
+
+
+def _spans(trace: Trace, end_ns: int) -> list[Span]:
+    outcome = trace.outcome
+    if outcome is None:  # its client left before the response
+        return [
+            Span(
+                trace.trace_id, trace.span_id, trace.parent_id, "infer", trace.start_ns, end_ns,
+                {"pilotlight.reason": "client-disconnect"}, is_server=True,
+            )
+        ]  # fmt: skip
+    attributes: dict[str, str | int] = {
+        "http.request.method": "POST",
+        "http.response.status_code": outcome.status,
+        "gen_ai.request.model": outcome.model,
+        "pilotlight.request_id": outcome.id,
+        "pilotlight.policy": outcome.policy,
+        "pilotlight.reason": outcome.reason,
+        "pilotlight.start": outcome.start,
+        "pilotlight.pod": outcome.pod,
+    }
+    spans = [
+        Span(
+            trace.trace_id, trace.span_id, trace.parent_id, f"infer {outcome.model}",
+            trace.start_ns, end_ns, attributes, is_server=True,
+            is_error=outcome.status >= _ERROR_STATUS,
+        )
+    ]  # fmt: skip
+    begin_ns = trace.start_ns
+    for name, took_ms in outcome.stages_ms():
+        took_ns = int(took_ms * 1e6)
+        if took_ns:
+            span_id = f"{random.getrandbits(64) or 1:016x}"
+            spans.append(
+                Span(trace.trace_id, span_id, trace.span_id, name, begin_ns, begin_ns + took_ns)
+            )
+            begin_ns += took_ns
+    return spans

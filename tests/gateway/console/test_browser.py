@@ -1,0 +1,174 @@
+"""The console in a real browser: it moves as things happen, works by keyboard, and has no
+violation that axe-core finds.
+
+With PILOTLIGHT_PICTURES=FOLDER pictures of the pages are left there.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import httpx
+import pytest
+
+from tests import servers
+from tests.gateway.console.browser import BROWSER, DRIVER, Browser, browser
+from tests.gateway.gateway_harness import GatewayHarness
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from registry.domain.model import ModelSpec
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not (BROWSER and DRIVER), reason="needs Chromium and its chromedriver"),
+]
+AXE_VERSION = "4.14.1"
+TAB = "\ue004"
+
+
+@pytest.fixture(scope="module")
+def harness(
+    redis: servers.RedisServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[GatewayHarness]:
+    with ExitStack() as stack:
+        client = stack.enter_context(httpx.Client(trust_env=False, timeout=120))
+        folder = tmp_path_factory.mktemp("gateway")
+        gateway = stack.enter_context(servers.gateway(folder, redis_url=redis.url, pool="browser"))
+        harness = GatewayHarness(redis.url, "browser", gateway, client, stack)
+        yield harness
+        harness.threads.shutdown(cancel_futures=True)
+
+
+@pytest.fixture(scope="module")
+def model(harness: GatewayHarness) -> ModelSpec:
+    declared = harness.declare("wise")
+    harness.start_pods("pod-a", "pod-b", slots=4, warm=declared)
+    for number in range(5):
+        harness.predict(declared, x_request_id=f"request-{number}")
+    return declared
+
+
+@pytest.fixture(scope="module")
+def window() -> Iterator[Browser]:
+    with browser() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The source of axe-core, fetched with npm."""
+    npm = shutil.which("npm")
+    if npm is None:
+        pytest.skip("needs npm, to fetch axe-core")
+    folder = tmp_path_factory.mktemp("axe")
+    command = [npm, "install", "--ignore-scripts", "--no-audit", f"axe-core@{AXE_VERSION}"]
+    if subprocess.run(command, cwd=folder, capture_output=True, check=False).returncode:
+        pytest.skip("npm cannot fetch axe-core")
+    return (folder / "node_modules" / "axe-core" / "axe.min.js").read_text()
+
+
+def console(harness: GatewayHarness, path: str = "") -> str:
+    return f"{harness.gateway.url}/console{path}"
+
+
+def keep_picture(window: Browser, name: str) -> None:
+    folder = os.environ.get("PILOTLIGHT_PICTURES")
+    if folder:
+        window.save_picture(Path(folder) / f"{name}.png")
+
+
+def test_the_overview_shows_a_model_that_becomes_warm(
+    harness: GatewayHarness, model: ModelSpec, window: Browser
+) -> None:
+    window.open(console(harness))
+    window.wait_for_text("default/wise")
+    later = harness.declare("later")
+    window.wait_for_text("default/later")
+    window.wait_for_text("models 1 to 2 of 2")
+    pods = harness.start_pods("pod-c")
+    window.wait_for_text("pod-c")
+    row = "return [...document.querySelectorAll('#grid tbody tr')].map((each) => each.innerText)"
+    assert not any("later" in each and "device" in each for each in window.run(row))
+    pods.control("pod-c", "warm", later.key)
+    servers.wait_until(
+        lambda: any("later" in each and "device" in each for each in window.run(row)),
+        what="the cell shows the device",
+    )
+    keep_picture(window, "overview")
+    assert window.errors() == []
+
+
+def test_the_form_sends_a_request_and_leads_to_its_explanation(
+    harness: GatewayHarness, model: ModelSpec, window: Browser
+) -> None:
+    window.open(console(harness, "/models/default/wise"))
+    window.type("#try textarea[name=text]", "hello")
+    window.run("document.querySelector('#try button').click()")
+    window.wait_for_text("how it was routed")
+    assert "200 in queue;dur=" in window.text()
+    keep_picture(window, "model")
+    window.run("document.querySelector('#answer a').click()")
+    window.wait_for_text("Ways that were weighed")
+    assert "warm at pod-" in window.text()
+    keep_picture(window, "request")
+    assert window.errors() == []
+
+
+def test_the_keyboard_reaches_models_and_pages(
+    harness: GatewayHarness, model: ModelSpec, window: Browser
+) -> None:
+    window.open(console(harness))
+    window.wait_for_text("default/wise")
+    reached = set()
+    for _ in range(20):
+        window.press(TAB)
+        reached.add(window.run("return document.activeElement.getAttribute('href')"))
+    assert {"/console/requests", "/console/autoscaler", "/console/models/default/wise"} <= reached
+
+
+def test_it_says_when_the_gateway_is_gone_and_comes_back(
+    redis: servers.RedisServer, window: Browser, tmp_path: Path
+) -> None:
+    port = servers.free_port()
+    with servers.gateway(tmp_path / "1", redis_url=redis.url, pool="again", port=port) as gateway:
+        window.open(f"{gateway.url}/console")
+        window.wait_for_text("Overview")
+    window.wait_for_text("does not answer")
+    with servers.gateway(tmp_path / "2", redis_url=redis.url, pool="again", port=port):
+        servers.wait_until(
+            lambda: "does not answer" not in window.text(), timeout_s=60, what="connected again"
+        )
+    window.errors()  # the browser logs the lost connection
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [360, 1280])
+@pytest.mark.parametrize(
+    "path", ["", "/models/default/wise", "/requests", "/requests/request-1", "/autoscaler", "/api"]
+)
+def test_axe_finds_no_violation(
+    harness: GatewayHarness, model: ModelSpec, window: Browser, axe: str, path: str, width: int,
+    scheme: str,
+) -> None:  # fmt: skip
+    window.emulate(
+        "Emulation.setDeviceMetricsOverride",
+        width=width, height=900, deviceScaleFactor=1, mobile=False,
+    )  # fmt: skip
+    window.emulate(
+        "Emulation.setEmulatedMedia",
+        features=[{"name": "prefers-color-scheme", "value": scheme}],
+    )
+    window.open(console(harness, path))
+    window.run(axe)
+    found = window.run("return axe.run().then((result) => result.violations)")
+    assert [(each["id"], [node["html"] for node in each["nodes"]]) for each in found] == []
+    assert window.run("return document.documentElement.scrollWidth") <= width
+    if not path:
+        keep_picture(window, f"overview-{scheme}-{width}")

@@ -1,0 +1,220 @@
+"""Pages of the console from a real gateway: what they show, to whom, and how they escape it."""
+
+from __future__ import annotations
+
+import base64
+import json
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+
+from gateway.console.live_updates import MAX_STREAMS_OF_TENANT
+from tests import servers
+from tests.gateway.gateway_harness import GatewayHarness
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from registry.domain.model import ModelSpec
+
+KEYS = {"red": "red-key-red-key-red", "blue": "blue-key-blue-key", "_operator": "op-key-op-key-op"}
+
+
+def page(harness: GatewayHarness, path: str, **headers: str) -> httpx.Response:
+    return harness.client.get(f"{harness.gateway.url}/console{path}", headers=headers)
+
+
+def has_stream(harness: GatewayHarness, **headers: str) -> bool:
+    """Whether the tenant gets one more stream."""
+    url = f"{harness.gateway.url}/console/events"
+    with harness.client.stream("GET", url, headers=headers) as response:
+        return response.status_code == 200
+
+
+def first_event(harness: GatewayHarness, query: str = "", **headers: str) -> dict[str, Any]:
+    url = f"{harness.gateway.url}/console/events{query}"
+    with harness.client.stream("GET", url, headers=headers) as response:
+        assert response.headers["content-type"].startswith("text/event-stream")
+        for line in response.iter_lines():
+            if line.startswith("data: "):
+                found: dict[str, Any] = json.loads(line.removeprefix("data: "))
+                return found
+    raise AssertionError("no event")
+
+
+def test_the_overview_has_pods_models_and_no_outside_resource(
+    shared: GatewayHarness, spec: ModelSpec
+) -> None:
+    response = page(shared, "")
+    assert response.status_code == 200
+    assert str(spec.name) in response.text
+    assert "pod-a" in response.text
+    assert "//" not in response.text.replace("http://www.w3.org", "")
+    assert "default-src 'none'" in response.headers["content-security-policy"]
+    for asset in ("console.css", "console.js", "chart.js", "uplot.min.js", "uplot.min.css"):
+        assert f"/console/assets/{asset}" in response.text
+        assert page(shared, f"/assets/{asset}").status_code == 200
+
+
+def test_events_begin_with_everything(shared: GatewayHarness, spec: ModelSpec) -> None:
+    event = first_event(shared)
+    assert event["rows"][str(spec.name)]["cells"] == {"pod-a": "device"}
+    assert event["pods"]["pod-a"]["slots"] == 4
+    assert first_event(shared, "?search=absent")["order"] == []
+
+
+def test_a_request_page_explains_the_request(shared: GatewayHarness, spec: ModelSpec) -> None:
+    shared.predict(spec, x_request_id="what/now")
+    response = page(shared, "/requests/what/now")
+    assert response.status_code == 200
+    assert "warm at pod-a" in response.text
+    assert "Ways that were weighed" in response.text
+    assert "Time by stage" in response.text
+    listed = page(shared, f"/requests?model={spec.name.name}&start=warm").text
+    assert "/console/requests/what/now" in listed
+    assert "what/now" not in page(shared, "/requests?start=disk").text
+    assert page(shared, "/requests/absent").status_code == 404
+
+
+def test_a_model_page_shows_its_state(shared: GatewayHarness, spec: ModelSpec) -> None:
+    shared.predict(spec)
+    text = page(shared, f"/models/{spec.name}").text
+    assert "at pod-a" in text
+    assert "storageUri: file:///" in text
+    assert "Mean time by stage" in text
+    assert page(shared, "/models/default/absent").status_code == 404
+
+
+def test_the_autoscaler_page_says_that_none_runs(shared: GatewayHarness) -> None:
+    assert "No autoscaler runs." in page(shared, "/autoscaler").text
+
+
+def test_docs_describe_the_interface_without_a_network(shared: GatewayHarness) -> None:
+    response = shared.client.get(f"{shared.gateway.url}/docs", follow_redirects=True)
+    assert response.status_code == 200
+    assert "POST /v1/models/{name}:predict" in response.text
+    assert "src=" not in response.text
+    assert "https://" not in response.text
+
+
+MARKUP = "<script>alert(1)</script>"
+
+
+def test_names_are_escaped(harness: GatewayHarness) -> None:
+    spec = harness.declare(name=MARKUP.replace("/", ""))
+    harness.start_pods("pod-a", warm=spec)
+    for path in ("", "/requests", f"/requests?model={MARKUP}", f"/models/{spec.name}"):
+        text = page(harness, path).text
+        assert "<script>alert" not in text, path
+    sent = harness.client.post(
+        f"{harness.gateway.url}/v1/models/absent:predict", headers={"x-request-id": MARKUP}
+    )
+    assert sent.status_code == 404
+    assert "<script>alert" not in page(harness, "/requests").text
+
+
+def test_a_stream_ends_when_the_gateway_drains(
+    redis: servers.RedisServer, client: httpx.Client, tmp_path: Any
+) -> None:
+    with servers.gateway(tmp_path, redis_url=redis.url, pool="console-drain") as gateway:
+        with client.stream("GET", f"{gateway.url}/console/events") as response:
+            lines = response.iter_lines()
+            next(lines)
+            gateway.process.terminate()
+            for _ in lines:
+                pass
+        assert gateway.process.wait(timeout=20) == 0
+
+
+@pytest.fixture(scope="module")
+def guarded(
+    redis: servers.RedisServer, client: httpx.Client, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[GatewayHarness]:
+    keys = tmp_path_factory.mktemp("keys")
+    for tenant, key in KEYS.items():
+        (keys / tenant).write_text(key)
+    with ExitStack() as stack:
+        folder = tmp_path_factory.mktemp("guarded")
+        gateway = stack.enter_context(
+            servers.gateway(folder, redis_url=redis.url, pool="console", api_keys=keys)
+        )
+        harness = GatewayHarness(
+            redis.url, "console", gateway, client, stack, ThreadPoolExecutor(1)
+        )
+        harness.declare("secret", namespace="blue")
+        harness.start_pods("pod-a", slots=4, warm=harness.declare("wise", namespace="red"))
+        yield harness
+        harness.threads.shutdown(cancel_futures=True)
+
+
+def basic(user: str, key: str) -> str:
+    return "Basic " + base64.b64encode(f"{user}:{key}".encode()).decode()
+
+
+PATHS = ("", "/requests", "/autoscaler", "/models/red/wise", "/events", "/assets/console.js")
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_browser_is_asked_for_a_key(guarded: GatewayHarness, path: str) -> None:
+    for headers in ({}, {"authorization": basic("red", KEYS["blue"])}):
+        response = page(guarded, path, **headers)
+        assert response.status_code == 401
+        assert response.headers["www-authenticate"].startswith("Basic realm=")
+        assert "wise" not in response.text
+
+
+def test_a_tenant_sees_nothing_of_another(guarded: GatewayHarness) -> None:
+    red = {"authorization": basic("red", KEYS["red"])}
+    blue = {"authorization": basic("blue", KEYS["blue"])}
+    predict = f"{guarded.gateway.url}/serving/red/wise/v1/models/wise:predict"
+    sent = guarded.client.post(
+        predict, content=b'{"instances": [1]}', headers={**red, "x-request-id": "mine"}
+    )
+    assert sent.status_code == 200
+    assert first_event(guarded, **red)["order"] == ["red/wise"]
+    assert first_event(guarded, **blue)["order"] == ["blue/secret"]
+    assert page(guarded, "/requests/mine", **red).status_code == 200
+    assert page(guarded, "/requests/mine", **blue).status_code == 404
+    assert page(guarded, "/models/blue/secret", **red).status_code == 404
+    for path in ("", "/requests", "/autoscaler"):
+        assert "secret" not in page(guarded, path, **red).text
+        assert "wise" not in page(guarded, path, **blue).text
+
+
+def test_a_tenant_cannot_take_all_streams(guarded: GatewayHarness) -> None:
+    red = {"authorization": basic("red", KEYS["red"])}
+    blue = {"authorization": basic("blue", KEYS["blue"])}
+    url = f"{guarded.gateway.url}/console/events"
+    with ExitStack() as stack:
+        client = stack.enter_context(httpx.Client(limits=httpx.Limits(max_connections=None)))
+        kept = []
+        for _ in range(MAX_STREAMS_OF_TENANT):
+            response = stack.enter_context(client.stream("GET", url, headers=red, timeout=10))
+            kept.append(response.iter_lines())  # a stream ends with its iterator
+            assert next(kept[-1]).startswith("data:")
+        assert not has_stream(guarded, **red)
+        assert first_event(guarded, **blue)["order"] == ["blue/secret"]
+    servers.wait_until(lambda: has_stream(guarded, **red), what="a stream of the tenant has ended")
+
+
+def test_operators_see_all(guarded: GatewayHarness) -> None:
+    for user in ("", "operator"):
+        headers = {"authorization": basic(user, KEYS["_operator"])}
+        assert first_event(guarded, **headers)["order"] == ["blue/secret", "red/wise"]
+    assert page(guarded, "", authorization=f"Bearer {KEYS['_operator']}").status_code == 200
+
+
+def test_another_site_cannot_send_requests_with_a_browsers_password(
+    guarded: GatewayHarness,
+) -> None:
+    predict = f"{guarded.gateway.url}/serving/red/wise/v1/models/wise:predict"
+    headers = {"authorization": basic("red", KEYS["red"]), "origin": "https://elsewhere.example"}
+    response = guarded.client.post(predict, content=b'{"instances": [1]}', headers=headers)
+    assert response.status_code == 403
+    own = {**headers, "origin": guarded.gateway.url}
+    assert (
+        guarded.client.post(predict, content=b'{"instances": [1]}', headers=own).status_code == 200
+    )

@@ -1,0 +1,144 @@
+"""Spans of requests: sampling, the trace context, and their export to a real HTTP server."""
+
+from __future__ import annotations
+
+import json
+import threading
+from contextlib import ExitStack, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from gateway.http.headers import read_headers
+from gateway.telemetry.tracing import Tracer
+from tests import servers
+from tests.gateway.gateway_harness import GatewayHarness
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    import httpx
+
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+PARENT = "b7ad6b7169203331"
+
+
+def traced(tracer: Tracer, given: str | None) -> tuple[str, bytes]:
+    """The trace id of a request with this context, empty if it is not traced; what pods get."""
+    headers = [(b"accept", b"*/*")]
+    if given is not None:
+        headers.append((b"traceparent", given.encode()))
+    read = read_headers(headers)
+    tracer.start(headers, read)
+    return tracer.trace_id(read.request_id), read.forwarded
+
+
+def test_a_client_decides_on_the_sampling_of_its_traces() -> None:
+    sampled, forwarded = traced(Tracer(0.0), f"00-{TRACE}-{PARENT}-01")
+    assert sampled == TRACE
+    assert forwarded.count(b"traceparent: ") == 1
+    assert f"00-{TRACE}-".encode() in forwarded
+    assert PARENT.encode() not in forwarded
+    left_out, forwarded = traced(Tracer(1.0), f"00-{TRACE}-{PARENT}-00")
+    assert left_out == ""
+    assert f"00-{TRACE}-".encode() in forwarded
+    assert forwarded.rstrip().endswith(b"-00")
+
+
+def test_headers_whose_names_end_like_the_trace_context_stay_whole() -> None:
+    context = f"00-{TRACE}-{PARENT}-01".encode()
+    headers = [(b"x-traceparent", context), (b"accept", b"*/*"), (b"traceparent", context)]
+    read = read_headers(headers)
+    Tracer(0.0).start(headers, read)
+    lines = read.forwarded.split(b"\r\n")
+    assert lines[:2] == [b"x-traceparent: " + context, b"accept: */*"]
+    assert sum(line.startswith(b"traceparent:") for line in lines) == 1
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        None, "", "nonsense", f"ff-{TRACE}-{PARENT}-01", f"00-{'0' * 32}-{PARENT}-01",
+        f"00-{TRACE}-{'0' * 16}-01", f"00-{TRACE.upper()}-{PARENT}-01",
+    ],
+)  # fmt: skip
+def test_without_a_valid_context_a_new_trace_begins(given: str | None) -> None:
+    trace_id, forwarded = traced(Tracer(1.0), given)
+    assert len(trace_id) == 32
+    assert trace_id != TRACE
+    assert forwarded.count(b"traceparent: ") == 1
+    assert traced(Tracer(0.0), given)[0] == ""
+
+
+class Collector:
+    """Keeps the spans that it gets."""
+
+    def __init__(self) -> None:
+        self.spans: list[dict[str, Any]] = []
+        self.url = ""
+
+    def add(self, document: dict[str, Any]) -> None:
+        for resource in document["resourceSpans"]:
+            for scope in resource["scopeSpans"]:
+                self.spans += scope["spans"]
+
+
+@contextmanager
+def collector() -> Iterator[Collector]:
+    kept = Collector()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            assert self.path == "/v1/traces"
+            kept.add(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+            self.send_response(200)
+            self.send_header("content-length", "2")
+            self.end_headers()
+            self.wfile.write(b"{}")
+
+        def log_message(self, *_: object) -> None:
+            """Keep the tests' output quiet."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    kept.url = f"http://127.0.0.1:{server.server_address[1]}"
+    try:
+        yield kept
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_a_collector_gets_a_span_per_stage(
+    redis: servers.RedisServer, client: httpx.Client, tmp_path: Path
+) -> None:
+    with ExitStack() as stack:
+        kept = stack.enter_context(collector())
+        gateway = stack.enter_context(
+            servers.gateway(
+                tmp_path, redis_url=redis.url, pool="traces", otlp_endpoint=kept.url,
+                trace_ratio=0, access_log="true", log_format="json",
+            )
+        )  # fmt: skip
+        harness = GatewayHarness(redis.url, "traces", gateway, client, stack)
+        spec, _ = harness.start_warm_pod()
+        context = f"00-{TRACE}-{PARENT}-01"
+        sent = harness.predict(spec, x_test="response=headers", traceparent=context)
+        harness.predict(spec)
+        servers.wait_until(lambda: kept.spans, what="spans exported")
+        root, *stages = kept.spans
+        assert {each["traceId"] for each in kept.spans} == {TRACE}
+        assert (root["parentSpanId"], root["name"]) == (PARENT, f"infer {spec.name}")
+        assert sent.json()["headers"]["traceparent"] == f"00-{TRACE}-{root['spanId']}-01"
+        assert {each["parentSpanId"] for each in stages} == {root["spanId"]}
+        assert {"infer", "preprocess", "postprocess"} <= {each["name"] for each in stages}
+        last_ns = max(int(each["endTimeUnixNano"]) for each in stages)
+        assert int(root["startTimeUnixNano"]) <= last_ns
+        logged = [json.loads(line) for line in gateway.log.splitlines()]
+        requests = [each for each in logged if each["message"] == "request"]
+        assert [each["trace_id"] for each in requests] == [TRACE, ""]
+        assert requests[0]["model"] == str(spec.name)
