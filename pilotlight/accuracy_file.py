@@ -6,10 +6,12 @@ A profile belongs to one generation of a model: a document of other generations 
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 from pilotlight.errors import InvalidInput
 from registry.domain.application import AccuracyProfile, parse_confusion
+from registry.domain.application_codec import read_tensors
 
 if TYPE_CHECKING:
     from registry.domain.application import ApplicationSpec
@@ -24,6 +26,8 @@ def accuracy_document(spec: ApplicationSpec, state: ClusterState) -> dict[str, A
         name.name: {
             "generation": state.models[name].serving.generation,
             "confusion": profile.confusion,
+            "inputs": [asdict(each) for each in profile.inputs],
+            "outputs": list(profile.outputs),
         }
         for name, profile in sorted(state.accuracies.items())
         if name.namespace == spec.name.namespace
@@ -93,4 +97,9 @@ def _parse(
     confusion = parse_confusion(document.get("confusion"), size)
     if confusion is None:
         return f"confusion must be {size} rows of {size} counts, with an example in each", None
-    return "", AccuracyProfile(model.key, spec.classes, confusion)
+    try:
+        inputs = read_tensors(document.get("inputs", ()))
+        outputs = tuple(map(str, document.get("outputs", ())))
+    except (TypeError, KeyError):
+        return "inputs must list objects with name, datatype and shape, and outputs names", None
+    return "", AccuracyProfile(model.key, spec.classes, confusion, inputs, outputs)

@@ -13,10 +13,13 @@ import typer
 from pilotlight.commands import (
     apply,
     autoscaler,
+    convert,
     demo,
     describe,
+    doctor,
     forecast,
     get,
+    import_objects,
     kubernetes,
     logs,
     make_model,
@@ -30,6 +33,7 @@ from pilotlight.commands import (
 from pilotlight.commands.experiments import experiment
 from pilotlight.commands.load_runs import load, report
 from pilotlight.commands.simulation import simulate
+from pilotlight.commands.top import top
 from pilotlight.errors import AlreadyRunning, Interrupted, InvalidInput, PilotlightError
 from pilotlight.output import Output
 
@@ -39,11 +43,19 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for verbs in (
-    up, apply, get, describe, predict, logs, autoscaler, profile, demo, kubernetes, make_model,
-    load, report, simulate, experiment, forecast, place, sneakpeek, workflow,
-):  # fmt: skip
-    app.add_typer(verbs.app)
+_PANELS = {
+    "Serve models": (up, apply, import_objects, predict, get),
+    "See what happens": (top, describe, logs, autoscaler, demo),
+    "Prepare models and applications": (profile, make_model, convert, sneakpeek, workflow),
+    "Load, simulate, plan": (load, report, simulate, experiment, forecast, place),
+    "Kubernetes": (kubernetes, doctor),
+}
+"""Modules of commands by the title that `--help` lists them under."""
+for _title, _modules in _PANELS.items():
+    for _verbs in _modules:
+        for _command in (*_verbs.app.registered_commands, *_verbs.app.registered_groups):
+            _command.rich_help_panel = _title
+        app.add_typer(_verbs.app, rich_help_panel=_title)
 
 
 def _print_version(is_asked: bool) -> None:
@@ -69,7 +81,7 @@ def main() -> int:
     """Run the command line; returns the exit status, or raises SystemExit with it."""
     output = Output(as_json="--json" in sys.argv[1:])
     try:
-        app()
+        app(prog_name="pilotlight")
     except InvalidInput as error:
         kept = "earlier results are kept" if error.partial_result else "nothing was changed"
         output.failure(f"invalid input; {kept}", error.problems, partial=error.partial_result)

@@ -7,14 +7,16 @@
 
 `rows` is the batch size, `rows_per_s` is `rows` / `latency_s`, and `memory_bytes` is the memory of
 an inference without the weights. Only `profiles`, `accelerator`, `points`, `rows` and `latency_s`
-are required. Points that were measured for placement also have `PLACEMENT_FIELDS`. The CSV files of
-`pilotlight place` are read as well.
+are required. Points that were measured for placement also have `PLACEMENT_FIELDS`, and profiles
+`shares` (`share_pct`, `rows`, `factor`) and `pairs` (`neighbour`, `factor`): slowdowns. The CSV
+files of `pilotlight place` are read as well.
 """
 
 from __future__ import annotations
 
 import json
 import math
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
@@ -23,7 +25,14 @@ from autoscaler.placement.planners.problem import InvalidPlacementInput
 from autoscaler.placement.planners.profile_csv import read_profiles
 from autoscaler.placement.planners.validation import profile_problems
 from pilotlight.errors import InvalidInput
-from registry.domain.profile import IMPORTED, PLACEMENT_FIELDS, Profile, ProfilePoint
+from registry.domain.profile import (
+    IMPORTED,
+    PLACEMENT_FIELDS,
+    PairFactor,
+    Profile,
+    ProfilePoint,
+    ShareFactor,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,8 +43,11 @@ _VERSION: Final = 1
 _MAX_ROWS: Final = 1_000_000
 _MAX_TEXT: Final = 200
 _FILE_FIELDS: Final = ("pilotlight_profiles", "model", "generation", "profiles")
-_PROFILE_FIELDS: Final = ("accelerator", "source", "limited_by", "points")
+_PROFILE_FIELDS: Final = ("accelerator", "source", "limited_by", "points", "shares", "pairs")
 _POINT_FIELDS: Final = ("rows", "latency_s", "rows_per_s", "memory_bytes", *PLACEMENT_FIELDS)
+_SHARE_FIELDS: Final = ("share_pct", "rows", "factor")
+_PAIR_FIELDS: Final = ("neighbour", "factor")
+_MAX_FACTOR: Final = 1e6
 _LIMITS: Final = ("", "throughput", "memory", "size")
 
 
@@ -64,6 +76,8 @@ def profiles_document(spec: ModelSpec, profiles: Sequence[Profile]) -> dict[str,
                     }
                     for point in profile.points
                 ],
+                **({"shares": [asdict(each) for each in profile.shares]} if profile.shares else {}),
+                **({"pairs": [asdict(each) for each in profile.pairs]} if profile.pairs else {}),
             }
             for profile in profiles
         ],
@@ -167,7 +181,43 @@ class _Reader:
         rows = [point.rows for point in points]
         if rows != sorted(set(rows)):
             self._refuse(f"{at}.points", "must ascend by rows, each size once", rows)
-        return Profile(key, str(product), tuple(points), str(limited_by), str(source))
+        shares = tuple(
+            ShareFactor(
+                self._number(each, "share_pct", where, 1, 100),
+                int(self._number(each, "rows", where, 1, _MAX_ROWS)),
+                self._number(each, "factor", where, 1, _MAX_FACTOR),
+            )
+            for each, where in self._factors(content, "shares", at, _SHARE_FIELDS)
+        )
+        pairs = tuple(
+            PairFactor(
+                str(each.get("neighbour")), self._number(each, "factor", where, 1, _MAX_FACTOR)
+            )
+            for each, where in self._factors(content, "pairs", at, _PAIR_FIELDS)
+        )
+        return Profile(
+            key, str(product), tuple(points), str(limited_by), str(source), shares, pairs
+        )
+
+    def _factors(
+        self, content: dict[str, Any], name: str, at: str, allowed: Sequence[str]
+    ) -> list[tuple[dict[str, Any], str]]:
+        """The objects of an optional list, and where they are."""
+        listed = self._list(content, name, f"{at}.") if name in content else []
+        places = [f"{at}.{name}[{row}]" for row in range(len(listed))]
+        return [
+            (self._object(each, where, allowed), where)
+            for each, where in zip(listed, places, strict=True)
+        ]
+
+    def _number(
+        self, content: dict[str, Any], name: str, at: str, low: float, high: float
+    ) -> float:
+        value: Any = content.get(name)
+        if type(value) in (int, float) and low <= value <= high:
+            return float(value)
+        self._refuse(f"{at}.{name}", f"must be a number from {low:g} to {high:g}", value)
+        return low
 
     def _point(self, value: Any, at: str) -> ProfilePoint:
         content = self._object(value, at, _POINT_FIELDS)

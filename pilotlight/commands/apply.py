@@ -5,14 +5,17 @@ All files are checked first: if any has a mistake, all mistakes are printed and 
 
 import asyncio
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
 import typer
 
 from pilotlight.commands import flags
+from pilotlight.commands.completion import complete_model
+from pilotlight.commands.declaration_check import unreadable_models
 from pilotlight.commands.target import PlatformTarget, parse_model_names
+from pilotlight.commands.variant_metadata import variant_problems
 from pilotlight.errors import InvalidInput, NotFound
 from pilotlight.output import Output
 from registry.domain.application import ApplicationSpec
@@ -41,6 +44,12 @@ def apply(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check, and print what would change; change nothing.")
     ] = False,
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check/--no-check", help="Let a pod read new models' small files; warn if it cannot."
+        ),
+    ] = True,
     namespace: flags.Namespace = None,
     home: flags.Home = None,
     redis_url: flags.RedisUrl = None,
@@ -50,12 +59,15 @@ def apply(
     """Create or update models, applications and graphs from YAML; all or nothing if invalid."""
     specs = read_declared(filename, namespace)
     target = PlatformTarget.of(home, redis_url=redis_url, pool=pool)
-    asyncio.run(_apply(target, Output(json_), specs, dry_run=dry_run))
+    asyncio.run(_apply(target, Output(json_), specs, dry_run=dry_run, check=check))
 
 
 @app.command()
 def delete(
-    names: Annotated[list[str] | None, typer.Argument(help="NAME or NAMESPACE/NAME")] = None,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(help="NAME or NAMESPACE/NAME", autocompletion=complete_model),
+    ] = None,
     *,
     filename: flags.Files = [],  # noqa: B006 - typer copies it
     namespace: flags.Namespace = None,
@@ -110,14 +122,40 @@ def _read_sources(path: str) -> list[tuple[str, str]]:
 
 
 async def _apply(
-    target: PlatformTarget, output: Output, specs: Sequence[Declared], *, dry_run: bool
+    target: PlatformTarget, output: Output, specs: Sequence[Declared], *, dry_run: bool, check: bool
 ) -> None:
     async with target.registry() as registry:
         if dry_run:
-            outcomes = await _compare_declared(registry, specs)
-        else:
-            outcomes = await put_declared(registry, specs)
-    print_applied(output, specs, outcomes)
+            print_applied(output, specs, await _compare_declared(registry, specs))
+            return
+        outcomes = await put_declared(registry, specs)
+        if not check:
+            print_applied(output, specs, outcomes)
+            return
+        state = await registry.cluster()
+        unreadable = await unreadable_models(target, state, _changed(specs, outcomes))
+        print_applied(output, specs, outcomes, unreadable)
+        for line in await variant_problems(target, state, _applications(specs)):
+            output.note(line)
+
+
+def _changed(specs: Sequence[Declared], outcomes: Sequence[str]) -> list[ModelSpec]:
+    """The models that are new or changed."""
+    return [
+        spec
+        for spec, outcome in zip(specs, outcomes, strict=True)
+        if isinstance(spec, ModelSpec) and outcome != "unchanged"
+    ]
+
+
+def _applications(specs: Sequence[Declared]) -> set[ModelName]:
+    """The applications among them, and those that models among them are variants of."""
+    names = {spec.name for spec in specs if isinstance(spec, ApplicationSpec)}
+    return names | {
+        ModelName(spec.name.namespace, spec.policy.application)
+        for spec in models_of(specs)
+        if spec.policy.application is not None
+    }
 
 
 async def _compare_declared(registry: Registry, specs: Sequence[Declared]) -> list[str]:
@@ -164,33 +202,58 @@ async def put_declared(registry: Registry, specs: Sequence[Declared]) -> list[st
         others = iter(await registry.put_applications(applications))
     except InvalidModel as error:
         raise InvalidInput(error.problems) from error
-    log = WorkflowLog(registry)
+    graphs = iter(await _put_graphs(registry, _graphs_of(specs)))
     return [
-        await log.put_workflow(spec.name, spec.definition())
-        if isinstance(spec, GraphSpec)
-        else next(outcomes if isinstance(spec, ModelSpec) else others)
+        next({ModelSpec: outcomes, ApplicationSpec: others, GraphSpec: graphs}[type(spec)])
         for spec in specs
     ]
 
 
-def print_applied(output: Output, specs: Sequence[Declared], outcomes: Sequence[str]) -> None:
-    """One line per object, as kubectl prints it; outcomes are created, configured or unchanged."""
+def _graphs_of(specs: Sequence[Declared]) -> list[GraphSpec]:
+    return [spec for spec in specs if isinstance(spec, GraphSpec)]
+
+
+async def _put_graphs(registry: Registry, graphs: Sequence[GraphSpec]) -> list[str]:
+    """Raises InvalidInput for those that have the name of a workflow, after the others."""
+    log = WorkflowLog(registry)
+    outcomes: list[str] = []
+    problems: list[str] = []
+    for graph in graphs:
+        try:
+            outcomes.append(await log.put_workflow(graph.name, graph.definition()))
+        except InvalidModel as error:
+            problems += error.problems
+    if problems:
+        raise InvalidInput(problems)
+    return outcomes
+
+
+def print_applied(
+    output: Output, specs: Sequence[Declared], outcomes: Sequence[str],
+    unreadable: Mapping[ModelName, str] | None = None,
+) -> None:  # fmt: skip
+    """One line per object, as kubectl prints it; outcomes are created, configured or unchanged.
+
+    `unreadable`: why pods cannot read some of the models.
+    """
+    warnings = {spec.name: f"cannot be served: {needs}" for spec in models_of(specs)
+                if (needs := spec.needs)}  # fmt: skip
+    warnings |= {name: f"cannot be read: {why}" for name, why in (unreadable or {}).items()}
     applied = list(zip(specs, outcomes, strict=True))
     output.result(
         [
-            {"namespace": spec.name.namespace, "name": spec.name.name, "outcome": outcome}
+            {
+                "namespace": spec.name.namespace, "name": spec.name.name, "outcome": outcome,
+                **({"warning": warnings[spec.name]} if spec.name in warnings else {}),
+            }
             for spec, outcome in applied
         ],
         [
-            f"{_resource(spec)}/{spec.name.name} {outcome}{_warning(spec)}"
+            f"{_resource(spec)}/{spec.name.name} {outcome}"
+            + (f" ({warnings[spec.name]})" if spec.name in warnings else "")
             for spec, outcome in applied
         ],
-    )
-
-
-def _warning(spec: Declared) -> str:
-    needs = spec.needs if isinstance(spec, ModelSpec) else ""
-    return f" (cannot be served: {needs})" if needs else ""
+    )  # fmt: skip
 
 
 def _resource(spec: Declared) -> str:

@@ -9,6 +9,7 @@ import typer
 import yaml
 
 from pilotlight.commands import flags
+from pilotlight.commands.completion import complete_model, complete_pod
 from pilotlight.commands.get import model_document, pod_document, pods_and_uses
 from pilotlight.commands.target import PlatformTarget, parse_model_names, require_known
 from pilotlight.output import Output
@@ -24,7 +25,9 @@ app = typer.Typer(name="describe", no_args_is_help=True, help="Show one model or
 @app.command("isvc", hidden=True)
 @app.command("inferenceservice", hidden=True)
 def describe_model(
-    name: Annotated[str, typer.Argument(help="NAME or NAMESPACE/NAME")],
+    name: Annotated[
+        str, typer.Argument(help="NAME or NAMESPACE/NAME", autocompletion=complete_model)
+    ],
     *,
     namespace: flags.Namespace = None,
     home: flags.Home = None,
@@ -39,7 +42,7 @@ def describe_model(
 
 @app.command("pod")
 def describe_pod(
-    name: Annotated[str, typer.Argument(help="Name of the pod.")],
+    name: Annotated[str, typer.Argument(help="Name of the pod.", autocompletion=complete_pod)],
     *,
     home: flags.Home = None,
     redis_url: flags.RedisUrl = None,

@@ -11,6 +11,7 @@ from autoscaler.planning.pod_use import IN_USE_S, PodUse, pod_uses
 from autoscaler.planning.pool_snapshot import Observations, read_pool
 from pilotlight.commands import flags
 from pilotlight.commands.applications import print_applications
+from pilotlight.commands.completion import complete_model, complete_pod
 from pilotlight.commands.listing import Listing, listing_output, show
 from pilotlight.commands.target import PlatformTarget, parse_model_names, require_known
 from pilotlight.commands.workflow import print_workflows
@@ -35,7 +36,10 @@ app = typer.Typer(name="get", no_args_is_help=True, help="Show models, applicati
 @app.command("isvc", hidden=True)
 @app.command("inferenceservices", hidden=True)
 def get_models(
-    names: Annotated[list[str] | None, typer.Argument(help="Show only these models.")] = None,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(help="Show only these models.", autocompletion=complete_model),
+    ] = None,
     *,
     namespace: flags.Namespace = None,
     home: flags.Home = None,
@@ -55,7 +59,9 @@ def get_models(
 @app.command("pods")
 @app.command("pod", hidden=True)
 def get_pods(
-    names: Annotated[list[str] | None, typer.Argument(help="Show only these pods.")] = None,
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Show only these pods.", autocompletion=complete_pod)
+    ] = None,
     *,
     home: flags.Home = None,
     redis_url: flags.RedisUrl = None,
@@ -282,7 +288,7 @@ async def pods_and_uses(registry: Registry) -> tuple[ClusterState, dict[str, Pod
 
 
 def pod_document(state: ClusterState, pod: PodState, use: PodUse | None) -> dict[str, Any]:
-    placed = state.placement.pod(pod.name) if state.placement else None
+    placed = state.placement.pod(pod.info.place) if state.placement else None
     tiers = {
         key: holders[pod.name].tier
         for key, holders in sorted(state.residency.items())

@@ -13,6 +13,7 @@ import httpx
 import typer
 
 from pilotlight.commands import flags
+from pilotlight.commands.completion import complete_model, complete_policy
 from pilotlight.commands.run_explanation import check_plot, explain_run
 from pilotlight.commands.target import PlatformTarget, parse_model_names
 from pilotlight.errors import InvalidInput, NotFound, RequestFailed
@@ -26,7 +27,9 @@ app = typer.Typer()
 
 @app.command()
 def predict(
-    name: Annotated[str, typer.Argument(help="NAME or NAMESPACE/NAME")],
+    name: Annotated[
+        str, typer.Argument(help="NAME or NAMESPACE/NAME", autocompletion=complete_model)
+    ],
     texts: Annotated[list[str] | None, typer.Argument(metavar="TEXT...")] = None,
     *,
     image: Annotated[
@@ -39,7 +42,11 @@ def predict(
         bool, typer.Option("--v2/--v1", help="Use the Open Inference Protocol (V2), or V1.")
     ] = False,
     policy: Annotated[
-        str | None, typer.Option(help="Routing policy of this request. Default: the model's.")
+        str | None,
+        typer.Option(
+            help="Routing policy of this request. Default: the model's.",
+            autocompletion=complete_policy,
+        ),
     ] = None,
     deadline_ms: Annotated[
         int | None, typer.Option(min=1, help="Deadline of the request in milliseconds.")
@@ -250,7 +257,7 @@ def _print_selection(output: Output, selection: dict[str, Any]) -> None:
         shares = sorted(selection["posterior"].items(), key=lambda each: (-each[1], each[0]))
         output.line("likely classes: " + ", ".join(f"{name} {share:.2f}" for name, share in shares))
     output.line()
-    columns = ("variant", "profiled_accuracy", "expected_accuracy", "soonest_s")
+    columns = ("variant", "profiled_accuracy", "expected_accuracy", "soonest_s", "soonest_utility")
     output.table(
         [column.upper().replace("_", " ") for column in columns],
         [[_cell(each[column]) for column in columns] for each in selection["candidates"]],

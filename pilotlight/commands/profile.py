@@ -3,28 +3,28 @@
 import asyncio
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import httpx
 import typer
 
 from pilotlight.accuracy_file import accuracy_document, parse_accuracies
 from pilotlight.commands import flags
+from pilotlight.commands.completion import complete_model
 from pilotlight.commands.flags import setting
+from pilotlight.commands.placement_profile import parse_shares, profile_for_placement
+from pilotlight.commands.pod_profile import POINT_COLUMNS, choose_pod, measure_profile, point_rows
 from pilotlight.commands.profile_application import profile_application
 from pilotlight.commands.target import PlatformTarget, parse_model_names, require_known
 from pilotlight.errors import InvalidInput, NotFound, RequestFailed
 from pilotlight.output import Output
 from pilotlight.profile_file import parse_profile_csv, parse_profiles, profiles_document
-from pilotlight.quantities import format_bytes
 from registry.domain.cluster import ClusterState
 from registry.domain.codec import profile_document
-from registry.domain.model import ModelName, ModelRecord, name_of_key
-from registry.domain.pod_state import PodState
+from registry.domain.model import ModelName, name_of_key
 from registry.redis.client import Registry
 
-_TIMEOUT_S = 3600.0
 _LIMITS = {
     "throughput": "larger batches bring no more throughput",
     "memory": "larger batches do not fit into memory",
@@ -36,7 +36,9 @@ app = typer.Typer()
 
 @app.command()
 def profile(
-    name: Annotated[str, typer.Argument(help="NAME or NAMESPACE/NAME")],
+    name: Annotated[
+        str, typer.Argument(help="NAME or NAMESPACE/NAME", autocompletion=complete_model)
+    ],
     *,
     pod: Annotated[
         str | None,
@@ -72,13 +74,28 @@ def profile(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Labelled examples: measure the accuracy of an application's variants.",
+            help="Labelled examples: measure accuracy and times of an application's variants.",
         ),
     ] = None,
     limit: Annotated[
         int | None,
         typer.Option(min=1, help="Of --examples: at most so many, evenly from every class."),
     ] = None,
+    shares: Annotated[
+        str | None,
+        typer.Option(
+            metavar="10,50,100",
+            help="Also measure with these shares of the accelerator, in %; on a CPU, cores.",
+        ),
+    ] = None,
+    pairs: Annotated[
+        bool,
+        typer.Option(
+            "--pairs",
+            help="Also measure beside each other model with a profile, which a second pod of the "
+            "accelerator runs meanwhile.",
+        ),
+    ] = False,
     accelerator: Annotated[
         str,
         typer.Option(help="Product of the accelerator that an imported CSV file was measured on."),
@@ -105,11 +122,12 @@ def profile(
         home, redis_url=redis_url, pool=pool, pod_secret_file=pod_secret_file
     )
     [model] = parse_model_names([name], namespace)
+    parts = parse_shares(shares)
+    others = [each for each in (export, import_, examples) if each is not None]
+    if others and (parts or pairs):
+        raise InvalidInput(["--shares and --pairs measure: leave out the other options"])
     if sum(each is not None for each in (export, import_, examples)) > 1:
         raise InvalidInput(["give --export, --import or --examples, not both"])
-    if examples is not None:
-        asyncio.run(_profile_application(target, Output(json_), model, examples, limit))
-        return
     if export is not None:
         asyncio.run(_export(target, Output(json_), model, export))
         return
@@ -117,34 +135,47 @@ def profile(
         asyncio.run(_import(target, Output(json_), model, import_, _read(import_), accelerator))
         return
     plan = {"most_rows": max_batch_size, "tokens": tokens, "repeats": repeats}
-    asyncio.run(_profile(target, Output(json_), model, pod=pod, plan=plan))
+    if examples is not None:
+        asyncio.run(_profile_application(target, Output(json_), model, examples, limit, plan))
+        return
+    asyncio.run(
+        _profile(target, Output(json_), model, pod=pod, plan=plan, shares=parts, pairs=pairs)
+    )
 
 
 async def _profile_application(
-    target: PlatformTarget, output: Output, name: ModelName, examples: Path, limit: int | None
-) -> None:
+    target: PlatformTarget, output: Output, name: ModelName, examples: Path, limit: int | None,
+    plan: dict[str, int],
+) -> None:  # fmt: skip
     state = await target.cluster()
     require_known([str(name)], [str(each) for each in state.applications])
-    await profile_application(target, output, state.applications[name], examples, limit)
+    await profile_application(target, output, state.applications[name], examples, limit, plan)
 
 
 async def _profile(
     target: PlatformTarget, output: Output, name: ModelName, *, pod: str | None,
-    plan: dict[str, int],
+    plan: dict[str, int], shares: Sequence[int], pairs: bool,
 ) -> None:  # fmt: skip
     state = await target.cluster()
     require_known([str(name)], [str(each) for each in state.models])
-    chosen = _choose_pod(state, state.models[name], pod)
+    chosen = choose_pod(state, state.models[name].serving.key, pod)
     output.note(f"profiling {name} on {chosen.name}; the pod continues to serve requests")
-    document = await _measure(target, chosen, name, plan)
+    if shares or pairs:
+        document = await profile_for_placement(
+            target, output, name, chosen, plan, shares=shares, pairs=pairs
+        )
+    else:
+        document = await measure_profile(target, chosen, name, plan)
     if output.as_json:
         output.result({"pod": chosen.name, **document})
         return
+    output.table(POINT_COLUMNS, point_rows(document))
+    for share in document.get("shares", ()):
+        output.line(f"batches of {share['rows']} with a share of {share['share_pct']:g} %: "
+                    f"{share['factor']:.2f} times as long")  # fmt: skip
+    for pair in document.get("pairs", ()):
+        output.line(f"beside {pair['neighbour']}: {pair['factor']:.2f} times as long")
     best = document["best_rows"]
-    output.table(
-        ("BATCH", "LATENCY", "ITEMS/S", "MEMORY", ""),
-        [_row(point, is_best=point["rows"] == best) for point in document["points"]],
-    )
     output.line(f"batches of up to {best}: {_LIMITS.get(document['limited_by'], 'as measured')}")
 
 
@@ -239,42 +270,4 @@ async def _import(
     output.result(
         {"model": str(name), "profiles": [profile_document(profile) for profile in profiles]},
         [f"{name} on {each.product}: batches of up to {each.best_rows}" for each in profiles],
-    )
-
-
-def _choose_pod(state: ClusterState, record: ModelRecord, pod: str | None) -> PodState:
-    accepting = {each.name: each for each in state.pods.values() if each.is_accepting}
-    if pod is not None and pod not in accepting:
-        known = ", ".join(sorted(accepting))
-        raise NotFound(f"no pod {pod} accepts requests; pods that do: {known}")
-    if pod is not None:
-        return accepting[pod]
-    if not accepting:
-        raise RequestFailed("no pod accepts requests; start pods with `pilotlight up`")
-    holders = state.holders(record.serving.key)
-    warm = [
-        each for each in accepting.values() if each.name in holders and holders[each.name].is_warm
-    ]
-    return min(warm or accepting.values(), key=lambda each: (each.slots_busy, each.name))
-
-
-async def _measure(
-    target: PlatformTarget, pod: PodState, name: ModelName, plan: dict[str, int]
-) -> dict[str, Any]:
-    path = f"/v2/models/{name.path_segment}/profile"
-    response = await target.request_pod(pod, "POST", path, timeout_s=_TIMEOUT_S, json=plan)
-    if response.status_code != httpx.codes.OK:
-        raise RequestFailed(f"pod {pod.name} returned {response.status_code}: {response.text}")
-    document: dict[str, Any] = response.json()
-    return document
-
-
-def _row(point: dict[str, Any], *, is_best: bool) -> tuple[str, ...]:
-    memory = point["memory_bytes"]
-    return (
-        str(point["rows"]),
-        f"{point['latency_s'] * 1000:.2f} ms",
-        f"{point['rows_per_s']:.1f}",
-        "-" if memory is None else format_bytes(memory),
-        "best" if is_best else "",
     )

@@ -1,27 +1,37 @@
-"""The confusion matrix of each variant of an application, through the gateway and real pods."""
+"""Confusion matrix and times of each variant of an application, through gateway and real pods."""
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import orjson
 
-from gateway.selection.accuracy import profiled_accuracy
+from gateway.selection.accuracy import profiled_accuracy, recalls
 from gateway.selection.sneakpeek_training import confusion_matrix, stratified_subset
 from load.labelled_examples import InvalidExamples, read_examples
+from pilotlight.commands.pod_profile import (
+    POINT_COLUMNS,
+    measure_profile,
+    pods_by_product,
+    point_rows,
+)
 from pilotlight.commands.variant_costs import variant_costs
+from pilotlight.commands.variant_metadata import read_metadata
 from pilotlight.errors import InvalidInput, RequestFailed
 from registry.domain.application import AccuracyProfile
-from registry.domain.application_variants import metadata_problems
+from registry.domain.application_variants import metadata_problems, named_variants
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from load.labelled_examples import LabelledExamples
     from pilotlight.commands.target import PlatformTarget
+    from pilotlight.commands.variant_costs import VariantCosts
+    from pilotlight.commands.variant_metadata import VariantMetadata
     from pilotlight.output import Output
     from registry.domain.application import ApplicationSpec
     from registry.domain.cluster import ClusterState
@@ -34,94 +44,118 @@ _OK: Final = 200
 _METADATA_TIMEOUT_S: Final = 60.0
 
 
+@dataclass(frozen=True, slots=True)
+class _Profiled:
+    variant: ModelSpec
+    confusion: np.ndarray
+    batches: list[dict[str, Any]]
+    """Profiles by batch size as JSON, one per accelerator product."""
+
+
 async def profile_application(
-    target: PlatformTarget, output: Output, spec: ApplicationSpec, path: Path,
-    limit: int | None = None,
+    target: PlatformTarget, output: Output, spec: ApplicationSpec, path: Path, limit: int | None,
+    plan: Mapping[str, int],
 ) -> None:  # fmt: skip
-    """Send the examples, or `limit` of them, to every variant; store what each gets right."""
+    """Send the examples, or `limit` of them, to every variant; store what each gets right.
+
+    Pods then measure each variant by batch size, by `plan` as `profile MODEL` does.
+    """
+    examples = _examples(spec, path, limit)
+    async with target.registry() as registry:
+        state = await registry.cluster()
+        variants = _variants(spec, state)
+        metadata = await _checked_metadata(target, state, spec, variants)
+        found = []
+        for variant, tensors in zip(variants, metadata, strict=True):
+            output.note(f"profiling {variant.name} with {len(examples.labels)} examples")
+            predicted = await _predictions(target, spec, variant, examples)
+            confusion = confusion_matrix(examples.labels, predicted, len(spec.classes))
+            profile = AccuracyProfile(
+                variant.key, spec.classes, tuple(map(tuple, confusion.tolist())),
+                tensors.inputs, tensors.outputs,
+            )  # fmt: skip
+            if not await registry.put_accuracy(profile):
+                raise RequestFailed(f"{variant.name} was changed or deleted meanwhile")
+            pods = pods_by_product(await registry.cluster(), variant.key)
+            batches = [await measure_profile(target, pod, variant.name, plan) for pod in pods]
+            found.append(_Profiled(variant, confusion, batches))
+        costs = variant_costs(await registry.cluster(), variants)
+    _print(output, found, costs)
+
+
+def _examples(spec: ApplicationSpec, path: Path, limit: int | None) -> LabelledExamples:
     try:
         examples = read_examples(
             path, classes=len(spec.classes), inputs=[each.name for each in spec.inputs]
         )
     except InvalidExamples as error:
         raise InvalidInput(error.problems) from error
-    if limit is not None:
-        examples = examples.take(stratified_subset(examples.labels, limit))
-    rows = []
-    async with target.registry() as registry:
-        state = await registry.cluster()
-        variants = [
-            record.spec
-            for name, record in sorted(state.models.items())
-            if name.namespace == spec.name.namespace
-            and record.spec.policy.application == spec.name.name
-        ]
-        if not variants:
-            raise InvalidInput([
-                f"application {spec.name} has no variants: annotate models of its namespace with "
-                f"pilotlight.io/application: {spec.name.name}"
-            ])  # fmt: skip
-        for variant in variants:
-            await _check_metadata(target, state, spec, variant)
-            output.note(f"profiling {variant.name} with {len(examples.labels)} examples")
-            predicted = await _predictions(target, spec, variant, examples)
-            confusion = confusion_matrix(examples.labels, predicted, len(spec.classes))
-            profile = AccuracyProfile(
-                variant.key, spec.classes, tuple(map(tuple, confusion.tolist()))
-            )
-            if not await registry.put_accuracy(profile):
-                raise RequestFailed(f"{variant.name} was changed or deleted meanwhile")
-            rows.append((variant, profiled_accuracy(confusion), confusion))
-        costs = variant_costs(await registry.cluster(), [variant for variant, _, _ in rows])
+    if limit is None:
+        return examples
+    return examples.take(stratified_subset(examples.labels, limit))
+
+
+def _variants(spec: ApplicationSpec, state: ClusterState) -> list[ModelSpec]:
+    """Raises InvalidInput if there is none."""
+    variants = [variant for variant, _ in named_variants(spec, state)]
+    if not variants:
+        raise InvalidInput([
+            f"application {spec.name} has no variants: annotate models of its namespace with "
+            f"pilotlight.io/application: {spec.name.name}"
+        ])  # fmt: skip
+    return variants
+
+
+async def _checked_metadata(
+    target: PlatformTarget, state: ClusterState, spec: ApplicationSpec,
+    variants: Sequence[ModelSpec],
+) -> list[VariantMetadata]:  # fmt: skip
+    """V2 metadata of the variants; raises InvalidInput with all that contradicts the application.
+
+    Raises RequestFailed where no pod tells.
+    """
+    found = [await read_metadata(target, state, each, _METADATA_TIMEOUT_S) for each in variants]
+    problems = [
+        f"{variant.name} is no variant of {spec.name}: {problem}"
+        for variant, each in zip(variants, found, strict=True)
+        for problem in metadata_problems(spec, each.inputs, each.outputs)
+    ]
+    if problems:
+        raise InvalidInput(problems)
+    return found
+
+
+def _print(output: Output, found: Sequence[_Profiled], costs: Mapping[str, VariantCosts]) -> None:
     output.table(
         ("VARIANT", "ACCURACY", "LATENCY", "LOAD", "MEMORY", "RECALLS"),
         [
             (
-                str(variant.name), f"{accuracy:.3f}", *costs[variant.key].texts(),
-                ", ".join(f"{each:.2f}" for each in _recalls(confusion)),
+                str(each.variant.name), f"{profiled_accuracy(each.confusion):.3f}",
+                *costs[each.variant.key].texts(),
+                ", ".join(f"{recall:.2f}" for recall in recalls(each.confusion)),
             )
-            for variant, accuracy, confusion in rows
+            for each in found
         ],
     )  # fmt: skip
+    output.line()
+    output.table(
+        ("VARIANT", "ACCELERATOR", *POINT_COLUMNS),
+        [
+            (str(each.variant.name), batches["device"], *row)
+            for each in found
+            for batches in each.batches
+            for row in point_rows(batches)
+        ],
+    )
     if output.as_json:
         output.result([
             {
-                "model": str(variant.name), "accuracy": accuracy, **asdict(costs[variant.key]),
-                "confusion": confusion.tolist(),
+                "model": str(each.variant.name), "accuracy": profiled_accuracy(each.confusion),
+                **asdict(costs[each.variant.key]), "confusion": each.confusion.tolist(),
+                "batches": each.batches,
             }
-            for variant, accuracy, confusion in rows
+            for each in found
         ])  # fmt: skip
-
-
-async def _check_metadata(
-    target: PlatformTarget, state: ClusterState, spec: ApplicationSpec, variant: ModelSpec
-) -> None:
-    """Compare a variant's V2 metadata, which a pod reads, with the application's tensors.
-
-    Raises InvalidInput with all contradictions, RequestFailed if no pod tells.
-    """
-    accepting = [each for each in state.pods.values() if each.is_accepting]
-    pod = min(accepting, key=lambda each: each.name, default=None)
-    if pod is None:
-        raise RequestFailed("no pod accepts requests; start pods with `pilotlight up`")
-    path = f"/v2/models/{variant.name.path_segment}"
-    response = await target.request_pod(pod, "GET", path, timeout_s=_METADATA_TIMEOUT_S)
-    if response.status_code != _OK:
-        raise RequestFailed(
-            f"pod {pod.name}: metadata of {variant.name}: {response.status_code} "
-            f"{response.text[:500]}"
-        )
-    document = response.json()
-    problems = metadata_problems(spec, document["inputs"], document["outputs"])
-    if problems:
-        raise InvalidInput([
-            f"{variant.name} is no variant of {spec.name}: it {each}" for each in problems
-        ])  # fmt: skip
-
-
-def _recalls(confusion: np.ndarray) -> list[float]:
-    shares: list[float] = (np.diagonal(confusion) / confusion.sum(axis=1)).tolist()
-    return shares
 
 
 async def _predictions(

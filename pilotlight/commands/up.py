@@ -314,6 +314,7 @@ def _print_ready(output: Output, state: PlatformState) -> None:
         },
         [
             f"gateway       {state.gateway}",
+            f"console       {state.gateway}/console",
             f"registry      {state.redis_url}",
             f"object store  {state.s3_endpoint or 'none'}",
             f"pods          {len(state.pods)}",

@@ -54,7 +54,10 @@ def run(
     *,
     scheduling: Annotated[
         str | None,
-        typer.Option(help="speculative, greedy, round-robin or auto. Default: the scheduler's."),
+        typer.Option(
+            help="speculative, greedy, round-robin, static, reactive, reactive-alone or auto. "
+            "Default: the scheduler's."
+        ),
     ] = None,
     detach: Annotated[
         bool, typer.Option("--async", help="Print the run's id; do not wait for its result.")

@@ -84,6 +84,7 @@ async def _run(settings: PlatformSettings, output: Output, scale: DemoScale) -> 
             f"{settings.pods} pods ready after {ready_s:.1f} s, gateway at {gateway_url}, "
             f"link {format_bytes(scale.simple_link_bytes_per_s)}/s per pod"
         )
+        output.line(f"watch it in a browser: {gateway_url}/console")
         await session.create_models(_sample_specs())
         invocations = await invoke_samples(session)
         print_invocations(output, invocations)

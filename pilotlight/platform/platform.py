@@ -24,6 +24,7 @@ import httpx
 from pilotlight.errors import StartFailed
 from pilotlight.platform.bundled_servers import is_redis_ready
 from pilotlight.platform.cluster_connection import ClusterConnection
+from pilotlight.platform.gpus import visible_gpus
 from pilotlight.platform.placed_pods import follow_placement
 from pilotlight.platform.pod_processes import PodProcesses
 from pilotlight.platform.pod_scaling import follow_wanted_pods
@@ -80,6 +81,7 @@ class Platform:
         self._scaling_tasks: list[asyncio.Task[None]] = []
         self._steps_done = 0
         self._scheduler_url = ""
+        self._gpus: tuple[str, ...] = ()
 
     @property
     def cluster(self) -> ClusterConnection:
@@ -127,6 +129,7 @@ class Platform:
         if s3_port:
             self.s3_endpoint = f"http://{_LOOPBACK}:{s3_port}"
         env = child_environment(settings, self.s3_endpoint)
+        self._gpus = await asyncio.to_thread(visible_gpus, env)
         # The forkserver starts first, as its imports take longest; it needs no Redis before a pod.
         self._pods = PodProcesses(
             self._group, log_file=settings.state_dir.logs / "forkserver.log", env=env
@@ -217,7 +220,7 @@ class Platform:
         return [f"pod-{index}" for index in range(self.settings.pods)]
 
     def _pod_settings(self, name: str) -> dict[str, Any]:
-        return pod_settings(self.settings, name, redis_url=self.redis_url)
+        return pod_settings(self.settings, name, redis_url=self.redis_url, gpus=self._gpus)
 
     def _placed_pod_settings(self, pod: PlacedPod) -> dict[str, Any]:
         return placed_pod_settings(self.settings, pod, redis_url=self.redis_url)

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from pilotlight.platform.bundled_servers import object_store_command, redis_command
 from pilotlight.platform.core_groups import core_groups, cores_of_share
+from pilotlight.platform.gpus import gpu_of_pod
 from pilotlight.platform.processes import python_module
 from pilotlight.platform.supervised_process import ProcessSpec
-from registry.domain.slots import CPU_SLOTS, MAX_SLOTS
+from registry.domain.slots import placed_slots
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from pilotlight.platform.settings import LocalAutoscalerSettings, PlatformSettings
@@ -116,9 +117,13 @@ def child_environment(settings: PlatformSettings, s3_endpoint: str | None) -> di
     return env
 
 
-def pod_settings(settings: PlatformSettings, name: str, *, redis_url: str) -> dict[str, Any]:
-    """Settings of the runtime for the pod `pod-N`, on the node `node-N`."""
+def pod_settings(
+    settings: PlatformSettings, name: str, *, redis_url: str, gpus: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Settings of the runtime for the pod `pod-N`, on the node `node-N`; it has one of `gpus`."""
     pod, state_dir = settings.pod, settings.state_dir
+    number = name.removeprefix("pod-")
+    device = gpu_of_pod(int(number) if number.isdecimal() else 0, settings.pods, gpus)
     node = name.replace("pod-", "node-")
     return {
         "name": name,
@@ -126,6 +131,8 @@ def pod_settings(settings: PlatformSettings, name: str, *, redis_url: str) -> di
         "pool": settings.pool,
         "pod_secret_file": str(state_dir.pod_secret),
         "node": node,
+        "gpu": device.gpu,
+        "share": device.share_pct,
         "slots": pod.slots,
         "memory_bytes": pod.memory_bytes,
         "disk_bytes": pod.disk_bytes,
@@ -150,14 +157,14 @@ def placed_pod_settings(
     """Settings of the runtime for a placed pod; all of them share the node `node-placed`."""
     replica = pod.replica
     node, base = "node-placed", pod_settings(settings, pod.name, redis_url=redis_url)
-    slots = max(base["slots"] or CPU_SLOTS, 2 * replica.batch_size)
     found = {
         **base,
         "node": node,
         "cache_dir": str(settings.state_dir.nodes / node),
         "host_dir": str(settings.state_dir.memory / node),
         "placed_model": replica.model,
-        "slots": min(slots, MAX_SLOTS),
+        "place": pod.name,
+        "slots": placed_slots(base["slots"], replica.batch_size),
     }
     cores = core_groups(settings.pod.threads).get(replica.accelerator)
     if cores is None:

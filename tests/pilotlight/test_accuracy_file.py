@@ -8,7 +8,7 @@ import pytest
 
 from pilotlight.accuracy_file import accuracy_document, parse_accuracies
 from pilotlight.errors import InvalidInput
-from registry.domain.application import AccuracyProfile, ApplicationSpec
+from registry.domain.application import AccuracyProfile, ApplicationSpec, InputTensor
 from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelName, ModelPolicy, ModelRecord, ModelSpec
 
@@ -20,7 +20,9 @@ def _state(uri: str = "s3://m/1") -> ClusterState:
     state = ClusterState()
     model = ModelSpec(NAME, uri, policy=ModelPolicy(application="moods"))
     state.models[NAME] = ModelRecord(model)
-    state.accuracies[NAME] = AccuracyProfile(model.key, SPEC.classes, ((8, 2), (1, 9)))
+    tensors = (InputTensor("features", "FP32", (-1, 4)),)
+    profile = AccuracyProfile(model.key, SPEC.classes, ((8, 2), (1, 9)), tensors, ("label",))
+    state.accuracies[NAME] = profile
     return state
 
 
@@ -49,6 +51,14 @@ def test_profiles_of_another_generation_are_refused() -> None:
 def test_mistakes_are_named(change: dict[str, object], text: str) -> None:
     document = accuracy_document(SPEC, _state()) | change
     with pytest.raises(InvalidInput, match=text):
+        parse_accuracies(json.dumps(document), SPEC, _state(), file="f")
+
+
+@pytest.mark.parametrize("inputs", [[{"name": "x"}], [1], 5])
+def test_tensors_that_are_none_are_refused(inputs: object) -> None:
+    document = accuracy_document(SPEC, _state())
+    document["variants"]["small"]["inputs"] = inputs
+    with pytest.raises(InvalidInput, match="inputs must list objects with name, datatype"):
         parse_accuracies(json.dumps(document), SPEC, _state(), file="f")
 
 

@@ -29,6 +29,7 @@ def print_summary(output: Output, path: Path, summary: dict[str, Any]) -> None:
         f"goodput       {summary['goodput_rps']:.1f} requests/s completed in time",
         f"deadlines     {summary['deadline_misses']} of {summary['with_deadline']} missed",
         f"latency       {_percentiles(latency)}",
+        *_first_token(summary),
         f"idle memory   {_gigabyte_seconds(summary['wasted_memory_byte_s'])}",
         f"sent late     {summary['late_sends']} by more than "
         f"{1000 * summary['late_after_s']:.0f} ms, {_percentiles(lateness)}; "
@@ -66,6 +67,13 @@ def _print_answers(output: Output, answers: dict[str, Any] | None) -> None:
             for name, each in rows
         ],
     )  # fmt: skip
+
+
+def _first_token(summary: dict[str, Any]) -> list[str]:
+    """Of a run over OpenAI's protocol, which streams."""
+    if "first_token_s" not in summary:
+        return []
+    return [f"first token   {_percentiles(summary['first_token_s'])}"]
 
 
 def _share(value: float | None) -> str:

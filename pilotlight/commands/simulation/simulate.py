@@ -1,5 +1,6 @@
 """The flags of `simulate`. The libraries come with an extra, and are imported when it runs."""
 
+import asyncio
 import os
 from pathlib import Path
 from typing import Annotated
@@ -8,7 +9,9 @@ import typer
 
 from pilotlight.commands import flags
 from pilotlight.commands.autoscaler import LOADING_NAMES
-from pilotlight.errors import InvalidInput, requires_extra
+from pilotlight.commands.simulation.live_cluster import LIVE, live_cluster_file
+from pilotlight.commands.target import PlatformTarget
+from pilotlight.errors import InvalidInput, NotFound, requires_extra
 from pilotlight.output import Output
 
 app = typer.Typer()
@@ -18,7 +21,12 @@ app = typer.Typer()
 def simulate(
     *,
     cluster: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="YAML file with nodes, pods and models.")
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="YAML file with nodes, pods and models; live: the running platform, which is "
+            "written to live-cluster.yaml in --home.",
+        ),
     ] = None,
     workflows: Annotated[
         str | None,
@@ -26,7 +34,8 @@ def simulate(
             metavar="A[,A…]",
             help="In place of --cluster: applications of the experiment `workflows` (gill, "
             "knowledge-card, debate, mix) on eight devices. --trace is a file of requests by "
-            "minute; --policy is speculative, greedy or round-robin (default: all).",
+            "minute; --policy is speculative, greedy, round-robin, static, reactive or "
+            "reactive-alone (default: all).",
         ),
     ] = None,
     minutes: Annotated[
@@ -91,6 +100,9 @@ def simulate(
         typer.Option(metavar="DIR", help="Folder for the records: one Parquet file per run."),
     ] = None,
     overwrite: flags.Overwrite = False,
+    home: flags.Home = None,
+    redis_url: flags.RedisUrl = None,
+    pool: flags.Pool = "default",
     json_: flags.Json = False,
 ) -> None:  # fmt: skip
     """Run a trace through a simulated cluster with the gateway's routing policies."""
@@ -109,6 +121,9 @@ def simulate(
         run_workflow_simulations(chosen, Output(json_))
         return
     assert cluster is not None
+    if str(cluster) == LIVE:
+        target = PlatformTarget.of(home, redis_url=redis_url, pool=pool)
+        cluster = _write_live_cluster(target, Output(json_))
     plan = SimulationPlan(
         cluster=cluster,
         trace=trace,
@@ -124,3 +139,15 @@ def simulate(
         overwrite=overwrite,
     )
     run_simulations(plan, Output(json_))
+
+
+def _write_live_cluster(target: PlatformTarget, output: Output) -> Path:
+    """The file that describes the running platform. Raises PilotlightError."""
+    state = asyncio.run(target.cluster())
+    if not any(pod.is_accepting for pod in state.pods.values()):
+        raise NotFound("--cluster live: the platform has no pod that accepts requests")
+    path = target.state_dir.root / "live-cluster.yaml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(live_cluster_file(state))
+    output.note(f"the running platform is described in {path}")
+    return path

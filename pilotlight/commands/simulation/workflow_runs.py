@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from load.experiments.workflows.applications import APPLICATIONS
-from load.experiments.workflows.experiment import POLICIES, placement_tasks
-from load.experiments.workflows.simulation import simulate_workflows
+from load.experiments.workflows.experiment import placement_tasks
+from load.experiments.workflows.simulation import POLICIES, simulate_workflows
 from pilotlight.errors import InvalidInput
 
 if TYPE_CHECKING:

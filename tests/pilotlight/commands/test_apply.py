@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+import httpx
+
 from registry.redis.autoscaler_log import AutoscalerLog
 from registry.redis.client import Registry
+from tests.gateway.gateway_harness import running_pods
 from tests.pilotlight.conftest import SAMPLES, SERVICE, write_yaml
 
 if TYPE_CHECKING:
@@ -207,3 +210,26 @@ def test_a_wrong_graph_changes_nothing(
     assert refused.status == 2
     assert "spec.nodes.root.routerType must be one of Sequence" in refused.err
     assert _models(cli, redis) == []
+
+
+def test_says_which_models_pods_cannot_read(
+    cli: Cli, redis: servers.RedisServer, tmp_path: Path
+) -> None:
+    path = write_yaml(
+        tmp_path / "yaml",
+        a=SERVICE.format(name="fine", folder="one"),
+        b=SERVICE.format(name="broken", folder="two"),
+    )
+    with (
+        httpx.Client(trust_env=False) as client,
+        running_pods("pod-a", redis_url=redis.url, pool="default", client=client),
+    ):
+        unchecked = cli("apply", "-f", path, "--no-check", "--redis-url", redis.url)
+        assert "cannot be read" not in unchecked.out
+        cli("delete", "-f", path, "--redis-url", redis.url)
+        applied = cli("apply", "-f", path, "--redis-url", redis.url)
+    assert applied.status == 0
+    assert applied.out.splitlines() == [
+        "inferenceservice.serving.kserve.io/fine created",
+        "inferenceservice.serving.kserve.io/broken created (cannot be read: no such bucket)",
+    ]

@@ -7,10 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pilotlight.commands.placement_profile import parse_shares
 from pilotlight.errors import InvalidInput
 from pilotlight.profile_file import parse_profile_csv, parse_profiles, profiles_document
+from registry.domain.codec import decode_profile, encode_profile
 from registry.domain.model import ModelName, ModelSpec
-from registry.domain.profile import IMPORTED, Profile, ProfilePoint
+from registry.domain.profile import (
+    IMPORTED,
+    PairFactor,
+    Profile,
+    ProfilePoint,
+    ShareFactor,
+)
 from tests.pilotlight.conftest import SERVICE, write_yaml
 from tests.registry.redis.clients import act
 from tests.servers import REPOSITORY
@@ -25,6 +33,10 @@ if TYPE_CHECKING:
 _PLACEMENT_CSV = (
     REPOSITORY / "tests" / "autoscaler" / "placement" / "planners" / "synthetic_profiles.csv"
 )
+MEASURED: Any = {
+    "shares": (ShareFactor(25.0, 1, 3.5), ShareFactor(50.0, 1, 1.75)),
+    "pairs": (PairFactor("default/other", 1.25),),
+}
 SPEC = ModelSpec(ModelName("default", "m"), "s3://bucket/m")
 POINTS = (ProfilePoint(1, 0.01, 1 << 20), ProfilePoint(2, 0.0125))
 CPU = Profile(SPEC.key, "AMD EPYC 9V74", POINTS, "size", "in-service")
@@ -193,3 +205,32 @@ def test_a_csv_file_without_the_model_is_refused() -> None:
     text = _PLACEMENT_CSV.read_text()
     with pytest.raises(InvalidInput, match="has no rows of m; its models: large, medium"):
         parse_profile_csv(text, SPEC, file="f.csv", product="Tesla V100")
+
+
+def test_slowdowns_by_share_and_neighbour_are_exported_and_stored() -> None:
+    profile = Profile(SPEC.key, "NVIDIA H200", POINTS, **MEASURED)
+    text = json.dumps(profiles_document(SPEC, [profile]))
+    assert parse_profiles(text, SPEC, file="f") == [profile]
+    assert decode_profile(encode_profile(profile)) == profile
+    assert "shares" not in json.dumps(profiles_document(SPEC, [GPU]))
+
+
+def test_all_mistakes_in_slowdowns_are_refused_together() -> None:
+    document = profiles_document(SPEC, [Profile(SPEC.key, "NVIDIA H200", POINTS, **MEASURED)])
+    [stored] = document["profiles"]
+    stored["shares"] = [{"share_pct": 0, "rows": 1, "factor": float(2)}, {"share_pct": 50, "x": 1}]
+    stored["pairs"] = [{"neighbour": "default/other", "factor": 0.5}]
+    with pytest.raises(InvalidInput) as refused:
+        parse_profiles(json.dumps(document), SPEC, file="f")
+    text = str(refused.value)
+    for place in ("shares[0].share_pct", "shares[1] may hold", "shares[1].rows", "shares[1].factor",
+                  "pairs[0].factor must be a number from 1"):  # fmt: skip
+        assert f"profiles[0].{place}" in text
+
+
+@pytest.mark.parametrize("text", ["0,50", "half", "50,,100", "101", ""])
+def test_shares_are_percentages(text: str) -> None:
+    with pytest.raises(InvalidInput, match="--shares must be percentages of 1 to 100"):
+        parse_shares(text)
+    assert parse_shares("100, 50,50") == [50, 100]
+    assert parse_shares(None) == []

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from load.experiments.workflows.simulation import POLICIES
 from load.report.run_file import read_run
 from load.report.summary import summarise
 from load.schema import RECORD_SCHEMA
@@ -379,6 +380,6 @@ def test_workflows_are_simulated_by_the_live_policies(cli: Cli, tmp_path: Path) 
     found = cli(
         "simulate", "--workflows", "gill", "--trace", str(trace), "--minutes", "1", "--json"
     ).document
-    assert [each["policy"] for each in found] == ["speculative", "greedy", "round-robin"]
+    assert [each["policy"] for each in found] == list(POLICIES)
     assert len({each["requests"] for each in found}) == 1
     assert found[0]["predicted_share"] > 0 == found[1]["predicted_share"]

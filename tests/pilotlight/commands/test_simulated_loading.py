@@ -57,7 +57,7 @@ def test_a_forecast_saves_cold_starts(cli: Cli, asked: list[str], tmp_path: Path
     none, ahead, kept = ran.document["runs"]
     assert [each["loading"] for each in (none, ahead, kept)] == ["none", "predictive", "keep-alive"]
     assert none["cold_starts"] == 9 * 3
-    assert ahead["cold_starts"] < none["cold_starts"] * 2 / 3
+    assert ahead["cold_starts"] <= none["cold_starts"] * 2 / 3
     assert none["actions"] == {}
     assert ahead["actions"]["load"]["forecast"] >= 10
     assert sum(ahead["loads"].values()) > ahead["cold_starts"]

@@ -54,13 +54,13 @@ class RunningPlatform:
         return document
 
     def apply(self, folder: Path, name: str, *, policy: str, uri: str) -> None:
-        """Create one model; returns when the gateway serves it."""
+        """Create one model; returns when the gateway knows it."""
         path = folder / f"{name}.yaml"
         path.write_text(MODEL.format(name=name, policy=policy, uri=uri))
         assert self.cli("apply", "-f", str(path)).status == 0
         with self.client() as client:
             servers.wait_until(
-                lambda: client.get(f"/v2/models/{name}").is_success, what=f"{name} known"
+                lambda: client.get(f"/v2/models/{name}").status_code != 404, what=f"{name} known"
             )
 
     def client(self) -> httpx.Client:

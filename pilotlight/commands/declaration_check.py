@@ -1,0 +1,57 @@
+"""Whether pods can read the models that were just declared: what `apply` warns of.
+
+A pod reads a model's small files, as it does for its metadata. Schemes whose libraries fetch whole
+models are left out: that would be a download.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from pilotlight.errors import RequestFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pilotlight.commands.target import PlatformTarget
+    from registry.domain.cluster import ClusterState
+    from registry.domain.model import ModelName, ModelSpec
+    from registry.domain.pod_state import PodState
+
+_SCHEMES: Final = ("s3://", "file://", "pvc://")
+_TIMEOUT_S: Final = 15.0
+_PARALLEL: Final = 8
+
+
+async def unreadable_models(
+    target: PlatformTarget, state: ClusterState, specs: Sequence[ModelSpec]
+) -> dict[ModelName, str]:
+    """Why a model cannot be read, by name; without a pod to ask, nothing."""
+    pods = [pod for pod in state.pods.values() if pod.is_accepting]
+    asked = [each for each in specs if each.storage_uri.startswith(_SCHEMES) and not each.needs]
+    if not pods or not asked:
+        return {}
+    limit = asyncio.Semaphore(_PARALLEL)
+
+    async def check(index: int, spec: ModelSpec) -> str:
+        async with limit:
+            return await _problem(target, pods[index % len(pods)], spec)
+
+    problems = await asyncio.gather(*(check(*each) for each in enumerate(asked)))
+    found = zip(asked, problems, strict=True)
+    return {spec.name: problem for spec, problem in found if problem}
+
+
+async def _problem(target: PlatformTarget, pod: PodState, spec: ModelSpec) -> str:
+    path = f"/v2/models/{spec.name.path_segment}/versions/{spec.generation}"
+    try:
+        response = await target.request_pod(pod, "GET", path, timeout_s=_TIMEOUT_S)
+    except RequestFailed:
+        return ""  # the pod is at fault, or takes long: nothing is known of the model
+    if response.is_success or response.status_code == 404:  # 404: not yet known there
+        return ""
+    try:
+        return str(response.json()["error"])
+    except (ValueError, KeyError, TypeError):
+        return f"HTTP {response.status_code} from {pod.name}"

@@ -1,0 +1,1 @@
+"""The command `top`: the overview of the web console in a terminal."""

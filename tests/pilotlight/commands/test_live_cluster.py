@@ -1,0 +1,65 @@
+"""`simulate --cluster live`: the running platform as a cluster file."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import httpx
+import yaml
+
+from load.simulator.cluster.cluster_file import cluster_of
+from pilotlight.commands.simulation.live_cluster import live_cluster_file
+from registry.domain.cluster import ClusterState
+from registry.domain.model import ModelName, ModelRecord, ModelSpec, Tier
+from registry.domain.pod import PodInfo
+from registry.domain.pod_state import PodState
+from registry.domain.profile import Profile, ProfilePoint
+from registry.domain.residency_index import Residency
+from tests.gateway.gateway_harness import running_pods
+from tests.registry.redis.clients import act
+
+if TYPE_CHECKING:
+    from tests import servers
+    from tests.pilotlight.conftest import Cli
+
+
+def test_measured_times_and_tiers_become_those_of_the_simulated_cluster() -> None:
+    state = ClusterState()
+    for name, node in (("pod-0", "one"), ("pod-1", "two"), ("pod-2", "two")):
+        info = PodInfo(name, "127.0.0.1:1", node, slots=4, memory_bytes=10**9)
+        state.pods[name] = PodState(info)
+    spec = ModelSpec(
+        ModelName("team", "embed"), "s3://models/embed",
+        annotations=(("pilotlight.io/policy", "colocation"), ("other", "x")),
+    )  # fmt: skip
+    state.models[spec.name] = ModelRecord(spec)
+    state.residency.put(spec.key, "pod-1", Residency(Tier.DEVICE, None, 0.0, 5 * 10**6))
+    points = (ProfilePoint(1, 0.01), ProfilePoint(8, 0.04))
+    state.profiles[spec.name] = {"": Profile(spec.key, "", points)}
+    estimates = state.measurements.at(state.pods["pod-1"].kind)[spec.key]
+    estimates.add("load:remote", [1.5, 1.5])
+    plan = cluster_of(yaml.safe_load(live_cluster_file(state)), source="live")
+    assert [[pod.name for pod in node.pods] for node in plan.nodes] == [
+        ["pod-0"], ["two-0", "two-1"],
+    ]  # fmt: skip
+    (model,) = plan.models
+    assert model.size_bytes == 5 * 10**6
+    assert [(point.rows, point.latency_s) for point in model.infer] == [(1, 0.01), (8, 0.04)]
+    assert model.load_s == {Tier.REMOTE: 1.5}
+    assert model.at == {"two-0": Tier.DEVICE}
+    assert model.spec.policy.routing == "colocation"
+
+
+def test_simulates_the_running_platform(cli: Cli, redis: servers.RedisServer) -> None:
+    spec = ModelSpec(ModelName("default", "embed"), "file:///embed")
+    act(redis.url, "default", lambda registry: registry.put_models([spec]))
+    trace = "poisson:rate=5,duration=2s,names=embed"
+    arguments = ("simulate", "--cluster", "live", "--trace", trace, "--redis-url", redis.url)
+    assert "no pod that accepts requests" in cli(*arguments).err
+    with (
+        httpx.Client(trust_env=False) as client,
+        running_pods("pod-a", redis_url=redis.url, pool="default", client=client),
+    ):
+        ran = cli(*arguments, "--processes", "1", "--json")
+    assert ran.status == 0, ran.err
+    assert (cli.home / "live-cluster.yaml").exists()
