@@ -78,6 +78,12 @@ def _arguments() -> argparse.Namespace:
         help="run only names with one of these parts, separated by commas: peers (proxy), models "
         "(tiers), policies",
     )
+    parser.add_argument(
+        "--dry", action="store_true", help="gpu: run on the CPU with tiny models, as a rehearsal"
+    )
+    parser.add_argument(
+        "--docs", action="store_true", help="gpu: write the figures into docs/benchmarks.md"
+    )
     arguments = parser.parse_args()
     arguments.what = arguments.what or list(DEFAULT)
     if unknown := set(arguments.what) - set(BENCHMARKS):
@@ -190,26 +196,49 @@ def _batching(arguments: argparse.Namespace, machine: Machine) -> None:
 
 
 def _gpu(arguments: argparse.Namespace, machine: Machine) -> None:
-    from benchmarks.gpu import measure  # imports torch
-    from benchmarks.gpu.subject import cuda_subject
+    from benchmarks.gpu import measure, rings, serving_marks  # imports torch
+    from benchmarks.gpu.page import with_section
+    from benchmarks.gpu.subject import cuda_subject, dry_subject
     from benchmarks.tiers.models import MODELS, folder_of
 
-    subject = cuda_subject()
+    subject = dry_subject() if arguments.dry else cuda_subject()
     if subject is None:
-        print("## On a GPU: skipped, no CUDA device was found")
+        print("## On a GPU: skipped, no CUDA device was found (--dry: a dry run on the CPU)")
         return
-    plan = measure.Plan(
-        served=folder_of("t5-small"),
-        loaded=folder_of("t5-base" if arguments.quick else "t5-large"),
-        repeats=arguments.repeats or (1 if arguments.quick else 5),
-        started=tuple(folder_of(name) for name in (MODELS[:1] if arguments.quick else MODELS)),
-    )
-    print(f"## On one {subject.name} ({plan.repeats} repeats)\n")
+    repeats = arguments.repeats or (1 if arguments.quick or arguments.dry else 5)
+    if arguments.dry:
+        tiny = folder_of("tiny-t5")
+        plan = measure.Plan(
+            tiny, tiny, repeats=1, inferences=2, cycles=2, pinned_bytes=1 << 16,
+            rings=rings.RINGS[:1],
+        )  # fmt: skip
+        serving = serving_marks.DRY
+    else:
+        plan = measure.Plan(
+            served=folder_of("t5-small"),
+            loaded=folder_of("t5-base" if arguments.quick else "t5-large"),
+            repeats=repeats,
+            started=tuple(folder_of(name) for name in (MODELS[:1] if arguments.quick else MODELS)),
+        )
+        serving = serving_marks.ServingPlan(repeats=repeats)
     measured = measure.measure(subject, plan)
-    print(measure.summary(measured))
-    print(f"\n{mark_lines(measure.marks(measured))}")
-    settings = {"device": subject.name} | asdict(plan)
-    _save("gpu", machine, {name: str(value) for name, value in settings.items()}, asdict(measured))
+    served = serving_marks.measure_serving_marks(subject, serving)
+    all_marks = [*measure.marks(measured), *serving_marks.serving_marks(served)]
+    report = "\n\n".join([
+        f"On one {subject.name} ({plan.repeats} repeats, {machine.line()}):",
+        measure.summary(measured),
+        serving_marks.serving_summary(served),
+        mark_lines(all_marks),
+    ])  # fmt: skip
+    print(f"## On a GPU\n\n{report}")
+    if arguments.dry:
+        print("\nSkipped without CUDA: registered host memory. The figures say nothing of a GPU.")
+    if arguments.docs and not arguments.dry:
+        page = REPOSITORY / "docs" / "benchmarks.md"
+        page.write_text(with_section(page.read_text(), report))
+    settings = {"device": subject.name} | asdict(plan) | asdict(serving)
+    samples = [asdict(measured), asdict(served)]
+    _save("gpu", machine, {name: str(value) for name, value in settings.items()}, samples)
 
 
 def _fidelity(arguments: argparse.Namespace, machine: Machine) -> None:

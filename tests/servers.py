@@ -409,11 +409,12 @@ def gateway(
     pool: str = "default",
     wait_ready: bool = True,
     program: Sequence[str] = ("gateway",),
+    port: int | None = None,
     **settings: object,
 ) -> Iterator[Gateway]:
     """A ready gateway with its log in `folder`; stopped at the end if it still runs."""
     folder.mkdir(parents=True, exist_ok=True)
-    port = free_port()
+    port = port or free_port()
     flags = {"port": port, "redis_url": redis_url, "pool": pool, **settings}
     arguments = [
         text

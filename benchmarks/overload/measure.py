@@ -2,6 +2,7 @@
 
 Times of the machine change by the minute: goodput is compared with the capacity right before and
 after it, tenants' latencies with those of the same requests without the greedy tenant, in turns.
+Where other programs take turns with the pod, compare goodput per second of the pod's CPU time.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from benchmarks.overload.generator import Load, Stream
+from benchmarks.overload.generator import Load, Sent, Stream
 from benchmarks.overload.servers import TENANTS, Servers, path_of, running_servers
 from benchmarks.quantiles import quantile
 
@@ -32,6 +33,14 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
+class Served:
+    """Good responses per second, of time and of the pod's CPU time."""
+
+    per_s: float
+    per_cpu_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Cell:
     """Goodput at a multiple of the capacity; rates in requests per second."""
 
@@ -39,6 +48,10 @@ class Cell:
     has_deadline: bool
     capacity: float
     goodput: float
+    cpu_share: float
+    """Goodput per second of the pod's CPU time, as a share of what that is at the capacity."""
+    gateway_ms: float
+    """The gateway's CPU time for each request that was due."""
     late: int
     statuses: dict[str, int]
     p50_s: float
@@ -80,19 +93,21 @@ def measure(plan: Plan) -> Measured:
                 before = _capacity(servers, plan)
                 for multiple in MULTIPLES:
                     before = _add_cell(measured, servers, plan, before, multiple, deadline_ms, seed)
-                _add_neighbours(measured, servers, plan, before, deadline_ms, seed)
+                _add_neighbours(measured, servers, plan, before.per_s, deadline_ms, seed)
     return measured
 
 
 def _add_cell(
-    measured: Measured, servers: Servers, plan: Plan, before: float, multiple: int,
+    measured: Measured, servers: Servers, plan: Plan, before: Served, multiple: int,
     deadline_ms: int, seed: int,
-) -> float:  # fmt: skip
+) -> Served:  # fmt: skip
     """Returns the capacity after it."""
-    rate = multiple * before / len(TENANTS)
+    rate = multiple * before.per_s / len(TENANTS)
     streams = tuple(Stream(path_of(tenant), rate, deadline_ms) for tenant in TENANTS)
     warm_up_s = plan.seconds / 4
-    sent = servers.send(Load(streams, plan.seconds + warm_up_s, warm_up_s, seed))
+    gateway_s = servers.gateway.cpu_s()
+    sent, served = _send(servers, Load(streams, plan.seconds + warm_up_s, warm_up_s, seed))
+    gateway_s = servers.gateway.cpu_s() - gateway_s
     after = _capacity(servers, plan)
     statuses: dict[str, int] = {}
     for each in sent:
@@ -104,8 +119,10 @@ def _add_cell(
         Cell(
             multiple,
             deadline_ms > 0,
-            (before + after) / 2,
-            sum(each.good for each in sent) / plan.seconds,
+            (before.per_s + after.per_s) / 2,
+            served.per_s,
+            served.per_cpu_s / ((before.per_cpu_s + after.per_cpu_s) / 2),
+            1000 * gateway_s / max(1, sum(len(each.lateness_s) for each in sent)),
             sum(each.late for each in sent),
             statuses,
             _quantile(latencies_s, 0.5),
@@ -146,8 +163,15 @@ def _quantile(samples: list[float], share: float) -> float:
     return quantile(samples, share) if samples else math.nan
 
 
-def _capacity(servers: Servers, plan: Plan) -> float:
+def _capacity(servers: Servers, plan: Plan) -> Served:
     streams = tuple(Stream(path_of(tenant), CLIENTS) for tenant in TENANTS)
-    seconds = plan.seconds / 2
-    sent = servers.send(Load(streams, seconds + 1.0, 1.0, plan.seed, is_closed=True))
-    return sum(each.good for each in sent) / seconds
+    load = Load(streams, plan.seconds / 2 + 1.0, 1.0, plan.seed, is_closed=True)
+    return _send(servers, load)[1]
+
+
+def _send(servers: Servers, load: Load) -> tuple[list[Sent], Served]:
+    used_s = servers.pod.cpu_s()
+    sent = servers.send(load)
+    busy_ratio = (servers.pod.cpu_s() - used_s) / load.seconds
+    per_s = sum(each.good for each in sent) / (load.seconds - load.warm_up_s)
+    return sent, Served(per_s, per_s / busy_ratio if busy_ratio else math.nan)

@@ -20,9 +20,10 @@ MAX_GROWTH: Final = 1.2
 def summary(measured: Measured) -> str:
     """Medians over the repeats, in Markdown."""
     lines = [
-        "| times capacity | deadlines | capacity/s | goodput/s | share (lowest) | p50 ms | p99 ms"
+        "| times capacity | deadlines | capacity/s | goodput/s | share (lowest)"
+        " | share by the pod's CPU time (lowest) | gateway's CPU ms per request | p50 ms | p99 ms"
         " | late | sent late, p99 ms |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for has_deadline in (False, True):
         for multiple in MULTIPLES:
@@ -35,6 +36,9 @@ def summary(measured: Measured) -> str:
                 f" {median(each.goodput for each in cells):.1f} |"
                 f" {median(each.share for each in cells):.2f}"
                 f" ({min(each.share for each in cells):.2f}) |"
+                f" {median(each.cpu_share for each in cells):.2f}"
+                f" ({min(each.cpu_share for each in cells):.2f}) |"
+                f" {median(each.gateway_ms for each in cells):.2f} |"
                 f" {median(each.p50_s for each in cells) * 1000:.0f} |"
                 f" {median(each.p99_s for each in cells) * 1000:.0f} |"
                 f" {sum(each.late for each in cells)} |"

@@ -8,21 +8,32 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import uvicorn
 
-from registry.domain.model import ModelName, ModelSpec, Tier
+from registry.domain.application import (
+    AccuracyProfile,
+    ApplicationSpec,
+    InputTensor,
+    SneakPeekSpec,
+)
+from registry.domain.model import ModelName, ModelPolicy, ModelSpec, Tier
 from registry.domain.pod import HEARTBEAT_S, PodInfo, PodReport, Samples
 from registry.domain.reservation import ANY_COPIES
 from registry.errors import RegistryUnavailable
 from registry.redis.client import Registry
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
 
 RESPONSE: Final = b'{"predictions":[1]}'
 MODEL: Final = "m"
+APPLICATION, LOOKING = "app", "looking"
+"""Applications with one variant each; requests to the second are looked at."""
+CLASSES: Final = ("no", "yes")
+DIMENSIONS: Final = 64
 NAME: Final = "pod-0"
 TIMING: Final = "load;dur=0.0, preprocess;dur=0.1, infer;dur=0.2, postprocess;dur=0.1"
 _SLOTS: Final = 1024
@@ -48,13 +59,37 @@ async def application(
 
 
 @contextlib.asynccontextmanager
-async def registered(redis_url: str, address: str) -> AsyncIterator[None]:
-    """Keep the pod registered, warm for the model and with measurements."""
+async def registered(redis_url: str, address: str, look: str | None) -> AsyncIterator[None]:
+    """Keep the pod registered, warm for the models and with measurements.
+
+    `look`: folder of a trained look at requests' data; then applications are declared as well.
+    """
     registry = await Registry.connect(redis_url)
     info = PodInfo(NAME, address, "node-0", slots=_SLOTS, memory_bytes=1 << 30)
     epoch = await registry.register_pod(info)
-    spec = ModelSpec(ModelName("default", MODEL), "file:///nowhere")
-    await registry.put_models([spec])
+    specs = [_spec(MODEL)]
+    if look is not None:
+        specs += [_spec(f"{name}-small", name) for name in (APPLICATION, LOOKING)]
+    await registry.put_models(specs)
+    for spec in specs:
+        await _load(registry, epoch, spec)
+    if look is not None:
+        await _declare_applications(registry, specs[1:], look)
+    async with asyncio.TaskGroup() as group:
+        heartbeats = group.create_task(_send_heartbeats(registry, epoch))
+        try:
+            yield
+        finally:
+            heartbeats.cancel()
+    await registry.close()
+
+
+def _spec(name: str, application: str | None = None) -> ModelSpec:
+    policy = ModelPolicy(application=application)
+    return ModelSpec(ModelName("default", name), "file:///nowhere", policy=policy)
+
+
+async def _load(registry: Registry, epoch: int, spec: ModelSpec) -> None:
     token = await registry.claim_load(NAME, epoch, spec.key, ANY_COPIES)
     if token is None:
         raise RuntimeError("the claim on an empty registry was refused")
@@ -63,13 +98,22 @@ async def registered(redis_url: str, address: str) -> AsyncIterator[None]:
     times_s = {"preprocess": 0.0001, "infer": 0.0002, "postprocess": 0.0001, "network": 0.0005}
     samples = tuple(Samples(spec.key, measure, (value,)) for measure, value in times_s.items())
     await registry.heartbeat(NAME, epoch, PodReport(samples=samples))
-    async with asyncio.TaskGroup() as group:
-        heartbeats = group.create_task(_send_heartbeats(registry, epoch))
-        try:
-            yield
-        finally:
-            heartbeats.cancel()
-    await registry.close()
+
+
+async def _declare_applications(
+    registry: Registry, variants: Sequence[ModelSpec], look: str
+) -> None:
+    for spec in variants:
+        application = ApplicationSpec(
+            ModelName("default", str(spec.policy.application)),
+            CLASSES,
+            inputs=(InputTensor("features", "FP32", (-1, DIMENSIONS)),),
+        )
+        if spec.policy.application == LOOKING:
+            peek = SneakPeekSpec(f"file://{look}", short_circuit=False)
+            application = replace(application, sneak_peek=peek)
+        await registry.put_applications([application])
+        await registry.put_accuracy(AccuracyProfile(spec.key, CLASSES, ((9, 1), (1, 9))))
 
 
 async def _send_heartbeats(registry: Registry, epoch: int) -> None:
@@ -92,10 +136,13 @@ async def _serve(port: int) -> None:
     await uvicorn.Server(config).serve()
 
 
-async def _run(port: int | None, address: str | None, redis_url: str | None) -> None:
+async def _run(
+    port: int | None, address: str | None, redis_url: str | None, look: str | None
+) -> None:
     async with contextlib.AsyncExitStack() as stack:
         if redis_url is not None:
-            await stack.enter_async_context(registered(redis_url, address or f"127.0.0.1:{port}"))
+            pod = registered(redis_url, address or f"127.0.0.1:{port}", look)
+            await stack.enter_async_context(pod)
         if port is not None:
             await _serve(port)
         else:
@@ -107,9 +154,10 @@ def main() -> None:
     parser.add_argument("--port", type=int)
     parser.add_argument("--address")
     parser.add_argument("--redis-url")
+    parser.add_argument("--look", help="declare applications; folder of a trained look")
     arguments = parser.parse_args()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(_run(arguments.port, arguments.address, arguments.redis_url))
+        runner.run(_run(arguments.port, arguments.address, arguments.redis_url, arguments.look))
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:

@@ -88,7 +88,12 @@ def running(system: ServingSystem, setup: RoundSetup) -> Iterator[ReadySystem]:
 
 
 def _responds(url: str) -> bool:
-    status, body = post(url, TINY)
+    return responds(url, TINY)
+
+
+def responds(url: str, content: bytes) -> bool:
+    """Whether the pod answers a request with this body."""
+    status, body = post(url, content)
     return status == 200 and b"predictions" in body
 
 
@@ -135,6 +140,13 @@ def _direct(stack: contextlib.ExitStack, setup: RoundSetup) -> ReadySystem:
 
 
 def _pilotlight(stack: contextlib.ExitStack, setup: RoundSetup) -> ReadySystem:
+    return start_pilotlight(stack, setup)
+
+
+def start_pilotlight(
+    stack: contextlib.ExitStack, setup: RoundSetup, *registrar_flags: str
+) -> ReadySystem:
+    """A gateway with a Redis server and a pod of its own; flags of `benchmarks.proxy.pod`."""
     redis_port, port = free_port(), free_port()
     redis_url = f"redis://127.0.0.1:{redis_port}"
     other_core = {setup.generator_core}
@@ -142,7 +154,9 @@ def _pilotlight(stack: contextlib.ExitStack, setup: RoundSetup) -> ReadySystem:
     redis = _start(stack, setup, "redis", command, other_core)
     redis.wait_until(lambda: b"Ready to accept" in redis.log.read_bytes(), timeout_s=10)
     pod, address = _pod(stack, setup)
-    command = _python("benchmarks.proxy.pod", "--address", address, "--redis-url", redis_url)
+    command = _python(
+        "benchmarks.proxy.pod", "--address", address, "--redis-url", redis_url, *registrar_flags
+    )
     registrar = _start(stack, setup, "registrar", command, other_core)
     command = _python("gateway", "--redis-url", redis_url, "--port", str(port))
     gateway = _start(stack, setup, "gateway", command, setup.system_cores)

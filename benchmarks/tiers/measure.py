@@ -68,13 +68,13 @@ def measure(*, repeats: int, models: Sequence[str]) -> tuple[list[Loading], list
             skipped.append(f"{model}: {_ROOM} times {size / 1e9:.1f} GB of memory are not free")
             continue
         most = min(repeats, _LARGE_REPEATS) if size > _LARGE_BYTES else repeats
-        with _contestants(model) as contestants:
+        with _contestants(model, skipped) as contestants:
             results += _measure_model(model, contestants, most, skipped)
     return results, skipped
 
 
 @contextmanager
-def _contestants(model: str) -> Iterator[list[Contestant]]:
+def _contestants(model: str, skipped: list[str]) -> Iterator[list[Contestant]]:
     folder = folder_of(model)
     before = dict(os.environ)
     with ExitStack() as stack:
@@ -84,7 +84,7 @@ def _contestants(model: str) -> Iterator[list[Contestant]]:
             yield [
                 *usual_ways(folder),
                 *loaders(folder),
-                *stack.enter_context(our_ways(folder)),
+                *stack.enter_context(our_ways(folder, skipped)),
                 *stack.enter_context(remote_ways(model, scratch)),
             ]
         finally:

@@ -27,15 +27,17 @@ _KEY = "benchmark/t5@1"
 
 
 @contextmanager
-def our_ways(folder: Path) -> Iterator[list[Contestant]]:
-    """From disk, and from host where that tier has room."""
+def our_ways(folder: Path, skipped: list[str]) -> Iterator[list[Contestant]]:
+    """From disk, and from host where that tier has room; adds to `skipped` where it has none."""
     path = folder / WEIGHTS
     with host_image(folder) as opened:
         ways = [
             _way("Pilotlight", folder, lambda: DiskWeights([path]), DISK, is_kept=False),
             _way("Pilotlight, again", folder, lambda: DiskWeights([path]), DISK, is_kept=True),
         ]
-        if opened is not None:
+        if opened is None:
+            skipped.append(f"{folder.name}: tier host has no room in {_memory_folder()}")
+        else:
             host = (Start.HOST,)
             ways += [
                 _way("Pilotlight", folder, opened, host, is_kept=False),
@@ -49,9 +51,8 @@ def host_image(folder: Path) -> Iterator[Callable[[], WeightSource] | None]:
     """Opens the model's image in tier `host`; None where that has no room for it."""
     path = folder / WEIGHTS
     files = (RemoteFile(WEIGHTS, path.stat().st_size, "1"),)
-    place = Path("/dev/shm") if Path("/dev/shm").is_dir() else Path(tempfile.gettempdir())
     name = f"pilotlight-benchmark-{os.getpid()}-{folder.name}"
-    tier = enter_host_tier(place / name, 2 * files[0].size_bytes)
+    tier = enter_host_tier(_memory_folder() / name, 2 * files[0].size_bytes)
     try:
         yield (lambda: _image(tier, files)) if _put(tier, files, path) else None
     finally:
@@ -103,10 +104,14 @@ def filled_skeleton(
     return skeleton
 
 
+def _memory_folder() -> Path:
+    return Path("/dev/shm") if Path("/dev/shm").is_dir() else Path(tempfile.gettempdir())
+
+
 def _put(tier: HostTier, files: tuple[RemoteFile, ...], path: Path) -> bool:
     source = DiskWeights([path])
     try:
-        return tier.put(_KEY, files, source) is PutOutcome.DONE
+        return tier.put(_KEY, files, source) in {PutOutcome.DONE, PutOutcome.THERE}
     finally:
         source.close()
 

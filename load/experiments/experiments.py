@@ -16,6 +16,7 @@ from load.experiments.scaling import scale
 from load.experiments.schedulers import warsaw
 from load.experiments.sneakpeek import sneakpeek
 from load.experiments.workflows import experiment as workflows
+from load.experiments.workflows import scale as workflow_scale
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -41,5 +42,6 @@ _ALL: Final = (
     drift.EXPERIMENT,
     sneakpeek.EXPERIMENT,
     workflows.EXPERIMENT,
+    workflow_scale.EXPERIMENT,
 )
 EXPERIMENTS: Final[Mapping[str, Experiment]] = {each.name: each for each in _ALL}

@@ -145,12 +145,20 @@ class Run(Requests):
     """From the file and the summary beside it."""
     predict_pod: GroupedNames
     stages_ms: Mapping[str, np.ndarray[Any, np.dtype[np.float32]]]
+    first_byte_s: Floats
     answers: Answers | None = None
     """Of a run with labelled examples."""
 
     @property
     def was_interrupted(self) -> bool:
         return bool(self.metadata.get("interrupted"))
+
+    @property
+    def first_token_s(self) -> Floats | None:
+        """From the scheduled time to the first byte of a stream; None: nothing was streamed."""
+        if self.metadata.get("protocol") != "openai":
+            return None
+        return np.where(self.is_ok, self.first_byte_s - self.scheduled_s, np.nan)
 
     @property
     def wasted_memory_byte_s(self) -> float | None:

@@ -77,6 +77,7 @@ def read_run(path: Path, name: str) -> Run:
         metadata=metadata,
         predict_pod=GroupedNames.of(table.column("predict_pod")),
         stages_ms=stages,
+        first_byte_s=floats(table.column("first_byte_s")),
         answers=answer_columns(table) if _ANSWERS[-1] in table.column_names else None,
     )
 

@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import numpy as np
 
 from load.generator.settings import LATE_S
-from load.report.aggregates import GOOD, MISSED, OK, Aggregates, ExactLatencies, kinds_of
+from load.report.aggregates import (
+    GOOD,
+    MISSED,
+    OK,
+    Aggregates,
+    ExactLatencies,
+    kinds_of,
+    percentiles,
+)
 from load.report.answers import summarise_answers
 from load.report.pod_usage import loading_s
 from load.report.run import rate_rps
@@ -106,11 +114,12 @@ def summarise(run: Run) -> dict[str, Any]:
     """A run as a JSON document, with exact percentiles."""
     totals = RunTotals(ExactLatencies)
     totals.add_requests(run)
-    answers = summarise_answers(run)
+    answers, first_token_s = summarise_answers(run), run.first_token_s
     return {
         "run": run.name,
         "interrupted": run.was_interrupted,
         **({} if answers is None else {"answers": answers}),
+        **({} if first_token_s is None else {"first_token_s": percentiles(first_token_s)}),
         **totals.totals(
             offered_s=run.offered_s,
             duration_s=run.duration_s,

@@ -237,4 +237,6 @@ def _interference(plan: ClusterPlan) -> interference.Interference:
             for model, beside, factor in plan.pairs
         }
         return interference.table(known)
+    if plan.igniter is not None:
+        return interference.igniter(plan.igniter)
     return interference.overlap if plan.interference == "overlap" else interference.none

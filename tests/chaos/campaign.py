@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections import Counter, defaultdict
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from registry.errors import RegistryUnavailable
 from tests.chaos.executions import executed_twice, read_ledger
-from tests.chaos.faults import KINDS, Cause
+from tests.chaos.faults import KINDS, Cause, NotCaused
 from tests.chaos.leaks import find_leaks, left_after_stop, read_baseline
 from tests.chaos.load import Load, Outcome
 from tests.chaos.platform import MODELS_MISSING
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from tests.chaos.leaks import Baseline
     from tests.chaos.load import Sent
     from tests.chaos.platform import PlatformUnderTest
+    from tests.chaos.processes import Process
 
 _HEAL_LIMIT_S: Final = 180.0
 _ROUNDS_PER_CHECK: Final = 5
@@ -50,7 +52,7 @@ class Injected:
 class Ended:
     """The end of a process, between two looks at the table of processes."""
 
-    role: str
+    process: Process
     alive_s: float
     gone_s: float
 
@@ -62,8 +64,11 @@ class Campaign:
     rate: float
     faults: list[Injected] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)
-    ends: dict[int, Ended] = field(default_factory=dict)
-    killed: set[int] = field(default_factory=set)
+    not_caused: Counter[str] = field(default_factory=Counter)
+    """Faults by kind that met nothing to act on; they do not count among `faults`."""
+    ends: list[Ended] = field(default_factory=list)
+    killed: set[tuple[int, int]] = field(default_factory=set)
+    """Identities of processes that a fault has ended."""
     together: Sequence[str] = ()
     """Kinds of faults that every round causes, in place of random ones."""
     allowed: list[tuple[int, float, float]] = field(default_factory=list)
@@ -104,7 +109,10 @@ class Campaign:
         """Cause one to three faults at once and wait until all is well; False if it does not."""
         kinds = self._choose(min(most, self.rng.choices((1, 2, 3), (5, 3, 2))[0]))
         began_s = time.monotonic()
-        injected = await asyncio.gather(*(self._inject(kind) for kind in kinds))
+        tried = await asyncio.gather(*(self._inject(kind) for kind in kinds))
+        injected = [each for each in tried if each is not None]
+        if not injected:
+            return True
         self.faults += injected
         is_emptied = any(each.kind == "Redis emptied" for each in injected)
         why = await self._heal(time.monotonic(), declares=is_emptied)
@@ -136,12 +144,17 @@ class Campaign:
                 chosen.append(kind)
         return chosen
 
-    async def _inject(self, kind: Kind) -> Injected:
+    async def _inject(self, kind: Kind) -> Injected | None:
         duration_s = kind.duration_s(self.rng)
         cause = Cause(self.platform, self.rng, self.killed)
         began_s = time.monotonic()
-        async with kind.begin(cause):
-            await asyncio.sleep(duration_s)
+        try:
+            async with kind.begin(cause):
+                await asyncio.sleep(duration_s)
+        except NotCaused as error:
+            self.not_caused[kind.name] += 1
+            print(f"      {kind.name} not caused: {error}", flush=True)  # noqa: T201
+            return None
         over_s = time.monotonic() if kind.max_s else began_s
         return Injected(kind.name, over_s, duration_s)
 
@@ -192,7 +205,7 @@ class Campaign:
         self.load.resume()
 
     def _wrong_requests(self) -> list[str]:
-        gateways = [each for each in self.ends.values() if each.role == "gateway"]
+        gateways = [each for each in self.ends if each.process.role == "gateway"]
         found = []
         for sent in self.load.requests:
             text = f"{sent.id} to model {sent.model}: {sent.outcome} {sent.status} {sent.detail}"
@@ -216,8 +229,10 @@ class Campaign:
 
     def _executed_twice(self) -> list[str]:
         executions = read_ledger(self.platform.ledger)
-        gone_s = {pid: each.gone_s for pid, each in self.ends.items()}
-        found = [f"executed twice: {each}" for each in executed_twice(executions, gone_s)]
+        gone_s: dict[int, list[float]] = defaultdict(list)
+        for each in self.ends:
+            gone_s[each.process.pid].append(each.gone_s)
+        found = [f"executed twice: {text}" for text in executed_twice(executions, gone_s)]
         return found + [
             f"{sent.id} was answered and is not in the ledger"
             for sent in self.load.requests
@@ -227,21 +242,21 @@ class Campaign:
     def _crashes(self) -> list[str]:
         """Ends of processes that no fault caused."""
         return [
-            f"{each.role} {pid} ended by itself"
-            for pid, each in self.ends.items()
-            if pid not in self.killed and each.role != "other"
+            f"{each.process.role} {each.process.pid} ended by itself"
+            for each in self.ends
+            if each.process.identity not in self.killed and each.process.role != "other"
         ]
 
     async def _watch_processes(self) -> None:
         """Note the end of each process of the platform."""
-        known: dict[int, str] = {}
+        known: dict[tuple[int, int], Process] = {}
         looked_s = time.monotonic()
         while True:
             processes = await asyncio.to_thread(self.platform.processes)
             now_s = time.monotonic()
-            alive = {each.pid: each.role for each in processes}
-            for pid in known.keys() - alive.keys():
-                self.ends[pid] = Ended(known[pid], looked_s, now_s)
+            alive = {each.identity: each for each in processes}
+            for identity in known.keys() - alive.keys():
+                self.ends.append(Ended(known[identity], looked_s, now_s))
             known = alive
             looked_s = now_s
             await asyncio.sleep(_POLL_S)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
 _SEEN_LATE_S: Final = 0.5
@@ -41,18 +41,19 @@ def read_ledger(path: Path) -> dict[str, list[Execution]]:
 
 
 def executed_twice(
-    executions: Mapping[str, list[Execution]], ended_s: Mapping[int, float]
+    executions: Mapping[str, list[Execution]], ended_s: Mapping[int, Sequence[float]]
 ) -> list[str]:
     """Requests that gave outputs twice while both processes lived.
 
     A second execution is allowed only after the end of the first one's process, which is then no
-    longer there to answer. `ended_s`: when each process that has ended was seen to be gone.
+    longer there to answer. `ended_s`: when processes with this number were seen to be gone.
     """
     twice = []
     for request, each in executions.items():
         whole = [execution for execution in each if execution.ended_s is not None]
         for first, second in itertools.pairwise(whole):
-            gone_s = ended_s.get(first.pid, float("inf"))
+            ends_s = [end_s for end_s in ended_s.get(first.pid, ()) if end_s > first.began_s]
+            gone_s = min(ends_s, default=float("inf"))
             if first.pid == second.pid or gone_s > second.began_s + _SEEN_LATE_S:
                 twice.append(
                     f"{request}: pid {first.pid} ended {first.ended_s:.3f},"

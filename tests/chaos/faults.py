@@ -33,18 +33,25 @@ _STARTS: Final = 3
 _FREE_BYTES: Final = 4096
 
 
+class NotCaused(Exception):
+    """The fault met nothing that it could act on. Raised before it has changed anything."""
+
+
 @dataclass(frozen=True, slots=True)
 class Cause:
     """What a fault acts on."""
 
     platform: PlatformUnderTest
     rng: random.Random
-    killed: set[int]
-    """Process numbers whose end a fault caused; faults add to it."""
+    killed: set[tuple[int, int]]
+    """Identities of processes whose end a fault caused; faults add to it."""
 
-    def pick(self, role: str) -> Process | None:
+    def pick(self, role: str) -> Process:
+        """One of this role's processes. Raises NotCaused: another fault has ended all."""
         found = sorted(self.platform.of_role(role), key=lambda each: each.pid)
-        return self.rng.choice(found) if found else None
+        if not found:
+            raise NotCaused(f"no process: {role}")
+        return self.rng.choice(found)
 
 
 Fault = AbstractAsyncContextManager[None]
@@ -68,26 +75,26 @@ def _kill(role: str) -> Callable[[Cause], Fault]:
     @asynccontextmanager
     async def killed(cause: Cause) -> AsyncIterator[None]:
         victim = cause.pick(role)
-        if victim is not None:
-            lost = {victim.pid}
-            if role in {"forkserver", "supervisor"}:  # the kernel ends what they have started
-                lost = {
-                    each.pid
-                    for each in cause.platform.processes()
-                    if role == "supervisor" or each.role in {"forkserver", "pod"}
-                }
-            cause.killed.update(lost)
-            _send(victim.pid, signal.SIGKILL)
-            if role == "supervisor":
-                await asyncio.to_thread(_start_again, cause, lost)
+        lost = {victim.identity}
+        if role in {"forkserver", "supervisor"}:  # the kernel ends what they have started
+            lost = {
+                each.identity
+                for each in cause.platform.processes()
+                if role == "supervisor" or each.role in {"forkserver", "pod"}
+            }
+        cause.killed.update(lost)
+        _send(victim.pid, signal.SIGKILL)
+        if role == "supervisor":
+            await asyncio.to_thread(_start_again, cause, lost)
         yield
 
     return killed
 
 
-def _start_again(cause: Cause, lost: set[int]) -> None:
+def _start_again(cause: Cause, lost: set[tuple[int, int]]) -> None:
     servers.wait_until(
-        lambda: not lost & {each.pid for each in cause.platform.processes()}, what="processes gone"
+        lambda: not lost & {each.identity for each in cause.platform.processes()},
+        what="processes gone",
     )
     for _ in range(_STARTS - 1):
         with suppress(RuntimeError):  # a machine too busy to start it in time
@@ -100,9 +107,6 @@ def _stop(role: str) -> Callable[[Cause], Fault]:
     @asynccontextmanager
     async def stopped(cause: Cause) -> AsyncIterator[None]:
         victim = cause.pick(role)
-        if victim is None:
-            yield
-            return
         _send(victim.pid, signal.SIGSTOP)
         try:
             yield
@@ -118,9 +122,6 @@ def _starve(role: str) -> Callable[[Cause], Fault]:
     @asynccontextmanager
     async def starved(cause: Cause) -> AsyncIterator[None]:
         victim = cause.pick(role)
-        if victim is None:
-            yield
-            return
         with suppress(ProcessLookupError):
             before = resource.prlimit(victim.pid, resource.RLIMIT_NOFILE)
             resource.prlimit(victim.pid, resource.RLIMIT_NOFILE, (16, before[1]))
@@ -168,19 +169,23 @@ async def _redis_asked_to_fail_over(cause: Cause) -> AsyncIterator[None]:
 async def _redis_stopped(cause: Cause) -> AsyncIterator[None]:
     """SIGSTOP: long ones make Sentinel promote the replica while the old master comes back."""
     process = (await asyncio.to_thread(cause.platform.redis.master)).process
-    pid = process.pid if process is not None else 0
-    _send(pid, signal.SIGSTOP)
+    if process is None:
+        raise NotCaused("the master does not run")
+    _send(process.pid, signal.SIGSTOP)
     try:
         yield
     finally:
-        _send(pid, signal.SIGCONT)
+        _send(process.pid, signal.SIGCONT)
 
 
 @asynccontextmanager
 async def _redis_emptied(cause: Cause) -> AsyncIterator[None]:
     """FLUSHALL; then the operator declares the models again."""
-    with suppress(redis.RedisError), cause.platform.redis.connect() as client:
-        client.flushall()
+    try:
+        with cause.platform.redis.connect() as client:
+            client.flushall()
+    except redis.RedisError as error:
+        raise NotCaused(f"FLUSHALL: {error}") from error
     for _ in range(20):
         try:
             await cause.platform.declare()
@@ -214,8 +219,12 @@ async def _redis_slow(cause: Cause) -> AsyncIterator[None]:
 async def _redis_refuses(cause: Cause) -> AsyncIterator[None]:
     """All connections are closed and new ones refused."""
     client = await asyncio.to_thread(cause.platform.redis.connect)
-    with suppress(redis.RedisError):
+    try:
         client.config_set("maxclients", 1)
+    except redis.RedisError as error:
+        client.close()
+        raise NotCaused(f"maxclients: {error}") from error
+    with suppress(redis.RedisError):
         for kind in ("normal", "pubsub"):
             client.client_kill_filter(_type=kind)
     try:
@@ -256,8 +265,7 @@ async def _disk_full(cause: Cause) -> AsyncIterator[None]:
 
 def _send(pid: int, number: signal.Signals) -> None:
     with suppress(ProcessLookupError):
-        if pid:
-            os.kill(pid, number)
+        os.kill(pid, number)
 
 
 KINDS: Final = (

@@ -14,7 +14,7 @@ from pilotlight.state_dir import StateDir
 from registry.errors import RegistryUnavailable
 from tests.chaos.models import model_name
 from tests.chaos.processes import listening_ports
-from tests.gateway.gateway_harness import metric
+from tests.chaos.scrape import MetricMissing, present_metric
 
 if TYPE_CHECKING:
     from tests.chaos.platform import PlatformUnderTest
@@ -69,7 +69,13 @@ async def _look(platform: PlatformUnderTest, baseline: Baseline) -> list[str]:
             *_processes(platform, baseline),
             *_files(platform),
         ]
-    except (RegistryUnavailable, httpx.HTTPError, redis.RedisError, OSError) as error:
+    except (
+        RegistryUnavailable,
+        httpx.HTTPError,
+        redis.RedisError,
+        MetricMissing,
+        OSError,
+    ) as error:
         return [f"not healed: {error!r}"]
 
 
@@ -92,7 +98,7 @@ async def _requests(platform: PlatformUnderTest) -> list[str]:
             found += [
                 f"{role} at {address}: {name} is {value:g}"
                 for name in _IDLE[role]
-                if (value := metric(text, name))
+                if (value := present_metric(text, name))
             ]
     return found
 

@@ -23,7 +23,7 @@ from tests import servers
 from tests.chaos.models import declaration, write_models
 from tests.chaos.processes import MARK, Process, ProcessTable, listening_ports
 from tests.chaos.redis_group import RedisGroup
-from tests.gateway.gateway_harness import metric
+from tests.chaos.scrape import MetricMissing, present_metric
 
 if TYPE_CHECKING:
     from registry.domain.cluster import ClusterState
@@ -136,7 +136,7 @@ class PlatformUnderTest:
     async def gateway_metric(self, name: str) -> float:
         url = f"http://127.0.0.1:{self.port}/metrics"
         async with httpx.AsyncClient(trust_env=False, timeout=3.0) as client:
-            return metric((await client.get(url)).text, name)
+            return present_metric((await client.get(url)).text, name)
 
     async def why_unhealthy(self) -> str:
         """What is not as it was before the faults; empty if nothing is."""
@@ -157,6 +157,6 @@ class PlatformUnderTest:
             age_s = await self.gateway_metric("pilotlight_gateway_registry_age_seconds")
             if age_s > 3.0:
                 return f"the gateway's state is {age_s:.1f} s old"
-        except (RegistryUnavailable, httpx.HTTPError, OSError) as error:
+        except (RegistryUnavailable, httpx.HTTPError, MetricMissing, OSError) as error:
             return repr(error)
         return ""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from statistics import median
 from typing import TYPE_CHECKING, Final
 
 from benchmarks.quantiles import quantile
+from tests.chaos.faults import KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,17 +21,18 @@ _NUMBERS: Final = re.compile(r"\d+(\.\d+)?")
 
 def markdown(campaign: Campaign) -> str:
     outcomes = campaign.load.outcomes()
+    by_kind: dict[str, tuple[list[float], list[float]]] = {kind.name: ([], []) for kind in KINDS}
+    for each in campaign.faults:
+        by_kind[each.kind][each.is_alone].append(each.heal_s)
     lines = [
         f"Seed {campaign.seed}, {len(campaign.faults)} faults, {campaign.load.rate:g} requests/s,"
         f" {campaign.platform.pods} pods, {campaign.platform.models} models,"
-        f" {campaign.checks} checks for leaks, {len(campaign.violations)} violations.",
+        f" {campaign.checks} checks for leaks, {len(campaign.violations)} violations;"
+        f" {campaign.not_caused.total()} more faults met nothing to act on.",
         "",
         "| fault | number | alone | median s | p95 s | in company, median s | p95 s |",
         "|---|---|---|---|---|---|---|",
     ]
-    by_kind: dict[str, tuple[list[float], list[float]]] = defaultdict(lambda: ([], []))
-    for each in campaign.faults:
-        by_kind[each.kind][each.is_alone].append(each.heal_s)
     for kind, (others, alone) in sorted(by_kind.items()):
         number = len(others) + len(alone)
         lines.append(f"| {kind} | {number} | {len(alone)} | {_row(alone)} | {_row(others)} |")

@@ -32,6 +32,21 @@ class Trend:
         return f"{self.mean:,.1f} | {self.per_hour:+,.1f} | {self.low:+,.1f} to {self.high:+,.1f}"
 
 
+def without(values: Sequence[float], cause: Sequence[float]) -> list[float]:
+    """The values less what a line through them over `cause` explains, around their mean.
+
+    The trend of one series over times, both without the same cause, is their slope in a regression
+    over time and that cause (Frisch and Waugh 1933).
+    """
+    mean_cause = fmean(cause)
+    spread = sum((each - mean_cause) ** 2 for each in cause)
+    if not spread:
+        return list(values)
+    products = ((c - mean_cause) * v for c, v in zip(cause, values, strict=True))
+    slope = sum(products) / spread
+    return [v - slope * (c - mean_cause) for c, v in zip(cause, values, strict=True)]
+
+
 def trend(times_s: Sequence[float], values: Sequence[float]) -> Trend:
     """The trend of at least three values.
 

@@ -53,6 +53,7 @@ _READING: Final = (
     "/serving/blue/hidden/v2/models", "/serving/blue/hidden/v2/models/hidden/ready",
     "/serving/blue/hidden/openai/v1/models", "/serving/blue/hidden/v2/repository/index",
     f"/pilotlight/v1/explain/{REQUEST_ID}", "/pilotlight/v1/idle-memory", "/metrics", "/docs",
+    f"/console/requests/{REQUEST_ID}", "/console/models/blue/hidden", "/pilotlight/v1/targets",
     "/openapi.json", f"/serving/red/own/pilotlight/v1/explain/{REQUEST_ID}",
     "/serving/red/own/metrics", "/serving/red/own/v1/../../../metrics", "/v1/models/../../metrics",
     f"/openai/v1/../../pilotlight/v1/explain/{REQUEST_ID}", "/v2/../metrics",

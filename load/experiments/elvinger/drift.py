@@ -24,7 +24,7 @@ from autoscaler.placement.planners.replanning import (
     should_replan,
 )
 from load.experiments.elvinger.cells import FILE, KIND, VISION, v100_profiles
-from load.experiments.harness.experiment import Experiment, ExperimentError, Result, Table
+from load.experiments.harness.experiment import Experiment, Result, Table
 from load.experiments.harness.parallel_map import parallel_map
 from load.trace_spec.trace_spec import open_trace
 
@@ -125,10 +125,7 @@ def day_rates(data: Path) -> tuple[tuple[float, ...], ...]:
 def run(settings: Settings) -> Result:
     """The day in three ways, and an hour of constant rates."""
     v100_profiles(settings.file(FILE))
-    file, trace = settings.file(FILE), settings.file(_TRACE_FILE)
-    assert file is not None
-    if trace is None:
-        raise ExperimentError(f"PILOTLIGHT_DATA must name a folder with {_TRACE_FILE}")
+    file, trace = settings.required_file(FILE), settings.required_file(_TRACE_FILE)
     rates = day_rates(trace)
     if settings.is_quick:
         rates = rates[:12]

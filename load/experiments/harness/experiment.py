@@ -77,6 +77,12 @@ class Settings:
         path = self.data / name if self.data is not None else None
         return path if path is not None and path.is_file() else None
 
+    def required_file(self, name: str) -> Path:
+        """A file of the data folder. Raises ExperimentError if it does not exist."""
+        if (path := self.file(name)) is None:
+            raise ExperimentError(f"PILOTLIGHT_DATA must name a folder with {name}")
+        return path
+
 
 @dataclass(frozen=True, slots=True)
 class Table:

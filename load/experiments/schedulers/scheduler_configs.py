@@ -91,7 +91,7 @@ def _policy(name: str, refinements: int, quantum_s: float) -> LoadingPolicy[Any]
     if name == BASELINE:
         return baseline()
     if name == PREDICTIVE:
-        return predictive(Predictive(evicts_for_queue=True))
+        return predictive(Predictive(loads_for_queue=True))
     if name == CLOCKWORK:
         return clockwork(Clockwork(horizon_s=_CLOCKWORK_HORIZON_S))
     return round_robin(RoundRobin(quantum_s=quantum_s, refinements=refinements))

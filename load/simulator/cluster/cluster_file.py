@@ -5,11 +5,14 @@ Unknown keys and models that do not fit (`budgets`) are mistakes. See `docs/simu
 
 from __future__ import annotations
 
+import json
 from math import inf
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from autoscaler.placement.planners.igniter_json import read_igniter
+from autoscaler.placement.planners.problem import InvalidPlacementInput, KindCoefficients
 from load.simulator.cluster.application_file import ApplicationSection, application_plans
 from load.simulator.cluster.budgets import ModelGroup, fit_problems
 from load.simulator.cluster.plan import ClusterPlan, ModelPlan, NodePlan, PodPlan
@@ -23,6 +26,7 @@ from registry.inference_service.annotations import PREFIX, parse_annotations
 from registry.inference_service.strict_yaml import read_yaml
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
 Size = Annotated[int, BeforeValidator(size)]
@@ -140,8 +144,9 @@ class _Cluster(_Section):
     network: _Network = _Network()
     eviction: Literal["lru", "greedy-dual"] = "greedy-dual"
     heartbeat: Annotated[Duration, Field(gt=0)] = 1.0
-    interference: Literal["none", "overlap", "table"] = "none"
+    interference: Literal["none", "overlap", "table", "igniter"] = "none"
     pairs: list[_Pair] = []
+    igniter: dict[str, Any] = {}
     applications: list[ApplicationSection] = []
     jitter: Annotated[float, Field(ge=0, le=2)] = 0.0
 
@@ -149,6 +154,11 @@ class _Cluster(_Section):
     def _uses_its_pairs(self) -> _Cluster:
         if bool(self.pairs) != (self.interference == "table"):
             raise ValueError("interference: table needs pairs, and only it reads them")
+        if bool(self.igniter) != (self.interference == "igniter"):
+            raise ValueError(
+                "interference: igniter needs the mapping igniter, with hardware and models as in "
+                "iGniter's file of measurements, and only it reads it"
+            )
         return self
 
 
@@ -185,6 +195,7 @@ def cluster_of(document: Any, *, source: str) -> ClusterPlan:
         groups.append(ModelGroup(field, group.count, group.size, memory, _at(group)))
     problems += [*fit_problems(nodes, groups), *_duplicate_names(nodes, models)]
     problems += _unknown_models(nodes, models)
+    coefficients = _igniter(read.igniter, models, problems)
     applications = application_plans(read.applications, models, problems)
     if problems:
         raise InvalidCluster([f"{source}: {problem}" for problem in problems])
@@ -197,6 +208,7 @@ def cluster_of(document: Any, *, source: str) -> ClusterPlan:
         heartbeat_s=read.heartbeat,
         interference=read.interference,
         pairs=tuple((each.model, each.beside, each.factor) for each in read.pairs),
+        igniter=coefficients,
         applications=applications,
         jitter=read.jitter,
     )
@@ -305,6 +317,26 @@ def _unknown_models(nodes: tuple[NodePlan, ...], models: list[ModelPlan]) -> lis
         for pod in node.pods
         if pod.placed_model and pod.placed_model not in known
     ]
+
+
+def _igniter(
+    measured: Mapping[str, Any], models: Sequence[ModelPlan], problems: list[str]
+) -> KindCoefficients | None:
+    """Fitted to the measurements, by the models' full names; None without measurements."""
+    if not measured:
+        return None
+    try:
+        found = read_igniter(json.dumps(measured), kind="", file="igniter")
+    except (InvalidPlacementInput, TypeError, ValueError) as error:
+        problems += getattr(error, "problems", [f"igniter: {error}"])
+        return None
+    known = {_full_name(name): each for name, each in found.models.items()}
+    problems += [
+        f"igniter: must have measurements of every model, has none of {each.spec.name}"
+        for each in models
+        if str(each.spec.name) not in known
+    ]
+    return KindCoefficients(found.kind, found.hardware, known)
 
 
 def _duplicate_names(nodes: tuple[NodePlan, ...], models: list[ModelPlan]) -> list[str]:

@@ -15,6 +15,7 @@ from registry.domain.slots import default_slots
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from autoscaler.placement.planners.problem import KindCoefficients
     from load.simulator.cluster.application_plan import ApplicationPlan
     from registry.domain.model import ModelSpec, Tier
     from registry.domain.profile import ProfilePoint
@@ -136,9 +137,11 @@ class ClusterPlan:
     """One of the policies of `runtime.tiers.eviction`."""
     heartbeat_s: float = 1.0
     interference: str = "none"
-    """How pods of one GPU slow each other down: `none`, `overlap` or `table`."""
+    """How pods of one GPU slow each other down: `none`, `overlap`, `table` or `igniter`."""
     pairs: tuple[tuple[str, str, float], ...] = ()
     """Measured: model, neighbour, slowdown."""
+    igniter: KindCoefficients | None = None
+    """Of interference `igniter`, by the models' full names."""
     applications: tuple[ApplicationPlan, ...] = ()
     jitter: float = 0.0
     """Standard deviation of the logarithm of inference times; 0: none."""

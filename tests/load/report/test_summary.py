@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -56,3 +56,15 @@ def test_metadata_that_are_no_numbers_are_ignored(tmp_path: Path, value: object)
     metadata = {"all_loading_s": value, "wasted_memory_byte_s": value, "trace_s": value}
     run = steady_run(tmp_path, 2, scheduled_s=[0.0, 4.0], metadata=metadata)
     assert (run.all_loading_s, run.wasted_memory_byte_s, run.offered_s) == (None, None, 4.0)
+
+
+def test_a_streamed_run_has_the_time_to_the_first_token(tmp_path: Path) -> None:
+    times: dict[str, Any] = {
+        "scheduled_s": [0.0, 1.0],
+        "first_byte_s": [0.25, 1.5],
+        "finished_s": [3.0, 4.0],
+    }
+    run = steady_run(tmp_path, 2, metadata={"protocol": "openai"}, **times)
+    assert summarise(run)["first_token_s"]["max"] == 0.5
+    whole = steady_run(tmp_path, 2, metadata={"protocol": "v2"}, **times)
+    assert "first_token_s" not in summarise(whole)

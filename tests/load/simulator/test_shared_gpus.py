@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
+from autoscaler.placement.planners.igniter_json import read_igniter
+from autoscaler.placement.planners.igniter_latency import Resident, predict
 from autoscaler.placement.planners.service_times import share_factor
 from load.simulator.errors import InvalidCluster
 from registry.domain.model import RoutingPolicy
+from tests.autoscaler.placement.planners.cases import igniter_document
 from tests.load.simulator.small_cluster import cluster, run, took_s
 
 TWO_MODELS: list[dict[str, Any]] = [
@@ -39,6 +43,35 @@ def test_measured_pairs_slow_only_the_model_that_they_are_of() -> None:
     pairs = [{"model": "a", "beside": "b", "factor": 2.0}]
     found = _times_s([(0.0, "a"), (0.0, "b")], interference="table", pairs=pairs)
     assert found == [pytest.approx(0.15), pytest.approx(0.1)]
+
+
+def test_neighbours_slow_down_as_igniter_predicts() -> None:
+    measured = igniter_document()
+    measured["a"], measured["b"] = measured.pop("small"), measured.pop("large")
+    found = _times_s([(0.0, "a"), (1.0, "a"), (1.0, "b")], interference="igniter", igniter=measured)
+    known = read_igniter(json.dumps(measured), kind="", file="f")
+    residents = [Resident(known.models[name], 1, 60.0) for name in "ab"]
+    a, b = (
+        each.gpu / predict([alone], known.hardware)[0].gpu
+        for alone, each in zip(residents, predict(residents, known.hardware), strict=True)
+    )
+    assert 1.01 < b < a
+    b_took_s = 0.1 * b
+    a_took_s = b_took_s + 0.1 - b_took_s / a
+    assert found == [0.1, pytest.approx(a_took_s, abs=1e-6), pytest.approx(b_took_s, abs=1e-6)]
+
+
+def test_measurements_of_igniter_are_checked_with_the_rest_of_the_file() -> None:
+    measured = igniter_document() | {"a": {}}
+    del measured["hardware"]["bandwidth"]
+    with pytest.raises(InvalidCluster) as refused:
+        cluster({"gpus": ["g0"]}, *TWO_MODELS, interference="igniter", igniter=measured)
+    for text in ("hardware.bandwidth must be a positive number", "a.kernel must be"):
+        assert text in str(refused.value)
+    one = igniter_document()
+    one["a"] = one["small"]
+    with pytest.raises(InvalidCluster, match="has none of default/b"):
+        cluster({"gpus": ["g0"]}, *TWO_MODELS, interference="igniter", igniter=one)
 
 
 def test_a_share_below_the_need_slows_down() -> None:
@@ -87,6 +120,7 @@ def test_batches_are_built_for_the_replicas_in_turn() -> None:
             id="model",
         ),
         pytest.param({}, {"interference": "table"}, "table needs pairs", id="pairs"),
+        pytest.param({}, {"interference": "igniter"}, "needs the mapping igniter", id="igniter"),
         pytest.param({"pods": [{"gpu": "g0", "share": 0}]}, {}, "share", id="zero"),
     ],
 )  # fmt: skip

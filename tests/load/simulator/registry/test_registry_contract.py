@@ -45,13 +45,16 @@ LEFT_OUT: Final = {
 """Tests of these modules that do not apply, and why."""
 
 MODULES_LEFT_OUT: Final = {
+    "test_arrival_hints": "no simulated autoscaler plans beside schedulers of workflows",
     "test_arrivals": "a simulated autoscaler counts arrivals itself",
     "test_autoscaler_log": "a run has one autoscaler, which needs no leader election",
     "test_copy_reports": "a simulated autoscaler reads the pods themselves",
     "test_many_models": "its steps let other clients use Redis meanwhile",
+    "test_places": "simulated pods have the places of their cluster file",
     "test_shared_snapshot": "the state is the copy: no client takes a snapshot",
     "test_watch": "nothing is published: the state is the copy",
     "test_withdrawn_measurements": "a run deletes no models",
+    "test_workflow_names": "simulated workflows are not deployed",
 }
 """Modules whose tests use a registry, and why none of them runs here."""
 
