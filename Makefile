@@ -57,8 +57,12 @@ test-hostile: $(STAMP)  ## Send hostile requests to a gateway and a pod (REQUEST
 	$(BIN)/python -m tests.hostile.campaign --requests $(REQUESTS) $(FLAGS)
 	$(BIN)/python -m tests.hostile.two_tenants --attempts $$(($(REQUESTS) / 10)) $(FLAGS)
 
-test-gpu: $(STAMP)  ## Run the tests that need a CUDA device
-	$(PYTEST) -m gpu $(FLAGS)
+# Where `scripts/gpu wheels` has put wheels, test-gpu and bench-gpu need no registry and no .venv.
+CARRIED := $(wildcard .wheels/wanted)
+GPU_PYTHON := $(if $(CARRIED),scripts/gpu,$(BIN)/python)
+
+test-gpu: $(if $(CARRIED),,$(STAMP))  ## Run the tests that need a CUDA device
+	$(GPU_PYTHON) -m pytest -m gpu $(if $(CARRIED),-W default) $(FLAGS)
 
 # KUBECONFIG is ignored in the environment, so that tests never use a cluster by accident.
 test-kubernetes: $(STAMP)  ## Run the tests with a real API server and KServe (KUBECONFIG=FILE: your cluster)
@@ -90,8 +94,8 @@ bench-runtime: $(STAMP)  ## Run the benchmarks of storage, tiers, eviction and b
 bench-overload: $(STAMP)  ## Run the benchmark of goodput and tenants under 1 to 20 times the capacity
 	$(BIN)/python -m benchmarks overload $(FLAGS)
 
-bench-gpu: $(STAMP)  ## Run the benchmarks of copies, cold starts and serving on a CUDA device
-	$(BIN)/python -m benchmarks gpu $(FLAGS)
+bench-gpu: $(if $(CARRIED),,$(STAMP))  ## Run the benchmarks of a CUDA device, and write docs/benchmarks.md (FLAGS=--dry: rehearse)
+	$(GPU_PYTHON) -m benchmarks gpu --docs $(FLAGS)
 
 bench-simulator: $(STAMP)  ## Run the benchmark of the simulator, compiled if possible
 	$(BIN)/python -P -m load.compiled benchmarks simulator $(FLAGS)

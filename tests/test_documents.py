@@ -41,9 +41,9 @@ def test_the_architecture_shows_every_room(package: str) -> None:
 
 
 def test_the_pool_has_the_default_slots_and_knatives_target_is_their_number() -> None:
-    assert "PILOTLIGHT_SLOTS" not in (ROOT / "manifests/base/pool.yaml").read_text()
+    assert "PILOTLIGHT_SLOTS" not in (ROOT / "manifests/base/pool/pool.yaml").read_text()
     component = ROOT / "manifests/components/knative/kustomization.yaml"
-    [patch] = yaml.safe_load(component.read_text())["patches"]
+    patch = yaml.safe_load(component.read_text())["patches"][-1]
     targets = [
         each["value"]
         for each in yaml.safe_load(patch["patch"])
