@@ -5,17 +5,16 @@ The pods of these tests answer each body with itself.
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
 import pytest
 
 from registry.errors import InvalidModel
 from registry.inference_service.graph_reader import read_graphs
-from registry.redis.client import Registry
 from registry.redis.workflow_log import WorkflowLog
 
 if TYPE_CHECKING:
+    from registry.redis.client import Registry
     from tests.workflows.service.harness import WorkflowHarness
 
 pytestmark = pytest.mark.slow
@@ -49,12 +48,10 @@ def apply(harness: WorkflowHarness, name: str) -> str:
     """Its URL at the gateway."""
     [graph] = read_graphs([("test", GRAPH.replace("NAME", name))])
 
-    async def put() -> None:
-        registry = await Registry.connect(harness.pool.redis_url, harness.pool.pool)
+    async def put(registry: Registry) -> None:
         await WorkflowLog(registry).put_workflow(graph.name, graph.definition())
-        await registry.close()
 
-    asyncio.run(put())
+    harness.pool.run(put)
     return f"{harness.pool.gateway.url}/serving/default/{name}"
 
 
