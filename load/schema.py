@@ -47,7 +47,7 @@ RECORD_SCHEMA: Final = pa.schema(
         pa.field("start", _NAME),  # warm, host, disk, remote
         *(pa.field(f"{stage}_ms", pa.float64()) for stage in STAGES),
         pa.field("input_size", pa.int64(), nullable=False),
-        pa.field("output_size", pa.int64(), nullable=False),
+        pa.field("output_size", pa.int64(), nullable=False),  # tokens generated, if reported
         pa.field("deadline_s", pa.float64()),
     ]
 )

@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Final
 from gateway.upstream.pod_connection import PodConnection, PodConnectionLost
 from load.generator.labelled_bodies import MAX_RESPONSE_BYTES, judge
 from load.generator.request_bodies import RequestBodies
-from load.generator.responses import MAX_KEPT_BYTES, RequestResult, http_error, stream_error
+from load.generator.responses import (
+    MAX_KEPT_BYTES,
+    RequestResult,
+    http_error,
+    stream_error,
+    streamed_tokens,
+)
 from load.generator.target_url import host_headers, inference_path
 
 if TYPE_CHECKING:
@@ -124,8 +130,10 @@ class HttpSender:
             tail = (tail + b"".join(connection.take_body()))[-kept_bytes:]
         if not 200 <= result.status < 300:
             result.fail(http_error(result.status, tail))
-        elif body.is_streamed and (error := stream_error(tail)) is not None:
-            result.fail(error)
+        elif body.is_streamed:
+            result.generated_tokens = streamed_tokens(tail)
+            if (error := stream_error(tail)) is not None:
+                result.fail(error)
         return tail
 
     def _head(self, arrival: TraceArrival, body: RequestBody, request_id: str) -> bytes:

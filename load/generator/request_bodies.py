@@ -110,7 +110,8 @@ class RequestBodies:
             return _json({"model": arrival.model, "input": texts})
         prompt = self._text.text(arrival.row, max(1, arrival.input_size))
         fields = {"prompt": prompt, "max_tokens": arrival.output_size, "stream": True}
-        return _json({"model": arrival.model, **fields}, is_streamed=True)
+        usage = {"stream_options": {"include_usage": True}}
+        return _json({"model": arrival.model, **fields, **usage}, is_streamed=True)
 
 
 def _json(document: dict[str, Any], *, is_streamed: bool = False) -> RequestBody:

@@ -39,6 +39,8 @@ class RequestResult:
     finished_s: float | None = None
     status: int = 0
     """0: no response."""
+    generated_tokens: int | None = None
+    """None: the server does not report them."""
     error: str | None = None
     policy: str | None = None
     reason: str | None = None
@@ -98,6 +100,16 @@ def stream_error(tail: bytes) -> str | None:
             return _message(document)
     is_complete = bool(events) and events[-1] == b"[DONE]"
     return None if is_complete else "the stream ended without [DONE]"
+
+
+def streamed_tokens(tail: bytes) -> int | None:
+    """Tokens generated, as the last events of a stream report its `usage`; None: they do not."""
+    for line in reversed(tail.split(b"\n")):
+        if not line.startswith(b"data:"):
+            continue
+        with suppress(orjson.JSONDecodeError, AttributeError, KeyError, TypeError):
+            return int(orjson.loads(line[5:])["usage"]["completion_tokens"])
+    return None
 
 
 def _message(document: Any) -> str:

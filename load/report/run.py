@@ -146,6 +146,8 @@ class Run(Requests):
     predict_pod: GroupedNames
     stages_ms: Mapping[str, np.ndarray[Any, np.dtype[np.float32]]]
     first_byte_s: Floats
+    output_tokens: Floats
+    """Generated, as the server reported them, or else asked for; 0: not a generation."""
     answers: Answers | None = None
     """Of a run with labelled examples."""
 
@@ -154,11 +156,27 @@ class Run(Requests):
         return bool(self.metadata.get("interrupted"))
 
     @property
+    def is_streamed(self) -> bool:
+        return bool(self.metadata.get("protocol") == "openai")
+
+    @property
     def first_token_s(self) -> Floats | None:
         """From the scheduled time to the first byte of a stream; None: nothing was streamed."""
-        if self.metadata.get("protocol") != "openai":
+        if not self.is_streamed:
             return None
         return np.where(self.is_ok, self.first_byte_s - self.scheduled_s, np.nan)
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Tokens of all complete streams over the run's duration; None: nothing was generated."""
+        total = float(self.output_tokens[self.is_ok].sum()) if self.is_streamed else 0.0
+        return total / self.duration_s if total else None
+
+    @property
+    def time_per_token_s(self) -> Floats:
+        """Of each stream after its first token; NaN where fewer than two tokens came."""
+        later = np.where(self.is_ok & (self.output_tokens > 1), self.output_tokens - 1, np.nan)
+        return (self.finished_s - self.first_byte_s) / later
 
     @property
     def wasted_memory_byte_s(self) -> float | None:

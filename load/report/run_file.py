@@ -25,7 +25,10 @@ MAX_RUNS: Final = 8
 _NAMES: Final = ("tenant", "model", "policy", "predict_pod", "start")
 _TIMES: Final = ("scheduled_s", "sent_s", "first_byte_s", "finished_s", "deadline_s")
 _ANSWERS: Final = ANSWER_SCHEMA.names[len(RECORD_SCHEMA) :]
-_READ: Final = [*_NAMES, *_TIMES, "status", "error", *(f"{stage}_ms" for stage in STAGES)]
+_READ: Final = [
+    *_NAMES, *_TIMES, "status", "error", "output_size",
+    *(f"{stage}_ms" for stage in STAGES),
+]  # fmt: skip
 
 
 def read_runs(given: Sequence[str]) -> list[Run]:
@@ -78,6 +81,7 @@ def read_run(path: Path, name: str) -> Run:
         predict_pod=GroupedNames.of(table.column("predict_pod")),
         stages_ms=stages,
         first_byte_s=floats(table.column("first_byte_s")),
+        output_tokens=floats(table.column("output_size")),
         answers=answer_columns(table) if _ANSWERS[-1] in table.column_names else None,
     )
 

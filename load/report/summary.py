@@ -120,6 +120,7 @@ def summarise(run: Run) -> dict[str, Any]:
         "interrupted": run.was_interrupted,
         **({} if answers is None else {"answers": answers}),
         **({} if first_token_s is None else {"first_token_s": percentiles(first_token_s)}),
+        **_token_rates(run),
         **totals.totals(
             offered_s=run.offered_s,
             duration_s=run.duration_s,
@@ -127,6 +128,16 @@ def summarise(run: Run) -> dict[str, Any]:
             all_loading_s=run.all_loading_s,
             wasted_memory_byte_s=run.wasted_memory_byte_s,
         ),
+    }
+
+
+def _token_rates(run: Run) -> dict[str, Any]:
+    """Tokens per second of the run, and the time of each token of its streams after the first."""
+    if run.tokens_per_s is None:
+        return {}
+    return {
+        "tokens_per_s": run.tokens_per_s,
+        "time_per_token_s": percentiles(run.time_per_token_s),
     }
 
 

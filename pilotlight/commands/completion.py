@@ -1,4 +1,4 @@
-"""What the shell offers for names: of models and pods of the platform, and of policies."""
+"""What the shell offers for names: models and pods of the platform, policies, experiments."""
 
 import asyncio
 
@@ -26,6 +26,15 @@ def complete_pod(ctx: click.Context, incomplete: str) -> list[str]:
 def complete_policy(incomplete: str) -> list[str]:
     """Routing policies."""
     return [str(each) for each in RoutingPolicy if each.startswith(incomplete)]
+
+
+def complete_experiment(incomplete: str) -> list[str]:
+    """Experiments; none where the extra that has them is not installed."""
+    try:
+        from load.experiments.experiments import EXPERIMENTS
+    except ImportError:
+        return []
+    return [name for name in EXPERIMENTS if name.startswith(incomplete)]
 
 
 def _cluster(ctx: click.Context) -> ClusterState:

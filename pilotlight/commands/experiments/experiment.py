@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from pilotlight.commands import flags
+from pilotlight.commands.completion import complete_experiment
 from pilotlight.errors import requires_extra
 from pilotlight.output import Output
 from pilotlight.sample_models.samples import prepare_applications
@@ -19,7 +20,11 @@ app = typer.Typer()
 @app.command()
 def experiment(
     name: Annotated[
-        str | None, typer.Argument(help="Name of the experiment. Default: list all experiments.")
+        str | None,
+        typer.Argument(
+            help="Name of the experiment. Default: list all experiments.",
+            autocompletion=complete_experiment,
+        ),
     ] = None,
     *,
     live: Annotated[

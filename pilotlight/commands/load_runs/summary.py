@@ -73,7 +73,13 @@ def _first_token(summary: dict[str, Any]) -> list[str]:
     """Of a run over OpenAI's protocol, which streams."""
     if "first_token_s" not in summary:
         return []
-    return [f"first token   {_percentiles(summary['first_token_s'])}"]
+    lines = [f"first token   {_percentiles(summary['first_token_s'])}"]
+    if "tokens_per_s" in summary:
+        lines += [
+            f"tokens        {summary['tokens_per_s']:.1f} tokens/s",
+            f"per token     {_percentiles(summary['time_per_token_s'])}, after the first",
+        ]
+    return lines
 
 
 def _share(value: float | None) -> str:

@@ -37,6 +37,11 @@ _RESPONSES = {
     "garbage": b"this is no HTTP\r\n\r\n",
     "closed": b"",
     "stream": _response("200 OK", b'data: {"a": 1}\n\ndata: [DONE]\n\n', _EVENTS),
+    "stream-usage": _response(
+        "200 OK",
+        b'data: {"choices": [{}], "usage": null}\n\n'
+        b'data: {"choices": [], "usage": {"completion_tokens": 7}}\n\ndata: [DONE]\n\n', _EVENTS,
+    ),
     "stream-broken": _response("200 OK", b'data: {"a": 1}\n\n', _EVENTS),
     "stream-error": _response("200 OK", b'data: {"error": {"message": "too slow"}}\n\n', _EVENTS),
 }  # fmt: skip

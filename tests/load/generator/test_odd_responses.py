@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -83,6 +84,17 @@ def test_an_openai_stream_succeeds_only_if_it_is_complete(tmp_path: Path) -> Non
         "stream-error": "too slow",
         "openai-wrong": "HTTP 404: no such model",
     }
+
+
+def test_a_record_has_the_tokens_that_the_stream_reports(tmp_path: Path) -> None:
+    with odd_server() as server:
+        rows = _send(
+            ["stream", "stream-usage"], tmp_path, server.url,
+            protocol=RequestProtocol.OPENAI, output_size=5,
+        )  # fmt: skip
+        asked = [json.loads(body)["stream_options"] for body in server.bodies]
+    assert asked == [{"include_usage": True}] * 2
+    assert {row["model"]: row["output_size"] for row in rows} == {"stream": 5, "stream-usage": 7}
 
 
 def test_arrivals_do_not_wait_for_responses(tmp_path: Path) -> None:

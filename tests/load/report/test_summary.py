@@ -68,3 +68,20 @@ def test_a_streamed_run_has_the_time_to_the_first_token(tmp_path: Path) -> None:
     assert summarise(run)["first_token_s"]["max"] == 0.5
     whole = steady_run(tmp_path, 2, metadata={"protocol": "v2"}, **times)
     assert "first_token_s" not in summarise(whole)
+
+
+def test_a_streamed_run_has_tokens_per_second(tmp_path: Path) -> None:
+    columns: dict[str, Any] = {
+        "scheduled_s": [0.0, 0.0, 0.0],
+        "first_byte_s": [1.0, 1.0, 1.0],
+        "finished_s": [2.0, 5.0, 1.0],
+        "output_size": [11, 9, 1],
+        "deadline_s": [None, None, None],
+    }
+    found = summarise(steady_run(tmp_path, 3, metadata={"protocol": "openai"}, **columns))
+    assert found["tokens_per_s"] == pytest.approx(21 / 5)
+    assert found["time_per_token_s"]["max"] == pytest.approx(0.5)
+    assert found["time_per_token_s"]["p50"] == pytest.approx(0.3)
+    embedded = {**columns, "output_size": [0, 0, 0]}
+    found = summarise(steady_run(tmp_path, 3, metadata={"protocol": "openai"}, **embedded))
+    assert "tokens_per_s" not in found

@@ -42,6 +42,11 @@ def test_offers_policies(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     assert offered(cli, monkeypatch, line) == ["colocation", "colocation-queueing"]
 
 
+def test_offers_experiments(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert offered(cli, monkeypatch, "pilotlight experiment liu-s") == ["liu-simple"]
+    assert "regret" in offered(cli, monkeypatch, "pilotlight experiment ")
+
+
 def test_help_begins_with_the_commands_of_a_first_hour(cli: Cli) -> None:
     text = cli("--help").out
     assert text.index("Serve models") < text.index(" up ") < text.index(" apply ")
