@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 LOOPS = (
     "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}"
-    "{{ a }}{% endfor %}{% endfor %}{% endfor %}"
+    "{% endfor %}{% endfor %}{% endfor %}"
 )
 MEMORY = "{{ 'a' * 10000000000 }}"
 TIMEOUT_S = 2.0
