@@ -3,7 +3,8 @@
 Dynamic programming over the number of groups that are done: of two partial plans with the same
 groups done and the same variants loaded, one that is later and no better is dropped. That loses
 nothing, since utility never rises with time. Neither does dropping one whose utility, with the
-best that its other groups could get from where it ends, is below that of the greedy plan. Pure.
+best that its other groups could get from where it ends, is below that of the greedy plan. The
+number of partial plans still grows exponentially with the groups, so it is bounded. Pure.
 """
 
 from __future__ import annotations
@@ -72,16 +73,23 @@ class _Partials:
         )  # fmt: skip
 
 
-def best_order(problem: PlanningProblem, groups: Sequence[Ints]) -> list[Step]:
-    """The steps of the best plan; of equally good ones, one that ends first."""
+def best_order(problem: PlanningProblem, groups: Sequence[Ints]) -> list[Step] | None:
+    """The steps of the best plan; of equally good ones, one that ends first.
+
+    None: the search would evaluate more than `max_partial_plans` of the options.
+    """
     table = _padded(problem, groups)
     partials = _Partials(
         np.zeros(1), np.zeros(1, np.int64), problem.free_s[None], problem.loaded[None],
         np.zeros((1, 3), np.int64),
     )  # fmt: skip
     bound = _Bound.of(problem, table, groups)
-    levels = []
-    for _ in groups:
+    levels: list[_Partials] = []
+    budget = problem.options.max_partial_plans
+    for left in range(len(groups), 0, -1):
+        budget -= len(partials.done) * left * table.variant.shape[1]
+        if budget < 0:
+            return None
         partials = _without_dominated(bound.without_hopeless(_extended(problem, table, partials)))
         levels.append(partials)
     plan = int(np.lexsort((partials.free_s.sum(axis=1), -partials.utility))[0])
@@ -195,6 +203,8 @@ def _without_dominated(partials: _Partials) -> _Partials:
     code, variants = partials.done, partials.loaded.max() + 2
     for worker in range(workers):
         code = code * variants + partials.loaded[:, worker] + 1
+        if workers > 1:  # a number for each kind: the product would overflow
+            code = np.unique(code, return_inverse=True)[1]
     total = partials.free_s[:, 0] if workers == 1 else partials.free_s[:, :workers].sum(axis=1)
     order = np.lexsort((-partials.utility, total, code))
     if workers == 1:

@@ -77,9 +77,10 @@ def _grouped(problem: PlanningProblem) -> list[Step]:
 
 
 def _group_plan(problem: PlanningProblem, groups: Sequence[Ints]) -> list[Step]:
+    best = None
     if problem.has_one_worker and _are_few(problem, groups):
-        return best_order(problem, groups)
-    return place_greedily(problem, limit_sizes(problem, groups))
+        best = best_order(problem, groups)
+    return best or place_greedily(problem, limit_sizes(problem, groups))
 
 
 def _are_few(problem: PlanningProblem, groups: Sequence[Ints]) -> bool:
@@ -87,7 +88,8 @@ def _are_few(problem: PlanningProblem, groups: Sequence[Ints]) -> bool:
 
 
 def _exact(problem: PlanningProblem) -> list[Step]:
-    return best_order(problem, by_deadline(problem))
+    """Of a window that is too large, the plan of `refined`: users choose policies by a header."""
+    return best_order(problem, by_deadline(problem)) or _refined(problem)
 
 
 def _refined(problem: PlanningProblem) -> list[Step]:

@@ -10,15 +10,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from gateway.selection import local_search
 from gateway.selection.planning_problem import Step, planning_problem
-from gateway.selection.request_groups import by_application
+from gateway.selection.request_groups import by_application, limit_sizes
 from gateway.selection.selection_policies import DATA_AWARE, FULL, PLAIN, plan_window
-from gateway.selection.timeline import plan_of
+from gateway.selection.timeline import plan_of, utilities
 from gateway.selection.window import SHORT_CIRCUIT, SelectionOptions
 from registry.domain.application import Penalty, SelectionPolicy
 from tests.gateway.selection.windows import random_window
 
 if TYPE_CHECKING:
+    from gateway.selection.planning_problem import Floats, Ints, PlanningProblem, StepTable
     from gateway.selection.window import SelectionPlan, Window
 
 ALL_OPTIONS = [
@@ -129,13 +131,55 @@ def test_refined_is_near_the_optimum(options: SelectionOptions) -> None:
     assert np.mean(shares) >= 0.99
 
 
-def test_refined_never_exceeds_its_budget_of_evaluations() -> None:
+@pytest.mark.parametrize("budget", [0, 1, 100, 800])
+def test_refined_never_exceeds_its_budget_of_evaluations(
+    budget: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluated = []
+
+    def counted(
+        problem: PlanningProblem, table: StepTable, plans: Ints, completion_s: Floats
+    ) -> Floats:
+        evaluated.append(len(plans))
+        return utilities(problem, table, plans, completion_s)
+
+    monkeypatch.setattr(local_search, "utilities", counted)
     window = random_window(7, requests=12, has_evidence=True)
-    none = plan_window(
-        SelectionPolicy.REFINED, window, replace(FULL, max_evaluations=0)
-    ).mean_utility
-    some = plan_window(SelectionPolicy.REFINED, window).mean_utility
-    assert none <= some
+    refined = plan_window(SelectionPolicy.REFINED, window, replace(FULL, max_evaluations=budget))
+    starts = 3
+    assert min(budget, 1) <= sum(evaluated) - starts <= budget
+    sneakpeek = plan_window(SelectionPolicy.SNEAKPEEK, window)
+    assert refined.mean_utility >= sneakpeek.mean_utility - 1e-9
+
+
+def test_exact_is_refined_for_windows_that_are_too_large() -> None:
+    window = random_window(9, requests=64, applications=3, has_evidence=True)
+    for options in (PLAIN, FULL):
+        exact = plan_window(SelectionPolicy.EXACT, window, options)
+        assert exact == plan_window(SelectionPolicy.REFINED, window, options)
+
+
+def test_groups_with_too_many_variants_for_all_orders_are_placed_greedily() -> None:
+    window = random_window(9, requests=20, applications=5, variants=40)
+    bounded = replace(PLAIN, max_partial_plans=1000)
+    greedy = replace(PLAIN, max_exact_groups=0)
+    plan = plan_window(SelectionPolicy.GROUPED, window, bounded)
+    assert plan == plan_window(SelectionPolicy.GROUPED, window, greedy)
+    assert len(plan.assignments) == 20
+
+
+def test_groups_above_the_maximum_size_are_split() -> None:
+    window = random_window(5, requests=9, applications=1)
+    problem = planning_problem(window, replace(PLAIN, max_group=4))
+    [group] = by_application(problem, is_split=False)
+    parts = limit_sizes(problem, [group])
+    assert sorted(map(len, parts)) == [3, 3, 3]
+    assert sorted(np.concatenate(parts).tolist()) == list(range(9))
+    priorities = [problem.priority[part].mean() for part in parts]
+    assert priorities == sorted(priorities, reverse=True)
+    shared = planning_problem(random_window(5, requests=9, applications=1, workers=2), PLAIN)
+    [group] = by_application(shared, is_split=False)
+    assert sorted(map(len, limit_sizes(shared, [group]))) == [4, 5]
 
 
 @pytest.mark.parametrize("policy", [SelectionPolicy.GROUPED, SelectionPolicy.SNEAKPEEK])
