@@ -64,6 +64,10 @@ BATCHES = Counter(
 QUEUE_SECONDS = Histogram(
     "pilotlight_queue_seconds", "Time a request waited for the device.", ["model"], buckets=SECONDS
 )
+GPU_BUSY = Gauge("pilotlight_gpu_busy_ratio", "Part of the time in which a kernel ran.", ["gpu"])
+GPU_USED_BYTES = Gauge("pilotlight_gpu_used_bytes", "Memory that all processes use.", ["gpu"])
+GPU_TEMPERATURE = Gauge("pilotlight_gpu_temperature_celsius", "Of the GPU's core.", ["gpu"])
+GPU_XID = Gauge("pilotlight_gpu_last_xid", "The driver's last error since the start.", ["gpu"])
 STUCK_THREADS = Gauge(
     "pilotlight_device_stuck_threads", "Threads left behind in inferences that do not end."
 )

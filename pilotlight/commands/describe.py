@@ -17,6 +17,7 @@ from pilotlight.quantities import format_age
 from registry.domain.action_log import ActionRecord
 from registry.domain.codec import action_document
 from registry.redis.autoscaler_log import AutoscalerLog
+from registry.redis.gpu_readings import read_gpu_readings
 
 app = typer.Typer(name="describe", no_args_is_help=True, help="Show one model or pod in detail.")
 
@@ -87,8 +88,9 @@ def _event(action: ActionRecord, now_s: float) -> str:
 async def _describe_pod(target: PlatformTarget, output: Output, name: str) -> None:
     async with target.registry() as registry:
         state, uses = await pods_and_uses(registry)
+        gpus = await read_gpu_readings(registry)
     require_known([name], set(state.pods))
-    document = pod_document(state, state.pods[name], uses.get(name))
+    document = pod_document(state, state.pods[name], uses.get(name), gpus.get(name))
     if output.as_json:
         output.result(document)
     else:

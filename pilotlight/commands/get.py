@@ -17,6 +17,7 @@ from pilotlight.commands.target import PlatformTarget, parse_model_names, requir
 from pilotlight.commands.workflow import print_workflows
 from pilotlight.output import Output
 from pilotlight.quantities import format_bytes
+from registry.domain.accelerator import GpuReading
 from registry.domain.action_log import ActionOutcome, AutoscalerRecords
 from registry.domain.cluster import ClusterState
 from registry.domain.cluster_changes import load_snapshot
@@ -27,6 +28,7 @@ from registry.domain.pod_state import PodState
 from registry.redis.arrivals import ArrivalLog
 from registry.redis.autoscaler_log import AutoscalerLog
 from registry.redis.client import Registry
+from registry.redis.gpu_readings import read_gpu_readings
 
 app = typer.Typer(name="get", no_args_is_help=True, help="Show models, applications or pods.")
 
@@ -228,10 +230,12 @@ async def _print_pods(
     async with target.registry() as registry:
 
         async def read() -> list[dict[str, Any]]:
-            state, uses = await pods_and_uses(registry)
+            (state, uses), gpus = await asyncio.gather(
+                pods_and_uses(registry), read_gpu_readings(registry)
+            )
             require_known(names, set(state.pods))
             return [
-                pod_document(state, pod, uses.get(name))
+                pod_document(state, pod, uses.get(name), gpus.get(name))
                 for name, pod in sorted(state.pods.items())
                 if not names or name in names
             ]
@@ -254,6 +258,7 @@ def _pod_row(pod: dict[str, Any]) -> tuple[str, ...]:
         format_bytes(used.get("disk", 0)),
         str(pod["loads_total"]),
         _accelerator(pod),
+        _gpu(pod["gpu"]),
         _placed(pod),
     )
 
@@ -262,6 +267,20 @@ def _accelerator(document: dict[str, Any]) -> str:
     """Such as `NVIDIA H200, 50 %`."""
     product, share = document["accelerator"]["product"] or "-", document["share"]
     return product if share == 1 else f"{product}, {share * 100:.3g} %"
+
+
+def _gpu(reading: dict[str, Any] | None) -> str:
+    """Such as `37 %, 12 GB, 61 °C`; after an error of the driver also `XID 31`."""
+    if reading is None:
+        return "-"
+    busy, used, heat = reading["busy_pct"], reading["used_bytes"], reading["temperature_c"]
+    parts = [
+        "" if busy is None else f"{busy:.0f} %",
+        "" if used is None else format_bytes(used),
+        "" if heat is None else f"{heat:.0f} °C",
+        f"XID {reading['xid']}" if reading["xid"] else "",
+    ]
+    return ", ".join(part for part in parts if part) or "-"
 
 
 def _placed(document: dict[str, Any]) -> str:
@@ -287,7 +306,9 @@ async def pods_and_uses(registry: Registry) -> tuple[ClusterState, dict[str, Pod
     return state, pod_uses(read_pool(state, now_s, Observations(last_arrival_s=last_s)))
 
 
-def pod_document(state: ClusterState, pod: PodState, use: PodUse | None) -> dict[str, Any]:
+def pod_document(
+    state: ClusterState, pod: PodState, use: PodUse | None, gpu: GpuReading | None = None
+) -> dict[str, Any]:
     placed = state.placement.pod(pod.info.place) if state.placement else None
     tiers = {
         key: holders[pod.name].tier
@@ -309,6 +330,7 @@ def pod_document(state: ClusterState, pod: PodState, use: PodUse | None) -> dict
         "loads_total": pod.loads_total,
         "accelerator": asdict(pod.info.accelerator),
         "share": pod.info.share,
+        "gpu": None if gpu is None else asdict(gpu),
         "placed": None if placed is None else asdict(placed.replica),
         "warm_models": [str(name_of_key(key)) for key, tier in tiers.items() if tier == "device"],
         "models": {str(name_of_key(key)): str(tier) for key, tier in tiers.items()},
@@ -324,9 +346,9 @@ _MODELS = Listing(
 _PODS = Listing(
     columns=(
         "NAME", "NODE", "PHASE", "USE", "SLOTS", "WARM MODELS", "DEVICE", "HOST", "DISK",
-        "LOADS", "ACCELERATOR", "PLACED",
+        "LOADS", "ACCELERATOR", "GPU", "PLACED",
     ),
-    optional=("LOADS", "DISK", "HOST", "PLACED", "NODE", "ACCELERATOR", "USE"),
+    optional=("LOADS", "DISK", "HOST", "PLACED", "NODE", "GPU", "ACCELERATOR", "USE"),
     row=_pod_row,
     when_empty="no pods",
 )  # fmt: skip

@@ -23,6 +23,18 @@ class Accelerator:
     """Multiprocessors of a GPU, cores of a CPU that the pod may use."""
 
 
+@dataclass(frozen=True, slots=True)
+class GpuReading:
+    """What the driver says of a GPU; of all its processes together. None: it does not say."""
+
+    busy_pct: float | None = None
+    """Part of the last sample period in which a kernel ran."""
+    used_bytes: int | None = None
+    temperature_c: float | None = None
+    xid: int = 0
+    """The driver's code of the last error since the pod started; 0: none."""
+
+
 class AcceleratorKind(NamedTuple):
     """Product and share: pods of one kind need the same time for the same work."""
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from registry.domain.accelerator import Accelerator, AcceleratorKind
+from registry.domain.accelerator import Accelerator, AcceleratorKind, GpuReading
 from registry.domain.action_log import ActionRecord, PodShape, WantedPods
 from registry.domain.model import (
     LoadFailure,
@@ -104,6 +104,15 @@ def encode_copies(copies: Mapping[str, CopyReport]) -> str:
 def decode_copies(text: str) -> dict[str, CopyReport]:
     stored: dict[str, dict[str, Any]] = orjson.loads(text)
     return {key: CopyReport(**_known(CopyReport, each)) for key, each in stored.items()}
+
+
+def encode_gpu(reading: GpuReading | None) -> str:
+    """Empty without one."""
+    return orjson.dumps(reading).decode() if reading is not None else ""
+
+
+def decode_gpu(text: str) -> GpuReading:
+    return GpuReading(**_known(GpuReading, orjson.loads(text)))
 
 
 def profile_document(profile: Profile) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
-from registry.domain.accelerator import Accelerator, AcceleratorKind
+from registry.domain.accelerator import Accelerator, AcceleratorKind, GpuReading
 from registry.domain.slots import default_slots
 
 if TYPE_CHECKING:
@@ -113,3 +113,5 @@ class PodReport:
     """Since the pod started: bytes of models on the device times the seconds without a request."""
     copies: Mapping[str, CopyReport] = field(default_factory=dict)
     """Use of the models on the device, by key."""
+    gpu: GpuReading | None = None
+    """None: the pod has no GPU, or its driver cannot be asked."""

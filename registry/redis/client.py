@@ -20,6 +20,7 @@ from registry.domain.codec import (
     decode_record,
     encode,
     encode_copies,
+    encode_gpu,
     encode_profile,
 )
 from registry.domain.loading_choice import loading_problems, placement_problems
@@ -191,7 +192,7 @@ class Registry:
         samples = [[each.key, each.measure, _finite(each.values_s)] for each in report.samples]
         await self._submit_checked(
             "beat", pod, epoch, int(lease_ttl_s * 1000), used, report.loads_total, samples,
-            report.idle_byte_s, encode_copies(report.copies),
+            report.idle_byte_s, encode_copies(report.copies), encode_gpu(report.gpu),
         )  # fmt: skip
 
     async def idle_byte_s(self) -> float:

@@ -105,6 +105,7 @@ def assemble(context: PodContext) -> PodComponents:
         model_sync.run,
         partial(watch_disk, loading.cache, agent, context.load_threads),
         watchdog.run,
+        loading.gpu.run,
         profiles.run,
         context.secret.reload_periodically,
         PlaceWatch(watch, info, context.restart_pod).run,

@@ -11,6 +11,7 @@ from registry.domain.pod import PodInfo, host_port
 from registry.inference_service.tenant_rules import Quota
 from registry.redis.watch import ClusterWatch
 from runtime.device.accelerator import memory_budget, pod_share
+from runtime.device.gpu_watch import GpuWatch
 from runtime.engines.skeletons import Skeletons
 from runtime.generation.limits import GPU_CACHE_SHARE
 from runtime.loading.load_coordinator import LoadCoordinator
@@ -124,6 +125,7 @@ class LoadingComponents:
     processors: Processors
     demotions: Demotions
     coordinator: LoadCoordinator
+    gpu: GpuWatch
 
 
 def compose_loading(context: PodContext) -> LoadingComponents:
@@ -155,6 +157,7 @@ def compose_loading(context: PodContext) -> LoadingComponents:
         quota_of=lambda namespace: rules.quota(namespace, Quota.MEMORY),
     )
     IDLE_MEMORY.set_function(lambda: store.idle_byte_s)
+    gpu = GpuWatch(context.accelerator, context.device.mark_lost, interval_s=settings.heartbeat)
     agent = RegistryAgent(
         context.registry,
         context.info,
@@ -166,6 +169,7 @@ def compose_loading(context: PodContext) -> LoadingComponents:
             loads_total=lambda: coordinator.completed_total,
             idle_byte_s=lambda: store.idle_byte_s,
             copies=lambda: store.copy_reports(),
+            gpu=lambda: gpu.reading,
         ),
         measurements=measurements,
         heartbeat_s=settings.heartbeat,
@@ -195,7 +199,17 @@ def compose_loading(context: PodContext) -> LoadingComponents:
         ends_downloads=settings.end_abandoned_downloads,
     )
     return LoadingComponents(
-        watch, measurements, costs, cache, host, store, agent, processors, demotions, coordinator
+        watch,
+        measurements,
+        costs,
+        cache,
+        host,
+        store,
+        agent,
+        processors,
+        demotions,
+        coordinator,
+        gpu,
     )
 
 

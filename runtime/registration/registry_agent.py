@@ -21,6 +21,7 @@ from runtime.metrics import HEARTBEATS
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from registry.domain.accelerator import GpuReading
     from registry.domain.model import LoadFailure, Tier
     from registry.domain.pod import CopyReport
     from registry.domain.profile import Profile
@@ -55,6 +56,7 @@ class Inventory:
     loads_total: Callable[[], int]
     idle_byte_s: Callable[[], float]
     copies: Callable[[], Mapping[str, CopyReport]]
+    gpu: Callable[[], GpuReading | None] = lambda: None
 
 
 @dataclass(eq=False, slots=True)
@@ -151,6 +153,7 @@ class RegistryAgent:
             loads_total=self.inventory.loads_total(),
             idle_byte_s=self.inventory.idle_byte_s(),
             copies=self.inventory.copies(),
+            gpu=self.inventory.gpu(),
         )
         epoch = self._epoch
         await self.registry.heartbeat(self._name, epoch, report, lease_ttl_s=self.lease_ttl_s)

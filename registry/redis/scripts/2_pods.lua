@@ -88,9 +88,9 @@ function op.idle_memory()
   return redis.call('GET', key('idle_memory')) or '0'
 end
 
--- A heartbeat. copies: use of the pod's copies as JSON, which only autoscalers read, so it is not
--- published; absent from pods of an older version.
-function op.beat(pod, epoch, lease_ms, used, loads, samples, idle_byte_s, copies)
+-- A heartbeat. copies: use of the pod's copies as JSON, which only autoscalers read, and gpu, what
+-- the driver says of its GPU, are not published; absent from pods of an older version.
+function op.beat(pod, epoch, lease_ms, used, loads, samples, idle_byte_s, copies, gpu)
   if not holds_lease(pod, epoch) then return {'lost'} end
   redis.call('ZADD', key('leases'), now + lease_ms, pod)
   local hash = key('pod:' .. pod)
@@ -105,7 +105,18 @@ function op.beat(pod, epoch, lease_ms, used, loads, samples, idle_byte_s, copies
   end
   add_idle_memory(pod, idle_byte_s)
   if copies then redis.call('HSET', hash, 'copies', copies, 'copies_at', now) end
+  if gpu and gpu ~= '' then redis.call('HSET', hash, 'gpu', gpu) end
   return {'ok'}
+end
+
+-- {pod, reading} of each pod that reports one of its GPU.
+function op.gpus()
+  local found = {}
+  for _, pod in ipairs(redis.call('ZRANGE', key('leases'), 0, -1)) do
+    local reading = redis.call('HGET', key('pod:' .. pod), 'gpu')
+    if reading then found[#found + 1] = {pod, reading} end
+  end
+  return found
 end
 
 -- {pod, time of the report in ms, report} of each pod that reports the use of its copies.

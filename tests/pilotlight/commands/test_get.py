@@ -9,7 +9,7 @@ import sys
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
-from registry.domain.accelerator import Accelerator
+from registry.domain.accelerator import Accelerator, GpuReading
 from registry.domain.action_log import (
     POOL,
     ActionOutcome,
@@ -17,7 +17,7 @@ from registry.domain.action_log import (
     PodShape,
     WantedPods,
 )
-from registry.domain.pod import PodInfo
+from registry.domain.pod import PodInfo, PodReport
 from registry.redis.autoscaler_log import AutoscalerLog
 from registry.redis.client import Registry
 from tests import servers
@@ -111,11 +111,13 @@ def test_pods_are_shown_with_their_share_of_an_accelerator(
     ]
 
     async def register(registry: Registry) -> None:
-        for info in infos:
-            await registry.register_pod(info, lease_ttl_s=600)
+        epochs = [await registry.register_pod(info, lease_ttl_s=600) for info in infos]
+        report = PodReport(gpu=GpuReading(37.0, 12_500_000_000, 61.0, xid=31))
+        await registry.heartbeat("pod-a", epochs[0], report, lease_ttl_s=600)
 
     act(redis.url, "default", register)
     table = cli("get", "pods", "--redis-url", redis.url).out.splitlines()
+    assert "37 %, 12 GB, 61 °C, XID 31" in table[1]
     start = table[0].index("ACCELERATOR")
     assert [line[start:].split("   ")[0] for line in table] == [
         "ACCELERATOR", "NVIDIA H200, 50 %", "-",
@@ -123,6 +125,7 @@ def test_pods_are_shown_with_their_share_of_an_accelerator(
     shared, older = cli("get", "pods", "--json", "--redis-url", redis.url).document
     assert shared["accelerator"] == asdict(gpu)
     assert (shared["share"], older["share"]) == (0.5, 1.0)
+    assert (shared["gpu"]["temperature_c"], older["gpu"]) == (61.0, None)
 
 
 def test_standard_output_is_only_json(cli: Cli, redis: servers.RedisServer) -> None:

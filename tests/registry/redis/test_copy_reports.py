@@ -1,4 +1,4 @@
-"""The use of copies, as heartbeats report it. The simulator keeps it outside its registry."""
+"""The use of copies and GPUs, as heartbeats report it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from registry.domain.accelerator import GpuReading
 from registry.domain.pod import CopyReport, PodReport
 from registry.redis.copy_reports import read_copy_reports
+from registry.redis.gpu_readings import read_gpu_readings
 from tests.registry.redis.clients import KEY, Pod
 
 if TYPE_CHECKING:
@@ -34,3 +36,14 @@ async def test_the_use_of_copies_is_stored_with_its_time_and_not_published(
     assert {
         pod: dict(found) for pod, (_, found) in (await read_copy_reports(registry)).items()
     } == {"b": {}}
+
+
+async def test_readings_of_gpus_are_stored_and_not_published(registry: Registry) -> None:
+    first, _cpu = await Pod.join(registry, "a"), await Pod.join(registry, "b")
+    version = (await registry.cluster()).version
+    reading = GpuReading(37.0, 12_500_000_000, 61.0, xid=31)
+    await first.heartbeat(PodReport(gpu=reading))
+    assert await read_gpu_readings(registry) == {"a": reading}
+    assert (await registry.cluster()).version == version
+    await registry.deregister_pod("a", first.epoch)
+    assert await read_gpu_readings(registry) == {}
