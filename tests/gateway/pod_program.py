@@ -4,7 +4,9 @@
 ports and prints `{"ports": {name: port}}`. They load nothing and infer nothing: options in the
 `x-test` header (`delay=0.1,refuse=slots`) define how a request is treated. The response has the
 request's body, as an event where OpenAI's `stream` asks for one; to binary V2 tensors it has them
-as outputs. A model whose name begins with `hold` is held until the `release` command.
+as outputs. A model whose name begins with `hold` is held until the `release` command; one named
+`words…` streams the prompt's words, `words-hold` all but the first after `release`, and
+`words-break` breaks off each pod's first stream after one word.
 """
 
 from __future__ import annotations
@@ -80,6 +82,7 @@ class FakePod:
         self._refusals: dict[str, int] = {}
         self._release = asyncio.Event()
         self._state = ""
+        self._has_broken_off = False
         self._order: list[str] = []
         self._paths: set[str] = set()
         self._begun: set[str] = set()
@@ -325,11 +328,24 @@ class FakePod:
             await response.truncated(status, headers, b"")
         elif _is_streaming(request):
             headers["content-type"] = "text/event-stream"
-            await response.stream(status, headers, _events(body))
+            events = self._words(request) if "~words" in request.path else _events(body)
+            await response.stream(status, headers, events)
         else:
             await response.complete(status, headers, body)
             if request.option("close", self.name) == "after":
                 raise Disconnect
+
+    async def _words(self, request: FakePodRequest) -> AsyncIterator[bytes]:
+        """OpenAI's events of a completion, one for each word of the prompt."""
+        for number, word in enumerate(json.loads(request.body)["prompt"].split()):
+            if number == 1 and "~words-hold" in request.path:
+                await self._pause(request, "hold")
+            if number == 1 and "~words-break" in request.path and not self._has_broken_off:
+                self._has_broken_off = True
+                raise Disconnect
+            document = {"choices": [{"index": 0, "text": f"{word} ", "finish_reason": None}]}
+            yield b"data: %b\n\n" % json.dumps(document).encode()
+        yield b"data: [DONE]\n\n"
 
     async def _pieces(self, count: int, request: FakePodRequest) -> AsyncIterator[bytes]:
         for _ in range(count):

@@ -91,7 +91,7 @@ class Runner:
         if self._workflow is None:
             raise RuntimeError("a run before the file was loaded")
         run = ExecutingRun(
-            message["run"], float(message["begun_s"]), self._send, max_steps=self._max_steps
+            message["run"], float(message["begun_s"]), self._write, max_steps=self._max_steps
         )
         self._runs[run.identity] = run
         task = run.start(self._workflow, message["arguments"])
@@ -106,8 +106,11 @@ class Runner:
         task.add_done_callback(ended)
 
     def _send(self, message: dict[str, Any]) -> None:
+        self._write(packed(message))
+
+    def _write(self, frame: bytes) -> None:
         if self._writer is not None:
-            self._writer.write(packed(message))
+            self._writer.write(frame)
 
     # What happens while no run does anything
 

@@ -77,7 +77,8 @@ class Step:
     """A model's call that has begun. Pass it on, take one output of it, or await its outputs.
 
     Awaiting gives a dictionary of outputs by name, of which the first dimension is left out where
-    it is 1. `async for` gives a generating step's text as it comes.
+    it is 1. `async for piece in model(text)` gives the text as it is generated; of a step that was
+    begun before, it gives the whole text as one piece.
     """
 
     __slots__ = ("_run", "_value", "model", "number")

@@ -16,7 +16,8 @@ import orjson
 
 from workflows.runner.calls import Output, Step, current_run
 from workflows.runner.errors import NoRunError, RunStuck, StepFailed
-from workflows.wire.frames import BadFrameError
+from workflows.wire.frames import BadFrameError, packed
+from workflows.wire.values import STREAM
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
@@ -30,9 +31,9 @@ class ExecutingRun:
     """A run's function, executed by a task. Owned by the event loop."""
 
     def __init__(
-        self, identity: str, begun_s: float, send: Callable[[dict[str, Any]], None], *,
-        max_steps: int,
-    ) -> None:  # fmt: skip
+        self, identity: str, begun_s: float, write: Callable[[bytes], None], *, max_steps: int
+    ) -> None:
+        """`write` takes frames."""
         self.identity = identity
         self.begun_s = begun_s
         self.random = random.Random(identity)
@@ -40,11 +41,14 @@ class ExecutingRun:
         """Time for which it kept the loop busy since the loop was idle."""
         self.interruptions = 0
         """How often it was interrupted for that."""
-        self._send = send
+        self._write = write
         self._max_steps = max_steps
         self._steps = 0
         self._fetches: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._held: dict[int, tuple[dict[str, Any], bytes]] = {}
+        """Calls of this turn of the loop, with their frames: their text may be iterated yet."""
         self._streams: dict[int, asyncio.Queue[str | StepFailed | None]] = {}
+        self._iterated: set[int] = set()
         self._task: asyncio.Task[None] | None = None
         self._is_deadlocked = False
 
@@ -55,10 +59,26 @@ class ExecutingRun:
             raise StepFailed(
                 f"a run may begin {self._max_steps} steps, this is one more", "step-limit", 422
             )
-        number, self._steps = self._steps, self._steps + 1
-        sent = {"protocol": protocol} if protocol else {}
-        self.send(type="step", step=number, model=model, inputs=inputs, **sent)
+        number = self._steps
+        message = {
+            "run": self.identity, "type": "step", "step": number, "model": model, "inputs": inputs,
+            **({"protocol": protocol} if protocol else {}),
+        }  # fmt: skip
+        try:
+            frame = packed(message)
+        except BadFrameError as error:
+            text = f"the call of model {model} {error}"
+            raise StepFailed(text, "input-too-large", 413) from error
+        if not self._held:
+            asyncio.get_running_loop().call_soon(self._send_held)
+        self._held[number] = (message, frame)
+        self._steps += 1
         return number
+
+    def _send_held(self) -> None:
+        for _, frame in self._held.values():
+            self._write(frame)
+        self._held.clear()
 
     def fetch(self, step: int) -> asyncio.Future[dict[str, Any]]:
         if step not in self._fetches:
@@ -66,21 +86,35 @@ class ExecutingRun:
             self.send(type="fetch", step=step)
         return self._fetches[step]
 
-    async def stream(self, step: int) -> AsyncIterator[str]:
-        if step in self._streams:
+    def stream(self, step: int) -> AsyncIterator[str]:
+        if step in self._iterated:
             raise StepFailed("the text of a step can be iterated once", "step-failed", 422)
-        queue = self._streams[step] = asyncio.Queue()
+        self._iterated.add(step)
+        if step in self._held:
+            message = {**self._held[step][0], "protocol": STREAM}
+            self._held[step] = (message, packed(message))
         self.send(type="stream", step=step)
-        while (piece := await queue.get()) is not None:
-            if isinstance(piece, StepFailed):
-                raise piece
-            yield piece
-        del self._streams[step]
+        self._streams[step] = asyncio.Queue()
+        return self._pieces(step, self._streams[step])
+
+    async def _pieces(
+        self, step: int, queue: asyncio.Queue[str | StepFailed | None]
+    ) -> AsyncIterator[str]:
+        try:
+            while (piece := await queue.get()) is not None:
+                if isinstance(piece, StepFailed):
+                    raise piece
+                yield piece
+        finally:
+            self._streams.pop(step, None)
 
     # Execution
 
     def send(self, **message: Any) -> None:
-        self._send({"run": self.identity, **message})
+        """Send a message after the calls before it. Raises BadFrameError."""
+        frame = packed({"run": self.identity, **message})
+        self._send_held()
+        self._write(frame)
 
     def start(self, workflow: Workflow, arguments: Mapping[str, Any]) -> asyncio.Task[None]:
         self._task = asyncio.create_task(self._execute(workflow, arguments))

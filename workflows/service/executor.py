@@ -8,14 +8,17 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from registry.domain.model import ModelName
+from workflows.service.deliveries import Deliveries
 from workflows.service.run import RunStatus, RunStep, StepState
-from workflows.service.step_client import StepCall, StepError, StepLost, resolved_inputs
-from workflows.service.tensors import BadTensorError, plain_value
-from workflows.wire.frames import BadFrameError
+from workflows.service.step_client import StepCall, resolved_inputs
+from workflows.service.step_errors import StepError, StepLost
+from workflows.service.streamed_text import StreamedText
+from workflows.wire.values import STREAM
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from workflows.service.deliveries import SendToRunner
     from workflows.service.journal import Journal
     from workflows.service.metrics import SchedulerMetrics
     from workflows.service.planner import Planner
@@ -23,7 +26,6 @@ if TYPE_CHECKING:
     from workflows.service.settings import SchedulerSettings
     from workflows.service.step_client import StepClient
 
-    SendToRunner = Callable[[Run, Mapping[str, Any]], None]
     OnEnd = Callable[[Run], None]
 
 logger = logging.getLogger(__name__)
@@ -42,7 +44,7 @@ class Executor:
         planner: Planner, journal: Journal, metrics: SchedulerMetrics, *,
         send: SendToRunner, on_end: OnEnd,
     ) -> None:  # fmt: skip
-        self._settings = settings
+        self._deliveries = Deliveries(journal, send, max_fetch_bytes=settings.max_fetch_bytes)
         self._group = group
         self._client = client
         self._planner = planner
@@ -64,12 +66,11 @@ class Executor:
             case {"type": "fetch", "step": int(number)} if 0 <= number < len(run.steps):
                 run.fetches.add(number)
                 self._need_outputs(run, run.steps[number])
-                self._deliver_ready(run)
-            case {"type": "stream", "step": int(number)}:
-                self.fail(
-                    run, f"step {number} is iterated by `async for`, which is not there yet: "
-                    "await the step", "not-supported", 501,
-                )  # fmt: skip
+                self._deliveries.deliver_ready(run)
+            case {"type": "stream", "step": int(number)} if 0 <= number < len(run.steps):
+                run.iterated[number] = 0
+                self._need_outputs(run, run.steps[number])
+                self._deliveries.deliver_ready(run)
             case {"type": "item"}:
                 run.yielded += 1
                 if run.yielded > len(run.items):
@@ -171,7 +172,16 @@ class Executor:
         """Send the step until a pod answers. Raises StepError."""
         outputs = {number: run.steps[number].outputs or {} for number in step.sources}
         tensors = resolved_inputs(step.inputs, outputs)
+        text = step.text = StreamedText() if step.protocol == STREAM else None
+
+        def on_text(piece: str) -> None:
+            if text is not None and run.status is RunStatus.RUNNING:
+                text.append(piece)
+                self._deliveries.deliver_ready(run)
+
         while True:
+            if text is not None:
+                text.begin()
             now_s = self._planner.now_s()
             pod = self._planner.place(run, step)
             step.attempts += 1
@@ -181,13 +191,18 @@ class Executor:
                     step.model, tensors, f"{run.identity}.{step.number}", pod,
                     run.deadline_s - now_s, step.protocol,
                 )  # fmt: skip
-                response = await self._client.infer(call)
+                response = await self._client.infer(call, on_text)
             except StepLost as error:
                 if step.attempts >= MAX_ATTEMPTS:
                     raise StepError(str(error), "step-lost", 503) from error
                 pause_s = min(_FIRST_PAUSE_S * 2 ** (step.attempts - 1), _MAX_PAUSE_S)
                 await asyncio.sleep(pause_s)
                 continue
+            if text is not None and text.differs:
+                raise StepError(
+                    "the pod was lost while the text was generated, and another generated "
+                    "another text", "step-lost", 503,
+                )  # fmt: skip
             step.outputs = response.outputs
             step.pod, step.start = response.pod or pod, response.start
             step.stages_ms, step.batch = dict(response.stages_ms), response.batch
@@ -217,59 +232,7 @@ class Executor:
         for other in run.steps[step.number + 1 :]:
             if step.number in other.sources:
                 self._advance(run, other)
-        self._deliver_ready(run)
-
-    # To the runner
-
-    def _deliver_ready(self, run: Run) -> None:
-        """Deliver what the code waits for; of a resumed run in the order of the first time."""
-        while run.deliveries:
-            number = run.deliveries[0]
-            if number not in run.fetches or not self._is_at_hand(run.steps[number]):
-                return
-            run.deliveries.popleft()
-            self._deliver(run, run.steps[number], is_new=False)
-        for number in sorted(run.fetches, key=lambda each: (run.steps[each].ended_s, each)):
-            if self._is_at_hand(run.steps[number]):
-                self._deliver(run, run.steps[number], is_new=True)
-
-    @staticmethod
-    def _is_at_hand(step: RunStep) -> bool:
-        if step.state is StepState.FAILED:
-            return True
-        return step.state is StepState.DONE and step.outputs is not None
-
-    def _deliver(self, run: Run, step: RunStep, *, is_new: bool) -> None:
-        run.fetches.discard(step.number)
-        if is_new:
-            self._journal.delivered(run, step.number)
-        run.delivered.append(step.number)
-        message = {"run": run.identity, "step": step.number}
-        error = step.error
-        if error is None:
-            try:
-                values = self._plain_values(step)
-                self._send(run, {**message, "type": "outputs", "outputs": values})
-                return
-            except (BadFrameError, BadTensorError) as problem:
-                error = _error(str(problem), "bad-output", 502)
-            except StepError as problem:
-                error = problem.as_json()
-        self._send(run, {**message, "type": "failure", "error": error})
-
-    def _plain_values(self, step: RunStep) -> dict[str, Any]:
-        """Raises StepError for outputs that are too large to fetch, BadTensorError."""
-        outputs = step.outputs or {}
-        size, limit = (
-            sum(len(each.raw) for each in outputs.values()),
-            self._settings.max_fetch_bytes,
-        )
-        if size > limit:
-            raise StepError(
-                f"the outputs of step {step.number} (model {step.model.name}) have {size} bytes, "
-                f"code may fetch {limit}; pass the step on unfetched", "output-too-large", 413,
-            )  # fmt: skip
-        return {name: plain_value(tensor) for name, tensor in outputs.items()}
+        self._deliveries.deliver_ready(run)
 
     # The end of a run
 

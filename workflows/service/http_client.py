@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, cast
 import httptools
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 CONNECT_TIMEOUT_S: Final = 2.0
 MAX_IDLE: Final = 64
@@ -48,8 +48,15 @@ class _Connection(asyncio.Protocol):
         self._response = HttpResponse()
         self._chunks: list[bytes] = []
         self._size = 0
+        self._on_body: Callable[[bytes], None] | None = None
+        self.has_begun = False
+        """Some of the response has come."""
 
-    def exchange(self, data: bytes) -> asyncio.Future[HttpResponse]:
+    def exchange(
+        self, data: bytes, on_body: Callable[[bytes], None] | None = None
+    ) -> asyncio.Future[HttpResponse]:
+        """`on_body` takes the body of a response with status 200 as it comes."""
+        self._on_body, self.has_begun = on_body, False
         self._done = asyncio.get_running_loop().create_future()
         self._response, self._chunks, self._size = HttpResponse(), [], 0
         self.used_total += 1
@@ -74,6 +81,7 @@ class _Connection(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
+        self.has_begun = True
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
@@ -84,7 +92,10 @@ class _Connection(asyncio.Protocol):
         self._response.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_body(self, body: bytes) -> None:
-        self._chunks.append(body)
+        if self._on_body is not None and self._parser.get_status_code() == 200:
+            self._on_body(body)
+        else:
+            self._chunks.append(body)
         self._size += len(body)
         if self._size > self._max_bytes:
             self._fail(ResponseTooLargeError(f"a response of over {self._max_bytes} bytes"))
@@ -113,9 +124,12 @@ class HttpClient:
         self._idle: dict[str, deque[_Connection]] = {}
 
     async def request(
-        self, method: str, address: str, path: str, headers: Mapping[str, str], body: bytes = b""
-    ) -> HttpResponse:
+        self, method: str, address: str, path: str, headers: Mapping[str, str], body: bytes = b"",
+        *, on_body: Callable[[bytes], None] | None = None,
+    ) -> HttpResponse:  # fmt: skip
         """One exchange with the server at `host:port`; cancelling it closes its connection.
+
+        `on_body` takes the body of a response with status 200 as it comes.
 
         Raises NoResponseError, ResponseTooLargeError.
         """
@@ -126,10 +140,10 @@ class HttpClient:
             connection = self._take_idle(address) or await self._connect(address)
             is_reused = connection.used_total > 0
             try:
-                response = await connection.exchange(data)
+                response = await connection.exchange(data, on_body)
             except NoResponseError:
                 connection.close()
-                if is_reused:  # the server has closed it meanwhile
+                if is_reused and not connection.has_begun:  # the server has closed it meanwhile
                     continue
                 raise
             except BaseException:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from registry.domain.model import ModelName
 from registry.errors import RegistryUnavailable
 from workflows.service.policy import SchedulingPolicy
-from workflows.service.run import RecordedStep, Run
+from workflows.service.run import Delivery, RecordedStep, Run
 from workflows.service.tensors import StoredTensor
 
 if TYPE_CHECKING:
@@ -47,9 +47,12 @@ class Journal:
                 entry["outputs"] = _encoded(step.outputs)
         self._append(run, entry)
 
-    def delivered(self, run: Run, step: int) -> None:
-        """Record that the run's code got a step's outputs next."""
-        self._append(run, {"delivered": step})
+    def delivered(self, run: Run, delivery: Delivery) -> None:
+        """Record what the run's code got next."""
+        entry: dict[str, Any] = {"delivered": delivery.step}
+        if delivery.text_to is not None:
+            entry |= {"text_to": delivery.text_to, "is_end": delivery.is_end}
+        self._append(run, entry)
 
     def _append(self, run: Run, entry: Mapping[str, Any]) -> None:
         def on_result(result: object) -> None:
@@ -72,8 +75,8 @@ class Journal:
         for step in run.steps:
             if step.is_over:
                 self.step_ended(run, step)
-        for number in run.delivered:
-            self.delivered(run, number)
+        for delivery in run.delivered:
+            self.delivered(run, delivery)
         return True
 
 
@@ -96,14 +99,14 @@ def resumed_run(taken: TakenRun) -> Run:
 
 def read_entries(
     entries: Sequence[Mapping[str, Any]],
-) -> tuple[dict[int, RecordedStep], deque[int]]:
+) -> tuple[dict[int, RecordedStep], deque[Delivery]]:
     """Results by step, and the order of deliveries; the first result of a step counts."""
     recorded: dict[int, RecordedStep] = {}
-    deliveries: deque[int] = deque()
+    deliveries: deque[Delivery] = deque()
     for entry in entries:
         match entry:
             case {"delivered": int(step)}:
-                deliveries.append(step)
+                deliveries.append(Delivery(step, entry.get("text_to"), bool(entry.get("is_end"))))
             case {"step": int(step), "digest": str(digest)} if step not in recorded:
                 outputs = entry.get("outputs")
                 recorded[step] = RecordedStep(

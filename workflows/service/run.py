@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from registry.domain.model import ModelName
     from workflows.service.policy import SchedulingPolicy
+    from workflows.service.streamed_text import StreamedText
     from workflows.service.tensors import StoredTensor
 
 
@@ -58,7 +59,8 @@ class RunStep:
     begun_s: float
     """This and all times: on the registry's clock."""
     protocol: str = ""
-    """`v1`, `v2` or `body` of a graph's step, which sends a body as it is; empty: V2 tensors."""
+    """`v1`, `v2` or `body` of a graph's step, which sends a body as it is; `stream`: its text is
+    iterated as it is generated; empty: V2 tensors."""
     state: StepState = StepState.WAITING
     pod: str = ""
     """Planned, later the pod that ran it."""
@@ -73,6 +75,8 @@ class RunStep:
     """Names the inference that it was part of, within its pod, with the items in it."""
     outputs: Mapping[str, StoredTensor] | None = None
     """None also where they were lost: then the step runs again when somebody needs them."""
+    text: StreamedText | None = None
+    """As it is generated, of a step with protocol `stream`."""
     error: Mapping[str, Any] | None = None
     attempts: int = 0
     task: asyncio.Task[None] | None = None
@@ -93,6 +97,17 @@ class RunStep:
     @property
     def is_over(self) -> bool:
         return self.state in (StepState.DONE, StepState.FAILED)
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """Something that a run's code got of a step: its outputs, or a piece of its text."""
+
+    step: int
+    text_to: int | None = None
+    """The text's characters up to here; None: outputs."""
+    is_end: bool = False
+    """Of the text: there is no more of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,15 +148,17 @@ class Run:
     steps: list[RunStep] = field(default_factory=list)
     fetches: set[int] = field(default_factory=set)
     """Steps whose outputs its code waits for."""
+    iterated: dict[int, int] = field(default_factory=dict)
+    """Steps whose text its code iterates, with the characters that it has got."""
     recorded: dict[int, RecordedStep] = field(default_factory=dict)
-    delivered: list[int] = field(default_factory=list)
-    """Steps whose outputs its code has got, in that order."""
+    delivered: list[Delivery] = field(default_factory=list)
+    """What its code has got, in that order."""
     called: int = 0
     """Steps that its code has called in this execution of it."""
     yielded: int = 0
     """Items that its code has yielded in this execution of it."""
-    deliveries: deque[int] = field(default_factory=deque)
-    """While the run is resumed: the order in which outputs were delivered the first time."""
+    deliveries: deque[Delivery] = field(default_factory=deque)
+    """While the run is resumed: what its code got the first time and has not got yet."""
     resumptions: int = 0
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)

@@ -9,7 +9,9 @@ from urllib.parse import quote, urlsplit
 import orjson
 
 from registry.server_timing import parse_server_timing
+from workflows.service.completion_stream import CompletionStream, completion_body
 from workflows.service.http_client import HttpClient, NoResponseError, ResponseTooLargeError
+from workflows.service.step_errors import StepError, StepLost
 from workflows.service.tensors import (
     BYTES,
     HEADER_LENGTH,
@@ -22,10 +24,10 @@ from workflows.service.tensors import (
     single_item,
     tensor_of,
 )
-from workflows.wire.values import source_of
+from workflows.wire.values import STREAM, source_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from registry.domain.model import ModelName
     from registry.pod_secret import PodSecret
@@ -33,22 +35,6 @@ if TYPE_CHECKING:
 
 POD_HEADER: Final = "x-pilotlight-place-at"
 """Names the pod that a step is placed at; gateways honour it from schedulers only."""
-
-
-class StepError(Exception):
-    """A step that failed for good; `reason` is of a closed set."""
-
-    def __init__(self, message: str, reason: str, status: int) -> None:
-        super().__init__(message)
-        self.reason = reason
-        self.status = status
-
-    def as_json(self) -> dict[str, Any]:
-        return {"message": str(self)[:1000], "reason": self.reason, "status": self.status}
-
-
-class StepLost(Exception):
-    """The step may be sent again: its pod or the gateway is gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +49,7 @@ class StepCall:
     left_s: float
     """Until the run's deadline."""
     protocol: str = ""
-    """Not empty: the one tensor is a request's body, see `RunStep`."""
+    """See `RunStep`. Of a graph's step the one tensor is the request's body."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +74,10 @@ class StepClient:
     def close(self) -> None:
         self._client.close()
 
-    async def infer(self, call: StepCall) -> StepResponse:
-        """Run one step. Raises StepError, StepLost."""
+    async def infer(self, call: StepCall, on_text: Callable[[str], None]) -> StepResponse:
+        """Run one step; `on_text` gets the text of a streamed one. Raises StepError, StepLost."""
         model = call.model
+        stream = CompletionStream(on_text) if call.protocol == STREAM else None
         path, headers, body = _request(call)
         headers |= {
             "x-request-id": call.request_id,
@@ -100,7 +87,10 @@ class StepClient:
         if call.pod:
             headers[POD_HEADER] = call.pod
         try:
-            response = await self._client.request("POST", self._address, path, headers, body)
+            response = await self._client.request(
+                "POST", self._address, path, headers, body,
+                on_body=stream.feed if stream is not None else None,
+            )  # fmt: skip
         except NoResponseError as error:
             raise StepLost(f"the gateway gave no response: {error}") from error
         except ResponseTooLargeError as error:
@@ -109,10 +99,10 @@ class StepClient:
             ) from error
         if response.status != 200:
             failure = _failure(model, response.status, response.headers, response.body)
-            if not call.protocol or isinstance(failure, StepLost):
+            if call.protocol in ("", STREAM) or isinstance(failure, StepLost):
                 raise failure
         return StepResponse(
-            body_outputs(response.status, response.body) if call.protocol else _outputs(response),
+            stream.outputs() if stream is not None else _outputs(call, response),
             response.headers.get("x-pilotlight-pod", ""),
             response.headers.get("x-pilotlight-start", "warm"),
             parse_server_timing(response.headers.get("server-timing", "")),
@@ -124,6 +114,10 @@ def _request(call: StepCall) -> tuple[str, dict[str, str], bytes]:
     """Path, headers and body of a step's request. Raises StepError."""
     name = quote(call.model.name)
     path = f"/serving/{quote(call.model.namespace)}/{name}"
+    if call.protocol == STREAM:
+        headers = {"content-type": "application/json"}
+        body = completion_body(call.model.name, call.tensors, call.request_id)
+        return f"{path}/openai/v1/completions", headers, body
     if not call.protocol:
         body, length = infer_body(call.tensors)
         headers = {"content-type": "application/octet-stream", HEADER_LENGTH: str(length)}
@@ -137,8 +131,10 @@ def _request(call: StepCall) -> tuple[str, dict[str, str], bytes]:
     return path, {"content-type": "application/json"}, body
 
 
-def _outputs(response: HttpResponse) -> dict[str, StoredTensor]:
+def _outputs(call: StepCall, response: HttpResponse) -> dict[str, StoredTensor]:
     """Raises StepError."""
+    if call.protocol:
+        return body_outputs(response.status, response.body)
     head = response.headers.get(HEADER_LENGTH)
     try:
         return read_outputs(response.body, int(head) if head else None)
@@ -150,7 +146,8 @@ def _failure(
     model: ModelName, status: int, headers: Mapping[str, str], body: bytes
 ) -> StepError | StepLost:
     try:
-        text = str(orjson.loads(body)["error"])
+        error = orjson.loads(body)["error"]
+        text = str(error["message"] if isinstance(error, dict) else error)
     except (ValueError, KeyError, TypeError):
         text = body[:200].decode("utf-8", "replace")
     reason = headers.get("x-pilotlight-reason", "step-failed")

@@ -56,9 +56,14 @@ def tensor_of(name: str, argument: Mapping[str, Any]) -> StoredTensor:
     raise BadTensorError(f"input {name!r} is neither a value nor a tensor")
 
 
+def text_tensor(name: str, text: str) -> StoredTensor:
+    """A tensor of one text."""
+    return StoredTensor(name, BYTES, (1,), _packed_items([text.encode()]))
+
+
 def _of_value(name: str, value: Any) -> StoredTensor:
     if isinstance(value, str):
-        return StoredTensor(name, BYTES, (1,), _packed_items([value.encode()]))
+        return text_tensor(name, value)
     if isinstance(value, list) and value and all(isinstance(each, str) for each in value):
         items = _packed_items([each.encode() for each in value])
         return StoredTensor(name, BYTES, (len(value),), items)

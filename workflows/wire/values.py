@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+STREAM: Final = "stream"
+"""Protocol of a step whose text is iterated as it is generated."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ import orjson
 from registry.inference_service.graph_reader import read_graph
 from workflows.runner.graph import graph_workflow
 from workflows.runner.run import ExecutingRun
+from workflows.wire.frames import LENGTH
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -58,8 +59,11 @@ def execute(
             else:
                 executing.deliver(step, {"status": response[0], "body": bodies[step]})
 
+        def on_frame(frame: bytes) -> None:
+            on_message(orjson.loads(frame[LENGTH.size :]))
+
         loop = asyncio.get_running_loop()
-        executing = ExecutingRun(identity, 0.0, on_message, max_steps=50)
+        executing = ExecutingRun(identity, 0.0, on_frame, max_steps=50)
         workflow = graph_workflow(graph.nodes, None)
         await executing.start(workflow, {"body": orjson.dumps(body).decode()})
 

@@ -38,7 +38,9 @@ def harness(
             running_scheduler(folder / "scheduler", redis.url, pool, gateway.url, port=port)
         )
         harness = WorkflowHarness(pool_harness, folder, scheduler)
-        for model in ("embed", "judge", "writer", "hold-writer"):
+        for model in (
+            "embed", "judge", "writer", "hold-writer", "words", "words-hold", "words-break"
+        ):  # fmt: skip
             pool_harness.declare(model)
         harness.pods = pool_harness.start_pods("pod-a", "pod-b")
         yield harness

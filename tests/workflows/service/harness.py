@@ -123,3 +123,11 @@ class WorkflowHarness:
         assert self.pods is not None
         for pod in self.pods.ports:
             self.pods.control(pod, "release")
+
+
+def runners_of(harness: WorkflowHarness, name: str) -> list[int]:
+    """Process ids of a workflow's runners, as the scheduler logged them."""
+    lines = harness.scheduler.log_file.read_text().splitlines()
+    started = [line for line in lines if f"runner started workflow=default/{name} " in line]
+    pids = [int(line.partition("pid=")[2].split()[0]) for line in started]
+    return [pid for pid in pids if servers.is_alive(pid)]

@@ -13,7 +13,7 @@ import pytest
 from registry.redis.arrival_hints import ArrivalHints
 from registry.redis.client import Registry
 from tests import servers
-from tests.workflows.service.harness import TWO_STEPS
+from tests.workflows.service.harness import TWO_STEPS, runners_of
 from workflows.service.policy import SchedulingPolicy
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ def test_a_run_outlives_its_runner(harness: WorkflowHarness) -> None:
     )
     location = harness.start(name, {"text": "a"})
     servers.wait_until(lambda: len(harness.status(location)["steps"]) == 2, what="second step")
-    [pid] = _runners_of(harness, name)
+    [pid] = runners_of(harness, name)
     os.kill(pid, signal.SIGKILL)
     servers.wait_until(lambda: harness.status(location)["resumptions"] == 1, what="resumed")
     servers.wait_until(lambda: _release(harness) or harness.status(location)["status"] != "running",
@@ -187,11 +187,3 @@ def test_a_run_outlives_its_runner(harness: WorkflowHarness) -> None:
 def _release(harness: WorkflowHarness) -> bool:
     harness.release()
     return False
-
-
-def _runners_of(harness: WorkflowHarness, name: str) -> list[int]:
-    """Process ids of a workflow's runners, as the scheduler logged them."""
-    lines = harness.scheduler.log_file.read_text().splitlines()
-    started = [line for line in lines if f"runner started workflow=default/{name} " in line]
-    pids = [int(line.partition("pid=")[2].split()[0]) for line in started]
-    return [pid for pid in pids if servers.is_alive(pid)]

@@ -1,0 +1,108 @@
+"""Text of a step as it is generated: OpenAI's completions, as server-sent events.
+
+Without a temperature the likeliest tokens are taken, and the seed follows from the step, so that
+another attempt gives the same text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Any, Final
+
+import orjson
+
+from workflows.service.step_errors import StepError, StepLost
+from workflows.service.tensors import BYTES, BadTensorError, StoredTensor, plain_value, text_tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+_DONE: Final = b"[DONE]"
+_WHOLE: Final = ("max_tokens", "seed")
+_NUMBERS: Final = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
+OPTIONS: Final = (*_WHOLE, *_NUMBERS, "stop")
+"""Inputs of a streamed step beside its text: fields of OpenAI's completions."""
+
+
+def completion_body(model: str, tensors: Sequence[StoredTensor], step: str) -> bytes:
+    """The request of a streamed step; `step` names it. Raises StepError."""
+    seed = int.from_bytes(hashlib.sha256(step.encode()).digest()[:6])
+    document: dict[str, Any] = {"model": model, "stream": True, "temperature": 0, "seed": seed}
+    for tensor in tensors:
+        field = "prompt" if tensor.name == "text" else tensor.name
+        document[field] = _value(field, tensor)
+    if "prompt" not in document:
+        raise StepError(
+            f"a step that is iterated takes a text: model {model} was called without one",
+            "bad-input", 400,
+        )  # fmt: skip
+    return orjson.dumps(document)
+
+
+def _value(field: str, tensor: StoredTensor) -> Any:
+    try:
+        value = plain_value(tensor)
+    except BadTensorError as error:
+        raise StepError(str(error), "bad-input", 400) from error
+    is_text = tensor.datatype == BYTES and isinstance(value, str)
+    is_number = isinstance(value, int | float)
+    match field:
+        case "prompt" if is_text:
+            return value
+        case "stop" if tensor.datatype == BYTES:
+            return value
+        case _ if field in _WHOLE and is_number:
+            return int(value)
+        case _ if field in _NUMBERS and is_number:
+            return round(value, 6)  # as written: numbers are FP32
+    raise StepError(
+        f"input {field!r} of a step that is iterated was {str(value)[:80]!r}; it takes one text "
+        f"and, as numbers or texts, {', '.join(OPTIONS)}", "bad-input", 400,
+    )  # fmt: skip
+
+
+class CompletionStream:
+    """Reads the events of one completion."""
+
+    def __init__(self, on_text: Callable[[str], None]) -> None:
+        self._on_text = on_text
+        self._rest = b""
+        self._pieces: list[str] = []
+        self._is_done = False
+        self._error: StepError | None = None
+
+    def feed(self, data: bytes) -> None:
+        """More of the response's body."""
+        *events, self._rest = (self._rest + data).split(b"\n\n")
+        for event in events:
+            if event.startswith(b"data:") and self._error is None:
+                self._on_event(event[5:].strip())
+
+    def _on_event(self, data: bytes) -> None:
+        if data == _DONE:
+            self._is_done = True
+            return
+        try:
+            document = orjson.loads(data)
+            if "error" in document:
+                message = str(document["error"]["message"])
+                self._error = StepError(message, "step-failed", 502)
+                return
+            piece = "".join(str(each["text"]) for each in document["choices"])
+        except (ValueError, KeyError, TypeError) as error:
+            self._error = StepError(
+                f"the pod's event is none of a completion: {data[:80]!r} ({error!r})",
+                "bad-output", 502,
+            )  # fmt: skip
+            return
+        if piece:
+            self._pieces.append(piece)
+            self._on_text(piece)
+
+    def outputs(self) -> dict[str, StoredTensor]:
+        """The whole text, once the response has ended. Raises StepError, StepLost."""
+        if self._error is not None:
+            raise self._error
+        if not self._is_done:
+            raise StepLost("the text broke off")
+        return {"text": text_tensor("text", "".join(self._pieces))}
