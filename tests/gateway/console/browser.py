@@ -64,9 +64,9 @@ class Browser:
         logged = self._call("POST", "se/log", {"type": "browser"})
         return [each["message"] for each in logged if each["level"] == "SEVERE"]
 
-    def emulate(self, command: str, **parameters: object) -> None:
-        """A command of Chromium's development tools."""
-        self._call("POST", "goog/cdp/execute", {"cmd": command, "params": parameters})
+    def development_tools(self, command: str, **parameters: object) -> Any:
+        """The result of a command of Chromium's development tools."""
+        return self._call("POST", "goog/cdp/execute", {"cmd": command, "params": parameters})
 
     def save_picture(self, path: Path) -> None:
         path.write_bytes(base64.b64decode(self._call("GET", "screenshot")))

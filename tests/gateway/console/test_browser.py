@@ -157,11 +157,11 @@ def test_axe_finds_no_violation(
     harness: GatewayHarness, model: ModelSpec, window: Browser, axe: str, path: str, width: int,
     scheme: str,
 ) -> None:  # fmt: skip
-    window.emulate(
+    window.development_tools(
         "Emulation.setDeviceMetricsOverride",
         width=width, height=900, deviceScaleFactor=1, mobile=False,
     )  # fmt: skip
-    window.emulate(
+    window.development_tools(
         "Emulation.setEmulatedMedia",
         features=[{"name": "prefers-color-scheme", "value": scheme}],
     )
