@@ -21,6 +21,7 @@ from uvicorn.config import STARTUP_FAILURE
 
 from gateway.app import GatewayApp
 from gateway.authentication.access import create_access
+from gateway.console.command_runs import CommandRuns
 from gateway.console.live_updates import LiveUpdates
 from gateway.console.overview import Overview
 from gateway.console.pages import ConsoleSources, console_routes, docs_route
@@ -166,9 +167,10 @@ async def running_app(
     overview = Overview(shown.watch, traffic, lambda: shown.dispatcher.queued_total)
     log = AutoscalerLog(shown.watch.registry)
     updates = LiveUpdates(overview, traffic, log, is_ending)
+    commands = CommandRuns(is_enabled=settings.console_commands)
     sources = ConsoleSources(
         shown.watch, metrics, telemetry.recent, [each.explanations for each in pools.served],
-        overview, updates,
+        overview, updates, commands,
     )  # fmt: skip
     api.include_router(console_routes(sources))
     api.include_router(docs_route())
@@ -181,6 +183,7 @@ async def running_app(
             connections.close_idle_periodically,
             connections.secret.reload_periodically,
             traffic.run,
+            commands.run,
             *pools.runs(),
         ]
         if access is not None:

@@ -166,6 +166,12 @@ class GatewaySettings:
         "models with labels of their own in metrics, in the order of their first requests; the"
         " others share the label 'other'",
     )
+    console_commands: bool = option(
+        True,
+        parse_bool,
+        "let operators start simulations and plans from the console, one process at a time at a low"
+        " priority",
+    )
     access_log: bool = option(
         False, parse_bool, "log a line per request: model, status, pod, reason, time"
     )

@@ -5,6 +5,7 @@ The application has put the viewer into the scope: a namespace, or None for oper
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final
@@ -16,10 +17,13 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescap
 from starlette.exceptions import HTTPException
 
 from gateway.console.api_page import operation_groups
+from gateway.console.autoscaler_plan import TITLE as PLAN
+from gateway.console.job_pages import JobSources, job_routes
 from gateway.console.model_page import model_document
 from gateway.console.overview import MAX_ROWS, RowWindow
 from gateway.console.request_list import RequestFilter, is_visible, request_row, request_rows
 from gateway.console.text import FILTERS
+from gateway.console.what_if import LOADING
 from registry.domain.model import ModelName
 from registry.errors import RegistryUnavailable
 from registry.redis.autoscaler_log import AutoscalerLog
@@ -27,6 +31,7 @@ from registry.redis.autoscaler_log import AutoscalerLog
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from gateway.console.command_runs import CommandRuns
     from gateway.console.live_updates import LiveUpdates
     from gateway.console.overview import Overview
     from gateway.telemetry.explanations import Explanations
@@ -39,6 +44,7 @@ if TYPE_CHECKING:
 PREFIX: Final = "/console"
 _ASSETS: Final = {
     "console.css": "text/css", "console.js": "text/javascript", "chart.js": "text/javascript",
+    "job.js": "text/javascript",
     "uplot.min.css": "text/css", "uplot.min.js": "text/javascript",
 }  # fmt: skip
 _HEADERS: Final = {
@@ -67,6 +73,7 @@ class ConsoleSources:
     """Of each pool of the gateway."""
     overview: Overview
     updates: LiveUpdates
+    commands: CommandRuns
 
     @property
     def gateway(self) -> str:
@@ -125,6 +132,8 @@ def console_routes(sources: ConsoleSources) -> APIRouter:
     _add_model(router, pages, sources)
     _add_requests(router, pages, sources)
     _add_autoscaler(router, pages, sources)
+    jobs = JobSources(sources.watch, sources.recent, sources.commands)
+    router.include_router(job_routes(pages.render, jobs))
 
     @router.get("/api")
     async def interface(request: Request) -> Response:
@@ -232,6 +241,8 @@ def _add_autoscaler(router: APIRouter, pages: _Pages, sources: ConsoleSources) -
             request, "autoscaler", records=records,
             ongoing=[] if records is None else visible(records.ongoing.actions),
             history=[] if records is None else visible(records.history),
+            job=sources.commands.latest(PLAN), loading=LOADING[:-1], now_s=time.time(),
+            may_run=viewer is None and sources.commands.is_enabled,
         )  # fmt: skip
 
 

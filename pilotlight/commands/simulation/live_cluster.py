@@ -25,11 +25,18 @@ _LOADS: Final = (Tier.HOST, Tier.DISK, Tier.REMOTE)
 _STAGES: Final = ("preprocess", "postprocess")
 
 
-def live_cluster_file(state: ClusterState) -> str:
-    """YAML of the platform as it is now."""
-    pods = [pod for pod in state.pods.values() if pod.is_accepting]
+def live_cluster_file(state: ClusterState, *, more_pods: int = 0) -> str:
+    """YAML of the platform as it is now.
+
+    Args:
+        state: of a platform with a pod that accepts requests.
+        more_pods: pods to add, each on a node of its own like the last pod's; below 0: the last
+            ones are left out, except for one.
+    """
+    pods = sorted((each for each in state.pods.values() if each.is_accepting), key=_name)
+    pods = pods[: max(len(pods) + min(more_pods, 0), 1)]
     by_node: defaultdict[str, list[PodState]] = defaultdict(list)
-    for pod in sorted(pods, key=lambda each: each.name):
+    for pod in pods:
         by_node[pod.node].append(pod)
     simulated = {
         pod.name: pod.name if len(group) == 1 else f"{node}-{index}"
@@ -37,7 +44,10 @@ def live_cluster_file(state: ClusterState) -> str:
         for index, pod in enumerate(group)
     }
     document = {
-        "nodes": [_node(node, group) for node, group in sorted(by_node.items())],
+        "nodes": [
+            *(_node(node, group) for node, group in sorted(by_node.items())),
+            *(_node("", pods[-1:]) | {"name": f"added-{index}"} for index in range(more_pods)),
+        ],
         "models": [
             _model(state, record.serving, simulated)
             for _, record in sorted(state.models.items())
@@ -45,6 +55,10 @@ def live_cluster_file(state: ClusterState) -> str:
         ],
     }
     return yaml.safe_dump(document, sort_keys=False)
+
+
+def _name(pod: PodState) -> str:
+    return pod.name
 
 
 def _node(name: str, pods: list[PodState]) -> dict[str, Any]:
@@ -79,7 +93,11 @@ def _model(state: ClusterState, spec: ModelSpec, pods: dict[str, str]) -> dict[s
     loads = {str(tier): measured.median_s(f"load:{tier}") for tier in _LOADS}
     if known := {tier: _duration(each) for tier, each in loads.items() if each is not None}:
         model["load"] = known
-    if held := {pods[pod]: str(each.tier) for pod, each in holders.items() if pod in pods}:
+    if held := {
+        pods[pod]: str(each.tier)
+        for pod, each in holders.items()
+        if pod in pods and each.tier is not Tier.REMOTE  # it is being loaded
+    }:
         model["at"] = held
     if own := {key: text for key, text in spec.annotations if key.startswith(PREFIX)}:
         model["annotations"] = own

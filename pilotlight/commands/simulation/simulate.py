@@ -28,6 +28,15 @@ def simulate(
             "written to live-cluster.yaml in --home.",
         ),
     ] = None,
+    more_pods: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=-256,
+            max=256,
+            help="With --cluster live: pods to add to the running ones; below 0: to leave out.",
+        ),
+    ] = 0,
     workflows: Annotated[
         str | None,
         typer.Option(
@@ -121,9 +130,11 @@ def simulate(
         run_workflow_simulations(chosen, Output(json_))
         return
     assert cluster is not None
+    if more_pods and str(cluster) != LIVE:
+        raise InvalidInput([f"--more-pods {more_pods} needs --cluster live, was {cluster}"])
     if str(cluster) == LIVE:
         target = PlatformTarget.of(home, redis_url=redis_url, pool=pool)
-        cluster = _write_live_cluster(target, Output(json_))
+        cluster = _write_live_cluster(target, Output(json_), more_pods)
     plan = SimulationPlan(
         cluster=cluster,
         trace=trace,
@@ -141,13 +152,13 @@ def simulate(
     run_simulations(plan, Output(json_))
 
 
-def _write_live_cluster(target: PlatformTarget, output: Output) -> Path:
+def _write_live_cluster(target: PlatformTarget, output: Output, more_pods: int) -> Path:
     """The file that describes the running platform. Raises PilotlightError."""
     state = asyncio.run(target.cluster())
     if not any(pod.is_accepting for pod in state.pods.values()):
         raise NotFound("--cluster live: the platform has no pod that accepts requests")
     path = target.state_dir.root / "live-cluster.yaml"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(live_cluster_file(state))
+    path.write_text(live_cluster_file(state, more_pods=more_pods))
     output.note(f"the running platform is described in {path}")
     return path

@@ -184,6 +184,19 @@ def test_a_tenant_sees_nothing_of_another(guarded: GatewayHarness) -> None:
         assert "wise" not in page(guarded, path, **blue).text
 
 
+def test_only_operators_start_commands(guarded: GatewayHarness) -> None:
+    red = {"authorization": basic("red", KEYS["red"])}
+    operator = {"authorization": basic("", KEYS["_operator"])}
+    assert page(guarded, "/what-if", **red).status_code == 403
+    assert "what-if" not in page(guarded, "", **red).text
+    assert "What it would do now" not in page(guarded, "/autoscaler", **red).text
+    for path in ("/what-if", "/autoscaler"):
+        url = f"{guarded.gateway.url}/console{path}"
+        assert guarded.client.post(url, headers=red).status_code == 403
+    assert page(guarded, "/what-if", **operator).status_code == 200
+    assert "What it would do now" in page(guarded, "/autoscaler", **operator).text
+
+
 def test_a_tenant_cannot_take_all_streams(guarded: GatewayHarness) -> None:
     red = {"authorization": basic("red", KEYS["red"])}
     blue = {"authorization": basic("blue", KEYS["blue"])}
