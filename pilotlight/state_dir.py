@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
+from urllib.parse import quote
 
 from pilotlight.errors import AlreadyRunning, NotRunning
 from registry.pod_secret import make_secret
@@ -73,6 +74,10 @@ class StateDir:
     def state_file(self) -> Path:
         """`platform.json`; invalid while the lock is free."""
         return self.root / "platform.json"
+
+    def declared_file(self, pool: str) -> Path:
+        """What is declared in the embedded Redis, for the next start."""
+        return self.root / f"declared-{quote(pool, safe='')}.json"
 
     @property
     def logs(self) -> Path:

@@ -171,6 +171,14 @@ def up(
             f"in a pod of its own beside --pods: {', '.join(PlacementName)}.",
         ),
     ] = "off",
+    ephemeral: Annotated[
+        bool,
+        typer.Option(
+            "--ephemeral",
+            help="Begin without the models declared before, and forget this run's at its end. "
+            "Default: models in the embedded Redis are declared again at the next start.",
+        ),
+    ] = False,
     pool: flags.Pool = "default",
     namespace: flags.Namespace = None,
     home: flags.Home = None,
@@ -205,6 +213,7 @@ def up(
         host=host,
         port=port,
         redis_url=redis_url,
+        keeps_declared=not ephemeral,
         s3=s3,
         pool=pool,
         autoscaler=LocalAutoscalerSettings(

@@ -25,6 +25,7 @@ from pilotlight.errors import StartFailed
 from pilotlight.platform.bundled_servers import is_redis_ready
 from pilotlight.platform.cluster_connection import ClusterConnection
 from pilotlight.platform.gpus import visible_gpus
+from pilotlight.platform.kept_declarations import KeptDeclarations
 from pilotlight.platform.placed_pods import follow_placement
 from pilotlight.platform.pod_processes import PodProcesses
 from pilotlight.platform.pod_scaling import follow_wanted_pods
@@ -78,7 +79,8 @@ class Platform:
         self._processes: dict[str, SupervisedProcess] = {}
         self._pods: PodProcesses | None = None
         self._cluster: ClusterConnection | None = None
-        self._scaling_tasks: list[asyncio.Task[None]] = []
+        self._declarations: KeptDeclarations | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         self._steps_done = 0
         self._scheduler_url = ""
         self._gpus: tuple[str, ...] = ()
@@ -144,6 +146,8 @@ class Platform:
             await store.wait_ready(timeout_s=_START_TIMEOUT_S)
             self._report_step(f"object store at {self.s3_endpoint}")
         self._cluster = await ClusterConnection.open(self.redis_url, settings.pool, self._group)
+        if settings.keeps_declared and settings.redis_url is None:
+            await self._restore_declared(self._cluster)
         scheduler_port = free_port()
         self._scheduler_url = f"http://{_LOOPBACK}:{scheduler_port}"
         gateway = self._start_process(
@@ -189,6 +193,13 @@ class Platform:
         await redis.wait_ready(timeout_s=_START_TIMEOUT_S)
         self._report_step(f"registry at {self.redis_url}")
 
+    async def _restore_declared(self, cluster: ClusterConnection) -> None:
+        file = self.settings.state_dir.declared_file(self.settings.pool)
+        self._declarations = KeptDeclarations(file, cluster)
+        if models := await self._declarations.restore():
+            self._report(f"{models} models of the last run declared again")
+        self._tasks.append(self._group.create_task(self._declarations.save_periodically()))
+
     def _start_autoscaler(self, autoscaler: LocalAutoscalerSettings, env: dict[str, str]) -> None:
         """Start without waiting for readiness: no request depends on the autoscaler."""
         metrics_port = free_port()
@@ -201,7 +212,7 @@ class Platform:
                 settings_of=self._pod_settings,
                 drain_s=self.settings.stop_grace_s,
             )
-            self._scaling_tasks.append(self._group.create_task(scaling))
+            self._tasks.append(self._group.create_task(scaling))
         if autoscaler.placement != "off" and self._pods is not None:
             placing = follow_placement(
                 self._pods,
@@ -209,7 +220,7 @@ class Platform:
                 settings_of=self._placed_pod_settings,
                 drain_s=self.settings.stop_grace_s,
             )
-            self._scaling_tasks.append(self._group.create_task(placing))
+            self._tasks.append(self._group.create_task(placing))
         spec = autoscaler_spec(
             self.settings, autoscaler, env, redis_url=self.redis_url, metrics_port=metrics_port
         )
@@ -262,7 +273,7 @@ class Platform:
         """Stop the gateway before the pods, so that no request arrives at them, and Redis last."""
         self._report("stopping")
         grace_s = self.settings.stop_grace_s
-        for task in self._scaling_tasks:
+        for task in self._tasks:
             task.cancel()
         for name, process_grace_s in (
             ("autoscaler", 3.0),
@@ -273,6 +284,8 @@ class Platform:
                 await self._processes[name].stop(grace_s=process_grace_s)
         if self._pods is not None:
             await self._pods.stop(grace_s=grace_s)
+        if self._declarations is not None:
+            await self._declarations.save()
         if self._cluster is not None:
             await self._cluster.close()
         for name in ("object store", "redis"):

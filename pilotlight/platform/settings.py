@@ -67,6 +67,8 @@ class PlatformSettings:
     """Port of the gateway; 0 takes a free one."""
     redis_url: str | None = None
     """Redis to use as registry; None: start an embedded one."""
+    keeps_declared: bool = False
+    """Models declared in the embedded Redis are declared again at the next start."""
     s3: bool = True
     """Start an object store for the pods; False: the variables AWS_* name another."""
     pool: str = "default"

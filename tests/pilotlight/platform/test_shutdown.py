@@ -48,15 +48,19 @@ def test_down_leaves_nothing_behind(small: RunningPlatform) -> None:
     assert sorted(path.name for path in small.home.iterdir()) == ["lock", "logs", "sums"]
 
 
-def test_after_a_killed_supervisor_another_platform_starts(
-    small: RunningPlatform,
+def test_after_a_killed_supervisor_another_platform_starts_with_its_models(
+    small: RunningPlatform, tmp_path: Path
 ) -> None:
     pids = pids_of(small)
+    small.apply(tmp_path, "kept", policy="auto", uri="s3://models/absent")
+    kept = StateDir(small.home).declared_file("default")
+    servers.wait_until(lambda: kept.exists() and b"kept" in kept.read_bytes(), what="model kept")
     os.kill(small.facts["pid"], signal.SIGKILL)
     assert_stopped(small, pids)
     again = start_platform(small.home, "--pods", "2", "--no-s3")
     assert again.facts["pid"] != small.facts["pid"]
     assert len(again.get("pods")) == 2
+    assert [model["name"] for model in again.get("models")] == ["kept"]
 
 
 def test_a_signal_during_the_start_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -1,0 +1,92 @@
+"""What is declared in the embedded Redis survives its end in a file."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pilotlight.platform.cluster_connection import ClusterConnection
+from pilotlight.platform.kept_declarations import KeptDeclarations
+from registry.domain.model import ModelName, ModelSpec
+from registry.redis.workflow_log import WorkflowLog
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from tests import servers
+
+MODELS = [
+    ModelSpec(ModelName("red", "a"), "s3://models/a", annotations=(("pilotlight.io/pin", "true"),)),
+    ModelSpec(ModelName("red", "b"), "s3://models/b"),
+]
+
+
+@asynccontextmanager
+async def cluster(redis: servers.RedisServer, pool: str) -> AsyncIterator[ClusterConnection]:
+    async with asyncio.TaskGroup() as group:
+        connection = await ClusterConnection.open(redis.url, pool, group)
+        try:
+            yield connection
+        finally:
+            await connection.close()
+
+
+async def declare_and_save(redis: servers.RedisServer, pool: str, file: Path) -> None:
+    async with cluster(redis, pool) as first:
+        await first.registry.put_models(MODELS)
+        graph = {"kind": "workflow", "text": "x"}
+        await WorkflowLog(first.registry).put_workflow(ModelName("red", "chain"), graph)
+        await first.wait_until(lambda: len(first.state.models) == 2, timeout_s=30, what="declared")
+        await KeptDeclarations(file, first).save()
+
+
+def test_another_redis_gets_what_was_declared(redis: servers.RedisServer, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        file = tmp_path / "declared.json"
+        await declare_and_save(redis, "kept-1", file)
+        async with cluster(redis, "kept-2") as second:
+            assert await KeptDeclarations(file, second).restore() == 2
+            for spec in MODELS:
+                record = await second.registry.get_model(spec.name)
+                assert record is not None
+                assert record.spec == spec
+            assert list(await WorkflowLog(second.registry).workflows()) == [
+                ModelName("red", "chain")
+            ]
+
+    asyncio.run(scenario())
+
+
+def test_deleted_models_are_not_declared_again(redis: servers.RedisServer, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        file = tmp_path / "declared.json"
+        await declare_and_save(redis, "kept-3", file)
+        async with cluster(redis, "kept-3") as first:
+            await first.registry.delete_models([MODELS[0].name])
+            await first.wait_until(lambda: len(first.state.models) == 1, timeout_s=30, what="gone")
+            await KeptDeclarations(file, first).save()
+        async with cluster(redis, "kept-4") as second:
+            assert await KeptDeclarations(file, second).restore() == 1
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("content", [None, b"", b"{broken"])
+def test_without_a_readable_file_it_begins_with_nothing(
+    redis: servers.RedisServer, tmp_path: Path, content: bytes | None
+) -> None:
+    file = tmp_path / "declared.json"
+    if content is not None:
+        file.write_bytes(content)
+
+    async def scenario() -> None:
+        async with cluster(redis, "kept-5") as empty:
+            assert await KeptDeclarations(file, empty).restore() == 0
+            await KeptDeclarations(file.with_name("other.json"), empty).save()
+
+    asyncio.run(scenario())
+    assert not file.with_name("other.json").exists()
