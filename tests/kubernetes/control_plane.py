@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import httpx
 
+from tests.kubernetes.audit import audit_flags
 from tests.kubernetes.certificates import Authority, write_key
 from tests.kubernetes.kubectl import Kubectl
 from tests.kubernetes.places import (
@@ -102,7 +103,9 @@ def _start(plane: ControlPlane) -> None:
     keys = plane.folder / "certificates" / "service-accounts.key"
     write_key(keys)
     plane.run("etcd", etcd_command(plane.folder / "etcd"))
-    plane.run("kube-apiserver", api_server_command(plane.authority, keys))
+    plane.run(
+        "kube-apiserver", [*api_server_command(plane.authority, keys), *audit_flags(plane.folder)]
+    )
     plane.wait("API server ready", f"{API_URL}/readyz")
     plane.run("kube-controller-manager", controller_manager_command(plane.authority, keys))
     plane.run("kube-scheduler", scheduler_command(plane.authority))

@@ -35,14 +35,14 @@ def start_object_store(plane: ControlPlane) -> S3Server:
     server = S3Server(f"http://{HOST_ADDRESS}:{PORT}")
     module = [sys.executable, "-m", "moto.server"]
     plane.run("object-store", [*module, "-H", HOST_ADDRESS, "-p", str(PORT)], **server.environment)
-    models = _tiny_models()
+    models = tiny_models()
     wait_until(server.is_up, timeout_s=CALL_TIMEOUT_S, what="S3 server accepts")
     for folder, kind in CONTENT.items():
         server.put_folder(models / kind, f"s3://models/{folder}")
     return server
 
 
-def _tiny_models() -> Path:
+def tiny_models() -> Path:
     """A folder with one model folder per kind, made once for all runs."""
     models = cache_folder() / "models"
     missing = {kind for kind in CONTENT.values() if not (models / kind / "config.json").exists()}
