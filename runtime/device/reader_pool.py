@@ -138,8 +138,8 @@ class ReaderPool:
                 transfer.under_way -= 1
                 if error is not None:
                     transfer.fail(error)
+                del taken, transfer, error  # they keep a slab alive, until `run` may return
                 self._changed.notify_all()
-            del taken, transfer, error  # they keep a slab alive
 
     def _take(self) -> tuple[_Transfer, SlabPart] | None:
         """Wait for the next part; None when the pool closes."""
