@@ -70,6 +70,10 @@ def _accepts(port: int) -> bool:
         return True
 
 
+def _in_url(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
 def is_alive(pid: int) -> bool:
     """Whether a process runs; a zombie does not."""
     try:
@@ -303,10 +307,12 @@ class Pod:
     pid: int
     port: int
     folder: Path
+    host: str = "127.0.0.1"
+    """As in a URL: IPv6 addresses in brackets."""
 
     @property
     def address(self) -> str:
-        return f"127.0.0.1:{self.port}"
+        return f"{self.host}:{self.port}"
 
     @property
     def url(self) -> str:
@@ -350,7 +356,8 @@ def pod(
         **settings,
     }
     parent.command(spawn=fields)
-    started = Pod(name, int(parent.wait_event(spawned=name)["pid"]), port, folder)
+    pid = int(parent.wait_event(spawned=name)["pid"])
+    started = Pod(name, pid, port, folder, _in_url(str(settings.get("host", "127.0.0.1"))))
     try:
         try:
             wait_until(started.is_ready, timeout_s=ready_within_s, what=f"pod {name} ready")
@@ -380,10 +387,12 @@ class Gateway:
     process: subprocess.Popen[bytes]
     port: int
     log_file: Path
+    host: str = "127.0.0.1"
+    """As in a URL: IPv6 addresses in brackets."""
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://{self.host}:{self.port}"
 
     @property
     def log(self) -> str:
@@ -426,7 +435,8 @@ def gateway(
         process = subprocess.Popen(
             [sys.executable, "-m", *program, *arguments], cwd=REPOSITORY, stdout=log, stderr=log
         )
-    started = Gateway(process, port, log_file)
+    host = _in_url(str(settings.get("host", "127.0.0.1")))
+    started = Gateway(process, port, log_file, host)
     try:
         if wait_ready:
             wait_until(started.is_ready, what="gateway ready")
