@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from registry.errors import InvalidModel
 from workflows.service.errors import BadFile, NameTaken, UnknownWorkflow, WorkflowStopped
+from workflows.service.run import RunStatus
 from workflows.service.runner_process import RunnerProcess
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ logger = logging.getLogger(__name__)
 MAX_AGE_S: Final = 1.0
 """A definition is read again when it is older: another scheduler may have deployed a new one."""
 MAX_KILLS: Final = 2
+"""Ends of runners after which a file, or a run that was in each of them, is stopped."""
 MAX_SOURCE_BYTES: Final = 1 << 20
 
 
@@ -40,7 +42,7 @@ class Deployment:
     """Under way in its runner."""
     read_s: float = field(default_factory=time.monotonic)
     kills: int = 0
-    """How often its runner has ended with runs in it."""
+    """How often its runner has ended with runs in it since a run succeeded."""
     starting: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
@@ -174,11 +176,12 @@ class Deployments:
             "workflow": str(deployment.name), "runs": len(deployment.runs),
             "kills": deployment.kills,
         })  # fmt: skip
-        if deployment.kills >= MAX_KILLS:
-            for run in list(deployment.runs.values()):
+        for run in list(deployment.runs.values()):
+            run.kills += 1
+            if max(run.kills, deployment.kills) >= MAX_KILLS:
                 self._on_stopped(run)
-            return
-        self._group.create_task(self._resume(deployment))
+        if deployment.runs:
+            self._group.create_task(self._resume(deployment))
 
     async def _resume(self, deployment: Deployment) -> None:
         runs = list(deployment.runs.values())
@@ -210,6 +213,8 @@ class Deployments:
         if not isinstance(run.host, Deployment):
             return
         run.host.runs.pop(run.identity, None)
+        if run.status is RunStatus.SUCCEEDED:
+            run.host.kills = 0
         if run.host is not self._deployments.get(run.workflow):
             self._retire(run.host)
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAX_ATTEMPTS: Final = 8
-"""Of a step whose pods or gateway were lost."""
+"""Of a step whose pods were lost with it. Until the run's deadline it waits for a gateway."""
 _FIRST_PAUSE_S: Final = 0.05
 _MAX_PAUSE_S: Final = 2.0
 
@@ -179,6 +179,7 @@ class Executor:
                 text.append(piece)
                 self._deliveries.deliver_ready(run)
 
+        losses = 0
         while True:
             if text is not None:
                 text.begin()
@@ -193,9 +194,10 @@ class Executor:
                 )  # fmt: skip
                 response = await self._client.infer(call, on_text)
             except StepLost as error:
-                if step.attempts >= MAX_ATTEMPTS:
+                losses += error.was_sent
+                if losses >= MAX_ATTEMPTS:
                     raise StepError(str(error), "step-lost", 503) from error
-                pause_s = min(_FIRST_PAUSE_S * 2 ** (step.attempts - 1), _MAX_PAUSE_S)
+                pause_s = min(_FIRST_PAUSE_S * 2 ** min(step.attempts - 1, 8), _MAX_PAUSE_S)
                 await asyncio.sleep(pause_s)
                 continue
             if text is not None and text.differs:

@@ -24,6 +24,10 @@ class NoResponseError(Exception):
     """The server could not be reached, or closed the connection before its response."""
 
 
+class UnreachableError(NoResponseError):
+    """No connection: nothing was sent."""
+
+
 class ResponseTooLargeError(Exception):
     """A response over the limit; its rest is not read."""
 
@@ -169,7 +173,7 @@ class HttpClient:
                     lambda: _Connection(self._max_bytes), host.strip("[]"), int(port)
                 )
         except (OSError, TimeoutError) as error:
-            raise NoResponseError(f"{address} cannot be reached: {error!r}") from error
+            raise UnreachableError(f"{address} cannot be reached: {error!r}") from error
         return connection
 
     def _keep(self, address: str, connection: _Connection) -> None:

@@ -6,12 +6,23 @@ import asyncio
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from registry.domain.model import ModelName
 from registry.errors import RegistryUnavailable
-from workflows.service.run import RunStatus
+from workflows.service.policy import SchedulingPolicy
+from workflows.service.run import Run, RunStatus
 
 if TYPE_CHECKING:
-    from registry.redis.workflow_log import WorkflowLog
-    from workflows.service.run import Run
+    from registry.redis.workflow_log import RunRecord, WorkflowLog
+
+
+def run_elsewhere(identity: str, record: RunRecord) -> Run:
+    """A run that another scheduler executes, for a client that waits for it here."""
+    head = record.head
+    return Run(
+        identity, ModelName(str(head["namespace"]), str(head["workflow"])),
+        dict(head["arguments"]), float(head["begun_s"]), float(head["deadline_s"]),
+        SchedulingPolicy(head["scheduling"]),
+    )  # fmt: skip
 
 
 async def adopt_result(log: WorkflowLog, run: Run, now_s: float, lease_s: float) -> None:

@@ -160,6 +160,8 @@ class Run:
     deliveries: deque[Delivery] = field(default_factory=deque)
     """While the run is resumed: what its code got the first time and has not got yet."""
     resumptions: int = 0
+    kills: int = 0
+    """Runners that ended with it."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
     ended_s: float = 0.0

@@ -31,7 +31,7 @@ from workflows.service.errors import (
 from workflows.service.executor import Executor
 from workflows.service.journal import Journal, resumed_run
 from workflows.service.knowledge_store import KnowledgeStore
-from workflows.service.lost_runs import adopt_result
+from workflows.service.lost_runs import adopt_result, run_elsewhere
 from workflows.service.planner import Planner
 from workflows.service.preloads import Preloads
 from workflows.service.run import Run, RunStatus, is_run_of
@@ -167,9 +167,22 @@ class Scheduler:
         run.timer = self._executor.deadline_timer(run)
 
     async def _find_or_read(self, identity: str) -> Run:
+        """A run that exists, here or at another scheduler, whose result is awaited then."""
         if identity in self._runs:
             return self._runs[identity]
-        raise UnknownRun(f"run {identity} is executed by another scheduler: ask for it by GET")
+        record = await self._log.run(identity)
+        if record is None:
+            raise UnknownRun(f"run {identity} ended just now, and its result is gone: ask again")
+        run = run_elsewhere(identity, record)
+        self._group.create_task(self._follow(run))
+        return run
+
+    async def _follow(self, run: Run) -> None:
+        """Wait for the end of a run that another scheduler executes."""
+        await adopt_result(self._log, run, self.planner.now_s(), self._settings.lease)
+        run.ended.set()
+        async with run.changed:
+            run.changed.notify_all()
 
     async def outcome(self, name: ModelName, identity: str) -> dict[str, Any]:
         """A run's document. Raises UnknownRun, RegistryUnavailable."""
@@ -276,10 +289,7 @@ class Scheduler:
         self._leave(run)
         self._runs.pop(identity, None)
         self._executor.release(run)
-        await adopt_result(self._log, run, self.planner.now_s(), self._settings.lease)
-        run.ended.set()
-        async with run.changed:
-            run.changed.notify_all()
+        await self._follow(run)
 
     async def _is_owned_elsewhere(self, identity: str) -> bool:
         """Raises RegistryUnavailable."""

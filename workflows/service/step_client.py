@@ -10,7 +10,12 @@ import orjson
 
 from registry.server_timing import parse_server_timing
 from workflows.service.completion_stream import CompletionStream, completion_body
-from workflows.service.http_client import HttpClient, NoResponseError, ResponseTooLargeError
+from workflows.service.http_client import (
+    HttpClient,
+    NoResponseError,
+    ResponseTooLargeError,
+    UnreachableError,
+)
 from workflows.service.step_errors import StepError, StepLost
 from workflows.service.tensors import (
     BYTES,
@@ -92,7 +97,10 @@ class StepClient:
                 on_body=stream.feed if stream is not None else None,
             )  # fmt: skip
         except NoResponseError as error:
-            raise StepLost(f"the gateway gave no response: {error}") from error
+            raise StepLost(
+                f"the gateway gave no response: {error}",
+                was_sent=not isinstance(error, UnreachableError),
+            ) from error
         except ResponseTooLargeError as error:
             raise StepError(
                 f"the outputs of model {model.name} are too large: {error}", "output-too-large", 413
@@ -152,7 +160,7 @@ def _failure(
         text = body[:200].decode("utf-8", "replace")
     reason = headers.get("x-pilotlight-reason", "step-failed")
     if status in (502, 503) and reason in {"pod-lost", "not-taken", "draining", "not-ready"}:
-        return StepLost(f"{reason}: {text}")
+        return StepLost(f"{reason}: {text}", was_sent=reason in {"pod-lost", "not-taken"})
     return StepError(f"model {model.name}: {text}", reason, status)
 
 

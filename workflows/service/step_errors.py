@@ -18,4 +18,11 @@ class StepError(Exception):
 
 
 class StepLost(Exception):
-    """The step may be sent again: its pod or the gateway is gone."""
+    """The step may be sent again: its pod or the gateway is gone.
+
+    `was_sent`: it may have been the cause.
+    """
+
+    def __init__(self, message: str, *, was_sent: bool = True) -> None:
+        super().__init__(message)
+        self.was_sent = was_sent

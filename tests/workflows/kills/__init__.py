@@ -1,0 +1,1 @@
+"""Kills of everything that runs of workflows depend on."""
