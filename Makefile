@@ -12,6 +12,7 @@ PYTEST := $(BIN)/python -m pytest
 FLAGS ?=
 WORKERS ?= 2
 FAULTS ?= 1000
+KILLS ?= 200
 LIMIT ?= 10800
 REQUESTS ?= 3000
 SECONDS ?= 3600
@@ -21,7 +22,7 @@ export TOKENIZERS_PARALLELISM ?= false
 # Without cached bytecode every process that imports torch and transformers compiles them: 5-10 s.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install demo demo-formats demo-selection demo-workflows up test test-slow test-gpu test-kubernetes test-chaos test-hostile soak check format bench bench-runtime bench-overload bench-gpu bench-simulator bench-placement bench-selection bench-workflows bench-peers lock clean
+.PHONY: help install demo demo-formats demo-selection demo-workflows up test test-slow test-gpu test-kubernetes test-kills test-chaos test-hostile soak check format bench bench-runtime bench-overload bench-gpu bench-simulator bench-placement bench-selection bench-workflows bench-peers lock clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' Makefile
@@ -68,6 +69,9 @@ test-gpu: $(if $(CARRIED),,$(STAMP))  ## Run the tests that need a CUDA device
 test-kubernetes: $(STAMP)  ## Run the tests with a real API server and KServe (KUBECONFIG=FILE: your cluster)
 	@scripts/kubernetes/test $(if $(findstring command,$(origin KUBECONFIG)),--kubeconfig $(KUBECONFIG)) $(FLAGS)
 
+test-kills: $(STAMP)  ## Kill what runs of workflows depend on, at random (KILLS=200)
+	$(BIN)/python -m tests.workflows.kills --kills $(KILLS) $(FLAGS)
+
 test-chaos: $(STAMP)  ## Run random faults under load (FAULTS=1000, LIMIT: seconds of faults at most)
 	$(BIN)/python -m tests.chaos --faults $(FAULTS) --limit $(LIMIT) $(FLAGS)
 
@@ -103,8 +107,9 @@ bench-simulator: $(STAMP)  ## Run the benchmark of the simulator, compiled if po
 bench-placement: $(STAMP)  ## Run the benchmark of the planners of placement
 	$(BIN)/python -m benchmarks placement $(FLAGS)
 
-bench-workflows: $(STAMP)  ## Run the benchmark of planning a run's steps
+bench-workflows: $(STAMP)  ## Run the benchmarks of workflows: planning a run's steps, and what a warm step adds
 	$(BIN)/python -m benchmarks.workflows
+	$(BIN)/python -m benchmarks.workflow_steps
 
 bench-selection: $(STAMP)  ## Run the benchmark of planning windows and of looking at the data
 	$(BIN)/python -m benchmarks.selection

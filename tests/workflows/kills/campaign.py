@@ -157,7 +157,7 @@ class KillCampaign:
                 return True
             if response.status_code == 200:
                 document = response.json()
-            return document.get("status", "running") != "running"
+            return bool(document.get("status", "running") != "running")
 
         _wait(has_ended, f"end of {location}")
         return document
