@@ -128,6 +128,7 @@ class Runner:
         stuck = [run for run in self._runs.values() if run.has_begun and not run.waits_for_steps]
         for run in stuck:
             run.end_deadlock()
+            self._forget_left(run)
         return bool(stuck)
 
     def _deliver(self, message: dict[str, Any]) -> None:
@@ -145,6 +146,13 @@ class Runner:
                 run.deliver_text(step, None)
             case {"type": "cancel"}:
                 run.cancel()
+                self._forget_left(run)
+
+    def _forget_left(self, run: ExecutingRun) -> None:
+        """Let go of tasks that wait for each other; the interpreter collects them."""
+        if run.is_left:
+            self._runs.pop(run.identity, None)
+            self._tasks = {each for each in self._tasks if each is not run.task}
 
     def sample(self, _number: int, _frame: FrameType | None) -> None:
         """Called periodically, also inside of a run's code, which it interrupts if it is stuck."""

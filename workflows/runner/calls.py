@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from workflows.runner.errors import NoRunError
+from workflows.runner.errors import NoRunError, StepFailed
 from workflows.wire.values import Tensor
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Generator, Mapping
     from contextvars import ContextVar, Token
+
+
+MAX_TEXT_LENGTH: Final = 32 * 1024**2
+"""orjson takes eight times a text's length in memory, and ends the process where it gets less."""
 
 
 class RunPort(Protocol):
@@ -146,6 +150,11 @@ def written_argument(value: Any) -> dict[str, Any]:
             return {"step": value.step.number, "output": value.name}
         case Tensor():
             return {"tensor": value.as_json()}
+        case str() | bytes() | bytearray() if len(value) > MAX_TEXT_LENGTH:
+            raise StepFailed(
+                f"a text or bytes of length {len(value)}, {MAX_TEXT_LENGTH} are allowed",
+                "input-too-large", 413,
+            )  # fmt: skip
         case bytes() | bytearray():
             return {"base64": base64.b64encode(value).decode()}
         case bool() | int() | float() | str() | list() | tuple():

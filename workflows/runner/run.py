@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from workflows.runner.calls import Output, Step, current_run
+from workflows.runner.calls import MAX_TEXT_LENGTH, Output, Step, current_run
 from workflows.runner.errors import NoRunError, RunStuck, StepFailed
 from workflows.wire.frames import BadFrameError, packed
 from workflows.wire.values import STREAM
@@ -49,8 +49,10 @@ class ExecutingRun:
         """Calls of this turn of the loop, with their frames: their text may be iterated yet."""
         self._streams: dict[int, asyncio.Queue[str | StepFailed | None]] = {}
         self._iterated: set[int] = set()
-        self._task: asyncio.Task[None] | None = None
+        self.task: asyncio.Task[None] | None = None
         self._is_deadlocked = False
+        self.is_left = False
+        """It is over, but its tasks wait for each other for ever."""
 
     # RunPort
 
@@ -117,8 +119,8 @@ class ExecutingRun:
         self._write(frame)
 
     def start(self, workflow: Workflow, arguments: Mapping[str, Any]) -> asyncio.Task[None]:
-        self._task = asyncio.create_task(self._execute(workflow, arguments))
-        return self._task
+        self.task = asyncio.create_task(self._execute(workflow, arguments))
+        return self.task
 
     async def _execute(self, workflow: Workflow, arguments: Mapping[str, Any]) -> None:
         current_run.set(self)
@@ -131,10 +133,7 @@ class ExecutingRun:
                 result = await _plain(await workflow.function(**arguments))
             self.send(type="done", result=result)
         except asyncio.CancelledError:
-            if self._is_deadlocked:
-                self._fail("the run waits although none of its steps is under way", "deadlock", 422)
-            else:
-                self.send(type="cancelled")
+            self._report_cancelled()
         except RunStuck:
             self._fail("the run kept its runner busy without waiting for a step", "stuck", 422)
         except StepFailed as error:
@@ -152,13 +151,24 @@ class ExecutingRun:
         self.send(type="failed", error={"message": text, "reason": reason, "status": status,
                                         **details})  # fmt: skip
 
+    def _report_cancelled(self) -> None:
+        if self._is_deadlocked:
+            self._fail("the run waits although none of its steps is under way", "deadlock", 422)
+        else:
+            self.send(type="cancelled")
+
     def cancel(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
+        if self.task is None or self.is_left:
+            return
+        try:
+            self.task.cancel()
+        except RecursionError:  # tasks that wait for each other: their circle is followed for ever
+            self.is_left = True
+            self._report_cancelled()
 
     @property
     def has_begun(self) -> bool:
-        return self._task is not None and not self._task.done()
+        return self.task is not None and not self.task.done() and not self.is_left
 
     @property
     def waits_for_steps(self) -> bool:
@@ -218,6 +228,8 @@ async def _plain(value: Any) -> Any:
             return [await _plain(each) for each in value]
         case dict():
             return {key: await _plain(each) for key, each in value.items()}
+        case str() if len(value) > MAX_TEXT_LENGTH:
+            raise BadFrameError(f"has a text of length {len(value)}, {MAX_TEXT_LENGTH} are allowed")
     if inspect.isawaitable(value):
         return await _plain(await value)
     orjson.dumps(value)

@@ -61,7 +61,7 @@ def test_wrong_arguments_are_refused(harness: WorkflowHarness, arguments: Any, t
 
 def _failure(harness: WorkflowHarness, body: str) -> tuple[int, dict[str, Any]]:
     lines = "".join(f"    {line}\n" for line in body.splitlines())
-    name = harness.deploy(f"@workflow(deadline='20s')\nasync def f():\n{lines}")
+    name = harness.deploy(f"@workflow(deadline='55s')\nasync def f():\n{lines}")
     response = harness.run(name)
     return response.status_code, response.json()
 
@@ -86,6 +86,20 @@ def _failure(harness: WorkflowHarness, body: str) -> tuple[int, dict[str, Any]]:
         pytest.param(
             "import asyncio\nawait asyncio.Event().wait()", 422, "deadlock", "none of its steps",
             id="waits for nothing",
+        ),
+        pytest.param(
+            "import asyncio\nasync def wait_for(other):\n    return await other[0]\n"
+            "a, b = [], []\na.append(asyncio.ensure_future(wait_for(b)))\n"
+            "b.append(asyncio.ensure_future(wait_for(a)))\nawait a[0]",
+            422, "deadlock", "none of its steps", id="two tasks wait for each other",
+        ),
+        pytest.param(
+            "await model('writer')('a' * (65 << 20))", 413, "input-too-large",
+            "33554432 are allowed", id="too large to send",
+        ),
+        pytest.param(
+            "return 'a' * (65 << 20)", 413, "result-too-large", "33554432 are allowed",
+            id="too large a result",
         ),
         pytest.param("return {1, 2}", 422, "workflow-failed", "set", id="no JSON"),
         pytest.param("model('writer')({'a': 1})", 422, "workflow-failed", "dict", id="input"),

@@ -103,6 +103,28 @@ def test_who_waits_at_a_paused_scheduler_gets_the_result_of_another(
         process.send_signal(signal.SIGCONT)
 
 
+def test_a_key_finds_the_run_of_another_scheduler(harness: WorkflowHarness) -> None:
+    name, pool = harness.deploy(HELD), harness.pool
+    first = pool.threads.submit(harness.result, name, {"text": "a"}, idempotency_key="one")
+    servers.wait_until(lambda: len(_runs(harness)) == 1, what="run begun")
+    [identity] = _runs(harness)
+    with running_scheduler(
+        harness.folder / "asked-too", pool.redis_url, pool.pool, pool.gateway.url,
+        port=servers.free_port(),
+    ) as other:  # fmt: skip
+        headers = {"idempotency-key": "one", "prefer": "respond-async"}
+        url = f"{other.url}/v1/workflows/{name}:run"
+        response = pool.client.post(url, json={"text": "a"}, headers=headers)
+        assert (response.status_code, response.json()["id"]) == (202, identity)
+        waiting = pool.threads.submit(
+            pool.client.post, url, json={"text": "a"}, headers={"idempotency-key": "one"}
+        )
+        _released(harness, f"{harness.url}/{name}/runs/{identity}")
+        answer = waiting.result(timeout=60).json()
+        assert answer == {"id": identity, "result": "ab"}
+        assert first.result(timeout=60) == "ab"
+
+
 def _begun(harness: WorkflowHarness, name: str) -> str:
     """A run whose second step is held."""
     location = harness.start(name, {"text": "a"})
