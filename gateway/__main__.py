@@ -226,14 +226,31 @@ async def serve(settings: GatewaySettings) -> None:
             {"/metrics": partial(render_metrics, metrics, app.pools.served)},
         )
         beating = asyncio.create_task(probes.beat_periodically())
+        server = GatewayServer(
+            config, app, metrics, health_port=settings.health_port, probes=probes,
+            shutdown_delay_s=settings.shutdown_delay,
+        )  # fmt: skip
         try:
-            await GatewayServer(
-                config, app, metrics, health_port=settings.health_port, probes=probes,
-                shutdown_delay_s=settings.shutdown_delay,
-            ).serve()  # fmt: skip
+            if settings.grpc_port:
+                await _serve_with_grpc(server, app, settings)
+            else:
+                await server.serve()
         finally:
             beating.cancel()
             probes.close()
+
+
+async def _serve_with_grpc(
+    server: GatewayServer, app: GatewayApp, settings: GatewaySettings
+) -> None:
+    from gateway.grpc.server import serving_grpc  # with its library: 30 MB only where it is served
+
+    try:
+        async with serving_grpc(app, settings):
+            await server.serve()
+    except OSError as error:
+        logger.error("cannot listen", extra={"error": error})
+        sys.exit(STARTUP_FAILURE)
 
 
 def main() -> None:

@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from gateway.authentication.access import Access
-    from gateway.http.client_request import ClientRequest
     from gateway.http.headers import Headers, RequestHeaders
+    from gateway.http.inference_client import InferenceClient
     from gateway.http.routes import ModelPath, ModelTarget
     from gateway.pool import GatewayPool, GatewayPools
     from gateway.settings import GatewaySettings
@@ -152,7 +152,7 @@ class GatewayApp:
         scope["pilotlight.viewer"] = viewer
         await self._api(scope, receive, send)
 
-    async def infer(self, client: ClientRequest) -> None:
+    async def infer(self, client: InferenceClient) -> None:
         if self.is_leaving:
             client.keep_alive = False
         request_id = ""
@@ -218,7 +218,7 @@ class GatewayApp:
             return False
         return any(name == SECRET and secret.accepts(value) for name, value in headers)
 
-    async def _authorise(self, access: Access, client: ClientRequest) -> None:
+    async def _authorise(self, access: Access, client: InferenceClient) -> None:
         """Raises Unauthorized, Forbidden, NotReady.
 
         A Host that names another tenant's model is ignored: an error would disclose that the model
@@ -241,7 +241,7 @@ class GatewayApp:
         return model_path
 
     def _create_application_exchange(
-        self, pool: GatewayPool, application: ApplicationSpec, client: ClientRequest,
+        self, pool: GatewayPool, application: ApplicationSpec, client: InferenceClient,
         read: RequestHeaders, body: IncomingBody,
     ) -> ApplicationExchange:  # fmt: skip
         """Raises BadRequest."""
@@ -265,7 +265,7 @@ class GatewayApp:
             stall_s=self._settings.body_timeout,
         )  # fmt: skip
 
-    async def _resolve_by_body(self, client: ClientRequest, body: IncomingBody) -> None:
+    async def _resolve_by_body(self, client: InferenceClient, body: IncomingBody) -> None:
         """Set the target of an OpenAI request by the model that its body names."""
         endpoint = client.target.openai_endpoint or ""
         model = parse_model_name(await body.read_model_field())
@@ -284,7 +284,7 @@ class GatewayApp:
         return pool, record
 
     def _create_exchange(
-        self, pool: GatewayPool, client: ClientRequest, read: RequestHeaders, record: ModelRecord,
+        self, pool: GatewayPool, client: InferenceClient, read: RequestHeaders, record: ModelRecord,
         body: IncomingBody,
     ) -> Exchange:  # fmt: skip
         if read.policy is not None and not self._allows_policy_header:
@@ -300,7 +300,7 @@ class GatewayApp:
         return Exchange(call, client, body, self._telemetry, stall_s=stall_s)
 
     def _incoming_request(
-        self, pool: GatewayPool, client: ClientRequest, read: RequestHeaders, *,
+        self, pool: GatewayPool, client: InferenceClient, read: RequestHeaders, *,
         deadline_s: float | None,
     ) -> IncomingRequest:  # fmt: skip
         self._sequence += 1
@@ -317,7 +317,7 @@ class GatewayApp:
         )
 
     async def _run_cancellable(
-        self, exchange: Exchange, client: ClientRequest, read: RequestHeaders, body: IncomingBody
+        self, exchange: Exchange, client: InferenceClient, read: RequestHeaders, body: IncomingBody
     ) -> None:
         """Run the exchange until it ends, its client disconnects or a timeout passes.
 

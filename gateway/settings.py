@@ -74,6 +74,9 @@ class GatewaySettings:
         "port of /healthz and /readyz, answered by a thread of its own, also while the event loop"
         " is busy; 0: none",
     )
+    grpc_port: int = option(
+        0, parse_int(0, 65535), "port of the Open Inference Protocol over gRPC; 0: none"
+    )
     redis_url: str = option("redis://127.0.0.1:6379", parse_redis_url, "the registry")
     pool: str = option(
         "default",

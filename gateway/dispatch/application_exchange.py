@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from gateway.dispatch.dispatcher import Placement
     from gateway.dispatch.inference_call import CallContext
     from gateway.http.body import IncomingBody
-    from gateway.http.client_request import ClientRequest
     from gateway.http.headers import RequestHeaders
+    from gateway.http.inference_client import InferenceClient
     from gateway.routing.route_request import IncomingRequest
     from gateway.sneakpeek.client import SneakPeekClient
     from registry.domain.application import ApplicationSpec, SelectionPolicy
@@ -45,7 +45,7 @@ class ApplicationCall(InferenceCall):
     """A call whose variant and pod a plan chooses, again for each attempt."""
 
     def __init__(
-        self, context: CallContext, client: ClientRequest, headers: RequestHeaders,
+        self, context: CallContext, client: InferenceClient, headers: RequestHeaders,
         request: IncomingRequest, body: IncomingBody, selector: ApplicationSelector,
         registry_now_s: Callable[[], float],
     ) -> None:  # fmt: skip
@@ -106,7 +106,7 @@ class ApplicationExchange(Exchange):
     _call: ApplicationCall
 
     def __init__(
-        self, call: ApplicationCall, client: ClientRequest, body: IncomingBody,
+        self, call: ApplicationCall, client: InferenceClient, body: IncomingBody,
         context: CallContext, sneak_peek: SneakPeekClient, application: ApplicationSpec,
         policy: SelectionPolicy, *, deadline_s: float, stall_s: float,
     ) -> None:  # fmt: skip

@@ -16,7 +16,7 @@ from gateway.telemetry.stage_timings import stage_timings
 if TYPE_CHECKING:
     from gateway.dispatch.inference_call import InferenceCall
     from gateway.http.body import IncomingBody
-    from gateway.http.client_request import ClientRequest
+    from gateway.http.inference_client import InferenceClient
     from gateway.telemetry.request_telemetry import RequestTelemetry
 
 
@@ -24,7 +24,7 @@ class Exchange:
     def __init__(
         self,
         call: InferenceCall,
-        client: ClientRequest,
+        client: InferenceClient,
         body: IncomingBody,
         telemetry: RequestTelemetry,
         *,

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from gateway.errors import GatewayError
-    from gateway.http.client_request import ClientRequest
     from gateway.http.headers import Headers
+    from gateway.http.inference_client import InferenceClient
 
 
 def _body_and_headers(error: GatewayError, *, is_openai: bool) -> tuple[bytes, Headers]:
@@ -32,7 +32,7 @@ def _body_and_headers(error: GatewayError, *, is_openai: bool) -> tuple[bytes, H
 
 
 def respond_with_error(
-    client: ClientRequest, error: GatewayError, request_id: str, gateway: bytes
+    client: InferenceClient, error: GatewayError, request_id: str, gateway: bytes
 ) -> None:
     """`gateway`: its name, for those who look for the explanation."""
     body, headers = _body_and_headers(error, is_openai=client.target.openai_endpoint is not None)

@@ -1,7 +1,4 @@
-"""Requests over gRPC in the Open Inference Protocol, to a pod or KServe predictor.
-
-The gateway does not serve gRPC.
-"""
+"""Requests over gRPC in the Open Inference Protocol, to a pod or KServe predictor."""
 
 from __future__ import annotations
 

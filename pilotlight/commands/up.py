@@ -57,6 +57,12 @@ def up(
     port: Annotated[
         int, setting("PORT", "Port the gateway listens on; 0 takes a free one.", min=0, max=65535)
     ] = 8080,
+    grpc_port: Annotated[
+        int,
+        setting(
+            "GATEWAY_GRPC_PORT", "Port of the gateway's V2 over gRPC; 0: none.", min=0, max=65535
+        ),
+    ] = 0,
     slots: Annotated[
         int,
         setting(
@@ -212,6 +218,7 @@ def up(
         ),
         host=host,
         port=port,
+        grpc_port=grpc_port,
         redis_url=redis_url,
         keeps_declared=not ephemeral,
         s3=s3,

@@ -1,6 +1,6 @@
-"""Asks the models of `scripts/demo-formats` by V1 and V2, and checks each answer.
+"""Asks the models of `scripts/demo-formats` by V1, V2 and gRPC, and checks each answer.
 
-`python -m pilotlight.demo.formats GATEWAY-URL MODELS`
+`python -m pilotlight.demo.formats GATEWAY-URL GRPC-ADDRESS MODELS`
 """
 
 from __future__ import annotations
@@ -12,9 +12,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import grpc
 import httpx
 import numpy as np
 from rich import print as say
+
+from gateway.grpc.messages import INFERENCE, inference
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,6 +27,7 @@ CLASSES = [1, 0]
 """Of the rows: versicolor and setosa."""
 FORMATS = ("sklearn", "xgboost", "lightgbm", "onnx")
 CLIENTS = 8
+_DTYPES = {"FP32": np.float32, "FP64": np.float64, "INT64": np.int64}
 TIMEOUT_S = 60.0
 
 
@@ -36,10 +40,17 @@ class Answer:
     seconds: float
 
 
-def main(gateway: str, models: int) -> int:
+def main(gateway: str, grpc_address: str, models: int) -> int:
     """The exit status: 0 if every answer was right."""
-    with httpx.Client(base_url=gateway, timeout=TIMEOUT_S) as client:
-        wrong = [name for name in FORMATS if not _ask_format(client, name)]
+    with (
+        httpx.Client(base_url=gateway, timeout=TIMEOUT_S) as client,
+        grpc.insecure_channel(grpc_address, [("grpc.enable_http_proxy", 0)]) as channel,
+    ):
+        wrong = [
+            name
+            for name in FORMATS
+            if not (_ask_format(client, name) and _ask_by_grpc(channel, name))
+        ]
         with ThreadPoolExecutor(CLIENTS) as pool:
             answers = list(pool.map(lambda each: _ask_small(client, each), range(1, models + 1)))
     _report(answers)
@@ -62,6 +73,24 @@ def _ask_format(client: httpx.Client, name: str) -> bool:
     )
     start = v1.headers.get("x-pilotlight-start")
     say(f"{name}: {'right' if is_right else 'WRONG'}, first start {start}; {v1.text[:120]}")
+    return is_right
+
+
+def _ask_by_grpc(channel: grpc.Channel, name: str) -> bool:
+    """With the model's name in the metadata, as ModelMesh's clients have it."""
+    request = inference.ModelInferRequest()
+    request.inputs.add(name="features", datatype="FP32", shape=[2, 4])
+    request.raw_input_contents.append(np.asarray(ROWS, np.float32).tobytes())
+    call = channel.unary_unary(
+        f"/{INFERENCE}/ModelInfer",
+        request_serializer=inference.ModelInferRequest.SerializeToString,
+        response_deserializer=inference.ModelInferResponse.FromString,
+    )
+    response = call(request, timeout=TIMEOUT_S, metadata=[("mm-vmodel-id", f"{name}-iris")])
+    output = response.outputs[0]
+    values = np.frombuffer(response.raw_output_contents[0], _DTYPES[output.datatype])
+    is_right = _classes(values.reshape(list(output.shape)).tolist()) == CLASSES
+    say(f"{name} by gRPC: {'right' if is_right else 'WRONG'}")
     return is_right
 
 
@@ -94,4 +123,4 @@ def _report(answers: Sequence[Answer]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], int(sys.argv[2])))
+    sys.exit(main(sys.argv[1], sys.argv[2], int(sys.argv[3])))

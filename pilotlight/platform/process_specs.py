@@ -44,7 +44,7 @@ def gateway_spec(
     command = [
         *python_module("gateway"), "--pool", settings.pool, "--host", host, "--port", str(port),
         "--pod-secret-file", str(settings.state_dir.pod_secret),
-        "--workflows-url", workflows_url,
+        "--workflows-url", workflows_url, "--grpc-port", str(settings.grpc_port),
     ]  # fmt: skip
     log_file = settings.state_dir.logs / "gateway.log"
     return ProcessSpec("gateway", command, log_file, _with_redis(env, redis_url))

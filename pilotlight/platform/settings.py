@@ -65,6 +65,8 @@ class PlatformSettings:
     """Address the gateway listens on; all other processes listen on loopback."""
     port: int = 8080
     """Port of the gateway; 0 takes a free one."""
+    grpc_port: int = 0
+    """Port of the gateway's gRPC; 0: none."""
     redis_url: str | None = None
     """Redis to use as registry; None: start an embedded one."""
     keeps_declared: bool = False

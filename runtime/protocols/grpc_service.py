@@ -19,6 +19,7 @@ import grpc
 from google.protobuf.unknown_fields import UnknownFieldSet
 from kserve.protocol.grpc import grpc_predict_v2_pb2 as messages
 
+from registry.grpc_codes import MAX_DETAIL_CHARACTERS, MAX_NAME_CHARACTERS, code_of
 from registry.pod_secret import HEADER
 from runtime.errors import InvalidRequest, RuntimePackageError, Unauthorized
 from runtime.metrics import REQUESTS
@@ -45,23 +46,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SERVICE = "inference.GRPCInferenceService"
-CODE_OF: Mapping[int, grpc.StatusCode] = {
-    HTTPStatus.BAD_REQUEST: grpc.StatusCode.INVALID_ARGUMENT,
-    HTTPStatus.UNAUTHORIZED: grpc.StatusCode.UNAUTHENTICATED,
-    HTTPStatus.NOT_FOUND: grpc.StatusCode.NOT_FOUND,
-    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    HTTPStatus.TOO_MANY_REQUESTS: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    HTTPStatus.NOT_IMPLEMENTED: grpc.StatusCode.UNIMPLEMENTED,
-    HTTPStatus.SERVICE_UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
-    HTTPStatus.GATEWAY_TIMEOUT: grpc.StatusCode.DEADLINE_EXCEEDED,
-    HTTPStatus.INSUFFICIENT_STORAGE: grpc.StatusCode.FAILED_PRECONDITION,
-}
-"""The gRPC code of an HTTP status; INTERNAL for all others."""
 OPEN_METHODS = frozenset({"ServerLive", "ServerReady"})
 """Probes, which need no secret."""
-MAX_DETAIL_CHARACTERS = 1000
-"""Maximum length of an error's message: it is sent in a header, which gRPC limits to 8 KiB."""
-MAX_NAME_CHARACTERS = 512
 TRITON_NAME_FIELD = 2
 """Triton's clients send the name of a model to load in a field that KServe's message lacks."""
 
@@ -128,7 +114,7 @@ class InferenceService:
                     stage=stage_of(_metadata_of(context)), status=str(int(refusal.status))
                 ).inc()
             aborted: bytes = await context.abort(  # which raises
-                CODE_OF.get(refusal.status, grpc.StatusCode.INTERNAL),
+                grpc.StatusCode[code_of(refusal.status)],
                 refusal.detail[:MAX_DETAIL_CHARACTERS],
                 (*refusal.metadata, ("x-pilotlight-pod", self.pod_name)),
             )

@@ -18,6 +18,7 @@ from runtime.protocols.response import (
     respond,
     stage_of,
 )
+from runtime.wire.bodies import PROTOBUF, WireProtocol
 from runtime.wire.request_head import RequestHead, parse_request_head
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
     from runtime.serving.predict_service import PredictService
     from runtime.serving.repository import Repository
-    from runtime.wire.bodies import WireProtocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +56,16 @@ class InferRoute:
         head = await self._parse_head(parameters, headers)
         self.service.in_flight.check_admission(head)
         body = await receive_body(headers, receive, self.max_body_bytes)
-        result = await while_connected(receive, self.service.predict(head, self.protocol, body))
+        work = self.service.predict(head, self._protocol_of(headers), body)
+        result = await while_connected(receive, work)
         await response.send(
             result.body.content, [*result.body.headers, *provenance_headers(result)]
         )
+
+    def _protocol_of(self, headers: Mapping[str, str]) -> WireProtocol:
+        """V2's messages in protobuf by their content type; they are the gateway's gRPC calls."""
+        is_message = self.protocol is WireProtocol.V2 and headers.get("content-type") == PROTOBUF
+        return WireProtocol.GRPC_V2 if is_message else self.protocol
 
     async def _parse_head(
         self, parameters: Mapping[str, str], headers: Mapping[str, str]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from runtime.errors import InvalidRequest
-from runtime.wire.grpc_bodies import encode_message
+from runtime.wire.grpc_bodies import decode_request_message, encode_message
 from runtime.wire.v2 import (
     EncodedBody,
     V2Request,
@@ -25,8 +25,12 @@ if TYPE_CHECKING:
     from runtime.wire.tensors import Tensor
 
 
+PROTOBUF = "application/x-protobuf"
+"""Content type of V2's gRPC messages over HTTP, as the gateway forwards its gRPC calls."""
+
+
 class WireProtocol(StrEnum):
-    """KServe's inference protocols; `grpc-v2` is V2's messages over gRPC."""
+    """KServe's inference protocols; `grpc-v2` is V2's messages, over gRPC or HTTP."""
 
     V1 = "v1"
     V2 = "v2"
@@ -46,6 +50,8 @@ def decode_body(protocol: WireProtocol, body: bytes, header_length: str | None) 
     """Decode the body of an HTTP request; raises InvalidRequest."""
     if protocol is WireProtocol.V2:
         return DecodedBody(v2=decode_request(body, header_length))
+    if protocol is WireProtocol.GRPC_V2:
+        return DecodedBody(v2=decode_request_message(body), protocol=protocol)
     document = parse_object(body)
     for field in ("instances", "inputs"):
         if field in document:
@@ -67,5 +73,5 @@ def encode_body(
         return EncodedBody(content, (("content-type", "application/json"),))
     if body.protocol is WireProtocol.GRPC_V2:
         content = encode_message(outputs, model_name=model_name, request=body.v2)
-        return EncodedBody(content, ())
+        return EncodedBody(content, (("content-type", PROTOBUF),))
     return encode_response(outputs, model_name=model_name, request=body.v2)

@@ -53,6 +53,11 @@ def parse_message(kind: Any, content: bytes) -> Any:
         raise InvalidRequest(f"the message is not a {kind.DESCRIPTOR.name}: {error}") from error
 
 
+def decode_request_message(content: bytes) -> V2Request:
+    """The tensors of a serialised `ModelInferRequest`; raises InvalidRequest."""
+    return decode_message(parse_message(messages.ModelInferRequest, content))
+
+
 def decode_message(message: Any) -> V2Request:
     """The tensors of a `ModelInferRequest`; raises InvalidRequest."""
     raw = message.raw_input_contents

@@ -11,6 +11,7 @@ import pytest
 from kserve.protocol.grpc import grpc_predict_v2_pb2 as messages
 
 from pilotlight.sample_models.make_tabular import MAKERS
+from runtime.wire.bodies import PROTOBUF
 from runtime.wire.tensors import Tensor, numeric_tensor
 from runtime.wire.v2 import LENGTH_HEADER, decode_outputs, encode_request
 from tests import servers
@@ -49,7 +50,7 @@ def _classes(values: npt.NDArray[Any]) -> list[int]:
     return [int(each) for each in (values.argmax(axis=1) if values.ndim == 2 else values)]
 
 
-def _grpc(port: int, name: str, rows: list[list[float]], *, is_raw: bool) -> npt.NDArray[Any]:
+def _request(name: str, rows: list[list[float]], *, is_raw: bool) -> Any:
     request = messages.ModelInferRequest(model_name=f"default~{name}")
     shape = [len(rows), len(rows[0])]
     entry = request.inputs.add(name="features", datatype="FP32", shape=shape)
@@ -57,7 +58,24 @@ def _grpc(port: int, name: str, rows: list[list[float]], *, is_raw: bool) -> npt
         request.raw_input_contents.append(np.asarray(rows, np.float32).tobytes())
     else:
         entry.contents.fp32_contents.extend(np.ravel(rows))
-    response = rpc.call(port, "ModelInfer", request)
+    return request
+
+
+def _grpc(port: int, name: str, rows: list[list[float]], *, is_raw: bool) -> npt.NDArray[Any]:
+    response = rpc.call(port, "ModelInfer", _request(name, rows, is_raw=is_raw))
+    return _values(response, is_raw=is_raw)
+
+
+def _protobuf(pod: servers.Pod, name: str, rows: list[list[float]]) -> npt.NDArray[Any]:
+    """By V2's message over HTTP, as the gateway sends its gRPC calls to pods."""
+    content = _request(name, rows, is_raw=True).SerializeToString()
+    found = post_bytes(f"{pod.url}/v2/models/{name}/infer", content, content_type=PROTOBUF)
+    assert found.headers["content-type"] == PROTOBUF
+    return _values(messages.ModelInferResponse.FromString(found.content), is_raw=True)
+
+
+def _values(response: Any, *, is_raw: bool) -> npt.NDArray[Any]:
+    """The first output."""
     output = response.outputs[0]
     kinds = {
         "FP32": (np.float32, "fp32"),
@@ -90,6 +108,7 @@ def test_all_protocols_agree(name: str, served: Served) -> None:
         found = _grpc(served.port, name, ROWS, is_raw=is_raw)
         np.testing.assert_allclose(found, expected, rtol=1e-6)
     np.testing.assert_allclose(_binary(served.pod, name, tensor).data, expected, rtol=1e-6)
+    np.testing.assert_allclose(_protobuf(served.pod, name, ROWS), expected, rtol=1e-6)
 
 
 def _binary(pod: servers.Pod, name: str, tensor: Tensor) -> Tensor:
