@@ -76,7 +76,14 @@ def test_a_call_names_its_model_by(
     port: int, pods: PodProcess, name: str, metadata: dict[str, str]
 ) -> None:
     content = calls.rows(name, 1.0).SerializeToString()
-    answer, _ = calls.send(port, "ModelInfer", content, x_test="response=headers", **metadata)
+    answer, _ = calls.send(
+        port,
+        "ModelInfer",
+        content,
+        timeout_s=calls.TIMEOUT_S,
+        x_test="response=headers",
+        **metadata,
+    )
     seen = json.loads(answer)
     assert seen["path"] == "/v2/models/team~iris/infer"
     headers = seen["headers"]
