@@ -20,6 +20,7 @@ from gateway.management.served_pool import ServedPool
 from gateway.sneakpeek.client import SneakPeekClient
 from gateway.telemetry.arrival_counter import ArrivalCounter
 from gateway.telemetry.explanations import Explanations
+from gateway.upstream.event_log import EventLog
 from gateway.upstream.model_loads import ModelLoads
 from gateway.upstream.model_metadata import ModelMetadata
 from registry.domain.model import ModelName
@@ -125,6 +126,12 @@ def create_pool(
     arrival_counter = ArrivalCounter(
         registry, gateway_id, dispatcher.queue_stats, lambda: dispatcher.queued_total
     )
+    receivers = parse_rules(prefixes=settings.logger_prefixes)
+    events = EventLog(
+        connections,
+        lambda outcome: metrics.events.labels(outcome).inc(),
+        lambda namespace, url: receivers.granting_prefix(namespace, url) is not None,
+    )
     context = CallContext(
         dispatcher,
         reservations,
@@ -133,6 +140,7 @@ def create_pool(
         telemetry,
         arrival_counter,
         LostPods(time.monotonic, settings.lost_pods_pause),
+        events,
     )
     rules = parse_rules(prefixes=settings.sneakpeek_prefixes)
     sneak_peek = SneakPeekClient(
@@ -162,6 +170,6 @@ def create_pool(
         ),
         (
             watch.run, reservations.renew_periodically, reservations.register_periodically,
-            arrival_counter.run, sneak_peek.run, planner.run, loads.run,
+            arrival_counter.run, sneak_peek.run, planner.run, loads.run, events.run,
         ),
     )  # fmt: skip

@@ -138,6 +138,12 @@ class GatewaySettings:
         "URIs that applications of each namespace may name in sneakPeek, such as"
         " 'team=s3://team/; *=s3://shared/', read with the gateway's credentials",
     )
+    logger_prefixes: str = option(
+        "*=*",
+        _parse_prefixes,
+        "URLs that models of each namespace may name in logger, such as"
+        " 'team=http://broker.team.svc/; *=http://dumper.logs.svc/'; others get no events",
+    )
     pod_secret_file: str = option(
         "",
         parse_secret_file,

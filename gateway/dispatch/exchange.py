@@ -7,6 +7,7 @@ however it ends.
 from __future__ import annotations
 
 import time
+from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from gateway.errors import ClientTooSlow
@@ -16,8 +17,10 @@ from gateway.telemetry.stage_timings import stage_timings
 if TYPE_CHECKING:
     from gateway.dispatch.inference_call import InferenceCall
     from gateway.http.body import IncomingBody
+    from gateway.http.headers import Headers
     from gateway.http.inference_client import InferenceClient
     from gateway.telemetry.request_telemetry import RequestTelemetry
+    from gateway.upstream.event_log import LoggedRequest
 
 
 class Exchange:
@@ -36,6 +39,9 @@ class Exchange:
         self._body = body
         self._telemetry = telemetry
         self._stall_s = stall_s
+        self._logged: LoggedRequest | None = None
+        self._content_type = b""
+        """Of the response, for its event."""
 
     async def run(self, until_s: float) -> None:
         """Serve the request until loop time `until_s`.
@@ -65,6 +71,7 @@ class Exchange:
             await connection.wait_body()  # an error until here still gets a clear response
         timings = stage_timings(call.queue_s, time.perf_counter() - call.sent_s, response)
         served = self._served_request()
+        self._log_request()
         lines = self._telemetry.head_lines(served, response, timings)
         client.start_response(connection.status, lines, has_length=response.has_length)
         is_last = self._forward_body()
@@ -91,8 +98,26 @@ class Exchange:
         if connection.is_complete:
             self._call.release()  # before the client can send its next request
         body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        if self._logged is not None:
+            self._log_response(self._logged, body)
         self._client.write_body(body, is_last=connection.is_complete)
         return connection.is_complete
+
+    def _log_request(self) -> None:
+        """As events, if the model has a logger; responses only with status 200, as KServe does."""
+        logged = self._call.logged(self._client.headers)
+        if logged is None:
+            return
+        body = self._body
+        logged.request(body.buffered, body.received_bytes, _content_type(self._client.headers))
+        if self._call.connection.status == HTTPStatus.OK:
+            self._logged = logged
+            self._content_type = _content_type(self._call.connection.headers)
+
+    def _log_response(self, logged: LoggedRequest, body: bytes) -> None:
+        logged.response_part(body)
+        if self._call.connection.is_complete:
+            logged.response_end(self._content_type)
 
     def _served_request(self) -> ServedRequest:
         call, target = self._call, self._client.target
@@ -108,3 +133,7 @@ class Exchange:
             start if start != "warm" else call.awaited_tier or "warm",
             target.selection_lines,
         )
+
+
+def _content_type(headers: Headers) -> bytes:
+    return next((value for name, value in headers if name == b"content-type"), b"")

@@ -26,11 +26,12 @@ if TYPE_CHECKING:
     from gateway.dispatch.reservations import Reservations
     from gateway.dispatch.retries import Retries
     from gateway.http.body import IncomingBody
-    from gateway.http.headers import RequestHeaders
+    from gateway.http.headers import Headers, RequestHeaders
     from gateway.http.routes import ModelTarget
     from gateway.routing.route_request import IncomingRequest
     from gateway.telemetry.arrival_counter import ArrivalCounter
     from gateway.telemetry.request_telemetry import RequestTelemetry
+    from gateway.upstream.event_log import EventLog, LoggedRequest
     from gateway.upstream.pod_connection import PodConnection, PodConnectionPool
     from registry.domain.pod_state import PodState
 
@@ -46,6 +47,7 @@ class CallContext:
     telemetry: RequestTelemetry
     arrival_counter: ArrivalCounter
     lost_pods: LostPods
+    events: EventLog
 
 
 class _RetryElsewhere(Exception):
@@ -154,6 +156,14 @@ class InferenceCall:
         if self._failed is None:
             self._failed = FailedAttempts()
         return self._failed
+
+    def logged(self, headers: Headers) -> LoggedRequest | None:
+        """The log of the request, once a pod has responded; `headers`: the client's."""
+        spec = self.placement.spec
+        if spec.logger is None:
+            return None
+        pod = self.placement.reservation.predict.name
+        return self._context.events.logged(spec, spec.logger, self.request.id, pod, headers)
 
     def release(self, *, is_cancelled: bool = False) -> None:
         """Free the slot, if it is still held; `is_cancelled`: before the pod has responded."""

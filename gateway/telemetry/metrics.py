@@ -63,6 +63,11 @@ class GatewayMetrics:
             " profiled accuracy.",
             ("outcome",), registry=self.registry,
         )  # fmt: skip
+        self.events = Counter(
+            "pilotlight_gateway_logger_events",
+            "Events of models' loggers, by what became of them.",
+            ("outcome",), registry=self.registry,
+        )  # fmt: skip
         self.disconnects = Counter(
             "pilotlight_gateway_client_disconnects", "Clients that left before the response.",
             registry=self.registry,

@@ -1,1 +1,1 @@
-"""HTTP connections to pods."""
+"""HTTP connections to pods, and to receivers of events."""

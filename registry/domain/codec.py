@@ -33,6 +33,7 @@ from registry.domain.profile import (
     ProfilePoint,
     ShareFactor,
 )
+from registry.domain.request_log import decode_request_log
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -68,6 +69,7 @@ def decode_spec(text: str) -> ModelSpec:
         labels=_pairs(stored["labels"]),
         credentials=stored.get("credentials", ""),
         needs=stored.get("needs", ""),
+        logger=decode_request_log(stored.get("logger")),
     )
 
 

@@ -8,7 +8,10 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from registry.domain.request_log import RequestLog
 
 
 class Tier(StrEnum):
@@ -182,6 +185,8 @@ class ModelSpec:
     `serviceaccount/NAME`, `secret/NAME` or `storage-config/NAME/KEY`; empty: none."""
     needs: str = ""
     """What is missing for the model to be served, and the way out; empty: nothing."""
+    logger: RequestLog | None = None
+    """Where its requests and responses are sent as events; None: nowhere."""
 
     generation: str = field(init=False, compare=False)
     """Hash of what determines the weights: storage URI, format, task and credentials."""

@@ -11,10 +11,13 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from registry.inference_service.logger_reader import read_logger
 from registry.inference_service.shorten import shorten
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from registry.domain.request_log import RequestLog
 
 SERVED_FORMATS: Final = (
     "huggingface", "safetensors", "pytorch", "onnx", "xgboost", "lightgbm", "sklearn", "triton",
@@ -47,7 +50,6 @@ POD_FIELDS: Final = frozenset({
 _HONOURED: Final = frozenset({"serviceAccountName", "automountServiceAccountToken", "name"})
 """Of these: the account's storage credentials are read, the others mean nothing here."""
 _REFUSED: Final[Mapping[str, str]] = {
-    "logger": "send the requests' log from the caller, or serve the model with KServe alone",
     "workerSpec": "a model is served by one pod: take a smaller or quantised model",
     "autoScaling": "pods follow the load of all models of the pool: see docs/autoscaler.md",
     "scaleMetric": "write the annotation pilotlight.io/target-ongoing-requests",
@@ -67,6 +69,7 @@ class Predictor:
     """Where the model object is, for messages."""
     policy: dict[str, Any] = field(default_factory=dict)
     """Fields of `ModelPolicy`, which annotations override."""
+    logger: RequestLog | None = None
     wants_probabilities: bool = False
     """Of scikit-learn: KServe's server reads it from the environment variable PREDICT_PROBA."""
     needs: str = ""
@@ -87,6 +90,7 @@ def read_predictor(spec: Mapping[str, Any], predictor: Mapping[str, Any]) -> Pre
         return found
     _read_model(found, predictor, kinds[0] if kinds else "model")
     _read_policy(found, predictor)
+    found.logger = read_logger(predictor.get("logger"), found.problems)
     _reject_unsupported(found, predictor)
     found.needs = _needs(found, spec, predictor)
     return found
@@ -123,6 +127,7 @@ def _read_without_model(found: Predictor, predictor: Mapping[str, Any]) -> None:
         )
         return
     _read_policy(found, predictor)
+    found.logger = read_logger(predictor.get("logger"), found.problems)
     _reject_unsupported(found, predictor)
     found.needs = (
         "spec.predictor.containers is a server of your own, which a pool cannot run: KServe alone"

@@ -146,6 +146,7 @@ class _Reader:
             storage_uri=self._storage_uri(model),
             credentials=self._credentials(document, model),
             needs=predictor.needs,
+            logger=predictor.logger,
             format=self._format(model) or CUSTOM_FORMAT,
             task=parsed.task or self._task(predictor),
             protocol=self._protocol(model),

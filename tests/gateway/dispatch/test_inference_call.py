@@ -23,6 +23,7 @@ from gateway.routing.route_request import IncomingRequest
 from gateway.telemetry.arrival_counter import ArrivalCounter
 from gateway.telemetry.metrics import GatewayMetrics
 from gateway.telemetry.request_telemetry import RequestTelemetry
+from gateway.upstream.event_log import EventLog
 from gateway.upstream.pod_connection import PodConnectionPool
 from registry.domain.model import RoutingPolicy, Tier
 from registry.domain.pod import PodInfo
@@ -80,11 +81,13 @@ def call_of(harness: DispatcherHarness, spec: ModelSpec) -> InferenceCall:
     path = f"/serving/{spec.name.namespace}/{spec.name.name}/v1/models/{spec.name.name}:predict"
     target = target_of(parse_path(path, "", harness.watch.state.models))
     health = PassiveHealth(LoopTimers(), harness.dispatcher.notify_change)
+    connections = PodConnectionPool()
     context = CallContext(
-        harness.dispatcher, harness.reservations, Retries(health), PodConnectionPool(),
+        harness.dispatcher, harness.reservations, Retries(health), connections,
         RequestTelemetry(GatewayMetrics()),
         ArrivalCounter(harness.registry, "g", harness.dispatcher.queue_stats, lambda: 0),
         LostPods(time.monotonic),
+        EventLog(connections, lambda _: None, lambda *_: True),
     )  # fmt: skip
     body = IncomingBody(
         MemoryBody(), len(BODY), BodyLimits(1000, 1000, 1.0), HeldBodies(1000, 1000)

@@ -10,6 +10,7 @@ import yaml
 
 from registry.domain.codec import decode_spec, encode_spec
 from registry.domain.model import ModelSpec, Task
+from registry.domain.request_log import LogMode, RequestLog
 from registry.errors import InvalidModel
 from registry.inference_service.reader import read_documents
 from tests.registry.inference_service import kserve_samples
@@ -99,6 +100,36 @@ def test_what_a_pool_has_not_is_said_and_kept(
     found = _read(predictor, **spec)
     assert names in found.needs
     assert decode_spec(encode_spec(found)).needs == found.needs
+
+
+def test_a_logger_is_read_and_kept() -> None:
+    logger = {"url": "http://dumper.default/", "metadataHeaders": ["X-User"]}
+    found = _read({"sklearn": {"storageUri": "gs://b/m"}, "logger": logger})
+    assert found.logger == RequestLog("http://dumper.default/", LogMode.ALL, ("x-user",))
+    assert decode_spec(encode_spec(found)) == found
+    assert decode_spec(encode_spec(_read({"sklearn": {"storageUri": "gs://b/m"}}))).logger is None
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"url": "https://dumper/"}, "logger.url must be http://"),
+        ({"url": "http://"}, "logger.url must be http://"),
+        ({"url": "http://user:word@dumper/"}, "without user"),
+        ({"url": "http://dumper:99999/"}, "logger.url must be http://"),
+        ({"url": "http://dumper/a\nb"}, "logger.url must be http://"),
+        ({"mode": "some"}, "logger.mode must be one of all, request, response"),
+        ({"mode": ["all"]}, "logger.mode must be one of"),
+        ({"metadataHeaders": "x-user"}, "metadataHeaders must be a list"),
+        ({"metadataHeaders": ["a b"]}, "names of headers"),
+        ({"metadataHeaders": ["Authorization"]}, "has a credential"),
+        ({"storage": {}}, "logger.storage is not supported"),
+    ],
+)
+def test_mistakes_in_a_logger_are_named(change: dict[str, Any], says: str) -> None:
+    logger = {"url": "http://dumper/", **change}
+    with pytest.raises(InvalidModel, match=says):
+        _read({"sklearn": {"storageUri": "gs://b/m"}, "logger": logger})
 
 
 def test_kserves_own_samples_are_as_documented() -> None:

@@ -153,8 +153,8 @@ def _top(**changes: object) -> Change:
                      "spec.predictor.batcher.maxBatchSize must be a whole number from 0 to 4096, "
                      "was 'many'", id="batch-that-is-no-number"),
         pytest.param(_predictor(logger={"mode": "all"}),
-                     "spec.predictor.logger is not supported; send the requests' log from the "
-                     "caller, or serve the model with KServe alone", id="logger"),
+                     "spec.predictor.logger.url must be http://HOST[:PORT][/PATH], without user "
+                     "and fragment, was None", id="logger-without-url"),
         pytest.param(_model(modelFormat=None),
                      "spec.predictor.model.modelFormat must be an object, was None",
                      id="no-format"),

@@ -1,0 +1,226 @@
+"""Requests and responses as CloudEvents to the URL of a model's `logger`, as KServe's agent sends.
+
+In binary mode over HTTP/1.1 (https://github.com/cloudevents/spec, version 1.0): attributes are
+`ce-` headers, the body is the data. Events wait in a queue that is bounded in number and bytes, and
+are sent by a few tasks; what does not fit or is not taken is dropped and counted. No request waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections import deque
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
+
+from gateway.errors import GatewayError, UpstreamLost
+from gateway.upstream.pod_connection import PodConnectionLost
+from registry.domain.request_log import LogMode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from gateway.http.headers import Headers
+    from gateway.upstream.pod_connection import PodConnection, PodConnectionPool
+    from registry.domain.model import ModelName, ModelSpec
+    from registry.domain.request_log import RequestLog
+
+logger = logging.getLogger(__name__)
+
+REQUEST: Final = "org.kubeflow.serving.inference.request"
+RESPONSE: Final = "org.kubeflow.serving.inference.response"
+MAX_EVENT_BYTES: Final = 1 << 20
+MAX_EVENTS: Final = 1000
+MAX_QUEUED_BYTES: Final = 32 << 20
+SENDERS: Final = 4
+TIMEOUT_S: Final = 5.0
+_PORT: Final = 80
+
+
+class EventOutcome(StrEnum):
+    SENT = "sent"
+    FAILED = "failed"
+    """The receiver could not be reached, or did not answer with a status below 300."""
+    QUEUE_FULL = "queue-full"
+    TOO_LARGE = "too-large"
+    FORBIDDEN = "forbidden"
+    """The URL is not one that the model's namespace may name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    url: str
+    head: bytes
+    """Header lines of the event's attributes."""
+    chunks: Sequence[bytes]
+    size: int
+
+
+class EventLog:
+    def __init__(
+        self,
+        connections: PodConnectionPool,
+        count: Callable[[EventOutcome], None],
+        is_allowed: Callable[[str, str], bool],
+    ) -> None:
+        """`is_allowed`: whether a namespace may name a URL."""
+        self._connections = connections
+        self._count = count
+        self._is_allowed = is_allowed
+        self._events: deque[Event] = deque()
+        self._queued_bytes = 0
+        self._wakeup = asyncio.Event()
+        self._is_failing = False
+
+    def logged(
+        self, spec: ModelSpec, settings: RequestLog, request_id: str, pod: str, headers: Headers
+    ) -> LoggedRequest | None:
+        """The log of one request that a pod has answered; None: it may not be sent there."""
+        if not self._is_allowed(spec.name.namespace, settings.url):
+            self._count(EventOutcome.FORBIDDEN)
+            return None
+        attributes = _attributes(spec.name, settings.headers, request_id, pod, headers)
+        return LoggedRequest(self, settings, attributes)
+
+    def add(self, event: Event) -> None:
+        if event.size > MAX_EVENT_BYTES:
+            self._count(EventOutcome.TOO_LARGE)
+        elif len(self._events) >= MAX_EVENTS or self._queued_bytes + event.size > MAX_QUEUED_BYTES:
+            self._count(EventOutcome.QUEUE_FULL)
+        else:
+            self._events.append(event)
+            self._queued_bytes += event.size
+            self._wakeup.set()
+
+    def drop(self, outcome: EventOutcome) -> None:
+        self._count(outcome)
+
+    async def run(self) -> None:
+        """Send until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for _ in range(SENDERS):
+                group.create_task(self._send_all())
+
+    async def _send_all(self) -> None:
+        while True:
+            while not self._events:
+                self._wakeup.clear()
+                await self._wakeup.wait()
+            event = self._events.popleft()
+            try:
+                async with asyncio.timeout(TIMEOUT_S):
+                    await self._send(event)
+            except (GatewayError, TimeoutError, OSError) as error:
+                self._count(EventOutcome.FAILED)
+                if not self._is_failing:  # one line per outage
+                    logger.warning("events were not taken", extra={"error": error})
+                self._is_failing = True
+            else:
+                self._count(EventOutcome.SENT)
+                self._is_failing = False
+            finally:
+                self._queued_bytes -= event.size
+
+    async def _send(self, event: Event) -> None:
+        """Raises GatewayError, OSError."""
+        parts = urlsplit(event.url)
+        address = f"{parts.hostname}:{parts.port or _PORT}"
+        path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        head = b"POST %b HTTP/1.1\r\nhost: %b\r\n%bcontent-length: %d\r\n\r\n" % (
+            path.encode(), parts.netloc.encode(), event.head, event.size,
+        )  # fmt: skip
+        idle = self._connections.take_idle(address)
+        connection = idle or await self._connections.connect(address)
+        try:
+            await _exchange(connection, head, event.chunks)
+        except PodConnectionLost:
+            if idle is None:
+                raise
+            connection = await self._connections.connect(address)  # the idle one was stale
+            await _exchange(connection, head, event.chunks)
+        self._connections.release(address, connection)
+        if connection.status >= 300:
+            raise UpstreamLost(f"{event.url} answered with status {connection.status}")
+
+
+class LoggedRequest:
+    """One request, and the parts of its response so far."""
+
+    def __init__(self, log: EventLog, settings: RequestLog, attributes: bytes) -> None:
+        self._log = log
+        self._settings = settings
+        self._attributes = attributes
+        self._response: list[bytes] = []
+        self._response_bytes = 0
+
+    def request(self, chunks: Sequence[bytes], size: int, content_type: bytes) -> None:
+        """The request's body, of which `chunks` may be a part."""
+        if self._settings.mode is LogMode.RESPONSE:
+            return
+        if sum(map(len, chunks)) < size:  # the rest is in a file
+            self._log.drop(EventOutcome.TOO_LARGE)
+            return
+        self._add(REQUEST, list(chunks), size, content_type)
+
+    def response_part(self, body: bytes) -> None:
+        if self._settings.mode is LogMode.REQUEST:
+            return
+        self._response_bytes += len(body)
+        if self._response_bytes <= MAX_EVENT_BYTES:
+            self._response.append(body)
+        else:
+            self._response = []
+
+    def response_end(self, content_type: bytes) -> None:
+        """The response had status 200 and is complete."""
+        if self._settings.mode is not LogMode.REQUEST:
+            self._add(RESPONSE, self._response, self._response_bytes, content_type)
+
+    def _add(self, kind: str, chunks: Sequence[bytes], size: int, content_type: bytes) -> None:
+        now = datetime.now(UTC).isoformat().encode()
+        head = b"ce-type: %b\r\nce-time: %b\r\ncontent-type: %b\r\n%b" % (
+            kind.encode(), now, content_type or b"application/json", self._attributes,
+        )  # fmt: skip
+        self._log.add(Event(self._settings.url, head, chunks, size))
+
+
+def _attributes(
+    name: ModelName, wanted: Sequence[str], request_id: str, pod: str, headers: Headers
+) -> bytes:
+    found: dict[str, list[str]] = {}
+    for key, value in headers:
+        if (text := key.decode("latin-1")) in wanted:
+            found.setdefault(text, []).append(value.decode("latin-1"))
+    values = {
+        "specversion": "1.0",
+        "id": dict(headers).get(b"ce-id", request_id.encode()).decode("latin-1"),
+        "source": pod,
+        "inferenceservicename": name.name,
+        "namespace": name.namespace,
+        "component": "predictor",
+        "endpoint": "default",
+        "metadata": json.dumps(found),
+    }
+    return b"".join(
+        b"ce-%b: %b\r\n" % (key.encode(), value.encode("latin-1")) for key, value in values.items()
+    )
+
+
+async def _exchange(connection: PodConnection, head: bytes, chunks: Sequence[bytes]) -> None:
+    """Send, and wait for the end of the response, whose body means nothing.
+
+    Raises PodConnectionLost.
+    """
+    try:
+        connection.write_all(head, chunks)
+        await connection.wait_head()
+        while not connection.is_complete:
+            await connection.wait_body()
+            connection.take_body()
+    except BaseException:
+        connection.close()
+        raise

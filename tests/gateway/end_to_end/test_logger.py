@@ -1,0 +1,86 @@
+"""A model's `logger` through a real gateway: its events, and requests that wait for none."""
+
+from __future__ import annotations
+
+import json
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING
+
+import pytest
+
+from registry.domain.model import ModelName, ModelSpec
+from registry.domain.request_log import RequestLog
+from tests import servers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.gateway.gateway_harness import GatewayHarness
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.events: dict[str, bytes] = {}
+        self.answers = threading.Event()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["content-length"]))
+        self.server.events[f"{self.headers['ce-type'].rpartition('.')[2]} {self.path}"] = body
+        self.server.answers.wait(60)
+        self.send_response(200)
+        self.send_header("content-length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Nothing."""
+
+
+@pytest.fixture
+def receiver() -> Iterator[_Server]:
+    with _running() as server:
+        yield server
+
+
+@contextmanager
+def _running() -> Iterator[_Server]:
+    with _Server() as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.answers.set()
+            server.shutdown()
+            thread.join()
+
+
+def test_requests_and_responses_are_events_and_wait_for_none(
+    harness: GatewayHarness, receiver: _Server
+) -> None:
+    url = f"http://127.0.0.1:{receiver.server_address[1]}/log"
+    spec = ModelSpec(ModelName("default", "logged"), "file:///logged", logger=RequestLog(url))
+    harness.run(lambda registry: registry.put_models([spec]))
+    harness.wait_synced()
+    harness.start_pods("pod-a", warm=spec)
+    content = json.dumps({"instances": [1]}).encode()
+    answered = harness.predict(spec, content)  # while the receiver answers nothing
+    assert answered.status_code == 200
+    servers.wait_until(
+        lambda: receiver.events == {"request /log": content, "response /log": answered.content},
+        what="events",
+    )
+    receiver.answers.set()
+    servers.wait_until(
+        lambda: harness.metric("pilotlight_gateway_logger_events_total", outcome="sent") == 2,
+        what="events counted",
+    )
