@@ -126,11 +126,10 @@ def create_pool(
     arrival_counter = ArrivalCounter(
         registry, gateway_id, dispatcher.queue_stats, lambda: dispatcher.queued_total
     )
-    receivers = parse_rules(prefixes=settings.logger_prefixes)
     events = EventLog(
         connections,
         lambda outcome: metrics.events.labels(outcome).inc(),
-        lambda namespace, url: receivers.granting_prefix(namespace, url) is not None,
+        logger_rules(settings, is_guarded=is_guarded),
     )
     context = CallContext(
         dispatcher,
@@ -173,3 +172,12 @@ def create_pool(
             arrival_counter.run, sneak_peek.run, planner.run, loads.run, events.run,
         ),
     )  # fmt: skip
+
+
+def logger_rules(settings: GatewaySettings, *, is_guarded: bool) -> Callable[[str, str], bool]:
+    """Whether a namespace's models may have their requests logged at a URL."""
+    prefixes = settings.logger_prefixes
+    if prefixes == "auto":
+        prefixes = "" if is_guarded else "*=*"
+    rules = parse_rules(prefixes=prefixes)
+    return lambda namespace, url: rules.granting_prefix(namespace, url) is not None

@@ -38,6 +38,10 @@ def _parse_prefixes(text: str) -> str:
     return text
 
 
+def _parse_logger_prefixes(text: str) -> str:
+    return text if text == "auto" else _parse_prefixes(text)
+
+
 def _parse_bool_or_auto(text: str) -> bool | None:
     return None if text == "auto" else parse_bool(text)
 
@@ -139,10 +143,11 @@ class GatewaySettings:
         " 'team=s3://team/; *=s3://shared/', read with the gateway's credentials",
     )
     logger_prefixes: str = option(
-        "*=*",
-        _parse_prefixes,
+        "auto",
+        _parse_logger_prefixes,
         "URLs that models of each namespace may name in logger, such as"
-        " 'team=http://broker.team.svc/; *=http://dumper.logs.svc/'; others get no events",
+        " 'team=http://broker.team.svc/; *=http://dumper.logs.svc/'; others get no events; auto:"
+        " all, or none where keys or tokens are required",
     )
     pod_secret_file: str = option(
         "",

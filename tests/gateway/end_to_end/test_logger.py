@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from gateway.pool import logger_rules
+from gateway.settings import GatewaySettings
 from registry.domain.model import ModelName, ModelSpec
 from registry.domain.request_log import RequestLog
+from registry.settings_table import read_settings
 from tests import servers
 
 if TYPE_CHECKING:
@@ -62,6 +65,24 @@ def _running() -> Iterator[_Server]:
             server.answers.set()
             server.shutdown()
             thread.join()
+
+
+@pytest.mark.parametrize(
+    ("flags", "allowed"),
+    [
+        pytest.param([], True, id="open gateway"),
+        pytest.param(["--logger-prefixes", "team=http://dumper/"], True, id="granted"),
+        pytest.param(["--logger-prefixes", "other=http://dumper/"], False, id="others granted"),
+    ],
+)
+def test_prefixes_bound_the_urls(flags: list[str], *, allowed: bool) -> None:
+    settings = read_settings(GatewaySettings, flags, {}, prog="gateway")
+    assert logger_rules(settings, is_guarded=False)("team", "http://dumper/x") is allowed
+
+
+def test_a_guarded_gateway_sends_nothing_by_default() -> None:
+    settings = read_settings(GatewaySettings, [], {}, prog="gateway")
+    assert not logger_rules(settings, is_guarded=True)("team", "http://dumper/x")
 
 
 def test_requests_and_responses_are_events_and_wait_for_none(
