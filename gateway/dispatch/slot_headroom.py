@@ -35,8 +35,9 @@ class RecentTenants:
         self._last_s = now_s
 
     def has_other(self, tenant: str, now_s: float) -> bool:
+        """Whether another tenant has sent a request lately, by a clock that may be set back."""
         other_s = self._other_s if tenant == self._last else self._last_s
-        return now_s - other_s <= RECENT_S
+        return abs(now_s - other_s) <= RECENT_S
 
 
 def leaves_slot(tenant: str, pod: PodState) -> bool:

@@ -35,8 +35,10 @@ class _ModelCredit:
     latest_s: float = 0.0
 
     def advance(self, now_s: float) -> None:
-        """Count losses that are at least one span old."""
+        """Count losses that are at least one span old; a clock set back begins a span."""
         passed_s = now_s - self.started_s
+        if passed_s < 0:
+            self.started_s = now_s
         if passed_s < self.span_s:
             return
         self.counted_s += self.previous_s

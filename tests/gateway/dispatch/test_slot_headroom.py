@@ -54,6 +54,15 @@ def test_slots_are_left_for_some_seconds_only() -> None:
     assert flood(virtual) == 8
 
 
+def test_slots_are_left_for_some_seconds_only_though_the_clock_was_set_back() -> None:
+    tenants = RecentTenants()
+    tenants.record("quiet", NOW_S)
+    tenants.record("loud", NOW_S - 3600.0)
+    assert not tenants.has_other("loud", NOW_S - 3590.0)
+    tenants.record("quiet", NOW_S - 3580.0)
+    assert tenants.has_other("loud", NOW_S - 3580.0 + RECENT_S)
+
+
 def test_pods_with_few_slots_keep_none_free() -> None:
     virtual = two_tenants(slots=3)
     virtual.place(declare(virtual.state, namespace="quiet"))

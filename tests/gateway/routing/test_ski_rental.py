@@ -59,6 +59,14 @@ def test_a_load_resets_the_credit() -> None:
     assert credit.counted_s(NAME, 100.0) == 0.0
 
 
+@pytest.mark.parametrize("jump_s", [-3600.0, 3600.0])
+def test_losses_count_after_the_time_of_a_load_though_the_clock_jumps(jump_s: float) -> None:
+    credit = credit_after(5000.0, 5001.0)
+    for second in range(1, 9):
+        credit.record(NAME, wait(1.0), 5001.0 + jump_s + second)
+    assert credit.counted_s(NAME, 5010.0 + jump_s) >= 2.0
+
+
 def test_models_do_not_share_credit() -> None:
     assert credit_after(0.0).counted_s(ModelName("default", "other"), 100.0) == 0.0
 
