@@ -61,7 +61,7 @@ class ClusterWatch:
         self._needs_snapshot = asyncio.Event()
         self._synced = asyncio.Event()
         self._confirmed_at_s: float | None = None
-        self._clock_offset_s = 0.0
+        self._clock_offset_s = time.time() - time.monotonic()
         self._callbacks: list[Callable[[], None]] = []
         self._unreadable_total = 0
         self._buffered_messages: list[bytes] | None = None
@@ -80,8 +80,11 @@ class ClusterWatch:
         return time.monotonic() - self._confirmed_at_s
 
     def registry_now_s(self) -> float:
-        """The registry's clock, estimated from the latest message or reply."""
-        return time.time() + self._clock_offset_s
+        """The registry's clock, estimated from the latest message or reply.
+
+        Between them by the time that has passed, so that this machine's clock may be set.
+        """
+        return time.monotonic() + self._clock_offset_s
 
     def subscribe(self, callback: Callable[[], None]) -> None:
         """Call `callback` after each batch of changes is applied."""
@@ -235,7 +238,7 @@ class ClusterWatch:
         return versions.changes if self._channel == "changes" else versions.news
 
     def _set_clock(self, now_ms: int) -> None:
-        self._clock_offset_s = now_ms / 1000 - time.time()
+        self._clock_offset_s = now_ms / 1000 - time.monotonic()
 
     def _notify(self) -> None:
         applier = self._applier

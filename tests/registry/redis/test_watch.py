@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from functools import partial
@@ -47,6 +48,16 @@ async def watching(connect: Connect) -> AsyncIterator[Watching]:
             return await stack.enter_async_context(running(watch))
 
         yield make
+
+
+async def test_a_machine_whose_clock_is_set_keeps_the_registrys_time(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch = ClusterWatch(registry)
+    now_s, clock_s = watch.registry_now_s(), time.time()
+    assert now_s == pytest.approx(clock_s, abs=60.0)
+    monkeypatch.setattr(time, "time", lambda: clock_s + 3600.0)
+    assert watch.registry_now_s() == pytest.approx(now_s, abs=60.0)
 
 
 def watch_repaired(watch: ClusterWatch, times: int) -> bool:
