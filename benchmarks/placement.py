@@ -69,7 +69,7 @@ def measure(*, seed: int, problems: int, is_quick: bool) -> list[PlanRun]:
         )
     for metric in _METRICS[2 if is_quick else 0 :]:
         rng = random.Random(f"{seed}:large")
-        profiles, workloads = _random_problem(rng, _LARGE)
+        profiles, workloads = random_problem(rng, _LARGE)
         found.append(_run("100x100", f"{metric}-milp", workloads, _LARGE, profiles, PlanParams()))
     return found
 
@@ -101,7 +101,7 @@ def _table() -> Path | None:
 def _problem(rng: random.Random, size: int) -> tuple[Profiles, list[Workload]]:
     path = _table()
     if path is None:
-        return _random_problem(rng, size)
+        return random_problem(rng, size)
     lines = path.read_text(encoding="utf-8").splitlines()
     profiles = Profiles(read_profiles(lines, kind=_KIND, file=path.name))
     models = rng.sample(sorted(each.model for each in profiles.models), size)
@@ -111,7 +111,7 @@ def _problem(rng: random.Random, size: int) -> tuple[Profiles, list[Workload]]:
     ]
 
 
-def _random_problem(rng: random.Random, size: int) -> tuple[Profiles, list[Workload]]:
+def random_problem(rng: random.Random, size: int) -> tuple[Profiles, list[Workload]]:
     """Latency grows with the batch; needs of compute and memory are random."""
     profiles = []
     for number in range(size):

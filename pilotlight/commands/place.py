@@ -123,10 +123,11 @@ def _problem(profiles: Sequence[Path], rates: Path, gpus: str, names: Sequence[s
         workloads = read_workloads(_lines(rates, problems), file=str(rates))
     except InvalidPlacementInput as error:
         problems += error.problems
-    if workloads and accelerators and (known.models or known.igniter):
+    if workloads and (known.models or known.igniter):
+        checked = accelerators or accelerators_of(kind, 1)  # a wrong --gpus is said already
         for by_coefficients in sorted({name in BY_COEFFICIENTS for name in names}):
             try:
-                validate(workloads, accelerators, known, by_coefficients=by_coefficients)
+                validate(workloads, checked, known, by_coefficients=by_coefficients)
             except InvalidPlacementInput as error:
                 problems += error.problems
     if problems:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
@@ -43,6 +43,8 @@ class ElvingerCell:
     slo_s: float
     gpus: int
     rates_rps: tuple[tuple[str, float], ...]
+    has_shares: bool = True
+    """Whether planners may limit replicas to shares."""
 
     def workloads(self) -> list[Workload]:
         return [Workload(model, rate, self.slo_s) for model, rate in self.rates_rps]
@@ -90,14 +92,17 @@ EFFICIENTNET: Final = _cell("6.1", VISION, 500, 200, 6)
 RISING_LOAD: Final = tuple(
     _cell("6.15, 250 ms", VISION, total / 5, 250, 4, total) for total in (3000, 4000, 5000)
 )
+MIX_BY_GPUS: Final = tuple(_cell("6.10", _MIX, 300, 300, gpus) for gpus in (5, 6, 7))
 
 
 def cells(*, is_quick: bool) -> Iterator[ElvingerCell]:
-    """Figures 6.1, 6.10, 6.15, A.2 and A.3; quick: the first two, on few GPUs."""
+    """Figures 6.1, 6.10, 6.15 and A.1 to A.3; quick: the first two, on few GPUs."""
     counts = (2, 4) if is_quick else (1, 2, 3, 4, 5, 6, 7, 8)
     for gpus in counts:
         if gpus <= 6:
             yield _cell("6.1", VISION, 500, 200, gpus)
+            if not is_quick:
+                yield replace(_cell("A.1", VISION, 500, 200, gpus), has_shares=False)
         yield _cell("6.10", _MIX, 300, 300, gpus)
         if not is_quick:
             yield _cell("A.2", VISION, 1000, 200, gpus)
@@ -111,9 +116,11 @@ def cells(*, is_quick: bool) -> Iterator[ElvingerCell]:
             yield ElvingerCell(f"A.3, {slo_ms} ms", total, slo_ms / 1000, 4, rates)
 
 
-def router_params(models: tuple[str, ...]) -> PlanParams:
+def router_params(cell: ElvingerCell) -> PlanParams:
     """Their router: builds batches for 100 ms, inputs of images take time, late is served."""
+    models = [model for model, _ in cell.rates_rps]
     return PlanParams(
+        has_shares=cell.has_shares,
         router=Router.BATCH_ROUND_ROBIN,
         overhead_s=dict.fromkeys(models, 2 * _PING_S),
         transfer_s={model: 0.0 if model in _LANGUAGE else _IMAGE_S for model in models},

@@ -16,12 +16,15 @@ from autoscaler.placement.planners.prediction import Predictor
 from load.experiments.elvinger.cells import (
     EFFICIENTNET,
     FILE,
+    MIX_BY_GPUS,
     RISING_LOAD,
     ElvingerCell,
     cells,
     router_params,
     v100_profiles,
 )
+from load.experiments.elvinger.latencies import ShownModel, draw_stages, stages_table
+from load.experiments.elvinger.plots import GoodputPoint, draw_goodput
 from load.experiments.elvinger.simulated import PlacedLoad, simulate
 from load.experiments.harness.experiment import Experiment, Result, Settings, Table
 from load.experiments.harness.parallel_map import parallel_map
@@ -38,7 +41,10 @@ _COMPARED: Final = tuple(name for name in PLANNERS if name not in BY_COEFFICIENT
 _OURS: Final = "predicted-goodput"
 _TEXT_BATCH: Final = 64
 """Batch of efficientnet_b7 that the text gives by hand (section 6.2.1)."""
-_GPU_FIGURES: Final = ("6.1", "6.10")
+_GPU_FIGURES: Final = ("6.1", "6.10", "A.1", "A.2")
+_DENSENET: Final = ("densenet121",)
+_MOST_GPUS: Final = 100
+"""A larger x is a load."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +55,10 @@ class SimulatedTask:
     seed: int
     batch_of: tuple[str, int] | None = None
     """A model whose replicas get this batch by hand."""
+    shown: tuple[str, ...] = ()
+    """Models the stages of whose requests are kept."""
+    figure: str = ""
+    """That shows these stages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +77,7 @@ class SimulatedPlan:
 def simulate_plan(task: SimulatedTask) -> SimulatedPlan:
     """Plan and simulate one cell."""
     cell, profiles = task.cell, v100_profiles(task.file)
-    params = router_params(tuple(model for model, _ in cell.rates_rps))
+    params = router_params(cell)
     placement = PLANNERS[task.planner](cell.workloads(), cell.accelerators(), profiles, (), params)
     kinds = {each.name: each.kind for each in cell.accelerators()}
     replicas = _by_hand(placement, task.batch_of)
@@ -75,7 +85,7 @@ def simulate_plan(task: SimulatedTask) -> SimulatedPlan:
     load = PlacedLoad(replicas, tuple(cell.workloads()), kinds, params)
     return SimulatedPlan(
         task,
-        simulate(load, profiles, task.seed),
+        simulate(load, profiles, task.seed, task.shown),
         sum(rate * in_time[model] for model, rate in cell.rates_rps),
     )
 
@@ -105,23 +115,62 @@ def run(settings: Settings, *, is_load: bool) -> Result:
     stated = _stated(file, seed, is_load=is_load)
     found = parallel_map(simulate_plan, [*tasks, *stated], settings, what="cells x planners")
     compared, by_hand = found[: len(tasks)], found[len(tasks) :]
-    last = _rising_table(by_hand) if is_load else _efficientnet_table(by_hand)
-    return Result((_goodput_table(compared), _margins(compared), last), _NOTES)
+    last = _rising_table(by_hand[:3]) if is_load else _efficientnet_table(by_hand[:2])
+    shown = _shown(by_hand)
+    images: tuple[Path, ...] = ()
+    if settings.out is not None:
+        points = [
+            GoodputPoint(each.task.cell, each.task.planner, each.goodput_rps, each.predicted_rps)
+            for each in compared
+        ]
+        images = (
+            *draw_goodput(points, _COMPARED, settings.out), draw_stages(shown, settings.out),
+        )  # fmt: skip
+    tables = (_goodput_table(compared), _margins(compared), last, stages_table(shown))
+    return Result(tables, _NOTES, images)
+
+
+def _shown(found: list[SimulatedPlan]) -> list[ShownModel]:
+    shown = []
+    for each in found:
+        task = each.task
+        for model in task.shown:
+            stages = each.served[model].stages
+            if stages is not None:
+                batch = f" x {task.batch_of[1]}" if task.batch_of else ""
+                unit = "GPUs" if task.cell.x < _MOST_GPUS else "req/s"
+                plan = f"{task.planner}{batch}, {task.cell.x:g} {unit}"
+                shown.append(ShownModel(task.figure, plan, model, stages, task.cell.slo_s))
+    return shown
 
 
 def _is_chosen(cell: ElvingerCell, settings: Settings) -> bool:
     if not settings.is_quick:
-        return cell.figure != "A.2"
-    return cell.x in {2, 4} or (cell.x == 3000 and "250" in cell.figure)
+        return True
+    is_small = cell.figure in {"6.1", "6.10"} and cell.x in {2, 4}
+    return is_small or (cell.x == 3000 and "250" in cell.figure)
 
 
 def _stated(file: Path, seed: int, *, is_load: bool) -> list[SimulatedTask]:
+    """Plans of which the text tells latencies; those of the last table come first."""
     if is_load:
-        return [SimulatedTask("wsm-milp", cell, file, seed) for cell in RISING_LOAD]
+        rising = [
+            SimulatedTask("wsm-milp", cell, file, seed, None, _DENSENET, "6.17")
+            for cell in RISING_LOAD
+        ]
+        full = [
+            SimulatedTask("ao-milp", cell, file, seed, None, _DENSENET, "6.19")
+            for cell in (RISING_LOAD[0], RISING_LOAD[-1])
+        ]
+        return [*rising, *full]
     by_hand = ("efficientnet_b7", _TEXT_BATCH)
     return [
-        SimulatedTask("usher", EFFICIENTNET, file, seed),
-        SimulatedTask("usher", EFFICIENTNET, file, seed, by_hand),
+        SimulatedTask("usher", EFFICIENTNET, file, seed, None, by_hand[:1], "6.6"),
+        SimulatedTask("usher", EFFICIENTNET, file, seed, by_hand, by_hand[:1], "6.6"),
+        *(
+            SimulatedTask("wsm-milp", cell, file, seed, None, ("bert", "gpt2"), "6.13")
+            for cell in MIX_BY_GPUS
+        ),
     ]
 
 
@@ -207,7 +256,7 @@ _NOTES: Final = (
     "for PyTorch are unpublished, so its bars are left out",
 )
 GPUS: Final = Experiment(
-    "elvinger-gpus", "Elvinger 2024, figures 6.1 and 6.10: simulated goodput over GPUs",
+    "elvinger-gpus", "Elvinger 2024, figures 6.1, 6.10, A.1, A.2: simulated goodput over GPUs",
     partial(run, is_load=False),
 )  # fmt: skip
 LOAD: Final = Experiment(

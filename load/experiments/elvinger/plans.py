@@ -19,7 +19,7 @@ from load.experiments.elvinger.cells import (
     router_params,
     v100_profiles,
 )
-from load.experiments.elvinger.plots import draw_goodput, draw_plans
+from load.experiments.elvinger.plots import GoodputPoint, draw_goodput, draw_plans
 from load.experiments.harness.experiment import Experiment, Result, Settings, Table
 from load.experiments.harness.parallel_map import parallel_map
 
@@ -69,13 +69,13 @@ def plan_cell(task: PlanTask) -> PlannedCell:
 
 
 def _placed(planner: str, cell: ElvingerCell, profiles: Profiles) -> Placement:
-    params = router_params(tuple(model for model, _ in cell.rates_rps))
+    params = router_params(cell)
     return PLANNERS[planner](cell.workloads(), cell.accelerators(), profiles, (), params)
 
 
 def predicted_rps(placement: Placement, cell: ElvingerCell, profiles: Profiles) -> float:
     kinds = {each.name: each.kind for each in cell.accelerators()}
-    params = router_params(tuple(model for model, _ in cell.rates_rps))
+    params = router_params(cell)
     predictor = Predictor(cell.workloads(), kinds, profiles, params)
     in_time = predictor.predict(placement.replicas).in_time
     return sum(rate * in_time[model] for model, rate in cell.rates_rps)
@@ -97,7 +97,14 @@ def run(settings: Settings) -> Result:
         stated = [(each, _placed(each.planner, each.cell, profiles)) for each in STATED]
         images = (
             draw_plans(stated, profiles, settings.out),
-            *draw_goodput(found, _COMPARED, settings.out),
+            *draw_goodput(
+                [
+                    GoodputPoint(each.cell, each.planner, each.predicted_rps, each.expected_rps)
+                    for each in found
+                ],
+                _COMPARED,
+                settings.out,
+            ),
         )
     return Result((_stated_table(profiles), *_goodput_tables(found)), _NOTES, images)
 

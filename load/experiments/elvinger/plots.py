@@ -1,7 +1,8 @@
-"""Plots of the experiment elvinger-plans: GPUs with their models, and goodput by planner."""
+"""Plots of plans after Elvinger 2024: GPUs with their models, and goodput by planner."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from matplotlib.figure import Figure
@@ -16,8 +17,7 @@ if TYPE_CHECKING:
 
     from autoscaler.placement.planners.plan import Placement
     from autoscaler.placement.planners.problem import Profiles
-    from load.experiments.elvinger.cells import StatedPlan
-    from load.experiments.elvinger.plans import PlannedCell
+    from load.experiments.elvinger.cells import ElvingerCell, StatedPlan
 
 _COLUMNS: Final = 2
 _NARROW: Final = 25
@@ -72,18 +72,28 @@ def _draw_plan(
     axes.set_xlabel("SM utilisation, %" if is_wsm else "achieved occupancy, %", fontsize=8)
 
 
+@dataclass(frozen=True, slots=True)
+class GoodputPoint:
+    """A planner's goodput in one cell, in req/s."""
+
+    cell: ElvingerCell
+    planner: str
+    line_rps: float
+    dotted_rps: float
+
+
 def draw_goodput(
-    found: Sequence[PlannedCell], planners: Sequence[str], folder: Path
+    points: Sequence[GoodputPoint], planners: Sequence[str], folder: Path
 ) -> tuple[Path, ...]:
-    """`goodput.png`: expected (dotted) and predicted goodput over GPUs or load, by figure."""
+    """`goodput.png`: a line and a dotted line per planner over GPUs or load, by figure."""
     path = folder / "goodput.png"
-    figures = list(dict.fromkeys(each.cell.figure for each in found))
+    figures = list(dict.fromkeys(each.cell.figure for each in points))
     rows = -(-len(figures) // _COLUMNS)
     with styled():
         figure = Figure(figsize=(9.0, 2.6 * rows + 0.5))
         axes = figure.subplots(rows, _COLUMNS, squeeze=False).ravel()
         for name, one in zip(figures, axes, strict=False):
-            _draw_figure(one, name, found, planners)
+            _draw_figure(one, name, points, planners)
         for unused in axes[len(figures) :]:
             unused.set_visible(False)
         handles, texts = axes[0].get_legend_handles_labels()
@@ -93,20 +103,20 @@ def draw_goodput(
 
 
 def _draw_figure(
-    axes: Axes, name: str, found: Sequence[PlannedCell], planners: Sequence[str]
+    axes: Axes, name: str, points: Sequence[GoodputPoint], planners: Sequence[str]
 ) -> None:
-    cells = [each for each in found if each.cell.figure == name]
-    loads = sorted({(each.cell.x, each.cell.total_rps) for each in cells})
+    here = [each for each in points if each.cell.figure == name]
+    loads = sorted({(each.cell.x, each.cell.total_rps) for each in here})
     axes.plot(*zip(*loads, strict=True), color="#bbbbbb", label="load")
     for at, planner in enumerate(planners):
-        mine = sorted((e for e in cells if e.planner == planner), key=lambda e: e.cell.x)
+        mine = sorted((e for e in here if e.planner == planner), key=lambda e: e.cell.x)
         places = [each.cell.x for each in mine]
         colour, marker = COLOURS[at % len(COLOURS)], MARKERS[at % len(MARKERS)]
-        axes.plot(places, [each.predicted_rps for each in mine], label=planner, markersize=4,
+        axes.plot(places, [each.line_rps for each in mine], label=planner, markersize=4,
                   linewidth=1.2, color=colour, marker=marker)  # fmt: skip
-        axes.plot(places, [each.expected_rps for each in mine], linestyle=LINES[3],
+        axes.plot(places, [each.dotted_rps for each in mine], linestyle=LINES[3],
                   color=colour, linewidth=0.8)  # fmt: skip
     axes.set_ylim(bottom=0)
     axes.set_title(f"figure {name}", fontsize=9)
-    axes.set_xlabel("load, req/s" if max(places) > len(HATCHES) + 1 else "GPUs", fontsize=8)
+    axes.set_xlabel("load, req/s" if loads[-1][0] > len(HATCHES) + 1 else "GPUs", fontsize=8)
     axes.set_ylabel("goodput, req/s", fontsize=8)

@@ -7,12 +7,13 @@ no planner uses.
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
+from load.experiments.elvinger.stages import stages_of
 from load.schema import TRACE_SCHEMA
 from load.simulator.cluster.plan import ClusterPlan, ModelPlan, NodePlan, PodPlan
 from load.simulator.gateway import QueueOptions
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from autoscaler.placement.planners.problem import BatchPoint, PlanParams, Profiles, Workload
+    from load.experiments.elvinger.stages import Row, Stages
     from registry.domain.placement import PlacedReplica
 
 WARM_UP_S: Final = 2.0
@@ -43,6 +45,8 @@ class ServedLoad:
     """Responses within the SLO, per second of arrivals."""
     throughput_rps: float
     """Responses per second from the first arrival to the last response."""
+    stages: Stages | None = None
+    """Only of models for which they were asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +63,10 @@ class PlacedLoad:
     policy: RoutingPolicy = RoutingPolicy.BATCH_ROUND_ROBIN
 
 
-def simulate(load: PlacedLoad, profiles: Profiles, seed: int) -> dict[str, ServedLoad]:
-    """By model; a model without replicas has no goodput."""
+def simulate(
+    load: PlacedLoad, profiles: Profiles, seed: int, shown: Sequence[str] = ()
+) -> dict[str, ServedLoad]:
+    """By model; a model without replicas has no goodput. `shown`: models whose stages are kept."""
     served = {each.model for each in load.replicas}
     offered = [each for each in load.workloads if each.model in served and each.rate_rps > 0]
     found = {each.model: ServedLoad(each.rate_rps, 0.0, 0.0) for each in load.workloads}
@@ -73,11 +79,23 @@ def simulate(load: PlacedLoad, profiles: Profiles, seed: int) -> dict[str, Serve
     rows = [row for batch in simulation for row in batch.to_pylist()]
     for workload in offered:
         mine = [row for row in rows if row["model"] == workload.model]
-        found[workload.model] = _served(workload, mine)
+        served_load = _served(workload, mine)
+        if workload.model in shown:
+            served_load = replace(served_load, stages=_stages(workload.model, mine, load))
+        found[workload.model] = served_load
     return found
 
 
-def _served(workload: Workload, rows: Sequence[dict[str, float]]) -> ServedLoad:
+def _stages(model: str, rows: Sequence[Row], load: PlacedLoad) -> Stages:
+    sizes = {_pod_name(each): each.batch_size for each in load.replicas if each.model == model}
+    return stages_of([row for row in rows if row["status"] == 200], sizes, WARM_UP_S)
+
+
+def _pod_name(replica: PlacedReplica) -> str:
+    return f"{replica.accelerator}-{replica.model.replace('_', '-')}"
+
+
+def _served(workload: Workload, rows: Sequence[Row]) -> ServedLoad:
     counted = [row for row in rows if row["scheduled_s"] >= WARM_UP_S]
     done = [row for row in counted if row["status"] == 200]
     in_time = [r for r in done if r["finished_s"] - r["scheduled_s"] <= workload.slo_s]
@@ -90,9 +108,8 @@ def _served(workload: Workload, rows: Sequence[dict[str, float]]) -> ServedLoad:
 def _cluster(load: PlacedLoad, profiles: Profiles) -> ClusterPlan:
     pods = tuple(
         PodPlan(
-            f"{each.accelerator}-{each.model.replace('_', '-')}", slots=_SLOTS,
-            gpu=each.accelerator, share_pct=each.share_pct, batch_cap=each.batch_size,
-            placed_model=str(ModelName("default", each.model)),
+            _pod_name(each), slots=_SLOTS, gpu=each.accelerator, share_pct=each.share_pct,
+            batch_cap=each.batch_size, placed_model=str(ModelName("default", each.model)),
         )
         for each in load.replicas
     )  # fmt: skip

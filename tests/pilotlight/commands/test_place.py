@@ -77,6 +77,35 @@ def test_all_mistakes_are_reported_together(cli: Cli, tmp_path: Path) -> None:
         assert part in ran.err
 
 
+def test_mistakes_of_flags_rates_and_profiles_are_reported_together(
+    cli: Cli, tmp_path: Path
+) -> None:
+    rates, profiles = tmp_path / "rates.csv", tmp_path / "profiles.csv"
+    rates.write_text("model,rps,slo_ms,max_batch_size\nlarge,nan,150,8\nsmall,5,-1,0\n")
+    header, first, *rest = _PROFILES.read_text().splitlines()
+    column = header.split(",").index("throughput_rps")
+    cells = first.split(",")
+    cells[column] = str(2 * float(cells[column]))
+    profiles.write_text("\n".join([header, ",".join(cells), *rest]) + "\n")
+    ran = cli(
+        "place", "--profiles", str(profiles), "--rates", str(rates), "--gpus", "v100:0",
+        "--planner", "magic",
+    )  # fmt: skip
+    assert ran.status == 2
+    for part in (
+        "--planner must be one of", "--gpus must be", "rps must be a number of 0 or more, was nan",
+        "slo must be a positive time", "largest batch must be 1 or more", "contradicts latency",
+    ):  # fmt: skip
+        assert part in ran.err
+
+
+def test_every_kind_of_gpu_needs_profiles(cli: Cli, rates: Path) -> None:
+    given = ("place", "--profiles", str(_PROFILES), "--rates", str(rates))
+    ran = cli(*given, "--gpus", "v100:1,h100:1")
+    assert ran.status == 2
+    assert "large: has no profile on h100; profiles are of v100" in ran.err
+
+
 @pytest.mark.parametrize(
     ("gpus", "rates_text", "expected"),
     [

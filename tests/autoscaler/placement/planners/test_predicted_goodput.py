@@ -136,6 +136,17 @@ def test_never_predicted_below_the_current_plan_or_a_baseline(seed: int) -> None
         assert sum(each.memory_pct for each in memory if each) <= 100
 
 
+@pytest.mark.parametrize("is_fair", [False, True])
+def test_the_order_of_input_is_irrelevant(is_fair: bool) -> None:
+    rng = random.Random(11)
+    profiles, loads = random_profiles(rng, 4), random_workloads(rng, 4)
+    params = PlanParams(max_evaluations=150, is_fair=is_fair)
+    gpus = accelerators_of(KIND, 3)
+    found = predicted_goodput(loads, gpus, profiles, (), params)
+    turned = Profiles(profiles.models[::-1])
+    assert predicted_goodput(loads[::-1], gpus[::-1], turned, (), params) == found
+
+
 def test_a_plan_that_is_good_enough_does_not_move(synthetic: Profiles) -> None:
     loads = workloads("large medium small", 300, 150)
     gpus = accelerators_of(KIND, 4)
