@@ -58,5 +58,8 @@ def _pod_in_turn(
 
 
 def _batch_size(pod: str, cluster: ClusterState) -> int:
-    placed = cluster.placement.pod(pod) if cluster.placement is not None else None
+    found = cluster.pods.get(pod)
+    if cluster.placement is None or found is None:
+        return _UNPLACED_ROWS
+    placed = cluster.placement.pod(found.info.place)
     return placed.replica.batch_size if placed is not None else _UNPLACED_ROWS

@@ -23,6 +23,7 @@ from pilotlight.commands.flags import setting
 from pilotlight.commands.target import PlatformTarget
 from pilotlight.errors import InvalidInput
 from pilotlight.output import Output, ProgressReporter, progress_bar
+from pilotlight.platform.mps import mps_problems
 from pilotlight.platform.platform import Platform
 from pilotlight.platform.settings import (
     LocalAutoscalerSettings,
@@ -177,6 +178,13 @@ def up(
             f"in a pod of its own beside --pods: {', '.join(PlacementName)}.",
         ),
     ] = "off",
+    mps: Annotated[
+        bool,
+        setting(
+            "MPS",
+            "Start NVIDIA's MPS daemon: pods on one GPU compute at once, within their shares.",
+        ),
+    ] = False,
     ephemeral: Annotated[
         bool,
         typer.Option(
@@ -198,6 +206,8 @@ def up(
         problems += str(error).splitlines()
     if min_pods is not None:
         problems += pool_problems(Limits(min_pods, pods))
+    if mps:
+        problems += mps_problems()
     if problems:
         raise InvalidInput(problems)
     state_dir = StateDir.of(home)
@@ -223,6 +233,7 @@ def up(
         keeps_declared=not ephemeral,
         s3=s3,
         pool=pool,
+        mps=mps,
         autoscaler=LocalAutoscalerSettings(
             loading, min_pods, pod_idle, pod_stable, placement=placement
         )

@@ -13,19 +13,19 @@ import asyncio
 import os
 import shutil
 import tempfile
-import time
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
-
-import httpx
 
 from pilotlight.errors import StartFailed
 from pilotlight.platform.bundled_servers import is_redis_ready
 from pilotlight.platform.cluster_connection import ClusterConnection
 from pilotlight.platform.gpus import visible_gpus
 from pilotlight.platform.kept_declarations import KeptDeclarations
+from pilotlight.platform.mps import NAME as MPS
+from pilotlight.platform.mps import is_mps_ready, mps_environment, mps_spec
 from pilotlight.platform.placed_pods import follow_placement
 from pilotlight.platform.pod_processes import PodProcesses
 from pilotlight.platform.pod_scaling import follow_wanted_pods
@@ -39,7 +39,8 @@ from pilotlight.platform.process_specs import (
     redis_spec,
     scheduler_spec,
 )
-from pilotlight.platform.processes import free_port, port_is_free
+from pilotlight.platform.processes import free_port
+from pilotlight.platform.readiness import returns_ok, wait_for_port
 from pilotlight.platform.supervised_process import SupervisedProcess
 from pilotlight.state_dir import PlatformState
 from registry.domain.pod import PodPhase
@@ -58,8 +59,6 @@ if TYPE_CHECKING:
 _LOOPBACK = "127.0.0.1"
 _START_TIMEOUT_S = 180.0
 """A process that ends is reported at once; importing torch takes a minute on a busy machine."""
-_PORT_TIMEOUT_S = 2.0
-"""A platform that was just killed may keep the gateway's port for a moment."""
 
 
 class Platform:
@@ -108,6 +107,7 @@ class Platform:
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
             stack.enter_context(self.settings.state_dir.lock())
+            await stack.enter_async_context(self._exit_stack)  # what `_start` leaves to be removed
             await self._group.__aenter__()
             # As a callback, the group does not wrap the error of a failed start in a group.
             stack.push_async_callback(self._group.__aexit__, None, None, None)
@@ -122,7 +122,7 @@ class Platform:
     async def _start(self) -> None:
         settings = self.settings
         host, port = settings.host, settings.port or free_port(settings.host)
-        await _wait_for_port(host, port)
+        await wait_for_port(host, port)
         self.gateway_url = f"http://{_LOOPBACK if host in {'0.0.0.0', '::'} else host}:{port}"
         settings.state_dir.clear_nodes()
         settings.state_dir.write_pod_secret()
@@ -132,6 +132,8 @@ class Platform:
             self.s3_endpoint = f"http://{_LOOPBACK}:{s3_port}"
         env = child_environment(settings, self.s3_endpoint)
         self._gpus = await asyncio.to_thread(visible_gpus, env)
+        if settings.mps:
+            env |= await self._start_mps(env)
         # The forkserver starts first, as its imports take longest; it needs no Redis before a pod.
         self._pods = PodProcesses(
             self._group, log_file=settings.state_dir.logs / "forkserver.log", env=env
@@ -141,7 +143,7 @@ class Platform:
             await self._start_redis()
         if s3_port:
             store = self._start_process(
-                object_store_spec(settings, s3_port), _returns_ok(f"{self.s3_endpoint}/")
+                object_store_spec(settings, s3_port), returns_ok(f"{self.s3_endpoint}/")
             )
             await store.wait_ready(timeout_s=_START_TIMEOUT_S)
             self._report_step(f"object store at {self.s3_endpoint}")
@@ -155,14 +157,14 @@ class Platform:
                 settings, env, redis_url=self.redis_url, host=host, port=port,
                 workflows_url=self._scheduler_url,
             ),
-            _returns_ok(f"{self.gateway_url}/readyz"),
+            returns_ok(f"{self.gateway_url}/readyz"),
         )  # fmt: skip
         scheduler = self._start_process(
             scheduler_spec(
                 settings, env, redis_url=self.redis_url, port=scheduler_port,
                 gateway_url=self.gateway_url,
             ),
-            _returns_ok(f"{self._scheduler_url}/readyz"),
+            returns_ok(f"{self._scheduler_url}/readyz"),
         )  # fmt: skip
         await self._fork_pods()
         await gateway.wait_ready(timeout_s=_START_TIMEOUT_S)
@@ -183,11 +185,24 @@ class Platform:
         self._group.create_task(process.run())
         return process
 
-    async def _start_redis(self) -> None:
-        # In a folder of its own: the path of a socket may have 107 bytes, that of --home has more.
+    def _socket_folder(self) -> Path:
+        """A short path: that of a socket may have 107 bytes, that of --home has more."""
         folder = Path(tempfile.mkdtemp(prefix="pilotlight-"))
         self._exit_stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        path = folder / "redis.sock"
+        return folder
+
+    async def _start_mps(self, env: dict[str, str]) -> dict[str, str]:
+        """The variables by which pods find the daemon."""
+        logs = self.settings.state_dir.logs
+        found = mps_environment(self._socket_folder(), logs)
+        env = {**env, **found}
+        daemon = self._start_process(mps_spec(logs, env), partial(is_mps_ready, env))
+        await daemon.wait_ready(timeout_s=_START_TIMEOUT_S)
+        self._report_step("MPS daemon")
+        return found
+
+    async def _start_redis(self) -> None:
+        path = self._socket_folder() / "redis.sock"
         self.redis_url = f"unix://{path}"
         redis = self._start_process(redis_spec(self.settings, path), lambda: is_redis_ready(path))
         await redis.wait_ready(timeout_s=_START_TIMEOUT_S)
@@ -224,7 +239,7 @@ class Platform:
         spec = autoscaler_spec(
             self.settings, autoscaler, env, redis_url=self.redis_url, metrics_port=metrics_port
         )
-        self._start_process(spec, _returns_ok(self.autoscaler_metrics))
+        self._start_process(spec, returns_ok(self.autoscaler_metrics))
         self._report_step(f"autoscaler, metrics at {self.autoscaler_metrics}")
 
     def _pod_names(self) -> list[str]:
@@ -288,7 +303,7 @@ class Platform:
             await self._declarations.save()
         if self._cluster is not None:
             await self._cluster.close()
-        for name in ("object store", "redis"):
+        for name in ("object store", "redis", MPS):
             if name in self._processes:
                 await self._processes[name].stop(grace_s=3.0)
         self.settings.state_dir.clear_nodes()
@@ -301,27 +316,5 @@ class Platform:
     def _report(self, text: str) -> None:
         settings = self.settings
         total = settings.pods + 3 + int(settings.redis_url is None) + int(settings.s3)
-        total += int(settings.autoscaler is not None)
+        total += int(settings.autoscaler is not None) + int(settings.mps)
         self._on_progress(min(self._steps_done, total), total, text)
-
-
-async def _wait_for_port(host: str, port: int) -> None:
-    deadline_s = time.monotonic() + _PORT_TIMEOUT_S
-    while not port_is_free(host, port):
-        if time.monotonic() > deadline_s:
-            raise StartFailed(
-                f"port {port} of {host} is in use by another program: "
-                "choose another with --port, or any free one with --port 0"
-            )
-        await asyncio.sleep(0.05)
-
-
-def _returns_ok(url: str) -> Callable[[], Awaitable[bool]]:
-    async def is_ready() -> bool:
-        async with httpx.AsyncClient(trust_env=False, timeout=2.0) as client:
-            try:
-                return (await client.get(url)).status_code == httpx.codes.OK
-            except httpx.HTTPError:
-                return False
-
-    return is_ready

@@ -78,6 +78,8 @@ class PlatformSettings:
     """None: no autoscaler runs, and only requests load models."""
     scheduling: str = "speculative"
     """Where steps of workflows run, unless a request says so."""
+    mps: bool = False
+    """Start NVIDIA's MPS daemon, so that pods on one GPU compute at the same time."""
     lease_ttl_s: float = 3.0
     """How long a pod counts as alive after its last heartbeat."""
     stop_grace_s: float = 10.0

@@ -86,6 +86,7 @@ class SimulatedPod(RequestPod):
                 memory_bytes=self.plan.memory_bytes,
                 link_bytes_per_s=self.node.plan.object_storage_bytes_per_s,
                 placed_model=self.plan.placed_model,
+                place=self.name if self.plan.placed_model else "",
             )
         )
         self._listener.on_change()
