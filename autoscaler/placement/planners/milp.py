@@ -110,6 +110,8 @@ def plan_milp(
             for point in profiles.feasible(each, kind)
         )  # fmt: skip
         kinds.append(KindItems(names, items, ()))
+    if len(kinds) == 1:  # else a batch may be of use on one kind only
+        kinds = [replace(kinds[0], items=_useful(kinds[0].items, ordered))]
     solved = _solve(ordered, kinds, params)
     placement = make_placement(
         f"{metric}-milp",
@@ -127,6 +129,23 @@ def plan_milp(
         if heuristic.total_rps > placement.total_rps:
             return replace(heuristic, planner=placement.planner, bound_rps=placement.bound_rps)
     return placement
+
+
+def _useful(items: Sequence[Item], workloads: Sequence[Workload]) -> tuple[Item, ...]:
+    """Without batches for which a smaller one serves as much and needs no more, so that it wins."""
+    rates = {each.model: each.rate_rps for each in workloads}
+    return tuple(
+        each
+        for each in items
+        if not any(
+            other.model == each.model
+            and other.batch_size < each.batch_size
+            and other.throughput_rps >= min(each.throughput_rps, rates[each.model])
+            and other.compute_pct <= each.compute_pct
+            and other.memory_pct <= each.memory_pct
+            for other in items
+        )
+    )
 
 
 def _solve(

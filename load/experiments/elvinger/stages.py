@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from registry.domain.batch_turn import MAX_BUILD_S
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-Row = dict[str, float]
+Row: TypeAlias = "dict[str, Any]"
 """One request, with the columns of `RECORD_SCHEMA`."""
 
 
@@ -72,5 +72,5 @@ def stages_of(rows: Sequence[Row], batch_sizes: Mapping[str, int], since_s: floa
             times += counted
             if counted:
                 batches.append((finished_s, len(members)))
-    columns = tuple(zip(*times, strict=True)) if times else ((),) * 5
-    return Stages(*columns, tuple(sorted(batches)))
+    transfer, build, queue, inference, total = zip(*times, strict=True) if times else ((),) * 5
+    return Stages(transfer, build, queue, inference, total, tuple(sorted(batches)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from autoscaler.placement.planners.problem import (
@@ -15,13 +17,15 @@ from load.experiments.elvinger.simulated import PlacedLoad, simulate
 from load.experiments.elvinger.stages import stages_of
 from registry.domain.placement import PlacedReplica
 
+if TYPE_CHECKING:
+    from load.experiments.elvinger.stages import Row
 
-def _row(arrived_s: float, ended_s: float) -> dict[str, float]:
-    row: dict[str, float] = {
+
+def _row(arrived_s: float, ended_s: float) -> Row:
+    return {
         "scheduled_s": arrived_s - 0.01, "preprocess_ms": 10.0, "postprocess_ms": 0.0,
-        "finished_s": ended_s, "infer_ms": 1000 * (ended_s - arrived_s),
+        "finished_s": ended_s, "infer_ms": 1000 * (ended_s - arrived_s), "predict_pod": "p",
     }  # fmt: skip
-    return row | {"predict_pod": "p"}  # type: ignore[dict-item]  # a record has a name there
 
 
 def test_a_batch_is_built_then_waits_for_the_one_before() -> None:
