@@ -26,6 +26,8 @@ from gateway.console.live_updates import LiveUpdates
 from gateway.console.overview import Overview
 from gateway.console.pages import ConsoleSources, console_routes, docs_route
 from gateway.console.traffic import Traffic
+from gateway.http.body import BodyLimits
+from gateway.http.held_bodies import HeldBodies
 from gateway.http.listener import Listener, listen
 from gateway.http.probe_server import ProbeServer
 from gateway.http.server import create_protocol
@@ -161,7 +163,13 @@ async def running_app(
         return app.is_leaving or app.is_draining
 
     api = create_api(pools.served, metrics, is_ending)
-    api.include_router(workflow_routes(WorkflowProxy(settings.workflows_url, connections)))
+    limits = BodyLimits(
+        settings.max_body_bytes, settings.buffer_bytes, settings.body_timeout,
+        settings.min_body_rate,
+    )  # fmt: skip
+    held = HeldBodies(settings.held_body_bytes, settings.spool_bytes)
+    workflows = WorkflowProxy(settings.workflows_url, connections, limits, held)
+    api.include_router(workflow_routes(workflows))
     shown = pools.served[0]
     traffic = Traffic(metrics)
     overview = Overview(shown.watch, traffic, lambda: shown.dispatcher.queued_total)
@@ -176,7 +184,7 @@ async def running_app(
     api.include_router(docs_route())
     app = GatewayApp(
         api, pools, settings,  # type: ignore[arg-type]  # ASGI's types vary
-        connections=connections, telemetry=telemetry, access=access,
+        connections=connections, telemetry=telemetry, access=access, limits=limits, held=held,
     )  # fmt: skip
     async with asyncio.TaskGroup() as group:
         runs = [

@@ -25,11 +25,10 @@ from gateway.errors import (
     ShuttingDown,
     UndeclaredModel,
 )
-from gateway.http.body import BodyLimits, IncomingBody
+from gateway.http.body import IncomingBody
 from gateway.http.client_request import ClientClosedRequest
 from gateway.http.error_responses import respond_with_error, send_error
 from gateway.http.headers import SECRET, read_headers
-from gateway.http.held_bodies import HeldBodies
 from gateway.http.openai import parse_model_name
 from gateway.http.routes import (
     graph_path,
@@ -47,7 +46,9 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from gateway.authentication.access import Access
+    from gateway.http.body import BodyLimits
     from gateway.http.headers import Headers, RequestHeaders
+    from gateway.http.held_bodies import HeldBodies
     from gateway.http.inference_client import InferenceClient
     from gateway.http.routes import ModelPath, ModelTarget
     from gateway.pool import GatewayPool, GatewayPools
@@ -79,6 +80,7 @@ class GatewayApp:
     def __init__(
         self, api: ASGIApp, pools: GatewayPools, settings: GatewaySettings, *,
         connections: PodConnectionPool, telemetry: RequestTelemetry, access: Access | None,
+        limits: BodyLimits, held: HeldBodies,
     ) -> None:  # fmt: skip
         """`access`: None if requests need neither a key nor a token."""
         self._api = api
@@ -86,13 +88,7 @@ class GatewayApp:
         self._settings = settings
         self._secret = connections.secret
         self._telemetry = telemetry
-        self._body_limits = BodyLimits(
-            settings.max_body_bytes,
-            settings.buffer_bytes,
-            settings.body_timeout,
-            settings.min_body_rate,
-        )
-        self._held_bodies = HeldBodies(settings.held_body_bytes, settings.spool_bytes)
+        self._body_limits, self._held_bodies = limits, held
         self._random = random.Random(settings.seed)
         self._sequence = 0
         self.access = access

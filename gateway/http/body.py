@@ -106,6 +106,10 @@ class IncomingBody:
         Raises BodyTooSlow, RequestBodyTooLarge, BodiesFull, ClientClosedRequest.
         """
         self.buffered += self._count(await self._source.receive_chunks())
+        await self.receive_rest()
+
+    async def receive_rest(self) -> None:
+        """Receive what is missing; each part has a timeout. Raises as `receive`."""
         await self._buffer()
         if not self.is_complete:
             await self._receive_to_file()

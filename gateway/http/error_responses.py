@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gateway.http.inference_client import InferenceClient
 
 
-def _body_and_headers(error: GatewayError, *, is_openai: bool) -> tuple[bytes, Headers]:
+def body_and_headers(error: GatewayError, *, is_openai: bool) -> tuple[bytes, Headers]:
     headers = [
         (b"content-type", b"application/json"),
         (b"x-pilotlight-reason", str(error.reason).encode()),
@@ -35,7 +35,7 @@ def respond_with_error(
     client: InferenceClient, error: GatewayError, request_id: str, gateway: bytes
 ) -> None:
     """`gateway`: its name, for those who look for the explanation."""
-    body, headers = _body_and_headers(error, is_openai=client.target.openai_endpoint is not None)
+    body, headers = body_and_headers(error, is_openai=client.target.openai_endpoint is not None)
     if request_id:
         headers.append((b"x-request-id", request_id.encode()))
     headers.append((b"x-pilotlight-gateway", gateway))
@@ -48,7 +48,7 @@ async def send_error(
     send: Callable[[dict[str, Any]], Awaitable[None]], error: GatewayError, *, is_openai: bool
 ) -> None:
     """Respond to an ASGI request that failed; does nothing if its client has disconnected."""
-    body, headers = _body_and_headers(error, is_openai=is_openai)
+    body, headers = body_and_headers(error, is_openai=is_openai)
     headers.append((b"content-length", b"%d" % len(body)))
     with contextlib.suppress(ConnectionError):
         await send({"type": "http.response.start", "status": int(error.status), "headers": headers})

@@ -11,6 +11,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 
 from gateway.errors import GatewayError
+from gateway.http.error_responses import body_and_headers
 from gateway.management.models import kserve_models, openai_models
 from gateway.management.openapi import with_inference_paths
 from registry.errors import RegistryUnavailable
@@ -79,8 +80,10 @@ def create_api(
         return JSONResponse({"error": str(error.detail)}, error.status_code)
 
     @api.exception_handler(GatewayError)
-    def gateway_error(_: Request, error: GatewayError) -> JSONResponse:
-        return JSONResponse({"error": str(error)}, int(error.status))
+    def gateway_error(_: Request, error: GatewayError) -> Response:
+        body, headers = body_and_headers(error, is_openai=False)
+        named = {name.decode(): value.decode() for name, value in headers}
+        return Response(body, int(error.status), headers=named)
 
     with_inference_paths(api)
     return api

@@ -6,21 +6,30 @@ Responses are streamed; a client that disconnects ends the request at the schedu
 from __future__ import annotations
 
 import asyncio
+import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote, urlsplit
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
 
-from gateway.errors import BadRequest, NotReady, RequestBodyTooLarge, UpstreamLost
+from gateway.dispatch.pod_request import send_request
+from gateway.errors import BadRequest, NotReady, UpstreamLost
+from gateway.http.body import IncomingBody
 from gateway.upstream.pod_connection import PodUnreachable
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Coroutine
 
+    from starlette.types import Receive
+
+    from gateway.http.body import BodyLimits
+    from gateway.http.held_bodies import HeldBodies
     from gateway.upstream.pod_connection import PodConnection, PodConnectionPool
 
 MAX_BODY_BYTES: Final = 16 * 1024**2
+_NAMESPACE: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _PASSED_ON: Final = (
     "accept", "content-type", "idempotency-key", "prefer", "x-pilotlight-deadline-ms",
     "x-pilotlight-scheduling", "x-request-id",
@@ -34,23 +43,33 @@ _UNAVAILABLE: Final = (
 class WorkflowProxy:
     """Requests to one scheduler."""
 
-    def __init__(self, url: str, connections: PodConnectionPool) -> None:
-        """`url`: of the scheduler; empty: there is none."""
+    def __init__(
+        self, url: str, connections: PodConnectionPool, limits: BodyLimits, held: HeldBodies
+    ) -> None:
+        """`url`: of the scheduler; empty: there is none. `limits`, `held`: as of inference."""
         parts = urlsplit(url)
         self._address = f"{parts.hostname}:{parts.port or 80}" if url else ""
         self._connections = connections
+        self._limits = replace(limits, max_bytes=min(limits.max_bytes, MAX_BODY_BYTES))
+        self._held = held
 
     async def respond(self, request: Request) -> Response:
-        """The scheduler's response. Raises NotReady, UpstreamLost, RequestBodyTooLarge."""
+        """The scheduler's response.
+
+        Raises NotReady, UpstreamLost, BadRequest, RequestBodyTooLarge, BodyTooSlow, BodiesFull.
+        """
         if not self._address:
             raise NotReady(_UNAVAILABLE, retry_after_s=1.0)
-        body = await _read_body(request)
-        connection = await self._send(request, body)
+        namespace = request.scope.get("pilotlight.namespace", "default")
+        if not _NAMESPACE.fullmatch(namespace):
+            raise BadRequest(f"{namespace[:80]!r} is not the name of a namespace")
+        source = _RequestSource(request.receive)
+        body = IncomingBody(source, _content_length(request), self._limits, self._held)
         try:
-            await _unless_disconnected(request, connection)
-        except BaseException:
-            connection.close()
-            raise
+            await body.receive_rest()
+            connection = await self._exchange(request, namespace, body)
+        finally:
+            body.close()
         headers = {
             name.decode("latin-1"): value.decode("latin-1")
             for name, value in connection.headers
@@ -58,12 +77,19 @@ class WorkflowProxy:
         }
         return StreamingResponse(self._content(connection), connection.status, headers=headers)
 
-    async def _send(self, request: Request, body: bytes) -> PodConnection:
-        head = self._head(request, len(body))
+    async def _exchange(
+        self, request: Request, namespace: str, body: IncomingBody
+    ) -> PodConnection:
+        """The connection with the head of the response."""
+        head = self._head(request, namespace, body.received_bytes)
         connection = self._connections.take_idle(self._address)
         if connection is None or connection.is_closed:
             connection = await self._connect()
-        connection.write_all(head, [body])
+        try:
+            await _unless_disconnected(request, send_request(connection, head, body))
+        except BaseException:
+            connection.close()
+            raise
         return connection
 
     async def _connect(self) -> PodConnection:
@@ -72,11 +98,10 @@ class WorkflowProxy:
         except PodUnreachable:
             raise NotReady(_UNAVAILABLE, retry_after_s=1.0) from None
 
-    def _head(self, request: Request, length: int) -> bytes:
+    def _head(self, request: Request, namespace: str, length: int) -> bytes:
         path = request.scope["raw_path"].decode("latin-1")
         if path == "/":
             path = f"/v1/graphs/{quote(request.scope['pilotlight.name'])}"
-        namespace = request.scope.get("pilotlight.namespace", "default")
         lines = [
             f"{request.method} {path} HTTP/1.1", f"host: {self._address}",
             f"content-length: {length}", f"x-pilotlight-namespace: {namespace}",
@@ -105,23 +130,37 @@ class WorkflowProxy:
                 connection.close()
 
 
-async def _read_body(request: Request) -> bytes:
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > MAX_BODY_BYTES:
-            raise RequestBodyTooLarge(f"a body may have {MAX_BODY_BYTES} bytes")
-    return bytes(body)
+class _RequestSource:
+    """A request's body as `IncomingBody` reads it."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self.is_complete = False
+
+    def take_chunks(self) -> list[bytes]:
+        return []
+
+    async def receive_chunks(self) -> list[bytes]:
+        message = await self._receive()
+        if message["type"] == "http.disconnect":
+            raise BadRequest("the client disconnected before the end of the body")
+        self.is_complete = not message.get("more_body", False)
+        return [chunk] if (chunk := message.get("body", b"")) else []
 
 
-async def _unless_disconnected(request: Request, connection: PodConnection) -> None:
+def _content_length(request: Request) -> int | None:
+    text = request.headers.get("content-length", "")
+    return int(text) if text.isdecimal() and len(text) < 20 else None
+
+
+async def _unless_disconnected(request: Request, exchange: Coroutine[None, None, None]) -> None:
     """Wait for the head of the response. Raises UpstreamLost where either side is gone."""
 
     async def wait_disconnect() -> None:
         while (await request.receive())["type"] != "http.disconnect":
             pass
 
-    head = asyncio.ensure_future(connection.wait_head())
+    head = asyncio.ensure_future(exchange)
     leaving = asyncio.ensure_future(wait_disconnect())
     try:
         await asyncio.wait({head, leaving}, return_when=asyncio.FIRST_COMPLETED)

@@ -10,7 +10,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from registry.errors import InvalidModel
-from workflows.service.errors import BadFile, NameTaken, UnknownWorkflow, WorkflowStopped
+from workflows.service.errors import (
+    BadFile,
+    NameTaken,
+    TooManyFiles,
+    UnknownWorkflow,
+    WorkflowStopped,
+)
 from workflows.service.run import RunStatus
 from workflows.service.runner_process import RunnerProcess
 
@@ -29,6 +35,9 @@ MAX_AGE_S: Final = 1.0
 MAX_KILLS: Final = 2
 """Ends of runners after which a file, or a run that was in each of them, is stopped."""
 MAX_SOURCE_BYTES: Final = 1 << 20
+MAX_CHECKS: Final = 4
+"""Files checked at once, each by a process; others wait."""
+MAX_WAITING_CHECKS: Final = 16
 
 
 @dataclass(eq=False, slots=True)
@@ -66,19 +75,18 @@ class Deployments:
         self._on_stopped = on_stopped
         self._on_resumed = on_resumed
         self._deployments: dict[ModelName, Deployment] = {}
+        self._checks = asyncio.Semaphore(MAX_CHECKS)
+        self._checking_total = 0
+        """Files that are checked or wait for it."""
 
     async def deploy(self, name: ModelName, source: str) -> tuple[str, Mapping[str, Any]]:
         """Check a file in a runner of its own and store it; the outcome and its definition.
 
-        Raises BadFile, NameTaken, RegistryUnavailable.
+        Raises BadFile, NameTaken, TooManyFiles, RegistryUnavailable.
         """
         if len(source.encode()) > MAX_SOURCE_BYTES:
             raise BadFile(f"a file may have {MAX_SOURCE_BYTES} bytes, has {len(source.encode())}")
-        runner = RunnerProcess(self._settings, lambda _: None, lambda _: None)
-        try:
-            loaded = await runner.load({"source": source})
-        finally:
-            runner.stop()
+        loaded = await self._check(source)
         definition = {
             "kind": "python", "source": source,
             "sha": hashlib.sha256(source.encode()).hexdigest()[:16],
@@ -90,6 +98,21 @@ class Deployments:
             raise NameTaken(str(error)) from error
         self._replace(name, definition)
         return outcome, definition
+
+    async def _check(self, source: str) -> dict[str, Any]:
+        """What the file defines. Raises BadFile, TooManyFiles."""
+        if self._checking_total >= MAX_CHECKS + MAX_WAITING_CHECKS:
+            raise TooManyFiles(f"{self._checking_total} files are being checked; try again")
+        self._checking_total += 1
+        try:
+            async with self._checks:
+                runner = RunnerProcess(self._settings, lambda _: None, lambda _: None)
+                try:
+                    return await runner.load({"source": source})
+                finally:
+                    runner.stop()
+        finally:
+            self._checking_total -= 1
 
     async def delete(self, name: ModelName) -> bool:
         deployment = self._deployments.pop(name, None)

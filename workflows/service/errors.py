@@ -49,6 +49,10 @@ class TooManyRuns(WorkflowError, status=429, reason="too-many-runs"):
     """The scheduler executes as many runs as it may."""
 
 
+class TooManyFiles(WorkflowError, status=429, reason="too-many-files"):
+    """As many files as may wait to be checked do so."""
+
+
 class TooLarge(WorkflowError, status=413, reason="body-too-large"):
     """A body over the limit."""
 
