@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from tests.hostile import platform_requests
 from tests.hostile.grpc_calls import GrpcCall, grpc_calls
 from tests.hostile.heads import HttpRequest
 from tests.hostile.http_messages import endpoints, http
@@ -23,4 +24,7 @@ CHANNELS: Final[dict[str, SearchStrategy[Any]]] = {
     "openai": json_requests("openai"),
     "images": images(),
     "grpc": grpc_calls(),
+    "workflows": platform_requests.workflows(),
+    "applications": platform_requests.applications(),
+    "console": platform_requests.console(),
 }

@@ -1,4 +1,4 @@
-"""Hostile InferenceServices and annotations: refused with `InvalidModel`, or read, but soon."""
+"""Hostile objects and annotations: refused with `InvalidModel`, or read, but soon."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from autoscaler.kubernetes.admission.review import review_response, set_defaults
 from registry.errors import InvalidModel
 from registry.inference_service.annotations import PREFIX, parse_annotations
 from registry.inference_service.reader import read_documents
-from tests.hostile.mutations import ODD_NUMBERS, ODD_TEXTS, Raw, damaged, mutated
+from tests.hostile import platform_objects
+from tests.hostile.mutations import ODD_NUMBERS, ODD_TEXTS, damaged, mutated
+from tests.hostile.platform_objects import plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,27 +63,18 @@ _YAML: Final = (
 )  # fmt: skip
 
 
-def _plain(value: Any) -> Any:
-    """The document without what only JSON text can hold."""
-    if isinstance(value, Raw):
-        return value.text[:2_000].decode("latin-1")
-    if isinstance(value, dict):
-        return {key: _plain(each) for key, each in value.items()}
-    return [_plain(each) for each in value] if isinstance(value, list) else value
-
-
 @st.composite
 def inference_services(draw: DrawFn) -> bytes:
     if draw(st.integers(0, 3)) == 0:
         return draw(damaged(st.sampled_from(_YAML)))
-    document = _plain(draw(mutated(st.just(_DOCUMENT), _FIELDS)))
+    document = plain(draw(mutated(st.just(_DOCUMENT), _FIELDS)))
     text = yaml.safe_dump(document, allow_unicode=True).encode("utf-8", "replace")
     return draw(damaged(st.just(text), most=2))
 
 
 @st.composite
 def reviews(draw: DrawFn) -> Any:
-    return _plain(draw(mutated(st.just(_DOCUMENT), _FIELDS)))
+    return plain(draw(mutated(st.just(_DOCUMENT), _FIELDS)))
 
 
 def read_annotations(given: dict[str, str]) -> str:
@@ -119,4 +112,6 @@ CHANNELS: Final[dict[str, tuple[SearchStrategy[Any], Callable[[Any], str]]]] = {
     "annotations": (ANNOTATIONS, read_annotations),
     "yaml": (inference_services(), read_yaml_text),
     "webhooks": (reviews(), review),
+    "objects": (platform_objects.objects(), platform_objects.read_object),
+    "object-files": (platform_objects.files(), platform_objects.read_file),
 }

@@ -1,4 +1,5 @@
-"""What the requests are sent to: a gateway and a pod with small limits, probed, on loopback."""
+"""What the requests are sent to, probed, on loopback: a gateway and a pod with small limits, and a
+scheduler of workflows."""
 
 from __future__ import annotations
 
@@ -7,23 +8,31 @@ import http.client
 import socket
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import grpc
+import httpx
 
 from pilotlight.sample_models.make_model import make_model
-from registry.domain.model import ModelName, ModelSpec, Task
+from registry.domain.application import AccuracyProfile, ApplicationSpec
+from registry.domain.model import ModelName, ModelPolicy, ModelSpec, Task
+from registry.inference_service.graph_reader import read_graph
+from registry.redis.workflow_log import WorkflowLog
 from tests import servers
+from tests.hostile import platform_objects
 from tests.hostile.grpc_calls import GrpcCall
 from tests.hostile.loop_probe import Longest, LoopProbe
+from tests.hostile.platform_requests import APPLICATION, GRAPH, WORKFLOW, WORKFLOW_SOURCE
 from tests.registry.redis.clients import act
 from tests.runtime import rpc
+from tests.workflows.service.harness import running_scheduler
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
+    from registry.redis.client import Registry
     from tests.hostile.channels import Hostile
     from tests.hostile.heads import HttpRequest
 
@@ -41,6 +50,7 @@ POD_SETTINGS: Final[dict[str, Any]] = {
 }  # fmt: skip
 GATEWAY_MEMORY: Final = 16 * MIB + 96 * MIB
 """Beyond its resident memory at the start: bodies, explanations, caches, connections."""
+SCHEDULER_MEMORY: Final = GATEWAY_MEMORY
 POD_MEMORY: Final = 750 * MIB
 """Beyond that of the warm pod: one image of 50 million pixels and its copies in colour; one of 36
 million took 528 MiB."""
@@ -97,14 +107,15 @@ class Process:
 class Target:
     gateway: Process
     pod: Process
+    scheduler: Process
     gateway_port: int
     pod_port: int
     grpc_port: int
     channel: grpc.Channel = field(repr=False)
 
     @property
-    def processes(self) -> tuple[Process, Process]:
-        return self.gateway, self.pod
+    def processes(self) -> tuple[Process, ...]:
+        return self.gateway, self.pod, self.scheduler
 
     def send(self, request: Hostile) -> Outcome:
         if isinstance(request, GrpcCall):
@@ -136,7 +147,7 @@ class Target:
             try:
                 response.begin()
                 connection.settimeout(RESPONSE_TIMEOUT_S)
-                body = b"" if request.content.startswith(b"HEAD") else response.read(100_000)
+                body = _read(request, response)
             except TimeoutError:
                 return Outcome("timeout" if request.is_whole else "waiting")
             finally:
@@ -147,8 +158,8 @@ class Target:
 
     def longest_turn(self) -> Longest:
         time.sleep(0.005)  # the probe's callback runs after the request's own
-        both = [process.probe.read() for process in self.processes]
-        return Longest(max(each.loop_s for each in both), max(each.lock_s for each in both))
+        read = [process.probe.read() for process in self.processes]
+        return Longest(max(each.loop_s for each in read), max(each.lock_s for each in read))
 
     def reset_probes(self) -> None:
         for process in self.processes:
@@ -167,20 +178,21 @@ def running_target(folder: Path) -> Iterator[Target]:
         parent = stack.enter_context(
             servers.forkserver(environment, wait=False, program=(*probed, "runtime.forkserver"))
         )
-        specs = [
-            ModelSpec(
-                ModelName("default", name),
-                make_model(source, folder / "models" / name).as_uri(),
-                task=_TASKS.get(name),
-            )
-            for name, source in _SOURCES.items()
-        ]
-        act(redis.url, "default", lambda registry: registry.put_models(specs))
+        specs = _model_specs(folder / "models")
+        act(redis.url, "default", lambda registry: _declare(registry, specs))
+        scheduler_port = servers.free_port()
         gateway = stack.enter_context(
             servers.gateway(
-                folder, redis_url=redis.url, program=(*probed, "gateway"), **GATEWAY_SETTINGS
+                folder, redis_url=redis.url, program=(*probed, "gateway"),
+                workflows_url=f"http://127.0.0.1:{scheduler_port}", **GATEWAY_SETTINGS,
             )
-        )
+        )  # fmt: skip
+        scheduler = stack.enter_context(
+            running_scheduler(
+                folder / "scheduler", redis.url, "default", gateway.url, port=scheduler_port,
+                program=(*probed, "workflows"), max_runs=16, runner_timeout=2.0,
+            )
+        )  # fmt: skip
         parent.wait_event(ready=True)
         grpc_port = servers.free_port()
         pod = stack.enter_context(
@@ -190,14 +202,59 @@ def running_target(folder: Path) -> Iterator[Target]:
             )
         )  # fmt: skip
         channel = stack.enter_context(rpc.channel(grpc_port))
+        deployed = f"{gateway.url}/v1/workflows/{WORKFLOW}"
+        httpx.put(deployed, content=WORKFLOW_SOURCE, timeout=60, trust_env=False).raise_for_status()
         yield Target(
             Process(
                 "gateway", gateway.process.pid, gateway.log_file, GATEWAY_MEMORY,
                 LoopProbe(probes, gateway.process.pid),
             ),
             Process("pod", pod.pid, pod.folder / "pod.log", POD_MEMORY, LoopProbe(probes, pod.pid)),
+            Process(
+                "scheduler", scheduler.process.pid, scheduler.log_file, SCHEDULER_MEMORY,
+                LoopProbe(probes, scheduler.process.pid),
+            ),
             gateway.port,
             pod.port,
             grpc_port,
             channel,
         )  # fmt: skip
+
+
+def _model_specs(folder: Path) -> list[ModelSpec]:
+    """One model of each kind, and the variants of the application."""
+    models = {
+        name: ModelSpec(
+            ModelName("default", name),
+            make_model(source, folder / name).as_uri(),
+            task=_TASKS.get(name),
+        )
+        for name, source in _SOURCES.items()
+    }
+    policy = ModelPolicy(application=APPLICATION)
+    variants = [
+        replace(models["text"], name=ModelName("default", f"{APPLICATION}-{each}"), policy=policy)
+        for each in "ab"
+    ]
+    return [*models.values(), *variants]
+
+
+async def _declare(registry: Registry, specs: Sequence[ModelSpec]) -> None:
+    await registry.put_models(specs)
+    application = ApplicationSpec(ModelName("default", APPLICATION), ("LABEL_0", "LABEL_1"))
+    await registry.put_applications([application])
+    for spec in specs:
+        if spec.policy.application is not None:
+            profile = AccuracyProfile(spec.key, application.classes, ((9, 1), (1, 9)))
+            await registry.put_accuracy(profile)
+    graph = read_graph({**platform_objects.GRAPH, "metadata": {"name": GRAPH}}, "target")
+    await WorkflowLog(registry).put_workflow(graph.name, graph.definition())
+
+
+def _read(request: HttpRequest, response: http.client.HTTPResponse) -> bytes:
+    """The body; of the console's events, which do not end, the first."""
+    if request.content.startswith(b"HEAD"):
+        return b""
+    if b" /console/events" in request.content[:30] and response.status == 200:
+        return response.read1(10_000)
+    return response.read(100_000)

@@ -14,7 +14,7 @@ import httpx
 from tests import servers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from tests.gateway.gateway_harness import GatewayHarness, PodProcess
@@ -45,8 +45,9 @@ class Scheduler:
 
 @contextlib.contextmanager
 def running_scheduler(
-    folder: Path, redis_url: str, pool: str, gateway_url: str, *, port: int, **settings: object
-) -> Iterator[Scheduler]:
+    folder: Path, redis_url: str, pool: str, gateway_url: str, *, port: int,
+    program: Sequence[str] = ("workflows",), **settings: object,
+) -> Iterator[Scheduler]:  # fmt: skip
     """A ready scheduler; stopped at the end if it still runs."""
     folder.mkdir(parents=True, exist_ok=True)
     flags = {"port": port, "redis_url": redis_url, "pool": pool, "gateway_url": gateway_url,
@@ -59,7 +60,7 @@ def running_scheduler(
     log_file = folder / "scheduler.log"
     with open(log_file, "ab") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "workflows", *arguments], cwd=servers.REPOSITORY, stderr=log
+            [sys.executable, "-m", *program, *arguments], cwd=servers.REPOSITORY, stderr=log
         )
     started = Scheduler(process, f"http://127.0.0.1:{port}", log_file)
     try:
