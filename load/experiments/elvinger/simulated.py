@@ -60,6 +60,7 @@ class PlacedLoad:
     params: PlanParams
     """Transfers and other times around the inference, by model."""
     interference: str = "overlap"
+    """`table`: by the profiles' measured pairs."""
     policy: RoutingPolicy = RoutingPolicy.BATCH_ROUND_ROBIN
 
 
@@ -129,9 +130,14 @@ def _cluster(load: PlacedLoad, profiles: Profiles) -> ClusterPlan:
                     [pod.name for pod, _ in mine],
                 )
             )  # fmt: skip
+    pairs = tuple(
+        (str(ModelName("default", each.model)), str(ModelName("default", each.neighbour)),
+         each.factor)
+        for each in profiles.pairs
+    )  # fmt: skip
     return ClusterPlan(
         (NodePlan(_NODE, pods),), tuple(models), gateway_hop_s=0.0, pod_hop_s=0.0,
-        interference=load.interference,
+        interference=load.interference, pairs=pairs,
     )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from autoscaler.placement.planners.problem import (
     PlanParams,
     Profiles,
     Router,
+    SlowedPair,
     Workload,
 )
 from load.experiments.elvinger.simulated import PlacedLoad, simulate
@@ -46,3 +47,30 @@ def test_predicted_parts_in_time_are_within_five_points(
     served = [simulate(placed, _PROFILES, seed)["m"] for seed in _SEEDS]
     simulated = sum(e.goodput_rps for e in served) / sum(e.offered_rps for e in served)
     assert predicted.in_time["m"] == pytest.approx(simulated, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("router", "policy", "slo_s", "busy"),
+    [
+        (Router.BATCH_ROUND_ROBIN, RoutingPolicy.BATCH_ROUND_ROBIN, 0.2, 0.9),
+        (Router.AUTO, RoutingPolicy.AUTO, 0.1, 0.75),
+    ],
+)
+def test_neighbours_slow_down_as_measured_pairs_do_when_simulated(
+    router: Router, policy: RoutingPolicy, slo_s: float, busy: float
+) -> None:
+    """Two models on one accelerator, each busy for this part of the time."""
+    models, factor = ("a", "b"), 1.4
+    profiles = Profiles(
+        tuple(ModelProfile(model, "gpu", _POINTS) for model in models),
+        pairs=(SlowedPair("a", "b", factor), SlowedPair("b", "a", factor)),
+    )
+    rate_rps = busy * 8 / (0.030 * (1 + (factor - 1) * busy))
+    workloads = tuple(Workload(model, rate_rps, slo_s) for model in models)
+    replicas = tuple(PlacedReplica(model, "g", 8) for model in models)
+    params = PlanParams(router=router, late_horizon_s=8.0)
+    predicted = Predictor(workloads, {"g": "gpu"}, profiles, params).predict(replicas).in_time
+    placed = PlacedLoad(replicas, workloads, {"g": "gpu"}, params, "table", policy)
+    runs = [each for seed in range(3) for each in simulate(placed, profiles, seed).values()]
+    simulated = sum(e.goodput_rps for e in runs) / sum(e.offered_rps for e in runs)
+    assert sum(predicted.values()) / 2 == pytest.approx(simulated, abs=0.05)
