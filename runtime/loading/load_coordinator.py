@@ -160,10 +160,12 @@ class LoadCoordinator(LoadLifecycle[_LiveLoad, ResolvedWeights, StoreEntry]):
         tier: Tier = Tier.DEVICE,
         *,
         is_withdrawable: bool = False,
+        due_in_s: float | None = None,
     ) -> None:
         """Load a model to a tier without acquiring it, at lower priority than requests' loads.
 
-        A withdrawable load to the device ends when this is cancelled, unless others want it.
+        A withdrawable load to the device ends when this is cancelled, unless others want it; of
+        those that no request waits for, the ones that are due soonest come first.
         Raises as `acquire` does, and HostTierRefused if tier `host` cannot take the model.
         """
         if tier is not Tier.DEVICE:
@@ -176,7 +178,8 @@ class LoadCoordinator(LoadLifecycle[_LiveLoad, ResolvedWeights, StoreEntry]):
         if not is_withdrawable:
             await asyncio.shield(self.join_preload(spec, max_other_copies).done)
             return
-        load = self.join_withdrawable(spec, max_other_copies)
+        due_s = None if due_in_s is None else self.now_s() + due_in_s
+        load = self.join_withdrawable(spec, max_other_copies, due_s)
         try:
             await asyncio.shield(load.done)
         finally:

@@ -133,13 +133,19 @@ class LoadLifecycle(Generic[L, W, R]):
         load.is_preload = True
         return load
 
-    def join_withdrawable(self, spec: ModelSpec, max_other_copies: int) -> L:
-        """The load of the model for a client that may take it back with `withdraw`."""
+    def join_withdrawable(self, spec: ModelSpec, max_other_copies: int, due_s: float | None) -> L:
+        """The load of the model for a client that may take it back with `withdraw`.
+
+        `due_s`: on the monotonic clock, when the client will need it.
+        """
         load = self.running.get(spec.key)
         if load is None:
             load = self._begin(spec, max_other_copies, is_preload=True)
             load.is_preload = False
         load.askers += 1
+        if due_s is not None:
+            load.ticket.expect_by(due_s)
+            self._turns.refresh()
         return load
 
     def withdraw(self, load: L) -> None:

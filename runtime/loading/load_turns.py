@@ -4,12 +4,13 @@ Loads of one pod share its link, its CPU and the copy to its device, so all of t
 run at once. The next one is the load with the least expected time per waiting request (weighted
 shortest processing time first: W. E. Smith 1956, "Various optimizers for single-stage production"),
 until another has waited for `MAX_AGE` times its own expected time. Preloads come after loads that
-requests wait for, and never delay them.
+requests wait for, and never delay them: first those that are due at some time, by that time.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
@@ -47,6 +48,11 @@ class _Turn:
     @property
     def is_urgent(self) -> bool:
         return self.load.ticket.is_urgent
+
+    @property
+    def due_s(self) -> float:
+        """Infinite without such a time."""
+        return inf if self.load.ticket.due_s is None else self.load.ticket.due_s
 
     def is_aged(self, now_s: float) -> bool:
         return now_s - self.since_s > MAX_AGE * self.expected_s
@@ -89,10 +95,11 @@ class LoadTurns:
     def _next(self, now_s: float) -> _Turn | None:
         """The first load in order that may start; equal ones in the order of their arrival."""
 
-        def rank(turn: _Turn) -> tuple[bool, bool, float]:
+        def rank(turn: _Turn) -> tuple[bool, float, bool, float]:
             is_aged = turn.is_aged(now_s)
             per_request_s = turn.since_s if is_aged else turn.expected_s / max(1, turn.load.waiters)
-            return (not turn.is_urgent, not is_aged, per_request_s)
+            due_s = inf if turn.is_urgent else turn.due_s
+            return (not turn.is_urgent, due_s, not is_aged, per_request_s)
 
         return next(
             (turn for turn in sorted(self._waiting, key=rank) if self._may_start(turn, now_s)), None

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 LOADABLE: Final = (Tier.DISK, Tier.HOST, Tier.DEVICE)
 _MAX_COPIES: Final = 1_000_000
+_MAX_DUE_MS: Final = 3_600_000
 MAX_JSON_BYTES = 64 * 1024
 """Longest body of a request to the repository, or for a profile."""
 
@@ -140,7 +141,11 @@ class Routes:
         wanted = _parse_load((await read_json(request)).get("parameters") or {})
         segment = request.path_params["model"]
         loading = self.repository.load(
-            segment, wanted.tier, wanted.max_other_copies, is_withdrawable=wanted.is_withdrawable
+            segment,
+            wanted.tier,
+            wanted.max_other_copies,
+            is_withdrawable=wanted.is_withdrawable,
+            due_in_s=wanted.due_in_s,
         )
         await (unless_disconnected(request, loading) if wanted.is_withdrawable else loading)
         return _json({"name": segment, "load": True})
@@ -159,6 +164,8 @@ class _LoadParameters:
     max_other_copies: int
     is_withdrawable: bool
     """The load ends when its client disconnects, unless others want it."""
+    due_in_s: float | None
+    """When the client will need the model; of a withdrawable load."""
 
 
 async def unless_disconnected(request: Request, work: Coroutine[Any, Any, None]) -> None:
@@ -182,11 +189,11 @@ async def unless_disconnected(request: Request, work: Coroutine[Any, Any, None])
 
 def _parse_load(parameters: Any) -> _LoadParameters:
     """Raises InvalidRequest."""
-    allowed = {"tier", "max_other_copies", "withdrawable"}
+    allowed = {"tier", "max_other_copies", "withdrawable", "due_ms"}
     if not isinstance(parameters, dict) or parameters.keys() - allowed:
         raise InvalidRequest(
             "a load cannot change a model's declaration: 'parameters' may hold only 'tier'"
-            f" ({', '.join(LOADABLE)}), 'max_other_copies' and 'withdrawable', was"
+            f" ({', '.join(LOADABLE)}), 'max_other_copies', 'withdrawable' and 'due_ms', was"
             f" {str(parameters)[:100]}"
         )
     is_withdrawable = parameters.get("withdrawable", False)
@@ -194,6 +201,13 @@ def _parse_load(parameters: Any) -> _LoadParameters:
         raise InvalidRequest(
             f"'withdrawable' must be true or false, was {str(is_withdrawable)[:100]!r}"
         )
+    due_ms = parameters.get("due_ms")
+    if due_ms is not None and (type(due_ms) not in (int, float) or not 0 <= due_ms <= _MAX_DUE_MS):
+        raise InvalidRequest(
+            f"'due_ms' must be a number from 0 to {_MAX_DUE_MS}, was {str(due_ms)[:100]!r}"
+        )
+    if due_ms is not None and not is_withdrawable:
+        raise InvalidRequest("'due_ms' is for loads with 'withdrawable': true")
     copies = parameters.get("max_other_copies", ANY_COPIES)
     if type(copies) is not int or not ANY_COPIES <= copies <= _MAX_COPIES:
         raise InvalidRequest(
@@ -203,7 +217,8 @@ def _parse_load(parameters: Any) -> _LoadParameters:
     tier = parameters.get("tier", Tier.DEVICE.value)
     for each in LOADABLE:
         if tier == each.value:
-            return _LoadParameters(each, copies, is_withdrawable)
+            due_in_s = None if due_ms is None else due_ms / 1000
+            return _LoadParameters(each, copies, is_withdrawable, due_in_s)
     raise InvalidRequest(f"'tier' must be one of {', '.join(LOADABLE)}, was {tier!r}")
 
 

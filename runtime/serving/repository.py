@@ -136,6 +136,7 @@ class Repository:
         max_other_copies: int = ANY_COPIES,
         *,
         is_withdrawable: bool = False,
+        due_in_s: float | None = None,
     ) -> None:
         """Load a model to the device, or to the given tier; see `LoadCoordinator.preload`.
 
@@ -145,7 +146,7 @@ class Repository:
             raise PodDraining("the pod is draining and loads no models")
         spec = await self.find(segment, "")
         await self.coordinator.preload(
-            spec, max_other_copies, tier, is_withdrawable=is_withdrawable
+            spec, max_other_copies, tier, is_withdrawable=is_withdrawable, due_in_s=due_in_s
         )
 
     async def unload(self, segment: str) -> None:

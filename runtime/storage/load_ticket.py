@@ -33,6 +33,8 @@ class LoadTicket:
     def __init__(self, *, is_urgent: bool = True) -> None:
         self.is_urgent = is_urgent
         """Whether a request waits for the load; set by `prioritise` and `deprioritise`."""
+        self.due_s: float | None = None
+        """When it should have ended, on the monotonic clock, though no request waits yet."""
         self.progress = LoadProgress()
         self._cancel_reason: str | None = None
         self._lock = threading.Lock()
@@ -49,6 +51,11 @@ class LoadTicket:
     def deprioritise(self) -> None:
         """Continue the load as a preload, since no request waits for it any more."""
         self._set_urgent(False)
+
+    def expect_by(self, due_s: float) -> None:
+        """Somebody needs the load to have ended by then; the earliest such time counts."""
+        if self.due_s is None or due_s < self.due_s:
+            self.due_s = due_s
 
     def _set_urgent(self, is_urgent: bool) -> None:
         if self.is_urgent != is_urgent:

@@ -419,3 +419,29 @@ def test_a_queued_preload_ends_if_another_pod_has_loaded_the_model_since(
     loads.until(2 * COPY_S)
     assert ("cancelled" in loads.outcomes) is not has_request
     assert (last.key in loads.cache.by_key) is has_request
+
+
+@pytest.mark.parametrize(
+    ("others_want", "outcome"),
+    [
+        pytest.param("nobody", "cancelled", id="nobody"),
+        pytest.param("asker", "ok", id="another client"),
+        pytest.param("request", "ok", id="a request"),
+        pytest.param("preload", "ok", id="a preload"),
+    ],
+)
+def test_a_withdrawn_load_ends_unless_others_want_it(
+    loads: Loads, others_want: str, outcome: str
+) -> None:
+    load = loads.join_withdrawable(SPEC, ANY_COPIES, None)
+    match others_want:
+        case "asker":
+            loads.join_withdrawable(SPEC, ANY_COPIES, None)
+        case "request":
+            loads.join(SPEC)
+        case "preload":
+            loads.join_preload(SPEC, ANY_COPIES)
+    loads.until(1.0)
+    loads.withdraw(load)
+    loads.until(COPY_S)
+    assert loads.outcomes == [outcome]

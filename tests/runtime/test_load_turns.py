@@ -28,9 +28,12 @@ class Turns:
         self.started: list[str] = []
 
     def enter(
-        self, name: str, expected_s: float = 1.0, *, waiters: int = 1, is_preload: bool = False
-    ) -> Load:
+        self, name: str, expected_s: float = 1.0, *, waiters: int = 1, is_preload: bool = False,
+        due_s: float | None = None,
+    ) -> Load:  # fmt: skip
         load = self.loads[name] = Load(name, waiters, LoadTicket(is_urgent=not is_preload))
+        if due_s is not None:
+            load.ticket.expect_by(due_s)
         self.turns.enter(load, expected_s, lambda: self.started.append(name))
         return load
 
@@ -56,6 +59,30 @@ def test_the_shortest_load_per_waiting_request_is_next() -> None:
     for name in ("running", "wanted", "short"):
         turns.end(name)
     assert turns.started == ["running", "wanted", "short", "long"]
+
+
+def test_due_preloads_come_between_urgent_loads_and_others_by_their_time() -> None:
+    turns = Turns()
+    turns.enter("running")
+    turns.enter("preload", 0.1, is_preload=True)
+    turns.enter("due late", 0.1, is_preload=True, due_s=9.0)
+    turns.enter("due soon", 5.0, is_preload=True, due_s=3.0)
+    turns.enter("urgent", 5.0)
+    for name in ("running", "urgent", "due soon", "due late"):
+        turns.end(name)
+    assert turns.started == ["running", "urgent", "due soon", "due late", "preload"]
+
+
+def test_the_earliest_time_counts_and_changes_the_order_of_waiting_loads() -> None:
+    turns = Turns()
+    turns.enter("running")
+    turns.enter("first", is_preload=True, due_s=5.0)
+    second = turns.enter("second", is_preload=True, due_s=7.0)
+    second.ticket.expect_by(3.0)
+    second.ticket.expect_by(6.0)
+    for name in ("running", "second"):
+        turns.end(name)
+    assert turns.started == ["running", "second", "first"]
 
 
 def test_equal_loads_start_in_the_order_of_arrival() -> None:

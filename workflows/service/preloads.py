@@ -105,7 +105,8 @@ class Preloads:
 
     async def _load(self, preload: Preload, address: str, spec: ModelSpec) -> None:
         path = f"/v2/repository/models/{spec.name.path_segment}/load"
-        parameters = {"tier": Tier.DEVICE.value, "withdrawable": True}
+        due_ms = min(max(0.0, 1000 * (preload.due_s - preload.begun_s)), 1000 * LOAD_TIMEOUT_S)
+        parameters = {"tier": Tier.DEVICE.value, "withdrawable": True, "due_ms": due_ms}
         body = orjson.dumps({"parameters": parameters})
         headers = {"content-type": "application/json", **self._secret.headers}
         outcome = "failed"

@@ -218,6 +218,18 @@ TEXT = {"name": "text", "datatype": "BYTES", "shape": [1], "data": ["x"]}
             "'max_other_copies' must be an integer from -1",
             id="load-with-wrong-copies",
         ),
+        pytest.param(
+            "/v2/repository/models/text/load",
+            {"parameters": {"withdrawable": True, "due_ms": -1}},
+            "'due_ms' must be a number from 0",
+            id="load-due-in-the-past",
+        ),
+        pytest.param(
+            "/v2/repository/models/text/load",
+            {"parameters": {"due_ms": 5}},
+            "'due_ms' is for loads with 'withdrawable'",
+            id="load-due-but-kept",
+        ),
     ],
 )
 def test_known_faults_are_refused_with_a_reason(
