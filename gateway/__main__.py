@@ -22,8 +22,9 @@ from uvicorn.config import STARTUP_FAILURE
 from gateway.app import GatewayApp
 from gateway.authentication.access import create_access
 from gateway.console.command_runs import CommandRuns
+from gateway.console.deadlines import MissedDeadlines
 from gateway.console.live_updates import LiveUpdates
-from gateway.console.overview import Overview
+from gateway.console.overview import Overview, copies_and_rate
 from gateway.console.pages import ConsoleSources, console_routes, docs_route
 from gateway.console.traffic import Traffic
 from gateway.http.body import BodyLimits
@@ -171,14 +172,15 @@ async def running_app(
     workflows = WorkflowProxy(settings.workflows_url, connections, limits, held)
     api.include_router(workflow_routes(workflows))
     shown = pools.served[0]
-    traffic = Traffic(metrics)
-    overview = Overview(shown.watch, traffic, lambda: shown.dispatcher.queued_total)
+    traffic = Traffic(metrics, partial(copies_and_rate, shown.watch))
+    deadlines = MissedDeadlines(telemetry.recent, shown.watch.state)
+    overview = Overview(shown.watch, traffic, lambda: shown.dispatcher.queued_total, deadlines)
     log = AutoscalerLog(shown.watch.registry)
     updates = LiveUpdates(overview, traffic, log, is_ending)
     commands = CommandRuns(is_enabled=settings.console_commands)
     sources = ConsoleSources(
         shown.watch, metrics, telemetry.recent, [each.explanations for each in pools.served],
-        overview, updates, commands,
+        overview, updates, commands, deadlines,
     )  # fmt: skip
     api.include_router(console_routes(sources))
     api.include_router(docs_route())

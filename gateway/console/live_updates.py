@@ -79,14 +79,15 @@ class LiveUpdates:
             self._overview.set_actions((await self._log.records()).history)
 
     async def model(self, viewer: str | None, model: str) -> AsyncIterator[bytes]:
-        """Points of the chart of one model."""
+        """Points of the charts of one model."""
         last_s = 0.0
         async with aclosing(self._ticks(viewer)) as ticks:
             async for _ in ticks:
                 points = self._traffic.history(viewer, model, after_s=last_s)
+                levels = [tuple(each) for each in self._traffic.levels(model, after_s=last_s)]
                 if points:
                     last_s = points[-1][0]
-                yield _event({"points": points} if points else {})
+                yield _event({"points": points, "levels": levels} if points else {})
 
     async def _ticks(self, viewer: str | None) -> AsyncGenerator[None, None]:
         self._open[viewer] += 1

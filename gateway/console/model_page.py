@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import yaml
 
-from gateway.console.overview import cell_text
+from gateway.console.overview import cell_text, nearby
 from gateway.selection.select_version import can_be_served
 from gateway.telemetry.model_metrics import STAGES
 from registry.domain.model import Tier
@@ -40,13 +40,15 @@ def model_document(
         },
         "pods": [
             {"pod": pod, "where": cell_text(residency), "bytes": residency.size_bytes}
-            for pod, residency in sorted(state.holders(spec.key).items())
+            for pod, residency in sorted(nearby(state.holders(spec.key)).items())
         ],
         "loads": [
             {"tier": str(tier), "seconds": estimate.seconds, "measured": estimate.is_measured}
             for tier in _TIERS
             for estimate in (state.measured(spec.key).load_from(tier, None),)
         ],
+        "starts": _starts(metrics, str(spec.name)),
+        "deadline_s": spec.policy.deadline_s,
         "stages": _stages(metrics, str(spec.name)),
         "profiles": [
             {
@@ -63,6 +65,12 @@ def model_document(
         ],
         "yaml": _yaml(record.spec),
     }  # fmt: skip
+
+
+def _starts(metrics: GatewayMetrics, model: str) -> list[tuple[str, int]]:
+    """Responses of this gateway by start: warm, then from the nearest tier."""
+    found = metrics.outcomes.starts(model)
+    return [(start, found[start]) for start in ("warm", *map(str, _TIERS)) if start in found]
 
 
 def _stages(metrics: GatewayMetrics, model: str) -> list[dict[str, Any]]:

@@ -17,6 +17,7 @@ from registry.domain.model import ModelName, Tier
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from gateway.console.deadlines import MissedDeadlines
     from gateway.console.traffic import Traffic
     from registry.domain.action_log import ActionRecord
     from registry.domain.model import ModelRecord
@@ -45,11 +46,16 @@ class Overview:
     """Reads one gateway's copy of the cluster and its counters."""
 
     def __init__(
-        self, watch: ClusterWatch, traffic: Traffic, queued_total: Callable[[], int]
+        self,
+        watch: ClusterWatch,
+        traffic: Traffic,
+        queued_total: Callable[[], int],
+        missed: MissedDeadlines,
     ) -> None:
         self._watch = watch
         self._traffic = traffic
         self._queued_total = queued_total
+        self._missed = missed
         self._names: dict[tuple[str | None, str], list[ModelName]] = {}
         self._names_version = -1
         self._pods: list[str] = []
@@ -151,7 +157,7 @@ class Overview:
         self, record: ModelRecord, rates: Mapping[str, float], expected: Mapping[str, float]
     ) -> dict[str, Any]:
         state, spec, name = self._watch.state, record.serving, str(record.spec.name)
-        holders, preloads = state.holders(spec.key), self._preloads.get(name, {})
+        holders, preloads = nearby(state.holders(spec.key)), self._preloads.get(name, {})
         return {
             "cells": {pod: cell_text(residency) for pod, residency in holders.items()},
             "why": {
@@ -178,6 +184,7 @@ class Overview:
             "rps": round(sum(each[1] for each in latest) / max(len(latest), 1), 1),
             "cold": sum(each[2] for each in history),
             "failed": sum(each[3] for each in history),
+            "missed": self._missed.last_minute(viewer),
             "p50_ms": None if p50_s is None else p50_s * 1000,
             "p99_ms": None if p99_s is None else p99_s * 1000,
             "age_s": int(min(age_s, 1e9)),
@@ -207,6 +214,26 @@ def _pod(pod: PodState, viewer: str | None) -> dict[str, Any]:
             "disk_bytes": int(pod.used_bytes.get(Tier.DISK, 0)),
         }
     return document
+
+
+def copies_and_rate(watch: ClusterWatch, label: str) -> tuple[int, float]:
+    """Pods that have a model on their devices, and the requests per second that are expected."""
+    state = watch.state
+    record = state.models.get(ModelName.parse(label))
+    if record is None:
+        return 0, 0.0
+    key = record.serving.key
+    copies = sum(each.is_warm for each in state.holders(key).values())
+    return copies, state.expected_rates.at(watch.registry_now_s()).get(key, 0.0)
+
+
+def nearby(holders: Mapping[str, Residency]) -> dict[str, Residency]:
+    """Pods that have the model or are loading it; others only had it once."""
+    return {
+        pod: each
+        for pod, each in holders.items()
+        if each.tier is not Tier.REMOTE or each.loading_from is not None
+    }
 
 
 def cell_text(residency: Residency) -> str:

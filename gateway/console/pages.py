@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from gateway.console.command_runs import CommandRuns
+    from gateway.console.deadlines import MissedDeadlines
     from gateway.console.live_updates import LiveUpdates
     from gateway.console.overview import Overview
     from gateway.telemetry.explanations import Explanations
@@ -74,6 +75,7 @@ class ConsoleSources:
     overview: Overview
     updates: LiveUpdates
     commands: CommandRuns
+    deadlines: MissedDeadlines
 
     @property
     def gateway(self) -> str:
@@ -201,7 +203,8 @@ def _add_model(router: APIRouter, pages: _Pages, sources: ConsoleSources) -> Non
             model=model_document(sources.watch.state, sources.metrics, record),
             actions=actions, read_at_s=0.0 if records is None else records.read_at_s,
             rows=request_rows(
-                sources.recent, _viewer(request), RequestFilter(only_model=full_name), limit=20
+                sources.recent, sources.deadlines, _viewer(request),
+                RequestFilter(only_model=full_name), limit=20,
             ),
         )  # fmt: skip
 
@@ -210,7 +213,7 @@ def _add_requests(router: APIRouter, pages: _Pages, sources: ConsoleSources) -> 
     @router.get("/requests")
     async def requests(request: Request) -> Response:
         wanted = _request_filter(request)
-        rows = request_rows(sources.recent, _viewer(request), wanted)
+        rows = request_rows(sources.recent, sources.deadlines, _viewer(request), wanted)
         return pages.render(request, "requests", wanted=wanted, rows=rows)
 
     @router.get("/requests/{request_id:path}")
@@ -290,6 +293,8 @@ def _request_filter(request: Request) -> RequestFilter:
         reason=given.get("reason", "").strip(),
         slower_than_ms=float(_whole(given.get("slower"), default=0, limit=10**9)),
         failed=given.get("failed") == "1",
+        tenant=given.get("tenant", "").strip(),
+        missed=given.get("missed") == "1",
     )
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from gateway.console.model_page import stage_bar
 
 if TYPE_CHECKING:
+    from gateway.console.deadlines import MissedDeadlines
     from gateway.telemetry.recent_requests import RecentRequest, RecentRequests
 
 MAX_SHOWN: Final = 200
@@ -25,8 +26,12 @@ class RequestFilter:
     reason: str = ""
     slower_than_ms: float = 0.0
     failed: bool = False
+    tenant: str = ""
+    """The whole namespace."""
+    missed: bool = False
+    """After the model's deadline."""
 
-    def matches(self, request: RecentRequest) -> bool:
+    def matches(self, request: RecentRequest, deadlines: MissedDeadlines) -> bool:
         timings = request.timings
         took_ms = 0.0 if timings is None else timings.queue_ms + timings.pod_ms
         return (
@@ -36,6 +41,8 @@ class RequestFilter:
             and self.reason in ("", request.reason)
             and took_ms >= self.slower_than_ms
             and (not self.failed or request.status >= 400)
+            and self.tenant in ("", request.model.partition("/")[0])
+            and (not self.missed or deadlines.is_missed(request))
         )
 
 
@@ -44,12 +51,16 @@ def is_visible(request: RecentRequest, viewer: str | None) -> bool:
 
 
 def request_rows(
-    recent: RecentRequests, viewer: str | None, wanted: RequestFilter, limit: int = MAX_SHOWN
+    recent: RecentRequests,
+    deadlines: MissedDeadlines,
+    viewer: str | None,
+    wanted: RequestFilter,
+    limit: int = MAX_SHOWN,
 ) -> list[dict[str, Any]]:
     """The newest ones that the viewer may see."""
     rows: list[dict[str, Any]] = []
     for request in recent.newest_first():
-        if is_visible(request, viewer) and wanted.matches(request):
+        if is_visible(request, viewer) and wanted.matches(request, deadlines):
             rows.append(request_row(request))
             if len(rows) >= limit:
                 break

@@ -9,7 +9,7 @@ from operator import add
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from gateway.telemetry.metrics import GatewayMetrics
 
@@ -45,11 +45,27 @@ class Sample(NamedTuple):
     """Their sums; those of all models under None."""
 
 
+class Level(NamedTuple):
+    """Of one model, from a sample on until the next level."""
+
+    at_s: float
+    copies: int
+    """Pods that have it on their devices."""
+    expected_per_s: float
+    """Requests per second that the autoscaler expects of it, in the whole pool."""
+
+
 class Traffic:
     """Samples the counters of the metrics once a second; one task writes it."""
 
-    def __init__(self, metrics: GatewayMetrics) -> None:
+    def __init__(
+        self, metrics: GatewayMetrics, level_of: Callable[[str], tuple[int, float]]
+    ) -> None:
+        """`level_of`: copies and expected rate of the model with this label."""
         self._metrics = metrics
+        self._level_of = level_of
+        self._levels: dict[str, deque[Level]] = {}
+        """Where they changed, of the models that have labels of their own."""
         self._samples: deque[Sample] = deque(maxlen=KEPT_SAMPLES)
         self._totals: dict[str, tuple[int, int, int]] = {}
         self._buckets: dict[str, tuple[int, ...]] = {}
@@ -75,6 +91,16 @@ class Traffic:
         self._totals = totals
         self._buckets = {model: each for model, each in self._buckets.items() if model in totals}
         self._samples.append(Sample(now_s, by_model, _by_namespace(by_model)))
+        self._sample_levels(now_s)
+
+    def _sample_levels(self, now_s: float) -> None:
+        models = self._metrics.models.series
+        self._levels = {model: each for model, each in self._levels.items() if model in models}
+        for model in models:
+            kept = self._levels.setdefault(model, deque(maxlen=KEPT_SAMPLES))
+            copies, expected_per_s = self._level_of(model)
+            if not kept or kept[-1][1:] != (copies, expected_per_s):
+                kept.append(Level(now_s, copies, expected_per_s))
 
     def _new_buckets(self, model: str) -> tuple[int, ...]:
         series = self._metrics.models.series.get(model)
@@ -102,6 +128,18 @@ class Traffic:
             for each in self._samples
             if each.at_s > after_s
         ]
+
+    def levels(self, model: str, *, after_s: float = 0.0) -> list[Level]:
+        """The level at each later sample, from the model's first one on; oldest first."""
+        found, current = [], None
+        changes = iter(self._levels.get(model, ()))
+        following = next(changes, None)
+        for sample in self._samples:
+            while following is not None and following.at_s <= sample.at_s:
+                current, following = following, next(changes, None)
+            if current is not None and sample.at_s > after_s:
+                found.append(current._replace(at_s=sample.at_s))
+        return found
 
     def rates(self) -> dict[str, float]:
         """Requests per second by model, averaged over ten seconds."""

@@ -8,6 +8,7 @@ then takes 8 % more CPU time (`docs/benchmarks.md`). One event loop needs no loc
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter as Counts
 from collections import defaultdict
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -195,6 +196,14 @@ class RequestCounts(Collector):
             failed += count if outcome.code >= 500 else 0
             totals[outcome.model] = (requests + count, cold, failed)
         return totals
+
+    def starts(self, model: str) -> Counts[str]:
+        """Responses to one model's requests by `warm`, or the tier that they waited from."""
+        found = Counts[str]()
+        for outcome, count in self._counts.items():
+            if outcome.model == model and outcome.tier:
+                found[outcome.tier] += count
+        return found
 
     def collect(self) -> Iterable[CounterMetricFamily]:
         requests, decisions, starts = (defaultdict[tuple[str, ...], int](int) for _ in range(3))

@@ -162,6 +162,15 @@ def _model_documents(plan: "TickPlan") -> list[dict[str, Any]]:
                 "idle_s": idle_s if idle_s < float("inf") else None,
                 "p_minute": None if demand is None else float(demand.p_minute[row]),
                 "mean_minute": None if demand is None else float(demand.forecast.mean[row, column]),
+                "quantiles_minute": None
+                if demand is None
+                else dict(
+                    zip(
+                        map(str, demand.horizon.probabilities),
+                        demand.forecast.quantiles[row, column].tolist(),
+                        strict=True,
+                    )
+                ),
                 "refused": refused.get(model.key, ""),
             }
         )

@@ -4,20 +4,21 @@
 const KEPT_POINTS = 600;
 const CHART_HEIGHT = 130;
 
-function drawChart(place) {
+const REQUESTS = [["requests/s", "--host"], ["cold starts/s", "--loading"], ["failures/s", "--bad"]];
+const LEVELS = [["copies on devices", "--device"], ["expected requests/s, whole pool", "--loading"]];
+
+function drawChart(place, lines = REQUESTS) {
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const axis = { stroke: colour("--text"), grid: { stroke: colour("--line"), width: 1 } };
-  const data = [[], [], [], []];
+  const data = [[], ...lines.map(() => [])];
   const width = () => Math.max(place.clientWidth, 240);
   const plot = new uPlot({
     width: width(), height: CHART_HEIGHT, legend: { live: false },
     scales: { x: { range: (_, low, high) => [high - KEPT_POINTS, high] }, y: { range: (_, low, high) => [0, Math.max(high, 1)] } },
-    axes: [axis, axis],
+    axes: [{ ...axis, values: (_, seconds) => seconds.map((each) => new Date(each * 1000).toISOString().slice(11, 16)) }, axis],
     series: [
       {},
-      { label: "requests/s", points: { show: false }, stroke: colour("--host"), width: 2 },
-      { label: "cold starts/s", points: { show: false }, stroke: colour("--loading"), width: 2 },
-      { label: "failures/s", points: { show: false }, stroke: colour("--bad"), width: 2 },
+      ...lines.map(([label, name]) => ({ label, points: { show: false }, stroke: colour(name), width: 2 })),
     ],
   }, data, place);
   addEventListener("resize", () => plot.setSize({ width: width(), height: CHART_HEIGHT }));
@@ -77,8 +78,15 @@ if (form) {
     tryModel(form, document.getElementById("answer"));
   });
   const chart = document.getElementById("chart");
-  let addPoints = drawChart(chart);
-  follow(chart.dataset.events, (delta) => delta.points && addPoints(delta.points), (isOpen) => {
-    if (!isOpen) { chart.textContent = ""; addPoints = drawChart(chart); }
+  const levels = document.getElementById("levels");
+  let addPoints = drawChart(chart), addLevels = drawChart(levels, LEVELS);
+  follow(chart.dataset.events, (delta) => {
+    if (delta.points) addPoints(delta.points);
+    if (delta.levels) addLevels(delta.levels);
+  }, (isOpen) => {
+    if (isOpen) return;
+    chart.textContent = levels.textContent = "";
+    addPoints = drawChart(chart);
+    addLevels = drawChart(levels, LEVELS);
   });
 }

@@ -117,7 +117,7 @@ def render(screen: Screen, width: int, height: int) -> RenderableType:
         grid.add_row(_details(screen))
     else:
         grid.add_row(_pod_table(screen))
-        used = 5 + min(len(screen.pods), MAX_PODS)
+        used = 6 + min(len(screen.pods), MAX_PODS)
         grid.add_row(_model_table(screen, max(height - used, 1)))
     grid.add_row(_footer(screen))
     return grid
@@ -126,16 +126,20 @@ def render(screen: Screen, width: int, height: int) -> RenderableType:
 def _headline(screen: Screen) -> Text:
     totals = screen.totals
     parts = [f"{totals.get('models', 0)} models", f"{totals.get('pods', 0)} pods"]
-    parts += [f"{totals.get('rps', 0)} req/s", f"cold {totals.get('cold', 0)}"]
-    parts += [f"failed {totals.get('failed', 0)}"]
-    parts += [
+    parts += [f"{totals.get('rps', 0)} req/s"]
+    if "queued" in totals:
+        parts.append(f"waiting {totals['queued']}")
+    last_minute = [
+        f"{totals.get(key, 0)} {name}"
+        for name, key in (("cold", "cold"), ("failed", "failed"), ("missed deadline", "missed"))
+    ]
+    last_minute += [
         f"{name} {totals[key]:.3g} ms"
         for name, key in (("p50", "p50_ms"), ("p99", "p99_ms"))
         if totals.get(key) is not None
     ]
-    if "queued" in totals:
-        parts.append(f"waiting {totals['queued']}")
     text = Text("pilotlight  " + "  ".join(parts), style="bold")
+    text.append("\nlast minute  " + "  ".join(last_minute), style="not bold")
     if totals.get("age_s", 0) > 3:
         text.append(f"  copy {totals['age_s']} s old", style="red")
     return text
@@ -188,7 +192,10 @@ def _where(row: Mapping[str, Any]) -> Text:
 
 
 def _rank(where: str) -> int:
-    return list(_STYLES).index(where.split(" ")[0])
+    """The nearest tier first; words of a gateway that is newer than this command last."""
+    known = list(_STYLES)
+    tier = where.split(" ")[0]
+    return known.index(tier) if tier in known else len(known)
 
 
 def _details(screen: Screen) -> Table:

@@ -151,7 +151,16 @@ def test_it_says_when_the_gateway_is_gone_and_comes_back(
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [360, 1280])
 @pytest.mark.parametrize(
-    "path", ["", "/models/default/wise", "/requests", "/requests/request-1", "/autoscaler", "/api"]
+    "path",
+    [
+        "",
+        "/models/default/wise",
+        "/requests",
+        "/requests/request-1",
+        "/autoscaler",
+        "/what-if",
+        "/api",
+    ],
 )
 def test_axe_finds_no_violation(
     harness: GatewayHarness, model: ModelSpec, window: Browser, axe: str, path: str, width: int,

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from gateway.console.deadlines import MissedDeadlines
 from gateway.console.overview import Overview, RowWindow, changes
 from gateway.console.traffic import Traffic
 from gateway.telemetry.metrics import GatewayMetrics, RequestOutcome
+from gateway.telemetry.recent_requests import RecentRequests
 from registry.domain.action_log import ActionOutcome, ActionRecord
 from registry.domain.cluster import ClusterState
 from registry.domain.expected_rates import ExpectedRates
@@ -28,6 +30,7 @@ class Copy:
 
     def __init__(self) -> None:
         self.state = ClusterState()
+        self.recent = RecentRequests()
 
     def age_s(self) -> float:
         return 0.0
@@ -48,9 +51,10 @@ class Copy:
         metrics = GatewayMetrics()
         for model in requested:
             metrics.outcomes.add(RequestOutcome(model, "auto", "warm", "warm", 200))
-        traffic = Traffic(metrics)
+        traffic = Traffic(metrics, lambda _: (0, 0.0))
         traffic.sample(time.time())
-        return Overview(_typed(watch), traffic, lambda: 0)
+        missed = MissedDeadlines(self.recent, self.state)
+        return Overview(_typed(watch), traffic, lambda: 0, missed)
 
 
 def _typed(watch: ClusterWatch) -> ClusterWatch:
@@ -92,6 +96,14 @@ def test_rows_are_windowed_and_searched(copy: Copy) -> None:
     assert overview.document(None, RowWindow(search="ecr"))["order"] == ["blue/secret"]
     copy.declare("red", "c")
     assert overview.document(None, RowWindow(search="red"))["order"] == ["red/a", "red/b", "red/c"]
+
+
+def test_pods_that_do_not_have_a_model_any_more_have_no_cell(copy: Copy) -> None:
+    key = copy.state.models[ModelName("red", "b")].spec.key
+    copy.state.residency.put(key, "pod0", Residency(Tier.REMOTE, None, 0.0, 100))
+    copy.state.residency.put(key, "pod1", Residency(Tier.REMOTE, Tier.REMOTE, 0.0, 100))
+    rows = copy.overview().document(None, RowWindow())["rows"]
+    assert rows["red/b"]["cells"] == {"pod1": "loading from remote"}
 
 
 def test_cells_say_why_the_autoscaler_loaded_a_model(copy: Copy) -> None:

@@ -66,6 +66,21 @@ def test_events_begin_with_everything(shared: GatewayHarness, spec: ModelSpec) -
     assert first_event(shared, "?search=absent")["order"] == []
 
 
+def test_a_models_events_have_its_requests_and_copies(
+    shared: GatewayHarness, spec: ModelSpec
+) -> None:
+    shared.predict(spec)
+    url = f"{shared.gateway.url}/console/events?model={spec.name}"
+    requests = 0
+    with shared.client.stream("GET", url) as response:
+        for line in response.iter_lines():
+            event = json.loads(line.removeprefix("data: ")) if line.startswith("data: ") else {}
+            requests += sum(point[1] for point in event.get("points", []))
+            if requests and event["levels"]:
+                break
+    assert event["levels"][-1][1:] == [1, 0.0]  # one copy, and no autoscaler that expects requests
+
+
 def test_a_request_page_explains_the_request(shared: GatewayHarness, spec: ModelSpec) -> None:
     shared.predict(spec, x_request_id="what/now")
     response = page(shared, "/requests/what/now")
