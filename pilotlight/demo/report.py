@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from load.experiments.liu.scenarios import DemoScale
     from pilotlight.demo.expectations import Expectation
     from pilotlight.demo.invocations import Invocation
+    from pilotlight.demo.pictures import Page
     from pilotlight.output import Output
 
 
@@ -29,6 +30,8 @@ class DemoReport:
     simple: Sequence[SimpleRun]
     wins: Sequence[WinRun]
     expectations: Sequence[Expectation]
+    pictures: Sequence[Page] = ()
+    """Pages of the console that pictures were taken of."""
 
 
 def print_invocations(output: Output, invocations: Sequence[Invocation]) -> None:

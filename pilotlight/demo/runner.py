@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 from load.experiments.liu.scenarios import FULL, MAX_ATTEMPTS, POLICIES, SHORT, WIN_SCENARIOS
 from pilotlight.demo.expectations import check_simple, check_win, keep_faster, observed_times
 from pilotlight.demo.invocations import invoke_samples
+from pilotlight.demo.pictures import Page, find_browser, take_pictures
 from pilotlight.demo.report import (
     DemoReport,
     as_document,
@@ -20,6 +22,7 @@ from pilotlight.demo.report import (
     print_simple,
     print_wins,
 )
+from pilotlight.demo.report_page import write_report_page
 from pilotlight.errors import ExpectationFailed
 from pilotlight.live_experiments.liu_workloads import measure_machine_times, run_simple, run_win
 from pilotlight.live_experiments.session import live_session
@@ -38,6 +41,11 @@ if TYPE_CHECKING:
     from pilotlight.output import Output
     from registry.domain.model import ModelSpec
 
+PAGES = (
+    Page("overview", "/console", "The console: which model is where"),
+    Page("model", "/console/models/default/translate", "The console: a model", height=1800),
+    Page("requests", "/console/requests", "The console: the latest requests"),
+)
 _MANIFESTS = Path(__file__).resolve().parents[2] / "manifests" / "samples"
 
 
@@ -63,6 +71,8 @@ def run_demo(state_dir: StateDir, output: Output, *, full: bool) -> None:
     output.note(f"The demo takes {'4 to 6 minutes' if full else '2 to 3 minutes'}.")
     report = asyncio.run(_run(settings, output, scale))
     print_expectations(output, report)
+    page = write_report_page(report, report.pictures, settings.state_dir.root / "report")
+    output.note(f"report with {len(report.pictures)} pictures of the console: {page}")
     if output.as_json:
         output.result(as_document(report))
     if failed := [each.text for each in report.expectations if not each.is_met]:
@@ -95,6 +105,8 @@ async def _run(settings: PlatformSettings, output: Output, scale: DemoScale) -> 
         )
         wins = await _win_runs(session, scale)
         print_wins(output, wins, scale)
+        folder = _report_folder(settings)
+        pictures = await _pictures(gateway_url, folder, output)
         reporter.is_quiet = True
     by_policy = {
         policy: [run for run in simple if run.policy == policy]
@@ -104,8 +116,26 @@ async def _run(settings: PlatformSettings, output: Output, scale: DemoScale) -> 
     for scenario in WIN_SCENARIOS:
         expectations += check_win([run for run in wins if run.scenario == scenario])
     return DemoReport(
-        ready_s, time.monotonic() - started_s, scale, invocations, simple, wins, expectations
-    )
+        ready_s, time.monotonic() - started_s, scale, invocations, simple, wins, expectations,
+        pictures,
+    )  # fmt: skip
+
+
+def _report_folder(settings: PlatformSettings) -> Path:
+    """Empty, for this run's report."""
+    folder = settings.state_dir.root / "report"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    return folder
+
+
+async def _pictures(gateway_url: str, folder: Path, output: Output) -> list[Page]:
+    """Of the console as the workloads leave it; none where no browser is installed."""
+    browser = find_browser()
+    if browser is None:
+        output.note("no Chromium is installed: the report has no pictures of the console")
+        return []
+    return await take_pictures(gateway_url, PAGES, folder, browser)
 
 
 def _sample_specs() -> list[ModelSpec]:
