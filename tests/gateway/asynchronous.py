@@ -27,11 +27,13 @@ def run_async(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]
 
 
 @asynccontextmanager
-async def running(run: Callable[[], Coroutine[Any, Any, None]]) -> AsyncIterator[None]:
+async def running(
+    run: Callable[[], Coroutine[Any, Any, None]], *, timeout_s: float = 60.0
+) -> AsyncIterator[None]:
     """Run what ends by cancellation only beside the body, which may take a minute."""
     task = asyncio.create_task(run())
     try:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(timeout_s):
             yield
     finally:
         task.cancel()

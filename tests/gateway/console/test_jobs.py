@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from tests.gateway.gateway_harness import GatewayHarness
 
 
+PATIENCE_S = 300.0
+"""Commands import much, at a low priority."""
+
+
 class Registry:
     """Where a pool is."""
 
@@ -88,11 +92,12 @@ def test_what_happened_stands_beside_the_simulations() -> None:
     assert (simulated["name"], simulated["loads"]) == ("simulated, as it is", 3)
 
 
+@pytest.mark.slow
 @run_async
 async def test_a_command_that_fails_leaves_its_message() -> None:
     job = Job("t", [Step("wrong", ("simulate", "--no-such-option"))], {})
     runs = CommandRuns(is_enabled=True)
-    async with running(runs.run):
+    async with running(runs.run, timeout_s=PATIENCE_S):
         assert runs.start(job)
         assert not runs.start(Job("other", [], {}))
         await job.ended.wait()
@@ -100,6 +105,7 @@ async def test_a_command_that_fails_leaves_its_message() -> None:
     assert job.progress(time.time())["running"] is False
 
 
+@pytest.mark.slow
 @run_async
 async def test_a_cancelled_job_ends_its_process() -> None:
     """The command waits for a Redis that accepts connections and never answers."""
@@ -115,7 +121,7 @@ async def test_a_cancelled_job_ends_its_process() -> None:
     url = f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     runs = CommandRuns(is_enabled=True)
     job = Job("t", [Step("waits", ("autoscaler",))], {"PILOTLIGHT_REDIS_URL": url})
-    async with running(runs.run), server:
+    async with running(runs.run, timeout_s=PATIENCE_S), server:
         runs.start(job)
         await began.wait()
         assert job.progress(time.time())["step"] == "waits"
