@@ -146,6 +146,17 @@ class RuntimeSettings:
         "cpu, cuda (without one the pod ends, with the reason), or auto: cuda if"
         " the pod can use one",
     )
+    slab_pools: bool = option(
+        False,
+        parse_bool,
+        "memory of a model that leaves a GPU goes back to the driver at once, for other pods of the"
+        " GPU; no GPU has run this yet",
+    )
+    tf32: bool = option(
+        True,
+        parse_bool,
+        "a GPU multiplies 32-bit numbers with 10 bits of mantissa, several times faster",
+    )
     eviction: str = option(
         "greedy-dual",
         _policy,

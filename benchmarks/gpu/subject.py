@@ -69,6 +69,9 @@ class _CpuEngine:
         target.copy_(source)
         return _Done()
 
+    def end_of(self, slab: torch.Tensor) -> None:
+        """Memory that is dropped is free."""
+
     def synchronize(self, slab: torch.Tensor) -> None:
         """Nothing is under way."""
 

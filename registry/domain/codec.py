@@ -20,6 +20,7 @@ from registry.domain.model import (
     ModelRecord,
     ModelSpec,
     PlacementName,
+    Precision,
     Preload,
     RoutingPolicy,
     Task,
@@ -70,6 +71,7 @@ def decode_spec(text: str) -> ModelSpec:
         credentials=stored.get("credentials", ""),
         needs=stored.get("needs", ""),
         logger=decode_request_log(stored.get("logger")),
+        precision=Precision(stored["precision"]) if stored.get("precision") else None,
     )
 
 

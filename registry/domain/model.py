@@ -38,6 +38,13 @@ class Task(StrEnum):
     """Of scikit-learn: the probabilities of the classes, not the class."""
 
 
+class Precision(StrEnum):
+    """Types of a model's weights on the device, where it is not that of its files."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+
+
 class LoadingPolicyName(StrEnum):
     """Loading policies of the autoscaler, as flags and annotation values."""
 
@@ -187,9 +194,11 @@ class ModelSpec:
     """What is missing for the model to be served, and the way out; empty: nothing."""
     logger: RequestLog | None = None
     """Where its requests and responses are sent as events; None: nowhere."""
+    precision: Precision | None = None
+    """None: the type in which the weights are stored."""
 
     generation: str = field(init=False, compare=False)
-    """Hash of what determines the weights: storage URI, format, task and credentials."""
+    """Hash of what determines the weights: storage URI, format, task, credentials, precision."""
     key: str = field(init=False, compare=False)
     """`namespace/name@generation`: identifies the model in tiers, claims and estimates."""
 
@@ -198,6 +207,8 @@ class ModelSpec:
         parts = [self.storage_uri, self.format, self.task or ""]
         if self.credentials:
             parts.append(self.credentials)
+        if self.precision:
+            parts.append(f"precision={self.precision}")
         generation = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:10]
         object.__setattr__(self, "generation", generation)
         object.__setattr__(self, "key", f"{self.name}@{generation}")

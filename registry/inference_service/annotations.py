@@ -17,6 +17,7 @@ from registry.domain.model import (
     LoadingPolicyName,
     ModelPolicy,
     PlacementName,
+    Precision,
     Preload,
     RoutingPolicy,
     Task,
@@ -40,13 +41,14 @@ class ParsedAnnotations:
     policy: ModelPolicy
     pool: str
     task: Task | None
+    precision: Precision | None
     problems: tuple[str, ...]
     """One line each: field, value, what is allowed."""
 
 
 class _Annotation(NamedTuple):
     field: str
-    """Field of `ModelPolicy` that it sets; `pool` and `task`: of `ParsedAnnotations`."""
+    """Field of `ModelPolicy` that it sets; `pool`, `task`, `precision`: of `ParsedAnnotations`."""
     parse: Callable[[str], Any]
     """Raises ValueError with a text that completes the sentence 'must be …'."""
 
@@ -92,6 +94,15 @@ def _one_of(kind: type[StrEnum], *values: StrEnum) -> Callable[[str], StrEnum]:
     return parse
 
 
+def _precision(text: str) -> Precision | None:
+    if text == "auto":
+        return None
+    try:
+        return Precision(text)
+    except ValueError:
+        raise ValueError(f"one of auto, {', '.join(Precision)}") from None
+
+
 def _boolean(text: str) -> bool:
     if text not in ("true", "false"):
         raise ValueError("'true' or 'false'")
@@ -107,6 +118,7 @@ def _label(text: str) -> str:
 KEYS: Mapping[str, _Annotation] = {
     "pool": _Annotation("pool", _label),
     "task": _Annotation("task", _one_of(Task)),
+    "dtype": _Annotation("precision", _precision),
     "policy": _Annotation("routing", _one_of(RoutingPolicy)),
     "target-ongoing-requests": _Annotation("target_ongoing_requests", _integer(1, 10_000)),
     "queue-depth": _Annotation("queue_depth", _integer(0, 1_000_000)),
@@ -156,8 +168,9 @@ def parse_annotations(
     problems += _contradictions(values)
     pool = values.pop("pool", "default")
     task = values.pop("task", None)
+    precision = values.pop("precision", None)
     policy = ModelPolicy() if problems else ModelPolicy(**values)
-    return ParsedAnnotations(policy=policy, pool=pool, task=task, problems=tuple(problems))
+    return ParsedAnnotations(policy, pool, task, precision, tuple(problems))
 
 
 def _unknown(full_key: str, text: str) -> str:

@@ -151,6 +151,7 @@ class _Reader:
             task=parsed.task or self._task(predictor),
             protocol=self._protocol(model),
             pool=parsed.pool,
+            precision=parsed.precision,
             policy=parsed.policy,
             annotations=tuple(sorted(self._strings(metadata, "annotations").items())),
             labels=tuple(sorted(labels.items())),

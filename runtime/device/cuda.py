@@ -5,18 +5,31 @@ Can be imported without a GPU; CUDA is initialised by the constructor of `CudaEn
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
 from runtime.errors import DeviceFull
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class CudaEngine:
     """The current device of the pod's environment (`CUDA_VISIBLE_DEVICES`, MPS share)."""
 
-    def __init__(self, memory_share: float = 1.0) -> None:
+    def __init__(self, memory_share: float = 1.0, *, slab_pools: bool = False) -> None:
+        """`slab_pools`: each slab has a pool of torch's allocator for itself.
+
+        Its memory then goes back to the driver when it is freed. Otherwise it stays in torch's
+        cache, where other processes cannot use it, until an allocation of this one fails.
+        """
         self.device = torch.device("cuda", torch.cuda.current_device())
         if memory_share < 1:  # MPS divides the compute only
             torch.cuda.set_per_process_memory_fraction(memory_share, self.device)
+        self._slab_pools = slab_pools
+        self._pools: dict[int, torch.cuda.MemPool] = {}
+        """By address of the slab."""
         self._copies = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]  # torch's
 
     def allocate(self, size_bytes: int) -> torch.Tensor:
@@ -43,7 +56,18 @@ class CudaEngine:
         return slab
 
     def _block(self, size_bytes: int) -> torch.Tensor:
-        return torch.empty(size_bytes, dtype=torch.uint8, device=self.device)
+        if not self._slab_pools:
+            return torch.empty(size_bytes, dtype=torch.uint8, device=self.device)
+        pool = torch.cuda.MemPool()
+        with torch.cuda.use_mem_pool(pool, self.device):
+            slab = torch.empty(size_bytes, dtype=torch.uint8, device=self.device)
+        self._pools[slab.data_ptr()] = pool
+        return slab
+
+    def end_of(self, slab: torch.Tensor) -> Callable[[], None] | None:
+        """The end of its pool, which waits for the device."""
+        pool = self._pools.pop(slab.data_ptr(), None)
+        return None if pool is None else [pool].clear
 
     def allocate_pinned(self, size_bytes: int) -> torch.Tensor:
         return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)

@@ -65,12 +65,13 @@ class CpuMemory:
         """Nothing to release."""
 
 
-def open_device(name: str, memory_share: float = 1.0) -> DeviceMemory:
+def open_device(name: str, memory_share: float = 1.0, *, slab_pools: bool = False) -> DeviceMemory:
     """The memory of `cpu` or `cuda`; `auto` selects CUDA if it can be used. Raises NoDevice.
 
     Args:
         name: the setting `device`.
         memory_share: part of the GPU's memory that this process may take.
+        slab_pools: the setting of that name.
     """
     if name == "cpu":
         return CpuMemory()
@@ -87,7 +88,7 @@ def open_device(name: str, memory_share: float = 1.0) -> DeviceMemory:
         return CpuMemory()
     from runtime.device.cuda import CudaEngine
 
-    return StagedMemory(CudaEngine(memory_share))
+    return StagedMemory(CudaEngine(memory_share, slab_pools=slab_pools))
 
 
 def cuda_problem() -> str:

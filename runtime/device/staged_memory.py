@@ -11,6 +11,8 @@ from __future__ import annotations
 import queue
 import threading
 from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
@@ -20,6 +22,8 @@ from runtime.device.reader_pool import ReaderPool
 from runtime.weights.slab import DeviceWeights, view_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
 
     from runtime.storage.load_ticket import LoadTicket
@@ -55,6 +59,12 @@ class CopyEngine(Protocol):
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> CopyDone:
         """Start copying pinned memory to the device, after all copies started earlier."""
+
+    def end_of(self, slab: torch.Tensor) -> Callable[[], None] | None:
+        """What lets other processes have the slab's memory, once its tensors are dropped.
+
+        It blocks. None: dropping them is all.
+        """
 
     def synchronize(self, slab: torch.Tensor) -> None:
         """Block until all copies into the slab are complete and inference may read it."""
@@ -115,6 +125,31 @@ class CopyQueue:
             return copy
 
 
+class _SlabEnds:
+    """Gives memory back in a thread, since the driver waits for the device, and then the loop."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "slab-ends")
+        self._under_way: deque[Future[None]] = deque()
+
+    def begin_by(self, end: Callable[[], None] | None) -> Callable[[], None]:
+        """A function that begins `end`, and does not block."""
+        return partial(self._begin, end) if end is not None else lambda: None
+
+    def _begin(self, end: Callable[[], None]) -> None:
+        with suppress(RuntimeError):  # closed: the process ends
+            self._under_way.append(self._thread.submit(end))
+
+    def wait(self) -> None:
+        """Return once all that has begun is done."""
+        with suppress(IndexError):
+            while True:
+                self._under_way.popleft().result()
+
+    def close(self) -> None:
+        self._thread.shutdown()
+
+
 class StagedMemory:
     """Slabs on a device. All loads of the pod share one ring."""
 
@@ -132,6 +167,7 @@ class StagedMemory:
         self._ring = StagingRing(engine, buffers=buffers, buffer_bytes=buffer_bytes)
         self._copies = CopyQueue(engine, max_copies)
         self._readers = ReaderPool(readers)
+        self._slab_ends = _SlabEnds()
 
     def put(self, source: WeightSource, ticket: LoadTicket | None = None) -> DeviceWeights:
         """Allocate a slab and fill it with the source's parts as they become readable.
@@ -140,7 +176,9 @@ class StagedMemory:
         then.
         """
         layout = source.layout
+        self._slab_ends.wait()
         slab = self._engine.allocate(layout.size_bytes)
+        end = self._slab_ends.begin_by(self._engine.end_of(slab))
         try:
             parts = source.parts(self._ring.buffer_bytes)
             self._readers.run(parts, partial(self._copy_part, slab, source), ticket)
@@ -149,10 +187,11 @@ class StagedMemory:
             self._engine.synchronize(slab)  # no copy may write to freed memory
             release_frames(error)  # they would keep the slab alive
             del slab
+            end()
             raise
         self._engine.synchronize(slab)
         tensors = {tensor.name: view_of(slab, tensor) for tensor in layout.tensors}
-        return DeviceWeights(tensors, layout.size_bytes)
+        return DeviceWeights(tensors, layout.size_bytes, end)
 
     def _copy_part(self, slab: torch.Tensor, source: WeightSource, part: SlabPart) -> None:
         buffer = self._ring.take()
@@ -170,3 +209,4 @@ class StagedMemory:
     def close(self) -> None:
         """Stop the readers; pinned memory is freed with the object."""
         self._readers.close()
+        self._slab_ends.close()

@@ -27,12 +27,17 @@ class ModelFolder:
     path: Path
     task: Task | None
     tensors: Sequence[StoredTensor]
+    dtype: torch.dtype | None = None
+    """Of its weights, where it is not that of its configuration."""
 
 
 class Engine(Protocol):
     """Stateless. Methods block and raise LoadFailed."""
 
     name: str
+
+    takes_dtype: bool
+    """Whether its weights may be converted to another type."""
 
     @property
     def uses_device(self) -> bool:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 PAGE_TOKENS = 32
 """Tokens of one page of the key-value cache."""
+STEP_TOKENS = 512
+"""Tokens of one step: long prompts take several steps, so that no step is long."""
 DEFAULT_CACHE_BYTES = 256 * 1024**2
 """Of a CPU pod."""
 GPU_CACHE_SHARE = 0.25
@@ -38,6 +40,8 @@ class GenerationLimits:
     max_new_tokens: int
     timeout_s: float
     """Time limit of a request."""
+    counts_steps: bool = False
+    """Whether a model's memory includes that of a step; set for a GPU, which has no swap."""
 
     def batch_size(self, policy: ModelPolicy, planned: int | None = None) -> int:
         """Requests in one step of a model, which its annotations or a plan may limit further."""
@@ -58,6 +62,32 @@ class CacheShape:
     @property
     def total_bytes(self) -> int:
         return self.pages * self.bytes_per_page
+
+
+@dataclass(frozen=True, slots=True)
+class StepMemory:
+    """What a step needs beside the cache, in bytes: held as long as the model, or during a step."""
+
+    mask_bytes: int
+    """Held: transformers makes a mask of the largest step once."""
+    layer_bytes: int
+    """The keys and values of one layer, gathered from their pages."""
+    score_bytes: int
+    """Of all tokens of a step, in 32 bits."""
+
+    @property
+    def total_bytes(self) -> int:
+        return self.mask_bytes + self.layer_bytes + self.score_bytes
+
+
+def step_memory(config: PretrainedConfig, shape: CacheShape, value_bytes: int) -> StepMemory:
+    """Of the largest step: `STEP_TOKENS` tokens that attend to the whole cache."""
+    text = config.get_text_config()
+    tokens = shape.pages * PAGE_TOKENS + STEP_TOKENS
+    layer_bytes = shape.bytes_per_page // text.num_hidden_layers // PAGE_TOKENS * tokens
+    return StepMemory(
+        STEP_TOKENS * tokens * value_bytes, layer_bytes, STEP_TOKENS * text.vocab_size * 4
+    )
 
 
 def cache_shape(config: PretrainedConfig, limits: GenerationLimits, value_bytes: int) -> CacheShape:
@@ -82,7 +112,7 @@ def cache_bytes(
     limits: GenerationLimits,
     tensors: Sequence[StoredTensor],
 ) -> int:
-    """Memory of a model's key-value cache; 0 if it does not generate text."""
+    """Memory to generate text: of the cache, and as set of a step; 0 for other models."""
     if not (folder / "config.json").exists():
         return 0  # not a model of transformers
     config = read_config(folder)
@@ -91,4 +121,8 @@ def cache_bytes(
     sizes = [
         DTYPES[each.dtype].itemsize for each in tensors if DTYPES[each.dtype].is_floating_point
     ]
-    return cache_shape(config, limits, max(sizes, default=4)).total_bytes
+    value_bytes = max(sizes, default=4)
+    shape = cache_shape(config, limits, value_bytes)
+    if not limits.counts_steps:
+        return shape.total_bytes
+    return shape.total_bytes + step_memory(config, shape, value_bytes).total_bytes

@@ -26,7 +26,7 @@ from transformers.generation.continuous_batching.continuous_api import (
 from runtime.device.device_errors import is_device_error, is_out_of_memory
 from runtime.errors import DeviceFull, InferenceFailed, ModelInvalid, NoRoomToInfer
 from runtime.generation.engine import Finish, Sampling, TokenChunk
-from runtime.generation.limits import PAGE_TOKENS, GenerationLimits, cache_shape
+from runtime.generation.limits import PAGE_TOKENS, STEP_TOKENS, GenerationLimits, cache_shape
 from runtime.generation.sampling import PerRequestSampling
 
 if TYPE_CHECKING:
@@ -39,9 +39,6 @@ if TYPE_CHECKING:
     from runtime.device.worker import DeviceWorker
 
 logger = logging.getLogger(__name__)
-
-STEP_TOKENS = 512
-"""Tokens of one step: long prompts take several steps, so that no step is long."""
 
 
 class _Outputs(OutputRouter):  # type: ignore[misc]  # transformers ships no types here

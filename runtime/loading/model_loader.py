@@ -201,7 +201,10 @@ class _DeviceLoad:
     def _skeleton(self) -> Skeleton:
         loader, engine = self.loader, self.resolved.engine
         model = ModelFolder(
-            self.resolved.folder, self.spec.task, self.resolved.weights.layout.tensors
+            self.resolved.folder,
+            self.spec.task,
+            self.resolved.weights.layout.tensors,
+            self.resolved.dtype,
         )
         key = engine.skeleton_key(model)
         device, threads = loader.memory.device, loader.device.thread_count

@@ -11,14 +11,18 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
+
 from registry.domain.model import ModelSpec, Tier
+from runtime.device.precision import dtype_on
 from runtime.engines.building import engine_of
-from runtime.errors import LoadCancelled
+from runtime.errors import LoadCancelled, ModelInvalid
 from runtime.generation.limits import GenerationLimits, cache_bytes
 from runtime.loading.load_threads import LoadThreads, unless_cancelled
 from runtime.storage.listing import WEIGHT_SUFFIX, RemoteFile
 from runtime.threads import in_thread
 from runtime.tiers.download_progress import DownloadProgress, StreamingWeights
+from runtime.weights.cast_weights import CastWeights
 from runtime.weights.weight_source import DiskWeights, WeightSource
 
 if TYPE_CHECKING:
@@ -36,6 +40,9 @@ if TYPE_CHECKING:
     from runtime.tiers.host_tier import HostTier
 
 
+CPU = torch.device("cpu")
+
+
 @dataclass(frozen=True, slots=True)
 class ResolvedWeights:
     """A model's open weights, complete or under download, with its folder and processor."""
@@ -49,6 +56,8 @@ class ResolvedWeights:
     """Device memory that the model needs besides its weights."""
     lock: FileLock
     """Protects the files from deletion."""
+    dtype: torch.dtype | None = None
+    """Of the weights on the device; None: as they are stored."""
 
     @property
     def memory_bytes(self) -> int:
@@ -123,6 +132,7 @@ class WeightResolver:
     processors: Processors
     threads: LoadThreads
     generation_limits: GenerationLimits
+    device: torch.device = CPU
 
     async def nearest_tier(self, key: str) -> Tier:
         """The tier that a load of the model would start from now."""
@@ -146,19 +156,27 @@ class WeightResolver:
         weight_bytes = sum(file.size_bytes for file in files)
         engine = await in_thread(threads, engine_of, folder)
         working_bytes = engine.working_bytes(weight_bytes)
-        self.store.check_fits(spec.key, weight_bytes + working_bytes)
+        dtype = self._dtype(spec, engine)
+        # Files of 32 bits become half as large, at least; `reserve` knows the exact size.
+        least_bytes = weight_bytes // 2 if dtype is torch.bfloat16 else weight_bytes
+        self.store.check_fits(spec.key, least_bytes + working_bytes)
         processor, opened = await self._open_with_processor(spec, files, ticket)
         tier = opened.tier
         if tier is Tier.DISK and not was_on_disk and not files[0].path.endswith(WEIGHT_SUFFIX):
             tier = Tier.REMOTE  # one file, downloaded above with the small files
             ticket.mark_started()
         try:
-            tensors = opened.weights.layout.tensors
+            weights = opened.weights if dtype is None else CastWeights(opened.weights, dtype)
             working_bytes += await in_thread(
-                threads, cache_bytes, folder, spec.task, self.generation_limits, tensors
+                threads,
+                cache_bytes,
+                folder,
+                spec.task,
+                self.generation_limits,
+                weights.layout.tensors,
             )
             yield ResolvedWeights(
-                folder, processor, opened.weights, tier, engine, working_bytes, lock
+                folder, processor, weights, tier, engine, working_bytes, lock, dtype
             )
         except asyncio.CancelledError:  # the pod shuts down
             ticket.cancel("the pod shuts down")
@@ -167,6 +185,17 @@ class WeightResolver:
             await opened.end()
             raise
         await opened.end()
+
+    def _dtype(self, spec: ModelSpec, engine: Engine) -> torch.dtype | None:
+        """The type that the model declares; raises ModelInvalid if its format has none."""
+        if spec.precision is None:
+            return None
+        if not engine.takes_dtype:
+            raise ModelInvalid(
+                f"pilotlight.io/dtype is {spec.precision}, but a model of {engine.name} keeps its"
+                " own types: remove the annotation"
+            )
+        return dtype_on(self.device, spec.precision)
 
     async def _open_with_processor(
         self, spec: ModelSpec, files: Sequence[RemoteFile], ticket: LoadTicket

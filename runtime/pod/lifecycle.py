@@ -21,6 +21,7 @@ from registry.pod_secret import PodSecret
 from registry.redis.client import Registry
 from runtime.device.accelerator import find_accelerator, mps_share
 from runtime.device.memory import open_device
+from runtime.device.precision import use_tf32
 from runtime.device.worker import DeviceWorker
 from runtime.errors import NoDevice
 from runtime.loading.load_threads import LoadThreads
@@ -63,11 +64,13 @@ def run_pod(settings: RuntimeSettings) -> int:
     _configure_logs(settings)
     torch.set_num_threads(settings.threads)
     try:
-        memory = open_device(settings.device, mps_share(os.environ))
+        memory = open_device(settings.device, mps_share(os.environ), slab_pools=settings.slab_pools)
     except NoDevice as error:
         logger.error("the pod cannot start", extra={"error": error})
         write_termination_message(str(error))
         return os.EX_CONFIG
+    if settings.tf32 and memory.device.type == "cuda":
+        use_tf32()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         lifecycle = _PodLifecycle(settings, sandbox, memory)
         runner.run(lifecycle.run())

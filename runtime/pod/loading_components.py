@@ -81,11 +81,14 @@ class PodContext:
 
     @property
     def generation_limits(self) -> GenerationLimits:
-        """As configured; a GPU pod's key-value caches follow its memory."""
+        """As configured; a GPU pod's key-value caches follow its memory, and count with a step."""
         limits = self.settings.generation_limits
-        if self.settings.generation_cache_bytes or not self.accelerator.uuid:
+        if not self.accelerator.uuid:
             return limits
-        return replace(limits, cache_bytes=int(self.memory_bytes * GPU_CACHE_SHARE))
+        if self.settings.generation_cache_bytes:
+            return replace(limits, counts_steps=True)
+        cache_bytes = int(self.memory_bytes * GPU_CACHE_SHARE)
+        return replace(limits, cache_bytes=cache_bytes, counts_steps=True)
 
     @property
     def info(self) -> PodInfo:
@@ -187,7 +190,15 @@ def compose_loading(context: PodContext) -> LoadingComponents:
     )
     background = threads.executor_for(LoadTicket(is_urgent=False))
     demotions = Demotions(host, cache, background, agent.report_tier)
-    resolver = WeightResolver(store, cache, host, processors, threads, context.generation_limits)
+    resolver = WeightResolver(
+        store,
+        cache,
+        host,
+        processors,
+        threads,
+        context.generation_limits,
+        context.memory.device,
+    )
     loader = ModelLoader(store, resolver, context.memory, Skeletons(), context.device)
     coordinator = LoadCoordinator(
         loader,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from runtime.weights.safetensors_files import DTYPES, StoredTensor
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import torch
 
@@ -34,10 +34,12 @@ class DeviceWeights:
 
     tensors: dict[str, torch.Tensor]
     size_bytes: int
+    on_release: Callable[[], None] = lambda: None
 
     def release(self) -> None:
         """Drop the tensors; the memory is free once the network has dropped them, too."""
         self.tensors.clear()
+        self.on_release()
 
 
 def lay_out(tensors: Sequence[StoredTensor]) -> SlabLayout:

@@ -10,10 +10,14 @@ import queue
 import threading
 import zlib
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 
 from runtime.errors import DeviceFull
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 @dataclass
@@ -31,13 +35,38 @@ class FakeCopy:
         assert self.done.wait(30)
 
 
+@dataclass
+class FakeDriver:
+    """The memory of one device, which several processes share."""
+
+    memory_bytes: int
+    taken_bytes: int = 0
+    """In use, or in the cache of a process's allocator."""
+
+
 class FakeEngine:
-    """Memory of a bounded size, and one copy stream."""
+    """Memory of a bounded size, and one copy stream.
+
+    With `slab_pools` unset and a driver given, freed memory stays in a cache, as torch's does,
+    until an allocation of this engine fails.
+    """
 
     device = torch.device("cpu")
 
-    def __init__(self, memory_bytes: int = 1 << 40) -> None:
-        self.memory_bytes = memory_bytes
+    def __init__(
+        self,
+        memory_bytes: int = 1 << 40,
+        *,
+        driver: FakeDriver | None = None,
+        slab_pools: bool = False,
+    ) -> None:
+        self._driver = driver or FakeDriver(memory_bytes)
+        self._has_cache = driver is not None
+        self._slab_pools = slab_pools
+        self._cached_bytes = 0
+        self._freed_bytes = 0
+        """Freed, with a pool that has not ended yet."""
+        self.memory_bytes = self._driver.memory_bytes
         self.allocated_bytes = 0
         self.pinned_bytes = 0
         self.refused = 0
@@ -56,19 +85,38 @@ class FakeEngine:
 
     def allocate(self, size_bytes: int) -> torch.Tensor:
         with self._lock:
-            if self.allocated_bytes + size_bytes > self.memory_bytes:
-                free = self.memory_bytes - self.allocated_bytes
+            if self._driver.taken_bytes + size_bytes > self.memory_bytes:
+                self._driver.taken_bytes -= self._cached_bytes  # as `empty_cache`
+                self._cached_bytes = 0
+            if self._driver.taken_bytes + size_bytes > self.memory_bytes:
+                free = self.memory_bytes - self._driver.taken_bytes
                 self.refused += 1
                 raise DeviceFull(
                     f"the device has {free} bytes free, {size_bytes} are needed",
                     missing_bytes=size_bytes - free,
                 )
+            self._driver.taken_bytes += size_bytes
             self.allocated_bytes += size_bytes
         return torch.frombuffer(_Slab(self, size_bytes), dtype=torch.uint8)
 
-    def give_back(self, size_bytes: int) -> None:
+    def free(self, size_bytes: int) -> None:
+        """Called when the last view of a slab is gone."""
         with self._lock:
             self.allocated_bytes -= size_bytes
+            if not self._has_cache:
+                self._driver.taken_bytes -= size_bytes
+            elif self._slab_pools:
+                self._freed_bytes += size_bytes
+            else:
+                self._cached_bytes += size_bytes
+
+    def end_of(self, slab: torch.Tensor) -> Callable[[], None] | None:
+        return self._end_pools if self._slab_pools else None
+
+    def _end_pools(self) -> None:
+        with self._lock:
+            self._driver.taken_bytes -= self._freed_bytes
+            self._freed_bytes = 0
 
     def allocate_pinned(self, size_bytes: int) -> torch.Tensor:
         self.pinned_bytes += size_bytes
@@ -109,7 +157,7 @@ class _Slab(bytearray):
         self._engine = engine
 
     def __del__(self) -> None:
-        self._engine.give_back(len(self))
+        self._engine.free(len(self))
 
 
 def _checksum(memory: torch.Tensor) -> int:

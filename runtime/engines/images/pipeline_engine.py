@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 class PipelineEngine:
     name = "diffusers"
+    takes_dtype = False
     uses_device = True
 
     def skeleton_key(self, model: ModelFolder) -> str:

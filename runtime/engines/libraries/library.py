@@ -52,6 +52,7 @@ class LibraryEngine(ABC):
     """An engine of models in one file, whose weights stay in the memory of the CPU."""
 
     name = ""
+    takes_dtype = False
     uses_device = False
     memory_ratio = 1.0
     """Memory of a loaded model by bytes of its file: chosen by hand, no benchmark measures it."""

@@ -30,9 +30,15 @@ Shapes = dict[str, tuple[int, ...]]
 """By the names of the stored tensors."""
 
 
-def skeleton_key(folder: Path, declared: Task | None, tensors: Sequence[StoredTensor]) -> str:
-    """Equal for models that can use one skeleton: same configuration, task and tensors."""
-    return digest_of(folder, ("config.json", "generation_config.json"), repr(declared), tensors)
+def skeleton_key(
+    folder: Path,
+    declared: Task | None,
+    tensors: Sequence[StoredTensor],
+    dtype: torch.dtype | None = None,
+) -> str:
+    """Equal for models that can use one skeleton: same configuration, task, type and tensors."""
+    kind = f"{declared!r} {dtype}"
+    return digest_of(folder, ("config.json", "generation_config.json"), kind, tensors)
 
 
 def digest_of(
@@ -55,6 +61,7 @@ def build_skeleton(
     *,
     key: str,
     device: torch.device,
+    dtype: torch.dtype | None = None,
 ) -> Skeleton:
     """The network in evaluation mode, without weights; raises ModelInvalid. Blocks.
 
@@ -64,8 +71,10 @@ def build_skeleton(
         shapes: of the tensors in the model's files.
         key: of the skeleton, see `skeleton_key`.
         device: for buffers that no file holds.
+        dtype: of the weights; None: as config.json says.
     """
     config = read_config(folder)
+    config.dtype = dtype or config.dtype
     network = _network(config, task_of(config, declared))
     slots = _prepare(network, shapes, device)
     _read_generation_config(network, folder)

@@ -15,16 +15,19 @@ if TYPE_CHECKING:
 
 class NetworkEngine:
     name = "transformers"
+    takes_dtype = True
     uses_device = True
 
     def skeleton_key(self, model: ModelFolder) -> str:
-        return network.skeleton_key(model.path, model.task, model.tensors)
+        return network.skeleton_key(model.path, model.task, model.tensors, model.dtype)
 
     def build_skeleton(
         self, model: ModelFolder, *, key: str, device: torch.device, threads: int
     ) -> Skeleton:
         shapes = {tensor.name: tensor.shape for tensor in model.tensors}
-        return network.build_skeleton(model.path, model.task, shapes, key=key, device=device)
+        return network.build_skeleton(
+            model.path, model.task, shapes, key=key, device=device, dtype=model.dtype
+        )
 
     def working_bytes(self, weight_bytes: int) -> int:
         return 0  # its generation cache is reserved apart

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 class ProgramEngine:
     name = "torch.export"
+    takes_dtype = False
     uses_device = True
 
     def __init__(self, path: Path) -> None:

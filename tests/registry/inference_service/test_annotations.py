@@ -8,6 +8,7 @@ from registry.domain.model import (
     LoadingPolicyName,
     ModelPolicy,
     PlacementName,
+    Precision,
     Preload,
     RoutingPolicy,
     Task,
@@ -49,6 +50,7 @@ LABEL = ["", "A", "a_b", "-a", "a-", "ä", "a b", "a" * 64]
 INVALID: dict[str, list[str]] = {
     "pool": LABEL,
     "task": ["", "embedding", "Text-Embedding"],
+    "dtype": ["", "bf16", "float16", "Float32", "int8"],
     "policy": ["", "fastest", "AUTO", "auto "],
     "target-ongoing-requests": [*INTEGER, "0", "-3", "10001"],
     "queue-depth": [*INTEGER, "-1", "1000001"],
@@ -84,6 +86,12 @@ def test_a_valid_value_sets_its_field(key: str, text: str, value: object) -> Non
 def test_pool_and_task_are_not_part_of_the_policy() -> None:
     parsed = parse_annotations({PREFIX + "pool": "big", PREFIX + "task": "text-embedding"})
     assert (parsed.pool, parsed.task, parsed.policy) == ("big", Task.TEXT_EMBEDDING, ModelPolicy())
+
+
+def test_dtype_is_not_part_of_the_policy() -> None:
+    for text, value in (("bfloat16", Precision.BFLOAT16), ("auto", None)):
+        parsed = parse_annotations({PREFIX + "dtype": text})
+        assert (parsed.precision, parsed.policy, parsed.problems) == (value, ModelPolicy(), ())
 
 
 def test_without_annotations_the_defaults_apply() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,9 +13,11 @@ from runtime.generation.limits import (
     DEFAULT_CACHE_BYTES,
     GPU_CACHE_SHARE,
     PAGE_TOKENS,
+    STEP_TOKENS,
     GenerationLimits,
     cache_bytes,
     cache_shape,
+    step_memory,
 )
 from runtime.weights.safetensors_files import StoredTensor
 
@@ -65,6 +68,19 @@ def test_memory_is_reserved_by_the_type_of_the_stored_weights(folder: Path) -> N
     few = limits(PAGE_TOKENS * TOKEN_BYTES)  # one page of 16 bits
     assert cache_bytes(folder, None, few, stored("BF16")) == PAGE_TOKENS * TOKEN_BYTES
     assert cache_bytes(folder, None, few, stored("F32")) == 2 * PAGE_TOKENS * TOKEN_BYTES
+
+
+def test_a_gpu_counts_the_masks_and_activations_of_a_step(folder: Path) -> None:
+    cache = int(80e9 * 0.9 * GPU_CACHE_SHARE)
+    counted = replace(limits(cache), counts_steps=True)
+    shape = cache_shape(read_config(folder), counted, 2)
+    step = step_memory(read_config(folder), shape, 2)
+    tokens = 16 * 8192 + STEP_TOKENS
+    assert step.mask_bytes == STEP_TOKENS * tokens * 2
+    assert step.layer_bytes == tokens * TOKEN_BYTES // 32
+    assert step.score_bytes == STEP_TOKENS * 128256 * 4
+    whole = cache_bytes(folder, None, counted, stored("BF16"))
+    assert whole == cache_bytes(folder, None, limits(cache), stored("BF16")) + step.total_bytes
 
 
 def test_a_model_that_generates_nothing_has_no_cache(tmp_path: Path) -> None:

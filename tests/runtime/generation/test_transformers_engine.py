@@ -18,7 +18,7 @@ from runtime.device.device_model import DeviceModel
 from runtime.device.worker import DeviceWorker
 from runtime.errors import InferenceFailed, ModelInvalid, NoRoomToInfer
 from runtime.generation.engine import Finish, Sampling, TokenChunk
-from runtime.generation.limits import GenerationLimits
+from runtime.generation.limits import GenerationLimits, cache_shape, step_memory
 from runtime.generation.transformers_engine import TransformersEngine
 from tests.runtime.networks import load_network
 
@@ -83,6 +83,19 @@ def test_greedy_tokens_are_those_of_generate(
 
     async def test(engine: TransformersEngine) -> None:
         assert PROMPT + await generate_tokens(engine, 40) == expected
+
+    with_engine(network, device, test)
+
+
+def test_masks_of_a_step_have_the_size_that_is_counted(
+    network: PreTrainedModel, device: DeviceWorker
+) -> None:
+    shape = cache_shape(network.config, LIMITS, network.dtype.itemsize)
+
+    async def test(engine: TransformersEngine) -> None:
+        masks = engine._processor.inputs_and_outputs.attention_mask
+        counted = step_memory(network.config, shape, network.dtype.itemsize).mask_bytes
+        assert sum(mask.nbytes for mask in masks.values()) == counted
 
     with_engine(network, device, test)
 
