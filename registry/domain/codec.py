@@ -72,6 +72,7 @@ def decode_spec(text: str) -> ModelSpec:
         needs=stored.get("needs", ""),
         logger=decode_request_log(stored.get("logger")),
         precision=Precision(stored["precision"]) if stored.get("precision") else None,
+        base=stored.get("base", ""),
     )
 
 

@@ -196,9 +196,11 @@ class ModelSpec:
     """Where its requests and responses are sent as events; None: nowhere."""
     precision: Precision | None = None
     """None: the type in which the weights are stored."""
+    base: str = ""
+    """Name of the model in its namespace whose weights this adapter shares; empty: it is none."""
 
     generation: str = field(init=False, compare=False)
-    """Hash of what determines the weights: storage URI, format, task, credentials, precision."""
+    """Hash of what determines the weights: URI, format, task, credentials, precision, base."""
     key: str = field(init=False, compare=False)
     """`namespace/name@generation`: identifies the model in tiers, claims and estimates."""
 
@@ -209,6 +211,8 @@ class ModelSpec:
             parts.append(self.credentials)
         if self.precision:
             parts.append(f"precision={self.precision}")
+        if self.base:
+            parts.append(f"base={self.base}")
         generation = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:10]
         object.__setattr__(self, "generation", generation)
         object.__setattr__(self, "key", f"{self.name}@{generation}")

@@ -42,13 +42,14 @@ class ParsedAnnotations:
     pool: str
     task: Task | None
     precision: Precision | None
+    base: str
     problems: tuple[str, ...]
     """One line each: field, value, what is allowed."""
 
 
 class _Annotation(NamedTuple):
     field: str
-    """Field of `ModelPolicy` that it sets; `pool`, `task`, `precision`: of `ParsedAnnotations`."""
+    """Field of `ModelPolicy` that it sets; others of `ParsedAnnotations`."""
     parse: Callable[[str], Any]
     """Raises ValueError with a text that completes the sentence 'must be …'."""
 
@@ -119,6 +120,7 @@ KEYS: Mapping[str, _Annotation] = {
     "pool": _Annotation("pool", _label),
     "task": _Annotation("task", _one_of(Task)),
     "dtype": _Annotation("precision", _precision),
+    "base-model": _Annotation("base", _label),
     "policy": _Annotation("routing", _one_of(RoutingPolicy)),
     "target-ongoing-requests": _Annotation("target_ongoing_requests", _integer(1, 10_000)),
     "queue-depth": _Annotation("queue_depth", _integer(0, 1_000_000)),
@@ -169,8 +171,9 @@ def parse_annotations(
     pool = values.pop("pool", "default")
     task = values.pop("task", None)
     precision = values.pop("precision", None)
+    base = values.pop("base", "")
     policy = ModelPolicy() if problems else ModelPolicy(**values)
-    return ParsedAnnotations(policy, pool, task, precision, tuple(problems))
+    return ParsedAnnotations(policy, pool, task, precision, base, tuple(problems))
 
 
 def _unknown(full_key: str, text: str) -> str:
@@ -195,5 +198,10 @@ def _contradictions(values: Mapping[str, Any]) -> list[str]:
         problems.append(
             f"metadata.annotations[{PREFIX}canary-percent] needs {PREFIX}canary-of, "
             "which names the model of whose requests it takes a share"
+        )
+    if values.get("base") and values.get("precision"):
+        problems.append(
+            f"metadata.annotations[{PREFIX}dtype] must be absent beside {PREFIX}base-model: an "
+            "adapter has the type of its base"
         )
     return problems

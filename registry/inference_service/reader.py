@@ -140,6 +140,11 @@ class _Reader:
                 "metadata.annotations[pilotlight.io/canary-of] must name another model, "
                 f"was {name.name!r} itself"
             )
+        if parsed.base == name.name:
+            self._reject(
+                "metadata.annotations[pilotlight.io/base-model] must name another model, "
+                f"was {name.name!r} itself"
+            )
         labels = self._strings(metadata, "labels")
         spec = ModelSpec(
             name=name,
@@ -152,6 +157,7 @@ class _Reader:
             protocol=self._protocol(model),
             pool=parsed.pool,
             precision=parsed.precision,
+            base=parsed.base,
             policy=parsed.policy,
             annotations=tuple(sorted(self._strings(metadata, "annotations").items())),
             labels=tuple(sorted(labels.items())),

@@ -59,6 +59,8 @@ class _LiveLoad(Load):
     )
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once all work of the load has ended."""
+    base: StoreEntry | None = None
+    """Of an adapter: in use until the load has ended."""
 
 
 class LoadCoordinator(LoadLifecycle[_LiveLoad, ResolvedWeights, StoreEntry]):
@@ -238,15 +240,29 @@ class LoadCoordinator(LoadLifecycle[_LiveLoad, ResolvedWeights, StoreEntry]):
         try:
             await self.run(load)
         finally:
+            self.end_base(load)
             self.running.pop(load.spec.key, None)
             load.done.cancel()  # no effect unless the pod shuts down
             load.ended.set()
+
+    async def load_to_device(self, load: _LiveLoad) -> StoreEntry:
+        """An adapter's base is loaded before its turn, since it needs a turn, too."""
+        if (base := self._resolver.processors.bases.of(load.spec)) is not None:
+            acquired = await unless_cancelled(load.ticket, self.acquire(base))
+            load.base = acquired.entry
+        return await super().load_to_device(load)
+
+    def end_base(self, load: _LiveLoad) -> None:
+        """End the load's use of an adapter's base; the adapter itself may use it on."""
+        if load.base is not None:
+            self._store.end_use(load.base)
+            load.base = None
 
     async def nearest_tier(self, load: _LiveLoad) -> Tier:
         return await self._resolver.nearest_tier(load.spec.key)
 
     def open(self, load: _LiveLoad) -> AbstractAsyncContextManager[ResolvedWeights]:
-        return self._loader.open(load.spec, load.ticket)
+        return self._loader.open(load.spec, load.ticket, load.base)
 
     async def copy(self, load: _LiveLoad, weights: ResolvedWeights) -> StoreEntry:
         return await self._loader.copy(load.spec, weights, load.ticket)

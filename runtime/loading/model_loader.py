@@ -29,6 +29,7 @@ from runtime.errors import (
 )
 from runtime.generation.engine import Sampling
 from runtime.generation.transformers_engine import TransformersEngine
+from runtime.loading.bases import SharedWeights
 from runtime.loading.model_store import ModelStore, StoreEntry
 from runtime.loading.served_model import ServedModel
 from runtime.tasks.text_generation import TextGeneration
@@ -37,6 +38,7 @@ from runtime.threads import in_thread
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
+    import torch
     from transformers import PreTrainedModel
 
     from runtime.device.memory import DeviceMemory
@@ -58,8 +60,10 @@ class ModelLoader:
     device: DeviceWorker
 
     @asynccontextmanager
-    async def open(self, spec: ModelSpec, ticket: LoadTicket) -> AsyncIterator[ResolvedWeights]:
-        """The open weights; raises LoadFailed, LoadCancelled.
+    async def open(
+        self, spec: ModelSpec, ticket: LoadTicket, base: StoreEntry | None = None
+    ) -> AsyncIterator[ResolvedWeights]:
+        """The open weights, of an adapter with its base in use; raises LoadFailed, LoadCancelled.
 
         Their files are protected from deletion until the model is off the device, if the block
         ends without an error.
@@ -67,7 +71,7 @@ class ModelLoader:
         resolver = self.resolver
         lock = await in_thread(resolver.threads, resolver.cache.lock_for_use, spec.key)
         try:
-            async with resolver.resolve(spec, ticket, lock) as resolved:
+            async with resolver.resolve(spec, ticket, lock, base) as resolved:
                 yield resolved
         except BaseException as error:
             lock.release()
@@ -85,13 +89,27 @@ class ModelLoader:
 
         Raises LoadFailed, MemoryBusy, and LoadCancelled soon after the ticket is cancelled.
         """
-        model, free = await _DeviceLoad(self, spec, resolved, ticket).run()
+        loaded = await _DeviceLoad(self, spec, resolved, ticket).run()
 
         def free_all() -> None:
-            free()
+            loaded.free()
             resolved.lock.release()
 
-        return StoreEntry(spec.key, resolved.memory_bytes, model=model, free=free_all)
+        return StoreEntry(
+            spec.key,
+            resolved.memory_bytes,
+            model=loaded.model,
+            free=free_all,
+            shared=loaded.shared,
+            base=resolved.base,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    model: ServedModel
+    free: Callable[[], None]
+    shared: SharedWeights | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +121,8 @@ class _DeviceLoad:
     resolved: ResolvedWeights
     ticket: LoadTicket
 
-    async def run(self) -> tuple[ServedModel, Callable[[], None]]:
-        """The model and a function that frees its memory.
+    async def run(self) -> _Loaded:
+        """The model with a function that frees its memory.
 
         Evicts idle models while the device is full, as many as what is missing.
         """
@@ -136,7 +154,7 @@ class _DeviceLoad:
                 raise DeviceFailed(f"the device failed while {key} was loaded: {error}") from error
             raise
 
-    async def _run_once(self) -> tuple[ServedModel, Callable[[], None]]:
+    async def _run_once(self) -> _Loaded:
         weights, skeleton = await self._weights_and_skeleton()
         await self._attach(skeleton, weights)
         model = ServedModel(
@@ -154,11 +172,19 @@ class _DeviceLoad:
             skeleton.detach()  # not kept, since it may have caused the failure
             weights.release()
             raise
-        return model, lambda: self._free(model, skeleton, weights)
+        free = partial(self._free, model, skeleton, weights)
+        return _Loaded(model, free, self._shared(weights))
+
+    def _shared(self, weights: DeviceWeights) -> SharedWeights | None:
+        """The weights, if they may be the base of adapters."""
+        resolved = self.resolved
+        if not resolved.engine.takes_dtype:
+            return None
+        return SharedWeights(weights, resolved.weights.layout.tensors, resolved.dtype)
 
     async def _attach(self, skeleton: Skeleton, weights: DeviceWeights) -> None:
         if not skeleton.copies_weights:
-            skeleton.attach(weights.tensors)
+            skeleton.attach(self._base_tensors() | weights.tensors)
             return
         try:
             executor = self.loader.resolver.threads.executor_for(self.ticket)
@@ -200,17 +226,23 @@ class _DeviceLoad:
 
     def _skeleton(self) -> Skeleton:
         loader, engine = self.loader, self.resolved.engine
-        model = ModelFolder(
-            self.resolved.folder,
-            self.spec.task,
-            self.resolved.weights.layout.tensors,
-            self.resolved.dtype,
-        )
+        tensors = self.resolved.weights.layout.tensors
+        if (base := self._base_weights()) is not None:
+            tensors = (*base.stored, *tensors)
+        model = ModelFolder(self.resolved.folder, self.spec.task, tensors, self.resolved.dtype)
         key = engine.skeleton_key(model)
         device, threads = loader.memory.device, loader.device.thread_count
         return loader.skeletons.take(
             key, lambda: engine.build_skeleton(model, key=key, device=device, threads=threads)
         )
+
+    def _base_weights(self) -> SharedWeights | None:
+        base = self.resolved.base
+        return None if base is None else base.shared
+
+    def _base_tensors(self) -> dict[str, torch.Tensor]:
+        base = self._base_weights()
+        return {} if base is None else base.weights.tensors
 
     def _free(self, model: ServedModel, skeleton: Skeleton, weights: DeviceWeights) -> None:
         if model.is_broken:  # a thread may hang in it forever

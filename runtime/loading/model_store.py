@@ -19,6 +19,7 @@ from runtime.tiers.eviction import EvictionPolicy, lru
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from runtime.loading.bases import SharedWeights
     from runtime.loading.served_model import ServedModel
 
 logger = logging.getLogger(__name__)
@@ -29,6 +30,11 @@ class StoreEntry(CachedModel):
     model: ServedModel = field(kw_only=True)
     free: Callable[[], None] = field(kw_only=True)
     """Frees its memory."""
+    shared: SharedWeights | None = field(default=None, kw_only=True)
+    """Its weights, if adapters may share them."""
+    base: StoreEntry | None = field(default=None, kw_only=True)
+    """Of an adapter: in use while this is, and removed only together with it."""
+    adapters: list[StoreEntry] = field(default_factory=list, kw_only=True)
 
     @property
     def is_pinned(self) -> bool:
@@ -78,8 +84,21 @@ class ModelStore(DeviceCache[StoreEntry]):
         entry = self.by_key.get(key)
         return entry.memory_bytes if entry else 0
 
+    def use(self, entry: StoreEntry, users: int = 1) -> None:
+        """Also of its base, whose weights it reads."""
+        super().use(entry, users)
+        if entry.base is not None:
+            self.use(entry.base, users)
+
+    def end_use(self, entry: StoreEntry) -> None:
+        super().end_use(entry)
+        if entry.base is not None:
+            self.end_use(entry.base)
+
     def add(self, entry: StoreEntry) -> None:
         super().add(entry)
+        if entry.base is not None:
+            entry.base.adapters.append(entry)
         TIER_BYTES.labels(tier="device").set(self.used_bytes)
 
     def copy_reports(self) -> dict[str, CopyReport]:
@@ -105,6 +124,10 @@ class ModelStore(DeviceCache[StoreEntry]):
         await self.wait_until(lambda: key not in self.by_key)
 
     def _removed(self, entry: StoreEntry, reason: str, evicted_for: str | None) -> None:
+        for adapter in tuple(entry.adapters):  # idle, as it is
+            self._remove(adapter, reason, evicted_for)
+        if entry.base is not None:
+            entry.base.adapters.remove(entry)
         entry.model.stop()
         entry.free()
         EVICTIONS.labels(tier="device", reason=reason).inc()

@@ -13,6 +13,7 @@ from weakref import WeakValueDictionary
 
 from runtime.engines.building import check_format, is_hidden, library_engine, library_path
 from runtime.errors import ModelInvalid, NeedsMissing
+from runtime.loading.bases import Bases, check_is_whole
 from runtime.loading.load_threads import SingleFlight
 from runtime.storage.listing import PROGRAM_SUFFIX
 from runtime.tasks.processors import load_processor
@@ -43,7 +44,9 @@ class Processors:
         on_change: Callable[[str], None] = lambda _: None,
         *,
         sandbox: Sandbox | None = None,
+        bases: Bases | None = None,
     ) -> None:
+        self.bases = bases or Bases()
         self._sandbox = sandbox
         self._cache = cache
         self._threads = threads
@@ -96,6 +99,9 @@ class Processors:
     async def _read(self, spec: ModelSpec) -> Processor:
         with await in_thread(self._threads, self._cache.lock_for_use, spec.key):
             folder = await self.folder(spec)
+            if (base := self.bases.of(spec)) is not None:
+                return await self.get(base)
+            await in_thread(self._threads, check_is_whole, folder)
             await in_thread(self._threads, check_format, spec.format, folder)
             contents = await in_thread(self._threads, _digest, folder, spec.task)
             return await self._shared(contents, folder, spec)

@@ -16,7 +16,9 @@ import torch
 from registry.domain.model import ModelSpec, Tier
 from runtime.device.precision import dtype_on
 from runtime.engines.building import engine_of
-from runtime.errors import LoadCancelled, ModelInvalid
+from runtime.engines.networks.adapter import check_names, read_adapter
+from runtime.engines.networks.network_engine import AdapterEngine
+from runtime.errors import LoadCancelled, LoadFailed, ModelInvalid
 from runtime.generation.limits import GenerationLimits, cache_bytes
 from runtime.loading.load_threads import LoadThreads, unless_cancelled
 from runtime.storage.listing import WEIGHT_SUFFIX, RemoteFile
@@ -31,13 +33,15 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from runtime.engines.engine import Engine
-    from runtime.loading.model_store import ModelStore
+    from runtime.loading.bases import SharedWeights
+    from runtime.loading.model_store import ModelStore, StoreEntry
     from runtime.loading.processors import Processors
     from runtime.storage.load_ticket import LoadTicket
     from runtime.tasks.task import Processor
     from runtime.tiers.cache_locks import FileLock
     from runtime.tiers.disk_cache import DiskCache
     from runtime.tiers.host_tier import HostTier
+    from runtime.weights.safetensors_files import StoredTensor
 
 
 CPU = torch.device("cpu")
@@ -58,6 +62,8 @@ class ResolvedWeights:
     """Protects the files from deletion."""
     dtype: torch.dtype | None = None
     """Of the weights on the device; None: as they are stored."""
+    base: StoreEntry | None = None
+    """Of an adapter, whose folder is that of the base."""
 
     @property
     def memory_bytes(self) -> int:
@@ -143,18 +149,26 @@ class WeightResolver:
 
     @asynccontextmanager
     async def resolve(
-        self, spec: ModelSpec, ticket: LoadTicket, lock: FileLock
+        self,
+        spec: ModelSpec,
+        ticket: LoadTicket,
+        lock: FileLock,
+        base: StoreEntry | None = None,
     ) -> AsyncIterator[ResolvedWeights]:
         """The model's weights until the end of the block, which cancels a running download.
 
-        Raises LoadFailed, LoadCancelled.
+        An adapter's base must be in use. Raises LoadFailed, LoadCancelled.
         """
         threads = self.threads.executor_for(ticket)
         was_on_disk = await in_thread(threads, self.cache.has_weights, spec.key)
         folder = await unless_cancelled(ticket, self.processors.folder(spec))
         files = await in_thread(threads, self.cache.weight_files, spec)
         weight_bytes = sum(file.size_bytes for file in files)
-        engine = await in_thread(threads, engine_of, folder)
+        if base is None:
+            engine = await in_thread(threads, engine_of, folder)
+        else:
+            engine = AdapterEngine(await in_thread(threads, read_adapter, folder))
+            folder = await unless_cancelled(ticket, self.processors.folder(base.model.spec))
         working_bytes = engine.working_bytes(weight_bytes)
         dtype = self._dtype(spec, engine)
         # Files of 32 bits become half as large, at least; `reserve` knows the exact size.
@@ -167,16 +181,15 @@ class WeightResolver:
             ticket.mark_started()
         try:
             weights = opened.weights if dtype is None else CastWeights(opened.weights, dtype)
+            tensors: Sequence[StoredTensor] = weights.layout.tensors
+            if base is not None:
+                check_names(tensor.name for tensor in tensors)
+                dtype, tensors = _shared(base).dtype, _shared(base).stored
             working_bytes += await in_thread(
-                threads,
-                cache_bytes,
-                folder,
-                spec.task,
-                self.generation_limits,
-                weights.layout.tensors,
+                threads, cache_bytes, folder, spec.task, self.generation_limits, tensors
             )
             yield ResolvedWeights(
-                folder, processor, weights, tier, engine, working_bytes, lock, dtype
+                folder, processor, weights, tier, engine, working_bytes, lock, dtype, base
             )
         except asyncio.CancelledError:  # the pod shuts down
             ticket.cancel("the pod shuts down")
@@ -230,6 +243,14 @@ class WeightResolver:
         except BaseException:
             await download.end()
             raise
+
+
+def _shared(base: StoreEntry) -> SharedWeights:
+    if base.shared is None:
+        raise LoadFailed(
+            f"{base.key} cannot be the base of an adapter: it is not a model of transformers"
+        )
+    return base.shared
 
 
 def _cause(*results: object) -> BaseException:

@@ -14,6 +14,7 @@ from runtime.device.accelerator import memory_budget, pod_share
 from runtime.device.gpu_watch import GpuWatch
 from runtime.engines.skeletons import Skeletons
 from runtime.generation.limits import GPU_CACHE_SHARE
+from runtime.loading.bases import Bases
 from runtime.loading.load_coordinator import LoadCoordinator
 from runtime.loading.model_loader import ModelLoader
 from runtime.loading.model_store import ModelStore, StoreEntry
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from registry.domain.accelerator import Accelerator
+    from registry.domain.model import ModelName, ModelSpec
     from registry.inference_service.tenant_rules import TenantRules
     from registry.pod_secret import PodSecret
     from registry.redis.client import Registry
@@ -186,7 +188,12 @@ def compose_loading(context: PodContext) -> LoadingComponents:
         ),
     )
     processors = Processors(
-        cache, threads, context.tasks, agent.report_tier, sandbox=context.sandbox
+        cache,
+        threads,
+        context.tasks,
+        agent.report_tier,
+        sandbox=context.sandbox,
+        bases=Bases(lambda name: _declared(watch, name)),
     )
     background = threads.executor_for(LoadTicket(is_urgent=False))
     demotions = Demotions(host, cache, background, agent.report_tier)
@@ -222,6 +229,11 @@ def compose_loading(context: PodContext) -> LoadingComponents:
         coordinator,
         gpu,
     )
+
+
+def _declared(watch: ClusterWatch, name: ModelName) -> ModelSpec | None:
+    record = watch.state.models.get(name)
+    return None if record is None else record.serving
 
 
 def _storage_rules(settings: RuntimeSettings) -> TenantRules | None:

@@ -19,6 +19,8 @@ ASSET_SUFFIXES = frozenset({".json", ".txt", ".model", ".jinja"})
 WEIGHT_SUFFIX = ".safetensors"
 PROGRAM_SUFFIX = ".pt2"
 PIPELINE_INDEX = "model_index.json"
+ADAPTER_CONFIG = "adapter_config.json"
+"""Of a LoRA adapter in PEFT's format, whose base has the `config.json`."""
 PIPELINE_PARTS: Mapping[str, str] = {
     "text_encoder": "model.safetensors",
     "unet": "diffusion_pytorch_model.safetensors",
@@ -67,7 +69,7 @@ def asset_files(files: Iterable[RemoteFile], uri: str) -> tuple[RemoteFile, ...]
     if (program := _program_file(files, uri)) is not None:
         _check_limits((program,), uri, "files of weights", MAX_WEIGHT_BYTES)
         return (*assets, program)
-    if not {"config.json", PIPELINE_INDEX} & {file.path for file in assets}:
+    if not {"config.json", PIPELINE_INDEX, ADAPTER_CONFIG} & {file.path for file in assets}:
         _check_not_torchscript(files, uri)
         _check_not_unserved(files, uri)
         found = sorted(file.path for file in files)[:8]

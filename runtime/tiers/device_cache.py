@@ -15,7 +15,7 @@ from runtime.errors import ModelTooLarge
 from runtime.tiers.eviction import Candidate, EvictionPolicy, lru
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 
 @dataclass(eq=False, slots=True)
@@ -202,8 +202,7 @@ class DeviceCache(Generic[R]):
         if chosen_keys is None:
             return False
         self._reserved[key] = memory_bytes
-        for chosen_key in (*own_keys, *chosen_keys):
-            self._remove(self.by_key[chosen_key], "memory", key)
+        self._remove_all((*own_keys, *chosen_keys), "memory", key)
         return True
 
     def _choose_for_quota(self, key: str, memory_bytes: int) -> tuple[str, ...] | None:
@@ -232,8 +231,7 @@ class DeviceCache(Generic[R]):
             if each.users == 0 and not each.is_pinned
         )
         chosen_keys = self.choose_evictions(min(max(1, missing_bytes), idle_bytes))
-        for chosen_key in chosen_keys or ():
-            self._remove(self.by_key[chosen_key], "device-full", evicted_for)
+        self._remove_all(chosen_keys or (), "device-full", evicted_for)
         if chosen_keys:
             self.notify_freed()
         return bool(chosen_keys)
@@ -305,6 +303,11 @@ class DeviceCache(Generic[R]):
         self._remove(entry, reason)
         self.notify_freed()
         return True
+
+    def _remove_all(self, keys: Sequence[str], reason: str, evicted_for: str) -> None:
+        for key in keys:
+            if (entry := self.by_key.get(key)) is not None:  # it may have left with another
+                self._remove(entry, reason, evicted_for)
 
     def _remove(self, entry: R, reason: str, evicted_for: str | None = None) -> None:
         del self.by_key[entry.key]

@@ -15,6 +15,7 @@ from registry.redis.watch import ClusterWatch
 from runtime.device.memory import CpuMemory
 from runtime.device.worker import DeviceWorker
 from runtime.engines.skeletons import Skeletons
+from runtime.loading.bases import Bases
 from runtime.loading.load_coordinator import LoadCoordinator
 from runtime.loading.load_threads import LoadThreads
 from runtime.loading.model_loader import ModelLoader
@@ -32,7 +33,7 @@ from runtime.tiers.eviction import POLICIES, ReloadCosts
 from runtime.tiers.host_tier import enter_host_tier
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import AsyncIterator, Mapping, Sequence
     from pathlib import Path
 
     from runtime.device.memory import DeviceMemory
@@ -57,6 +58,7 @@ class LocalPod:
         load = self.coordinator.new_load(spec, ANY_COPIES, is_preload=False)
         load.ticket = ticket or load.ticket
         self.loader.store.add(await self.coordinator.load_to_device(load))
+        self.coordinator.end_base(load)
         return load.source
 
     async def answer(self, spec: ModelSpec, text: str = "some words") -> list[bytes]:
@@ -92,8 +94,12 @@ async def local_pod(
     environment: Mapping[str, str] | None = None,
     link_rate: float | None = None,
     ends_downloads: bool = False,
+    declared: Sequence[ModelSpec] = (),
 ) -> AsyncIterator[LocalPod]:
-    """A running `LocalPod`; host tier only with a budget for it."""
+    """A running `LocalPod`; host tier only with a budget for it.
+
+    `declared`: the models among which adapters find their bases.
+    """
     memory = memory or CpuMemory()
     options = StorageOptions(environment=environment or {}, read_timeout_s=60)
     cache = DiskCache(cache_folder or folder / "cache", Storages(options), Bandwidth(link_rate))
@@ -109,7 +115,8 @@ async def local_pod(
     with LoadThreads(6) as threads:
         try:
             async with asyncio.TaskGroup() as tasks:
-                processors = Processors(cache, threads, tasks)
+                by_name = {spec.name: spec for spec in declared}
+                processors = Processors(cache, threads, tasks, bases=Bases(by_name.get))
                 moved: asyncio.Queue[str] = asyncio.Queue()
                 demotions = Demotions(host, cache, threads, moved.put_nowait)
                 running = tasks.create_task(demotions.run())

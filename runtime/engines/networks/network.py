@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from registry.domain.model import Task
+from runtime.engines.networks.adapter import plain_name
 from runtime.engines.networks.configuration import read_config, task_of
 from runtime.engines.networks.default_dtype import DefaultDtype
 from runtime.engines.skeletons import ParameterSlot, Skeleton
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from transformers import PretrainedConfig, PreTrainedModel
 
+    from runtime.engines.networks.adapter import Adapter
     from runtime.weights.safetensors_files import StoredTensor
 
 _BUILD_LOCK = threading.Lock()
@@ -62,6 +64,7 @@ def build_skeleton(
     key: str,
     device: torch.device,
     dtype: torch.dtype | None = None,
+    adapter: Adapter | None = None,
 ) -> Skeleton:
     """The network in evaluation mode, without weights; raises ModelInvalid. Blocks.
 
@@ -72,10 +75,13 @@ def build_skeleton(
         key: of the skeleton, see `skeleton_key`.
         device: for buffers that no file holds.
         dtype: of the weights; None: as config.json says.
+        adapter: whose matrices are among the tensors; None: without one.
     """
     config = read_config(folder)
     config.dtype = dtype or config.dtype
     network = _network(config, task_of(config, declared))
+    if adapter is not None:
+        adapter.apply(network, shapes)
     slots = _prepare(network, shapes, device)
     _read_generation_config(network, folder)
     return Skeleton(key, network, slots)
@@ -212,15 +218,16 @@ def parameter_slot(network: PreTrainedModel, name: str, stored: str) -> Paramete
 def _renamed(stored: Mapping[str, Any], expected: Any, prefix: str) -> dict[str, str]:
     """Stored names by the network's names, with the base model's prefix added or removed."""
     renamed = {}
-    for name in stored:
+    for held in stored:
+        name = plain_name(held)
         if name in expected:
-            renamed[name] = name
+            renamed[name] = held
         elif name.removeprefix(f"{prefix}.") in expected:
-            renamed[name.removeprefix(f"{prefix}.")] = name
+            renamed[name.removeprefix(f"{prefix}.")] = held
         elif f"{prefix}.{name}" in expected:
-            renamed[f"{prefix}.{name}"] = name
+            renamed[f"{prefix}.{name}"] = held
         else:
-            renamed[_modern_name(name)] = name
+            renamed[_modern_name(name)] = held
     return renamed
 
 

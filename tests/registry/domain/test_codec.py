@@ -62,6 +62,7 @@ SPECS = st.builds(
     format=TEXT,
     task=st.none() | st.sampled_from(Task),
     precision=st.none() | st.sampled_from(Precision),
+    base=st.sampled_from(["", "llama"]),
     protocol=st.sampled_from(["v1", "v2"]),
     pool=TEXT,
     policy=POLICIES,

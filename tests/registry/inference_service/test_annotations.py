@@ -51,6 +51,7 @@ INVALID: dict[str, list[str]] = {
     "pool": LABEL,
     "task": ["", "embedding", "Text-Embedding"],
     "dtype": ["", "bf16", "float16", "Float32", "int8"],
+    "base-model": LABEL,
     "policy": ["", "fastest", "AUTO", "auto "],
     "target-ongoing-requests": [*INTEGER, "0", "-3", "10001"],
     "queue-depth": [*INTEGER, "-1", "1000001"],
@@ -92,6 +93,14 @@ def test_dtype_is_not_part_of_the_policy() -> None:
     for text, value in (("bfloat16", Precision.BFLOAT16), ("auto", None)):
         parsed = parse_annotations({PREFIX + "dtype": text})
         assert (parsed.precision, parsed.policy, parsed.problems) == (value, ModelPolicy(), ())
+
+
+def test_an_adapter_has_a_base_and_its_type() -> None:
+    adapter = {PREFIX + "base-model": "llama"}
+    parsed = parse_annotations(adapter)
+    assert (parsed.base, parsed.policy, parsed.problems) == ("llama", ModelPolicy(), ())
+    (problem,) = parse_annotations(adapter | {PREFIX + "dtype": "bfloat16"}).problems
+    assert "must be absent beside pilotlight.io/base-model" in problem
 
 
 def test_without_annotations_the_defaults_apply() -> None:
