@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from registry.domain.model import ModelPolicy, Task
 from runtime.device.batch import batch_cap
 from runtime.engines.networks.configuration import read_config, task_of
-from runtime.weights.safetensors_files import DTYPES
+from runtime.weights.safetensors_files import DTYPES, SCALE_NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -119,7 +119,9 @@ def cache_bytes(
     if task_of(config, declared) is not Task.TEXT_GENERATION:
         return 0
     sizes = [
-        DTYPES[each.dtype].itemsize for each in tensors if DTYPES[each.dtype].is_floating_point
+        DTYPES[each.dtype].itemsize
+        for each in tensors
+        if DTYPES[each.dtype].is_floating_point and each.name.rpartition(".")[2] not in SCALE_NAMES
     ]
     value_bytes = max(sizes, default=4)
     shape = cache_shape(config, limits, value_bytes)

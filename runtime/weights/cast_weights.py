@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from runtime.weights.safetensors_files import DTYPES, StoredTensor
+from runtime.weights.safetensors_files import DTYPES, SCALE_NAMES, StoredTensor
 from runtime.weights.slab import lay_out
 from runtime.weights.weight_source import slab_parts
 
@@ -70,7 +70,7 @@ class CastWeights:
 
 
 def _cast(tensor: StoredTensor, dtype: str) -> StoredTensor:
-    if tensor.dtype not in _CAST:
+    if tensor.dtype not in _CAST or tensor.name.rpartition(".")[2] in SCALE_NAMES:
         return tensor
     count = tensor.size_bytes // DTYPES[tensor.dtype].itemsize
     return replace(tensor, dtype=dtype, size_bytes=count * DTYPES[dtype].itemsize)

@@ -48,6 +48,8 @@ DTYPES = {
     "C64": torch.complex64,
 }
 """Torch types by their names in safetensors."""
+SCALE_NAMES = ("weight_scale", "weight_scale_inv")
+"""Last parts of the names of scales of weights of 8 bits (`compressed-tensors`, `fp8`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from runtime.errors import LoadFailed, ModelInvalid
 from runtime.generation.engine import Sampling
 from tests.runtime.adapters import merge, write_adapter
 from tests.runtime.fake_engine import FakeEngine
+from tests.runtime.http import predict
 from tests.runtime.local_pod import LocalPod, local_pod, spec_of
 from tests.runtime.networks import load_network
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from registry.domain.model import ModelSpec
+    from tests.runtime.conftest import Cluster
 
 PATHS = ["transformer.h.0.attn.c_attn", "transformer.h.1.mlp.c_fc"]
 PROMPT = [260, 270, 280]
@@ -165,9 +167,19 @@ def test_wrong_bases_are_told(models: Path, tmp_path: Path, base: ModelSpec, kin
         async with local_pod(tmp_path / "pod", declared=declared) as pod:
             with pytest.raises((LoadFailed, ModelInvalid), match=told):
                 await pod.load(adapter)
-            store = pod.loader.store
-            assert (
-                all(entry.users == 0 for entry in store.by_key.values()) or kind == "other-format"
-            )
 
     asyncio.run(run())
+
+
+@pytest.mark.slow
+def test_a_pod_serves_an_adapter_of_a_declared_base(
+    cluster: Cluster, base: ModelSpec, models: Path, tmp_path: Path
+) -> None:
+    adapter = adapter_of(models, tmp_path, 1)
+    cluster.do(lambda registry: registry.put_models([base, adapter]))
+    pod = cluster.pod()
+    answers = [
+        predict(pod.url, name, "some words").json()["predictions"] for name in ("adapter-1", "base")
+    ]
+    assert answers[0] != answers[1]
+    assert cluster.tiers(base) == cluster.tiers(adapter) == {"pod-a": "device"}

@@ -17,6 +17,7 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from runtime.engines.networks.configuration import read_json
+from runtime.engines.networks.layers import find_layer
 from runtime.errors import ModelInvalid
 from runtime.storage.listing import ADAPTER_CONFIG
 
@@ -69,7 +70,7 @@ class Adapter:
             layer.lora_A = nn.Parameter(torch.empty(left), requires_grad=False)
             layer.lora_B = nn.Parameter(torch.empty(right), requires_grad=False)
         layer.lora_scale = self.scale  # type: ignore[assignment]  # a plain number
-        layer.__class__ = _adapted(type(layer))
+        layer.__class__ = _adapted(type(layer))  # type: ignore[arg-type]  # a class has a hash
 
 
 _EXAMPLE: Final = "base_model.model.LAYER.lora_A.weight"
@@ -88,7 +89,7 @@ def read_adapter(folder: Path) -> Adapter:
                 " be served: merge the adapter into its base, and declare that as a model"
             )
     rank, alpha = fields.get("r"), fields.get("lora_alpha")
-    if type(rank) is not int or rank < 1 or not _is_number(alpha):
+    if type(rank) is not int or rank < 1 or alpha is None or not _is_number(alpha):
         raise ModelInvalid(
             f"{ADAPTER_CONFIG} needs r, a whole number from 1, and the number lora_alpha;"
             f" they are {rank!r} and {alpha!r}"
@@ -114,14 +115,10 @@ def _is_number(value: Any) -> bool:
 
 
 def _layer(network: PreTrainedModel, path: str) -> nn.Module:
-    """The layer of this path, which may have the base model's prefix or lack it."""
-    prefix = f"{network.base_model_prefix}."
-    for each in (path, path.removeprefix(prefix), prefix + path):
-        try:
-            return network.get_submodule(each)
-        except AttributeError:
-            continue
-    raise ModelInvalid(f"the adapter is for {path}, which the base's network does not have")
+    layer = find_layer(network, path)
+    if layer is None:
+        raise ModelInvalid(f"the adapter is for {path}, which the base's network does not have")
+    return layer
 
 
 def _sizes(layer: nn.Module, path: str) -> tuple[int, int]:
@@ -143,6 +140,7 @@ def _adapted(kind: type[nn.Module]) -> type[nn.Module]:
         outputs: torch.Tensor = kind.forward(self, inputs)
         reduced = nn.functional.linear(inputs.to(self.lora_A.dtype), self.lora_A)
         added = nn.functional.linear(reduced, self.lora_B) * self.lora_scale
-        return outputs + added.to(outputs.dtype)
+        total: torch.Tensor = outputs + added.to(outputs.dtype)
+        return total
 
     return type(f"Adapted{kind.__name__}", (kind,), {"forward": forward})

@@ -18,12 +18,11 @@ from runtime.engines.skeletons import ParameterSlot, Skeleton
 from runtime.errors import ModelInvalid
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from transformers import PretrainedConfig, PreTrainedModel
 
-    from runtime.engines.networks.adapter import Adapter
     from runtime.weights.safetensors_files import StoredTensor
 
 _BUILD_LOCK = threading.Lock()
@@ -64,7 +63,7 @@ def build_skeleton(
     key: str,
     device: torch.device,
     dtype: torch.dtype | None = None,
-    adapter: Adapter | None = None,
+    prepare: Callable[[PreTrainedModel], None] = lambda _network: None,
 ) -> Skeleton:
     """The network in evaluation mode, without weights; raises ModelInvalid. Blocks.
 
@@ -75,13 +74,12 @@ def build_skeleton(
         key: of the skeleton, see `skeleton_key`.
         device: for buffers that no file holds.
         dtype: of the weights; None: as config.json says.
-        adapter: whose matrices are among the tensors; None: without one.
+        prepare: changes the network, which has no memory yet.
     """
     config = read_config(folder)
     config.dtype = dtype or config.dtype
     network = _network(config, task_of(config, declared))
-    if adapter is not None:
-        adapter.apply(network, shapes)
+    prepare(network)
     slots = _prepare(network, shapes, device)
     _read_generation_config(network, folder)
     return Skeleton(key, network, slots)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from runtime.engines.networks import network
+from runtime.engines.networks.quantised import read_quantisation
 
 if TYPE_CHECKING:
     import torch
+    from transformers import PreTrainedModel
 
     from runtime.engines.engine import ModelFolder
     from runtime.engines.networks.adapter import Adapter
@@ -25,10 +28,20 @@ class NetworkEngine:
     def build_skeleton(
         self, model: ModelFolder, *, key: str, device: torch.device, threads: int
     ) -> Skeleton:
-        shapes = {tensor.name: tensor.shape for tensor in model.tensors}
         return network.build_skeleton(
-            model.path, model.task, shapes, key=key, device=device, dtype=model.dtype
+            model.path,
+            model.task,
+            _shapes(model),
+            key=key,
+            device=device,
+            dtype=model.dtype,
+            prepare=partial(self._prepare, model),
         )
+
+    def _prepare(self, model: ModelFolder, made: PreTrainedModel) -> None:
+        quantisation = read_quantisation(model.path, model.tensors)
+        if quantisation is not None:
+            quantisation.apply(made, {tensor.name: tensor for tensor in model.tensors})
 
     def working_bytes(self, weight_bytes: int) -> int:
         return 0  # its generation cache is reserved apart
@@ -48,15 +61,10 @@ class AdapterEngine(NetworkEngine):
     def skeleton_key(self, model: ModelFolder) -> str:
         return f"{super().skeleton_key(model)} {self._adapter.scale}"
 
-    def build_skeleton(
-        self, model: ModelFolder, *, key: str, device: torch.device, threads: int
-    ) -> Skeleton:
-        return network.build_skeleton(
-            model.path,
-            model.task,
-            {tensor.name: tensor.shape for tensor in model.tensors},
-            key=key,
-            device=device,
-            dtype=model.dtype,
-            adapter=self._adapter,
-        )
+    def _prepare(self, model: ModelFolder, made: PreTrainedModel) -> None:
+        super()._prepare(model, made)
+        self._adapter.apply(made, _shapes(model))
+
+
+def _shapes(model: ModelFolder) -> network.Shapes:
+    return {tensor.name: tensor.shape for tensor in model.tensors}

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 CPU = torch.device("cpu")
 PATHS = {
     "tiny-gpt2": ["transformer.h.0.attn.c_attn", "transformer.h.1.mlp.c_fc"],
-    "tiny-t5": ["encoder.block.0.layer.0.SelfAttention.q", "decoder.block.0.layer.0.SelfAttention.v"],
+    "tiny-t5": [
+        "encoder.block.0.layer.0.SelfAttention.q", "decoder.block.0.layer.0.SelfAttention.v",
+    ],
     "tiny-bert": ["bert.encoder.layer.0.attention.self.query"],
 }  # fmt: skip
 
