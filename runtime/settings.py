@@ -152,6 +152,12 @@ class RuntimeSettings:
         "memory of a model that leaves a GPU goes back to the driver at once, for other pods of the"
         " GPU; no GPU has run this yet",
     )
+    registered_bytes: int = option(
+        0,
+        parse_int(0),
+        "bytes of tier host that stay registered with the GPU's driver, for copies from where they"
+        " lie; no GPU has run this yet; 0: none",
+    )
     tf32: bool = option(
         True,
         parse_bool,

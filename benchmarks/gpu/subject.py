@@ -69,6 +69,12 @@ class _CpuEngine:
         target.copy_(source)
         return _Done()
 
+    def register(self, region: torch.Tensor) -> None:
+        """A CPU reads all memory alike."""
+
+    def unregister(self, region: torch.Tensor) -> None:
+        """See `register`."""
+
     def end_of(self, slab: torch.Tensor) -> None:
         """Memory that is dropped is free."""
 

@@ -14,6 +14,9 @@ from runtime.errors import DeviceFull
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+REGISTER_READ_ONLY = 8
+"""`cudaHostRegisterReadOnly`: the driver pins the pages of the file, and copies none of them."""
+
 
 class CudaEngine:
     """The current device of the pod's environment (`CUDA_VISIBLE_DEVICES`, MPS share)."""
@@ -63,6 +66,17 @@ class CudaEngine:
             slab = torch.empty(size_bytes, dtype=torch.uint8, device=self.device)
         self._pools[slab.data_ptr()] = pool
         return slab
+
+    def register(self, region: torch.Tensor) -> None:
+        """Raises RuntimeError, as where the container's limit of locked memory is too low."""
+        cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]  # torch's
+        torch.cuda.check_error(
+            cudart.cudaHostRegister(region.data_ptr(), region.nbytes, REGISTER_READ_ONLY)
+        )
+
+    def unregister(self, region: torch.Tensor) -> None:
+        cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]  # torch's
+        torch.cuda.check_error(cudart.cudaHostUnregister(region.data_ptr()))
 
     def end_of(self, slab: torch.Tensor) -> Callable[[], None] | None:
         """The end of its pool, which waits for the device."""

@@ -37,6 +37,9 @@ class DeviceMemory(Protocol):
         Raises DeviceFull, LoadFailed, LoadCancelled.
         """
 
+    def drop_registered(self) -> bool:
+        """Let tier `host` evict images that are registered with the driver; False without any."""
+
     def check(self) -> None:
         """Raise the device's error if it has failed for good. Blocks until its work has ended."""
 
@@ -58,6 +61,9 @@ class CpuMemory:
                 f"{source.layout.size_bytes} bytes cannot be mapped: {error}"
             ) from error
 
+    def drop_registered(self) -> bool:
+        return False
+
     def check(self) -> None:
         """A CPU does not fail for good."""
 
@@ -65,13 +71,20 @@ class CpuMemory:
         """Nothing to release."""
 
 
-def open_device(name: str, memory_share: float = 1.0, *, slab_pools: bool = False) -> DeviceMemory:
+def open_device(
+    name: str,
+    memory_share: float = 1.0,
+    *,
+    slab_pools: bool = False,
+    registered_bytes: int = 0,
+) -> DeviceMemory:
     """The memory of `cpu` or `cuda`; `auto` selects CUDA if it can be used. Raises NoDevice.
 
     Args:
         name: the setting `device`.
         memory_share: part of the GPU's memory that this process may take.
         slab_pools: the setting of that name.
+        registered_bytes: the setting of that name.
     """
     if name == "cpu":
         return CpuMemory()
@@ -88,7 +101,8 @@ def open_device(name: str, memory_share: float = 1.0, *, slab_pools: bool = Fals
         return CpuMemory()
     from runtime.device.cuda import CudaEngine
 
-    return StagedMemory(CudaEngine(memory_share, slab_pools=slab_pools))
+    engine = CudaEngine(memory_share, slab_pools=slab_pools)
+    return StagedMemory(engine, registered_bytes=registered_bytes)
 
 
 def cuda_problem() -> str:

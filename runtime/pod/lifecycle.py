@@ -64,7 +64,12 @@ def run_pod(settings: RuntimeSettings) -> int:
     _configure_logs(settings)
     torch.set_num_threads(settings.threads)
     try:
-        memory = open_device(settings.device, mps_share(os.environ), slab_pools=settings.slab_pools)
+        memory = open_device(
+            settings.device,
+            mps_share(os.environ),
+            slab_pools=settings.slab_pools,
+            registered_bytes=settings.registered_bytes,
+        )
     except NoDevice as error:
         logger.error("the pod cannot start", extra={"error": error})
         write_termination_message(str(error))

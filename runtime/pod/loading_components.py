@@ -187,6 +187,7 @@ def compose_loading(context: PodContext) -> LoadingComponents:
             lease_ttl_s=settings.lease_ttl,
         ),
     )
+    host.on_no_room = context.memory.drop_registered
     processors = Processors(
         cache,
         threads,

@@ -42,7 +42,7 @@ class HostImage:
     def __init__(self, descriptor: int, name: str) -> None:
         """Take over the descriptor and check the file; raises ImageDamaged."""
         self._descriptor = descriptor
-        self._name = name
+        self.image_name = name
         self.layout, self._slab_offset = _read_header(descriptor, name)
 
     def parts(self, max_bytes: int) -> Iterator[SlabPart]:
@@ -51,16 +51,20 @@ class HostImage:
     def wait_verified(self) -> None:
         """Return at once: an image gets its name once it is complete."""
 
+    def map_slab(self) -> torch.Tensor:
+        """The slab, mapped; a write to it changes a copy of the page."""
+        size_bytes = self._slab_offset + self.layout.size_bytes
+        whole = map_file(self._descriptor, size_bytes, name=self.image_name)
+        touch_pages(whole, name=self.image_name)
+        return whole.narrow(0, self._slab_offset, self.layout.size_bytes)
+
     def map_tensors(self) -> dict[str, torch.Tensor]:
         """All tensors, mapped, so that the pods of a node share the memory."""
-        size_bytes = self._slab_offset + self.layout.size_bytes
-        whole = map_file(self._descriptor, size_bytes, name=self._name)
-        touch_pages(whole, name=self._name)
-        region = whole.narrow(0, self._slab_offset, self.layout.size_bytes)
+        region = self.map_slab()
         return {tensor.name: view_of(region, tensor) for tensor in self.layout.tensors}
 
     def read_into(self, offset: int, target: memoryview) -> None:
-        read_exactly(self._descriptor, self._slab_offset + offset, target, name=self._name)
+        read_exactly(self._descriptor, self._slab_offset + offset, target, name=self.image_name)
 
     def close(self) -> None:
         """Close the file; a mapping has its own descriptor with the same lock."""

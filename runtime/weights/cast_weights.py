@@ -24,6 +24,8 @@ _NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
 class CastWeights:
     """The tensors of `source`, in the order of its slab, with another type."""
 
+    image_name = ""
+
     def __init__(self, source: WeightSource, dtype: torch.dtype) -> None:
         self._source = source
         self._stored = source.layout.tensors
@@ -64,6 +66,9 @@ class CastWeights:
         buffer = bytearray(size)
         self._source.read_into(start, memoryview(buffer))
         return torch.frombuffer(buffer, dtype=old).to(new)
+
+    def map_slab(self) -> torch.Tensor:
+        raise NotImplementedError("converted weights are no image")
 
     def close(self) -> None:
         self._source.close()

@@ -55,6 +55,8 @@ class WeightSource(Protocol):
     """The weights of one model, to be mapped or to be read in the order of the slab. Blocks."""
 
     layout: SlabLayout
+    image_name: str
+    """Of a file in memory that holds the slab as it is on a device; empty: there is none."""
 
     def parts(self, max_bytes: int) -> Iterator[SlabPart]:
         """The whole slab, part by part as it becomes readable; raises LoadFailed, LoadCancelled."""
@@ -71,6 +73,9 @@ class WeightSource(Protocol):
         Bytes between tensors are left unchanged. Many threads may read at once.
         """
 
+    def map_slab(self) -> torch.Tensor:
+        """The whole slab of an image, mapped; only if there is one."""
+
     def close(self) -> None:
         """Close the files; mapped tensors stay valid."""
 
@@ -80,6 +85,8 @@ class OpenFiles:
 
     If several files of safetensors hold a tensor of one name, that of the last file is used.
     """
+
+    image_name = ""
 
     def __init__(self, names: Sequence[str], descriptors: Sequence[int]) -> None:
         """Read the headers; raises ModelInvalid. The caller closes the descriptors."""
@@ -119,6 +126,9 @@ class OpenFiles:
                 target[first : first + piece.size_bytes],
                 name=self._names[piece.file],
             )
+
+    def map_slab(self) -> torch.Tensor:
+        raise NotImplementedError("files on disk hold no slab")
 
     def pieces(self, offset: int, size_bytes: int) -> Iterator[FilePiece]:
         """The pieces of files that make up a range of the slab, without bytes between tensors."""

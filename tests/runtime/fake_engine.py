@@ -76,6 +76,10 @@ class FakeEngine:
         """Copies whose source was changed before they were made."""
         self.failure: Exception | None = None
         """What every call would raise of a device that has failed for good."""
+        self.registered: list[int] = []
+        """Addresses of memory that is registered now."""
+        self.registrations = 0
+        self.refuses_to_register = False
         self.may_copy = threading.Event()
         self.may_copy.set()
         self._lock = threading.Lock()
@@ -109,6 +113,15 @@ class FakeEngine:
                 self._freed_bytes += size_bytes
             else:
                 self._cached_bytes += size_bytes
+
+    def register(self, region: torch.Tensor) -> None:
+        if self.refuses_to_register:
+            raise RuntimeError("CUDA error: out of memory")
+        self.registered.append(region.data_ptr())
+        self.registrations += 1
+
+    def unregister(self, region: torch.Tensor) -> None:
+        self.registered.remove(region.data_ptr())
 
     def end_of(self, slab: torch.Tensor) -> Callable[[], None] | None:
         return self._end_pools if self._slab_pools else None
