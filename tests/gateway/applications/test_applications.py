@@ -178,6 +178,11 @@ def test_the_look_answers_changes_the_variant_and_may_die(
     explained = harness.explain(answered.headers["x-request-id"])["selection"]
     assert explained["look"] == "seen"
     assert explained["posterior"] == {"even": 0.9167, "odd": 0.0833}
+    large = orjson.dumps({"instances": [[4.0, 0.0]], "padding": " " * (2 << 20)})
+    unseen = _ask(harness, "/v1/models/parity:predict", content=large)
+    assert unseen.headers["x-pilotlight-variant"] in ("parity-fast", "parity-slow")
+    assert harness.explain(_id(unseen))["selection"]["look"] == "too-large"
+    assert harness.metric("pilotlight_gateway_looks_total", outcome="too-large") == 1
     bad = ask([1.0, 2.0, 3.0])
     assert bad.status_code == 400
     assert "must have the shape [-1, 2], was [1, 3]" in bad.text

@@ -105,6 +105,33 @@ def test_requests_without_a_slot_join_the_next_window() -> None:
     assert sizes == sorted(sizes, reverse=True)
 
 
+@pytest.mark.parametrize(
+    ("window", "busy", "waited_s"),
+    [
+        pytest.param({"length": "1s"}, False, (0.0, 0.001), id="a suitable pod idles: at once"),
+        pytest.param({"length": "50ms"}, True, (0.05, 0.051), id="when its time is over"),
+        pytest.param({"length": "1s"}, True, (0.2, 0.3), id="when the deadline would be missed"),
+        pytest.param({"length": "1s", "fixed": True}, True, (1.0, 1.001), id="fixed: only then"),
+    ],
+)
+def test_when_a_window_closes(
+    window: dict[str, Any], busy: bool, waited_s: tuple[float, float]
+) -> None:
+    rows: list[Row] = [(0.0, "app"), (0.01, "app")] if busy else [(0.01, "app")]
+    plan = _plan(application=_application(window=window, policy="max-accuracy-edf"))
+    run = Simulation(plan, trace(rows, deadline_s=[5.0, 0.3][-len(rows) :]))
+    assert run.applications is not None
+    planned: list[tuple[Window, SelectionPlan | None]] = []
+    run.applications.windows = planned
+    assert {each["status"] for each in records(run)} == {200}
+    last = planned[-1][0]
+    least_s, most_s = waited_s
+    waited = last.now_s - last.requests[0].arrival_s
+    if window.get("fixed"):
+        waited = last.now_s - min(each.arrival_s for each in last.requests)
+    assert least_s <= waited <= most_s
+
+
 def test_tenants_take_turns_in_being_planned() -> None:
     names = [("a", "one", "lo-edf"), ("a", "two", "grouped"), ("b", "one", "lo-edf")]
     plan = cluster(

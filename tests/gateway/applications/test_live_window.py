@@ -1,0 +1,109 @@
+"""Windows for the policies from the cluster state: workers, swaps, priors, accuracies."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from gateway.applications.live_window import PlannedApplication, live_window, variants_of
+from gateway.selection.selection_policies import plan_window
+from gateway.selection.window import WindowRequest
+from registry.domain.application import AccuracyProfile, ApplicationSpec, Prior, SelectionPolicy
+from registry.domain.model import ModelName, ModelSpec
+from tests.gateway.cluster_states import NOW_S, PodSketch, cluster, declare
+
+if TYPE_CHECKING:
+    from gateway.selection.window import Window
+    from registry.domain.cluster import ClusterState
+
+DIGITS = ApplicationSpec(ModelName("default", "digits"), ("no", "yes"), deadline_s=1.0)
+VARIANT = ModelSpec(ModelName("default", "m"), "file:///m")
+REQUEST = WindowRequest("r", str(DIGITS.name), NOW_S, 1.0)
+MEASURED = {
+    "infer": 0.1, "preprocess": 0.02, "postprocess": 0.01, "load:remote": 0.8,
+    "infer|a100|1": 0.04, "preprocess|a100|1": 0.02, "postprocess|a100|1": 0.01,
+}  # fmt: skip
+
+
+def _state(*pods: PodSketch, profile_key: str | None = None) -> ClusterState:
+    """Pods, and one variant with an accuracy of 0.7."""
+    state = cluster(*pods, key=VARIANT.key, measured=MEASURED)
+    key = declare(state, application="digits").key
+    profile = AccuracyProfile(profile_key or key, DIGITS.classes, ((6, 2), (1, 1)))
+    state.accuracies[VARIANT.name] = profile
+    return state
+
+
+def _window(state: ClusterState, application: ApplicationSpec = DIGITS) -> Window:
+    planned = PlannedApplication(application, variants_of(application, state))
+    return live_window([REQUEST], [planned], state, NOW_S)
+
+
+def test_a_pods_latency_is_that_of_its_accelerator() -> None:
+    window = _window(
+        _state(PodSketch("fast", "warm", product="a100"), PodSketch("slow", "warm", product="l4"))
+    )
+    assert {each.name: each.latency_s["m"] for each in window.workers} == {
+        "fast": pytest.approx(0.04), "slow": pytest.approx(0.07),
+    }  # fmt: skip
+
+
+def test_a_swap_costs_nothing_if_warm_else_the_rest_of_the_load() -> None:
+    warm, cold, loading = _window(
+        _state(
+            PodSketch("a-warm", "warm"),
+            PodSketch("b-cold"),
+            PodSketch("c-loading", "loading:remote", loading_since_s=NOW_S - 0.5),
+        )
+    ).workers
+    assert "m" not in warm.swap_s
+    assert cold.swap_s["m"] == pytest.approx(0.8, abs=0.1)
+    assert 0 < loading.swap_s["m"] < cold.swap_s["m"]
+
+
+def test_a_variant_that_does_not_fit_a_pods_free_memory_is_not_planned_there() -> None:
+    state = _state(PodSketch("a-warm", "warm"), PodSketch("b-full", used_bytes=950))
+    full = _window(state).workers[1]
+    assert (full.name, dict(full.latency_s)) == ("b-full", {})
+
+
+def test_pods_without_a_free_slot_serve_no_request_unless_none_has_one() -> None:
+    busy, idle = PodSketch("busy", "warm", busy=1), PodSketch("idle", "warm")
+    assert [each.name for each in _window(_state(busy, idle)).workers] == ["idle"]
+    assert [each.name for each in _window(_state(busy)).workers] == ["busy"]
+
+
+def test_a_profile_of_another_generation_leaves_the_variant_out() -> None:
+    variants = variants_of(DIGITS, _state(PodSketch("a", "warm"), profile_key="default/m@old"))
+    assert variants.usable == ()
+    [problem] = variants.problems
+    assert "m: " in problem
+    assert "another" in problem
+
+
+def test_a_strong_prior_counts_the_requests_of_a_window_and_a_weak_one_does_not() -> None:
+    state = _state(PodSketch("a", "warm"))
+    weak = replace(DIGITS, prior=Prior.WEAK, frequencies=(0.75, 0.25))
+    strong = replace(weak, prior=Prior.STRONG)
+    alphas = [
+        PlannedApplication(each, variants_of(each, state), requests_per_window=8.0).alpha
+        for each in (DIGITS, weak, strong)
+    ]
+    assert alphas == [(0.5, 0.5), (0.75, 0.25), (6.0, 2.0)]
+
+
+def test_normalised_accuracies_are_shares_of_the_best_profiled_one() -> None:
+    state = _state(PodSketch("a", "warm"))
+    better = declare(state, "better", application="digits")
+    state.accuracies[better.name] = AccuracyProfile(better.key, DIGITS.classes, ((7, 1), (1, 1)))
+    expected = {}
+    for normalises in (False, True):
+        window = _window(state, replace(DIGITS, normalises_accuracy=normalises))
+        only_m = replace(
+            window, workers=tuple(replace(each, latency_s={"m": 0.1}) for each in window.workers)
+        )
+        [assignment] = plan_window(SelectionPolicy.LO_EDF, only_m).assignments
+        expected[normalises] = assignment.accuracy
+    assert expected == {False: pytest.approx(0.7), True: pytest.approx(0.7 / 0.8)}
