@@ -1,6 +1,6 @@
 """What applications cost: a request on an idle pod, and the throughput of models beside them.
 
-Two gateways with a pod each, on one core: one serves a model only, the other applications as well.
+Two gateways with a pod each, on one core: both serve the same models, one applications as well.
 They get load in turns, so that what disturbs the machine disturbs both; ratios are of one turn.
 """
 
@@ -68,7 +68,7 @@ def measure(*, turns: int = 7, seconds: float = 2.0) -> list[Turn]:
         _write_look(look)
         setup = RoundSetup(CoreLayout.SHARED, {system}, {system}, generator, Path(folder, "alone"))
         setup.folder.mkdir()
-        alone = start_pilotlight(stack, setup)
+        alone = start_pilotlight(stack, setup, "--variants")
         setup = replace(setup, folder=Path(folder, "beside"))
         setup.folder.mkdir()
         beside = start_pilotlight(stack, setup, "--look", str(look))

@@ -59,17 +59,23 @@ async def application(
 
 
 @contextlib.asynccontextmanager
-async def registered(redis_url: str, address: str, look: str | None) -> AsyncIterator[None]:
+async def registered(
+    redis_url: str, address: str, look: str | None, *, has_variants: bool
+) -> AsyncIterator[None]:
     """Keep the pod registered, warm for the models and with measurements.
 
     `look`: folder of a trained look at requests' data; then applications are declared as well.
+    `has_variants`: their variants are declared also without them, as plain models.
     """
     registry = await Registry.connect(redis_url)
     info = PodInfo(NAME, address, "node-0", slots=_SLOTS, memory_bytes=1 << 30)
     epoch = await registry.register_pod(info)
     specs = [_spec(MODEL)]
-    if look is not None:
-        specs += [_spec(f"{name}-small", name) for name in (APPLICATION, LOOKING)]
+    if look is not None or has_variants:
+        specs += [
+            _spec(f"{name}-small", None if look is None else name)
+            for name in (APPLICATION, LOOKING)
+        ]
     await registry.put_models(specs)
     for spec in specs:
         await _load(registry, epoch, spec)
@@ -137,11 +143,14 @@ async def _serve(port: int) -> None:
 
 
 async def _run(
-    port: int | None, address: str | None, redis_url: str | None, look: str | None
-) -> None:
+    port: int | None, address: str | None, redis_url: str | None, look: str | None,
+    *, has_variants: bool,
+) -> None:  # fmt: skip
     async with contextlib.AsyncExitStack() as stack:
         if redis_url is not None:
-            pod = registered(redis_url, address or f"127.0.0.1:{port}", look)
+            pod = registered(
+                redis_url, address or f"127.0.0.1:{port}", look, has_variants=has_variants
+            )
             await stack.enter_async_context(pod)
         if port is not None:
             await _serve(port)
@@ -155,9 +164,13 @@ def main() -> None:
     parser.add_argument("--address")
     parser.add_argument("--redis-url")
     parser.add_argument("--look", help="declare applications; folder of a trained look")
-    arguments = parser.parse_args()
+    parser.add_argument("--variants", action="store_true", help="declare the variants as models")
+    given = parser.parse_args()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(_run(arguments.port, arguments.address, arguments.redis_url, arguments.look))
+        runner.run(
+            _run(given.port, given.address, given.redis_url, given.look,
+                 has_variants=given.variants)
+        )  # fmt: skip
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:

@@ -338,7 +338,11 @@ def _mean(scores: Sequence[Score], value: Callable[[Score], float]) -> float:
 
 
 def _interval(scores: Sequence[Score], value: Callable[[Score], float], digits: int = 3) -> str:
-    values = [value(each) for each in scores]
+    return interval([value(each) for each in scores], digits)
+
+
+def interval(values: Sequence[float], digits: int = 3) -> str:
+    """The mean over seeds, and half the width of its 95 % interval."""
     mean = statistics.fmean(values)
     if len(values) < 2:
         return f"{mean:.{digits}f}"

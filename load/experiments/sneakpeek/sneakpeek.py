@@ -16,6 +16,7 @@ from load.experiments.harness.experiment import (
     Settings,
     Table,
 )
+from load.experiments.sneakpeek.cold_variants import cold_variants
 from load.experiments.sneakpeek.demo_data import profile_rows
 from load.experiments.sneakpeek.figures import (
     Bench,
@@ -77,6 +78,7 @@ def run(settings: Settings) -> Result:
         variation(bench),
         *workers(bench),
         optima(bench),
+        cold_variants(bench),
     ]
     notes = (
         f"simulated; {len(seeds)} seeds of {bench.windows} windows per cell "
