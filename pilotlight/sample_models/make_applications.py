@@ -113,21 +113,27 @@ def make_applications(folder: Path) -> list[str]:
 
 
 def _parts(application: _Application, seed: int) -> dict[str, tuple[Floats, Labels]]:
-    """Noisy copies by part; all copies of an example are in one part, classes alike."""
+    """Noisy copies by part."""
     rng = np.random.default_rng(seed)
-    chosen: dict[str, list[int]] = {part: [] for part in PARTS}
-    for label in np.unique(application.labels):
-        members = rng.permutation(np.flatnonzero(application.labels == label))
-        bounds = np.cumsum([round(share * len(members)) for share in PARTS.values()])[:-1]
-        for part, each in zip(PARTS, np.split(members, bounds), strict=True):
-            chosen[part] += each.tolist()
     found = {}
-    for part, members_ in chosen.items():
-        rows = np.repeat(members_, application.copies)
+    for part, rows in part_rows(application.labels, application.copies, rng).items():
         noise = rng.standard_normal((len(rows), application.inputs.shape[1]))
         inputs = application.inputs[rows] + application.noise * noise
         found[part] = (inputs.astype(np.float32), application.labels[rows])
     return found
+
+
+def part_rows(
+    labels: Labels, copies: int, rng: np.random.Generator
+) -> dict[str, NDArray[np.int64]]:
+    """The original example of each copy, by part: all its copies are in one part, classes alike."""
+    chosen: dict[str, list[int]] = {part: [] for part in PARTS}
+    for label in np.unique(labels):
+        members = rng.permutation(np.flatnonzero(labels == label))
+        bounds = np.cumsum([round(share * len(members)) for share in PARTS.values()])[:-1]
+        for part, each in zip(PARTS, np.split(members, bounds), strict=True):
+            chosen[part] += each.tolist()
+    return {part: np.repeat(members, copies) for part, members in chosen.items()}
 
 
 def _train(variant: _Variant, inputs: Floats, labels: Labels) -> Ensemble:
