@@ -11,7 +11,7 @@ from pyarrow import parquet
 
 from load.generator.record_parts import METADATA_KEY
 from load.report.run_file import read_run
-from load.schema import RECORD_SCHEMA
+from load.schema import ANSWER_SCHEMA, RECORD_SCHEMA
 from load.stages import STAGES
 
 if TYPE_CHECKING:
@@ -85,7 +85,8 @@ def write_run(
         "output_size": [0] * rows,
         "deadline_s": deadline_s if isinstance(deadline_s, list) else [deadline_s] * rows,
     } | columns
-    schema = RECORD_SCHEMA.with_metadata(
+    has_answers = "label" in columns
+    schema = (ANSWER_SCHEMA if has_answers else RECORD_SCHEMA).with_metadata(
         {METADATA_KEY: json.dumps({"kind": "live", **(metadata or {})})}
     )
     arrays = [pa.array(values[field.name], type=field.type) for field in schema]

@@ -1,0 +1,75 @@
+"""Utility, right answers and misses of runs with labelled examples, computed by hand."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from load.report.answers import summarise_answers
+from load.report.plots.answers import utility
+from load.report.style import LeftOut, Plot, styled
+from tests.load.report.runs import steady_run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from load.report.run import Run
+
+ANSWERS: dict[str, Any] = {
+    "model": ["digits", "digits", "wine", "plain"],
+    "variant": ["digits-small", "short-circuit", "wine-large", None],
+    "label": [3, 4, 0, None],
+    "prediction": [3, 5, 0, None],
+    "expected_utility": [0.6, 0.7, 0.9, None],
+    "utility": [1.0, 0.0, 0.25, None],
+    "scheduled_s": [0.0, 1.0, 2.0, 3.0],
+    "sent_s": [0.0, 1.0, 2.0, 3.0],
+    "first_byte_s": [0.1, 1.1, 2.3, 3.1],
+    "finished_s": [0.1, 1.1, 2.3, 3.1],
+    "deadline_s": [0.2] * 4,
+}
+
+
+def _run(folder: Path, name: str = "run", **changed: Any) -> Run:
+    return steady_run(folder, name=name, **(ANSWERS | changed))
+
+
+def test_answers_are_summed_up_overall_and_by_application(tmp_path: Path) -> None:
+    found = summarise_answers(_run(tmp_path))
+    assert found is not None
+    digits, wine = found.pop("by_application").values()
+    assert found == {
+        "requests": 3, "utility": pytest.approx(1.25 / 3), "missed": 1,
+        "expected_utility": pytest.approx(2.2 / 3), "accuracy": pytest.approx(2 / 3),
+        "variants": {"digits-small": 1, "short-circuit": 1, "wine-large": 1},
+    }  # fmt: skip
+    assert (digits["utility"], digits["accuracy"], digits["missed"]) == (0.5, 0.5, 0)
+    assert (wine["utility"], wine["accuracy"], wine["missed"]) == (0.25, 1.0, 1)
+
+
+def test_a_request_without_a_response_has_no_utility(tmp_path: Path) -> None:
+    lost = _run(tmp_path, prediction=[None, 5, 0, None], utility=[0.0, 0.0, 0.25, None])
+    found = summarise_answers(lost)
+    assert found is not None
+    assert found["utility"] == pytest.approx(0.25 / 3)
+    assert found["accuracy"] == 0.5  # of those with a response
+
+
+def test_the_plot_has_a_bar_of_each_measure_per_run(tmp_path: Path) -> None:
+    runs = [_run(tmp_path, "one"), _run(tmp_path, "two", utility=[1.0, 0.0, 1.0, None])]
+    with styled():
+        drawn = utility(runs)
+        assert isinstance(drawn, Plot)
+        [axes] = drawn.figure.axes
+        heights = [[bar.get_height() for bar in bars] for bars in axes.containers]
+    assert heights == [
+        pytest.approx([1.25 / 3, 2 / 3]), pytest.approx([2 / 3, 2 / 3]),
+        pytest.approx([1 / 3, 1 / 3]),
+    ]  # fmt: skip
+
+
+def test_runs_without_examples_are_left_out(tmp_path: Path) -> None:
+    plain = steady_run(tmp_path)
+    assert summarise_answers(plain) is None
+    assert isinstance(utility([plain]), LeftOut)
