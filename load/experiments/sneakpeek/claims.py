@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from load.experiments.sneakpeek.workload import Workload
 
 _REQUESTS_PER_APPLICATION = 4.0
+_UNBOUNDED = replace(PLAIN, max_partial_plans=10_000_000)
+"""Optimal plans, however long the search."""
 
 
 def estimation_error(
@@ -66,7 +68,7 @@ def optimum_shares(task: OptimumTask) -> OptimumShares:
     together = by_class = 0
     for at in range(task.windows):
         drawn = draw_window(apps, task.load, np.random.default_rng((task.seed, at)))
-        plan = plan_window(SelectionPolicy.EXACT, drawn.window, PLAIN)
+        plan = plan_window(SelectionPolicy.EXACT, drawn.window, _UNBOUNDED)
         order = [drawn.truth[each.request] for each in plan.assignments]
         if _is_together([each.application for each in order]):
             together += 1
