@@ -106,6 +106,5 @@ def _utility_if_warm(request: WindowRequest, profile: VariantProfile, window: Wi
     if request.evidence is not None:
         theta = class_probabilities(application.prior_weights, request.evidence)
         accuracy = float(accuracy_by_class_mix(profile.recalls, theta))
-    if application.normalises_accuracy:
-        accuracy /= max(each.accuracy for each in application.variants)
+    accuracy *= application.accuracy_scale
     return float(utility(accuracy, application.penalty, request.deadline_s, min(ends_s)))

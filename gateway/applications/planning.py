@@ -6,6 +6,7 @@ both ends are the same program, and nobody else has the socket.
 
 from __future__ import annotations
 
+import logging
 import pickle
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,8 @@ from gateway.sneakpeek.gateway_socket import gateway_socket, received
 if TYPE_CHECKING:
     from gateway.selection.window import SelectionPlan, Window
     from registry.domain.application import SelectionPolicy
+
+logger = logging.getLogger(__name__)
 
 
 def encode_window(number: int, policy: SelectionPolicy, window: Window) -> bytes:
@@ -29,10 +32,16 @@ def decode_plan(content: bytes) -> tuple[int, SelectionPlan | None]:
 
 
 def plan_or_none(policy: SelectionPolicy, window: Window) -> SelectionPlan | None:
-    """None: no worker can run a variant of some application."""
+    """None: no worker can run a variant of some application, or a policy failed.
+
+    Requests are then routed without a plan: a mistake of ours must not hold up later windows.
+    """
     try:
         return plan_window(policy, window)
     except ValueError:
+        return None
+    except Exception:
+        logger.exception("a window cannot be planned", extra={"policy": str(policy)})
         return None
 
 

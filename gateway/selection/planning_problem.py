@@ -194,7 +194,7 @@ def planning_problem(window: Window, options: SelectionOptions) -> PlanningProbl
     for request, owner in enumerate(application_of):
         members_of[owner].append(request)
     for app, members in zip(applications, members_of, strict=True):
-        scale = _scale(app)
+        scale = app.accuracy_scale
         columns = [column[each.name] for each in app.variants]
         estimates = _estimates(app, requests, members, theta, options) * scale
         accuracy[np.array(members)[:, None], columns] = estimates
@@ -235,13 +235,6 @@ def planning_problem(window: Window, options: SelectionOptions) -> PlanningProbl
         tuple(theta),
         _step_table(application_of, choices, accuracy, age, deadlines, kind_of),
     )
-
-
-def _scale(app: WindowApplication) -> float:
-    """What accuracies are multiplied by; footnote 2 of the paper."""
-    if not app.normalises_accuracy:
-        return 1.0
-    return 1.0 / max(each.accuracy for each in app.variants)
 
 
 def _estimates(

@@ -42,6 +42,13 @@ class WindowApplication:
     normalises_accuracy: bool = False
     """Divide accuracies by the best profiled one of the application's variants (footnote 2)."""
 
+    @property
+    def accuracy_scale(self) -> float:
+        """What accuracies are multiplied by; 1 also where no variant is ever right."""
+        if not self.normalises_accuracy:
+            return 1.0
+        return 1.0 / (max(each.accuracy for each in self.variants) or 1.0)
+
 
 @dataclass(frozen=True, slots=True)
 class WindowRequest:

@@ -92,6 +92,8 @@ def _model(facts: dict[str, Any], arrays: dict[str, Any]) -> SneakPeekModel:
         raise ValueError(f"vectors must be {allowed}, was {list(vectors.shape)}")
     if labels.shape != vectors.shape[:1] or not ((labels >= 0) & (labels < len(classes))).all():
         raise ValueError(f"labels must be {len(vectors)} numbers from 0 to {len(classes) - 1}")
+    if centre.ndim != 1 or not len(centre):
+        raise ValueError(f"centre must be [features], was {list(centre.shape)}")
     if projection.shape != (*centre.shape, vectors.shape[1]):
         raise ValueError(f"projection must be {[*centre.shape, vectors.shape[1]]}")
     if not all(np.isfinite(arrays[name]).all() for name in _NAMES):

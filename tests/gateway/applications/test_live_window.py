@@ -94,6 +94,17 @@ def test_a_strong_prior_counts_the_requests_of_a_window_and_a_weak_one_does_not(
     assert alphas == [(0.5, 0.5), (0.75, 0.25), (6.0, 2.0)]
 
 
+def test_variants_that_are_never_right_are_planned_with_normalised_accuracies_too() -> None:
+    state = _state(PodSketch("a", "warm"))
+    state.accuracies[VARIANT.name] = replace(
+        state.accuracies[VARIANT.name], confusion=((0, 1), (1, 0))
+    )
+    window = _window(state, replace(DIGITS, normalises_accuracy=True))
+    for policy in SelectionPolicy:
+        [assignment] = plan_window(policy, window).assignments
+        assert (assignment.variant, assignment.accuracy) == ("m", 0.0)
+
+
 def test_normalised_accuracies_are_shares_of_the_best_profiled_one() -> None:
     state = _state(PodSketch("a", "warm"))
     better = declare(state, "better", application="digits")

@@ -6,9 +6,11 @@ import asyncio
 import os
 import resource
 import signal
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from gateway.applications.application_request import ApplicationRequest
+from gateway.applications.planning import plan_or_none
 from gateway.applications.selector import ApplicationSelector
 from gateway.applications.window_planner import WindowPlanner
 from gateway.dispatch.dispatcher import LoopTimers
@@ -85,6 +87,18 @@ def test_the_process_makes_the_same_plan_and_the_loop_goes_on() -> None:
         assert await planned == PLAN
 
     _run(act)
+
+
+def test_a_window_that_no_policy_can_plan_is_routed_without_a_plan(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    nothing: Any = None
+    broken = replace(
+        WINDOW, requests=tuple(replace(each, deadline_s=nothing) for each in WINDOW.requests)
+    )
+    assert plan_or_none(POLICY, broken) is None
+    assert "a window cannot be planned" in caplog.text
+    assert plan_or_none(POLICY, WINDOW) == PLAN
 
 
 def test_no_window_is_lost_with_a_killed_or_stopped_process() -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import orjson
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from gateway.selection.sneakpeek_training import train
 from gateway.sneakpeek.trained_file import (
@@ -54,6 +55,17 @@ def test_damaged_files_are_refused(folder: Path) -> None:
         with pytest.raises(InvalidSneakPeek, match=problem):
             read_sneakpeek(folder)
     (folder / FACTS).write_bytes(orjson.dumps(facts))
+    tensors = load_file(folder / ARRAYS)
+    dimensions = tensors["vectors"].shape[1]
+    for changed, problem in (
+        ({"centre": np.array(0.0), "projection": np.zeros(dimensions)}, r"centre must be \[feat"),
+        ({"projection": np.zeros((1, 1))}, "projection must be"),
+        ({"centre": np.array([np.nan, 0.0, 0.0, 0.0])}, "arrays must be finite"),
+    ):
+        save_file(tensors | changed, folder / ARRAYS)
+        with pytest.raises(InvalidSneakPeek, match=problem):
+            read_sneakpeek(folder)
+    save_file(tensors, folder / ARRAYS)
     arrays = (folder / ARRAYS).read_bytes()
     (folder / ARRAYS).write_bytes(arrays[: len(arrays) // 2])
     with pytest.raises(InvalidSneakPeek, match="not what `pilotlight sneakpeek train` writes"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from matplotlib.container import BarContainer
 
 from load.report.answers import summarise_answers
 from load.report.plots.answers import utility
@@ -62,7 +63,11 @@ def test_the_plot_has_a_bar_of_each_measure_per_run(tmp_path: Path) -> None:
         drawn = utility(runs)
         assert isinstance(drawn, Plot)
         [axes] = drawn.figure.axes
-        heights = [[bar.get_height() for bar in bars] for bars in axes.containers]
+        heights = [
+            [bar.get_height() for bar in bars.patches]
+            for bars in axes.containers
+            if isinstance(bars, BarContainer)
+        ]
     assert heights == [
         pytest.approx([1.25 / 3, 2 / 3]), pytest.approx([2 / 3, 2 / 3]),
         pytest.approx([1 / 3, 1 / 3]),
