@@ -22,7 +22,7 @@ export TOKENIZERS_PARALLELISM ?= false
 # Without cached bytecode every process that imports torch and transformers compiles them: 5-10 s.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install demo demo-formats demo-selection demo-workflows up test test-slow test-gpu test-kubernetes test-kills test-chaos test-hostile soak check format bench bench-runtime bench-overload bench-gpu bench-simulator bench-placement bench-selection bench-workflows bench-peers lock clean
+.PHONY: help install demo demo-formats demo-selection demo-workflows up test test-slow test-gpu test-kubernetes test-kills test-chaos test-hostile soak check format bench bench-runtime bench-overload bench-formats bench-gpu bench-simulator bench-placement bench-selection bench-workflows bench-peers lock clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' Makefile
@@ -97,6 +97,9 @@ bench-runtime: $(STAMP)  ## Run the benchmarks of storage, tiers, eviction and b
 
 bench-overload: $(STAMP)  ## Run the benchmark of goodput and tenants under 1 to 20 times the capacity
 	$(BIN)/python -m benchmarks overload $(FLAGS)
+
+bench-formats: $(STAMP)  ## Run the benchmark of small models beside KServe's own servers and MLServer
+	$(BIN)/python -m benchmarks formats $(FLAGS)
 
 bench-gpu: $(if $(CARRIED),,$(STAMP))  ## Run the benchmarks of a CUDA device, and write docs/benchmarks.md (FLAGS=--dry: rehearse)
 	$(GPU_PYTHON) -m benchmarks gpu --docs $(FLAGS)

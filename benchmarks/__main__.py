@@ -195,6 +195,24 @@ def _batching(arguments: argparse.Namespace, machine: Machine) -> None:
     _save("batching", machine, settings, [asdict(sample) for sample in samples])
 
 
+def _formats(arguments: argparse.Namespace, machine: Machine) -> None:
+    if len(os.sched_getaffinity(0)) < 2:
+        print("## Formats: skipped, needs two cores")
+        return
+    from benchmarks.formats import measure
+
+    repeats = arguments.repeats or (1 if arguments.quick else 3)
+    print(
+        f"## Small models of KServe's formats at {measure.CLIENTS} clients ({repeats} repeats of"
+        f" {arguments.seconds:g} s, load by {generator_name()}, one core for the servers)\n"
+    )
+    measured = measure.measure(repeats=repeats, seconds=arguments.seconds)
+    print(measure.summary(measured))
+    print(f"\n{mark_lines(measure.marks(measured))}")
+    settings = {"repeats": repeats, "seconds": arguments.seconds, "generator": generator_name()}
+    _save("formats", machine, settings, asdict(measured))
+
+
 def _gpu(arguments: argparse.Namespace, machine: Machine) -> None:
     from benchmarks.gpu import measure, rings, serving_marks  # imports torch
     from benchmarks.gpu.page import with_section
@@ -342,6 +360,7 @@ BENCHMARKS: Final[Mapping[str, Benchmark]] = {
     "steps": Benchmark(_steps, "steps of loading T5-small, beside those of Liu 2025, table 3.1"),
     "eviction": Benchmark(_eviction, "loads by eviction rule (simulated)"),
     "batching": Benchmark(_batching, "a pod that batches against KServe's ModelServer"),
+    "formats": Benchmark(_formats, "small models beside KServe's own servers and MLServer"),
     "fidelity": Benchmark(_fidelity, "latencies of simulated runs against live ones"),
     "overload": Benchmark(_overload, "goodput over the capacity, and tenants beside a greedy one"),
     "simulator": Benchmark(_simulator, "requests per CPU second, with real policies (simulated)"),

@@ -253,8 +253,11 @@ async def serve(settings: GatewaySettings) -> None:
 async def _serve_with_grpc(
     server: GatewayServer, app: GatewayApp, settings: GatewaySettings
 ) -> None:
-    from gateway.grpc.server import serving_grpc  # with its library: 30 MB only where it is served
-
+    try:  # here, for its library takes memory also where it is not served
+        from gateway.grpc.server import serving_grpc
+    except ImportError as error:
+        logger.error("--grpc-port needs grpcio, protobuf and kserve", extra={"error": error})
+        sys.exit(STARTUP_FAILURE)
     try:
         async with serving_grpc(app, settings):
             await server.serve()

@@ -1,0 +1,1 @@
+"""Small models of scikit-learn and XGBoost in a pod, beside KServe's own servers and MLServer."""

@@ -1,0 +1,47 @@
+"""The library alone: predictions of one row in a loop, by CPU time.
+
+`python -m benchmarks.formats.bare KIND FILE` prints microseconds of CPU per prediction.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ROW: Final = (6.8, 2.8, 4.8, 1.4)
+_CPU_S: Final = 1.0
+
+
+def predictor(kind: str, path: str) -> Callable[[], Any]:
+    if kind == "booster":
+        import xgboost
+
+        booster = xgboost.Booster({"nthread": 1}, model_file=path)
+        rows = np.asarray([ROW], np.float32)
+        return lambda: booster.inplace_predict(rows, validate_features=False)
+    import skops.io
+
+    model = skops.io.load(path)
+    row = np.asarray([ROW])
+    return lambda: model.predict(row)
+
+
+def main(kind: str, path: str) -> None:
+    predict = predictor(kind, path)
+    for _ in range(20):
+        predict()
+    count, begun_s = 0, time.process_time()
+    while (spent_s := time.process_time() - begun_s) < _CPU_S:
+        predict()
+        count += 1
+    print(f"{spent_s / count * 1e6:.1f}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2])
