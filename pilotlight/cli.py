@@ -13,6 +13,7 @@ import typer
 from pilotlight.commands import (
     apply,
     autoscaler,
+    console,
     convert,
     demo,
     describe,
@@ -45,7 +46,7 @@ app = typer.Typer(
 )
 _PANELS = {
     "Serve models": (up, apply, import_objects, predict, get),
-    "See what happens": (top, describe, logs, autoscaler, demo),
+    "See what happens": (top, console, describe, logs, autoscaler, demo),
     "Prepare models and applications": (profile, make_model, convert, sneakpeek, workflow),
     "Load, simulate, plan": (load, report, simulate, experiment, forecast, place),
     "Kubernetes": (kubernetes, doctor),

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 MAX_JOB_S: Final = 300.0
 _END_S: Final = 5.0
-_PRIORITY: Final = 10
+_PRIORITY: Final = 5
 """Of the kernel: what is left by the gateway and the pods."""
 _SHOWN_CHARACTERS: Final = 2000
 """Of an error's end."""
