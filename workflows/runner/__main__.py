@@ -90,6 +90,7 @@ class Runner:
     def _start(self, message: dict[str, Any]) -> None:
         if self._workflow is None:
             raise RuntimeError("a run before the file was loaded")
+        self._drop(str(message["run"]))
         run = ExecutingRun(
             message["run"], float(message["begun_s"]), self._write, max_steps=self._max_steps
         )
@@ -99,11 +100,22 @@ class Runner:
 
         def ended(task: asyncio.Task[None]) -> None:
             self._tasks.discard(task)
-            self._runs.pop(run.identity, None)
+            if self._runs.get(run.identity) is run:
+                del self._runs[run.identity]
             if not task.cancelled() and (error := task.exception()) is not None:
                 raise error  # of this module: what the user's code raises has been sent
 
         task.add_done_callback(ended)
+
+    def _drop(self, identity: str) -> None:
+        """End an execution of a run that begins anew; what was sent for it is not for the new one.
+
+        A scheduler that lost a run may take it over again before the old execution has ended.
+        """
+        run = self._runs.pop(identity, None)
+        if run is not None:
+            self._replies = deque(each for each in self._replies if each.get("run") != identity)
+            run.drop()
 
     def _send(self, message: dict[str, Any]) -> None:
         self._write(packed(message))

@@ -151,6 +151,11 @@ class ExecutingRun:
         self.send(type="failed", error={"message": text, "reason": reason, "status": status,
                                         **details})  # fmt: skip
 
+    def drop(self) -> None:
+        """End it; nobody hears of it any more."""
+        self._write = lambda _: None
+        self.cancel()
+
     def _report_cancelled(self) -> None:
         if self._is_deadlocked:
             self._fail("the run waits although none of its steps is under way", "deadlock", 422)

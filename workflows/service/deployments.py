@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import math
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
@@ -34,6 +35,8 @@ MAX_AGE_S: Final = 1.0
 """A definition is read again when it is older: another scheduler may have deployed a new one."""
 MAX_KILLS: Final = 2
 """Ends of runners after which a file, or a run that was in each of them, is stopped."""
+KILLS_FADE_S: Final = 300.0
+"""Time after which ends of runners are forgotten, and a stopped file is tried again."""
 MAX_SOURCE_BYTES: Final = 1 << 20
 MAX_CHECKS: Final = 4
 """Files checked at once, each by a process; others wait."""
@@ -52,6 +55,8 @@ class Deployment:
     read_s: float = field(default_factory=time.monotonic)
     kills: int = 0
     """How often its runner has ended with runs in it since a run succeeded."""
+    killed_s: float = -math.inf
+    """When its runner ended last, on the monotonic clock."""
     starting: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
@@ -194,7 +199,9 @@ class Deployments:
             deployment.runner = None
         if not deployment.runs or runner.is_stopping:
             return
+        self._forget_kills(deployment)
         deployment.kills += 1
+        deployment.killed_s = time.monotonic()
         logger.warning("runner ended", extra={
             "workflow": str(deployment.name), "runs": len(deployment.runs),
             "kills": deployment.kills,
@@ -242,11 +249,16 @@ class Deployments:
             self._retire(run.host)
 
     @staticmethod
-    def _check_kills(deployment: Deployment) -> None:
+    def _forget_kills(deployment: Deployment) -> None:
+        if time.monotonic() - deployment.killed_s > KILLS_FADE_S:
+            deployment.kills = 0
+
+    def _check_kills(self, deployment: Deployment) -> None:
+        self._forget_kills(deployment)
         if deployment.kills >= MAX_KILLS:
             raise WorkflowStopped(
                 f"workflow {deployment.name} was stopped: its file ended its runner "
-                f"{deployment.kills} times; deploy a corrected file"
+                f"{deployment.kills} times; deploy a corrected file, or wait {KILLS_FADE_S:g} s"
             )
 
     def stop(self) -> None:

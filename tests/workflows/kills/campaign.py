@@ -24,6 +24,10 @@ _RUN_LIMIT_S: Final = 300.0
 _POLL_S: Final = 0.05
 
 
+class RunLostError(Exception):
+    """A run was refused for good, or did not end."""
+
+
 @dataclass
 class KillReport:
     """What clients and the cluster have seen."""
@@ -106,7 +110,7 @@ class KillCampaign:
                     self._under_way.add(number)
                 try:
                     self._run_once(client, number)
-                except TimeoutError as error:
+                except RunLostError as error:
                     self._violation(f"run {number}: {error}")
                 finally:
                     with self._lock:
@@ -140,7 +144,7 @@ class KillCampaign:
             if response.status_code == 202:
                 found = response.headers["location"]
             elif response.status_code not in (429, 502, 503):
-                self._violation(f"{key} was refused: {response.status_code} {response.text[:200]}")
+                raise RunLostError(f"refused: {response.status_code} {response.text[:200]}")
             return bool(found)
 
         _wait(is_begun, "run accepted")
@@ -177,4 +181,4 @@ def _wait(condition: Any, what: str) -> None:
         except (OSError, httpx.TransportError):
             pass
         time.sleep(_POLL_S)
-    raise TimeoutError(f"{what}: not within {_RUN_LIMIT_S:g} s")
+    raise RunLostError(f"{what}: not within {_RUN_LIMIT_S:g} s")
