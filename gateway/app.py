@@ -125,9 +125,7 @@ class GatewayApp:
             if path == "/" and model_path.name is None and scope["method"] == "POST":
                 model_path = graph_path(_host(scope))
             if self.access is not None:
-                model_path = await self._authorise_path(
-                    self.access, path, model_path, scope["headers"]
-                )
+                model_path = await self._authorise_path(self.access, path, model_path, scope)
             if scope["method"] == "POST" and is_inference(model_path.path):
                 target_of(model_path)  # raises the error for which it was not resolved
         except GatewayError as error:
@@ -228,12 +226,17 @@ class GatewayApp:
         await access.check(target.model.namespace, client.headers)
 
     async def _authorise_path(
-        self, access: Access, path: str, model_path: ModelPath, headers: Headers
+        self, access: Access, path: str, model_path: ModelPath, scope: Scope
     ) -> ModelPath:
         """As `_authorise`, for requests that are not inference."""
+        headers: Headers = scope["headers"]
         if model_path.is_by_host and not await access.is_allowed(model_path.namespace, headers):
             model_path = parse_path(path, "", ())
-        await access.check_path(unquote(model_path.path), model_path.namespace, headers)
+        own_path = unquote(model_path.path)
+        if own_path == "/" and model_path.name is not None and scope["method"] == "POST":
+            await access.check(model_path.namespace, headers)  # runs an InferenceGraph
+        else:
+            await access.check_path(own_path, model_path.namespace, headers)
         return model_path
 
     def _create_application_exchange(

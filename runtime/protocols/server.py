@@ -19,6 +19,7 @@ from kserve.protocol.rest.server import RESTServer
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
+from runtime.protocols.gone_clients import GoneClients
 from runtime.protocols.secret_check import SecretCheck
 
 if TYPE_CHECKING:
@@ -70,9 +71,10 @@ class PodServer(ModelServer):  # type: ignore[misc]  # kserve ships no types
         kserve_app.add_exception_handler(HTTPException, _http_error)
         for route in reversed(routes):
             kserve_app.router.routes.insert(0, route)
+        app = SecretCheck(kserve_app, secret) if secret.is_required else kserve_app
         self._server = QuietServer(
             uvicorn.Config(
-                SecretCheck(kserve_app, secret) if secret.is_required else kserve_app,
+                GoneClients(app),
                 interface="asgi3",
                 ws="none",
                 log_config=None,

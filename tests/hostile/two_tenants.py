@@ -10,6 +10,7 @@ gRPC calls go to a pod (`tenant_grpc.py`), storage URIs to a pod's disk cache (`
 from __future__ import annotations
 
 import argparse
+import base64
 import random
 import sys
 import tempfile
@@ -47,13 +48,17 @@ _TO_BLUE: Final = (
     "/serving/red/own/../../blue/hidden/v1/models/hidden:predict",
     "/serving/red/own/serving/blue/hidden/v1/models/hidden:predict",
     "/serving/blue/hidden/v1/models/own:predict", "/serving/red;blue/hidden/v2/models/hidden/infer",
+    "/serving/blue/hidden/v1/workflows/flow:run", "/serving/blue/hidden/", "/serving/blue/hidden",
+    "/v1/workflows/hidden:run", "/serving/default/hidden/v1/workflows/hidden:run",
 )  # fmt: skip
 _READING: Final = (
     "/serving/blue/hidden/v1/models", "/serving/blue/hidden/v1/models/hidden",
     "/serving/blue/hidden/v2/models", "/serving/blue/hidden/v2/models/hidden/ready",
     "/serving/blue/hidden/openai/v1/models", "/serving/blue/hidden/v2/repository/index",
     f"/pilotlight/v1/explain/{REQUEST_ID}", "/pilotlight/v1/idle-memory", "/metrics", "/docs",
-    f"/console/requests/{REQUEST_ID}", "/console/models/blue/hidden", "/pilotlight/v1/targets",
+    "/serving/blue/hidden/v1/workflows", "/serving/blue/hidden/v1/workflows/flow/runs/x",
+    "/v1/workflows/-/runs/x", f"/console/requests/{REQUEST_ID}", "/console/models/blue/hidden",
+    "/pilotlight/v1/targets",
     "/openapi.json", f"/serving/red/own/pilotlight/v1/explain/{REQUEST_ID}",
     "/serving/red/own/metrics", "/serving/red/own/v1/../../../metrics", "/v1/models/../../metrics",
     f"/openai/v1/../../pilotlight/v1/explain/{REQUEST_ID}", "/v2/../metrics",
@@ -115,6 +120,11 @@ _MUTATIONS: Final[tuple[Callable[[random.Random, str], str], ...]] = (
 )
 
 
+def _basic(user: str, password: str) -> str:
+    """As a browser sends what is typed for the console."""
+    return f"authorization: Basic {base64.b64encode(f'{user}:{password}'.encode()).decode()}"
+
+
 def _credentials(draws: random.Random) -> list[str]:
     red, wrong = KEYS["red"], KEYS["blue"][:-1]
     return draws.choice(
@@ -124,6 +134,8 @@ def _credentials(draws: random.Random) -> list[str]:
             [f"x-api-key: {red}", f"x-api-key: {wrong}"], [f"authorization: Basic {red}"],
             [f"authorization: Bearer {KEYS['blue'].upper()}"], ["authorization: Bearer _operator"],
             [f"x-api-key: {red}{KEYS['blue'][:8]}"], ["authorization: Bearer e30.e30."],
+            [_basic("red", red)], [_basic("blue", red)], [_basic("", red)],
+            [_basic("_operator", red)], [_basic("blue", wrong)], [_basic("red:blue", red)],
             [f"x-api-key: {red},{wrong}"], ["authorization: Bearer null"], ["cookie: tenant=blue"],
         ]
     )  # fmt: skip
