@@ -11,8 +11,8 @@ import random
 import re
 import time
 from collections import deque
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,10 +27,10 @@ _NO_TRACE: Final = "0" * 32
 _NO_SPAN: Final = "0" * 16
 _SAMPLED: Final = 1
 _ERROR_STATUS: Final = 500
+_NO_ATTRIBUTES: Final[Mapping[str, str | int]] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(NamedTuple):
     """One span; times in nanoseconds since 1970."""
 
     trace_id: str
@@ -40,7 +40,7 @@ class Span:
     name: str
     start_ns: int
     end_ns: int
-    attributes: Mapping[str, str | int] = field(default_factory=dict)
+    attributes: Mapping[str, str | int] = _NO_ATTRIBUTES
     is_server: bool = False
     is_error: bool = False
 
@@ -68,7 +68,16 @@ class Tracer:
         self.dropped_total = 0
 
     def start(self, headers: Headers, read: RequestHeaders) -> None:
-        """Begin the span of a request, if it is sampled; the pod gets the trace context."""
+        """Begin the span of a request, if it is sampled; the pod gets the trace context.
+
+        Most requests have none and are not sampled: those cost one random number.
+        """
+        has_context = b"traceparent:" in read.forwarded
+        if not has_context and self._random.random() >= self._ratio:
+            return
+        self._start(headers, read, has_context=has_context)
+
+    def _start(self, headers: Headers, read: RequestHeaders, *, has_context: bool) -> None:
         given = dict(headers).get(b"traceparent", b"")
         found = _TRACEPARENT.fullmatch(given.strip())
         trace_id, parent_id, is_sampled = f"{self._random.getrandbits(128):032x}", "", False
@@ -76,10 +85,10 @@ class Tracer:
             trace_id, parent_id = found[1].decode(), found[2].decode()
             is_sampled = bool(int(found[3], 16) & _SAMPLED)
         else:
-            is_sampled = self._random.random() < self._ratio
+            is_sampled = not has_context or self._random.random() < self._ratio
         span_id = f"{self._random.getrandbits(64) or 1:016x}"
         context = f"traceparent: 00-{trace_id}-{span_id}-{int(is_sampled):02x}\r\n".encode()
-        if b"traceparent:" in read.forwarded:
+        if has_context:
             lines = read.forwarded.split(b"\r\n")
             kept = [line for line in lines if not line.startswith(b"traceparent:")]
             read.forwarded = b"\r\n".join(kept)

@@ -72,6 +72,16 @@ def test_without_a_valid_context_a_new_trace_begins(given: str | None) -> None:
     assert traced(Tracer(0.0), given)[0] == ""
 
 
+def test_requests_that_are_not_sampled_pass_unchanged() -> None:
+    assert b"traceparent" not in traced(Tracer(0.0), None)[1]
+
+
+def test_a_part_of_the_requests_is_sampled() -> None:
+    tracer = Tracer(0.1)
+    sampled = sum(traced(tracer, None)[0] != "" for _ in range(5_000))
+    assert 350 < sampled < 650  # seven standard deviations
+
+
 class Collector:
     """Keeps the spans that it gets."""
 
