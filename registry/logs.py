@@ -11,7 +11,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 LOG_FORMATS: Final = ("text", "json")
-_STANDARD_FIELDS: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
+_STANDARD_FIELDS: Final = frozenset(vars(logging.makeLogRecord({}))) | {
+    "message", "asctime",
+    "color_message",  # uvicorn's message once more, with escape sequences
+}  # fmt: skip
 
 
 class FieldFormatter(logging.Formatter):
