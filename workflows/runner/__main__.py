@@ -62,6 +62,8 @@ class Runner:
                 case _:
                     self._replies.append(message)
             await self._writer.drain()
+        self._writer.close()
+        await self._writer.wait_closed()
 
     def _load(self, source: str) -> dict[str, Any]:
         """Execute a file and find its workflow."""

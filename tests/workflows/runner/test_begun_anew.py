@@ -1,0 +1,59 @@
+"""A runner whose scheduler lost a run and took it over again executes the new one alone."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Any
+
+from workflows.runner.__main__ import Runner
+from workflows.runner.idle_loop import IdleSelector, new_loop
+from workflows.wire.frames import packed, read_frame
+
+SOURCE = """
+from pilotlight.workflow import model, workflow
+
+@workflow
+async def f(text: str):
+    return (await model("writer")(text))["text"]
+"""
+RUN = {"type": "run", "run": "r", "arguments": {"text": "a"}, "begun_s": 0.0}
+
+
+def test_a_run_begun_anew_is_not_cancelled_by_its_old_owner() -> None:
+    selector = IdleSelector()
+    loop = new_loop(selector)
+    ours, theirs = socket.socketpair()
+    try:
+        found = loop.run_until_complete(_exchange(Runner(selector, 10), ours, theirs))
+    finally:
+        loop.close()
+    assert [each["type"] for each in found] == ["step", "fetch", "step", "fetch", "done"]
+    assert found[-1]["result"] == "b"
+
+
+async def _exchange(
+    runner: Runner, ours: socket.socket, theirs: socket.socket
+) -> list[dict[str, Any]]:
+    """What the runner says of a run that is lost and begun anew at once."""
+    serving = asyncio.ensure_future(runner.serve(theirs, []))
+    reader, writer = await asyncio.open_unix_connection(sock=ours)
+
+    async def read() -> dict[str, Any]:
+        message = await read_frame(reader)
+        assert message is not None
+        return message
+
+    writer.write(packed({"type": "load", "source": SOURCE}))
+    assert (await read())["type"] == "loaded"
+    writer.write(packed(RUN))
+    found = [await read(), await read()]
+    writer.write(packed({"type": "cancel", "run": "r"}) + packed(RUN))
+    found += [await read(), await read()]
+    outputs = {"type": "outputs", "run": "r", "step": 0, "outputs": {"text": "b"}}
+    writer.write(packed(outputs))
+    found.append(await read())
+    writer.close()
+    await writer.wait_closed()
+    await serving
+    return found
