@@ -92,7 +92,6 @@ def shell(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     folder = tmp_path_factory.mktemp("page")
     shutil.copytree(REPOSITORY / "manifests", folder / "manifests")
     (folder / "bin").mkdir()
-    (folder / "bin" / "helm").symlink_to(program("helm"))
     model = tiny_models() / "tiny-bert"
     hub = cluster.plane.run(
         "hub", [sys.executable, "-m", "tests.kubernetes.hub", "--folder", str(model),
@@ -100,6 +99,15 @@ def shell(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     )  # fmt: skip
     yield Shell(cluster.admin, folder, cluster.store)
     hub.kill()
+
+
+@pytest.fixture
+def helm(shell: Shell) -> None:
+    """On the shell's path."""
+    try:
+        (shell.folder / "bin" / "helm").symlink_to(program("helm"))
+    except FileNotFoundError as error:
+        pytest.skip(str(error))
 
 
 @pytest.fixture
@@ -111,7 +119,7 @@ def namespace(shell: Shell) -> Iterator[None]:
     shell.admin("delete", "namespace", NAMESPACE, "--ignore-not-found")
 
 
-def test_with_helm(shell: Shell, namespace: None) -> None:
+def test_with_helm(shell: Shell, helm: None, namespace: None) -> None:
     _install(shell, "**With Helm:**")
     _ask(shell)
     for each in commands("Upgrade"):
