@@ -47,6 +47,12 @@ def _kustomized(resources: Sequence[str], components: Sequence[str], more: str) 
         }
 
 
+def helm_chart(folder: Path) -> Path:
+    """The Helm chart, put together in `folder`."""
+    subprocess.run([MANIFESTS.parent / "scripts" / "chart", folder], check=True)
+    return folder
+
+
 def run_kubectl(folder: str) -> str:
     """What `kubectl kustomize` prints of a folder with a kustomization."""
     made = subprocess.run(

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from tests.kubernetes.places import program
-from tests.rendered import MANIFESTS, load_all, run_kubectl
+from tests.rendered import MANIFESTS, helm_chart, load_all, run_kubectl
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -39,8 +39,9 @@ def by_name(text: str) -> OBJECTS:
 def render(tmp_path: Path, *, namespace: str = "pilotlight", **values: Any) -> OBJECTS:
     file = tmp_path / "values.yaml"
     file.write_text(yaml.safe_dump(values))
+    chart = helm_chart(tmp_path / "chart")
     command = [
-        str(helm()), "template", "pilotlight", str(MANIFESTS / "chart"), "--namespace", namespace,
+        str(helm()), "template", "pilotlight", str(chart), "--namespace", namespace,
         "--values", str(file), "--kube-version", "1.34.4",
     ]  # fmt: skip
     made = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -16,7 +16,8 @@ import yaml
 from tests.kubernetes.load import Load, load
 from tests.kubernetes.models import Gateway, Tenant
 from tests.kubernetes.object_store import storage_secret
-from tests.kubernetes.places import IN_NAMESPACE, NAMESPACE, REPOSITORY, program
+from tests.kubernetes.places import IN_NAMESPACE, NAMESPACE, program
+from tests.rendered import helm_chart
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -61,8 +62,8 @@ class Release:
     def install(self, **values: Any) -> None:
         file = self.folder / "values.yaml"
         file.write_text(yaml.safe_dump(VALUES | values))
-        chart = str(REPOSITORY / "manifests" / "chart")
-        self("upgrade", "--install", "pilotlight", chart, "--values", str(file))
+        chart = helm_chart(self.folder / "chart")
+        self("upgrade", "--install", "pilotlight", str(chart), "--values", str(file))
 
     def wait(self) -> None:
         """Until each Deployment has only new pods, all of them ready."""

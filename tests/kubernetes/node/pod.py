@@ -125,7 +125,10 @@ class Pod:
             address=sandbox.address,
             lookup=lambda kind, name: self._cluster.entries(kind, self._namespace, name),
         )
-        variables = {"PATH": program.path, "PYTHONPYCACHEPREFIX": BYTE_CODE, **variables}
+        variables = {
+            "PATH": program.path, "PYTHONPYCACHEPREFIX": BYTE_CODE,
+            **program.variables, **variables,
+        }  # fmt: skip
         of_image = {**program.folders, "/etc/hosts": self._cluster.hosts_file(self._namespace)}
         always = [
             {"source": str(source), "target": target, "read_only": True}
