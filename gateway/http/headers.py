@@ -177,6 +177,8 @@ def read_response(headers: Headers) -> PodResponse:
                 response.predict_pod = value
             elif name == b"x-pilotlight-not-executed":
                 response.not_executed = value.decode("latin-1")
+                if response.not_executed == "no-memory":  # clients may send such a request again
+                    forwarded += (name, b": ", value, b"\r\n")
             elif name == b"x-pilotlight-batch":
                 forwarded += (name, b": ", value, b"\r\n")
         elif name not in _HOP_BY_HOP and name != b"x-request-id":

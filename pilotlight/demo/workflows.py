@@ -48,8 +48,8 @@ _INTERVAL_S: Final = 0.4
 """Between two requests: some overlap, as batches across applications need."""
 _POLL_S: Final = 0.02
 POLICIES: Final = ("greedy", "speculative")
-_MEMORY_BYTES: Final = 1_350_000_000
-"""Of a pod: two of the four writers, MiniLM and the classifier."""
+_MEMORY_BYTES: Final = 1_650_000_000
+"""Of a pod: two of the four writers with their caches, MiniLM and the classifier."""
 
 
 def run_workflow_demo(state_dir: StateDir, output: Output) -> None:

@@ -161,6 +161,8 @@ def _failure(
     reason = headers.get("x-pilotlight-reason", "step-failed")
     if status in (502, 503) and reason in {"pod-lost", "not-taken", "draining", "not-ready"}:
         return StepLost(f"{reason}: {text}", was_sent=reason in {"pod-lost", "not-taken"})
+    if headers.get("x-pilotlight-not-executed") == "no-memory" and "retry-after" in headers:
+        return StepLost(f"no-memory: {text}", was_sent=False)
     return StepError(f"model {model.name}: {text}", reason, status)
 
 

@@ -18,7 +18,7 @@ class StepError(Exception):
 
 
 class StepLost(Exception):
-    """The step may be sent again: its pod or the gateway is gone.
+    """The step may be sent again: its pod or the gateway is gone, or models in use fill the pod.
 
     `was_sent`: it may have been the cause.
     """

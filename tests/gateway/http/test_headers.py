@@ -118,3 +118,9 @@ def test_response_headers_are_split_into_forwarded_and_read() -> None:
     assert response.not_executed == "slots"
     assert response.stages_ms is not None
     assert response.stages_ms["load"] == 5
+
+
+def test_clients_see_that_a_pod_without_memory_executed_nothing() -> None:
+    name = b"x-pilotlight-not-executed"
+    response = read_response([(name, b"no-memory"), (b"retry-after", b"1")])
+    assert b"".join(response.forwarded) == name + b": no-memory\r\nretry-after: 1\r\n"

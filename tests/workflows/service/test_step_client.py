@@ -1,0 +1,60 @@
+"""Responses to a step that a run waits for or fails by."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from registry.domain.model import ModelName
+from registry.pod_secret import PodSecret
+from workflows.service.step_client import StepCall, StepClient
+from workflows.service.step_errors import StepError, StepLost
+
+BODY = b'{"error": "default/writer needs 5 bytes; models in use occupy the pod\'s memory"}'
+NO_MEMORY = "x-pilotlight-not-executed: no-memory"
+CALL = StepCall(ModelName("default", "writer"), [], "run.0", "pod-a", 5.0)
+
+
+def respond(*headers: str) -> BaseException:
+    """The error of a step that gets a 503 with these headers over HTTP."""
+    head = "\r\n".join(["HTTP/1.1 503 Unavailable", f"content-length: {len(BODY)}", *headers])
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(head.encode() + b"\r\n\r\n" + BODY)
+        await writer.drain()
+        writer.close()
+
+    async def ask() -> BaseException:
+        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            client = StepClient(f"http://127.0.0.1:{port}", PodSecret(), max_output_bytes=1000)
+            try:
+                with pytest.raises((StepError, StepLost)) as failure:
+                    await client.infer(CALL, lambda _: None)
+            finally:
+                client.close()
+            return failure.value
+
+    return asyncio.run(ask())
+
+
+def test_a_step_waits_for_memory_that_other_models_use() -> None:
+    failure = respond(NO_MEMORY, "retry-after: 1")
+    assert isinstance(failure, StepLost)
+    assert not failure.was_sent
+    assert "occupy the pod's memory" in str(failure)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        pytest.param((NO_MEMORY,), id="model-too-large-for-any-pod"),
+        pytest.param(("retry-after: 1",), id="load-failed"),
+    ],
+)
+def test_other_refusals_fail_the_step(headers: tuple[str, ...]) -> None:
+    failure = respond(*headers)
+    assert isinstance(failure, StepError)
+    assert failure.status == 503
