@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
+from operator import itemgetter
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 
@@ -56,20 +57,27 @@ class WorkflowReport:
         return None
 
     def early_preload(self) -> str | None:
-        """A sentence about a load that ended before the step for which it was begun."""
-        for document, step in self._steps():
-            for preload in document["preloads"]:
-                is_its = (preload["pod"], preload["model"]) == (step["pod"], step["model"])
-                is_ahead = preload["begun_s"] <= step["called_s"]
-                if not is_its or not is_ahead or not preload["predicted"]:
-                    continue
-                if preload["ended_s"] is not None and preload["ended_s"] <= step["sent_s"]:
-                    ahead_s = step["sent_s"] - preload["ended_s"]
-                    return (
-                        f"{step['model']} was loaded at {step['pod']} for a predicted step, "
-                        f"{ahead_s:.2f} s before the step was sent there"
-                    )
-        return None
+        """A sentence about a load that ended before the step for which it was begun.
+
+        One for a step that was only predicted, if there is one; else for a step that was called
+        already, and waited for its input.
+        """
+        found = [
+            (not preload["predicted"], step, step["sent_s"] - preload["ended_s"])
+            for document, step in self._steps()
+            for preload in document["preloads"]
+            if (preload["pod"], preload["model"]) == (step["pod"], step["model"])
+            and preload["ended_s"] is not None
+            and preload["ended_s"] <= step["sent_s"]
+        ]
+        if not found:
+            return None
+        is_called, step, ahead_s = min(found, key=itemgetter(0))
+        kind = "step that waited for its input" if is_called else "predicted step"
+        return (
+            f"{step['model']} was loaded at {step['pod']} for a {kind}, "
+            f"{ahead_s:.2f} s before the step was sent there"
+        )
 
     def _steps(self) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
         for runs in self.policies:

@@ -140,7 +140,7 @@ class _Reader:
                 "metadata.annotations[pilotlight.io/canary-of] must name another model, "
                 f"was {name.name!r} itself"
             )
-        if parsed.base == name.name:
+        if parsed.base and parsed.base == name.name:
             self._reject(
                 "metadata.annotations[pilotlight.io/base-model] must name another model, "
                 f"was {name.name!r} itself"

@@ -37,6 +37,10 @@ class _Transfer:
         self.waiting.clear()
 
 
+def _ended(_: SlabPart) -> None:
+    """In place of the copy of a transfer that is over."""
+
+
 class ReaderPool:
     """The readers of a pod. `run` is called by the threads of loads."""
 
@@ -79,6 +83,7 @@ class ReaderPool:
         finally:
             self._finish(transfer)
             transfer.ticket.remove_listener(self._notify)
+            transfer.copy = _ended  # frames of an error may keep the transfer, which keeps a slab
         if transfer.error is not None:
             raise transfer.error
 

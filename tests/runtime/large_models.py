@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -113,7 +114,11 @@ def run(
             finally:
                 gated_store.open.set()
 
-    asyncio.run(main())
+    gc.disable()  # what a load gives back must not wait for it
+    try:
+        asyncio.run(main())
+    finally:
+        gc.enable()
 
 
 def visible(pod: LocalPod, spec: ModelSpec) -> set[str]:
