@@ -2,7 +2,7 @@
 
 A short run by default; the figures of docs/kubernetes.md are those of
 
-    PILOTLIGHT_TEST_SERVICES=10000 make test-kubernetes FLAGS="-k many_services"
+    PILOTLIGHT_TEST_SERVICES=10000 make test-kubernetes FLAGS="-k others_services"
 """
 
 from __future__ import annotations
