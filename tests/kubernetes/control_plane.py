@@ -62,6 +62,10 @@ class ControlPlane:
         started.start()
         return started
 
+    def stop(self, name: str) -> None:
+        """Kill one program, which is no longer required to run."""
+        self.programs.pop(name).kill()
+
     def wait(self, condition: str, url: str) -> None:
         """Wait until an address returns 200; raises RuntimeError if a program ended."""
         wait_until(lambda: self._answers(url), timeout_s=TIMEOUT_S, what=condition)

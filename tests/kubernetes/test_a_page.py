@@ -98,12 +98,12 @@ def shell(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         shutil.copytree(REPOSITORY / each, folder / each)
     (folder / "bin").mkdir()
     model = tiny_models() / "tiny-bert"
-    hub = cluster.plane.run(
+    cluster.plane.run(
         "hub", [sys.executable, "-m", "tests.kubernetes.hub", "--folder", str(model),
                 "--host", HOST_ADDRESS, "--port", str(HUB_PORT)],
     )  # fmt: skip
     yield Shell(cluster.admin, folder, cluster.store)
-    hub.kill()
+    cluster.plane.stop("hub")
 
 
 @pytest.fixture
