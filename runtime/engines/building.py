@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runtime.engines.engine import Engine, ModelFolder
@@ -17,7 +19,6 @@ from runtime.storage.listing import PIPELINE_INDEX, PROGRAM_SUFFIX
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     import torch
 
@@ -42,8 +43,7 @@ def is_pipeline(folder: Path) -> bool:
 
 def program_path(folder: Path) -> Path | None:
     """The folder's exported program, None without one; raises ModelInvalid for several."""
-    files = sorted(folder.rglob(f"*{PROGRAM_SUFFIX}"))
-    found = [path for path in files if not is_hidden(path, folder)]
+    found = [path for path in model_files(folder) if path.suffix == PROGRAM_SUFFIX]
     if len(found) > 1:
         raise ModelInvalid(f"the model has several programs: {[path.name for path in found]}")
     return found[0] if found else None
@@ -53,18 +53,21 @@ def library_path(folder: Path) -> Path | None:
     """The file that a library reads, None for other models; raises ModelInvalid for several."""
     if (folder / "config.json").exists():  # spares the search
         return None
-    paths = [
-        str(path.relative_to(folder))
-        for path in folder.rglob("*")
-        if not is_hidden(path, folder) and path.is_file()
-    ]
+    paths = [str(path.relative_to(folder)) for path in model_files(folder)]
     found = library_files(paths, "the model")
     return folder / found[0] if found else None
 
 
-def is_hidden(path: Path, folder: Path) -> bool:
-    """Whether a file is the cache's own, such as a partial download of a library."""
-    return any(part.startswith(".") for part in path.relative_to(folder).parts)
+def model_files(folder: Path) -> list[Path]:
+    """The files below a folder, sorted, without the cache's own.
+
+    Those are hidden, such as a library's partial download, and may vanish meanwhile.
+    """
+    found = []
+    for parent, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        found += [Path(parent, name) for name in names if not name.startswith(".")]
+    return sorted(path for path in found if path.is_file())
 
 
 def engine_of(folder: Path) -> Engine:

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
-from runtime.engines.building import check_format, is_hidden, library_engine, library_path
+from runtime.engines.building import check_format, library_engine, library_path, model_files
 from runtime.errors import ModelInvalid, NeedsMissing
 from runtime.loading.bases import Bases, check_is_whole
 from runtime.loading.load_threads import SingleFlight
@@ -127,14 +127,13 @@ def _digest(folder: Path, declared: Task | None) -> str:
 
             digest.update(repr(onnx_signature(library)).encode())
         return digest.hexdigest()
-    for path in sorted(folder.rglob("*")):
+    for path in model_files(folder):
         is_weights = ".safetensors" in path.name  # they may be under download
         if path.suffix == PROGRAM_SUFFIX:
-            if not is_hidden(path, folder):
-                from runtime.weights.archive import Archive
+            from runtime.weights.archive import Archive
 
-                digest.update(Archive(path).program_bytes())
-        elif not is_weights and not path.name.startswith(".") and path.is_file():
+            digest.update(Archive(path).program_bytes())
+        elif not is_weights:
             digest.update(f"{path.relative_to(folder)}:{path.stat().st_size}:".encode())
             digest.update(path.read_bytes())
     return digest.hexdigest()
