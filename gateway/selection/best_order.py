@@ -3,7 +3,7 @@
 Dynamic programming over the number of groups that are done: of two partial plans with the same
 groups done and the same variants loaded, one that is later and no better is dropped. That loses
 nothing, since utility never rises with time. Neither does dropping one whose utility, with the
-best that its other groups could get from where it ends, is below that of the greedy plan. The
+best that its other groups could get from where it ends, is below that of a plan that is known. The
 number of partial plans still grows exponentially with the groups, so it is bounded. Pure.
 """
 
@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from gateway.selection.greedy_placement import place_greedily
+from gateway.selection.greedy_placement import greedy_utility
 from gateway.selection.planning_problem import Step, penalty_by_kind
-from gateway.selection.timeline import mean_utility
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -73,24 +72,30 @@ class _Partials:
         )  # fmt: skip
 
 
-def best_order(problem: PlanningProblem, groups: Sequence[Ints]) -> list[Step] | None:
+def best_order(
+    problem: PlanningProblem, groups: Sequence[Ints], *, at_least: float = -np.inf
+) -> list[Step] | None:
     """The steps of the best plan; of equally good ones, one that ends first.
 
-    None: the search would evaluate more than `max_partial_plans` of the options.
+    None: the search would evaluate more than `max_partial_plans` of the options, or no plan has
+    a sum of utilities of `at_least`.
     """
     table = _padded(problem, groups)
     partials = _Partials(
         np.zeros(1), np.zeros(1, np.int64), problem.free_s[None], problem.loaded[None],
         np.zeros((1, 3), np.int64),
     )  # fmt: skip
-    bound = _Bound.of(problem, table, groups)
+    bound = _Bound.of(problem, table, max(at_least, greedy_utility(problem, groups)))
     levels: list[_Partials] = []
     budget = problem.options.max_partial_plans
     for left in range(len(groups), 0, -1):
         budget -= len(partials.done) * left * table.variant.shape[1]
         if budget < 0:
             return None
-        partials = _without_dominated(bound.without_hopeless(_extended(problem, table, partials)))
+        found = _extended(problem, table, partials, bound)
+        if not len(found.done):
+            return None
+        partials = _without_dominated(found)
         levels.append(partials)
     plan = int(np.lexsort((partials.free_s.sum(axis=1), -partials.utility))[0])
     blocks = []
@@ -134,15 +139,16 @@ class _Bound:
     """What a partial plan must reach, and what it can reach at most."""
 
     least: float
-    """The sum of utilities of the greedy plan."""
+    """A sum of utilities; lower ones are of no use."""
     begin_s: float
     step_s: float
     highest: Floats
-    """[times, groups]: the best a group gets that begins then or later, without a swap."""
+    """[times, groups, choices]: what a group gets that begins then, less where it is later."""
+    best: Floats
+    """[times, groups]: by the best of its choices, without a swap."""
 
     @classmethod
-    def of(cls, problem: PlanningProblem, table: _Groups, groups: Sequence[Ints]) -> _Bound:
-        least = mean_utility(problem, place_greedily(problem, groups)) * len(problem.requests)
+    def of(cls, problem: PlanningProblem, table: _Groups, least: float) -> _Bound:
         begin_s = float(problem.free_s[:-1].min(initial=np.inf))
         if begin_s == np.inf:  # short circuits only
             begin_s = 0.0
@@ -155,45 +161,70 @@ class _Bound:
             starts[..., None] + table.ends_s,
         )  # fmt: skip
         gained = (table.accuracy * (1.0 - late)).sum(axis=-1)
-        highest = np.where(table.is_choice, gained, -np.inf).max(axis=-1)
-        return cls(least - _ROUNDING, begin_s, step_s, highest)
+        highest = np.where(table.is_choice, gained, -np.inf)
+        return cls(least - _ROUNDING, begin_s, step_s, highest, highest.max(axis=-1))
 
-    def without_hopeless(self, partials: _Partials) -> _Partials:
-        free_s = partials.free_s[:, :-1].min(axis=1, initial=np.inf)
-        at = np.clip((free_s - self.begin_s) / self.step_s - _ROUNDING, 0, _BOUND_TIMES - 1)
-        is_left = partials.done[:, None] & (1 << np.arange(self.highest.shape[1])) == 0
-        rest = (self.highest[at.astype(np.int64)] * is_left).sum(axis=1)
-        return partials.take(np.flatnonzero(partials.utility + rest >= self.least))
+    def at(self, time_s: Floats) -> Ints:
+        """The number of the latest time of the bounds that is not after `time_s`."""
+        at = np.clip((time_s - self.begin_s) / self.step_s - _ROUNDING, 0, _BOUND_TIMES - 1)
+        return at.astype(np.int64)
 
 
-def _extended(problem: PlanningProblem, table: _Groups, partials: _Partials) -> _Partials:
-    """Every partial plan with every choice for each group that is not done."""
+@dataclass(frozen=True, slots=True, eq=False)
+class _Extensions:
+    """Partial plans, each with one more group; a row each."""
+
+    plan: Ints
+    group: Ints
+    choice: Ints
+    start_s: Floats
+
+
+def _hopeful(
+    problem: PlanningProblem, table: _Groups, partials: _Partials, bound: _Bound
+) -> _Extensions:
+    """Every partial plan with every choice for each group that is not done, if it can be best."""
     bits = 1 << np.arange(len(table.variant))
-    plan, group = np.nonzero(partials.done[:, None] & bits == 0)
+    is_left = partials.done[:, None] & bits == 0
+    plan, group = np.nonzero(is_left)
     variant, worker = table.variant[group], table.worker[group]
-    rows = plan[:, None]
-    swap = np.where(partials.loaded[rows, worker] == variant, 0.0, table.swap_s[group])
-    starts = partials.free_s[rows, worker] + swap
+    free_s = partials.free_s[plan[:, None], worker]
+    is_loaded = partials.loaded[plan[:, None], worker] == variant
+    starts = free_s + np.where(is_loaded, 0.0, table.swap_s[group])
+    at = bound.at(partials.free_s[:, :-1].min(axis=1, initial=np.inf))
+    rest = np.where(is_left, bound.best[at], 0.0)
+    others = partials.utility + rest.sum(axis=1)
+    most = (others[plan] - rest[plan, group])[:, None] + bound.highest[
+        bound.at(starts), group[:, None], np.arange(starts.shape[1])
+    ]
+    pair, choice = np.nonzero(most >= bound.least)
+    return _Extensions(plan[pair], group[pair], choice, starts[pair, choice])
+
+
+def _extended(
+    problem: PlanningProblem, table: _Groups, partials: _Partials, bound: _Bound
+) -> _Partials:
+    """Those of the extensions that can still be best."""
+    found = _hopeful(problem, table, partials, bound)
+    plan, group, choice = found.plan, found.group, found.choice
     late = penalty_by_kind(
-        problem.penalties,
-        table.penalty_kind[group],
-        table.deadline_s[group],
-        starts[:, :, None] + table.ends_s[group],
-    )
-    gained = (table.accuracy[group] * (1.0 - late)).sum(axis=-1)
-    pair, choice = np.nonzero(table.is_choice[group])
-    plan, group, worker = plan[pair], group[pair], worker[pair, choice]
+        problem.penalties, table.penalty_kind[group, 0], table.deadline_s[group, 0],
+        found.start_s[:, None] + table.ends_s[group, choice],
+    )  # fmt: skip
+    gained = (table.accuracy[group, choice] * (1.0 - late)).sum(axis=-1)
     free, loaded = partials.free_s[plan], partials.loaded[plan]
     timed = np.flatnonzero(table.takes_time[group, choice])
-    ends = starts[pair, choice] + table.total_s[group, choice]
-    free[timed, worker[timed]] = ends[timed]
-    loaded[timed, worker[timed]] = variant[pair, choice][timed]
-    return _Partials(
-        partials.utility[plan] + gained[pair, choice],
-        partials.done[plan] | bits[group],
-        free,
-        loaded,
-        np.stack([plan, group, choice], axis=1),
+    of_group, of_choice = group[timed], choice[timed]
+    worker = table.worker[of_group, of_choice]
+    free[timed, worker] = found.start_s[timed] + table.total_s[of_group, of_choice]
+    loaded[timed, worker] = table.variant[of_group, of_choice]
+    done = partials.done[plan] | 1 << group
+    utility = partials.utility[plan] + gained
+    is_left = done[:, None] & (1 << np.arange(len(table.variant))) == 0
+    at = bound.at(free[:, :-1].min(axis=1, initial=np.inf))
+    most = utility + np.where(is_left, bound.best[at], 0.0).sum(axis=1)
+    return _Partials(utility, done, free, loaded, np.stack([plan, group, choice], axis=1)).take(
+        np.flatnonzero(most >= bound.least)
     )
 
 

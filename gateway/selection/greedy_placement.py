@@ -22,12 +22,17 @@ if TYPE_CHECKING:
 
 def place_greedily(problem: PlanningProblem, groups: Sequence[Ints]) -> list[Step]:
     """The steps of all groups; ties go to the earlier completion, then to the first name."""
-    return _place(problem, groups, by_accuracy=False)
+    return _place(problem, groups, by_accuracy=False)[0]
+
+
+def greedy_utility(problem: PlanningProblem, groups: Sequence[Ints]) -> float:
+    """The sum of utilities of the steps of `place_greedily`."""
+    return -_place(problem, groups, by_accuracy=False)[1]
 
 
 def place_most_accurate(problem: PlanningProblem, groups: Sequence[Ints]) -> list[Step]:
     """As `place_greedily`, but each group has its most accurate variant whatever its lateness."""
-    return _place(problem, groups, by_accuracy=True)
+    return _place(problem, groups, by_accuracy=True)[0]
 
 
 @dataclass(slots=True)
@@ -38,7 +43,11 @@ class _Workers:
     loaded: list[int]
 
 
-def _place(problem: PlanningProblem, groups: Sequence[Ints], *, by_accuracy: bool) -> list[Step]:
+def _place(
+    problem: PlanningProblem, groups: Sequence[Ints], *, by_accuracy: bool
+) -> tuple[list[Step], float]:
+    """The steps, and the sum of what their choices lose."""
+    lost = 0.0
     workers = _Workers(problem.free_s.tolist(), problem.loaded.tolist())
     steps: list[Step] = []
     for group in groups:
@@ -48,8 +57,9 @@ def _place(problem: PlanningProblem, groups: Sequence[Ints], *, by_accuracy: boo
             best = _best_of_group(problem, group, workers, by_accuracy=by_accuracy)
         if best.variant != problem.short_circuit:
             workers.free_s[best.worker], workers.loaded[best.worker] = best.end_s, best.variant
+        lost += best.loss
         steps += [Step(request, best.variant, best.worker) for request in group.tolist()]
-    return steps
+    return steps, lost
 
 
 class _Choice(NamedTuple):

@@ -1,8 +1,9 @@
 """Improves plans by single moves and reassignments until none helps or the budget is spent.
 
 A plan is an array of rows of the step table, sorted by worker. Its neighbours are evaluated in
-parts; the best of the first part with a better one is taken. Small neighbourhoods come first. The
-budget counts evaluated plans, so that the result does not depend on the machine. Pure.
+parts; the best of the first part with a better one is taken, or one that joins several of its
+reassignments that help alone. Small neighbourhoods come first. The budget counts evaluated plans,
+so that the result does not depend on the machine. Pure.
 """
 
 from __future__ import annotations
@@ -22,13 +23,14 @@ if TYPE_CHECKING:
         Ints,
         PlanningProblem,
         Step,
-        StepTable,
     )
 
 _GAIN: Final = 1e-9
 """Smaller gains are rounding."""
 _PART: Final = 128
 """Neighbours that are evaluated at once."""
+_MAX_COMBINED: Final = 6
+"""Plans that combine changes of one part."""
 _MAX_DISTANCE: Final = 24
 """Places that a move may cross; bounds the neighbours of a long plan."""
 
@@ -43,41 +45,61 @@ def improve(problem: PlanningProblem, starts: Sequence[Sequence[Step]]) -> list[
 
 class _Search:
     def __init__(self, problem: PlanningProblem) -> None:
-        self.table: StepTable = problem.steps
+        table = self.table = problem.steps
         self._problem = problem
         self._budget = problem.options.max_evaluations
-        self._application = np.array(problem.application_of)[self.table.request]
+        self._application = np.array(problem.application_of).take(table.request)
+        self._first = table.first.take(table.request)
+        counts = np.array([len(each.variants) for each in problem.choices])
+        self._choices = counts.take(self._application)
+        """By row of the table: its request's number of choices."""
         self._is_sorted = problem.has_one_worker and not problem.options.short_circuit
 
     def descend(self, plan: Ints) -> tuple[Ints, float]:
         """The best plan from `plan` on, and the sum of its utilities."""
         value = float(self._values(plan[None])[0])
-        neighbourhoods = (
-            self._reassigned_runs, self._reassigned_requests, self._moved_runs,
-            self._moved_requests,
-        )  # fmt: skip
+        neighbourhoods = (self._reassigned, self._moved_runs, self._moved_requests)
         at = 0
         while at < len(neighbourhoods) and self._budget > 0:
-            better = self._first_better(neighbourhoods[at](plan), value)
+            better = self._first_better(plan, value, neighbourhoods[at](plan), combines=at == 0)
             at += 1
             if better is not None:
                 (plan, value), at = better, 0
         return plan, value
 
-    def _first_better(self, plans: Ints, value: float) -> tuple[Ints, float] | None:
-        """The best plan of the first part of `plans` that holds a better one."""
+    def _first_better(
+        self, plan: Ints, value: float, plans: Ints, *, combines: bool
+    ) -> tuple[Ints, float] | None:
+        """The best plan of the first part of `plans` that holds a better one than `plan`.
+
+        `combines`: or one that makes several of the part's changes that are better alone.
+        """
         for begin in range(0, len(plans), _PART):
             part = plans[begin : begin + min(_PART, self._budget)]
             if not len(part):
                 return None
-            self._budget -= len(part)
-            if not self._is_sorted:
-                part = self._by_worker(part)
-            values = self._values(part)
+            found, values = self._evaluated(part)
             best = int(np.argmax(values))
-            if values[best] > value + _GAIN:
-                return part[best], float(values[best])
+            if values[best] <= value + _GAIN:
+                continue
+            chosen, reached = found[best], float(values[best])
+            if combines and self._budget > 0:
+                better = np.flatnonzero(values > value + _GAIN)
+                ranked = better[np.argsort(-values[better], kind="stable")]
+                joint = _combined(plan, part[ranked])[: self._budget]
+                if len(joint):
+                    found, values = self._evaluated(joint)
+                    best = int(np.argmax(values))
+                    if values[best] > reached:
+                        chosen, reached = found[best], float(values[best])
+            return chosen, reached
         return None
+
+    def _evaluated(self, plans: Ints) -> tuple[Ints, Floats]:
+        """The plans with the steps of each worker together, and their sums of utilities."""
+        self._budget -= len(plans)
+        found = plans if self._is_sorted else self._by_worker(plans.copy())
+        return found, self._values(found)
 
     def _by_worker(self, plans: Ints) -> Ints:
         """The plans with the steps of each worker together, in their order."""
@@ -95,36 +117,30 @@ class _Search:
 
     def _runs(self, plan: Ints) -> Ints:
         """The number of each step's run: requests of one application in a row, with one choice."""
-        choice = plan - self.table.first[self.table.request[plan]]
-        owner = self._application[plan]
+        choice = plan - self._first.take(plan)
+        owner = self._application.take(plan)
         runs = np.zeros(len(plan), np.int64)
         np.cumsum((choice[1:] != choice[:-1]) | (owner[1:] != owner[:-1]), out=runs[1:])
         return runs
 
-    def _reassigned_runs(self, plan: Ints) -> Ints:
-        """Each run with every choice of its application."""
+    def _reassigned(self, plan: Ints) -> Ints:
+        """Each run of several requests, and each request, with every other choice."""
         runs = self._runs(plan)
-        _, begins = np.unique(runs, return_index=True)
-        counts = np.array([self._choices(row) for row in plan[begins].tolist()])
-        run = np.repeat(np.arange(len(begins)), counts)
-        choice = np.arange(len(run)) - np.repeat(np.cumsum(counts) - counts, counts)
-        rows = self.table.first[self.table.request[plan]] + choice[:, None]
-        return np.where(runs == run[:, None], rows, plan)
-
-    def _choices(self, row: int) -> int:
-        return len(self._problem.choices[int(self._application[row])].variants)
-
-    def _reassigned_requests(self, plan: Ints) -> Ints:
-        """Each request with every other choice."""
-        counts = [self._choices(row) for row in plan.tolist()]
-        places = np.repeat(np.arange(len(plan)), counts)
-        choice = np.arange(len(places)) - np.repeat(np.cumsum(counts) - counts, counts)
-        rows = self.table.first[self.table.request[plan[places]]] + choice
-        differs = rows != plan[places]
-        places, rows = places[differs], rows[differs]
-        plans = np.repeat(plan[None], len(places), axis=0)
-        plans[np.arange(len(places)), places] = rows
-        return plans
+        begins = np.concatenate([[0], np.flatnonzero(runs[1:] != runs[:-1]) + 1, [len(plan)]])
+        is_long = begins[1:] - begins[:-1] > 1
+        of_requests = np.arange(len(plan))
+        starts = np.concatenate([begins[:-1][is_long], of_requests])
+        ends = np.concatenate([begins[1:][is_long], of_requests + 1])
+        now = plan.take(starts)
+        counts = self._choices.take(now)
+        which = np.repeat(np.arange(len(starts)), counts)
+        choice = np.arange(len(which)) - (np.cumsum(counts) - counts).take(which)
+        differs = np.flatnonzero(choice != (now - self._first.take(now)).take(which))
+        which, choice = which.take(differs), choice.take(differs)
+        is_changed = (of_requests >= starts.take(which)[:, None]) & (
+            of_requests < ends.take(which)[:, None]
+        )
+        return np.where(is_changed, self._first.take(plan) + choice[:, None], plan)
 
     def _moved_runs(self, plan: Ints) -> Ints:
         """Each run at the place of every other one."""
@@ -145,12 +161,26 @@ class _Search:
         moved = plan[orders]
         rows, there = np.arange(len(orders)), plan[places]
         mine = moved[rows, places]
-        first = self.table.first[self.table.request]
-        joined = first[mine] + there - first[there]
+        joined = self._first.take(mine) + there - self._first.take(there)
         is_joining = (self._application[mine] == self._application[there]) & (joined != mine)
         joining = moved[is_joining]
         joining[np.arange(len(joining)), places[is_joining]] = joined[is_joining]
         return np.concatenate([joining, moved])
+
+
+def _combined(plan: Ints, changed: Ints) -> Ints:
+    """`plan` with the first two, three and so on of the changes that concern different steps."""
+    joint = changed[0]
+    is_taken = joint != plan
+    found = []
+    for each, is_changed in zip(changed[1:], changed[1:] != plan, strict=True):
+        if not (is_taken & is_changed).any():
+            joint = np.where(is_changed, each, joint)
+            is_taken = is_taken | is_changed
+            found.append(joint)
+            if len(found) == _MAX_COMBINED:
+                break
+    return np.array(found) if found else changed[:0]
 
 
 @lru_cache(maxsize=128)

@@ -6,6 +6,7 @@ with everything that the applications offer. Pure.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Final
 
 from gateway.selection.best_order import best_order
@@ -72,14 +73,22 @@ def _grouped(problem: PlanningProblem) -> list[Step]:
     plan = _group_plan(problem, groups)
     if not problem.options.splits_groups or _are_few(problem, groups):
         return plan
-    whole = _group_plan(problem, by_application(problem, is_split=False))
-    return max((plan, whole), key=lambda steps: mean_utility(problem, steps))
+    reached = mean_utility(problem, plan)
+    whole = _group_plan(
+        problem,
+        by_application(problem, is_split=False),
+        at_least=reached * len(problem.requests),
+    )
+    return whole if mean_utility(problem, whole) > reached else plan
 
 
-def _group_plan(problem: PlanningProblem, groups: Sequence[Ints]) -> list[Step]:
+def _group_plan(
+    problem: PlanningProblem, groups: Sequence[Ints], *, at_least: float = -math.inf
+) -> list[Step]:
+    """`at_least`: the sum of utilities below which a plan is of no use, and need not be best."""
     best = None
     if problem.has_one_worker and _are_few(problem, groups):
-        best = best_order(problem, groups)
+        best = best_order(problem, groups, at_least=at_least)
     return best or place_greedily(problem, limit_sizes(problem, groups))
 
 

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from gateway.selection import local_search
+from gateway.selection.best_order import best_order
 from gateway.selection.planning_problem import Step, planning_problem
-from gateway.selection.request_groups import by_application, limit_sizes
+from gateway.selection.request_groups import by_application, by_deadline, limit_sizes
 from gateway.selection.selection_policies import DATA_AWARE, FULL, PLAIN, plan_window
-from gateway.selection.timeline import plan_of, utilities
+from gateway.selection.timeline import mean_utility, plan_of, utilities
 from gateway.selection.window import SHORT_CIRCUIT, SelectionOptions
 from registry.domain.application import Penalty, SelectionPolicy
 from tests.gateway.selection.windows import random_window
@@ -150,6 +151,43 @@ def test_refined_never_exceeds_its_budget_of_evaluations(
     assert min(budget, 1) <= sum(evaluated) - starts <= budget
     sneakpeek = plan_window(SelectionPolicy.SNEAKPEEK, window)
     assert refined.mean_utility >= sneakpeek.mean_utility - 1e-9
+
+
+@pytest.mark.parametrize("options", ALL_OPTIONS)
+def test_a_search_for_what_beats_a_known_plan_finds_the_best_plan_or_none(
+    options: SelectionOptions,
+) -> None:
+    for window in _windows(30, seed=8):
+        problem = planning_problem(window, options)
+        groups = by_deadline(problem)
+        best = best_order(problem, groups)
+        assert best is not None
+        reached = mean_utility(problem, best) * len(problem.requests)
+        assert best_order(problem, groups, at_least=reached - 1e-6) == best
+        assert best_order(problem, groups, at_least=reached + 1e-6) is None
+
+
+def test_changes_that_help_alone_are_made_together() -> None:
+    """Without deadlines in danger each request's best choice is independent of the others'."""
+    window = random_window(3, requests=12, penalty=Penalty.NONE)
+    problem = planning_problem(window, PLAIN)
+    worst = [
+        min(
+            (Step(at, *pair) for pair in _pairs_of(problem, at)),
+            key=lambda step: problem.accuracy[step.request, step.variant],
+        )
+        for at in range(12)
+    ]
+    changes = 12 * 2
+    within = planning_problem(window, replace(PLAIN, max_evaluations=3 * changes))
+    best = sum(problem.accuracy[at].max() for at in range(12))
+    improved = local_search.improve(within, [worst])
+    assert mean_utility(within, improved) * 12 == pytest.approx(best)
+
+
+def _pairs_of(problem: PlanningProblem, request: int) -> list[tuple[int, int]]:
+    choices = problem.choices[problem.application_of[request]]
+    return list(zip(choices.variants.tolist(), choices.workers.tolist(), strict=True))
 
 
 def test_exact_is_refined_for_windows_that_are_too_large() -> None:
