@@ -29,6 +29,7 @@ from registry.redis.autoscaler_log import AutoscalerLog
 from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch
 from registry.settings_table import read_settings
+from registry.tls import PartTls
 
 if TYPE_CHECKING:
     from autoscaler.kubernetes.pools.pool_actuator import PoolActuator
@@ -41,8 +42,8 @@ async def serve(settings: AutoscalerSettings, metrics: AutoscalerMetrics) -> Non
     log = AutoscalerLog(registry)
     holder = f"{socket.gethostname()}-{uuid.uuid4().hex[:6]}"
     policy = policy_of(settings.loading, settings.loading_value)
-    secret = PodSecret(settings.pod_secret_file)
-    pods = PodClient(load_timeout_s=settings.load_timeout, secret=secret)
+    secret, tls = PodSecret(settings.pod_secret_file), PartTls(settings.tls_dir)
+    pods = PodClient(load_timeout_s=settings.load_timeout, secret=secret, tls=tls)
     async with AsyncExitStack() as exit_stack:
         exit_stack.push_async_callback(registry.close)
         exit_stack.push_async_callback(pods.close)
@@ -56,6 +57,7 @@ async def serve(settings: AutoscalerSettings, metrics: AutoscalerMetrics) -> Non
         async with asyncio.TaskGroup() as group:
             group.create_task(watch.run())
             group.create_task(secret.reload_periodically())
+            group.create_task(tls.reload_periodically())
             if actuator is not None:
                 group.create_task(actuator.run())
             executor = ActionExecutor(

@@ -35,7 +35,7 @@ from gateway.http.server import create_protocol
 from gateway.management.api import create_api, render_metrics
 from gateway.management.workflows import WorkflowProxy, workflow_routes
 from gateway.pool import GatewayPools, create_pool
-from gateway.settings import GatewaySettings
+from gateway.settings import GatewaySettings, tls_problems
 from gateway.telemetry.metrics import GatewayMetrics
 from gateway.telemetry.otlp_export import SpanExporter
 from gateway.telemetry.request_telemetry import RequestTelemetry
@@ -45,6 +45,7 @@ from registry.logs import configure_logs
 from registry.pod_secret import PodSecret
 from registry.redis.autoscaler_log import AutoscalerLog
 from registry.settings_table import read_settings
+from registry.tls import PartTls
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -67,6 +68,8 @@ class GatewayServer(uvicorn.Server):
         metrics: GatewayMetrics,
         *,
         health_port: int,
+        tls_port: int,
+        tls: PartTls,
         probes: ProbeServer,
         shutdown_delay_s: float,
     ) -> None:
@@ -75,6 +78,8 @@ class GatewayServer(uvicorn.Server):
         self._shutdown_delay_s = shutdown_delay_s
         self._metrics = metrics
         self._health_port = health_port
+        self._tls_port = tls_port
+        self._tls = tls
         self._probes = probes
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -90,14 +95,16 @@ class GatewayServer(uvicorn.Server):
         )
         try:
             listening = listen(config.host, config.port, BACKLOG)
+            with_tls = listen(config.host, self._tls_port, BACKLOG) if self._tls_port else []
             if self._health_port:
                 self._probes.start(config.host, self._health_port)
         except OSError as error:
             logger.error("cannot listen", extra={"error": error})
             sys.exit(STARTUP_FAILURE)
         self.servers = [
-            Listener(each, create, self._metrics.saw_unread)  # type: ignore[misc]
-            for each in listening
+            Listener(each, create, self._metrics.saw_unread, tls)  # type: ignore[misc]
+            for sockets_of, tls in ((listening, None), (with_tls, self._tls.server))
+            for each in sockets_of
         ]
         self._log_started_message(listening)
         self.started = True
@@ -144,7 +151,7 @@ async def running_app(
     name = f"{socket.gethostname()}/{gateway_id}"
     tracer = Tracer(settings.trace_ratio) if settings.otlp_endpoint else None
     telemetry = RequestTelemetry(metrics, name, logs_requests=settings.access_log, tracer=tracer)
-    connections = PodConnectionPool(PodSecret(settings.pod_secret_file))
+    connections = PodConnectionPool(PodSecret(settings.pod_secret_file), PartTls(settings.tls_dir))
     access = create_access(
         api_keys=settings.api_keys,
         token_issuers=settings.token_issuers,
@@ -192,6 +199,7 @@ async def running_app(
         runs = [
             connections.close_idle_periodically,
             connections.secret.reload_periodically,
+            connections.tls.reload_periodically,
             traffic.run,
             commands.run,
             *pools.runs(),
@@ -238,6 +246,7 @@ async def serve(settings: GatewaySettings) -> None:
         beating = asyncio.create_task(probes.beat_periodically())
         server = GatewayServer(
             config, app, metrics, health_port=settings.health_port, probes=probes,
+            tls_port=settings.tls_port, tls=app.tls,
             shutdown_delay_s=settings.shutdown_delay,
         )  # fmt: skip
         try:
@@ -268,6 +277,9 @@ async def _serve_with_grpc(
 
 def main() -> None:
     settings = read_settings(GatewaySettings, sys.argv[1:], os.environ, prog="python -m gateway")
+    if problems := tls_problems(settings):
+        sys.stderr.write("\n".join(problems) + "\n")
+        sys.exit(2)
     configure_logs(
         logging.StreamHandler(sys.stderr), settings.log_level, log_format=settings.log_format
     )

@@ -87,6 +87,7 @@ class GatewayApp:
         self.pools = pools
         self._settings = settings
         self._secret = connections.secret
+        self.tls = connections.tls
         self._telemetry = telemetry
         self._body_limits, self._held_bodies = limits, held
         self._random = random.Random(settings.seed)

@@ -147,7 +147,7 @@ def create_pool(
         lambda outcome: metrics.looks.labels(outcome).inc(),
         lambda namespace, uri: rules.granting_prefix(namespace, uri) is not None,
     )
-    loads = ModelLoads(connections.secret, watch.state)
+    loads = ModelLoads(connections.secret, connections.tls, watch.state)
     planner = WindowPlanner()
     selector = ApplicationSelector(
         watch.state, explanations, watch.registry_now_s, loads.request, planner, LoopTimers()

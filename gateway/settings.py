@@ -14,6 +14,7 @@ from registry.logs import parse_log_format
 from registry.pod_secret import parse_secret_file
 from registry.redis.server_address import parse_redis_url
 from registry.settings_table import option, parse_bool, parse_int, parse_seconds
+from registry.tls import TLS_DIR_HELP, parse_tls_dir
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -155,8 +156,15 @@ class GatewaySettings:
         "file with the secrets, one per line, that requests to pods carry; read again when it"
         " changes; empty: none",
     )
+    tls_dir: str = option("", parse_tls_dir, TLS_DIR_HELP)
+    tls_port: int = option(
+        0, parse_int(0, 65535), "a further port, on which clients speak TLS, with tls-dir; 0: none"
+    )
     workflows_url: str = option(
-        "", str, "address of a scheduler of workflows, http://HOST:PORT; empty: none is served"
+        "",
+        str,
+        "address of a scheduler of workflows, http://HOST:PORT, with tls-dir https://HOST:PORT;"
+        " empty: none is served",
     )
     api_keys: str = option(
         "",
@@ -208,3 +216,18 @@ class GatewaySettings:
     @property
     def pools(self) -> tuple[str, ...]:
         return tuple(self.pool.split(","))
+
+
+def tls_problems(settings: GatewaySettings) -> list[str]:
+    """What contradicts `tls-dir`, as sentences."""
+    found = []
+    if settings.tls_port and not settings.tls_dir:
+        found.append("--tls-port needs --tls-dir, the folder with the certificate to serve")
+    expected = "https://" if settings.tls_dir else "http://"
+    if settings.workflows_url and not settings.workflows_url.startswith(expected):
+        given = "with" if settings.tls_dir else "without"
+        found.append(
+            f"--workflows-url must begin with {expected} {given} --tls-dir,"
+            f" was {settings.workflows_url!r}"
+        )
+    return found

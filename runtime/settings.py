@@ -14,6 +14,7 @@ from registry.inference_service.tenant_rules import TenantRules, parse_rules
 from registry.pod_secret import parse_secret_file
 from registry.redis.server_address import parse_redis_url
 from registry.settings_table import option, parse_bool, parse_int, parse_seconds
+from registry.tls import TLS_DIR_HELP, parse_tls_dir
 from runtime.accelerator_share import parse_cores
 from runtime.device.batch import MAX_SEQUENCES
 from runtime.generation.limits import DEFAULT_CACHE_BYTES, GenerationLimits
@@ -97,6 +98,7 @@ class RuntimeSettings:
         "file with the secrets, one per line, of which requests must carry one; read again when it"
         " changes; empty: all requests are accepted",
     )
+    tls_dir: str = option("", parse_tls_dir, TLS_DIR_HELP)
     pool: str = option("default", str, "pool of pods that serve the same models")
     node: str = option("", str, "node the pod runs on; empty: the host name")
     model_name: str = option(

@@ -309,6 +309,7 @@ class Pod:
     folder: Path
     host: str = "127.0.0.1"
     """As in a URL: IPv6 addresses in brackets."""
+    scheme: str = "http"
 
     @property
     def address(self) -> str:
@@ -316,7 +317,7 @@ class Pod:
 
     @property
     def url(self) -> str:
-        return f"http://{self.address}"
+        return f"{self.scheme}://{self.address}"
 
     @property
     def log(self) -> str:
@@ -357,7 +358,8 @@ def pod(
     }
     parent.command(spawn=fields)
     pid = int(parent.wait_event(spawned=name)["pid"])
-    started = Pod(name, pid, port, folder, _in_url(str(settings.get("host", "127.0.0.1"))))
+    host = _in_url(str(settings.get("host", "127.0.0.1")))
+    started = Pod(name, pid, port, folder, host, "https" if settings.get("tls_dir") else "http")
     try:
         try:
             wait_until(started.is_ready, timeout_s=ready_within_s, what=f"pod {name} ready")

@@ -18,6 +18,7 @@ from registry.pod_secret import PodSecret
 from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch
 from registry.settings_table import read_settings
+from registry.tls import PartTls
 from workflows.service.api import create_api
 from workflows.service.metrics import SchedulerMetrics
 from workflows.service.scheduler import Scheduler
@@ -40,17 +41,18 @@ async def serve(settings: SchedulerSettings) -> None:
 async def _serve(settings: SchedulerSettings, registry: Registry) -> None:
     watch = ClusterWatch(registry)
     secret, metrics = PodSecret(settings.pod_secret_file), SchedulerMetrics()
+    tls = PartTls(settings.tls_dir)
     async with asyncio.TaskGroup() as group:
-        scheduler = Scheduler(settings, watch, group, secret, metrics)
+        scheduler = Scheduler(settings, watch, group, secret, metrics, tls)
         for part in (
-            watch.run(), secret.reload_periodically(), scheduler.keep_leases(),
-            scheduler.store_knowledge(), scheduler.observe_cluster(),
+            watch.run(), secret.reload_periodically(), tls.reload_periodically(),
+            scheduler.keep_leases(), scheduler.store_knowledge(), scheduler.observe_cluster(),
         ):  # fmt: skip
             group.create_task(part)
         config = uvicorn.Config(
             create_api(scheduler, secret, metrics), host=settings.host, port=settings.port,
             lifespan="off", access_log=False, log_config=None, server_header=False,
-            timeout_graceful_shutdown=3, ws="none",
+            timeout_graceful_shutdown=3, ws="none", **tls.uvicorn_options,
         )  # fmt: skip
         await SchedulerServer(config).serve()
         scheduler.is_draining = True

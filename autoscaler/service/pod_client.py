@@ -8,6 +8,7 @@ import httpx
 
 from registry.domain.model import Tier
 from registry.pod_secret import PodSecret
+from registry.tls import PartTls
 
 if TYPE_CHECKING:
     from registry.domain.model import ModelName
@@ -31,12 +32,17 @@ class PodRefused(Exception):
 class PodClient:
     """One HTTP client for all pods."""
 
-    def __init__(self, *, load_timeout_s: float, secret: PodSecret | None = None) -> None:
+    def __init__(
+        self, *, load_timeout_s: float, secret: PodSecret | None = None, tls: PartTls | None = None
+    ) -> None:
         self._secret = secret or PodSecret()
+        tls = tls or PartTls()
+        self._scheme = tls.scheme
         self._client = httpx.AsyncClient(
             trust_env=False,
             timeout=httpx.Timeout(load_timeout_s, connect=_CONNECT_TIMEOUT_S),
             limits=httpx.Limits(max_connections=256, max_keepalive_connections=32),
+            **tls.httpx_options,
         )
 
     async def close(self) -> None:
@@ -56,7 +62,7 @@ class PodClient:
     async def _post(
         self, address: str, model: ModelName, verb: str, document: dict[str, object]
     ) -> None:
-        url = f"http://{address}/v2/repository/models/{model.path_segment}/{verb}"
+        url = f"{self._scheme}://{address}/v2/repository/models/{model.path_segment}/{verb}"
         try:
             response = await self._client.post(url, json=document, headers=self._secret.headers)
         except httpx.HTTPError as error:

@@ -10,6 +10,7 @@ from registry.domain.model import PlacementName
 from registry.pod_secret import parse_secret_file
 from registry.redis.server_address import parse_redis_url
 from registry.settings_table import option, parse_bool, parse_int, parse_positive, parse_seconds
+from registry.tls import TLS_DIR_HELP, parse_tls_dir
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,6 +50,7 @@ class AutoscalerSettings:
         "file with the secrets, one per line, that requests to pods carry; read again when it"
         " changes; empty: none",
     )
+    tls_dir: str = option("", parse_tls_dir, TLS_DIR_HELP)
     loading: str = option("predictive", _policy, "loading policy: which models are loaded where")
     loading_value: float | None = option(
         None, _or_none(parse_positive), "the policy's parameter: price of a device's memory in "

@@ -13,7 +13,10 @@ import struct
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Callable
+
+from registry.tls import HANDSHAKE_TIMEOUT_S
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +36,7 @@ class Listener:
         listening: socket.socket,
         create_protocol: Callable[[], asyncio.Protocol],
         on_accepted: Callable[[float], None],
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         """`on_accepted` is called with the age in seconds of each batch's oldest connection."""
         listening.setblocking(False)
@@ -40,6 +44,8 @@ class Listener:
         self._socket = listening
         self._create_protocol = create_protocol
         self._on_accepted = on_accepted
+        self._tls = tls
+        self._handshake_s = HANDSHAKE_TIMEOUT_S if tls else None
         self._loop = asyncio.get_running_loop()
         self._opening: set[asyncio.Task[None]] = set()
         self._is_closed = False
@@ -72,8 +78,11 @@ class Listener:
         try:
             connection.setblocking(False)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            await self._loop.connect_accepted_socket(self._create_protocol, connection)
-        except OSError:  # the client has disconnected
+            await self._loop.connect_accepted_socket(
+                self._create_protocol, connection,
+                ssl=self._tls, ssl_handshake_timeout=self._handshake_s,
+            )  # fmt: skip
+        except OSError:  # the client has disconnected, or speaks no TLS
             connection.close()
 
     def close(self) -> None:

@@ -40,6 +40,9 @@ _UNAVAILABLE: Final = (
 )
 
 
+_DEFAULT_PORTS: Final = {"http": 80, "https": 443}
+
+
 class WorkflowProxy:
     """Requests to one scheduler."""
 
@@ -48,7 +51,9 @@ class WorkflowProxy:
     ) -> None:
         """`url`: of the scheduler; empty: there is none. `limits`, `held`: as of inference."""
         parts = urlsplit(url)
-        self._address = f"{parts.hostname}:{parts.port or 80}" if url else ""
+        self._address = (
+            f"{parts.hostname}:{parts.port or _DEFAULT_PORTS[parts.scheme]}" if url else ""
+        )
         self._connections = connections
         self._limits = replace(limits, max_bytes=min(limits.max_bytes, MAX_BODY_BYTES))
         self._held = held

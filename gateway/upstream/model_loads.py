@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from registry.domain.cluster import ClusterState
     from registry.domain.model import ModelName
     from registry.pod_secret import PodSecret
+    from registry.tls import PartTls
 
 logger = logging.getLogger(__name__)
 
@@ -26,8 +27,9 @@ class ModelLoads:
     The autoscaler sees the load in the registry, like every other.
     """
 
-    def __init__(self, secret: PodSecret, state: ClusterState) -> None:
+    def __init__(self, secret: PodSecret, tls: PartTls, state: ClusterState) -> None:
         self._secret = secret
+        self._tls = tls
         self._state = state
         self._waiting: asyncio.Queue[tuple[ModelName, str]] = asyncio.Queue(_MAX_WAITING)
         self._known: set[ModelName] = set()
@@ -42,7 +44,9 @@ class ModelLoads:
         """Load until cancelled."""
         timeout = httpx.Timeout(_TIMEOUT_S, connect=2.0)
         async with (
-            httpx.AsyncClient(trust_env=False, timeout=timeout) as client,
+            httpx.AsyncClient(
+                trust_env=False, timeout=timeout, **self._tls.httpx_options
+            ) as client,
             asyncio.TaskGroup() as group,
         ):
             for _ in range(_PARALLEL):
@@ -62,7 +66,8 @@ class ModelLoads:
         pod = self._state.pods.get(name)
         if pod is None:
             return
-        url = f"http://{pod.address}/v2/repository/models/{model.path_segment}/load"
+        path = f"/v2/repository/models/{model.path_segment}/load"
+        url = f"{self._tls.scheme}://{pod.address}{path}"
         parameters = {"tier": "device", "max_other_copies": 0}
         response = await client.post(
             url, json={"parameters": parameters}, headers=self._secret.headers

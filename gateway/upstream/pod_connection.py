@@ -14,6 +14,7 @@ import httptools
 
 from gateway.errors import GatewayError, UpstreamLost
 from registry.pod_secret import PodSecret
+from registry.tls import PartTls
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -217,10 +218,11 @@ class PodConnection(asyncio.Protocol):
 
 
 class PodConnectionPool:
-    """Idle connections by pod address, and the secret that requests to pods carry."""
+    """Idle connections by pod address, and what requests to pods need: the secret, and TLS."""
 
-    def __init__(self, secret: PodSecret | None = None) -> None:
+    def __init__(self, secret: PodSecret | None = None, tls: PartTls | None = None) -> None:
         self.secret = secret or PodSecret()
+        self.tls = tls or PartTls()
         self._idle: dict[str, deque[PodConnection]] = {}
         self._loop = asyncio.get_running_loop()
 
@@ -242,7 +244,7 @@ class PodConnectionPool:
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 _, connection = await self._loop.create_connection(
-                    PodConnection, host.strip("[]"), int(port)
+                    PodConnection, host.strip("[]"), int(port), **self.tls.connect_options
                 )
         except (OSError, TimeoutError) as error:
             raise PodUnreachable(f"no connection to the pod at {address}: {error}") from error

@@ -7,6 +7,7 @@ redis-py costs 57 us of CPU per asyncio call, its connection without the pool 29
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -54,7 +55,7 @@ class RedisConnection(asyncio.Protocol):
                         lambda: cls(on_message),
                         address.host,
                         address.port,
-                        ssl=True if address.use_tls else None,
+                        ssl=_tls_context(address),
                     )
                 try:
                     await connection._authenticate(address)
@@ -160,6 +161,13 @@ class RedisConnection(asyncio.Protocol):
             self._callbacks.popleft()(error)
         if not self._closed.done():
             self._closed.set_result(None)
+
+
+def _tls_context(address: ServerAddress) -> ssl.SSLContext | None:
+    """Raises OSError for authorities that cannot be read."""
+    if not address.use_tls:
+        return None
+    return ssl.create_default_context(cafile=address.authorities_file or None)
 
 
 def resolver(future: asyncio.Future[Any]) -> Callable[[Any], None]:

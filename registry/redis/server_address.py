@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import re
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from registry.errors import RegistryUnavailable
@@ -21,6 +21,8 @@ _SENTINEL: Final = ("redis+sentinel", "rediss+sentinel")
 _CLUSTER: Final = ("redis+cluster", "rediss+cluster")
 _SENTINEL_LOGIN: Final = {"sentinel-user": "username", "sentinel-password": "password"}
 """Parameters of the query, and redis-py's names of them."""
+_AUTHORITIES: Final = "ssl_ca_certs"
+"""Parameter of the query with TLS, by redis-py's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,8 @@ class ServerAddress:
     path: str = ""
     """Of a Unix socket; empty: host and port."""
     use_tls: bool = False
+    authorities_file: str = ""
+    """Authorities to trust with TLS, in PEM; empty: those of the system, or of SSL_CERT_FILE."""
     username: str | None = None
     password: str | None = None
     database: int = 0
@@ -55,7 +59,7 @@ def check_url(url: str) -> SplitResult:
             " or, for TLS, rediss://, rediss+sentinel:// or rediss+cluster://, was"
             f" {_hidden(url)!r}"
         )
-    _sentinel_login(parts, url)
+    _check_query(parts, url)
     if path and not (path.isascii() and path.isdigit()):
         raise ValueError(f"the path of the Redis URL must be a database number, was {url!r}")
     for host in _hosts(parts):
@@ -72,17 +76,37 @@ def parse_redis_url(text: str) -> str:
     return text
 
 
-def _sentinel_login(parts: SplitResult, url: str) -> dict[str, str]:
-    """User and password of Sentinels themselves, from the query. Raises ValueError."""
-    query = dict(parse_qsl(parts.query, keep_blank_values=True))
-    unknown = query.keys() - _SENTINEL_LOGIN.keys()
-    if unknown or (query and parts.scheme not in _SENTINEL):
-        allowed = ", ".join(_SENTINEL_LOGIN) if parts.scheme in _SENTINEL else "nothing"
+def _query(parts: SplitResult) -> dict[str, str]:
+    return dict(parse_qsl(parts.query, keep_blank_values=True))
+
+
+def _check_query(parts: SplitResult, url: str) -> None:
+    """Raises ValueError for what the query may not have."""
+    query = _query(parts)
+    allowed = [*_SENTINEL_LOGIN] if parts.scheme in _SENTINEL else []
+    if _uses_tls(parts):
+        allowed.append(_AUTHORITIES)
+    if query.keys() - set(allowed):
         raise ValueError(
-            f"the query of the Redis URL may have {allowed}, has {', '.join(sorted(query))} in"
-            f" {_hidden(url)!r}"
+            f"the query of the Redis URL may have {', '.join(allowed) or 'nothing'}, has"
+            f" {', '.join(sorted(query))} in {_hidden(url)!r}"
         )
-    return {_SENTINEL_LOGIN[key]: value for key, value in query.items()}
+    if query.get(_AUTHORITIES) == "":
+        raise ValueError(f"{_AUTHORITIES} in the Redis URL must be a file, in {_hidden(url)!r}")
+
+
+def _tls_options(parts: SplitResult) -> dict[str, Any]:
+    """redis-py's arguments for TLS."""
+    options: dict[str, Any] = {"ssl": _uses_tls(parts)}
+    if file := _query(parts).get(_AUTHORITIES):
+        options["ssl_ca_certs"] = file
+    return options
+
+
+def _sentinel_login(parts: SplitResult) -> dict[str, str]:
+    """User and password of Sentinels themselves, from the query."""
+    query = _query(parts)
+    return {name: query[key] for key, name in _SENTINEL_LOGIN.items() if key in query}
 
 
 def _hidden(url: str) -> str:
@@ -98,7 +122,8 @@ async def find_server(url: str, routing_key: str) -> ServerAddress:
     `redis+sentinel://[user:pw@]host:port,host:port/SERVICE[/DB]` asks the Sentinels for the master;
     a query `?sentinel-user=…&sentinel-password=…` has the Sentinels' own login.
     `redis+cluster://[user:pw@]host:port` asks the Cluster which node holds `routing_key`.
-    With `rediss+` all connections are encrypted; SSL_CERT_FILE names authorities of one's own.
+    With `rediss` and `rediss+` all connections are encrypted; `?ssl_ca_certs=FILE`, or
+    SSL_CERT_FILE for all of a process, names authorities of one's own.
 
     Raises:
         RegistryUnavailable: when no Sentinel or node of the Cluster gives an address.
@@ -114,6 +139,7 @@ async def find_server(url: str, routing_key: str) -> ServerAddress:
             host=parts.hostname or "127.0.0.1",
             port=parts.port or 6379,
             use_tls=_uses_tls(parts),
+            authorities_file=_query(parts).get(_AUTHORITIES, ""),
             username=username,
             password=password,
             database=int(parts.path.strip("/") or 0),
@@ -156,8 +182,8 @@ async def _ask_sentinels(
     sentinel = redis.asyncio.Sentinel(  # type: ignore[no-untyped-call]  # redis-py has no types
         [_host_and_port(each, 26379) for each in _hosts(parts)],
         sentinel_kwargs={
-            **_sentinel_login(parts, ""),
-            "ssl": _uses_tls(parts),
+            **_sentinel_login(parts),
+            **_tls_options(parts),
             "socket_timeout": DISCOVERY_TIMEOUT_S,
             "socket_connect_timeout": DISCOVERY_TIMEOUT_S,
             "retry": Retry(NoBackoff(), 0),  # ask the next Sentinel instead
@@ -172,6 +198,7 @@ async def _ask_sentinels(
         host=str(host),
         port=int(port),
         use_tls=_uses_tls(parts),
+        authorities_file=_query(parts).get(_AUTHORITIES, ""),
         username=username,
         password=password,
         database=int(database or 0),
@@ -188,7 +215,7 @@ async def _ask_cluster(
         port=parts.port or 6379,
         username=username,
         password=password,
-        ssl=_uses_tls(parts),
+        **_tls_options(parts),
         socket_timeout=DISCOVERY_TIMEOUT_S,
         socket_connect_timeout=DISCOVERY_TIMEOUT_S,
     )
@@ -199,6 +226,7 @@ async def _ask_cluster(
             raise RegistryUnavailable("the Redis Cluster has no node for the pool's slot")
         return ServerAddress(
             host=str(node.host), port=int(node.port), use_tls=_uses_tls(parts),
+            authorities_file=_query(parts).get(_AUTHORITIES, ""),
             username=username, password=password,
         )  # fmt: skip
     finally:

@@ -108,6 +108,7 @@ def assemble(context: PodContext) -> PodComponents:
         loading.gpu.run,
         profiles.run,
         context.secret.reload_periodically,
+        context.tls.reload_periodically,
         PlaceWatch(watch, info, context.restart_pod).run,
     ]
     if single_model is not None:
@@ -142,6 +143,9 @@ def _servers(
     )
     routes = Routes(settings, service, repository, health)
     table = [*openai.table(), *routes.table(), profile_route(profiler, catalog)]
-    return PodServer(table, context.secret), GrpcServer(
-        calls.handler(), max_body_bytes=settings.max_body_bytes, slots=context.slots
+    return PodServer(table, context.secret, context.tls), GrpcServer(
+        calls.handler(),
+        max_body_bytes=settings.max_body_bytes,
+        slots=context.slots,
+        tls=context.tls,
     )

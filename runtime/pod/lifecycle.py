@@ -19,6 +19,7 @@ from registry.errors import RegistryUnavailable
 from registry.logs import configure_logs
 from registry.pod_secret import PodSecret
 from registry.redis.client import Registry
+from registry.tls import PartTls
 from runtime.device.accelerator import find_accelerator, mps_share
 from runtime.device.memory import open_device
 from runtime.device.precision import use_tf32
@@ -121,8 +122,8 @@ class _PodLifecycle:
             loop.add_signal_handler(number, self._end)
         settings = self._settings
         registry = Registry(settings.redis_url, settings.pool)
-        secret = PodSecret(settings.pod_secret_file)
-        remote = RemoteInference(secret)
+        secret, tls = PodSecret(settings.pod_secret_file), PartTls(settings.tls_dir)
+        remote = RemoteInference(secret, tls)
         device = DeviceWorker(
             threads=settings.threads,
             max_queued=settings.device_queue,
@@ -142,6 +143,7 @@ class _PodLifecycle:
                     port=self._listener.getsockname()[1],
                     registry=registry,
                     secret=secret,
+                    tls=tls,
                     remote=remote,
                     sandbox=sandbox,
                     device=device,

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from registry.inference_service.tenant_rules import TenantRules
     from registry.pod_secret import PodSecret
     from registry.redis.client import Registry
+    from registry.tls import PartTls
     from runtime.device.memory import DeviceMemory
     from runtime.device.worker import DeviceWorker
     from runtime.generation.limits import GenerationLimits
@@ -62,6 +63,7 @@ class PodContext:
     port: int
     registry: Registry
     secret: PodSecret
+    tls: PartTls
     remote: RemoteInference
     sandbox: Sandbox
     device: DeviceWorker

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import logging
+from typing import TYPE_CHECKING
 
 import grpc
 import grpc.aio
 
 from runtime.settings import KSERVE_GRPC_PORT
+
+if TYPE_CHECKING:
+    from registry.tls import PartTls
 
 logger = logging.getLogger(__name__)
 
@@ -20,7 +24,10 @@ MESSAGE_OVERHEAD_BYTES = 1024**2
 class GrpcServer:
     """Serves on the event loop that starts it."""
 
-    def __init__(self, handler: grpc.GenericRpcHandler, *, max_body_bytes: int, slots: int) -> None:
+    def __init__(
+        self, handler: grpc.GenericRpcHandler, *, max_body_bytes: int, slots: int, tls: PartTls
+    ) -> None:
+        self._tls = tls
         self._server = grpc.aio.server(
             handlers=[handler],
             options=[
@@ -41,12 +48,18 @@ class GrpcServer:
     def _bind(self, host: str, port: int) -> int:
         address = f"[{host}]" if ":" in host else host
         try:
-            return int(self._server.add_insecure_port(f"{address}:{port}"))
+            return self._add_port(f"{address}:{port}")
         except RuntimeError:
             if port != KSERVE_GRPC_PORT:
                 raise
         logger.info("gRPC port is taken, using a free one", extra={"port": port})
-        return int(self._server.add_insecure_port(f"{address}:0"))
+        return self._add_port(f"{address}:0")
+
+    def _add_port(self, address: str) -> int:
+        files = self._tls.read_files()
+        if files is None:
+            return int(self._server.add_insecure_port(address))
+        return int(self._server.add_secure_port(address, grpc.ssl_server_credentials([files])))
 
     async def stop(self, grace_s: float) -> None:
         """Refuse new calls, and cancel the calls that remain after `grace_s`."""

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from starlette.routing import Route
 
     from registry.pod_secret import PodSecret
+    from registry.tls import PartTls
 
 KEEP_ALIVE_S = 65
 CLOSE_TIMEOUT_S = 5
@@ -55,7 +56,7 @@ class PodRestServer(RESTServer):  # type: ignore[misc]  # kserve ships no types
 class PodServer(ModelServer):  # type: ignore[misc]  # kserve ships no types
     """KServe's model server in one process with one event loop; `routes` come before KServe's."""
 
-    def __init__(self, routes: Sequence[Route], secret: PodSecret) -> None:
+    def __init__(self, routes: Sequence[Route], secret: PodSecret, tls: PartTls) -> None:
         if not kserve_logger.handlers:  # with a handler, KServe does not reconfigure all logging
             kserve_logger.addHandler(logging.NullHandler())
         super().__init__(
@@ -84,6 +85,7 @@ class PodServer(ModelServer):  # type: ignore[misc]  # kserve ships no types
                 lifespan="off",
                 timeout_keep_alive=KEEP_ALIVE_S,
                 timeout_graceful_shutdown=CLOSE_TIMEOUT_S,
+                **tls.uvicorn_options,
             )
         )
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
     from registry.pod_secret import PodSecret
+    from registry.tls import PartTls
     from runtime.wire.request_head import RequestHead
     from runtime.wire.tensors import Tensor
 
@@ -57,15 +58,16 @@ class RemoteResult:
 
 
 class RemoteInference:
-    def __init__(self, secret: PodSecret) -> None:
+    def __init__(self, secret: PodSecret, tls: PartTls) -> None:
         self._secret = secret
+        self._scheme = tls.scheme
         self._client = httpx.AsyncClient(
             timeout=httpx.Timeout(RESPONSE_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
             limits=httpx.Limits(
                 max_connections=MAX_CONNECTIONS, max_keepalive_connections=MAX_CONNECTIONS
             ),
             trust_env=False,
-            verify=False,  # pods use plain HTTP: reading certificates would slow each pod's start
+            **tls.httpx_options,
         )
 
     async def close(self) -> None:
@@ -83,7 +85,7 @@ class RemoteInference:
             **_request_headers(head, started_s),
             **self._secret.headers,
         }
-        url = f"http://{head.predict_address}/v2/models/{head.model.path_segment}/infer"
+        url = f"{self._scheme}://{head.predict_address}/v2/models/{head.model.path_segment}/infer"
         with _transport_errors(head):
             response = await self._client.post(url, content=body.content, headers=headers)
         elapsed_s = time.monotonic() - started_s
@@ -125,7 +127,7 @@ class RemoteInference:
             **_request_headers(head, time.monotonic()),
             **self._secret.headers,
         }
-        url = f"http://{head.predict_address}{path}"
+        url = f"{self._scheme}://{head.predict_address}{path}"
         with _transport_errors(head):
             async with self._client.stream(
                 "POST", url, content=content, headers=headers

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Final, cast
 
 import httptools
 
+from registry.tls import PartTls
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
@@ -123,8 +125,9 @@ class _Connection(asyncio.Protocol):
 class HttpClient:
     """Connections to any number of servers. Belongs to one event loop."""
 
-    def __init__(self, *, max_response_bytes: int) -> None:
+    def __init__(self, *, max_response_bytes: int, tls: PartTls | None = None) -> None:
         self._max_bytes = max_response_bytes
+        self._tls = tls or PartTls()
         self._idle: dict[str, deque[_Connection]] = {}
 
     async def request(
@@ -170,8 +173,9 @@ class HttpClient:
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 _, connection = await loop.create_connection(
-                    lambda: _Connection(self._max_bytes), host.strip("[]"), int(port)
-                )
+                    lambda: _Connection(self._max_bytes), host.strip("[]"), int(port),
+                    **self._tls.connect_options,
+                )  # fmt: skip
         except (OSError, TimeoutError) as error:
             raise UnreachableError(f"{address} cannot be reached: {error!r}") from error
         return connection

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from registry.domain.model import ModelSpec
     from registry.domain.pod_state import PodState
     from registry.pod_secret import PodSecret
+    from registry.tls import PartTls
     from workflows.service.metrics import SchedulerMetrics
 
 logger = logging.getLogger(__name__)
@@ -57,13 +58,13 @@ class Preloads:
 
     def __init__(
         self, group: asyncio.TaskGroup, secret: PodSecret, metrics: SchedulerMetrics,
-        now_s: Callable[[], float],
+        now_s: Callable[[], float], tls: PartTls | None = None,
     ) -> None:  # fmt: skip
         self._group = group
         self._now_s = now_s
         self._secret = secret
         self._metrics = metrics
-        self._client = HttpClient(max_response_bytes=1 << 20)
+        self._client = HttpClient(max_response_bytes=1 << 20, tls=tls)
         self._loads: dict[tuple[str, str], Preload] = {}
 
     def close(self) -> None:

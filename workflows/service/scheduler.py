@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from registry.pod_secret import PodSecret
     from registry.redis.watch import ClusterWatch
     from registry.redis.workflow_log import TakenRun
+    from registry.tls import PartTls
     from workflows.service.metrics import SchedulerMetrics
     from workflows.service.policy import SchedulingPolicy
     from workflows.service.settings import SchedulerSettings
@@ -61,7 +62,7 @@ class Scheduler:
 
     def __init__(
         self, settings: SchedulerSettings, watch: ClusterWatch, group: asyncio.TaskGroup,
-        secret: PodSecret, metrics: SchedulerMetrics,
+        secret: PodSecret, metrics: SchedulerMetrics, tls: PartTls | None = None,
     ) -> None:  # fmt: skip
         self._settings = settings
         self._watch = watch
@@ -74,9 +75,9 @@ class Scheduler:
         """Under way, and the latest ones that ended."""
         self._active: dict[str, Run] = {}
         self._client = StepClient(
-            settings.gateway_url, secret, max_output_bytes=settings.max_output_bytes
+            settings.gateway_url, secret, max_output_bytes=settings.max_output_bytes, tls=tls
         )
-        self._preloads = Preloads(group, secret, metrics, watch.registry_now_s)
+        self._preloads = Preloads(group, secret, metrics, watch.registry_now_s, tls)
         self.planner = Planner(watch, self._preloads, metrics)
         self._knowledge = KnowledgeStore(self._log, self.planner)
         self._journal = Journal(self._log, self._lose)

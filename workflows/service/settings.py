@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from registry.pod_secret import parse_secret_file
 from registry.redis.server_address import parse_redis_url
 from registry.settings_table import option, parse_int, parse_seconds
+from registry.tls import TLS_DIR_HELP, parse_tls_dir
 from workflows.service.policy import SchedulingPolicy
 
 MIB = 1 << 20
@@ -57,4 +58,5 @@ class SchedulerSettings:
     pod_secret_file: str = option(
         "", parse_secret_file, "file with the secrets that requests to gateway and pods carry"
     )
+    tls_dir: str = option("", parse_tls_dir, TLS_DIR_HELP)
     log_level: str = option("INFO", str, "minimum level of log messages")

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from registry.domain.model import ModelName
     from registry.pod_secret import PodSecret
+    from registry.tls import PartTls
     from workflows.service.http_client import HttpResponse
 
 POD_HEADER: Final = "x-pilotlight-place-at"
@@ -70,11 +71,14 @@ class StepResponse:
 class StepClient:
     """One client of one gateway."""
 
-    def __init__(self, gateway_url: str, secret: PodSecret, *, max_output_bytes: int) -> None:
+    def __init__(
+        self, gateway_url: str, secret: PodSecret, *, max_output_bytes: int,
+        tls: PartTls | None = None,
+    ) -> None:  # fmt: skip
         url = urlsplit(gateway_url)
-        self._address = f"{url.hostname}:{url.port or 80}"
+        self._address = f"{url.hostname}:{url.port or (443 if tls and tls.client else 80)}"
         self._secret = secret
-        self._client = HttpClient(max_response_bytes=max_output_bytes)
+        self._client = HttpClient(max_response_bytes=max_output_bytes, tls=tls)
 
     def close(self) -> None:
         self._client.close()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import ssl
 import subprocess
@@ -36,6 +37,10 @@ pytestmark = pytest.mark.anyio
         ("redis://h:1/2", ServerAddress("h", 1, database=2)),
         ("redis://:p%40ss@h:1", ServerAddress("h", 1, password="p@ss")),
         ("rediss://u:p@h:1/0", ServerAddress("h", 1, use_tls=True, username="u", password="p")),
+        (
+            "rediss://h:1?ssl_ca_certs=/tls/ca.crt",
+            ServerAddress("h", 1, use_tls=True, authorities_file="/tls/ca.crt"),
+        ),
         ("redis://[::1]:7", ServerAddress("::1", 7)),
         ("redis://[::1]", ServerAddress("::1", 6379)),
         ("unix:///run/a%20b/redis.sock", ServerAddress("", 0, path="/run/a b/redis.sock")),
@@ -51,7 +56,8 @@ async def test_reads_urls_of_single_servers(url: str, address: ServerAddress) ->
      "redis://h:1/db", "redis://h:1/1/2", "redis://a:1,b:2", "redis+cluster://a:1,b:2",
      "redis+sentinel://h:1", "redis+sentinel://h:1/", "redis+sentinel://h:x/main",
      "redis+sentinel://h:1/main/x", "redis+sentinel://h:1/main?password=x",
-     "redis://h:1?sentinel-password=x", "rediss+sentinel://h:1", "rediss+cluster://a:1,b:2"],
+     "redis://h:1?sentinel-password=x", "redis://h:1?ssl_ca_certs=f", "rediss://h:1?ssl_ca_certs=",
+     "rediss+sentinel://h:1", "rediss+cluster://a:1,b:2"],
 )  # fmt: skip
 async def test_an_unsupported_url_is_refused_at_once(url: str) -> None:
     with pytest.raises(ValueError, match="URL"):
@@ -198,6 +204,31 @@ async def test_an_untrusted_certificate_is_refused(
     monkeypatch.delenv("SSL_CERT_FILE")
     with tls_relay(cluster.port, tls) as port, pytest.raises(RegistryUnavailable):
         await find_server(f"rediss+cluster://127.0.0.1:{port}", "k")
+
+
+async def test_a_url_names_the_authorities_it_trusts(
+    executable: str, tmp_path: Path, tls: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trusted = f"?ssl_ca_certs={os.environ['SSL_CERT_FILE']}"
+    monkeypatch.delenv("SSL_CERT_FILE")
+    port = servers.free_port()
+    announced = ("--cluster-announce-port", str(port))
+    with (
+        cluster_of_one(executable, tmp_path / "cluster", *announced) as node,
+        tls_relay(node.port, tls, port),
+        servers.redis_server(tmp_path / "single", executable=executable) as single,
+        sentinel_for(single, executable, tmp_path / "sentinel") as (sentinel, _),
+        tls_relay(sentinel, tls) as encrypted_sentinel,
+        tls_relay(single.port, tls) as encrypted,
+    ):
+        for url in (f"rediss://127.0.0.1:{encrypted}", f"rediss+cluster://127.0.0.1:{port}"):
+            await round_trip(url + trusted)
+            with pytest.raises(RegistryUnavailable):
+                await Registry.connect(url)
+        found = await find_server(
+            f"rediss+sentinel://127.0.0.1:{encrypted_sentinel}/main{trusted}", "k"
+        )
+        assert found.authorities_file == trusted.partition("=")[2]
 
 
 async def test_passwords_are_in_no_message() -> None:

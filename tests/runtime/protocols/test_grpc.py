@@ -16,6 +16,7 @@ import pytest
 from kserve.protocol.grpc import grpc_predict_v2_pb2 as messages
 from kserve.protocol.grpc.grpc_predict_v2_pb2_grpc import GRPCInferenceServiceStub
 
+from registry.tls import PartTls
 from runtime.protocols.grpc_server import GrpcServer
 from runtime.settings import KSERVE_GRPC_PORT
 from tests import servers
@@ -329,7 +330,7 @@ def test_only_kserves_default_port_falls_back_to_a_free_one() -> None:
     async def run() -> None:
         def server() -> GrpcServer:
             handler = grpc.method_handlers_generic_handler("none", {})
-            return GrpcServer(handler, max_body_bytes=1, slots=1)
+            return GrpcServer(handler, max_body_bytes=1, slots=1, tls=PartTls())
 
         first, second, third = server(), server(), server()
         await first.start("127.0.0.1", KSERVE_GRPC_PORT)
