@@ -110,7 +110,7 @@ def _decisions(
             deadline_s=_NOW_S + 30.0,
         )
         result = route_request(request, state.models, state, now_s=_NOW_S)
-        explanations.record(request, result, state)
+        explanations.record(request, result, state, _NOW_S)
         times_us.append((time.thread_time_ns() - began_ns) / 1000)
         if isinstance(result.decision, SendTo):
             count_changes.apply_next(taken=result.decision.entry)

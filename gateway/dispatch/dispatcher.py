@@ -78,10 +78,11 @@ class Dispatcher(PlacementDriver[Placement]):
         now_s: Callable[[], float],
     ) -> None:
         self._loop = asyncio.get_running_loop()
+        self._now_s = now_s
         self._reservations = reservations
         self._placer = Placer(
             state, self, LoopTimers(), now_s,
-            lambda request, result: explanations.record(request, result, state),
+            lambda request, result: explanations.record(request, result, state, now_s()),
         )  # fmt: skip
         self._state = state
         self._explanations = explanations
@@ -115,7 +116,7 @@ class Dispatcher(PlacementDriver[Placement]):
         placement.is_planned, placement.policy = True, policy
         placement.spec, placement.decision = record.serving, decision
         self._explanations.record(
-            request, RoutingResult(decision, None, record.serving), self._state
+            request, RoutingResult(decision, None, record.serving), self._state, self._now_s()
         )
         is_granted = self._placer.place_planned(placement, decision)
         if is_granted is False:

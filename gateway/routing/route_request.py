@@ -63,6 +63,8 @@ class RoutingResult:
     """Of a probe: what it is expected to take of a device or a link."""
     max_pause_s: float = MAX_PAUSE_S
     """Of a probe: the longest time until the model's next one."""
+    view: RequestView | None = None
+    """What the policy saw of the request; None if no policy was asked."""
 
 
 def route_request(
@@ -102,7 +104,7 @@ def route_request(
     decision = ROUTING_POLICIES[policy](view, cluster, now_s)
     if not may_load and isinstance(decision, SendTo) and decision.mode is LoadMode.LOAD:
         decision = Wait(Reason.QUEUE_NO_SLOT)
-    result = RoutingResult(decision, policy, spec)
+    result = RoutingResult(decision, policy, spec, view=view)
     if request.deadline_s is not None:
         _reject_if_late(result, view, request.deadline_s, cluster, now_s, may_probe=may_probe)
     return result

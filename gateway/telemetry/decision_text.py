@@ -34,15 +34,19 @@ _WAITS: Final[Mapping[Reason, str]] = {
 }
 
 
-def decision_text(decision: Decision) -> str:
-    """The sentence; of a rejection its message."""
+def decision_text(decision: Decision, options: Sequence[RoutingOption] = ()) -> str:
+    """The sentence; of a rejection its message. `options`: the ways, if not the decision's."""
+    options = options or decision.options
     if isinstance(decision, Reject):
         return decision.message
     if isinstance(decision, Wait):
         return _WAITS.get(decision.reason, f"waits: {decision.reason}") + _time(decision.forecast)
     done = _SENT.get(decision.reason, "sent to {predict}")
-    text = done.format(predict=decision.predict, entry=decision.entry) + _time(decision.forecast)
-    return text + _next_best(decision, decision.options)
+    taken = next((each for each in options if _is_taken(each, decision)), None)
+    forecast = decision.forecast or (None if taken is None else taken.forecast)
+    text = done.format(predict=decision.predict, entry=decision.entry) + _time(forecast)
+    others = [each for each in options if each is not taken]
+    return text if taken is None or not others else text + _next_best(taken, others)
 
 
 def _time(forecast: LatencyEstimate | None) -> str:
@@ -52,16 +56,17 @@ def _time(forecast: LatencyEstimate | None) -> str:
     return f": {_duration(forecast.seconds)} {how}"
 
 
-def _next_best(decision: SendTo, options: Sequence[RoutingOption]) -> str:
-    """The cheapest other way, and what it would have cost more, to this request and others."""
-    taken = [each for each in options if _is_taken(each, decision)]
-    others = [each for each in options if not _is_taken(each, decision)]
-    if not taken or not others:
-        return ""
+def _next_best(taken: RoutingOption, others: Sequence[RoutingOption]) -> str:
+    """The cheapest other way, and its difference, to this request and others together.
+
+    A fixed policy may have taken one that costs more.
+    """
     best = min(others, key=lambda each: each.cost_s)
-    more = _duration(max(best.cost_s - taken[0].cost_s, 0.0))
     at = f" at {best.predict}" if best.predict else ""
-    return f"; next best: {best.name}{at}, {more} more in all"
+    difference_s = best.cost_s - taken.cost_s
+    if difference_s < 0:
+        return f"; cheaper: {best.name}{at}, {_duration(-difference_s)} less in all"
+    return f"; next best: {best.name}{at}, {_duration(difference_s)} more in all"
 
 
 def _is_taken(option: RoutingOption, decision: SendTo) -> bool:

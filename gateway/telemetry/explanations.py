@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from gateway.routing.decision import Reject, RoutingOption, SendTo, Wait
+from gateway.routing.ways import ways
 from gateway.telemetry.decision_text import decision_text
 
 if TYPE_CHECKING:
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from registry.domain.residency_index import Residency
 
 MAX_EXPLANATIONS: Final = 4096
+MAX_WEIGHED: Final = 50
+"""Requests of fixed policies in a second whose ways are weighed for their explanation: that takes
+longer than their decision. Of further ones only the decision is kept."""
 _MAX_CANDIDATES: Final = 32
 
 
@@ -28,6 +32,7 @@ class _Explanation:
     """Candidates when the decision was made: name, slots taken, slots, requests inferring,
     accepting."""
     holders: Mapping[str, Residency]
+    options: tuple[RoutingOption, ...]
     wait_reasons: list[str] = field(default_factory=list)
 
 
@@ -38,10 +43,14 @@ class Explanations:
         self.gateway = gateway
         """Name of this gateway; the others of its pool have records of their own."""
         self._max_explanations = max_explanations
+        self._weighed_since_s = -1.0
+        self._weighed = 0
         self._by_id: dict[str, _Explanation] = {}
         self._selections: dict[str, Callable[[], dict[str, Any]]] = {}
 
-    def record(self, request: IncomingRequest, result: RoutingResult, state: ClusterState) -> None:
+    def record(
+        self, request: IncomingRequest, result: RoutingResult, state: ClusterState, now_s: float
+    ) -> None:
         """Record a decision, unless the request already waits for the same reason."""
         known = self._by_id.get(request.id)
         if known is not None and known.request is not request:
@@ -60,7 +69,28 @@ class Explanations:
             (pod.name, pod.slots_busy, pod.slots, pod.inferring, pod.is_accepting)
             for pod in _candidates(state, decision, holders)
         ]
-        self._by_id[request.id] = _Explanation(request, result, pods, holders, wait_reasons)
+        self._by_id[request.id] = _Explanation(
+            request, result, pods, holders, self._options(result, state, now_s), wait_reasons
+        )
+
+    def _options(
+        self, result: RoutingResult, state: ClusterState, now_s: float
+    ) -> tuple[RoutingOption, ...]:
+        """Those that the policy compared; for one that compares none, the ways there were."""
+        decision, view = result.decision, result.view
+        if decision.options:
+            return decision.options
+        if isinstance(decision, SendTo) and decision.forecast is not None:
+            return (_only_option(decision, decision.forecast),)
+        if view is None or not self._may_weigh(now_s):
+            return ()
+        return ways(decision, view, state, now_s)
+
+    def _may_weigh(self, now_s: float) -> bool:
+        if not 0 <= now_s - self._weighed_since_s < 1:
+            self._weighed_since_s, self._weighed = now_s, 0
+        self._weighed += 1
+        return self._weighed <= MAX_WEIGHED
 
     def record_selection(self, request_id: str, explain: Callable[[], dict[str, Any]]) -> None:
         """Record how the variant of an application's request was chosen; `explain` gives JSON."""
@@ -81,10 +111,10 @@ class Explanations:
             **chosen,
             "model": str(known.request.model),
             "policy": known.result.policy,
-            "summary": decision_text(known.result.decision),
+            "summary": decision_text(known.result.decision, known.options),
             "decision": _decision(known.result.decision),
             "waited_for": known.wait_reasons,
-            "options": _options(known.result.decision),
+            "options": [_option(each) for each in known.options],
             "candidates": [_candidate(pod, known.holders) for pod in known.pods],
         }
 
@@ -117,29 +147,23 @@ def _decision(decision: SendTo | Wait | Reject) -> dict[str, Any]:
             return {"action": "reject", "reason": decision.reason, "message": decision.message}
 
 
-def _options(decision: SendTo | Wait | Reject) -> list[dict[str, Any]]:
-    return [
-        {
-            "way": option.name,
-            "entry": option.entry,
-            "predict": option.predict,
-            **_forecast(option.forecast),
-            "delays_s": round(option.delays_s, 6),
-            "evicts_s": round(option.evicts_s, 6),
-            "leaves_s": round(option.leaves_s, 6) + 0.0,  # no negative zero
-            "credit_s": round(option.credit_s, 6),
-            "cost_s": round(option.cost_s, 6),
-        }
-        for option in decision.options or _only_option(decision)
-    ]
+def _option(option: RoutingOption) -> dict[str, Any]:
+    return {
+        "way": option.name,
+        "entry": option.entry,
+        "predict": option.predict,
+        **_forecast(option.forecast),
+        "delays_s": round(option.delays_s, 6),
+        "evicts_s": round(option.evicts_s, 6),
+        "leaves_s": round(option.leaves_s, 6) + 0.0,  # no negative zero
+        "credit_s": round(option.credit_s, 6),
+        "cost_s": round(option.cost_s, 6),
+    }
 
 
-def _only_option(decision: SendTo | Wait | Reject) -> tuple[RoutingOption, ...]:
+def _only_option(decision: SendTo, forecast: LatencyEstimate) -> RoutingOption:
     """What `auto` took without a comparison: an idle pod that has the model."""
-    if not isinstance(decision, SendTo) or decision.forecast is None:
-        return ()
-    name, entry, predict = "colocate", decision.entry, decision.predict
-    return (RoutingOption(name, decision.forecast, decision.reason, entry, predict),)
+    return RoutingOption("colocate", forecast, decision.reason, decision.entry, decision.predict)
 
 
 def _forecast(forecast: LatencyEstimate | None) -> dict[str, Any]:

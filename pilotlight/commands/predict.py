@@ -235,7 +235,10 @@ async def _explain(
     selection = document.get("selection")
     if selection is not None:
         _print_selection(output, selection)
-    for part, title in (("options", "Options compared"), ("candidates", "Pods at that time")):
+    for part, title in (
+        ("options", "Ways there were; auto takes the smallest cost"),
+        ("candidates", "Pods at that time"),
+    ):
         rows = document.get(part) or []
         columns = list(dict.fromkeys(key for each in rows for key in each))
         if rows:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from gateway.routing.decision import (
@@ -37,6 +39,15 @@ def test_a_request_that_was_sent_names_the_pod_its_time_and_the_next_best_way() 
     assert decision_text(sent(COLD, COLD, QUEUE)) == (
         "loaded at pod-1 as well, as the pods that have it are busy: 300 ms expected, by guess; "
         "next best: queue, 400 ms more in all"
+    )
+
+
+def test_a_policy_that_took_a_dearer_way_names_the_cheapest() -> None:
+    oblivious = replace(COLD, reason=Reason.MODEL_OBLIVIOUS)
+    decision = SendTo("pod-1", "pod-1", LoadMode.LOAD, Reason.MODEL_OBLIVIOUS)
+    assert decision_text(decision, (oblivious, QUEUE, WARM)) == (
+        "sent to pod-1 by a policy that does not look at models: 300 ms expected, by guess; "
+        "cheaper: colocate at pod-3, 479 ms less in all"
     )
 
 

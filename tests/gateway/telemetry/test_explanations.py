@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from gateway.console.pages import find_explanation
 from gateway.routing.route_request import IncomingRequest, route_request
-from gateway.telemetry.explanations import Explanations
+from gateway.telemetry.explanations import MAX_WEIGHED, Explanations
 from registry.domain.cluster_changes import ChangeApplier
 from registry.domain.model import ModelName, ModelSpec, RoutingPolicy
 from tests.gateway.cluster_states import NOW_S, PodSketch, cluster, declare
@@ -24,7 +26,8 @@ def incoming(request_id: str, **fields: Any) -> IncomingRequest:
 def record(explanations: Explanations, request: IncomingRequest, *pods: PodSketch) -> None:
     state = cluster(*pods, key=KEY, measured=MEASURED)
     declare(state)
-    explanations.record(request, route_request(request, state.models, state, now_s=NOW_S), state)
+    result = route_request(request, state.models, state, now_s=NOW_S)
+    explanations.record(request, result, state, NOW_S)
 
 
 def test_explains_decision_candidates_and_options() -> None:
@@ -54,12 +57,55 @@ def test_an_idle_pod_that_was_taken_at_once_is_shown_as_the_only_option() -> Non
     assert found["summary"] == "warm at pod-a: 100 ms expected"
 
 
+@pytest.mark.parametrize("policy", [each for each in RoutingPolicy if each != "auto"])
+@pytest.mark.parametrize("at", ["warm", "nothing", "disk", "loading:disk"])
+def test_a_fixed_policy_shows_the_ways_there_were_and_says_which_one_it_took(
+    policy: RoutingPolicy, at: str
+) -> None:
+    explanations = Explanations()
+    pods = (PodSketch("pod-a", at, slots=2), PodSketch("pod-b", slots=2))
+    record(explanations, incoming("r", policy=policy), *pods)
+    found = explanations.get("r")
+    assert found is not None
+    taken = found["options"][0]
+    assert (taken["entry"], taken["predict"]) == (
+        found["decision"]["entry"], found["decision"]["predict"],
+    )  # fmt: skip
+    assert taken["expected_s"] > 0
+    assert " expected" in found["summary"]
+
+
+def test_a_fixed_policy_says_what_a_cheaper_way_would_have_cost_less() -> None:
+    explanations = Explanations()
+    pods = (PodSketch("pod-a", "warm"), PodSketch("pod-b"))
+    record(explanations, incoming("r", policy=RoutingPolicy.ROUND_ROBIN), *pods)
+    found = explanations.get("r")
+    assert found is not None
+    assert [(each["way"], each["predict"]) for each in found["options"]] == [
+        ("cold start", "pod-b"), ("colocate", "pod-a"),
+    ]  # fmt: skip
+    assert found["summary"] == (
+        "sent to pod-b by a policy that does not look at models: 1.1 s expected; "
+        "cheaper: colocate at pod-a, 1.0 s less in all"
+    )
+
+
+def test_ways_of_fixed_policies_are_weighed_for_so_many_requests_a_second() -> None:
+    explanations = Explanations()
+    for n in range(MAX_WEIGHED + 1):
+        one = incoming(f"r{n}", policy=RoutingPolicy.RANDOM)
+        record(explanations, one, PodSketch("pod-a"))
+    found = [explanations.get(f"r{n}") for n in range(MAX_WEIGHED + 1)]
+    assert [bool(each and each["options"]) for each in found] == [True] * MAX_WEIGHED + [False]
+
+
 def test_a_refusal_shows_the_options_that_would_have_been_late() -> None:
     explanations = Explanations()
     state = cluster(PodSketch("pod-a", "warm", slots=2, busy=1), key=KEY, measured=MEASURED)
     declare(state)
     request = incoming("r", deadline_s=NOW_S + 0.05)
-    explanations.record(request, route_request(request, state.models, state, now_s=NOW_S), state)
+    result = route_request(request, state.models, state, now_s=NOW_S)
+    explanations.record(request, result, state, NOW_S)
     found = explanations.get("r")
     assert found is not None
     assert found["decision"]["action"] == "reject"
@@ -71,7 +117,8 @@ def test_an_explanation_shows_the_state_at_the_decision() -> None:
     request = incoming("r", policy=RoutingPolicy.COLOCATION)
     state = cluster(PodSketch("pod-a", "warm"), key=KEY)
     declare(state)
-    explanations.record(request, route_request(request, state.models, state, now_s=NOW_S), state)
+    result = route_request(request, state.models, state, now_s=NOW_S)
+    explanations.record(request, result, state, NOW_S)
     ChangeApplier(state).apply(9, [["counts", "pod-a", 1, 1], ["at", KEY, "pod-a", False]])
     found = explanations.get("r")
     assert found is not None

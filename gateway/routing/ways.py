@@ -1,0 +1,58 @@
+"""The ways to serve a request beside the one that a fixed policy took, for `pilotlight explain`.
+
+They are the options of `auto` at the same moment. The way taken has `auto`'s price where `auto`
+considers the same pods, else its own time and delays alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from gateway.routing.auto import auto
+from gateway.routing.decision import RoutingOption, SendTo
+from gateway.routing.latency_model import estimate_of
+
+if TYPE_CHECKING:
+    from gateway.routing.decision import Decision, RequestView
+    from registry.domain.cluster import ClusterState
+
+
+def ways(
+    decision: Decision, request: RequestView, cluster: ClusterState, now_s: float
+) -> tuple[RoutingOption, ...]:
+    """The way that `decision` takes, and those that `auto` would have compared."""
+    weighed = auto(request, cluster, now_s)
+    options = weighed.options
+    if not options and isinstance(weighed, SendTo):
+        options = (_way(weighed, request, cluster, now_s),)
+    if not isinstance(decision, SendTo):
+        return options
+    pods = (decision.entry, decision.predict)
+    same = [each for each in options if (each.entry, each.predict) == pods]
+    others = tuple(each for each in options if (each.entry, each.predict) != pods)
+    taken = (
+        replace(same[0], reason=decision.reason)
+        if same
+        else _way(decision, request, cluster, now_s)
+    )
+    return (taken, *others)
+
+
+def _way(
+    decision: SendTo, request: RequestView, cluster: ClusterState, now_s: float
+) -> RoutingOption:
+    """Without what it costs others, which only `auto` prices."""
+    forecast = estimate_of(decision, request, cluster, now_s)
+    residency = cluster.holders(request.key).get(decision.predict)
+    name = "cold start"
+    if decision.entry != decision.predict:
+        name = "proxy"
+    elif residency is not None and residency.is_warm:
+        name = "colocate"
+    elif residency is not None and residency.is_warming:
+        name = "join"
+    return RoutingOption(
+        name, forecast, decision.reason, decision.entry, decision.predict, decision.mode,
+        delays_s=forecast.delays_s,
+    )  # fmt: skip
