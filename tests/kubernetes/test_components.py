@@ -66,6 +66,8 @@ def kinds(installed: Kubectl, node: Cluster) -> frozenset[str]:
         ("gpu-mps", None),
         ("node-cache", None),
         ("workflows", None),
+        ("tls", "cert-manager.io"),
+        ("workflows tls workflows-tls redis-tls", "cert-manager.io"),
     ],
 )
 def test_the_api_server_accepts_an_overlay_with_the_component(
@@ -76,7 +78,7 @@ def test_the_api_server_accepts_an_overlay_with_the_component(
     here = os.path.relpath(MANIFESTS, tmp_path.resolve())
     content = {
         "resources": [f"{here}/overlays/minimal"],
-        "components": [f"{here}/components/{component}"],
+        "components": [f"{here}/components/{each}" for each in component.split()],
     }
     (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(content))
     made = subprocess.run(
