@@ -81,6 +81,7 @@ def test_a_models_annotation_sets_its_time(cluster: Cluster, models: Path, tmp_p
     assert "within 1.5 s" in answer.json()["error"]
 
 
+@pytest.mark.slow
 def test_hangs_that_can_be_interrupted_do_not_end_the_pod(
     cluster: Cluster, models: Path, tmp_path: Path
 ) -> None:

@@ -85,6 +85,7 @@ def test_pod_reports_samples_without_the_warm_up(cluster: Cluster, models: Path)
     assert pods_of(cluster)["pod-a"].used_bytes["device"] > 0
 
 
+@pytest.mark.slow
 def test_draining_pod_finishes_what_it_has(
     cluster: Cluster, models: Path, forkserver: servers.Forkserver
 ) -> None:

@@ -53,6 +53,7 @@ async def connect(port: int, count: int) -> list[Client]:
     return [client for _, client in await asyncio.gather(*opened)]
 
 
+@pytest.mark.slow
 @run_async
 async def test_new_clients_are_served_beside_many_busy_ones(
     redis: servers.RedisServer, tmp_path: Path

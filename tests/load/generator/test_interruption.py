@@ -36,6 +36,7 @@ def _both_arrived(server: OddServer) -> bool:
     return server.requests_for("plain") >= 20 and server.requests_for("hold") > 0
 
 
+@pytest.mark.slow
 def test_ctrl_c_writes_the_file_and_reports_it(write_trace: WriteTrace, tmp_path: Path) -> None:
     output = tmp_path / "run.parquet"
     trace = write_trace(["plain", "hold", "hold"], count=2000, gap_s=0.01)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tests.load.generator.conftest import LoadRun, WriteTrace
 
 
+@pytest.mark.slow
 def test_every_odd_response_is_recorded(load_run: LoadRun, write_trace: WriteTrace) -> None:
     models = ["plain", "busy", "wrong", "odd-headers", "truncated", "garbage", "closed", "hold"]
     trace = write_trace(models, count=len(models), gap_s=0.01)

@@ -69,6 +69,7 @@ def test_a_model_without_a_valid_host_is_refused_before_anything_is_sent(
     assert f"'ü b.example.com' is not a host name; it results from arrival 2 of {trace}" in line
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("processes", "most"), [pytest.param(3, 2, id="fewer"), pytest.param(2, 3, id="remainder")]
 )

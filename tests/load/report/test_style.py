@@ -100,6 +100,7 @@ def _colour(handle: Artist | Container) -> str:
             pytest.fail(f"unexpected artist: {handle}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, pytest.param(6, marks=pytest.mark.slow), 8])
 def test_texts_stay_inside_and_apart_with_long_names(tmp_path: Path, count: int) -> None:
     names = [

@@ -53,6 +53,7 @@ def goodput(plan: Any, rate: float, deadline_s: float | None, scale: float) -> f
     return len(good) / (seconds - warm_up_s)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("slots", "scale", "deadline_s"),
     [

@@ -37,6 +37,7 @@ def test_every_experiment_has_a_page() -> None:
     assert [name for name in EXPERIMENTS if not (pages / f"{name}.md").is_file()] == []
 
 
+@pytest.mark.slow
 def test_json_contains_every_row_by_column(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -52,6 +52,7 @@ def records(row: Any) -> list[Any]:
     return list(pq.read_table(row["output"]).to_pylist())
 
 
+@pytest.mark.slow
 def test_a_forecast_saves_cold_starts(cli: Cli, asked: list[str], tmp_path: Path) -> None:
     ran = cli(*asked, "--loading", "none,predictive,keep-alive", "--out", str(tmp_path / "runs"))
     none, ahead, kept = ran.document["runs"]
@@ -85,6 +86,7 @@ def test_a_loading_value_sets_the_policys_parameter(
     assert found["20"]["actions"] == {}
 
 
+@pytest.mark.slow
 def test_results_are_equal_in_any_number_of_processes(
     cli: Cli, asked: list[str], tmp_path: Path
 ) -> None:

@@ -197,6 +197,7 @@ def test_ended_and_cancelled_requests_free_their_pages(
     with_engine(network, device, test)
 
 
+@pytest.mark.slow
 def test_cancellation_in_a_step_keeps_the_others_tokens(
     network: PreTrainedModel, device: DeviceWorker
 ) -> None:

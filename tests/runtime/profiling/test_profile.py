@@ -159,6 +159,7 @@ def test_shares_and_pairs_are_measured_on_cores_and_stored(cluster: Cluster, mod
     assert os.sched_getaffinity(pod.pid) == os.sched_getaffinity(0)
 
 
+@pytest.mark.slow
 def test_pairs_need_a_second_pod_and_a_profiled_neighbour(cluster: Cluster, models: Path) -> None:
     cluster.declare("m", models / "tiny-bert")
     cluster.pod()

@@ -263,6 +263,7 @@ def test_health_responds_while_large_tensors_are_decoded(served: Served) -> None
     assert "must be BYTES, was FP32" in str(running.result().details())
 
 
+@pytest.mark.slow
 def test_draining_pod_is_unavailable_and_finishes_requests(
     cluster: Cluster, models: Path, forkserver: servers.Forkserver
 ) -> None:

@@ -72,6 +72,7 @@ def test_results_before_a_failure_are_kept(tmp_path: Path, processes: int) -> No
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_workers_end_when_their_parent_does(tmp_path: Path, number: signal.Signals) -> None:
     script = tmp_path / "parent.py"

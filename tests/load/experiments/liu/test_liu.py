@@ -122,6 +122,7 @@ def test_wins_compares_all_policies_on_the_mixture() -> None:
     assert won == [scenario.winner for scenario in WIN_SCENARIOS]
 
 
+@pytest.mark.slow
 def test_wins_draws_the_stages_and_sums_them(tmp_path: Path) -> None:
     result = wins.run(Settings(is_quick=True, out=tmp_path))
     assert [image.read_bytes()[:4] for image in result.images] == [b"\x89PNG"]

@@ -63,6 +63,7 @@ def test_our_rule_starts_pods_at_once() -> None:
     assert ours.total_s < 0.6 * theirs.total_s
 
 
+@pytest.mark.slow
 def test_the_experiment_draws_every_rule(tmp_path: Path) -> None:
     result = replicas.run(Settings(is_quick=True, out=tmp_path))
     assert len(result.tables[0].rows) == 1 + len(RULES)

@@ -83,6 +83,7 @@ def test_marks_count_tails_and_deadlines_in_their_own_cells() -> None:
     assert single.found == pytest.approx(100 * ((1.05 * 0.25) ** 0.5 - 1))
 
 
+@pytest.mark.slow
 def test_policies_that_do_not_run_again_are_reused(tmp_path: Path) -> None:
     chosen = CellSelection(numbers=(4,), policies=(*FIXED, AUTO))
     first = run(Settings(seeds=(1,), out=tmp_path, cells=chosen))
@@ -122,6 +123,7 @@ def test_wrong_forecasts_expect_another_number_of_arrivals(factor: float) -> Non
     assert found.p_minute == pytest.approx(1 - 0.8**factor)
 
 
+@pytest.mark.slow
 def test_forecasts_ten_times_too_high_change_loads() -> None:
     cell, (too_high, _) = drawn_cell(4), WRONG_FORECASTS
     found = {name: simulate(RegretTask(name, cell, (1,))).loads for name in (PREDICTIVE, too_high)}
