@@ -69,6 +69,9 @@ test-gpu: $(if $(CARRIED),,$(STAMP))  ## Run the tests that need a CUDA device
 test-kubernetes: $(STAMP)  ## Run the tests with a real API server and KServe (KUBECONFIG=FILE: your cluster)
 	@scripts/kubernetes/test $(if $(findstring command,$(origin KUBECONFIG)),--kubeconfig $(KUBECONFIG)) $(FLAGS)
 
+test-collector: $(STAMP)  ## Send traces to a real OpenTelemetry collector, built from Go modules (minutes)
+	PILOTLIGHT_COLLECTOR=$$(scripts/collector/build) $(PYTEST) -m slow tests/gateway/telemetry/test_collector.py $(FLAGS)
+
 test-kills: $(STAMP)  ## Kill what runs of workflows depend on, at random (KILLS=200)
 	$(BIN)/python -m tests.workflows.kills --kills $(KILLS) $(FLAGS)
 
