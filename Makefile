@@ -22,7 +22,7 @@ export TOKENIZERS_PARALLELISM ?= false
 # Without cached bytecode every process that imports torch and transformers compiles them: 5-10 s.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install demo demo-formats demo-selection demo-workflows up test test-slow test-gpu test-kubernetes test-kills test-chaos test-hostile soak check format bench bench-runtime bench-overload bench-formats bench-gpu bench-simulator bench-placement bench-selection bench-workflows bench-peers lock clean
+.PHONY: help install demo demo-formats demo-selection demo-workflows up test test-slow test-gpu test-kubernetes test-collector test-kills test-chaos test-hostile soak check format bench bench-runtime bench-overload bench-formats bench-gpu bench-simulator bench-placement bench-selection bench-workflows bench-peers lock clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' Makefile

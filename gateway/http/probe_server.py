@@ -33,9 +33,12 @@ class ProbeServer:
     def __init__(
         self,
         checks: Mapping[str, Callable[[], bool]],
-        pages: Mapping[str, Callable[[], bytes]] | None = None,
+        pages: Mapping[str, Callable[[str], tuple[bytes, str]]] | None = None,
     ) -> None:
-        """`checks` and `pages` of text, by path, are called in the server's thread."""
+        """`checks` and `pages`, by path, are called in the server's thread.
+
+        A page gets the header `accept`, and returns its content and the type of that.
+        """
         self._checks = checks
         self._pages = pages or {}
         self._beat_s = time.monotonic()
@@ -85,7 +88,8 @@ class ProbeServer:
         path = rest.partition(b" ")[0].partition(b"?")[0].decode("latin-1")
         page = self._pages.get(path) if method == b"GET" else None
         if page is not None:
-            connection.sendall(_response("200 OK", "text/plain; version=0.0.4", page()))
+            content, content_type = page(_accept(head))
+            connection.sendall(_response("200 OK", content_type, content))
             return
         check = self._checks.get(path) if method == b"GET" else None
         age_s = self.loop_age_s
@@ -97,6 +101,14 @@ class ProbeServer:
             status = "503 Service Unavailable"
         body = json.dumps({"ok": status.startswith("2"), "loop_age_seconds": round(age_s, 3)})
         connection.sendall(_response(status, "application/json", body.encode()))
+
+
+def _accept(head: bytes) -> str:
+    for line in head.split(b"\r\n")[1:]:
+        name, _, value = line.partition(b":")
+        if name.lower() == b"accept":
+            return value.decode("latin-1")
+    return ""
 
 
 def _response(status: str, content_type: str, body: bytes) -> bytes:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI, Header, Request, Response
 from fastapi.responses import JSONResponse
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.exposition import choose_encoder
 from starlette.exceptions import HTTPException
 
 from gateway.errors import GatewayError
@@ -28,8 +28,13 @@ MAX_REGISTRY_AGE_S = 10.0
 """A gateway with an older cluster state reports it as stale in `/readyz`, but still serves."""
 
 
-def render_metrics(metrics: GatewayMetrics, pools: Sequence[ServedPool]) -> bytes:
-    """Metrics in Prometheus' text format."""
+def render_metrics(
+    metrics: GatewayMetrics, pools: Sequence[ServedPool], accept: str
+) -> tuple[bytes, str]:
+    """Metrics and their content type: OpenMetrics, which has exemplars, to those who accept it.
+
+    Others get Prometheus' text format.
+    """
     queued = sum(each.dispatcher.queued_total for each in pools)
     reserved = sum(each.reservations.held_total for each in pools)
     metrics.unread.set(metrics.take_unread_s())
@@ -38,7 +43,8 @@ def render_metrics(metrics: GatewayMetrics, pools: Sequence[ServedPool]) -> byte
     metrics.in_flight.set(queued + reserved)
     metrics.registry_age.set(max(each.watch.age_s() for each in pools))
     metrics.registry_repairs.set(sum(each.watch.repairs_total for each in pools))
-    return generate_latest(metrics.registry)
+    encode, content_type = choose_encoder(accept)
+    return encode(metrics.registry), content_type
 
 
 def create_api(
@@ -59,9 +65,10 @@ def create_api(
     _add_idle_memory(api, [each.registry for each in watches])
 
     @api.get("/metrics", tags=["operation"])
-    def prometheus_metrics() -> Response:
-        """Metrics in Prometheus' text format."""
-        return Response(render_metrics(metrics, pools), media_type=CONTENT_TYPE_LATEST)
+    def prometheus_metrics(accept: Annotated[str, Header()] = "") -> Response:
+        """Metrics in Prometheus' text format, or as OpenMetrics."""
+        content, content_type = render_metrics(metrics, pools, accept)
+        return Response(content, headers={"content-type": content_type})
 
     @api.get("/pilotlight/v1/targets", tags=["operation"])
     async def metric_targets() -> list[dict[str, Any]]:

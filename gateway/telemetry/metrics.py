@@ -10,18 +10,19 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter as Counts
 from collections import defaultdict
-from itertools import accumulate
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
-from gateway.telemetry.model_metrics import ModelLabels, ModelTimings
+from gateway.telemetry.model_metrics import ModelLabels, ModelTimings, buckets_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from collections.abc import Set as AbstractSet
+
+    from prometheus_client.samples import Exemplar
 
 _STAGE_BUCKETS: Final = (
     0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
@@ -113,12 +114,14 @@ class GatewayMetrics:
 
 
 class HistogramSeries:
-    __slots__ = ("bounds", "counts", "total")
+    __slots__ = ("bounds", "counts", "exemplars", "total")
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
         self.total = 0.0
+        self.exemplars: dict[int, Exemplar] = {}
+        """The latest traced request of each bucket; empty without traces."""
 
     def observe(self, value: float) -> None:
         self.counts[bisect_left(self.bounds, value)] += 1
@@ -151,10 +154,9 @@ class LabelledHistogram(Collector):
 
     def collect(self) -> Iterable[HistogramMetricFamily]:
         family = HistogramMetricFamily(self._name, self._documentation, labels=[self._label])
-        names = [*(str(bound) for bound in self._bounds), "+Inf"]
         known = dict(self._series)  # called in a thread: an iteration could see a change
         for value, series in known.items():
-            buckets = list(zip(names, map(float, accumulate(series.counts)), strict=True))
+            buckets = buckets_of(self._bounds, series.counts, series.exemplars)
             family.add_metric([value], buckets, series.total)
         yield family
 

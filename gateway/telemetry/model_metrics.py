@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from prometheus_client.core import HistogramMetricFamily, SummaryMetricFamily
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Exemplar
 
 from registry.domain.pod import Stage
 
@@ -66,13 +67,30 @@ class ModelLabels:
 class ModelSeries:
     """Times of one model's requests; observed from one thread."""
 
-    __slots__ = ("bounds", "counts", "stages_ms", "total_ms")
+    __slots__ = ("bounds", "counts", "exemplars", "stages_ms", "total_ms")
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
         self.total_ms = 0.0
+        self.exemplars: dict[int, Exemplar] = {}
+        """The latest traced request of each bucket; empty without traces."""
         self.stages_ms = [0.0] * len(STAGES)
+
+
+Bucket = tuple[str, float] | tuple[str, float, Exemplar]
+
+
+def buckets_of(
+    bounds: Sequence[float], counts: Sequence[int], exemplars: Mapping[int, Exemplar]
+) -> list[Bucket]:
+    """Cumulative counts by upper bound, for exposition; with exemplars by index where there are."""
+    names = [*(str(bound) for bound in bounds), "+Inf"]
+    known = dict(exemplars)  # called in a thread: an iteration could see a change
+    return [
+        (name, float(count), known[n]) if n in known else (name, float(count))
+        for n, (name, count) in enumerate(zip(names, accumulate(counts), strict=True))
+    ]
 
 
 class ModelTimings(Collector):
@@ -115,9 +133,8 @@ class ModelTimings(Collector):
             "Time of each stage of a request, by model.",
             labels=["model", "stage"],
         )
-        names = [*(str(bound) for bound in self.bounds), "+Inf"]
         for model, each in dict(self._series).items():  # called in a thread, as other collectors
-            buckets = list(zip(names, map(float, accumulate(each.counts)), strict=True))
+            buckets = buckets_of(self.bounds, each.counts, each.exemplars)
             requests.add_metric([model], buckets, each.total_ms / 1000)
             for stage, stage_ms in zip(STAGES, each.stages_ms, strict=True):
                 stages.add_metric([model, stage], int(buckets[-1][1]), stage_ms / 1000)

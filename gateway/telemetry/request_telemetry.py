@@ -8,6 +8,8 @@ from bisect import bisect_left
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from prometheus_client.samples import Exemplar
+
 from gateway.telemetry.metrics import RequestOutcome
 from gateway.telemetry.model_metrics import UNKNOWN, ModelSeries
 from gateway.telemetry.recent_requests import RecentRequest, RecentRequests
@@ -115,7 +117,10 @@ class RequestTelemetry:
         histograms = self._by_policy.get(policy) or self._histograms_of(policy)
         pod_s = timings.pod_ms / 1000
         histograms.duration.observe(timings.queue_ms / 1000 + pod_s)
-        _observe(self._by_model.get(request.model) or self._series_of(request.model), timings)
+        series = self._by_model.get(request.model) or self._series_of(request.model)
+        _observe(series, timings)
+        if self.tracer is not None and (trace_id := self.tracer.trace_id(request.id)):
+            _keep_exemplar(trace_id, timings, histograms.duration, series)
         expected_s, forecast = None, decision.forecast
         if forecast is not None and forecast.is_measured:
             expected_s = forecast.seconds
@@ -210,6 +215,15 @@ class RequestTelemetry:
             prediction_error=metrics.prediction_errors.labels(policy),
         )
         return histograms
+
+
+def _keep_exemplar(
+    trace_id: str, timings: StageTimings, *histograms: HistogramSeries | ModelSeries
+) -> None:
+    took_s = (timings.queue_ms + timings.pod_ms) / 1000
+    exemplar = Exemplar({"trace_id": trace_id}, took_s, time.time())
+    for each in histograms:
+        each.exemplars[bisect_left(each.bounds, took_s)] = exemplar
 
 
 def _observe(series: ModelSeries, timings: StageTimings) -> None:
