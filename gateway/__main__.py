@@ -24,7 +24,7 @@ from gateway.authentication.access import create_access
 from gateway.console.command_runs import CommandRuns
 from gateway.console.deadlines import MissedDeadlines
 from gateway.console.live_updates import LiveUpdates
-from gateway.console.overview import Overview, copies_and_rate
+from gateway.console.overview import Overview, present_level
 from gateway.console.pages import ConsoleSources, console_routes, docs_route
 from gateway.console.traffic import Traffic
 from gateway.http.body import BodyLimits
@@ -179,7 +179,7 @@ async def running_app(
     workflows = WorkflowProxy(settings.workflows_url, connections, limits, held)
     api.include_router(workflow_routes(workflows))
     shown = pools.served[0]
-    traffic = Traffic(metrics, partial(copies_and_rate, shown.watch))
+    traffic = Traffic(metrics, partial(present_level, shown.watch))
     deadlines = MissedDeadlines(telemetry.recent, shown.watch.state)
     overview = Overview(shown.watch, traffic, lambda: shown.dispatcher.queued_total, deadlines)
     log = AutoscalerLog(shown.watch.registry)

@@ -30,8 +30,23 @@ def arrivals_per_s(demand: Demand) -> Floats:
 
 def mean_per_s(demand: Demand) -> Floats:
     """(models,): mean arrivals in the first window of at least a minute."""
+    column, window_s = _minute(demand)
+    mean = np.nan_to_num(demand.forecast.mean[:, column], nan=0.0, posinf=0.0)
+    result: Floats = np.maximum(mean, 0.0) / window_s
+    return result
+
+
+def quantiles_per_s(demand: Demand, probability: float) -> Floats:
+    """(models,): the quantile of arrivals in that window, or the next higher one forecast."""
+    column, window_s = _minute(demand)
+    probabilities = np.asarray(demand.horizon.probabilities)
+    level = int(np.argmax(probabilities >= min(probability, probabilities[-1])))
+    result: Floats = demand.forecast.quantiles[:, column, level] / window_s
+    return result
+
+
+def _minute(demand: Demand) -> tuple[int, float]:
+    """Index and length of the first window of at least a minute."""
     windows = np.asarray(demand.horizon.windows_s)
     column = int(np.argmax(windows >= min(MINUTE_S, windows[-1])))
-    mean = np.nan_to_num(demand.forecast.mean[:, column], nan=0.0, posinf=0.0)
-    result: Floats = np.maximum(mean, 0.0) / windows[column]
-    return result
+    return column, float(windows[column])

@@ -5,8 +5,8 @@ from __future__ import annotations
 from math import inf
 from typing import TYPE_CHECKING, Final
 
-from autoscaler.planning.expected_arrivals import arrivals_per_s
-from registry.domain.expected_rates import ExpectedRates
+from autoscaler.planning.expected_arrivals import arrivals_per_s, quantiles_per_s
+from registry.domain.expected_rates import Band, ExpectedRates
 
 if TYPE_CHECKING:
     from autoscaler.planning.pool_view import PoolView
@@ -38,4 +38,12 @@ class RatePublication:
             for model, rate in zip(view.models, rates, strict=True)
             if rate >= MIN_PER_S
         }
-        return ExpectedRates(per_s, now_s)
+        median, high = (
+            (quantiles_per_s(view.demand, each) * time_scale).tolist() for each in (0.5, 0.99)
+        )
+        bands = {
+            model.key: Band(median[row], high[row])
+            for row, model in enumerate(view.models)
+            if model.key in per_s
+        }
+        return ExpectedRates(per_s, now_s, bands)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Final
 
+from gateway.console.load_progress import load_progress
 from gateway.selection.select_version import can_be_served
 from registry.domain.action_log import ActionOutcome
 from registry.domain.model import ModelName, Tier
@@ -157,6 +158,7 @@ class Overview:
         self, record: ModelRecord, rates: Mapping[str, float], expected: Mapping[str, float]
     ) -> dict[str, Any]:
         state, spec, name = self._watch.state, record.serving, str(record.spec.name)
+        now_s = self._watch.registry_now_s()
         holders, preloads = nearby(state.holders(spec.key)), self._preloads.get(name, {})
         return {
             "cells": {pod: cell_text(residency) for pod, residency in holders.items()},
@@ -164,6 +166,12 @@ class Overview:
                 pod: reason
                 for pod, reason in preloads.items()
                 if pod in holders and (holders[pod].is_warm or holders[pod].is_warming)
+            },
+            "loads": {
+                pod: progress
+                for pod, residency in holders.items()
+                if pod in state.pods
+                and (progress := load_progress(spec.key, state.pods[pod], residency, now_s))
             },
             "ready": can_be_served(record, state),
             "pinned": spec.policy.pin,
@@ -216,15 +224,16 @@ def _pod(pod: PodState, viewer: str | None) -> dict[str, Any]:
     return document
 
 
-def copies_and_rate(watch: ClusterWatch, label: str) -> tuple[int, float]:
-    """Pods that have a model on their devices, and the requests per second that are expected."""
-    state = watch.state
+def present_level(watch: ClusterWatch, label: str) -> tuple[int, float, float, float]:
+    """The present `Level` of the model with this label, without its time."""
+    state, now_s = watch.state, watch.registry_now_s()
     record = state.models.get(ModelName.parse(label))
     if record is None:
-        return 0, 0.0
+        return 0, 0.0, 0.0, 0.0
     key = record.serving.key
     copies = sum(each.is_warm for each in state.holders(key).values())
-    return copies, state.expected_rates.at(watch.registry_now_s()).get(key, 0.0)
+    band = state.expected_rates.bands_at(now_s).get(key, (0.0, 0.0))
+    return copies, state.expected_rates.at(now_s).get(key, 0.0), *band
 
 
 def nearby(holders: Mapping[str, Residency]) -> dict[str, Residency]:

@@ -53,15 +53,21 @@ class Level(NamedTuple):
     """Pods that have it on their devices."""
     expected_per_s: float
     """Requests per second that the autoscaler expects of it, in the whole pool."""
+    median_per_s: float = 0.0
+    """Half of the next minutes have fewer, by the same forecast."""
+    high_per_s: float = 0.0
+    """99 % of the next minutes have fewer."""
 
 
 class Traffic:
     """Samples the counters of the metrics once a second; one task writes it."""
 
     def __init__(
-        self, metrics: GatewayMetrics, level_of: Callable[[str], tuple[int, float]]
+        self,
+        metrics: GatewayMetrics,
+        level_of: Callable[[str], tuple[int, float, float, float]],
     ) -> None:
-        """`level_of`: copies and expected rate of the model with this label."""
+        """`level_of`: the present level of the model with this label, without its time."""
         self._metrics = metrics
         self._level_of = level_of
         self._levels: dict[str, deque[Level]] = {}
@@ -98,9 +104,9 @@ class Traffic:
         self._levels = {model: each for model, each in self._levels.items() if model in models}
         for model in models:
             kept = self._levels.setdefault(model, deque(maxlen=KEPT_SAMPLES))
-            copies, expected_per_s = self._level_of(model)
-            if not kept or kept[-1][1:] != (copies, expected_per_s):
-                kept.append(Level(now_s, copies, expected_per_s))
+            level = Level(now_s, *self._level_of(model))
+            if not kept or kept[-1][1:] != level[1:]:
+                kept.append(level)
 
     def _new_buckets(self, model: str) -> tuple[int, ...]:
         series = self._metrics.models.series.get(model)

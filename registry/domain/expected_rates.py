@@ -7,7 +7,7 @@ another version or no numbers are ignored.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import orjson
 
@@ -23,7 +23,15 @@ MAX_AHEAD_S: Final = 5.0
 MAX_MODELS: Final = 500
 """Models with the largest rates that are published: every gateway gets all of them."""
 MAX_PER_S: Final = 1e6
-_NONE: Final[Mapping[str, float]] = {}
+_NONE: Final[Mapping[str, Any]] = {}
+
+
+class Band(NamedTuple):
+    """Quantiles of the arrivals in the next minute, per second; shown to people only."""
+
+    median_per_s: float
+    high_per_s: float
+    """The 0.99-quantile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +41,19 @@ class ExpectedRates:
     per_s: Mapping[str, float] = field(default_factory=dict)
     made_at_s: float = float("-inf")
     """Registry time."""
+    bands: Mapping[str, Band] = field(default_factory=dict)
+    """By model key; of some or none of the models."""
 
     def at(self, now_s: float) -> Mapping[str, float]:
         """The rates; empty if they are too old."""
-        is_valid = -MAX_AHEAD_S <= now_s - self.made_at_s <= MAX_AGE_S
-        return self.per_s if is_valid else _NONE
+        return self.per_s if self._is_valid(now_s) else _NONE
+
+    def bands_at(self, now_s: float) -> Mapping[str, Band]:
+        """The bands; empty if they are too old."""
+        return self.bands if self._is_valid(now_s) else _NONE
+
+    def _is_valid(self, now_s: float) -> bool:
+        return -MAX_AHEAD_S <= now_s - self.made_at_s <= MAX_AGE_S
 
 
 def encode_expected(rates: ExpectedRates) -> str:
@@ -45,7 +61,12 @@ def encode_expected(rates: ExpectedRates) -> str:
     usable = {key: rate for key, rate in rates.per_s.items() if _is_rate(rate) and rate > 0}
     largest = sorted(usable, key=lambda key: (-usable[key], key))[:MAX_MODELS]
     per_s = {key: float(f"{usable[key]:.3g}") for key in sorted(largest)}
-    document = {"version": VERSION, "at_s": rates.made_at_s, "per_s": per_s}
+    bands = {
+        key: [float(f"{each:.3g}") for each in band]
+        for key in per_s
+        if (band := rates.bands.get(key)) is not None and all(map(_is_rate, band))
+    }
+    document = {"version": VERSION, "at_s": rates.made_at_s, "per_s": per_s, "bands": bands}
     return orjson.dumps(document).decode()
 
 
@@ -55,7 +76,12 @@ def decode_expected(text: str) -> ExpectedRates:
     if stored["version"] != VERSION:
         return ExpectedRates()
     per_s = {key: float(rate) for key, rate in stored["per_s"].items() if _is_rate(rate)}
-    return ExpectedRates(per_s, float(stored["at_s"]))
+    bands = {
+        key: Band(*map(float, band))
+        for key, band in stored.get("bands", {}).items()
+        if len(band) == len(Band._fields) and all(map(_is_rate, band))
+    }
+    return ExpectedRates(per_s, float(stored["at_s"]), bands)
 
 
 def _is_rate(value: object) -> bool:

@@ -5,9 +5,12 @@ const KEPT_POINTS = 600;
 const CHART_HEIGHT = 130;
 
 const REQUESTS = [["requests/s", "--host"], ["cold starts/s", "--loading"], ["failures/s", "--bad"]];
-const LEVELS = [["copies on devices", "--device"], ["expected requests/s, whole pool", "--loading"]];
+const LEVELS = [["copies on devices", "--device"]];
+const FORECAST = [["requests/s here, mean of a minute", "--host"], ["expected, whole pool", "--loading"], ["median", "--faint"], ["99 % below", "--faint"]];
+const BAND = [{ series: [4, 3], fill: "--band" }];  // between the last two lines
+const MEAN_S = 60;
 
-function drawChart(place, lines = REQUESTS) {
+function drawChart(place, lines = REQUESTS, bands = []) {
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const axis = { stroke: colour("--text"), grid: { stroke: colour("--line"), width: 1 } };
   const data = [[], ...lines.map(() => [])];
@@ -16,6 +19,7 @@ function drawChart(place, lines = REQUESTS) {
     width: width(), height: CHART_HEIGHT, legend: { live: false },
     scales: { x: { range: (_, low, high) => [high - KEPT_POINTS, high] }, y: { range: (_, low, high) => [0, Math.max(high, 1)] } },
     axes: [{ ...axis, values: (_, seconds) => seconds.map((each) => new Date(each * 1000).toISOString().slice(11, 16)) }, axis],
+    bands: bands.map((band) => ({ ...band, fill: colour(band.fill) })),
     series: [
       {},
       ...lines.map(([label, name]) => ({ label, points: { show: false }, stroke: colour(name), width: 2 })),
@@ -28,6 +32,17 @@ function drawChart(place, lines = REQUESTS) {
     if (extra > 0) data.forEach((column) => column.splice(0, extra));
     plot.setData(data);
   };
+}
+
+// By time, the mean of the requests of the last minute; `recent` keeps those from call to call.
+function meansOfMinutes(recent, points) {
+  const means = new Map();
+  for (const [at, requests] of points) {
+    recent.push(requests);
+    if (recent.length > MEAN_S) recent.shift();
+    means.set(at, recent.reduce((sum, each) => sum + each, 0) / recent.length);
+  }
+  return means;
 }
 
 function follow(path, onDelta, onState) {
@@ -78,15 +93,22 @@ if (form) {
     tryModel(form, document.getElementById("answer"));
   });
   const chart = document.getElementById("chart");
+  const forecast = document.getElementById("forecast");
   const levels = document.getElementById("levels");
-  let addPoints = drawChart(chart), addLevels = drawChart(levels, LEVELS);
+  let addPoints, addForecast, addLevels, recent;
+  const begin = () => {
+    recent = [];
+    chart.textContent = forecast.textContent = levels.textContent = "";
+    addPoints = drawChart(chart);
+    addForecast = drawChart(forecast, FORECAST, BAND);
+    addLevels = drawChart(levels, LEVELS);
+  };
+  begin();
   follow(chart.dataset.events, (delta) => {
     if (delta.points) addPoints(delta.points);
-    if (delta.levels) addLevels(delta.levels);
-  }, (isOpen) => {
-    if (isOpen) return;
-    chart.textContent = levels.textContent = "";
-    addPoints = drawChart(chart);
-    addLevels = drawChart(levels, LEVELS);
-  });
+    const means = meansOfMinutes(recent, delta.points || []);
+    if (!delta.levels) return;
+    addForecast(delta.levels.map(([at, , expected, median, high]) => [at, means.get(at), expected, median, high]));
+    addLevels(delta.levels.map(([at, copies]) => [at, copies]));
+  }, (isOpen) => { if (!isOpen) begin(); });
 }

@@ -60,6 +60,15 @@ function headCell(name) {
   return cell;
 }
 
+function progress(load, model, pod) {
+  const text = element("small", load.text);
+  if (load.share === null) return [text];
+  const bar = element("progress");
+  bar.value = load.share;
+  bar.setAttribute("aria-label", `Load of ${model} at ${pod}`);
+  return [bar, text];
+}
+
 function row(name, pods) {
   const model = state.rows[name];
   const made = element("tr");
@@ -74,6 +83,8 @@ function row(name, pods) {
   for (const pod of pods) {
     const cell = element("td"), where = model.cells[pod];
     if (where) cell.append(element("span", where, where.split(" ")[0]));
+    const load = model.loads[pod];
+    if (load) cell.append(...progress(load, name, pod));
     if (where && model.why[pod]) cell.append(element("small", `preloaded: ${model.why[pod]}`));
     made.append(cell);
   }

@@ -30,6 +30,18 @@ def test_the_rate_gives_the_probability_of_an_arrival(
     assert arrivals_per_s(demand([p], arrivals=[arrivals])) == pytest.approx([per_s])
 
 
+def test_bands_are_quantiles_of_the_next_minute_per_second() -> None:
+    forecast = demand([0.9], arrivals=[6.0])
+    quantiles = forecast.forecast.quantiles
+    quantiles[0, :] = [3.0, 30.0]
+    rates = RatePublication().next_rates(
+        pool([pod()], [model("a")], demand=forecast), 1.0, time_scale=2.0
+    )
+    assert rates is not None
+    (band,) = rates.bands.values()
+    assert band == pytest.approx((2 * 3.0 / 60, 2 * 30.0 / 60))
+
+
 def test_rates_are_published_at_intervals_by_key_and_time() -> None:
     view = pool([pod()], [model("a"), model("b")], demand=demand([0.5, 1e-9]))
     publication = RatePublication()
@@ -37,6 +49,7 @@ def test_rates_are_published_at_intervals_by_key_and_time() -> None:
     assert first is not None
     assert first.made_at_s == 100.0
     assert first.per_s == {view.models[0].key: pytest.approx(log(2))}
+    assert first.bands.keys() == first.per_s.keys()
     assert publication.next_rates(view, 99.0 + PUBLISH_INTERVAL_S) is None
     assert publication.next_rates(view, 100.0 + PUBLISH_INTERVAL_S) is not None
     assert publication.next_rates(view, 50.0) is not None  # the clock was set back

@@ -15,6 +15,7 @@ from gateway.telemetry.metrics import GatewayMetrics, RequestOutcome
 from gateway.telemetry.recent_requests import RecentRequests
 from registry.domain.action_log import ActionOutcome, ActionRecord
 from registry.domain.cluster import ClusterState
+from registry.domain.cluster_changes import ChangeApplier
 from registry.domain.expected_rates import ExpectedRates
 from registry.domain.model import ModelName, ModelRecord, ModelSpec, Tier
 from registry.domain.pod import PodInfo
@@ -51,7 +52,7 @@ class Copy:
         metrics = GatewayMetrics()
         for model in requested:
             metrics.outcomes.add(RequestOutcome(model, "auto", "warm", "warm", 200))
-        traffic = Traffic(metrics, lambda _: (0, 0.0))
+        traffic = Traffic(metrics, lambda _: (0, 0.0, 0.0, 0.0))
         traffic.sample(time.time())
         missed = MissedDeadlines(self.recent, self.state)
         return Overview(_typed(watch), traffic, lambda: 0, missed)
@@ -70,6 +71,28 @@ def copy() -> Copy:
     made.declare("red", "b", pod0=Tier.DISK)
     made.declare("blue", "secret", pod1=Tier.DEVICE)
     return made
+
+
+LOADS = [
+    pytest.param(None, 100.0, {"share": None, "text": "for 0 s"}, id="not measured"),
+    pytest.param(10.0, 96.0, {"share": 0.4, "text": "40% of about 10.0 s"}, id="in progress"),
+    pytest.param(10.0, 95.8, {"share": 0.4, "text": "40% of about 10.0 s"}, id="in steps"),
+    pytest.param(2.0, 95.0, {"share": 1.0, "text": "late: 5 s of about 2.0 s"}, id="late"),
+    pytest.param(10.0, 200.0, {"share": 0.0, "text": "0% of about 10.0 s"}, id="clocks differ"),
+]
+
+
+@pytest.mark.parametrize(("measured_s", "since_s", "progress"), LOADS)
+def test_a_load_shows_how_far_it_is_by_earlier_ones(
+    copy: Copy, measured_s: float | None, since_s: float, progress: dict[str, Any]
+) -> None:
+    spec = copy.state.models[ModelName("red", "a")].spec
+    copy.state.residency.put(spec.key, "pod1", Residency(Tier.DISK, Tier.DISK, since_s, 100))
+    if measured_s is not None:
+        ChangeApplier(copy.state).apply(1, [["samples", spec.key, "load:disk", [measured_s]]])
+    row = copy.overview().document(None, RowWindow())["rows"]["red/a"]
+    assert row["cells"]["pod1"] == "loading from disk"
+    assert row["loads"] == {"pod1": progress}
 
 
 def test_operators_see_every_pod_and_model(copy: Copy) -> None:

@@ -78,7 +78,8 @@ def test_a_models_events_have_its_requests_and_copies(
             requests += sum(point[1] for point in event.get("points", []))
             if requests and event["levels"]:
                 break
-    assert event["levels"][-1][1:] == [1, 0.0]  # one copy, and no autoscaler that expects requests
+    # one copy, and no autoscaler that expects requests
+    assert event["levels"][-1][1:] == [1, 0.0, 0.0, 0.0]
 
 
 def test_a_request_page_explains_the_request(shared: GatewayHarness, spec: ModelSpec) -> None:

@@ -13,7 +13,7 @@ def served(metrics: GatewayMetrics, model: str, *, tier: str = "warm", code: int
 
 def test_counts_what_was_new_in_each_second() -> None:
     metrics = GatewayMetrics()
-    traffic = Traffic(metrics, lambda _: (0, 0.0))
+    traffic = Traffic(metrics, lambda _: (0, 0.0, 0.0, 0.0))
     served(metrics, "a/m", tier="disk")
     served(metrics, "b/m", code=503)
     traffic.sample(1.0)
@@ -29,7 +29,7 @@ def test_counts_what_was_new_in_each_second() -> None:
 def test_a_tenant_with_the_beginning_of_another_ones_name_sees_nothing_of_it() -> None:
     metrics = GatewayMetrics()
     served(metrics, "team-b/m")
-    traffic = Traffic(metrics, lambda _: (0, 0.0))
+    traffic = Traffic(metrics, lambda _: (0, 0.0, 0.0, 0.0))
     traffic.sample(1.0)
     assert traffic.history("team") == [(1.0, 0, 0, 0)]
     assert traffic.quantiles_s((0.5,), "team") == [None]
@@ -40,7 +40,7 @@ def test_quantiles_are_bounds_of_buckets() -> None:
     series = metrics.models.of("a/m")
     metrics.outcomes.add(RequestOutcome("a/m", "auto", "warm", "warm", 200))
     series.counts[0], series.counts[-1] = 99, 1
-    traffic = Traffic(metrics, lambda _: (0, 0.0))
+    traffic = Traffic(metrics, lambda _: (0, 0.0, 0.0, 0.0))
     traffic.sample(1.0)
     bounds = series.bounds
     assert traffic.quantiles_s((0.5, 0.99, 1.0), None) == [bounds[0], bounds[0], bounds[-1]]
@@ -48,7 +48,7 @@ def test_quantiles_are_bounds_of_buckets() -> None:
 
 def test_a_series_that_was_dropped_begins_again() -> None:
     metrics, labels = GatewayMetrics(), ("a/m", "a/m", "a/m")
-    traffic = Traffic(metrics, lambda _: (0, 0.0))
+    traffic = Traffic(metrics, lambda _: (0, 0.0, 0.0, 0.0))
     for label in labels:
         served(metrics, label)
     traffic.sample(1.0)
@@ -60,13 +60,21 @@ def test_a_series_that_was_dropped_begins_again() -> None:
 
 
 def test_copies_and_expected_rates_are_known_at_each_sample() -> None:
-    metrics, level = GatewayMetrics(), [(0, 0.0)]
+    metrics, level = GatewayMetrics(), [(0, 0.0, 0.0, 0.0)]
     traffic = Traffic(metrics, lambda _: level[0])
     traffic.sample(1.0)
     served(metrics, "a/m")
-    for at_s, now in ((2.0, (1, 0.5)), (3.0, (1, 0.5)), (4.0, (2, 0.5))):
+    for at_s, now in (
+        (2.0, (1, 0.5, 0.4, 0.9)),
+        (3.0, (1, 0.5, 0.4, 0.9)),
+        (4.0, (1, 0.5, 0.4, 1.2)),
+    ):
         level[0] = now
         traffic.sample(at_s)
-    assert traffic.levels("a/m") == [(2.0, 1, 0.5), (3.0, 1, 0.5), (4.0, 2, 0.5)]
-    assert traffic.levels("a/m", after_s=3.0) == [(4.0, 2, 0.5)]
+    assert traffic.levels("a/m") == [
+        (2.0, 1, 0.5, 0.4, 0.9),
+        (3.0, 1, 0.5, 0.4, 0.9),
+        (4.0, 1, 0.5, 0.4, 1.2),
+    ]
+    assert traffic.levels("a/m", after_s=3.0) == [(4.0, 1, 0.5, 0.4, 1.2)]
     assert traffic.levels("a/other") == []

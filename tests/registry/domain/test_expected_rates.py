@@ -12,6 +12,7 @@ from registry.domain.cluster_changes import ChangeApplier
 from registry.domain.expected_rates import (
     MAX_AGE_S,
     MAX_MODELS,
+    Band,
     ExpectedRates,
     decode_expected,
     encode_expected,
@@ -21,6 +22,25 @@ from registry.domain.expected_rates import (
 def test_rates_survive_encoding() -> None:
     rates = ExpectedRates({"default/a@1": 0.25, "default/b@2": 1_250.0}, 1_000.5)
     assert decode_expected(encode_expected(rates)) == rates
+
+
+def test_bands_survive_encoding_and_age_with_the_rates() -> None:
+    rates = ExpectedRates({"a": 0.5, "b": 1.0}, 1_000.0, {"a": Band(0.25, 1.5)})
+    found = decode_expected(encode_expected(rates))
+    assert found.bands_at(1_000.0) == {"a": Band(0.25, 1.5)}
+    assert found.bands_at(1_000.1 + MAX_AGE_S) == {}
+
+
+@pytest.mark.parametrize("band", [[1.0], [1.0, nan], [1.0, -1.0], [1.0, 2.0, 3.0]])
+def test_a_band_that_is_none_is_ignored(band: list[float]) -> None:
+    text = orjson.dumps({"version": 1, "at_s": 1.0, "per_s": {"a": 2}, "bands": {"a": band}})
+    found = decode_expected(text.decode())
+    assert (found.per_s, found.bands) == ({"a": 2.0}, {})
+
+
+def test_rates_without_bands_are_read() -> None:
+    """An autoscaler of an older release publishes none."""
+    assert decode_expected('{"version": 1, "at_s": 1.0, "per_s": {"a": 2}}').bands == {}
 
 
 @pytest.mark.parametrize(
