@@ -7,13 +7,10 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import quote
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import HTMLResponse, RedirectResponse, StreamingResponse
-from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+from fastapi.responses import RedirectResponse, StreamingResponse
 from starlette.exceptions import HTTPException
 
 from gateway.console.api_page import operation_groups
@@ -21,8 +18,8 @@ from gateway.console.autoscaler_plan import TITLE as PLAN
 from gateway.console.job_pages import JobSources, job_routes
 from gateway.console.model_page import model_document
 from gateway.console.overview import MAX_ROWS, RowWindow
+from gateway.console.page_files import HEADERS, PREFIX, Pages, viewer_of
 from gateway.console.request_list import RequestFilter, is_visible, request_row, request_rows
-from gateway.console.text import FILTERS
 from gateway.console.what_if import LOADING
 from registry.domain.model import ModelName
 from registry.errors import RegistryUnavailable
@@ -42,21 +39,6 @@ if TYPE_CHECKING:
     from registry.domain.model import ModelRecord
     from registry.redis.watch import ClusterWatch
 
-PREFIX: Final = "/console"
-_ASSETS: Final = {
-    "console.css": "text/css", "console.js": "text/javascript", "chart.js": "text/javascript",
-    "job.js": "text/javascript",
-    "uplot.min.css": "text/css", "uplot.min.js": "text/javascript",
-}  # fmt: skip
-_HEADERS: Final = {
-    "cache-control": "no-store",
-    "content-security-policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
-        "img-src 'self' data:; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
-    ),
-    "referrer-policy": "no-referrer",
-    "x-content-type-options": "nosniff",
-}
 _NO_EXPLANATION: Final[Mapping[str, Any]] = {
     "summary": "", "decision": {}, "waited_for": [], "options": [], "candidates": [],
 }  # fmt: skip
@@ -102,34 +84,9 @@ def _is_visible_to(viewer: str | None, explanation: Mapping[str, Any]) -> bool:
     return viewer is None or all(name is None or name.startswith(f"{viewer}/") for name in names)
 
 
-class _Pages:
-    """Renders templates."""
-
-    def __init__(self, gateway: str) -> None:
-        self._environment = Environment(
-            loader=PackageLoader("gateway.console"),
-            autoescape=select_autoescape(default=True, default_for_string=True),
-            undefined=StrictUndefined,
-            trim_blocks=True,
-            lstrip_blocks=True,
-        )
-        self._environment.filters |= FILTERS
-        self._environment.globals |= {"gateway": gateway, "model_url": model_url}
-
-    def render(self, request: Request, template: str, status: int = 200, **values: Any) -> Response:
-        values |= {"viewer": _viewer(request), "page": template}
-        text = self._environment.get_template(f"{template}.html").render(values)
-        return HTMLResponse(text, status, headers=_HEADERS)
-
-
-def model_url(name: str) -> str:
-    """The page of the model `namespace/name`."""
-    return f"{PREFIX}/models/{quote(name)}"
-
-
 def console_routes(sources: ConsoleSources) -> APIRouter:
     router = APIRouter(prefix=PREFIX, include_in_schema=False)
-    pages = _Pages(sources.gateway)
+    pages = Pages(sources.gateway)
     _add_overview(router, pages, sources)
     _add_model(router, pages, sources)
     _add_requests(router, pages, sources)
@@ -147,11 +104,11 @@ def console_routes(sources: ConsoleSources) -> APIRouter:
 
     @router.get("/assets/{name}")
     async def asset(name: str) -> Response:
-        if name not in _ASSETS:
+        found = pages.asset(name)
+        if found is None:
             raise HTTPException(404, f"no such file: {name}")
-        content = files("gateway.console").joinpath("assets", name).read_bytes()
-        headers = {**_HEADERS, "cache-control": "max-age=600"}
-        return Response(content, media_type=_ASSETS[name], headers=headers)
+        headers = {**HEADERS, "cache-control": "max-age=600"}
+        return Response(found.content, media_type=found.media_type, headers=headers)
 
     return router
 
@@ -167,20 +124,20 @@ def docs_route() -> APIRouter:
     return router
 
 
-def _add_overview(router: APIRouter, pages: _Pages, sources: ConsoleSources) -> None:
+def _add_overview(router: APIRouter, pages: Pages, sources: ConsoleSources) -> None:
     @router.get("")
     @router.get("/")
     async def overview(request: Request) -> Response:
         window = _window(request)
         return pages.render(
             request, "overview", window=window,
-            document=sources.overview.document(_viewer(request), window),
+            document=sources.overview.document(viewer_of(request), window),
         )  # fmt: skip
 
     @router.get("/events")
     async def events(request: Request) -> Response:
         """The overview as server-sent events; with `model`, the points of its chart."""
-        viewer, model = _viewer(request), request.query_params.get("model")
+        viewer, model = viewer_of(request), request.query_params.get("model")
         if sources.updates.is_full(viewer):
             raise HTTPException(503, "too many browsers watch this gateway")
         if model is None:
@@ -188,10 +145,10 @@ def _add_overview(router: APIRouter, pages: _Pages, sources: ConsoleSources) -> 
         else:
             _record(request, sources, model)
             content = sources.updates.model(viewer, model)
-        return StreamingResponse(content, media_type="text/event-stream", headers=_HEADERS)
+        return StreamingResponse(content, media_type="text/event-stream", headers=HEADERS)
 
 
-def _add_model(router: APIRouter, pages: _Pages, sources: ConsoleSources) -> None:
+def _add_model(router: APIRouter, pages: Pages, sources: ConsoleSources) -> None:
     @router.get("/models/{namespace}/{name}")
     async def model(request: Request, namespace: str, name: str) -> Response:
         record = _record(request, sources, f"{namespace}/{name}")
@@ -203,23 +160,23 @@ def _add_model(router: APIRouter, pages: _Pages, sources: ConsoleSources) -> Non
             model=model_document(sources.watch.state, sources.metrics, record),
             actions=actions, read_at_s=0.0 if records is None else records.read_at_s,
             rows=request_rows(
-                sources.recent, sources.deadlines, _viewer(request),
+                sources.recent, sources.deadlines, viewer_of(request),
                 RequestFilter(only_model=full_name), limit=20,
             ),
         )  # fmt: skip
 
 
-def _add_requests(router: APIRouter, pages: _Pages, sources: ConsoleSources) -> None:
+def _add_requests(router: APIRouter, pages: Pages, sources: ConsoleSources) -> None:
     @router.get("/requests")
     async def requests(request: Request) -> Response:
         wanted = _request_filter(request)
-        rows = request_rows(sources.recent, sources.deadlines, _viewer(request), wanted)
+        rows = request_rows(sources.recent, sources.deadlines, viewer_of(request), wanted)
         return pages.render(request, "requests", wanted=wanted, rows=rows)
 
     @router.get("/requests/{request_id:path}")
     async def one_request(request: Request, request_id: str) -> Response:
         found = sources.recent.find(request_id)
-        if found is None or not is_visible(found, _viewer(request)):
+        if found is None or not is_visible(found, viewer_of(request)):
             raise HTTPException(
                 404,
                 f"request {request_id!r} is not among the last ones of this gateway,"
@@ -227,14 +184,14 @@ def _add_requests(router: APIRouter, pages: _Pages, sources: ConsoleSources) -> 
             )
         return pages.render(
             request, "request", row=request_row(found),
-            explanation=find_explanation(sources.explanations, request_id, _viewer(request)),
+            explanation=find_explanation(sources.explanations, request_id, viewer_of(request)),
         )  # fmt: skip
 
 
-def _add_autoscaler(router: APIRouter, pages: _Pages, sources: ConsoleSources) -> None:
+def _add_autoscaler(router: APIRouter, pages: Pages, sources: ConsoleSources) -> None:
     @router.get("/autoscaler")
     async def autoscaler(request: Request) -> Response:
-        records, viewer = await _records(sources), _viewer(request)
+        records, viewer = await _records(sources), viewer_of(request)
 
         def visible(actions: tuple[ActionRecord, ...]) -> list[ActionRecord]:
             own = [each for each in actions if each.subject.startswith(f"{viewer}/")]
@@ -249,14 +206,9 @@ def _add_autoscaler(router: APIRouter, pages: _Pages, sources: ConsoleSources) -
         )  # fmt: skip
 
 
-def _viewer(request: Request) -> str | None:
-    viewer: str | None = request.scope["pilotlight.viewer"]
-    return viewer
-
-
 def _record(request: Request, sources: ConsoleSources, name: str) -> ModelRecord:
     """Raises HTTPException; what others have is as unknown as what does not exist."""
-    model, viewer = ModelName.parse(name), _viewer(request)
+    model, viewer = ModelName.parse(name), viewer_of(request)
     record = sources.watch.state.models.get(model)
     if record is None or viewer not in (None, model.namespace):
         raise HTTPException(404, f"model {name} does not exist")

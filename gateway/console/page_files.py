@@ -1,0 +1,87 @@
+"""Templates and static files of the console, read when the gateway starts.
+
+A running gateway keeps to them: files that an upgrade replaces belong to other code.
+"""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from urllib.parse import quote
+
+from fastapi.responses import HTMLResponse
+from jinja2 import DictLoader, Environment, StrictUndefined, select_autoescape
+
+from gateway.console.text import FILTERS
+
+if TYPE_CHECKING:
+    from importlib.resources.abc import Traversable
+
+    from fastapi import Request, Response
+
+PREFIX: Final = "/console"
+_ASSETS: Final = {
+    "console.css": "text/css", "console.js": "text/javascript", "chart.js": "text/javascript",
+    "job.js": "text/javascript",
+    "uplot.min.css": "text/css", "uplot.min.js": "text/javascript",
+}  # fmt: skip
+HEADERS: Final = {
+    "cache-control": "no-store",
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+        "img-src 'self' data:; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+    ),
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+}
+
+
+class Asset(NamedTuple):
+    content: bytes
+    media_type: str
+
+
+class Pages:
+    """Renders templates."""
+
+    def __init__(self, gateway: str, folder: Traversable | None = None) -> None:
+        """`folder`: has `templates` and `assets`; None: this package."""
+        folder = folder or files("gateway.console")
+        sources = {
+            each.name: each.read_text("utf-8")
+            for each in folder.joinpath("templates").iterdir()
+            if each.name.endswith(".html")
+        }
+        self._assets = {
+            name: Asset(folder.joinpath("assets", name).read_bytes(), media_type)
+            for name, media_type in _ASSETS.items()
+        }
+        environment = Environment(
+            loader=DictLoader(sources),
+            autoescape=select_autoescape(default=True, default_for_string=True),
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        environment.filters |= FILTERS
+        environment.globals |= {"gateway": gateway, "model_url": model_url}
+        self._templates = {name: environment.get_template(name) for name in sources}
+
+    def asset(self, name: str) -> Asset | None:
+        return self._assets.get(name)
+
+    def render(self, request: Request, template: str, status: int = 200, **values: Any) -> Response:
+        values |= {"viewer": viewer_of(request), "page": template}
+        text = self._templates[f"{template}.html"].render(values)
+        return HTMLResponse(text, status, headers=HEADERS)
+
+
+def viewer_of(request: Request) -> str | None:
+    """A namespace, or None for operators."""
+    viewer: str | None = request.scope["pilotlight.viewer"]
+    return viewer
+
+
+def model_url(name: str) -> str:
+    """The page of the model `namespace/name`."""
+    return f"{PREFIX}/models/{quote(name)}"
