@@ -53,6 +53,8 @@ class PartTls:
         """For listening sockets; None: plain."""
         self.client: ssl.SSLContext | None = None
         """For connections to other parts; None: plain."""
+        self.key_and_chain = (b"", b"")
+        """In PEM, for servers that take no SSLContext."""
         if self._folder is not None:
             self.server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             self.server.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -85,12 +87,6 @@ class PartTls:
             return {}
         return {"ssl_context_factory": lambda *_: self.server}
 
-    def read_files(self) -> tuple[bytes, bytes] | None:
-        """Key and certificate chain in PEM, for servers that take no SSLContext."""
-        if self._folder is None:
-            return None
-        return (self._folder / "tls.key").read_bytes(), (self._folder / "tls.crt").read_bytes()
-
     def reload(self) -> None:
         """Read changed files again, for new connections; unusable ones leave all as it is."""
         try:
@@ -112,6 +108,7 @@ class PartTls:
         stamp = _stamp(folder)
         self.client.load_verify_locations(folder / "ca.crt")
         self.server.load_cert_chain(folder / "tls.crt", folder / "tls.key")
+        self.key_and_chain = ((folder / "tls.key").read_bytes(), (folder / "tls.crt").read_bytes())
         self._stamp = stamp
 
 

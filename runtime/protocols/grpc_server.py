@@ -56,10 +56,14 @@ class GrpcServer:
         return self._add_port(f"{address}:0")
 
     def _add_port(self, address: str) -> int:
-        files = self._tls.read_files()
-        if files is None:
+        if self._tls.server is None:
             return int(self._server.add_insecure_port(address))
-        return int(self._server.add_secure_port(address, grpc.ssl_server_credentials([files])))
+        credentials = grpc.dynamic_ssl_server_credentials(self._certificate(), self._certificate)
+        return int(self._server.add_secure_port(address, credentials))
+
+    def _certificate(self) -> grpc.ServerCertificateConfiguration:
+        """Asked for at each handshake."""
+        return grpc.ssl_server_certificate_configuration([self._tls.key_and_chain])
 
     async def stop(self, grace_s: float) -> None:
         """Refuse new calls, and cancel the calls that remain after `grace_s`."""

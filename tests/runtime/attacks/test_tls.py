@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import grpc
 import httpx
 import pytest
+from kserve.protocol.grpc import grpc_predict_v2_pb2 as messages
 from kserve.protocol.grpc.grpc_predict_v2_pb2_grpc import GRPCInferenceServiceStub
 
 from autoscaler.kubernetes.admission.certificates import make_certificates
@@ -40,6 +41,15 @@ def write_certificates(folder: Path, *names: str) -> Path:
     (folder / "tls.key").write_bytes(made.key)
     (folder / "tls.crt").write_bytes(made.certificate)
     return folder
+
+
+def secure_channel(port: int, folder: Path) -> grpc.Channel:
+    """A client of a pod's gRPC that trusts the folder's authority."""
+    return grpc.secure_channel(
+        f"127.0.0.1:{port}",
+        grpc.ssl_channel_credentials((folder / "ca.crt").read_bytes()),
+        options=[("grpc.ssl_target_name_override", PART_NAME)],
+    )
 
 
 @pytest.fixture
@@ -76,11 +86,7 @@ def test_requests_reach_pods_and_other_pods_encrypted(
             assert silent.recv(1 << 10) in (b"", b"\x15\x03\x01\x00\x02\x02F"), "no TLS, no answer"
     with pytest.raises(httpx.TransportError):
         predict(f"http://{other.address}", "m", "x")
-    credentials = grpc.ssl_channel_credentials((folder / "ca.crt").read_bytes())
-    with grpc.secure_channel(
-        f"127.0.0.1:{grpc_port}", credentials,
-        options=[("grpc.ssl_target_name_override", PART_NAME)],
-    ) as channel:  # fmt: skip
+    with secure_channel(grpc_port, folder) as channel:
         answer = GRPCInferenceServiceStub(channel).ModelInfer(rpc.infer_texts("default~m", "x"))
         assert answer.model_name
 
@@ -140,7 +146,8 @@ async def test_autoscaler_and_schedulers_reach_pods_encrypted(
 def test_renewed_certificates_are_used_for_new_connections(
     cluster: Cluster, folder: Path, tmp_path: Path
 ) -> None:
-    pod = cluster.pod(tls_dir=str(folder))
+    port = servers.free_port()
+    pod = cluster.pod(tls_dir=str(folder), grpc_port=port)
     renewed = write_certificates(tmp_path / "renewed")
     trusted = ssl.create_default_context(cafile=renewed / "ca.crt")
     trusted.check_hostname = False
@@ -151,6 +158,8 @@ def test_renewed_certificates_are_used_for_new_connections(
             (renewed / name).replace(folder / name)
         servers.wait_until(lambda: "certificates read again" in pod.log, what="the new files")
         assert client.get(f"{pod.url}/v2/health/live").status_code == 200
+    with secure_channel(port, folder) as channel:
+        assert GRPCInferenceServiceStub(channel).ServerLive(messages.ServerLiveRequest()).live
 
 
 def test_files_that_do_not_fit_together_change_nothing(folder: Path, tmp_path: Path) -> None:
