@@ -8,8 +8,8 @@
 `rows` is the batch size, `rows_per_s` is `rows` / `latency_s`, and `memory_bytes` is the memory of
 an inference without the weights. Only `profiles`, `accelerator`, `points`, `rows` and `latency_s`
 are required. Points that were measured for placement also have `PLACEMENT_FIELDS`, and profiles
-`shares` (`share_pct`, `rows`, `factor`) and `pairs` (`neighbour`, `factor`): slowdowns. The CSV
-files of `pilotlight place` are read as well.
+`shares` (`share_pct`, `rows`, `factor`) and `pairs` (`neighbour`, `factor`): slowdowns; `igniter`
+holds iGniter's coefficients. The CSV files of `pilotlight place` are read as well.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from autoscaler.placement.planners.problem import InvalidPlacementInput
 from autoscaler.placement.planners.profile_csv import read_profiles
 from autoscaler.placement.planners.validation import profile_problems
 from pilotlight.errors import InvalidInput
+from pilotlight.igniter_profile_file import read_fit
 from registry.domain.profile import (
     IMPORTED,
     PLACEMENT_FIELDS,
@@ -43,7 +44,15 @@ _VERSION: Final = 1
 _MAX_ROWS: Final = 1_000_000
 _MAX_TEXT: Final = 200
 _FILE_FIELDS: Final = ("pilotlight_profiles", "model", "generation", "profiles")
-_PROFILE_FIELDS: Final = ("accelerator", "source", "limited_by", "points", "shares", "pairs")
+_PROFILE_FIELDS: Final = (
+    "accelerator",
+    "source",
+    "limited_by",
+    "points",
+    "shares",
+    "pairs",
+    "igniter",
+)
 _POINT_FIELDS: Final = ("rows", "latency_s", "rows_per_s", "memory_bytes", *PLACEMENT_FIELDS)
 _SHARE_FIELDS: Final = ("share_pct", "rows", "factor")
 _PAIR_FIELDS: Final = ("neighbour", "factor")
@@ -78,6 +87,7 @@ def profiles_document(spec: ModelSpec, profiles: Sequence[Profile]) -> dict[str,
                 ],
                 **({"shares": [asdict(each) for each in profile.shares]} if profile.shares else {}),
                 **({"pairs": [asdict(each) for each in profile.pairs]} if profile.pairs else {}),
+                **({"igniter": asdict(profile.igniter)} if profile.igniter else {}),
             }
             for profile in profiles
         ],
@@ -195,8 +205,12 @@ class _Reader:
             )
             for each, where in self._factors(content, "pairs", at, _PAIR_FIELDS)
         )
+        stored = content.get("igniter")
+        igniter = read_fit(stored) if stored is not None else None
+        if stored is not None and igniter is None:
+            self._refuse(f"{at}.igniter", "must hold all coefficients, as exported", stored)
         return Profile(
-            key, str(product), tuple(points), str(limited_by), str(source), shares, pairs
+            key, str(product), tuple(points), str(limited_by), str(source), shares, pairs, igniter
         )
 
     def _factors(

@@ -10,10 +10,12 @@ from math import sqrt
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
+from autoscaler.placement.planners.igniter_profile import slower
 from autoscaler.placement.planners.problem import (
     WHOLE_PCT,
     AcceleratorView,
     BatchPoint,
+    KindCoefficients,
     ModelProfile,
     Profiles,
     SlowedPair,
@@ -87,11 +89,34 @@ def placement_input(
         workloads.append(
             Workload(model, rates_rps.get(model, 0.0), deadline_s, spec.policy.max_batch_size)
         )
-    pairs = _pairs(state, [each.model for each in workloads], kinds)
+    names = [each.model for each in workloads]
+    pairs = _pairs(state, names, kinds)
+    igniter = _igniter(state, names, kinds, latency_scales)
     return PlacementInput(
-        tuple(workloads), accelerators, Profiles(tuple(models), pairs), overhead_s, load_s,
-        left_out,
+        tuple(workloads), accelerators, Profiles(tuple(models), pairs, igniter), overhead_s,
+        load_s, left_out,
     )  # fmt: skip
+
+
+def _igniter(
+    state: ClusterState, models: Sequence[str], kinds: Sequence[str], scales: Mapping[str, float]
+) -> tuple[KindCoefficients, ...]:
+    """Coefficients by kind; of its models' hardware the one with the largest step of shares."""
+    found = []
+    for kind in kinds:
+        fits = {}
+        for model in models:
+            spec = state.models[ModelName.parse(model)].serving
+            for profile in state.profiles_of(_profile_key(state, spec)):
+                if profile.product == kind and profile.igniter is not None:
+                    fits[model] = profile.igniter
+        if fits:
+            hardware = max(
+                (each.hardware for each in fits.values()), key=lambda h: h.share_step_pct
+            )
+            coefficients = {m: slower(fit.model, scales.get(m, 1.0)) for m, fit in fits.items()}
+            found.append(KindCoefficients(kind, hardware, coefficients))
+    return tuple(found)
 
 
 def _pairs(
@@ -213,6 +238,14 @@ def _client_shares(state: ClusterState) -> dict[str, float]:
     return found
 
 
+def _profile_key(state: ClusterState, spec: ModelSpec) -> str:
+    """Of the model, or of the one that its annotation `profile` names."""
+    if spec.policy.profile is None:
+        return spec.key
+    other = state.models.get(ModelName(spec.name.namespace, spec.policy.profile))
+    return other.serving.key if other is not None else ""
+
+
 def _profiles(
     state: ClusterState,
     spec: ModelSpec,
@@ -220,11 +253,8 @@ def _profiles(
     kinds: Sequence[str],
     memory_bytes: Mapping[str, int],
 ) -> list[ModelProfile]:
-    """Of the model, or of the one that its annotation `profile` names, by kind."""
-    key = spec.key
-    if spec.policy.profile is not None:
-        other = state.models.get(ModelName(spec.name.namespace, spec.policy.profile))
-        key = other.serving.key if other is not None else ""
+    """By kind."""
+    key = _profile_key(state, spec)
     weights = state.residency.device_bytes.get(key, 0)
     return [
         ModelProfile(model, each.product, _points(each, weights, memory_bytes[each.product]))

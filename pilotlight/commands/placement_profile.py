@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
+from autoscaler.placement.planners.igniter_profile import fit_profile, mean_used_pct
 from pilotlight.commands.pod_profile import measure_profile
 from pilotlight.errors import InvalidInput, RequestFailed
 from registry.domain.codec import decode_profile
@@ -52,13 +53,16 @@ async def profile_for_placement(
     plan = {**plan, **_NOT_STORED, "share_pct": 0 if is_gpu else 100}
     document = await measure_profile(target, pod, name, plan)
     alone = _latencies(document)
-    found_shares = []
+    found_shares: list[ShareFactor] = []
     for share in [each for each in shares if each < 100]:
         output.note(f"{name} with a share of {share} %")
         limited = {**plan, "share_pct": share}
-        measured = _latencies(await measure_profile(target, pod, name, limited))
+        answer = await measure_profile(target, pod, name, limited)
+        measured, had = _latencies(answer), float(answer["share_pct"])
+        if had in {100.0, *(each.share_pct for each in found_shares)}:
+            continue  # rounded up to whole cores
         found_shares += [
-            ShareFactor(share, rows, max(1.0, measured[rows] / alone[rows]))
+            ShareFactor(had, rows, max(1.0, measured[rows] / alone[rows]))
             for rows in alone.keys() & measured.keys()
         ]
     found_pairs = []
@@ -69,10 +73,12 @@ async def profile_for_placement(
         sizes = alone.keys() & measured.keys()
         factor = sum(measured[each] for each in sizes) / sum(alone[each] for each in sizes)
         found_pairs.append(PairFactor(str(other), max(1.0, factor)))
-    profile = replace(
+    whole = replace(
         decode_profile(json.dumps(document)), shares=tuple(sorted(found_shares)),
         pairs=tuple(sorted(found_pairs)),
     )  # fmt: skip
+    fit = fit_profile(whole, _used_by_neighbours(state, others, pod))
+    profile = replace(whole, igniter=fit)
     async with target.registry() as registry:
         if not await registry.put_profile(profile):
             raise RequestFailed(f"{name} was changed or deleted meanwhile; profile it again")
@@ -82,6 +88,19 @@ async def profile_for_placement(
             for each in profile.shares
         ],
         "pairs": [{"neighbour": each.neighbour, "factor": each.factor} for each in profile.pairs],
+        "igniter": asdict(profile.igniter) if profile.igniter is not None else None,
+    }
+
+
+def _used_by_neighbours(
+    state: ClusterState, others: Sequence[tuple[ModelName, int]], pod: PodState
+) -> dict[str, float]:
+    """By neighbour: what its batches, up to those that it ran, keep busy of the accelerator."""
+    return {
+        str(other): mean_used_pct([each for each in profile.points if each.rows <= rows])
+        for other, rows in others
+        for profile in state.profiles_of(state.models[other].serving.key)
+        if profile.product == pod.kind.product
     }
 
 

@@ -18,6 +18,7 @@ from pilotlight.commands.pod_profile import POINT_COLUMNS, choose_pod, measure_p
 from pilotlight.commands.profile_application import profile_application
 from pilotlight.commands.target import PlatformTarget, parse_model_names, require_known
 from pilotlight.errors import InvalidInput, NotFound, RequestFailed
+from pilotlight.igniter_profile_file import is_igniter_file, parse_igniter_file
 from pilotlight.output import Output
 from pilotlight.profile_file import parse_profile_csv, parse_profiles, profiles_document
 from registry.domain.cluster import ClusterState
@@ -67,7 +68,7 @@ def profile(
             "--import",
             metavar="FILE",
             help="Store the profiles in FILE, as --export writes it, instead of measuring; or the "
-            "model's rows of a CSV file of `pilotlight place`.",
+            "model's rows of a CSV file of `pilotlight place`, or of iGniter's measurements, JSON.",
         ),
     ] = None,
     examples: Annotated[
@@ -98,7 +99,7 @@ def profile(
     ] = False,
     accelerator: Annotated[
         str,
-        typer.Option(help="Product of the accelerator that an imported CSV file was measured on."),
+        typer.Option(help="Product of the accelerator that an imported file was measured on."),
     ] = "",
     pod_secret_file: Annotated[
         Path | None,
@@ -175,6 +176,8 @@ async def _profile(
                     f"{share['factor']:.2f} times as long")  # fmt: skip
     for pair in document.get("pairs", ()):
         output.line(f"beside {pair['neighbour']}: {pair['factor']:.2f} times as long")
+    if fit := document.get("igniter"):
+        output.line(f"iGniter's coefficients {fit['source']}")
     best = document["best_rows"]
     output.line(f"batches of up to {best}: {_LIMITS.get(document['limited_by'], 'as measured')}")
 
@@ -262,6 +265,8 @@ async def _import(
         spec = state.models[name].serving
         if file.endswith(".csv"):
             profiles = parse_profile_csv(text, spec, file=shown, product=product)
+        elif is_igniter_file(text):
+            profiles = parse_igniter_file(text, spec, file=shown, product=product)
         else:
             profiles = parse_profiles(text, spec, file=shown)
         for profile in profiles:

@@ -12,6 +12,7 @@ import orjson
 
 from registry.domain.accelerator import Accelerator, AcceleratorKind, GpuReading
 from registry.domain.action_log import ActionRecord, PodShape, WantedPods
+from registry.domain.igniter import HardwareCoefficients, IgniterFit, ModelCoefficients
 from registry.domain.model import (
     LoadFailure,
     LoadingPolicyName,
@@ -127,7 +128,7 @@ def profile_document(profile: Profile) -> dict[str, Any]:
         for name in PLACEMENT_FIELDS:
             if point[name] is None:
                 del point[name]
-    for name in ("shares", "pairs"):
+    for name in ("shares", "pairs", "igniter"):
         if not document[name]:
             del document[name]
     return {"device" if key == "product" else key: value for key, value in document.items()}
@@ -143,7 +144,18 @@ def decode_profile(text: str) -> Profile:
     points = tuple(ProfilePoint(**_known(ProfilePoint, point)) for point in stored.pop("points"))
     shares = tuple(ShareFactor(**_known(ShareFactor, each)) for each in stored.pop("shares", ()))
     pairs = tuple(PairFactor(**_known(PairFactor, each)) for each in stored.pop("pairs", ()))
-    return Profile(points=points, shares=shares, pairs=pairs, **stored)
+    igniter = stored.pop("igniter", None)
+    fit = decode_igniter(igniter) if igniter else None
+    return Profile(points=points, shares=shares, pairs=pairs, igniter=fit, **stored)
+
+
+def decode_igniter(stored: dict[str, Any]) -> IgniterFit:
+    """Raises TypeError, LookupError."""
+    model = _known(ModelCoefficients, stored["model"])
+    for name in ("k", "power", "l2"):
+        model[name] = tuple(model[name])
+    hardware = HardwareCoefficients(**_known(HardwareCoefficients, stored["hardware"]))
+    return IgniterFit(ModelCoefficients(**model), hardware, stored["source"])
 
 
 def encode_wanted(wanted: WantedPods) -> str:

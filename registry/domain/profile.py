@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from registry.domain.igniter import IgniterFit
+
 MEASURED: Final = "measured"
 """Source of a profile: a pod measured it on request."""
 IN_SERVICE: Final = "in-service"
@@ -85,6 +87,8 @@ class Profile:
     shares: tuple[ShareFactor, ...] = ()
     """Only what was measured: placement estimates other shares, and pairs."""
     pairs: tuple[PairFactor, ...] = ()
+    igniter: IgniterFit | None = None
+    """Fitted to the points, shares and pairs, or imported."""
 
     @property
     def best_rows(self) -> int:

@@ -86,7 +86,9 @@ class ProfileSync:
                 if self._is_placed:  # profiles are of a model alone; neighbours slow this one down
                     continue
                 if (known := self._known.get(profile.key)) is not None:
-                    profile = replace(profile, shares=known.shares, pairs=known.pairs)
+                    profile = replace(
+                        profile, shares=known.shares, pairs=known.pairs, igniter=known.igniter
+                    )
                 self._known[profile.key] = profile
                 await self._agent.store_profile(profile)
             for key in self._times.keys() - self._watch.state.declared_keys():

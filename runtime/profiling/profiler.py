@@ -90,8 +90,17 @@ class Profiler:
                 "'share_pct' can be measured on a CPU only: of a GPU a process has one share for "
                 f"its life, was {plan.share_pct}; profile a pod with that share"
             )
-        cores = sorted(os.sched_getaffinity(0))[: self.device.thread_count]
+        cores = self._whole()
         return frozenset(cores[: -(-len(cores) * plan.share_pct // 100)])
+
+    def _whole(self) -> list[int]:
+        """A CPU pod's accelerator: as many of its cores as an inference has threads."""
+        return sorted(os.sched_getaffinity(0))[: self.device.thread_count]
+
+    def measured_share(self, plan: ProfilePlan) -> float:
+        """The share that `profile` measures with, in %: whole cores. 0: without a limit."""
+        cores = self._cores(plan)
+        return 100 * len(cores) / len(self._whole()) if cores else 0.0
 
     async def _sweep(self, model: ServedModel, plan: ProfilePlan) -> Profile:
         points: list[ProfilePoint] = []

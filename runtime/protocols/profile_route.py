@@ -37,11 +37,13 @@ def profile_route(profiler: Profiler, catalog: ModelCatalog) -> Route:
             plan = parse_plan(await read_json(request))
             name = ModelName.from_path_segment(request.path_params["model"])
             profile = await profiler.profile(await catalog.find(name, None), plan)
+            share_pct = profiler.measured_share(plan)
         except RuntimePackageError as error:
             return error_as_response(error)
         except (RuntimeError, ValueError, TypeError) as error:  # what networks raise
             return error_as_response(InferenceFailed(f"the model cannot be profiled: {error}"))
-        return Response(orjson.dumps(to_document(profile)), media_type="application/json")
+        document = to_document(profile) | ({"share_pct": share_pct} if share_pct else {})
+        return Response(orjson.dumps(document), media_type="application/json")
 
     return Route("/v2/models/{model}/profile", handle, methods=["POST"])
 

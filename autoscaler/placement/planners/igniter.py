@@ -24,7 +24,6 @@ from registry.domain.placement import PlacedReplica
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from autoscaler.placement.planners.igniter_coefficients import HardwareCoefficients
     from autoscaler.placement.planners.plan import Placement
     from autoscaler.placement.planners.problem import (
         AcceleratorView,
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
         Profiles,
         Workload,
     )
+    from registry.domain.igniter import HardwareCoefficients
 
 _MAX_BATCH: Final = 32
 """The largest batch that was measured."""

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from registry.domain.igniter import HardwareCoefficients, ModelCoefficients
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -58,37 +60,6 @@ class ModelMeasurements:
     shared_frequency_mhz: float
     shared_l2_pct: float
     kernels: int
-    input_bytes: float
-    output_bytes: float
-
-
-@dataclass(frozen=True, slots=True)
-class HardwareCoefficients:
-    power_cap_w: float
-    idle_power_w: float
-    max_frequency_mhz: float
-    frequency_slope: float
-    """MHz per W of demand above the cap; at most 0."""
-    idle_slope_ms: float
-    """Per kernel and co-located model."""
-    idle_offset_ms: float
-    share_step_pct: float
-    bandwidth_bytes_per_ms: float
-
-
-@dataclass(frozen=True, slots=True)
-class ModelCoefficients:
-    """Formula 5: active = (k1 b² + k2 b + k3) / (r + k4) + k5."""
-
-    k: tuple[float, float, float, float, float]
-    idle_ms: float
-    kernels: int
-    cache_slope: float
-    """Increase of the active time per % of L2 that others use."""
-    power: tuple[float, float]
-    """Slope and offset over the processing ability b / active (per second), in W."""
-    l2: tuple[float, float]
-    """Slope and offset over the processing ability, in %."""
     input_bytes: float
     output_bytes: float
 

@@ -12,10 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from autoscaler.placement.planners.igniter_coefficients import (
-        HardwareCoefficients,
-        ModelCoefficients,
-    )
+    from registry.domain.igniter import HardwareCoefficients, ModelCoefficients
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from autoscaler.placement.planners.igniter_coefficients import (
-        HardwareCoefficients,
-        ModelCoefficients,
-    )
+    from registry.domain.igniter import HardwareCoefficients, ModelCoefficients
 
 WHOLE_PCT: Final = 100.0
 FITS_PCT: Final = WHOLE_PCT + 1e-9

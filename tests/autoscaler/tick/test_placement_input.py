@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from autoscaler.tick.placement_input import (
 from autoscaler.tick.view_changes import without_placed
 from registry.domain.accelerator import Accelerator
 from registry.domain.cluster import ClusterState
+from registry.domain.igniter import HardwareCoefficients, IgniterFit, ModelCoefficients
 from registry.domain.model import (
     ModelName,
     ModelPolicy,
@@ -138,6 +140,23 @@ def test_measured_shares_and_pairs_are_in_the_profiles() -> None:
     assert within.latency_s == pytest.approx(1.9 * 0.2)
     assert [share for share, _ in within.share_factors] == [25.0, 50.0]
     assert [each for _, each in within.share_factors] == pytest.approx([3.0 / 1.9, 1.0])
+
+
+def test_coefficients_of_profiles_are_given_to_planners_slower_by_what_was_measured() -> None:
+    state = _cluster(
+        EPYC, a={"deadline_s": 1.0}, b={"deadline_s": 1.0, "profile": "a"}, c={"deadline_s": 1.0}
+    )
+    model = ModelCoefficients((1, 2, 3, 4, 5), 0.0, 0, 0.1, (0, 0), (0, 50), 0, 0)
+    hardware = HardwareCoefficients(0, 0, 1, 0, 0, 0, 50.0, 1)
+    for name in ("a", "c"):
+        _add_profile(state, name, "EPYC")
+    stored = state.profiles[ModelName("default", "a")]
+    stored["EPYC"] = replace(stored["EPYC"], igniter=IgniterFit(model, hardware, "fitted"))
+    [found] = placement_input(state, {}, CORES, {"default/b": 2.0}).profiles.igniter
+    assert (found.kind, found.hardware) == ("EPYC", hardware)
+    assert found.models["default/a"] == model
+    assert found.models["default/b"].k == (2, 4, 6, 4, 10)
+    assert "default/c" not in found.models
 
 
 def test_every_kind_needs_a_profile() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from pilotlight.commands.placement_profile import parse_shares
 from pilotlight.errors import InvalidInput
+from pilotlight.igniter_profile_file import is_igniter_file, parse_igniter_file
 from pilotlight.profile_file import parse_profile_csv, parse_profiles, profiles_document
 from registry.domain.codec import decode_profile, encode_profile
 from registry.domain.model import ModelName, ModelSpec
@@ -19,6 +20,7 @@ from registry.domain.profile import (
     ProfilePoint,
     ShareFactor,
 )
+from tests.autoscaler.placement.planners.cases import igniter_document
 from tests.pilotlight.conftest import SERVICE, write_yaml
 from tests.registry.redis.clients import act
 from tests.servers import REPOSITORY
@@ -213,6 +215,42 @@ def test_slowdowns_by_share_and_neighbour_are_exported_and_stored() -> None:
     assert parse_profiles(text, SPEC, file="f") == [profile]
     assert decode_profile(encode_profile(profile)) == profile
     assert "shares" not in json.dumps(profiles_document(SPEC, [GPU]))
+
+
+def test_measurements_of_igniter_are_imported_exported_and_stored() -> None:
+    document = igniter_document()
+    document["m"] = document["large"]
+    [profile] = parse_igniter_file(json.dumps(document), SPEC, file="f", product="Tesla V100")
+    assert is_igniter_file(json.dumps(document))
+    assert [each.rows for each in profile.points] == [1, 16, 32]
+    assert profile.points[0].latency_s == pytest.approx(8 * 30 / 102 / 1000 + 0.0005)
+    assert {each.share_pct for each in profile.shares} == {10.0, 50.0}
+    assert profile.igniter is not None
+    assert profile.igniter.hardware.share_step_pct == 2.5
+    text = json.dumps(profiles_document(SPEC, [profile]))
+    assert not is_igniter_file(text)
+    assert parse_profiles(text, SPEC, file="f") == [profile]
+    assert decode_profile(encode_profile(profile)) == profile
+
+
+def test_all_mistakes_in_measurements_of_igniter_are_refused_together() -> None:
+    with pytest.raises(InvalidInput) as refused:
+        parse_igniter_file(json.dumps(igniter_document()), SPEC, file="f", product="")
+    assert "--accelerator must name the product" in str(refused.value)
+    assert "f: has no measurements of m; its models: large, small" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "change", [{"model": {}}, {"source": 3}, {"hardware": None}, {"model": {"k": [1, 2]}}]
+)
+def test_coefficients_that_lack_a_number_are_refused(change: dict[str, Any]) -> None:
+    document = igniter_document()
+    document["m"] = document["large"]
+    profiles = parse_igniter_file(json.dumps(document), SPEC, file="f", product="Tesla V100")
+    exported = profiles_document(SPEC, profiles)
+    exported["profiles"][0]["igniter"] |= change
+    with pytest.raises(InvalidInput, match=r"profiles\[0\].igniter must hold all coefficients"):
+        parse_profiles(json.dumps(exported), SPEC, file="f")
 
 
 def test_all_mistakes_in_slowdowns_are_refused_together() -> None:

@@ -7,6 +7,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from autoscaler.placement.planners.igniter import igniter
+from autoscaler.placement.planners.problem import (
+    AcceleratorView,
+    KindCoefficients,
+    PlanParams,
+    Profiles,
+    Workload,
+)
 from registry.domain.profile import Profile, ProfilePoint
 from runtime.device.peak_memory import PeakMemory, available_bytes
 from tests.pilotlight.conftest import run_cli
@@ -160,6 +168,38 @@ def test_shares_and_pairs_are_measured_on_cores_and_stored(cluster: Cluster, mod
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="a share needs two cores")
+def test_coefficients_of_igniter_are_fitted_to_shares_and_pairs(
+    cluster: Cluster, models: Path
+) -> None:
+    spec = cluster.declare("m", models / "tiny-bert")
+    cluster.declare("other", models / "tiny-bert")
+    pod = cluster.pod(threads=2)
+    cluster.pod("pod-b", threads=2)
+    plan = {"most_rows": 16, "tokens": 32, "repeats": 3}
+    assert post(profile_url(pod, "other"), plan).status_code == 200
+    target = ["--redis-url", cluster.redis_url, "--pool", cluster.pool, "--json"]
+    ran = run_cli("profile", "m", "--pod", "pod-a", "--max-batch-size", "16", "--tokens", "32",
+                  "--repeats", "5", "--shares", "10,50,100", "--pairs", *target)  # fmt: skip
+    assert ran.status == 0, ran.err
+    profile = stored(cluster, spec)
+    assert profile is not None
+    assert {each.share_pct for each in profile.shares} == {50.0}  # 10 % is one core of two as well
+    assert profile.igniter is not None
+    assert profile.igniter.hardware.share_step_pct == 50.0
+    assert profile.igniter.model.cache_slope >= 0
+    assert ran.document["igniter"]["source"].startswith("fitted to")
+    assert "and 1 pairs" in profile.igniter.source
+    known = KindCoefficients("cpu", profile.igniter.hardware, {"m": profile.igniter.model})
+    slo_s = 100 * profile.points[-1].latency_s
+    planned = igniter(
+        [Workload("m", 1.0, slo_s)], [AcceleratorView("cpu-0", "cpu")],
+        Profiles((), igniter=(known,)), (), PlanParams(),
+    )  # fmt: skip
+    assert not planned.has_shortfall
+    assert [each.share_pct for each in planned.replicas] == [50.0]
+
+
 def test_pairs_need_a_second_pod_and_a_profiled_neighbour(cluster: Cluster, models: Path) -> None:
     cluster.declare("m", models / "tiny-bert")
     cluster.pod()
