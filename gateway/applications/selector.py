@@ -66,7 +66,9 @@ class ApplicationSelector:
         window: Window,
     ) -> None:  # fmt: skip
         self._explanations.record_selection(
-            request.id, partial(explain_selection, request, planned, assignment, window)
+            str(request.application.name),
+            request.id,
+            partial(explain_selection, request, planned, assignment, window),
         )
 
 

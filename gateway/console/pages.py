@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import RedirectResponse, StreamingResponse
@@ -91,6 +92,7 @@ def console_routes(sources: ConsoleSources) -> APIRouter:
     _add_model(router, pages, sources)
     _add_requests(router, pages, sources)
     _add_autoscaler(router, pages, sources)
+    _add_runs(router)
     jobs = JobSources(sources.watch, sources.recent, sources.commands)
     router.include_router(job_routes(pages.render, jobs))
 
@@ -197,13 +199,29 @@ def _add_autoscaler(router: APIRouter, pages: Pages, sources: ConsoleSources) ->
             own = [each for each in actions if each.subject.startswith(f"{viewer}/")]
             return list(actions) if viewer is None else own
 
+        windows = {
+            application: request_id
+            for each in sources.explanations
+            for application, request_id in each.latest_selections.items()
+            if viewer is None or application.startswith(f"{viewer}/")
+        }
         return pages.render(
-            request, "autoscaler", records=records,
+            request, "autoscaler", records=records, windows=windows,
+            placement=sources.watch.state.placement if viewer is None else None,
+            registry_now_s=sources.watch.registry_now_s(),
             ongoing=[] if records is None else visible(records.ongoing.actions),
             history=[] if records is None else visible(records.history),
             job=sources.commands.latest(PLAN), loading=LOADING[:-1], now_s=time.time(),
             may_run=viewer is None and sources.commands.is_enabled,
         )  # fmt: skip
+
+
+def _add_runs(router: APIRouter) -> None:
+    @router.get("/runs")
+    async def run(namespace: str, run: str) -> Response:
+        """The workflow's run, which its scheduler describes; access is checked there."""
+        path = f"/serving/{quote(namespace, safe='')}/all/v1/workflows/-/runs/{quote(run, safe='')}"
+        return RedirectResponse(path)
 
 
 def _record(request: Request, sources: ConsoleSources, name: str) -> ModelRecord:

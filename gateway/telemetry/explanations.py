@@ -22,6 +22,7 @@ MAX_WEIGHED: Final = 50
 """Requests of fixed policies in a second whose ways are weighed for their explanation: that takes
 longer than their decision. Of further ones only the decision is kept."""
 _MAX_CANDIDATES: Final = 32
+_MAX_APPLICATIONS: Final = 256
 
 
 @dataclass(slots=True)
@@ -47,6 +48,8 @@ class Explanations:
         self._weighed = 0
         self._by_id: dict[str, _Explanation] = {}
         self._selections: dict[str, Callable[[], dict[str, Any]]] = {}
+        self.latest_selections: dict[str, str] = {}
+        """By application: the id of the last request whose variant was chosen in a window."""
 
     def record(
         self, request: IncomingRequest, result: RoutingResult, state: ClusterState, now_s: float
@@ -92,8 +95,14 @@ class Explanations:
         self._weighed += 1
         return self._weighed <= MAX_WEIGHED
 
-    def record_selection(self, request_id: str, explain: Callable[[], dict[str, Any]]) -> None:
+    def record_selection(
+        self, application: str, request_id: str, explain: Callable[[], dict[str, Any]]
+    ) -> None:
         """Record how the variant of an application's request was chosen; `explain` gives JSON."""
+        self.latest_selections.pop(application, None)
+        if len(self.latest_selections) >= _MAX_APPLICATIONS:
+            del self.latest_selections[next(iter(self.latest_selections))]
+        self.latest_selections[application] = request_id
         if len(self._selections) >= self._max_explanations:
             del self._selections[next(iter(self._selections))]
         self._selections[request_id] = explain

@@ -104,6 +104,20 @@ def test_deadlines_choose_the_variant_and_the_response_says_which(
     assert slow["soonest_s"] > 0.2 > fast["soonest_s"]
 
 
+def test_the_console_leads_from_the_autoscaler_to_an_applications_window(
+    harness: GatewayHarness,
+) -> None:
+    _declare(harness)
+    asked = _ask(harness, x_request_id="shown")
+    assert asked.status_code == 200, asked.text
+    listed = harness.client.get(f"{harness.gateway.url}/console/autoscaler").text
+    assert "/console/requests/shown" in listed
+    page = harness.client.get(f"{harness.gateway.url}/console/requests/shown").text
+    assert "1 request was planned together" in page
+    assert "digits-slow (taken)" in page
+    assert "digits-fast</th>" in page
+
+
 def test_v1_v2_path_and_host_name_an_application_and_answers_bear_its_name(
     harness: GatewayHarness,
 ) -> None:

@@ -12,6 +12,13 @@ import httpx
 import pytest
 
 from gateway.console.live_updates import MAX_STREAMS_OF_TENANT
+from registry.domain.placement import (
+    PlacedPod,
+    PlacedReplica,
+    PlacementRecord,
+    PlannedModel,
+)
+from registry.redis.autoscaler_log import AutoscalerLog
 from tests import servers
 from tests.gateway.gateway_harness import GatewayHarness
 
@@ -19,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from registry.domain.model import ModelSpec
+    from registry.redis.client import Registry
 
 KEYS = {"red": "red-key-red-key-red", "blue": "blue-key-blue-key", "_operator": "op-key-op-key-op"}
 
@@ -106,6 +114,34 @@ def test_a_model_page_shows_its_state(shared: GatewayHarness, spec: ModelSpec) -
 
 def test_the_autoscaler_page_says_that_none_runs(shared: GatewayHarness) -> None:
     assert "No autoscaler runs." in page(shared, "/autoscaler").text
+
+
+def test_the_autoscaler_page_shows_the_plan_of_placement(harness: GatewayHarness) -> None:
+    replica = PlacedReplica("default/placed", "cpu-1", 8, 50.0, 12.5)
+    planned = PlannedModel("default/left-out", 20.0, 0.2, 0.0, "no accelerator is left")
+    record = PlacementRecord(
+        "usher", "rates changed", 10.0, ("cpu-1",), (planned,), (replica,),
+        (PlacedPod("placed-7", replica, 10.0),),
+    )  # fmt: skip
+
+    async def place(registry: Registry) -> None:
+        log = AutoscalerLog(registry)
+        token = await log.acquire_lead("test", ttl_s=30.0)
+        assert token is not None
+        assert await log.set_placement(token, record)
+
+    harness.run(place)
+    harness.wait_synced()
+    text = page(harness, "/autoscaler").text
+    for shown in ("rates changed", "cpu-1", "50 %", "placed-7", "no accelerator is left"):
+        assert shown in text
+    assert 'href="/console/models/default/placed"' in text
+
+
+def test_a_run_of_a_workflow_is_found_by_namespace_and_id(shared: GatewayHarness) -> None:
+    response = page(shared, "/runs?namespace=team&run=a/b")
+    assert response.status_code == 307
+    assert response.headers["location"] == "/serving/team/all/v1/workflows/-/runs/a%2Fb"
 
 
 def test_docs_describe_the_interface_without_a_network(shared: GatewayHarness) -> None:
@@ -198,6 +234,7 @@ def test_a_tenant_sees_nothing_of_another(guarded: GatewayHarness) -> None:
     for path in ("", "/requests", "/autoscaler"):
         assert "secret" not in page(guarded, path, **red).text
         assert "wise" not in page(guarded, path, **blue).text
+    assert "Placement" not in page(guarded, "/autoscaler", **red).text
 
 
 def test_only_operators_start_commands(guarded: GatewayHarness) -> None:

@@ -181,5 +181,5 @@ def test_the_console_hides_another_tenants_explanation_of_the_same_id() -> None:
     for viewer in ("default", None):
         assert find_explanation([explanations], "r", viewer)["model"] == "default/m"
     assert "model" not in find_explanation([explanations], "r", "other")
-    explanations.record_selection("r", lambda: {"application": "other/app"})
+    explanations.record_selection("other/app", "r", lambda: {"application": "other/app"})
     assert "model" not in find_explanation([explanations], "r", "default")
