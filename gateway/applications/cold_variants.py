@@ -98,6 +98,7 @@ def _utility_if_warm(request: WindowRequest, profile: VariantProfile, window: Wi
         max(worker.free_s, window.now_s)
         - request.arrival_s
         + worker.latency_s[profile.name]
+        + worker.setup_s.get(profile.name, 0.0)
         + worker.around_s.get(profile.name, 0.0)
         for worker in window.workers
         if profile.name in worker.latency_s

@@ -71,6 +71,7 @@ def _if_first(
     ends = [
         max(worker.free_s, window.now_s)
         + worker.swap_s.get(variant, 0.0)
+        + worker.setup_s.get(variant, 0.0)
         + worker.latency_s[variant]
         + worker.around_s.get(variant, 0.0)
         - request.arrival_s

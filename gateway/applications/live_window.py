@@ -1,15 +1,18 @@
 """A window for the selection policies, from the cluster state. Pure.
 
-A pod is a worker. Its latency of a variant is the device's time per request, measured at its kind
-of accelerator; a swap costs nothing where the variant is warm, else the rest of its load; it is
-free when its backlog is done. Variants without a current accuracy profile are left out.
+A pod is a worker. Its latency of a variant is the device's time per request, in batches by the
+profile for its product of accelerator, else as measured at its kind of accelerator. A swap costs
+nothing where the variant is warm, else the rest of its load; a pod is free when its backlog is
+done. Variants without a current accuracy profile are left out.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from gateway.applications.batch_latency import batch_latency, lately_measured
 from gateway.routing.device_backlog import device_backlog, is_idle
 from gateway.routing.latency_model import remaining_load
 from gateway.selection.accuracy import profiled_accuracy, recalls
@@ -101,16 +104,21 @@ def live_window(
     now_s: float,
 ) -> Window:
     """Pods without a free slot serve no request of the window, unless none has one."""
-    specs = [spec for each in applications for spec, _ in each.variants.usable]
+    asked = Counter(each.application for each in requests)
+    variants = [
+        (spec, asked[str(each.spec.name)])
+        for each in applications
+        for spec, _ in each.variants.usable
+    ]
     accepting = [pod for pod in state.pods.values() if _is_open(pod)]
     pods = [pod for pod in accepting if pod.has_free_slot] or accepting
     if len(pods) > MAX_WORKERS:
-        warm = {pod.name for spec in specs for pod in state.warm(spec.key)}
+        warm = {pod.name for spec, _ in variants for pod in state.warm(spec.key)}
         pods.sort(key=lambda pod: (pod.name not in warm, pod.slots_busy - pod.slots, pod.name))
     return Window(
         tuple(requests),
         tuple(_window_application(each) for each in applications),
-        tuple(_worker(pod, specs, state, now_s) for pod in pods[:MAX_WORKERS]),
+        tuple(_worker(pod, variants, state, now_s) for pod in pods[:MAX_WORKERS]),
         now_s,
     )
 
@@ -142,21 +150,35 @@ def _window_application(application: PlannedApplication) -> WindowApplication:
     )
 
 
-def _worker(pod: PodState, specs: Sequence[ModelSpec], state: ClusterState, now_s: float) -> Worker:
-    latency, swap, around, free_s = {}, {}, {}, 0.0
-    for spec in specs:
+def _worker(
+    pod: PodState,
+    variants: Sequence[tuple[ModelSpec, int]],
+    state: ClusterState,
+    now_s: float,
+) -> Worker:
+    """With `variants` and the number of requests that each can answer."""
+    pod_idles = is_idle(pod)
+    latency, setup, swap, around, free_s = {}, {}, {}, {}, 0.0
+    for spec, requests in variants:
         measured, name = pod.estimates[spec.key], spec.name.name
         load = remaining_load(spec.key, pod, measured, state, now_s)
         if load is not None:
             if not _fits(spec.key, pod, state):
                 continue
             swap[name] = load.seconds
-        elif not is_idle(pod):
+        elif not pod_idles:
             backlog = device_backlog(pod, spec.key, None, state, now_s, ready_s=0.0, load_s=0.0)
             free_s = max(free_s, backlog.free_s)
         times = measured.stages
-        latency[name], around[name] = times.share_s, max(0.0, times.hold_s - times.share_s)
-    return Worker(pod.name, latency, swap, around, now_s + free_s)
+        batch = lately_measured(times)
+        profile = state.profiles.get(spec.name, {}).get(pod.kind.product)
+        if profile is not None and profile.key == spec.key and profile.points:
+            batch = batch_latency(
+                profile, requests, max_rows=spec.policy.max_batch_size, is_idle=pod_idles
+            )
+        latency[name], setup[name] = batch.each_s, batch.setup_s
+        around[name] = times.preprocess_s + times.postprocess_s + batch.rest_s
+    return Worker(pod.name, latency, swap, around, now_s + free_s, setup_s=setup)
 
 
 def _fits(key: str, pod: PodState, state: ClusterState) -> bool:

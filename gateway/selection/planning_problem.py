@@ -208,7 +208,8 @@ def planning_problem(window: Window, options: SelectionOptions) -> PlanningProbl
     kind_of = np.array([kinds.index(applications[at].penalty) for at in application_of], np.int64)
     latency, swap, around = (
         _by_worker([each.latency_s for each in workers], names, np.inf),
-        _by_worker([each.swap_s for each in workers], names, 0.0),
+        _by_worker([each.swap_s for each in workers], names, 0.0)
+        + _by_worker([each.setup_s for each in workers], names, 0.0),
         _by_worker([each.around_s for each in workers], names, 0.0),
     )
     pairs = [_pairs(app, workers, column, options) for app in applications]

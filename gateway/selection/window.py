@@ -77,6 +77,9 @@ class Worker:
     free_s: float = 0.0
     """When it has finished what was planned before."""
     loaded: str | None = None
+    setup_s: Mapping[str, float] = field(default_factory=dict)
+    """By variant: what a batch takes in addition to its requests' latencies. Paid as swaps are,
+    where the variant before is another one."""
 
 
 @dataclass(frozen=True, slots=True)

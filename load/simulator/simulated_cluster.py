@@ -19,6 +19,7 @@ from registry.domain.accelerator import AcceleratorKind
 from registry.domain.application import AccuracyProfile
 from registry.domain.model import ModelName, Tier
 from registry.domain.placement import PlacedPod, PlacedReplica, PlacementRecord
+from registry.domain.profile import Profile
 from registry.domain.reservation import ANY_COPIES
 
 if TYPE_CHECKING:
@@ -162,6 +163,8 @@ class SimulatedCluster:
                 key = state.models[name].serving.key
                 state.accuracies[name] = AccuracyProfile(key, spec.classes, confusion)
                 model = self._models[name]
+                points = model.infer if model.is_batched else model.infer[:1]
+                self.registry.models.put_profile(Profile(key, "", points))
                 for measure, seconds in (
                     ("infer", model.infer_s(1)),
                     ("preprocess", model.preprocess_s),

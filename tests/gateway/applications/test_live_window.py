@@ -12,6 +12,7 @@ from gateway.selection.selection_policies import plan_window
 from gateway.selection.window import WindowRequest
 from registry.domain.application import AccuracyProfile, ApplicationSpec, Prior, SelectionPolicy
 from registry.domain.model import ModelName, ModelSpec
+from registry.domain.profile import Profile, ProfilePoint
 from tests.gateway.cluster_states import NOW_S, PodSketch, cluster, declare
 
 if TYPE_CHECKING:
@@ -48,6 +49,30 @@ def test_a_pods_latency_is_that_of_its_accelerator() -> None:
     assert {each.name: each.latency_s["m"] for each in window.workers} == {
         "fast": pytest.approx(0.04), "slow": pytest.approx(0.07),
     }  # fmt: skip
+
+
+def test_requests_take_the_time_of_batches_on_their_pods_product() -> None:
+    state = _state(
+        PodSketch("fast", "warm", product="a100"),
+        PodSketch("slow", "warm", product="l4"),
+    )
+    points = (ProfilePoint(1, 0.04), ProfilePoint(4, 0.07))
+    state.profiles[VARIANT.name] = {"a100": Profile(VARIANT.key, "a100", points)}
+    planned = PlannedApplication(DIGITS, variants_of(DIGITS, state))
+    requests = [replace(REQUEST, id=f"r{at}") for at in range(4)]
+    fast, slow = live_window(requests, [planned], state, NOW_S).workers
+    assert (fast.setup_s["m"], fast.latency_s["m"]) == pytest.approx((0.02, 0.02))
+    assert (slow.setup_s["m"], slow.latency_s["m"]) == pytest.approx((0.0, 0.07))
+    [alone, *_] = _window(state).workers
+    assert (alone.setup_s["m"], alone.latency_s["m"]) == pytest.approx((0.0, 0.04))
+
+
+def test_a_profile_of_another_generation_says_nothing_of_batches() -> None:
+    state = _state(PodSketch("fast", "warm", product="a100"))
+    old = Profile("default/m@old", "a100", (ProfilePoint(1, 9.0),))
+    state.profiles[VARIANT.name] = {"a100": old}
+    [worker] = _window(state).workers
+    assert worker.latency_s["m"] == pytest.approx(0.04)
 
 
 def test_a_swap_costs_nothing_if_warm_else_the_rest_of_the_load() -> None:

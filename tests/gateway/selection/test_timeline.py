@@ -44,6 +44,15 @@ def test_each_request_takes_its_latency_and_a_swap_where_the_variant_changes() -
     assert found == pytest.approx([0.115, 0.115, 0.165, 0.170], abs=1e-9)
 
 
+def test_a_batch_pays_its_setup_where_the_variant_changes() -> None:
+    batching = Worker("a", ONE.latency_s, ONE.swap_s, setup_s={"fast": 0.002, "slow": 0.003})
+    problem = planning_problem(_window(batching), SelectionOptions())
+    steps = [Step(0, FAST, 0), Step(1, FAST, 0), Step(2, SLOW, 0), Step(3, FAST, 0)]
+    found = [each.completion_s for each in plan_of(problem, steps).assignments]
+    # Ends at 17, 27, 90 and 107 ms from 100 ms; arrivals at 0, 10, 20 and 30 ms.
+    assert found == pytest.approx([0.117, 0.117, 0.170, 0.177], abs=1e-9)
+
+
 def test_what_is_loaded_costs_no_swap_and_a_busy_worker_begins_later() -> None:
     busy = Worker("a", ONE.latency_s, ONE.swap_s, free_s=0.13, loaded="slow")
     problem = planning_problem(_window(busy), SelectionOptions())

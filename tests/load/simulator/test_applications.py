@@ -105,6 +105,22 @@ def test_requests_without_a_slot_join_the_next_window() -> None:
     assert sizes == sorted(sizes, reverse=True)
 
 
+def test_groups_are_planned_as_batches_where_pods_batch() -> None:
+    """Eight single requests would take 1.6 s; the batch that the profile promises takes 0.3 s."""
+    times = {1: "200ms", 8: "300ms"}
+    chosen = {}
+    for batching in (True, False):
+        plan = cluster(
+            {"pods": [{"slots": 8}]},
+            _model("app-fast", "10ms", "app"),
+            _model("app-slow", "200ms", "app", batching=batching) | {"infer": times},
+            applications=[_application(deadline="800ms", policy="grouped", **FIXED)],
+        )
+        found = _run(plan, [(at / 1000, "app") for at in range(8)])
+        chosen[batching] = {each["variant"] for each in found}
+    assert chosen == {True: {"app-slow"}, False: {"app-fast"}}
+
+
 @pytest.mark.parametrize(
     ("window", "busy", "waited_s"),
     [
