@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from pilotlight.command_help import complete_names
 from pilotlight.commands import (
     apply,
     autoscaler,
@@ -57,6 +58,7 @@ for _title, _modules in _PANELS.items():
         for _command in (*_verbs.app.registered_commands, *_verbs.app.registered_groups):
             _command.rich_help_panel = _title
         app.add_typer(_verbs.app, rich_help_panel=_title)
+complete_names(app)
 
 
 def _print_version(is_asked: bool) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from typer.main import get_command
 
+from pilotlight.cli import app
 from pilotlight.state_dir import PlatformState, StateDir
 from tests.pilotlight.conftest import SAMPLES
 
@@ -179,3 +181,24 @@ def test_ctrl_c_during_the_imports_leaves_no_traceback() -> None:
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == -signal.SIGINT
     assert ended.stderr == ""
+
+
+@pytest.mark.parametrize("columns", [80, 109, 110, 200])
+@pytest.mark.parametrize(
+    "command",
+    [("up",), ("predict",), ("simulate",), ("load", "run"), ("get", "models")],
+    ids=" ".join,
+)
+def test_help_cuts_no_name_of_an_option_or_a_variable(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...], columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    found: Any = get_command(app)
+    for name in command:
+        found = found.commands[name]
+    shown = cli(*command, "--help").out
+    words = shown.replace(",", " ").replace(";", " ").replace("]", " ").split()
+    names = {name for each in found.params for name in each.opts if name.startswith("--")}
+    variables = {each.envvar for each in found.params if getattr(each, "envvar", None)}
+    assert names | variables <= set(words)
+    assert max(map(len, shown.splitlines())) <= columns
