@@ -6,6 +6,7 @@ With PILOTLIGHT_PICTURES=FOLDER pictures of the pages are left there.
 
 from __future__ import annotations
 
+import base64
 import os
 import shutil
 import subprocess
@@ -16,6 +17,8 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
+from registry.domain.pod import PodInfo, PodReport, Samples
+from registry.domain.reservation import ANY_COPIES
 from tests import servers
 from tests.gateway.console.browser import BROWSER, DRIVER, Browser, browser
 from tests.gateway.gateway_harness import GatewayHarness
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from registry.domain.model import ModelSpec
+    from registry.redis.client import Registry
 
 pytestmark = [
     pytest.mark.slow,
@@ -31,6 +35,10 @@ pytestmark = [
 ]
 AXE_VERSION = "4.14.1"
 TAB = "\ue004"
+DOT = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+)
+"""An image of one pixel."""
 
 
 @pytest.fixture(scope="module")
@@ -118,6 +126,50 @@ def test_the_form_sends_a_request_and_leads_to_its_explanation(
     window.wait_for_text("Ways that were weighed")
     assert "warm at pod-" in window.text()
     keep_picture(window, "request")
+    assert window.errors() == []
+
+
+def test_the_form_sends_an_image(
+    harness: GatewayHarness, model: ModelSpec, window: Browser, tmp_path: Path
+) -> None:
+    image = tmp_path / "dot.png"
+    image.write_bytes(DOT)
+    window.open(console(harness, "/models/default/wise"))
+    window.type("#try input[name=image]", str(image))
+    window.run("document.querySelector('#try button').click()")
+    window.wait_for_text("how it was routed")
+    answered = window.text()
+    assert "200 in queue;dur=" in answered
+    sent = base64.b64encode(DOT).decode()
+    assert f'{{"instances":[{{"image_bytes":{{"b64":"{sent}"}}}}]}}' in answered.replace(" ", "")
+    assert window.errors() == []
+
+
+def test_a_load_shows_its_progress(
+    harness: GatewayHarness, model: ModelSpec, window: Browser
+) -> None:
+    slow = harness.declare("slow")
+
+    async def load(registry: Registry) -> None:
+        samples = (Samples(slow.key, "load:remote", (30.0,)),)
+        epoch = await registry.register_pod(PodInfo("pod-slow", "127.0.0.1:1", "n"), lease_ttl_s=60)
+        report = PodReport(samples=samples)
+        await registry.heartbeat("pod-slow", epoch, report, lease_ttl_s=60)
+        assert await registry.claim_load("pod-slow", epoch, slow.key, ANY_COPIES) is not None
+
+    harness.run(load)
+    window.open(console(harness))
+    window.wait_for_text("loading from remote")
+    window.wait_for_text("of about 30.0 s")
+    first = window.run("return document.querySelector('td progress').value")
+    assert 0 <= first < 1
+    servers.wait_until(
+        lambda: window.run("return document.querySelector('td progress').value") > first,
+        what="the bar moves",
+    )
+    label = "return document.querySelector('td progress').getAttribute('aria-label')"
+    assert window.run(label) == "Load of default/slow at pod-slow"
+    keep_picture(window, "loading")
     assert window.errors() == []
 
 

@@ -24,6 +24,7 @@ from tests.gateway.gateway_harness import GatewayHarness
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from registry.domain.model import ModelSpec
     from registry.redis.client import Registry
@@ -110,6 +111,29 @@ def test_a_model_page_shows_its_state(shared: GatewayHarness, spec: ModelSpec) -
     assert "storageUri: file:///" in text
     assert "Mean time by stage" in text
     assert page(shared, "/models/default/absent").status_code == 404
+
+
+def test_while_redis_is_away_pages_say_how_old_they_are(
+    client: httpx.Client, tmp_path: Path
+) -> None:
+    redis = servers.RedisServer(tmp_path / "redis")
+    redis.start()
+    try:
+        with servers.gateway(tmp_path, redis_url=redis.url, pool="away") as gateway:
+            harness = GatewayHarness(redis.url, "away", gateway, client)
+            spec = harness.declare()
+            assert "old." not in page(harness, "").text
+            redis.stop()
+            servers.wait_until(
+                lambda: first_event(harness)["totals"]["age_s"] > 3, what="the copy is old"
+            )
+            text = page(harness, "").text
+            assert "This gateway's copy of the cluster is" in text
+            assert str(spec.name) in text
+            assert "Redis does not answer" in page(harness, "/autoscaler").text
+            assert page(harness, f"/models/{spec.name}").status_code == 200
+    finally:
+        redis.stop()
 
 
 def test_the_autoscaler_page_says_that_none_runs(shared: GatewayHarness) -> None:

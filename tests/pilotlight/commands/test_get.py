@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
 import subprocess
 import sys
@@ -189,6 +190,8 @@ def test_a_model_is_described_with_the_actions_on_it(cli: Cli, redis: servers.Re
     assert table[0].split()[:2] == ["AGE", "ACTION"]
     assert "unknown: no end was recorded" in table[1]  # it began in 1970
     assert "failed no memory" in table[2]
+    assert not any("begun" in line for line in table)
+    assert all(re.fullmatch(r"\d+[smhd]\d*\w*", line.split()[0]) for line in table[1:])
 
 
 def test_a_pod_is_described(cli: Cli, redis: servers.RedisServer) -> None:

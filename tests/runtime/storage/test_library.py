@@ -11,8 +11,9 @@ import subprocess
 import sys
 import tarfile
 import threading
+import time
 from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING
 
 import pytest
@@ -127,6 +128,42 @@ def test_a_storage_that_sends_nothing_is_given_up(tmp_path: Path) -> None:
         with pytest.raises(StorageFailed, match="no byte arrived"):
             storage.list_files()
     assert not (tmp_path / "staging").exists()
+
+
+@needs_kserve_storage
+def test_a_google_storage_that_fails_is_given_up_before_its_library_stops_trying(
+    tmp_path: Path,
+) -> None:
+    """Google's library tries again for 120 s, while a request waits."""
+    asked = []
+
+    class Unavailable(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_response(503)
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            """Keep the tests' output quiet."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Unavailable) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        try:
+            url = f"http://127.0.0.1:{server.server_address[1]}"
+            access = StorageAccess({**os.environ, "STORAGE_EMULATOR_HOST": url}, is_pool=True)
+            storage = LibraryStorage(
+                "gs://bucket/model", tmp_path / "staging", access, first_byte_timeout_s=10
+            )
+            began_s = time.monotonic()
+            with pytest.raises(StorageFailed, match="no byte arrived within 10 s"):
+                storage.list_files()
+            assert time.monotonic() - began_s < 60
+        finally:
+            server.shutdown()
+            thread.join()
+    assert len(asked) > 1, "the library did not try again"
 
 
 def make_archive(folder: Path, files: Mapping[str, bytes]) -> None:
