@@ -1,7 +1,8 @@
-"""The ways to serve a request beside the one that a fixed policy took, for `pilotlight explain`.
+"""The ways to serve a request beside one taken without a comparison, for `pilotlight explain`.
 
-They are the options of `auto` at the same moment. The way taken has `auto`'s price where `auto`
-considers the same pods, else its own time and delays alone.
+Fixed policies compare nothing, `auto` nothing where an idle pod has the model. The ways are the
+options of `auto` at the same moment, and others where it needed no more than one. The way taken has
+`auto`'s price where `auto` considers the same pods, else its own time and delays alone.
 """
 
 from __future__ import annotations
@@ -10,8 +11,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gateway.routing.auto import auto
-from gateway.routing.decision import RoutingOption, SendTo
+from gateway.routing.cold_start import cold_start
+from gateway.routing.decision import Reason, RoutingOption, SendTo
 from gateway.routing.latency_model import estimate_of
+from gateway.routing.soonest_pod import run_soonest
+from registry.domain.reservation import LoadMode
 
 if TYPE_CHECKING:
     from gateway.routing.decision import Decision, RequestView
@@ -25,7 +29,8 @@ def ways(
     weighed = auto(request, cluster, now_s)
     options = weighed.options
     if not options and isinstance(weighed, SendTo):
-        options = (_way(weighed, request, cluster, now_s),)
+        taken = _way(weighed, request, cluster, now_s)
+        options = (taken, *_beside(taken, request, cluster, now_s))
     if not isinstance(decision, SendTo):
         return options
     pods = (decision.entry, decision.predict)
@@ -37,6 +42,25 @@ def ways(
         else _way(decision, request, cluster, now_s)
     )
     return (taken, *others)
+
+
+def _beside(
+    taken: RoutingOption, request: RequestView, cluster: ClusterState, now_s: float
+) -> list[RoutingOption]:
+    """Another pod that has the model, and a load at one that has not, where there are."""
+    warm, found = cluster.warm(request.key), []
+    others = [pod for pod in warm if pod.name != taken.predict]
+    if soonest := run_soonest(others, request, cluster, now_s):
+        name, forecast = soonest.pod.name, soonest.forecast
+        found.append(
+            RoutingOption(
+                "colocate", forecast, Reason.WARM, name, name, LoadMode.WARM,
+                delays_s=forecast.delays_s,
+            )
+        )  # fmt: skip
+    if cold := cold_start(request, cluster, warm, cluster.warming(request.key), now_s):
+        found.append(cold)
+    return found
 
 
 def _way(

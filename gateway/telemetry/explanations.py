@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 MAX_EXPLANATIONS: Final = 4096
 MAX_WEIGHED: Final = 50
-"""Requests of fixed policies in a second whose ways are weighed for their explanation: that takes
-longer than their decision. Of further ones only the decision is kept."""
+"""Requests in a second that were decided without a comparison and whose ways are weighed for their
+explanation: that takes longer than their decision. Of further ones only the decision is kept."""
 _MAX_CANDIDATES: Final = 32
 _MAX_APPLICATIONS: Final = 256
 
@@ -83,11 +83,11 @@ class Explanations:
         decision, view = result.decision, result.view
         if decision.options:
             return decision.options
+        if view is not None and self._may_weigh(now_s):
+            return ways(decision, view, state, now_s)
         if isinstance(decision, SendTo) and decision.forecast is not None:
             return (_only_option(decision, decision.forecast),)
-        if view is None or not self._may_weigh(now_s):
-            return ()
-        return ways(decision, view, state, now_s)
+        return ()
 
     def _may_weigh(self, now_s: float) -> bool:
         if not 0 <= now_s - self._weighed_since_s < 1:

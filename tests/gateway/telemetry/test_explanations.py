@@ -47,13 +47,28 @@ def test_explains_decision_candidates_and_options() -> None:
     }
 
 
-def test_an_idle_pod_that_was_taken_at_once_is_shown_as_the_only_option() -> None:
+def test_an_idle_pod_that_was_taken_at_once_is_shown_beside_the_next_best_ways() -> None:
     explanations = Explanations()
-    record(explanations, incoming("r"), PodSketch("pod-a", "warm"), PodSketch("pod-b"))
+    pods = [PodSketch(name, "warm", slots=2) for name in ("pod-a", "pod-b")]
+    record(explanations, incoming("r"), *pods, PodSketch("pod-c"))
     found = explanations.get("r")
     assert found is not None
+    taken, other, *_ = found["options"]
+    assert (taken["way"], taken["predict"], taken["delays_s"]) == ("colocate", "pod-a", 0.0)
+    assert (other["way"], other["predict"]) == ("colocate", "pod-b")
+    assert found["summary"].startswith(
+        "warm at pod-a: 100 ms expected; next best: colocate at pod-b"
+    )
+
+
+def test_beyond_so_many_requests_a_second_an_idle_pod_is_shown_alone() -> None:
+    explanations = Explanations()
+    for n in range(MAX_WEIGHED + 1):
+        record(explanations, incoming(f"r{n}"), PodSketch("pod-a", "warm"), PodSketch("pod-b"))
+    found = explanations.get(f"r{MAX_WEIGHED}")
+    assert found is not None
     (option,) = found["options"]
-    assert (option["way"], option["predict"], option["delays_s"]) == ("colocate", "pod-a", 0.0)
+    assert (option["way"], option["predict"]) == ("colocate", "pod-a")
     assert found["summary"] == "warm at pod-a: 100 ms expected"
 
 
