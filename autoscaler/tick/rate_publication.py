@@ -5,7 +5,9 @@ from __future__ import annotations
 from math import inf
 from typing import TYPE_CHECKING, Final
 
-from autoscaler.planning.expected_arrivals import arrivals_per_s, quantiles_per_s
+import numpy as np
+
+from autoscaler.planning.expected_arrivals import arrivals_per_s, mean_per_s, quantiles_per_s
 from registry.domain.expected_rates import Band, ExpectedRates
 
 if TYPE_CHECKING:
@@ -38,11 +40,14 @@ class RatePublication:
             for model, rate in zip(view.models, rates, strict=True)
             if rate >= MIN_PER_S
         }
-        median, high = (
-            (quantiles_per_s(view.demand, each) * time_scale).tolist() for each in (0.5, 0.99)
+        band = (
+            mean_per_s(view.demand),
+            quantiles_per_s(view.demand, 0.5),
+            quantiles_per_s(view.demand, 0.99),
         )
+        scaled = (np.stack(band, axis=1) * time_scale).tolist()
         bands = {
-            model.key: Band(median[row], high[row])
+            model.key: Band(*scaled[row])
             for row, model in enumerate(view.models)
             if model.key in per_s
         }

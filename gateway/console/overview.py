@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from gateway.console.deadlines import MissedDeadlines
     from gateway.console.traffic import Traffic
     from registry.domain.action_log import ActionRecord
+    from registry.domain.expected_rates import Band
     from registry.domain.model import ModelRecord
     from registry.domain.pod_state import PodState
     from registry.domain.residency_index import Residency
@@ -82,12 +83,16 @@ class Overview:
         chosen = [state.models.get(name) for name in islice(shown, window.offset, end)]
         records = [record for record in chosen if record is not None]
         pods = self._visible_pods(viewer)
-        expected = state.expected_rates.at(self._watch.registry_now_s())
+        now_s = self._watch.registry_now_s()
+        rates_expected, bands = state.expected_rates.at(now_s), state.expected_rates.bands_at(now_s)
         return {
             "totals": self._totals(viewer, models=len(names), pods=len(pods)),
             "pods": {pod.name: _pod(pod, viewer) for pod in pods[:MAX_PODS]},
             "rows": {
-                str(record.spec.name): self._row(record, rates, expected) for record in records
+                str(record.spec.name): self._row(
+                    record, rates, _expected(record.serving.key, rates_expected, bands)
+                )
+                for record in records
             },
             "order": [str(record.spec.name) for record in records],
         }
@@ -155,7 +160,7 @@ class Overview:
         return found
 
     def _row(
-        self, record: ModelRecord, rates: Mapping[str, float], expected: Mapping[str, float]
+        self, record: ModelRecord, rates: Mapping[str, float], expected_rps: float
     ) -> dict[str, Any]:
         state, spec, name = self._watch.state, record.serving, str(record.spec.name)
         now_s = self._watch.registry_now_s()
@@ -177,7 +182,7 @@ class Overview:
             "pinned": spec.policy.pin,
             "failure": "" if record.failure is None else str(record.failure.reason),
             "rps": round(rates.get(name, 0.0), 1),
-            "expected_rps": round(expected.get(spec.key, 0.0), 2),
+            "expected_rps": round(expected_rps, 2),
             "queued": state.queue_depths.get(spec.key, 0),
         }
 
@@ -200,6 +205,12 @@ class Overview:
         if viewer is None:
             totals["queued"] = self._queued_total()
         return totals
+
+
+def _expected(key: str, rates: Mapping[str, float], bands: Mapping[str, Band]) -> float:
+    """The forecast's mean; of an autoscaler that publishes none, the rate of the next request."""
+    band = bands.get(key)
+    return rates.get(key, 0.0) if band is None else band.mean_per_s
 
 
 def _place(pod: PodState) -> tuple[str, str, str]:
@@ -232,8 +243,10 @@ def present_level(watch: ClusterWatch, label: str) -> tuple[int, float, float, f
         return 0, 0.0, 0.0, 0.0
     key = record.serving.key
     copies = sum(each.is_warm for each in state.holders(key).values())
-    band = state.expected_rates.bands_at(now_s).get(key, (0.0, 0.0))
-    return copies, state.expected_rates.at(now_s).get(key, 0.0), *band
+    band = state.expected_rates.bands_at(now_s).get(key)
+    if band is None:
+        return copies, state.expected_rates.at(now_s).get(key, 0.0), 0.0, 0.0
+    return copies, *band
 
 
 def nearby(holders: Mapping[str, Residency]) -> dict[str, Residency]:

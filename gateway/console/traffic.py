@@ -52,7 +52,7 @@ class Level(NamedTuple):
     copies: int
     """Pods that have it on their devices."""
     expected_per_s: float
-    """Requests per second that the autoscaler expects of it, in the whole pool."""
+    """Requests per second that the autoscaler expects of it, in the whole pool: the mean."""
     median_per_s: float = 0.0
     """Half of the next minutes have fewer, by the same forecast."""
     high_per_s: float = 0.0

@@ -27,8 +27,9 @@ _NONE: Final[Mapping[str, Any]] = {}
 
 
 class Band(NamedTuple):
-    """Quantiles of the arrivals in the next minute, per second; shown to people only."""
+    """Mean and quantiles of the arrivals in the next minute, per second; shown to people only."""
 
+    mean_per_s: float
     median_per_s: float
     high_per_s: float
     """The 0.99-quantile."""

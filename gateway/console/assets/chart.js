@@ -6,7 +6,7 @@ const CHART_HEIGHT = 130;
 
 const REQUESTS = [["requests/s", "--host"], ["cold starts/s", "--loading"], ["failures/s", "--bad"]];
 const LEVELS = [["copies on devices", "--device"]];
-const FORECAST = [["requests/s here, mean of a minute", "--host"], ["expected, whole pool", "--loading"], ["median", "--faint"], ["99 % below", "--faint"]];
+const FORECAST = [["requests/s here, mean of a minute", "--host"], ["expected in the pool, mean", "--loading"], ["median", "--faint"], ["99 % below", "--faint"]];
 const BAND = [{ series: [4, 3], fill: "--band" }];  // between the last two lines
 const MEAN_S = 60;
 

@@ -39,7 +39,7 @@ def test_bands_are_quantiles_of_the_next_minute_per_second() -> None:
     )
     assert rates is not None
     (band,) = rates.bands.values()
-    assert band == pytest.approx((2 * 3.0 / 60, 2 * 30.0 / 60))
+    assert band == pytest.approx((2 * 6.0 / 60, 2 * 3.0 / 60, 2 * 30.0 / 60))
 
 
 def test_rates_are_published_at_intervals_by_key_and_time() -> None:

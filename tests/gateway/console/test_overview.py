@@ -16,7 +16,7 @@ from gateway.telemetry.recent_requests import RecentRequests
 from registry.domain.action_log import ActionOutcome, ActionRecord
 from registry.domain.cluster import ClusterState
 from registry.domain.cluster_changes import ChangeApplier
-from registry.domain.expected_rates import ExpectedRates
+from registry.domain.expected_rates import Band, ExpectedRates
 from registry.domain.model import ModelName, ModelRecord, ModelSpec, Tier
 from registry.domain.pod import PodInfo
 from registry.domain.pod_state import PodState
@@ -127,6 +127,13 @@ def test_pods_that_do_not_have_a_model_any_more_have_no_cell(copy: Copy) -> None
     copy.state.residency.put(key, "pod1", Residency(Tier.REMOTE, Tier.REMOTE, 0.0, 100))
     rows = copy.overview().document(None, RowWindow())["rows"]
     assert rows["red/b"]["cells"] == {"pod1": "loading from remote"}
+
+
+def test_the_forecasts_mean_is_expected_where_it_is_published(copy: Copy) -> None:
+    key = "red/a@" + key_of(copy)
+    copy.state.expected_rates = ExpectedRates({key: 0.1}, 99.0, {key: Band(2.5, 2.0, 7.0)})
+    row = copy.overview().document("red", RowWindow())["rows"]["red/a"]
+    assert row["expected_rps"] == 2.5
 
 
 def test_cells_say_why_the_autoscaler_loaded_a_model(copy: Copy) -> None:

@@ -25,13 +25,15 @@ def test_rates_survive_encoding() -> None:
 
 
 def test_bands_survive_encoding_and_age_with_the_rates() -> None:
-    rates = ExpectedRates({"a": 0.5, "b": 1.0}, 1_000.0, {"a": Band(0.25, 1.5)})
+    rates = ExpectedRates({"a": 0.5, "b": 1.0}, 1_000.0, {"a": Band(0.5, 0.25, 1.5)})
     found = decode_expected(encode_expected(rates))
-    assert found.bands_at(1_000.0) == {"a": Band(0.25, 1.5)}
+    assert found.bands_at(1_000.0) == {"a": Band(0.5, 0.25, 1.5)}
     assert found.bands_at(1_000.1 + MAX_AGE_S) == {}
 
 
-@pytest.mark.parametrize("band", [[1.0], [1.0, nan], [1.0, -1.0], [1.0, 2.0, 3.0]])
+@pytest.mark.parametrize(
+    "band", [[1.0, 2.0], [1.0, 2.0, nan], [1.0, 2.0, -1.0], [1.0, 2.0, 3.0, 4.0]]
+)
 def test_a_band_that_is_none_is_ignored(band: list[float]) -> None:
     text = orjson.dumps({"version": 1, "at_s": 1.0, "per_s": {"a": 2}, "bands": {"a": band}})
     found = decode_expected(text.decode())
