@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 from typing import TYPE_CHECKING
 
 import pytest
+import yaml
 from prometheus_client import generate_latest
 
 from gateway.telemetry.metrics import GatewayMetrics, RequestOutcome
 from tests.gateway.gateway_harness import metric
+from tests.servers import REPOSITORY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -76,3 +79,23 @@ def test_models_that_are_declared_keep_their_labels() -> None:
     for number in range(200):
         metrics.outcomes.add(RequestOutcome(f"default/m{number}", "auto", "warm", "warm", 200))
     assert set(metrics.outcomes.totals()) == {"default/m0", "default/m1", "other"}
+
+
+MONITORING = REPOSITORY / "manifests" / "components" / "monitoring"
+
+
+@pytest.mark.parametrize("file", ["dashboard.json", "rules.yaml"])
+def test_the_dashboard_and_the_alerts_read_metrics_that_exist(file: str) -> None:
+    """Those of the gateway; a panel or an alert of another name would stay empty for ever."""
+    families = {each.name for each in GatewayMetrics().registry.collect()}
+    found = re.findall(r"pilotlight_gateway_\w+", (MONITORING / file).read_text())
+    names = {re.sub(r"_(total|bucket|sum|count)$", "", name) for name in found}
+    assert names
+    assert names <= families
+
+
+def test_prometheus_on_one_machine_finds_gateway_and_pods() -> None:
+    settings = yaml.safe_load((REPOSITORY / "manifests/prometheus/one-machine.yaml").read_text())
+    gateway, pods = settings["scrape_configs"]
+    assert gateway["static_configs"] == [{"targets": ["127.0.0.1:8080"]}]
+    assert pods["http_sd_configs"][0]["url"] == "http://127.0.0.1:8080/pilotlight/v1/targets"
