@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+from signal import SIGABRT, SIGKILL
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -145,3 +146,39 @@ def test_a_doubled_rate_adds_a_copy_and_no_request_fails(platform: RunningPlatfo
     records = platform.cli("autoscaler", "--json").document
     assert any(each["verb"] == "place" and "off the planned rate" in each["words"]
                for each in records)  # fmt: skip
+
+
+def _placed_pids(platform: RunningPlatform) -> dict[str, dict[str, int]]:
+    """Processes of the warm placed pods, by accelerator and name."""
+    found: dict[str, dict[str, int]] = {}
+    for pod in platform.get("pods"):
+        placed: dict[str, Any] | None = pod["placed"]
+        if placed is not None and placed["model"] in pod["warm_models"]:
+            found.setdefault(placed["accelerator"], {})[pod["name"]] = pod["pid"]
+    return found
+
+
+def test_neighbours_that_a_fault_ends_together_restart_and_serve(
+    platform: RunningPlatform,
+) -> None:
+    """As a fault under MPS does (Elvinger 2024, section 2.3.2): all processes of a device end."""
+    with Load(platform.url) as load:
+        load.rates_rps = {"a": 12.0, "b": 1.0}
+        servers.wait_until(
+            lambda: any(len(pods) == 2 for pods in _placed_pids(platform).values()),
+            timeout_s=LIMIT_S, what="two copies on one accelerator",
+        )  # fmt: skip
+        name, ended = next(
+            (name, pods) for name, pods in _placed_pids(platform).items() if len(pods) == 2
+        )
+        for pid, signal_number in zip(ended.values(), (SIGABRT, SIGKILL), strict=True):
+            os.kill(pid, signal_number)
+
+        def have_restarted() -> bool:
+            now = _placed_pids(platform).get(name, {})
+            return now.keys() == ended.keys() and not set(now.values()) & set(ended.values())
+
+        servers.wait_until(have_restarted, timeout_s=LIMIT_S, what="both copies warm again")
+        served = len(load.statuses)
+        servers.wait_until(lambda: len(load.statuses) > served + 40, what="more responses")
+        assert set(load.statuses[served:]) == {200}
