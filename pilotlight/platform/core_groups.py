@@ -22,9 +22,14 @@ def core_groups(threads: int) -> dict[str, tuple[int, ...]]:
     }
 
 
-def cores_of_share(cores: Sequence[int], share_pct: float | None) -> Sequence[int]:
-    """As many of the cores as the share is, rounded up: a process has whole cores."""
+def cores_of_share(
+    cores: Sequence[int], share_pct: float | None, taken: Sequence[int] = ()
+) -> Sequence[int]:
+    """As many of the cores as the share is, rounded up: a process has whole cores.
+
+    Those that fewest others have `taken`, so that shares of at most the whole do not overlap.
+    """
     if share_pct is None:
         return cores
-    count = -(-len(cores) * share_pct // 100)
-    return cores[: max(1, min(len(cores), int(count)))]
+    count = max(1, min(len(cores), int(-(-len(cores) * share_pct // 100))))
+    return sorted(sorted(cores, key=lambda core: (taken.count(core), core))[:count])

@@ -7,7 +7,7 @@ import logging
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from pilotlight.platform.pod_processes import PodProcesses
     from registry.domain.placement import PlacedPod
@@ -20,9 +20,13 @@ _PREFIX: Final = "placed-"
 
 async def follow_placement(
     pod_processes: PodProcesses, watch: ClusterWatch, *,
-    settings_of: Callable[[PlacedPod], Mapping[str, Any]], drain_s: float,
+    settings_of: Callable[[PlacedPod, Sequence[int]], Mapping[str, Any]], drain_s: float,
 ) -> None:  # fmt: skip
-    """Keep exactly the recorded pods running until cancelled."""
+    """Keep exactly the recorded pods running until cancelled.
+
+    `settings_of` gets the cores that recorded pods with a share already have.
+    """
+    cores: dict[str, list[int]] = {}
     changed = asyncio.Event()
     watch.subscribe(changed.set)
     while True:
@@ -38,4 +42,10 @@ async def follow_placement(
             await pod_processes.retire(retired, grace_s=drain_s)
         if started := sorted(wanted.keys() - running):
             logger.info("starting placed pods", extra={"pods": started})
-            pod_processes.start({name: settings_of(wanted[name]) for name in started})
+            cores = {name: mine for name, mine in cores.items() if name in wanted}
+            for name in started:
+                taken = [core for mine in cores.values() for core in mine]
+                settings = settings_of(wanted[name], taken)
+                if settings.get("cores") and settings["share"]:
+                    cores[name] = [int(core) for core in settings["cores"].split(",")]
+                pod_processes.start({name: settings})

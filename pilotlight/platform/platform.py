@@ -46,7 +46,7 @@ from pilotlight.state_dir import PlatformState
 from registry.domain.pod import PodPhase
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
 
     from pilotlight.platform.settings import (
         LocalAutoscalerSettings,
@@ -248,8 +248,8 @@ class Platform:
     def _pod_settings(self, name: str) -> dict[str, Any]:
         return pod_settings(self.settings, name, redis_url=self.redis_url, gpus=self._gpus)
 
-    def _placed_pod_settings(self, pod: PlacedPod) -> dict[str, Any]:
-        return placed_pod_settings(self.settings, pod, redis_url=self.redis_url)
+    def _placed_pod_settings(self, pod: PlacedPod, taken: Sequence[int]) -> dict[str, Any]:
+        return placed_pod_settings(self.settings, pod, redis_url=self.redis_url, taken=taken)
 
     async def _fork_pods(self) -> None:
         if self._pods is None:

@@ -152,9 +152,12 @@ def pod_settings(
 
 
 def placed_pod_settings(
-    settings: PlatformSettings, pod: PlacedPod, *, redis_url: str
+    settings: PlatformSettings, pod: PlacedPod, *, redis_url: str, taken: Sequence[int] = ()
 ) -> dict[str, Any]:
-    """Settings of the runtime for a placed pod; all of them share the node `node-placed`."""
+    """Settings of the runtime for a placed pod; all of them share the node `node-placed`.
+
+    `taken`: the cores of placed pods that have a share, once for each.
+    """
     replica = pod.replica
     node, base = "node-placed", pod_settings(settings, pod.name, redis_url=redis_url)
     found = {
@@ -169,7 +172,7 @@ def placed_pod_settings(
     cores = core_groups(settings.pod.threads).get(replica.accelerator)
     if cores is None:
         return {**found, "gpu": replica.accelerator, "share": replica.share_pct or 0.0}
-    used = cores_of_share(cores, replica.share_pct)
+    used = cores_of_share(cores, replica.share_pct, taken)
     return {
         **found,
         "cores": ",".join(map(str, used)),
