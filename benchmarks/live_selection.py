@@ -1,7 +1,7 @@
-"""Mean utility of applications on a live platform, and that of the simulator for the same trace.
+"""Mean utility of applications on a live platform, and by the simulator for the same trace.
 
-`python -m benchmarks.live_selection FOLDER [POLICY …]` starts a platform of one pod in FOLDER, trains
-the demo applications there unless it has them, profiles their variants, trains their looks, and
+`python -m benchmarks.live_selection FOLDER [POLICY …]` starts a platform of one pod there, trains
+the demo applications and their looks there unless it has them, profiles their variants, and
 measures the time beside the stages by single requests. It then plays a trace under each policy, and
 simulates the same requests with the measured profiles. Prints both mean utilities and their
 difference; 5 % is the mark.
@@ -39,6 +39,7 @@ _TRACE: Final = "poisson:rate=8,duration=20s"
 _SINGLE: Final = "poisson:rate=0.5,duration=20s"
 """Of each application: a request seldom meets another one."""
 _PROFILED: Final = 60
+_BATCHES: Final = ("--max-batch-size", 8, "--repeats", 3)
 _TIMEOUT_S: Final = 900.0
 _MANIFESTS: Final = REPOSITORY / "manifests" / "samples" / "applications"
 
@@ -90,7 +91,7 @@ class _Platform:
                 train = self._examples / f"{name}-train.npz"
                 self.run("sneakpeek", "train", name, "--examples", train, "--out", look)
             profile = self._examples / f"{name}-profile.npz"
-            self.run("profile", name, "--examples", profile, "--limit", _PROFILED)
+            self.run("profile", name, "--examples", profile, "--limit", _PROFILED, *_BATCHES)
 
     def hop_s(self, folder: Path) -> float:
         """Half of what a request takes beside its stages: HTTP, gateway, look and plan."""
