@@ -25,7 +25,17 @@ if TYPE_CHECKING:
 def ways(
     decision: Decision, request: RequestView, cluster: ClusterState, now_s: float
 ) -> tuple[RoutingOption, ...]:
-    """The way that `decision` takes, and those that `auto` would have compared."""
+    """The way that `decision` takes, and those that `auto` would have compared.
+
+    No later decision differs for it.
+    """
+    with cluster.eviction_prices.held():
+        return _ways(decision, request, cluster, now_s)
+
+
+def _ways(
+    decision: Decision, request: RequestView, cluster: ClusterState, now_s: float
+) -> tuple[RoutingOption, ...]:
     weighed = auto(request, cluster, now_s)
     options = weighed.options
     if not options and isinstance(weighed, SendTo):

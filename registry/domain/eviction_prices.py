@@ -8,6 +8,7 @@ asked for after a change at the pod, or of another copy of one of its models.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Final
@@ -18,7 +19,7 @@ from registry.domain.expected_rates import ExpectedRates
 from registry.domain.model import Tier
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from registry.domain.estimates import ModelEstimates
     from registry.domain.pod_index import PodIndex
@@ -143,6 +144,7 @@ class EvictionPrices:
         self._models = 0
         """Models with arrivals at the last refresh."""
         self._refreshed_s: float | None = None
+        self._is_held = False
         self._spare_bytes = 0
         self._spare_s: float | None = None
 
@@ -150,8 +152,19 @@ class EvictionPrices:
         """The model's arrivals, as of the last refresh."""
         return self._rates.get(key, 0.0)
 
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Prices stay as of their last refresh: reads that decide nothing change no decision."""
+        self._is_held, spare = True, (self._spare_s, self._spare_bytes)
+        try:
+            yield
+        finally:
+            self._is_held, (self._spare_s, self._spare_bytes) = False, spare
+
     def refresh(self, now_s: float) -> None:
         """Take the latest rates, once per `REFRESH_S`, and sooner while models come new."""
+        if self._is_held:
+            return
         models = len(self._arrivals.models())
         interval_s = REFRESH_S
         if models != self._models:

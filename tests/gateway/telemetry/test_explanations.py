@@ -105,6 +105,20 @@ def test_a_fixed_policy_says_what_a_cheaper_way_would_have_cost_less() -> None:
     )
 
 
+def test_an_explanation_does_not_take_the_rates_that_a_later_decision_takes() -> None:
+    state = cluster(PodSketch("pod-a", "warm"), PodSketch("pod-b"), key=KEY, measured=MEASURED)
+    declare(state)
+    state.eviction_prices.refresh(NOW_S - 100)
+    for second in range(30):
+        state.arrivals.record(KEY, NOW_S - 30 + second)
+    request = incoming("r", policy=RoutingPolicy.RANDOM)
+    result = route_request(request, state.models, state, now_s=NOW_S)
+    before = state.eviction_prices.rate_per_s(KEY)
+    Explanations().record(request, result, state, NOW_S)
+    assert state.eviction_prices.rate_per_s(KEY) == before
+    assert state.prices_at(NOW_S).rate_per_s(KEY) > before
+
+
 def test_ways_of_fixed_policies_are_weighed_for_so_many_requests_a_second() -> None:
     explanations = Explanations()
     for n in range(MAX_WEIGHED + 1):
