@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from typer.main import get_command
 
-from pilotlight.cli import app
+from pilotlight.cli import create_app
 from pilotlight.state_dir import PlatformState, StateDir
 from tests.pilotlight.conftest import SAMPLES
 
@@ -193,7 +193,7 @@ def test_help_cuts_no_name_of_an_option_or_a_variable(
     cli: Cli, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...], columns: int
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
-    found: Any = get_command(app)
+    found: Any = get_command(create_app())
     for name in command:
         found = found.commands[name]
     shown = cli(*command, "--help").out
@@ -202,3 +202,14 @@ def test_help_cuts_no_name_of_an_option_or_a_variable(
     variables = {each.envvar for each in found.params if getattr(each, "envvar", None)}
     assert names | variables <= set(words)
     assert max(map(len, shown.splitlines())) <= columns
+
+
+def test_a_verb_imports_no_other_module_and_is_the_same_command() -> None:
+    """Each verb, as it is listed, is found by the module that the command line imports for it."""
+    whole: Any = get_command(create_app())
+    for verb, command in whole.commands.items():
+        alone: Any = get_command(create_app([verb, "--help"]))
+        assert len(alone.commands) <= 2, "more than one module was imported"
+        found = alone.commands[verb]
+        assert [each.name for each in found.params] == [each.name for each in command.params]
+        assert getattr(found, "commands", {}).keys() == getattr(command, "commands", {}).keys()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from typer.main import get_command
 
-from pilotlight.cli import app
+from pilotlight.cli import create_app
 from runtime.errors import DiskFull
 from runtime.settings import RuntimeSettings
 from tests.runtime.tiers.test_disk_budget import SIZE, fetch, make_cache, make_model
@@ -24,7 +24,7 @@ def test_a_full_disk_names_options_of_the_pod_and_of_up(tmp_path: Path) -> None:
     with pytest.raises(DiskFull) as raised:
         fetch(cache, spec)
     of_pods, of_up = re.findall(r"--[a-z-]+", str(raised.value))
-    command: Any = get_command(app)
+    command: Any = get_command(create_app())
     up = command.commands["up"]
     assert of_up in {name for each in up.params for name in each.opts}
     of_settings = {f"--{each.name.replace('_', '-')}" for each in fields(RuntimeSettings)}
