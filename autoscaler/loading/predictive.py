@@ -297,8 +297,10 @@ def _reason(model: ModelView, copies: int) -> ActionReason:
 def _detail(value: HoldingValue | None, row: int) -> str:
     if value is None:
         return "no forecast yet"
+    p_minute, saved_s = float(value.p_per_s[row]) * MINUTE_S, float(value.saved_s[Tier.DEVICE][row])
+    margin = float(value.margin[Tier.DEVICE][row])
+    price_s = p_minute * saved_s / margin if margin else np.inf
     return (
-        f"P(arrival within 60 s) {min(1.0, value.p_per_s[row] * 60):.3f}, saves "
-        f"{value.saved_s[Tier.DEVICE][row]:.2f} s, "
-        f"{value.margin[Tier.DEVICE][row]:.2g} times its cost"
+        f"P(arrival within 60 s) {min(1.0, p_minute):.3f}, which would wait {saved_s:.2f} s less:"
+        f" {p_minute * saved_s:.3f} s saved a minute; its memory is worth {price_s:.3f} s a minute"
     )
