@@ -1,6 +1,7 @@
-"""Models, applications and workflows of the embedded Redis, kept in a file for the next start.
+"""What users declared and profiled in the embedded Redis, kept in a file for the next start.
 
-Nothing else of Redis is kept: pods, leases and measurements are those of one run.
+Models, applications, workflows and profiles; nothing else of Redis: pods, leases and measurements
+are those of one run.
 """
 
 from __future__ import annotations
@@ -12,8 +13,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from registry.domain.application_codec import decode_application, encode_application
-from registry.domain.codec import decode_spec, encode_spec
+from registry.domain.application_codec import (
+    decode_accuracy,
+    decode_application,
+    encode_accuracy,
+    encode_application,
+)
+from registry.domain.codec import decode_profile, decode_spec, encode_profile, encode_spec
 from registry.domain.model import ModelName
 from registry.errors import InvalidModel, RegistryUnavailable
 from registry.redis.workflow_log import WorkflowLog
@@ -35,7 +41,7 @@ class KeptDeclarations:
         self._file = file
         self._cluster = cluster
         self._log = WorkflowLog(cluster.registry)
-        self._saved_version = -1
+        self._saved_versions = (-1, -1)
 
     async def restore(self) -> int:
         """Declare what the file has; the number of models. A file that cannot be read is left."""
@@ -51,6 +57,10 @@ class KeptDeclarations:
         )
         for name, definition in document["workflows"].items():
             await self._put_workflow(ModelName.parse(name), definition)
+        for text in document.get("profiles", ()):  # files of earlier releases have none
+            await registry.put_profile(decode_profile(text))
+        for text in document.get("accuracies", ()):
+            await registry.put_accuracy(decode_accuracy(text))
         return len(models)
 
     async def _put(self, put: Callable[[Sequence[Any]], Awaitable[Any]], specs: list[Any]) -> None:
@@ -81,16 +91,20 @@ class KeptDeclarations:
         return document
 
     async def save_periodically(self) -> None:
-        """Follow changes of models and applications until cancelled."""
+        """Follow changes until cancelled."""
         while True:
             await asyncio.sleep(_SAVE_INTERVAL_S)
-            if self._cluster.state.models_version != self._saved_version:
+            if self._versions() != self._saved_versions:
                 await self.save()
+
+    def _versions(self) -> tuple[int, int]:
+        state = self._cluster.state
+        return state.models_version, state.profiles_version
 
     async def save(self) -> None:
         """Write the file; leave it as it is while Redis is away."""
         state = self._cluster.state
-        version = state.models_version
+        versions = self._versions()
         models: list[ModelSpec] = [record.spec for _, record in sorted(state.models.items())]
         try:
             workflows = await self._log.workflows()
@@ -100,6 +114,12 @@ class KeptDeclarations:
             "models": [encode_spec(spec) for spec in models],
             "applications": [encode_application(each) for each in state.applications.values()],
             "workflows": {str(name): definition for name, definition in workflows.items()},
+            "profiles": [
+                encode_profile(each)
+                for by_product in state.profiles.values()
+                for each in by_product.values()
+            ],
+            "accuracies": [encode_accuracy(each) for each in state.accuracies.values()],
         }
         if not any(document.values()) and not self._file.exists():
             return
@@ -108,7 +128,7 @@ class KeptDeclarations:
         except OSError as error:  # a full disk
             logger.warning("cannot be written", extra={"file": self._file, "error": error})
             return
-        self._saved_version = version
+        self._saved_versions = versions
 
     def _write(self, content: bytes) -> None:
         """Aside, then renamed: a crash leaves the former file."""

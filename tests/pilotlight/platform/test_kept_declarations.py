@@ -10,8 +10,11 @@ import pytest
 
 from pilotlight.platform.cluster_connection import ClusterConnection
 from pilotlight.platform.kept_declarations import KeptDeclarations
+from registry.domain.application import AccuracyProfile
 from registry.domain.model import ModelName, ModelSpec
+from registry.domain.profile import Profile, ProfilePoint
 from registry.redis.workflow_log import WorkflowLog
+from tests.servers import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -73,6 +76,38 @@ def test_deleted_models_are_not_declared_again(redis: servers.RedisServer, tmp_p
             assert await KeptDeclarations(file, second).restore() == 1
 
     asyncio.run(scenario())
+
+
+def test_profiles_of_declared_models_are_kept(redis: servers.RedisServer, tmp_path: Path) -> None:
+    """Also those taken after the models' last change; those of deleted models go with them."""
+
+    file = tmp_path / "declared.json"
+
+    def is_saved() -> bool:
+        content = file.read_bytes()
+        return b"confusion" in content and MODELS[0].key.encode() not in content
+
+    async def scenario() -> None:
+        profiles = [Profile(each.key, "cpu", (ProfilePoint(1, 0.1, 5),), "size") for each in MODELS]
+        accuracy = AccuracyProfile(MODELS[1].key, ("no", "yes"), ((6, 2), (1, 1)))
+        await declare_and_save(redis, "kept-6", file)
+        async with cluster(redis, "kept-6") as first, asyncio.TaskGroup() as group:
+            saving = group.create_task(KeptDeclarations(file, first).save_periodically())
+            for each in profiles:
+                assert await first.registry.put_profile(each)
+            assert await first.registry.put_accuracy(accuracy)
+            await first.registry.delete_models([MODELS[0].name])
+            await asyncio.to_thread(wait_until, is_saved, what="the profiles that are left")
+            saving.cancel()
+        async with cluster(redis, "kept-7") as second:
+            assert await KeptDeclarations(file, second).restore() == 1
+            await second.wait_until(
+                lambda: bool(second.state.accuracies), timeout_s=30, what="profiles"
+            )
+            assert second.state.accuracies == {MODELS[1].name: accuracy}
+            assert second.state.profiles == {MODELS[1].name: {"cpu": profiles[1]}}
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
 
 
 @pytest.mark.parametrize("content", [None, b"", b"{broken"])
