@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
-import os
 import secrets
 from pathlib import Path
 from typing import Final
+
+from registry.file_stamp import file_stamp
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +92,7 @@ class PodSecret:
     def reload(self) -> None:
         """Read the file again if it has changed; an unusable one leaves the secrets unchanged."""
         try:
-            if self._file is not None and _stamp(self._file) != self._stamp:
+            if self._file is not None and file_stamp(self._file) != self._stamp:
                 self._read()
                 logger.info("pod secret read again", extra={"secrets": len(self._accepted)})
         except (OSError, ValueError) as error:
@@ -106,15 +107,9 @@ class PodSecret:
     def _read(self) -> None:
         if self._file is None:
             return
-        stamp = _stamp(self._file)
+        stamp = file_stamp(self._file)
         found = parse_secrets(self._file.read_text("ascii", "replace"))
         self._stamp = stamp
         self._accepted = tuple(secret.encode() for secret in found)
         self.header_value = ",".join(found)
         self.header_line = f"\r\n{HEADER}: {self.header_value}".encode()
-
-
-def _stamp(file: Path) -> tuple[int, ...]:
-    """Changes with the file's content, also where a mounted Secret replaces a link."""
-    status = os.stat(file)
-    return status.st_ino, status.st_mtime_ns, status.st_size

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import ssl
 from pathlib import Path
 from typing import Any, Final
+
+from registry.file_stamp import file_stamp
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +25,7 @@ TLS_DIR_HELP: Final = (
 )
 
 PART_NAME: Final = "pilotlight.internal"
-"""The name that the certificate of every part has (RFC 6761 keeps no such domain public)."""
+"""The name that the certificate of every part has; `.internal` is reserved for private use."""
 HANDSHAKE_TIMEOUT_S: Final = 10.0
 POLL_INTERVAL_S: Final = 5.0
 _FILES: Final = ("tls.crt", "tls.key", "ca.crt")
@@ -48,7 +49,7 @@ class PartTls:
     def __init__(self, folder: str = "") -> None:
         """Read the files. Raises OSError, ssl.SSLError."""
         self._folder = Path(folder) if folder else None
-        self._stamp: tuple[tuple[int, ...], ...] = ()
+        self._stamp: tuple[int, ...] = ()
         self.server: ssl.SSLContext | None = None
         """For listening sockets; None: plain."""
         self.client: ssl.SSLContext | None = None
@@ -78,7 +79,7 @@ class PartTls:
         """Arguments of httpx's `AsyncClient`. Without a folder no authorities are read at all."""
         if self.client is None:
             return {"verify": False}
-        return {"verify": self.client, "event_hooks": {"request": [_check_part_name]}}
+        return {"verify": self.client, "event_hooks": {"request": [_expect_part_name]}}
 
     @property
     def uvicorn_options(self) -> dict[str, Any]:
@@ -112,12 +113,10 @@ class PartTls:
         self._stamp = stamp
 
 
-async def _check_part_name(request: Any) -> None:
+async def _expect_part_name(request: Any) -> None:
     """Have httpx expect the parts' name in the certificate, not the address of the URL."""
     request.extensions["sni_hostname"] = PART_NAME
 
 
-def _stamp(folder: Path) -> tuple[tuple[int, ...], ...]:
-    """Changes with the files' contents, also where a mounted Secret replaces a link."""
-    found = (os.stat(folder / name) for name in _FILES)
-    return tuple((each.st_ino, each.st_mtime_ns, each.st_size) for each in found)
+def _stamp(folder: Path) -> tuple[int, ...]:
+    return file_stamp(*(folder / name for name in _FILES))

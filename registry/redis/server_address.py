@@ -95,10 +95,14 @@ def _check_query(parts: SplitResult, url: str) -> None:
         raise ValueError(f"{_AUTHORITIES} in the Redis URL must be a file, in {_hidden(url)!r}")
 
 
+def _authorities_file(parts: SplitResult) -> str:
+    return _query(parts).get(_AUTHORITIES, "")
+
+
 def _tls_options(parts: SplitResult) -> dict[str, Any]:
     """redis-py's arguments for TLS."""
     options: dict[str, Any] = {"ssl": _uses_tls(parts)}
-    if file := _query(parts).get(_AUTHORITIES):
+    if file := _authorities_file(parts):
         options["ssl_ca_certs"] = file
     return options
 
@@ -139,7 +143,7 @@ async def find_server(url: str, routing_key: str) -> ServerAddress:
             host=parts.hostname or "127.0.0.1",
             port=parts.port or 6379,
             use_tls=_uses_tls(parts),
-            authorities_file=_query(parts).get(_AUTHORITIES, ""),
+            authorities_file=_authorities_file(parts),
             username=username,
             password=password,
             database=int(parts.path.strip("/") or 0),
@@ -198,7 +202,7 @@ async def _ask_sentinels(
         host=str(host),
         port=int(port),
         use_tls=_uses_tls(parts),
-        authorities_file=_query(parts).get(_AUTHORITIES, ""),
+        authorities_file=_authorities_file(parts),
         username=username,
         password=password,
         database=int(database or 0),
@@ -226,7 +230,7 @@ async def _ask_cluster(
             raise RegistryUnavailable("the Redis Cluster has no node for the pool's slot")
         return ServerAddress(
             host=str(node.host), port=int(node.port), use_tls=_uses_tls(parts),
-            authorities_file=_query(parts).get(_AUTHORITIES, ""),
+            authorities_file=_authorities_file(parts),
             username=username, password=password,
         )  # fmt: skip
     finally:
