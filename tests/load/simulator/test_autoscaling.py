@@ -114,7 +114,6 @@ def test_keep_alive_demotes_after_its_time() -> None:
     assert simulation.summary.wasted_memory_byte_s == pytest.approx(110e6 * 100, rel=0.2)
 
 
-@pytest.mark.slow
 def test_predictive_loads_a_periodic_model_before_its_period() -> None:
     """Two minutes of requests every half hour: once forecast, none starts cold."""
     rows: list[Row] = [(1800.0 * period + 20.0 * at, "m") for period in range(7) for at in range(6)]
@@ -133,7 +132,6 @@ def test_predictive_loads_a_periodic_model_before_its_period() -> None:
 _EMPTY_PODS: dict[str, Any] = {"count": 2, "pods": [{"memory": "4GB"}]}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("quiet_s", "tick_s"), [(60, 0.5), (180, 2.0), (300, 0.5)])
 def test_predictive_does_not_load_a_model_again_after_a_pause(quiet_s: int, tick_s: float) -> None:
     """Two bursts of 8 s to one model on two empty pods: each pod loads it at most once."""
