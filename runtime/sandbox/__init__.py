@@ -1,1 +1,1 @@
-"""Expressions of models' files (chat templates, tokenizers), in processes that can be killed."""
+"""Code of models' files (templates, tokenizers, pickles), in processes that can be killed."""

@@ -12,6 +12,11 @@ import sys
 _PR_SET_PDEATHSIG = 1
 
 
+def dies_with_this_thread(command: list[str]) -> list[str]:
+    """The command line that runs `command`, whose first part is a path, under this script."""
+    return [sys.executable, __file__, str(os.getpid()), *command]
+
+
 def _main() -> None:
     parent = int(sys.argv[1])
     if sys.platform == "linux":

@@ -1,0 +1,122 @@
+"""`python -m runtime.sandbox.estimator_process MEMORY_BYTES`: a namespace's pickled estimators.
+
+Standard input is a socket to the pod. The process confines itself before it reads a pickle, and
+runs only while the pod waits for an answer of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import resource
+import socket
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+
+from registry.confinement import ConfinementMissing, confine
+from runtime.engines.libraries.optional_library import one_line
+from runtime.engines.libraries.sklearn_model import SklearnModel
+from runtime.errors import InferenceFailed, InvalidRequest, ModelInvalid
+from runtime.sandbox.estimator_frames import HEADER_LENGTH, LENGTHS
+from runtime.sandbox.pickles import readable_libraries, unpickled
+from runtime.wire.v2 import V2Request, decode_request, encode_response
+
+_MAX_DESCRIPTORS: Final = 64
+_NICENESS: Final = 5
+_LIBRARIES_BYTES: Final = 1024**3
+"""Address space of scikit-learn, scipy and pandas with their threads, generously."""
+_IMPORTS: Final = ("joblib", "sklearn", "sklearn.exceptions")
+
+
+def main() -> int:
+    """Say whether the process is confined, then answer until the pod closes the socket."""
+    with socket.socket(fileno=os.dup(0)) as connection:
+        os.close(0)
+        try:
+            _limit(int(sys.argv[1]))  # before the imports, which start threads
+            for module in _IMPORTS:
+                import_module(module)
+        except (ConfinementMissing, ImportError) as error:
+            _send(connection, {"error": str(error)})
+            return 1
+        _send(connection, {"ready": True})
+        _serve(connection)
+    return 0
+
+
+def _limit(memory_bytes: int) -> None:
+    """`memory_bytes`: on top of what the libraries may take."""
+    with contextlib.suppress(OSError):  # a container's /proc may be read-only
+        Path("/proc/self/oom_score_adj").write_text("1000")  # the kernel kills this process first
+    os.nice(_NICENESS)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (_MAX_DESCRIPTORS, _MAX_DESCRIPTORS))
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    address_space = pages * resource.getpagesize() + _LIBRARIES_BYTES + memory_bytes
+    confine(readable=readable_libraries(), writable=[], memory_bytes=address_space)
+
+
+def _serve(connection: socket.socket) -> None:
+    models: dict[int, SklearnModel] = {}
+    with connection.makefile("rb") as requests:
+        while lengths := requests.read(LENGTHS.size):
+            head_bytes, body_bytes = LENGTHS.unpack(lengths)
+            head = orjson.loads(requests.read(head_bytes))
+            response, body = _answer(models, head, requests.read(body_bytes))
+            _send(connection, response, body)
+
+
+def _send(connection: socket.socket, head: dict[str, Any], body: bytes = b"") -> None:
+    content = orjson.dumps(head)
+    connection.sendall(LENGTHS.pack(len(content), len(body)) + content + body)
+
+
+def _answer(
+    models: dict[int, SklearnModel], head: dict[str, Any], body: bytes
+) -> tuple[dict[str, Any], bytes]:
+    """Head and body of the response; the key of an error says whose mistake it is."""
+    try:
+        match head["operation"]:
+            case "load":
+                models[head["number"]] = SklearnModel(
+                    unpickled(io.BytesIO(body)), wants_probabilities=head["wants_probabilities"]
+                )
+            case "unload":
+                models.pop(head["number"], None)
+            case _:
+                return _infer(models[head["number"]], body, head[HEADER_LENGTH])
+    except InvalidRequest as error:
+        return {"refused": str(error)}, b""
+    except ModelInvalid as error:
+        return {"invalid": str(error)}, b""
+    except InferenceFailed as error:
+        return {"failed": str(error)}, b""
+    except MemoryError:
+        return {"failed": "it needs more memory than a process of pickled models may have"}, b""
+    except BaseException as error:  # the pickle's code may raise anything
+        return {"failed": f"{type(error).__name__}: {_text(error)}"}, b""
+    return {}, b""
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return one_line(error)
+    except BaseException:  # its own __str__ is the pickle's code, too
+        return "an error without a text"
+
+
+def _infer(model: SklearnModel, body: bytes, header_length: str) -> tuple[dict[str, Any], bytes]:
+    request = decode_request(body, header_length)
+    model.check(request.inputs)
+    outputs = model.infer(request.inputs)
+    encoded = encode_response(outputs, model_name="", request=V2Request((), is_binary=True))
+    headers = dict(encoded.headers)
+    return {HEADER_LENGTH: headers.get("inference-header-content-length")}, encoded.content
+
+
+if __name__ == "__main__":
+    sys.exit(main())

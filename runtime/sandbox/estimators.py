@@ -1,0 +1,364 @@
+"""The pod's side of pickled estimators: a confined process per namespace, ended when it is unused.
+
+A process runs only during a call of the pod: it is stopped in between, so code that it left behind
+takes no CPU. Calls of a namespace take turns. A call over its limits ends the process; its models
+are then loaded again by their next requests, and other namespaces notice nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import orjson
+
+from runtime.errors import (
+    EngineMissing,
+    InferenceFailed,
+    InferenceHung,
+    InvalidRequest,
+    LoadFailed,
+    ModelInvalid,
+    QueueFull,
+    RuntimePackageError,
+    ServerUnavailable,
+)
+from runtime.parent_death_signal import dies_with_this_thread
+from runtime.sandbox.estimator_frames import HEADER_LENGTH, LENGTHS, MAX_HEAD_BYTES
+from runtime.wire.v2 import LENGTH_HEADER, decode_outputs, encode_request
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from runtime.wire.tensors import Tensor
+
+logger = logging.getLogger(__name__)
+
+START_TIMEOUT_S: Final = 60.0
+"""Its imports take seconds of CPU."""
+LOAD_TIMEOUT_S: Final = 60.0
+_END_TIMEOUT_S: Final = 1.0
+_MAX_RESPONSE_BYTES: Final = 256 * 1024**2
+_MAX_TEXT_CHARACTERS: Final = 500
+_REPOSITORY: Final = Path(__file__).resolve().parents[2]
+
+
+class _Ended(Exception):
+    """The process has ended, or sent what it must not, and was ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedEstimator:
+    """A model in its namespace's process."""
+
+    namespace: str
+    key: str
+    number: int
+    """Of this load, among all of the pod."""
+    memory_bytes: int
+
+
+@dataclass(eq=False, slots=True)
+class _Process:
+    namespace: str
+    popen: subprocess.Popen[bytes]
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    keys: dict[int, str] = field(default_factory=dict)
+    """By number: models that it has or loads."""
+    is_ended: bool = False
+
+    def resident_bytes(self) -> int:
+        try:
+            pages = int(Path(f"/proc/{self.popen.pid}/statm").read_text().split()[1])
+        except OSError:
+            return 0
+        return pages * resource.getpagesize()
+
+
+class Estimators:
+    """Belongs to the event loop that makes it; methods named `_in_thread` are for its threads."""
+
+    def __init__(self, *, memory_bytes: int, threads: int) -> None:
+        """`memory_bytes`: of each process, beyond the libraries; `threads`: of its inferences."""
+        self.on_lost: Callable[[str], None] = lambda key: None
+        """Called on the loop with the key of each model whose process has ended."""
+        self._memory_bytes = memory_bytes
+        self._threads = threads
+        self._loop = asyncio.get_running_loop()
+        self._processes: dict[str, _Process] = {}
+        self._starting: dict[str, asyncio.Lock] = {}
+        self._running: set[asyncio.Task[Any]] = set()
+        self._numbers = itertools.count()
+
+    async def close(self) -> None:
+        for task in self._running:
+            task.cancel()
+        for process in list(self._processes.values()):
+            process.keys.clear()
+            await self._end(process)
+
+    def load_in_thread(
+        self, key: str, content: memoryview, *, wants_probabilities: bool
+    ) -> LoadedEstimator:
+        """Load a model in the process of its namespace; raises LoadFailed. Blocks."""
+        loading = self._load(key, content, wants_probabilities=wants_probabilities)
+        return asyncio.run_coroutine_threadsafe(loading, self._loop).result()
+
+    def unload_soon(self, loaded: LoadedEstimator) -> None:
+        """Unload a model in the background; from any thread."""
+        with suppress(RuntimeError):  # the loop has closed, and so have the processes
+            self._loop.call_soon_threadsafe(lambda: self._start(self._unload(loaded)))
+
+    async def infer(
+        self,
+        loaded: LoadedEstimator,
+        inputs: Sequence[Tensor],
+        *,
+        limit_s: float,
+        deadline_s: float | None,
+    ) -> tuple[Tensor, ...]:
+        """The model's outputs; `deadline_s` ends the wait, `limit_s` the process.
+
+        Raises InvalidRequest, InferenceFailed, InferenceHung, QueueFull, and ServerUnavailable
+        where the process ended before the inference.
+        """
+        process = self._processes.get(loaded.namespace)
+        if process is None or loaded.number not in process.keys:
+            raise ServerUnavailable(f"the process of {loaded.key} ended; it is loaded again")
+        body = encode_request(inputs)
+        head = {
+            "operation": "infer",
+            "number": loaded.number,
+            HEADER_LENGTH: dict(body.headers)[LENGTH_HEADER],
+        }
+        try:
+            async with asyncio.timeout(_remaining_s(deadline_s)):
+                response, content = await self._call(process, head, body.content, limit_s)
+            _raise_failure(response)
+            return decode_outputs(content, str(response.get(HEADER_LENGTH)))
+        except TimeoutError as error:
+            raise InferenceHung(
+                f"the inference of {loaded.key} did not end before the request's deadline"
+            ) from error
+        except _Ended as error:
+            raise InferenceFailed(
+                f"the process of pickled models of {loaded.namespace} ended in an inference of"
+                f" {loaded.key}: {error}"
+            ) from error
+
+    # Loads
+
+    async def _load(
+        self, key: str, content: memoryview, *, wants_probabilities: bool
+    ) -> LoadedEstimator:
+        namespace, number = key.partition("/")[0], next(self._numbers)
+        process = await self._process(namespace)
+        process.keys[number] = key
+        before = process.resident_bytes()
+        head = {
+            "operation": "load",
+            "number": number,
+            "wants_probabilities": wants_probabilities,
+        }
+        try:
+            response, _ = await self._call(process, head, bytes(content), LOAD_TIMEOUT_S)
+            _raise_failure(response)
+        except (_Ended, InferenceHung, InferenceFailed, InvalidRequest) as error:
+            self._forget(process, number)
+            raise ModelInvalid(f"the pickled model cannot be read: {error}") from error
+        except BaseException:
+            self._forget(process, number)
+            raise
+        grown_bytes = process.resident_bytes() - before
+        return LoadedEstimator(namespace, key, number, max(len(content), grown_bytes))
+
+    def _forget(self, process: _Process, number: int) -> None:
+        process.keys.pop(number, None)
+        if not process.keys:
+            self._give_up(process)
+            self._start(self._end(process))
+
+    async def _unload(self, loaded: LoadedEstimator) -> None:
+        process = self._processes.get(loaded.namespace)
+        if process is None or loaded.number not in process.keys:
+            return
+        self._forget(process, loaded.number)
+        if process.keys:
+            with suppress(_Ended, RuntimePackageError):
+                head = {"operation": "unload", "number": loaded.number}
+                await self._call(process, head, b"", LOAD_TIMEOUT_S)
+
+    def _start(self, work: Any) -> asyncio.Task[Any]:
+        task = self._loop.create_task(work)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        return task
+
+    # Processes
+
+    async def _process(self, namespace: str) -> _Process:
+        """The namespace's process, started if necessary; raises LoadFailed."""
+        async with self._starting.setdefault(namespace, asyncio.Lock()):
+            process = self._processes.get(namespace)
+            if process is None:
+                process = await self._start_process(namespace)
+                self._processes[namespace] = process
+            return process
+
+    async def _start_process(self, namespace: str) -> _Process:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            popen = _start(theirs, self._memory_bytes, self._threads)
+        reader, writer = await asyncio.open_unix_connection(sock=ours)
+        process = _Process(namespace, popen, reader, writer)
+        try:
+            async with asyncio.timeout(START_TIMEOUT_S):
+                response, _ = await _read(reader)
+        except (TimeoutError, EOFError, OSError, ValueError) as error:
+            await self._end(process)
+            raise LoadFailed(f"no process for pickled models can be started: {error!r}") from error
+        if "ready" not in response:
+            await self._end(process)
+            raise EngineMissing(
+                f"pickled models cannot be served here: {_text_of(response.get('error'))}"
+            )
+        popen.send_signal(signal.SIGSTOP)
+        logger.info("process started", extra={"namespace": namespace, "process_id": popen.pid})
+        return process
+
+    def _give_up(self, process: _Process) -> None:
+        """Let no later call use it."""
+        process.is_ended = True
+        if self._processes.get(process.namespace) is process:
+            del self._processes[process.namespace]
+
+    async def _end(self, process: _Process, *, waits_s: float = _END_TIMEOUT_S) -> str:
+        """End the process, and give up its models; how it ended. `waits_s`: for its own end."""
+        self._give_up(process)
+        keys, process.keys = list(process.keys.values()), {}
+        process.writer.transport.abort()
+        status = await asyncio.to_thread(_end_process, process.popen, waits_s)
+        for key in keys:
+            self.on_lost(key)
+        return f"signal {-status}" if status < 0 else f"status {status}"
+
+    # Calls
+
+    async def _call(
+        self, process: _Process, head: Mapping[str, Any], body: bytes, limit_s: float
+    ) -> tuple[dict[str, Any], bytes]:
+        """Head and body of the response; raises _Ended, InferenceHung, QueueFull."""
+        try:
+            async with asyncio.timeout(limit_s):
+                await process.turn.acquire()
+        except TimeoutError as error:
+            raise QueueFull(
+                f"the process of pickled models of {process.namespace} was busy for {limit_s:g} s"
+            ) from error
+        if process.is_ended:
+            process.turn.release()
+            raise ServerUnavailable(
+                f"the process of pickled models of {process.namespace} ended; they are loaded again"
+            )
+        # It goes on although its client leaves: the next response must be the next request's.
+        outcome = await asyncio.shield(self._start(self._exchange(process, head, body, limit_s)))
+        if isinstance(outcome, Exception):
+            raise outcome
+        response: tuple[dict[str, Any], bytes] = outcome
+        return response
+
+    async def _exchange(
+        self, process: _Process, head: Mapping[str, Any], body: bytes, limit_s: float
+    ) -> tuple[dict[str, Any], bytes] | Exception:
+        content = orjson.dumps(head)
+        try:
+            process.popen.send_signal(signal.SIGCONT)
+            async with asyncio.timeout(limit_s):
+                process.writer.write(LENGTHS.pack(len(content), len(body)) + content + body)
+                await process.writer.drain()
+                found = await _read(process.reader)
+            process.popen.send_signal(signal.SIGSTOP)
+        except TimeoutError:
+            await self._end(process, waits_s=0.0)
+            return InferenceHung(f"it did not end within {limit_s:g} s, and its process was ended")
+        except (EOFError, OSError, ValueError) as error:
+            ended = await self._end(process)
+            logger.warning("process lost", extra={"namespace": process.namespace, "error": error})
+            return _Ended(ended)
+        finally:
+            process.turn.release()
+        return found
+
+
+def _start(connection: socket.socket, memory_bytes: int, threads: int) -> subprocess.Popen[bytes]:
+    """It dies with this thread, and gets nothing of the pod's environment, which has credentials.
+
+    To fork and execute takes a millisecond or two.
+    """
+    module = ["-P", "-m", "runtime.sandbox.estimator_process", str(memory_bytes)]
+    environment = {
+        "PATH": "/usr/bin:/bin",
+        "PYTHONPATH": str(_REPOSITORY),
+        "OMP_NUM_THREADS": str(threads),
+        "OPENBLAS_NUM_THREADS": "1",
+        "MKL_NUM_THREADS": "1",
+    }
+    return subprocess.Popen(
+        dies_with_this_thread([sys.executable, *module]),
+        env=environment,
+        stdin=connection.fileno(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+
+
+def _end_process(popen: subprocess.Popen[bytes], waits_s: float) -> int:
+    """Its exit status, whether it had ended by itself or is killed. Blocks."""
+    with suppress(subprocess.TimeoutExpired, ProcessLookupError):
+        popen.send_signal(signal.SIGCONT)
+        return popen.wait(waits_s)  # its socket has closed
+    popen.kill()
+    return popen.wait()
+
+
+async def _read(reader: asyncio.StreamReader) -> tuple[dict[str, Any], bytes]:
+    """A frame of code that is not trusted; raises EOFError, OSError, ValueError."""
+    head_bytes, body_bytes = LENGTHS.unpack(await reader.readexactly(LENGTHS.size))
+    if head_bytes > MAX_HEAD_BYTES or body_bytes > _MAX_RESPONSE_BYTES:
+        raise ValueError(f"a response of {head_bytes} and {body_bytes} bytes")
+    head = orjson.loads(await reader.readexactly(head_bytes))
+    if not isinstance(head, dict):
+        raise ValueError("a response without a head")
+    return head, await reader.readexactly(body_bytes)
+
+
+def _raise_failure(response: Mapping[str, Any]) -> None:
+    """Raise the error of the process."""
+    for name, kind in (
+        ("refused", InvalidRequest),
+        ("invalid", ModelInvalid),
+        ("failed", InferenceFailed),
+    ):
+        if name in response:
+            raise kind(_text_of(response[name]))
+
+
+def _text_of(value: object) -> str:
+    return " ".join(str(value).split())[:_MAX_TEXT_CHARACTERS]
+
+
+def _remaining_s(deadline_s: float | None) -> float | None:
+    return None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
