@@ -7,13 +7,18 @@ no request: first add the new line, and remove the old one when all processes ha
 from __future__ import annotations
 
 import asyncio
+import base64
 import hmac
 import logging
 import secrets
+from itertools import islice
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from registry.file_stamp import file_stamp
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +60,11 @@ def parse_secrets(text: str) -> tuple[str, ...]:
     return found
 
 
+def _signature(secret: bytes, message: bytes) -> bytes:
+    digest = hmac.digest(secret, message, "sha256")
+    return base64.urlsafe_b64encode(digest).rstrip(b"=")
+
+
 class PodSecret:
     """The secrets in use; without a file none is sent, and every request is accepted."""
 
@@ -87,6 +97,19 @@ class PodSecret:
             hmac.compare_digest(given, accepted)
             for given in value.split(b",", MAX_SECRETS)
             for accepted in self._accepted
+        )
+
+    def sign(self, message: bytes) -> tuple[bytes, ...]:
+        """A signature by each secret, as 43 characters of base64url; empty without a file."""
+        return tuple(_signature(secret, message) for secret in self._accepted)
+
+    def has_signed(self, message: bytes, signatures: Iterable[bytes]) -> bool:
+        """Whether one of the signatures is by a secret in use; False without a file."""
+        own = self.sign(message)
+        return any(
+            hmac.compare_digest(given, each)
+            for given in islice(signatures, MAX_SECRETS)
+            for each in own
         )
 
     def reload(self) -> None:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from registry.domain.placement import PlacementRecord
     from registry.domain.pod_state import PodState
     from registry.domain.profile import Profile
+    from registry.domain.queued_steps import QueuedSteps
     from registry.domain.residency_index import Residency
 
 _NO_HOLDERS: Mapping[str, Residency] = {}
@@ -61,8 +62,15 @@ class ClusterState:
         """The pods that the autoscaler wants; None before its first decision."""
         self.placement: PlacementRecord | None = None
         """Which models share which accelerators; None: nothing is placed."""
+        self.queued_steps: dict[str, QueuedSteps] = {}
+        """By pod that has steps of workflows; those of all schedulers."""
         self.batch_turns: dict[str, BatchTurn] = {}
         """By model key: the batches that this gateway builds under `batch-round-robin`."""
+
+    @property
+    def has_server(self) -> bool:
+        """Whether a pod has a model server, which reads formats without an engine here."""
+        return any(pod.info.has_server for pod in self.pods.values())
 
     def clear(self) -> None:
         """Remove what the registry knows; the versions of models and profiles grow."""
@@ -78,6 +86,7 @@ class ClusterState:
         )
         self.profiles = {}
         self.wanted = self.placement = None
+        self.queued_steps = {}
 
     @property
     def expected_rates(self) -> ExpectedRates:

@@ -19,14 +19,15 @@ from registry.domain.model import ModelName, Tier
 from registry.domain.placement import decode_placement
 from registry.domain.pod import PodPhase
 from registry.domain.pod_state import PodState
+from registry.domain.queued_steps import NO_STEPS
 from registry.domain.residency_index import Residency
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from registry.domain.cluster import ClusterState
 
-_SNAPSHOT_PARTS: Final = 9
+_SNAPSHOT_PARTS: Final = 10
 LATE_VERSIONS: Final = 16_384
 """No change arrives later than so many versions after its own: Redis makes fewer in the time after
 which a reply is lost."""
@@ -103,6 +104,8 @@ class ChangeApplier:
                     self._apply_placement(version, *values)
                 case "expected":
                     self._apply_expected(version, *values)
+                case "steps":
+                    self._apply_steps(version, *values)
         except (ValueError, TypeError, LookupError) as error:
             self.unreadable_total += 1
             self.unreadable_cause = f"{kind}: {error}"
@@ -162,6 +165,13 @@ class ChangeApplier:
         pod.set_suspect(is_suspect=False)
         self._apply_counts(version, name, slots_used, ongoing)
 
+    def _apply_steps(self, version: int, name: str, counts: Mapping[str, int]) -> None:
+        if version < self._gone_versions.get(name, 0) or self._is_old(version, "steps", name):
+            return
+        before = self.state.queued_steps.pop(name, NO_STEPS)
+        if counts:
+            self.state.queued_steps[name] = before.followed_by(counts, self._now_s)
+
     def _apply_gone(self, version: int, name: str) -> None:
         pod = self.state.pods.get(name)
         if pod is not None and version >= pod.version:
@@ -169,6 +179,8 @@ class ChangeApplier:
             if pod.counts_version > version:  # counts of its next registration arrived first
                 self._early_counts[name] = (pod.counts_version, pod.slots_used, pod.ongoing)
         self._gone_versions[name] = max(version, self._gone_versions.get(name, 0))
+        if not self._is_old(version, "steps", name):
+            self.state.queued_steps.pop(name, None)
         residency = self.state.residency
         for key in [key for key, holders in residency.items() if name in holders]:
             if not self._is_old(version, "at", key, name):
@@ -255,7 +267,7 @@ def load_snapshot(
     # What an older version leaves out is missing at the end.
     padded = [*snapshot, *[None] * (_SNAPSHOT_PARTS - len(snapshot))]
     pods, models, samples, profiles, wanted, expected, *further = padded
-    applications, accuracies, placement = further
+    applications, accuracies, placement, steps = further
     changes: list[tuple[Any, ...]] = []
     for *pod, residency in pods or []:
         changes.append(("pod", *pod))
@@ -267,6 +279,7 @@ def load_snapshot(
     changes += [("profile", name, text) for name, text in _pairs(profiles)]
     changes += [("application", *pair) for pair in applications or []]
     changes += [("accuracy", *pair) for pair in accuracies or []]
+    changes += [("steps", *pair) for pair in steps or []]
     latest = (("wanted", wanted), ("expected", expected), ("placement", placement))
     changes += [(kind, text) for kind, text in latest if text]
     applier.apply(version, changes, now_s)

@@ -74,6 +74,8 @@ def decode_spec(text: str) -> ModelSpec:
         logger=decode_request_log(stored.get("logger")),
         precision=Precision(stored["precision"]) if stored.get("precision") else None,
         base=stored.get("base", ""),
+        transformer=stored.get("transformer", ""),
+        explainer=stored.get("explainer", ""),
     )
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from registry.domain.model import Tier
 from registry.domain.request_size import MAX_CLASSES, class_bytes, infer_measure, seconds_at_size
+from registry.domain.transfers import OUTPUT_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -216,6 +217,12 @@ class ModelEstimates:
     @property
     def postprocess(self) -> Estimate:
         return self.get("postprocess") or Estimate(PRIORS.postprocess_s, is_measured=False)
+
+    @property
+    def output_bytes(self) -> float | None:
+        """Size of a step's outputs in bytes; None: it was not measured."""
+        known = self.get(OUTPUT_BYTES)
+        return None if known is None else known.seconds
 
     @property
     def network(self) -> Estimate:

@@ -41,6 +41,8 @@ class Task(StrEnum):
 class Precision(StrEnum):
     """Types of a model's weights on the device, where it is not that of its files."""
 
+    AUTO = "auto"
+    """bfloat16 on devices that have it, for models whose outputs it leaves nearly the same."""
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
 
@@ -198,6 +200,10 @@ class ModelSpec:
     """None: the type in which the weights are stored."""
     base: str = ""
     """Name of the model in its namespace whose weights this adapter shares; empty: it is none."""
+    transformer: str = ""
+    """`host:port` of the transformer that its requests go through; empty: none."""
+    explainer: str = ""
+    """`host:port` of the explainer that serves `:explain`; empty: none."""
 
     generation: str = field(init=False, compare=False)
     """Hash of what determines the weights: URI, format, task, credentials, precision, base."""

@@ -66,6 +66,11 @@ class PodInfo:
     """Accelerator whose open places the pod takes; empty: it takes none."""
     max_share: float = 1.0
     """Of a pod that takes places: the largest share that it can have."""
+    has_server: bool = False
+    """Whether a model server beside it runs its models, also of formats without an engine here."""
+    shared_memory: str = ""
+    """Pods with the same one map each other's large outputs (`registry.domain.transfers`); empty:
+    the pod shares no memory."""
     uid: str = ""
     """Of its Kubernetes object, unique among all namespaces; empty outside of clusters."""
 
@@ -81,7 +86,8 @@ class Samples:
     `measure` is a `Stage` value (`preprocess`, `infer`, `postprocess`, `network`), or
     `load:<tier>`: a load that started from that tier; `share`: the part of its batch's time
     proportional to a request's items; `assets`: fetching what an entry pod needs to forward
-    requests to a model.
+    requests to a model. `output-bytes`: sizes in bytes, in place of seconds. With the key
+    `transfers.TRANSFERS` a `transfers.transfer_measure`.
     """
 
     key: str

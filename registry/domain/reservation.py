@@ -36,6 +36,7 @@ class ReservationRequest:
     """A slot at `entry` and a place in the inference stage of `predict`, granted together."""
 
     id: str
+    """A step's is a `queued_steps.step_reservation_id`."""
     entry: str
     predict: str
     key: str
@@ -45,6 +46,8 @@ class ReservationRequest:
     target_ongoing: int = 0
     """Limit of requests in the predict pod's inference stage; 0: none."""
     ttl_s: float = 15.0
+    takes_slot: bool = True
+    """False: a step that waits in the pod's step queue, which the pod bounds."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,13 +95,11 @@ def _one_of(kind: type[StrEnum], *values: StrEnum) -> Callable[[str], StrEnum]:
     return parse
 
 
-def _precision(text: str) -> Precision | None:
-    if text == "auto":
-        return None
+def _precision(text: str) -> Precision:
     try:
         return Precision(text)
     except ValueError:
-        raise ValueError(f"one of auto, {', '.join(Precision)}") from None
+        raise ValueError(f"one of {', '.join(Precision)}") from None
 
 
 def _boolean(text: str) -> bool:

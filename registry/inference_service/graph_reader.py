@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 API_VERSION: Final = "serving.kserve.io/v1alpha1"
 KIND: Final = "InferenceGraph"
 MAX_STEPS: Final = 256
+"""Of all nodes; also the most nodes."""
+MAX_CONDITION_CHARACTERS: Final = 16_384
 """Of all nodes."""
 _MAX_TIMEOUT_S: Final = 3600
 _SPEC_FIELDS: Final = (
@@ -78,12 +80,30 @@ class _Reader:
         self.nodes = self.checks.mapping(spec, "nodes") if spec else {}
         if self.nodes and ROOT not in self.nodes:
             self.checks.reject("spec.nodes", "must have a node `root`", list(self.nodes))
+        self._check_size()
         nodes = {str(each): self._node(str(each), node) for each, node in self.nodes.items()}
-        total = sum(len(node.steps) for node in nodes.values())
-        if total > MAX_STEPS:
-            self.checks.reject("spec.nodes", f"may have {MAX_STEPS} steps together", total)
         self._refuse_circles(nodes)
         return GraphSpec(name, nodes, self._timeout(spec))
+
+    def _check_size(self) -> None:
+        """Reading takes time for each step and each character of a condition.
+
+        Nodes of a graph that is too large are not read.
+        """
+        listed = [node.get("steps") for node in self.nodes.values() if isinstance(node, dict)]
+        steps = [each for steps in listed if isinstance(steps, list) for each in steps]
+        conditions = [each.get("condition") for each in steps if isinstance(each, dict)]
+        characters = sum(len(each) for each in conditions if isinstance(each, str))
+        if len(self.nodes) > MAX_STEPS:
+            self.checks.reject("spec.nodes", f"may have {MAX_STEPS} nodes", len(self.nodes))
+        elif len(steps) > MAX_STEPS:
+            self.checks.reject("spec.nodes", f"may have {MAX_STEPS} steps together", len(steps))
+        elif characters > MAX_CONDITION_CHARACTERS:
+            allowed = f"may have conditions of {MAX_CONDITION_CHARACTERS} characters together"
+            self.checks.reject("spec.nodes", allowed, characters)
+        else:
+            return
+        self.nodes = {}
 
     def _timeout(self, spec: dict[str, Any]) -> float | None:
         value = spec.get("timeout")

@@ -11,12 +11,14 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from registry.inference_service.components import machine_needs
 from registry.inference_service.logger_reader import read_logger
 from registry.inference_service.shorten import shorten
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from registry.domain.model import ModelSpec
     from registry.domain.request_log import RequestLog
 
 SERVED_FORMATS: Final = (
@@ -30,9 +32,14 @@ UNSERVED_FORMATS: Final[Mapping[str, str]] = {
     "catboost": "save the model with format='onnx'",
 }
 """Formats without an engine here, and the way out."""
+SERVER_FORMATS: Final = (
+    "mlflow", "tensorrt", "keras", "openvino_ir", "pytorch-mar", "python", "alibi-detect",
+    "alibi-explain",
+)  # fmt: skip
+"""Further formats that a model server may read: V2 has no call that asks for them."""
 CUSTOM_FORMAT: Final = "custom"
 """Of a predictor that is a container of its own."""
-MODEL_FORMATS: Final = (*SERVED_FORMATS, *UNSERVED_FORMATS)
+MODEL_FORMATS: Final = (*SERVED_FORMATS, *UNSERVED_FORMATS, *SERVER_FORMATS)
 LEGACY_KINDS: Final = (
     "sklearn", "xgboost", "tensorflow", "pytorch", "triton", "onnx", "huggingface", "pmml",
     "lightgbm", "paddle", "catboost",
@@ -239,20 +246,37 @@ def _reject_unsupported(found: Predictor, predictor: Mapping[str, Any]) -> None:
     ]
 
 
+def format_needs(name: object) -> str:
+    """What the pods' own engines lack for a `modelFormat`, and the way out; empty: nothing."""
+    if not isinstance(name, str) or name not in (*UNSERVED_FORMATS, *SERVER_FORMATS):
+        return ""
+    text, advice = f"no engine here reads modelFormat {name}", "use a pool with a model server"
+    if name in UNSERVED_FORMATS:
+        return f"{text}: {UNSERVED_FORMATS[name]} and declare modelFormat onnx, or {advice}"
+    return f"{text}: {advice}"
+
+
+def join_needs(*needs: str) -> str:
+    """`ModelSpec.needs` of several; empty ones are left out."""
+    return "; ".join(each for each in needs if each)
+
+
+def needs_without(needs: str, what: str) -> str:
+    """The rest of `needs` without one of them, as both were given to `join_needs`."""
+    return join_needs(*(each for each in needs.split("; ") if each != what))
+
+
+def needs_in_pool(spec: ModelSpec, *, has_server: bool) -> str:
+    """What is missing in a pool, whose pods may have a model server: it reads its own formats."""
+    return needs_without(spec.needs, format_needs(spec.format)) if has_server else spec.needs
+
+
 def _needs(found: Predictor, spec: Mapping[str, Any], predictor: Mapping[str, Any]) -> str:
     model_format = found.model.get("modelFormat")
-    name = model_format.get("name") if isinstance(model_format, dict) else None
-    if isinstance(name, str) and name in UNSERVED_FORMATS:
-        return (
-            f"no engine here reads modelFormat {name}: {UNSERVED_FORMATS[name]} and declare"
-            " modelFormat onnx"
-        )
-    parts = [f"spec.{part}" for part in ("transformer", "explainer") if spec.get(part)]
+    needs = [format_needs(model_format.get("name") if isinstance(model_format, dict) else None)]
     if predictor.get("containers"):
-        parts.append("spec.predictor.containers")
-    if parts:
-        return (
-            f"{' and '.join(parts)} would run as containers beside the model, which needs a cluster"
-            " and is not built: call the model from a service of your own"
+        needs.append(
+            "spec.predictor.containers beside a model are not run: call the model from a service"
+            " of your own"
         )
-    return ""
+    return join_needs(*needs, machine_needs(spec))

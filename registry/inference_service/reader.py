@@ -13,6 +13,7 @@ from registry.domain.model import ModelName, ModelSpec, Task
 from registry.errors import InvalidModel, InvalidYaml
 from registry.inference_service.annotations import parse_annotations
 from registry.inference_service.application_reader import is_application
+from registry.inference_service.components import component_problems
 from registry.inference_service.graph_reader import is_graph
 from registry.inference_service.predictors import (
     CUSTOM_FORMAT,
@@ -145,6 +146,10 @@ class _Reader:
                 "metadata.annotations[pilotlight.io/base-model] must name another model, "
                 f"was {name.name!r} itself"
             )
+        declared = document.get("spec")
+        if isinstance(declared, dict):
+            for problem in component_problems(declared, name, parsed.policy):
+                self._reject(problem)
         labels = self._strings(metadata, "labels")
         spec = ModelSpec(
             name=name,

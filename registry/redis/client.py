@@ -306,7 +306,7 @@ class Registry:
             decode,
             "reserve", request.id, int(request.ttl_s * 1000), request.entry, request.predict,
             request.key, request.mode, request.max_other_copies, request.target_ongoing,
-            int(CLAIM_TTL_S * 1000),
+            int(CLAIM_TTL_S * 1000), int(request.takes_slot),
         )  # fmt: skip
 
     def release(

@@ -82,7 +82,7 @@ class ServerScript:
 
 
 def read_snapshot(parts: Sequence[Any], hashes: Sequence[Sequence[bytes]]) -> list[Any]:
-    """Pods, models, samples, profiles, wanted pods, expected rates, applications, accuracies, plan.
+    """Pods, models, samples, profiles, wanted pods, expected rates, and so on.
 
     In the form that `load_snapshot` reads.
 
@@ -96,8 +96,8 @@ def read_snapshot(parts: Sequence[Any], hashes: Sequence[Sequence[bytes]]) -> li
         (name, (spec, previous.get(name, False), failures.get(name, False)))
         for name, spec in models.items()
     ]
-    wanted, expected, placement, *_ = (*latest, None, None, None)
-    further = [*applications.items()], [*accuracies.items()], placement
+    wanted, expected, placement, steps, *_ = (*latest, None, None, None, None)
+    further = [*applications.items()], [*accuracies.items()], placement, steps
     flat = [each for pair in profiles.items() for each in pair]
     return [pods, records, samples, flat, wanted, expected, *further]
 

@@ -31,6 +31,7 @@ REPLY_TIMEOUT_S: Final = 0.8
 SNAPSHOT_TIMEOUT_S: Final = 5.0
 """The state of a large pool takes long to read, and no request waits for it."""
 _GRACE_S: Final = 0.01
+"""To read a reply that has arrived where this process, not Redis, was late: paused, perhaps."""
 DEFERRAL_S: Final = 0.001
 MAX_BATCH: Final = 256
 _NO_CHANGES: Final = len(b"[]")
@@ -126,8 +127,7 @@ class Transactions:
         """The reply to one command, a large one perhaps. Raises RegistryUnavailable."""
         connection = await self._connection.connect(REPLY_TIMEOUT_S)
         try:
-            async with asyncio.timeout(SNAPSHOT_TIMEOUT_S):
-                return await connection.call(*arguments)
+            return await _received(connection.call(*arguments), SNAPSHOT_TIMEOUT_S)
         except TimeoutError as error:
             self._lose_batch(connection)
             raise reply_timeout(SNAPSHOT_TIMEOUT_S) from error
@@ -145,8 +145,7 @@ class Transactions:
         operations = orjson.dumps([operation])
         self._script.run(connection, operations, self.origin, resolver(future), *reads)
         try:
-            async with asyncio.timeout(timeout_s):
-                reply = await future
+            reply = await _received(future, timeout_s)
         except TimeoutError as error:
             self._lose_batch(connection)
             raise reply_timeout(timeout_s) from error
@@ -197,10 +196,7 @@ class Transactions:
         self._script.run(connection, operations, self.origin, on_reply)
 
     def _time_out(self, batch: Sequence[_QueuedOperation], connection: RedisConnection) -> None:
-        """Close the connection after `_GRACE_S`, in which a reply that has arrived is read.
-
-        Only this process was late then, not Redis.
-        """
+        """Close the connection after `_GRACE_S`."""
 
         def close() -> None:
             if self._in_flight is batch:
@@ -265,6 +261,19 @@ class Transactions:
     def _fail_queue(self, error: RegistryUnavailable) -> None:
         failed, self._queue = self._queue, []
         _fail(failed, error)
+
+
+async def _received(reply: asyncio.Future[Any], timeout_s: float) -> Any:
+    """The reply; raises TimeoutError where none has arrived `timeout_s` after the call."""
+    try:
+        done, _ = await asyncio.wait([reply], timeout=timeout_s)
+        if not done:
+            await asyncio.wait([reply], timeout=_GRACE_S)
+        if not reply.done():
+            raise TimeoutError
+        return await reply
+    finally:
+        reply.cancel()
 
 
 def _call_back(item: _QueuedOperation, result: Any) -> None:

@@ -18,6 +18,7 @@ class ComparableState:
     models: dict[ModelName, ModelRecord]
     residency: dict[str, dict[str, Residency]]
     profiles: dict[ModelName, dict[str, Profile]]
+    queued_steps: dict[str, dict[str, int]]
 
 
 def comparable(state: ClusterState) -> ComparableState:
@@ -30,4 +31,5 @@ def comparable(state: ClusterState) -> ComparableState:
     }  # fmt: skip
     residency = {key: dict(holders) for key, holders in state.residency.items()}
     profiles = {name: dict(by_product) for name, by_product in state.profiles.items()}
-    return ComparableState(pods, dict(state.models), residency, profiles)
+    steps = {name: dict(queued.counts) for name, queued in state.queued_steps.items()}
+    return ComparableState(pods, dict(state.models), residency, profiles, steps)

@@ -6,6 +6,7 @@ local clock = redis.call('TIME')
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
 local changes = {}
 local changed_counts = {}
+local changed_steps = {}
 local op = {}
 
 local function key(name) return prefix .. name end
@@ -13,6 +14,9 @@ local function key(name) return prefix .. name end
 local function change(...) changes[#changes + 1] = {...} end
 
 local function mark_counts(pod) changed_counts[pod] = true end
+
+-- The model of a step's reservation, which its id names; nil for the reservation of a request.
+local function step_model(id) return id:match('|(.*)$') end
 
 local function or_false(value) if value then return value end return false end
 
@@ -41,16 +45,40 @@ local function is_serving(pod)
   return is_alive(pod) and redis.call('HGET', key('pod:' .. pod), 'phase') == 'ready'
 end
 
--- Number of reservations in one of a pod's sets, without expired ones.
-local function count_reservations(set, pod)
-  if remove_expired(set) > 0 then mark_counts(pod) end
-  return redis.call('ZCARD', set)
+-- Drop the pod's expired reservations from a set, 'slots' or 'ongoing'; how many there were.
+local function expire_in(name, pod)
+  local expired = remove_expired(key(name .. ':' .. pod))
+  if expired > 0 then
+    mark_counts(pod)
+    if name == 'ongoing' then changed_steps[pod] = true end
+  end
+  return expired
+end
+
+-- Number of the pod's reservations in a set, without expired ones.
+local function count_reservations(name, pod)
+  expire_in(name, pod)
+  return redis.call('ZCARD', key(name .. ':' .. pod))
 end
 
 local function counts(pod)
-  remove_expired(key('slots:' .. pod))
-  remove_expired(key('ongoing:' .. pod))
-  return redis.call('ZCARD', key('slots:' .. pod)), redis.call('ZCARD', key('ongoing:' .. pod))
+  return count_reservations('slots', pod), count_reservations('ongoing', pod)
+end
+
+-- Steps that schedulers have placed at the pod and whose inference has not ended, by model; of so
+-- many models at most as a pod's step queue has places.
+local MAX_STEP_MODELS = 64
+
+local function queued_steps(pod)
+  local found, models = {}, 0
+  for _, id in ipairs(redis.call('ZRANGE', key('ongoing:' .. pod), 0, -1)) do
+    local model = step_model(id)
+    if model and (found[model] or models < MAX_STEP_MODELS) then
+      if not found[model] then models = models + 1 end
+      found[model] = (found[model] or 0) + 1
+    end
+  end
+  return found, models
 end
 
 -- Residency of a model at a pod: "tier|loading_from|since|bytes"; loading_from is "-" without a

@@ -1,22 +1,22 @@
 -- Reservations: a slot at the entry pod and a place in the inference stage of the predict pod, both
--- or neither. Reservations expire, so those of a gateway that dies are released.
+-- or neither. Reservations expire, so those of a gateway that dies are released. A step of a workflow
+-- takes no slot (slots = 0): it waits in the pod's step queue, which the pod bounds. Its id ends with
+-- '|' and the model's key, so that every scheduler reads from the copies what is queued at a pod.
 
 -- mode: 'warm' needs the model on the predict pod's device; 'join' accepts a load in progress
 -- there; 'load' may claim a load at that pod, but only while at most `copies` other pods hold or
 -- load the model (-1: any number), so that two gateways that act on the same state load it once.
-function op.reserve(id, ttl_ms, entry, predict, model, mode, copies, target, claim_ms)
+function op.reserve(id, ttl_ms, entry, predict, model, mode, copies, target, claim_ms, slots)
   if not is_alive(entry) then return {'gone', entry} end
   local pod = redis.call('HMGET', key('pod:' .. entry), 'slots', 'phase')
   if pod[2] ~= 'ready' then return {'gone', entry} end
-  local slots_set = key('slots:' .. entry)
-  if count_reservations(slots_set, entry) >= tonumber(pod[1]) then
+  if slots > 0 and count_reservations('slots', entry) >= tonumber(pod[1]) then
     mark_counts(entry)
     return {'full', entry}
   end
   if predict ~= entry and not is_serving(predict) then return {'gone', predict} end
-  local ongoing_set = key('ongoing:' .. predict)
   if target > 0 then
-    if count_reservations(ongoing_set, predict) >= target then
+    if count_reservations('ongoing', predict) >= target then
       mark_counts(predict)
       return {'busy', predict}
     end
@@ -35,16 +35,23 @@ function op.reserve(id, ttl_ms, entry, predict, model, mode, copies, target, cla
       return {'cold', predict}
     end
   end
-  redis.call('ZADD', slots_set, now + ttl_ms, id)
-  redis.call('ZADD', ongoing_set, now + ttl_ms, id)
+  if slots > 0 then redis.call('ZADD', key('slots:' .. entry), now + ttl_ms, id) end
+  redis.call('ZADD', key('ongoing:' .. predict), now + ttl_ms, id)
+  if step_model(id) then changed_steps[predict] = true end
   mark_counts(entry)
   mark_counts(predict)
   return {'ok', token, start}
 end
 
+local function end_ongoing(id, predict)
+  if redis.call('ZREM', key('ongoing:' .. predict), id) == 0 then return end
+  mark_counts(predict)
+  if step_model(id) then changed_steps[predict] = true end
+end
+
 function op.release(id, entry, predict)
   if redis.call('ZREM', key('slots:' .. entry), id) > 0 then mark_counts(entry) end
-  if redis.call('ZREM', key('ongoing:' .. predict), id) > 0 then mark_counts(predict) end
+  end_ongoing(id, predict)
   return true
 end
 
@@ -67,15 +74,14 @@ end
 
 -- The inference stage has ended; the slot stays taken until the response is sent.
 function op.infer_end(id, predict)
-  if redis.call('ZREM', key('ongoing:' .. predict), id) > 0 then mark_counts(predict) end
+  end_ongoing(id, predict)
   return true
 end
 
 -- Visits every pod, so it runs for each snapshot, but for all syncs together once in 0.9 s at most.
 local function expire_reservations()
   for _, pod in ipairs(redis.call('ZRANGE', key('leases'), 0, -1)) do
-    if remove_expired(key('slots:' .. pod)) + remove_expired(key('ongoing:' .. pod)) > 0 then
-      mark_counts(pod)
-    end
+    expire_in('slots', pod)
+    expire_in('ongoing', pod)
   end
 end

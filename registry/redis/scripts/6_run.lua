@@ -1,6 +1,6 @@
 -- Sync, snapshot, and the run of a batch: ARGV[1] holds the operations, ARGV[2] their origin.
 -- Changes are published once per batch, under one new version: all of them to gateways; to pods
--- without the counts, which change with every request, and without expected arrivals.
+-- without the counts and steps, which change with every request, and without expected arrivals.
 
 function op.sync()
   expire_pods()
@@ -32,13 +32,23 @@ local function all_samples()
   return samples
 end
 
+local function all_steps()
+  local found = {}
+  for _, pod in ipairs(redis.call('ZRANGE', key('leases'), 0, -1)) do
+    local steps, models = queued_steps(pod)
+    if models > 0 then found[#found + 1] = {pod, steps} end
+  end
+  return found
+end
+
 -- The state for a new copy, except the hashes that clients read with separate commands.
 function op.snapshot()
   expire_pods()
   expire_claims()
   expire_reservations()
   return {all_pods(), all_samples(), or_false(redis.call('GET', key('wanted'))),
-    or_false(redis.call('GET', key('expected'))), or_false(redis.call('GET', key('placement')))}
+    or_false(redis.call('GET', key('expected'))), or_false(redis.call('GET', key('placement'))),
+    all_steps()}
 end
 
 -- Versions begin at the clock, so a Redis that lost its data repeats no version that copies have.
@@ -94,6 +104,11 @@ end
 if expected then change('expected', expected) end
 for pod in pairs(changed_counts) do
   if redis.call('EXISTS', key('pod:' .. pod)) == 1 then change('counts', pod, counts(pod)) end
+end
+for pod in pairs(changed_steps) do
+  if redis.call('EXISTS', key('pod:' .. pod)) == 1 then
+    change('steps', pod, (queued_steps(pod)))
+  end
 end
 local version
 local encoded = '[]'

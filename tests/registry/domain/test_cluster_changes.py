@@ -47,13 +47,18 @@ HISTORY: list[list[Change]] = [
     [at("a", "device")],
     [profile(1)],
     [["counts", "a", 1, 1]],
+    [["counts", "a", 1, 2], ["steps", "a", {KEY: 1}]],
+    [["steps", "b", {KEY: 1}]],
     [["gone", "b"], pod("b", 2), ["counts", "b", 2, 0]],
     [at("b", "disk")],
     [["counts", "a", 2, 1]],
     [["gone", "a"], pod("a", 3)],
     [["counts", "a", 3, 3]],
+    [["steps", "b", {KEY: 2}], ["steps", "a", {KEY: 3}]],
     [["gone", "b"]],
+    [["steps", "a", {}]],
     [profile(1, 2)],
+    [["steps", "a", {KEY: 1}]],
     [at("a", "host"), pod("a", 3, slots_used=1, phase="draining")],
     [model(False)],
 ]
@@ -135,7 +140,8 @@ def snapshot_of(state: ClusterState) -> list[Any]:
     for name, by_product in state.profiles.items():
         for product, found in by_product.items():
             profiles += [f"{name}|{product}" if product else str(name), encode_profile(found)]
-    return [pods, models, {}, profiles]
+    steps = [[name, dict(queued.counts)] for name, queued in state.queued_steps.items()]
+    return [pods, models, {}, profiles, None, None, [], [], None, steps]
 
 
 def test_an_older_snapshot_replaces_a_newer_copy() -> None:

@@ -90,7 +90,7 @@ def test_pool_and_task_are_not_part_of_the_policy() -> None:
 
 
 def test_dtype_is_not_part_of_the_policy() -> None:
-    for text, value in (("bfloat16", Precision.BFLOAT16), ("auto", None)):
+    for text, value in (("bfloat16", Precision.BFLOAT16), ("auto", Precision.AUTO)):
         parsed = parse_annotations({PREFIX + "dtype": text})
         assert (parsed.precision, parsed.policy, parsed.problems) == (value, ModelPolicy(), ())
 

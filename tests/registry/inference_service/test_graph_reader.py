@@ -128,6 +128,35 @@ def test_values_of_other_types_are_mistakes(nodes: str, path: str) -> None:
         read_graphs([("graph.yaml", f"{start}  nodes: {nodes}")])
 
 
+def switch(condition: str, steps: int) -> str:
+    listed = ", ".join([f"{{serviceName: a, condition: '{condition}'}}"] * steps)
+    return f"{{root: {{routerType: Switch, steps: [{listed}]}}}}"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "message"),
+    [
+        pytest.param(switch("{ bad", 257), "may have 256 steps together, was 257", id="steps"),
+        pytest.param(
+            f"{{root: 1, {', '.join(f'n{at}: {{routerType: Bad}}' for at in range(256))}}}",
+            "may have 256 nodes, was 257",
+            id="nodes",
+        ),
+        pytest.param(
+            switch("{" + "x" * 999, 17),
+            "may have conditions of 16384 characters together, was 17000",
+            id="conditions",
+        ),
+    ],
+)
+def test_nodes_of_a_graph_that_is_too_large_are_not_read(nodes: str, message: str) -> None:
+    start = FULL.partition("  nodes:")[0]
+    with pytest.raises(InvalidModel) as caught:
+        read_graphs([("graph.yaml", f"{start}  nodes: {nodes}")])
+    [problem] = caught.value.problems
+    assert message in problem
+
+
 def test_a_mistake_shows_no_more_of_a_value_than_helps() -> None:
     bomb = "x0: &x0 [a, a]\n" + "".join(
         f"x{at}: &x{at} [{', '.join([f'*x{at - 1}'] * 9)}]\n" for at in range(1, 12)

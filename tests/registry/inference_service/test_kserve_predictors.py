@@ -12,6 +12,7 @@ from registry.domain.codec import decode_spec, encode_spec
 from registry.domain.model import ModelSpec, Task
 from registry.domain.request_log import LogMode, RequestLog
 from registry.errors import InvalidModel
+from registry.inference_service.predictors import needs_in_pool
 from registry.inference_service.reader import read_documents
 from tests.registry.inference_service import kserve_samples
 
@@ -85,7 +86,7 @@ def test_probabilities_by_kserves_environment_variable() -> None:
         pytest.param({"tensorflow": {"storageUri": "gs://b/m"}}, {}, "tf2onnx", id="tensorflow"),
         pytest.param({"containers": [{"image": "mine"}]}, {}, "containers", id="own server"),
         pytest.param(
-            {"sklearn": {"storageUri": "gs://b/m"}}, {"transformer": {"containers": []}},
+            {"sklearn": {"storageUri": "gs://b/m"}}, {"transformer": {"containers": [{}]}},
             "spec.transformer", id="transformer",
         ),
         pytest.param(
@@ -100,6 +101,25 @@ def test_what_a_pool_has_not_is_said_and_kept(
     found = _read(predictor, **spec)
     assert names in found.needs
     assert decode_spec(encode_spec(found)).needs == found.needs
+
+
+@pytest.mark.parametrize(
+    ("spec", "rest"),
+    [
+        pytest.param({}, "", id="format"),
+        pytest.param({"transformer": {"containers": [{}]}}, "spec.transformer", id="transformer"),
+    ],
+)
+@pytest.mark.parametrize("model_format", ["tensorflow", "mlflow"])
+def test_a_model_server_takes_the_place_of_an_engine_and_of_nothing_else(
+    model_format: str, spec: dict[str, Any], rest: str
+) -> None:
+    model = {"modelFormat": {"name": model_format}, "storageUri": "gs://b/m"}
+    found = _read({"model": model}, **spec)
+    assert f"modelFormat {model_format}" in needs_in_pool(found, has_server=False)
+    missing = needs_in_pool(found, has_server=True)
+    assert (bool(missing), rest in missing) == (bool(rest), True)
+    assert "modelFormat" not in missing
 
 
 def test_a_logger_is_read_and_kept() -> None:

@@ -161,7 +161,8 @@ def _top(**changes: object) -> Change:
         pytest.param(_model(modelFormat={"name": "word2vec"}),
                      "spec.predictor.model.modelFormat.name must be one of huggingface, "
                      "safetensors, pytorch, onnx, xgboost, lightgbm, sklearn, triton, tensorflow, "
-                     "paddle, pmml, catboost, was 'word2vec'", id="unknown-format"),
+                     "paddle, pmml, catboost, mlflow, tensorrt, keras, openvino_ir, pytorch-mar, "
+                     "python, alibi-detect, alibi-explain, was 'word2vec'", id="unknown-format"),
         pytest.param(_model(protocolVersion="grpc-v2"),
                      "spec.predictor.model.protocolVersion must be one of v1, v2, was 'grpc-v2'",
                      id="unknown-protocol"),

@@ -156,6 +156,7 @@ async def reserve(
     target_ongoing: int = 0,
     ttl_s: float = 60.0,
     id_: str = "",
+    takes_slot: bool = True,
 ) -> Granted | Refusal:
     """Reserve a slot at `entry` and a place at `predict`, by default the same pod."""
     future: asyncio.Future[Granted | Refusal] = asyncio.get_running_loop().create_future()
@@ -175,6 +176,7 @@ async def reserve(
         max_other_copies=max_other_copies,
         target_ongoing=target_ongoing,
         ttl_s=ttl_s,
+        takes_slot=takes_slot,
     )
     registry.reserve(wanted, settle)
     return await future

@@ -122,6 +122,22 @@ async def test_a_hanging_redis_is_unavailable(
     await registry.close()
 
 
+async def test_a_reply_that_came_while_this_process_was_late_is_read(
+    fragile_server: servers.RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry = await Registry.connect(fragile_server.url)
+    losses: list[None] = []
+    registry.transactions.on_lost = lambda: losses.append(None)
+    monkeypatch.setattr("registry.redis.transactions.REPLY_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("registry.redis.transactions.SNAPSHOT_TIMEOUT_S", 0.2)
+    transactions = registry.transactions
+    for call in (transactions.sync, transactions.snapshot, lambda: transactions.command("PING")):
+        asyncio.get_running_loop().call_later(0.0, time.sleep, 0.5)  # as a pause of the process is
+        await call()
+    assert losses == []
+    await registry.close()
+
+
 async def test_connecting_to_a_closed_port_fails_soon() -> None:
     began_s = time.monotonic()
     with pytest.raises(RegistryUnavailable):

@@ -33,6 +33,18 @@ async def test_a_full_pod_refuses(registry: Registry) -> None:
     assert await counts(registry, "a") == (2, 2)
 
 
+async def test_a_step_takes_an_inference_place_and_no_slot(registry: Registry) -> None:
+    await Pod.join_warm(registry, "a", slots=1)
+    assert isinstance(await reserve(registry, "a", id_="step", takes_slot=False), Granted)
+    assert await counts(registry, "a") == (0, 1)
+    assert isinstance(await reserve(registry, "a", id_="request"), Granted)
+    assert isinstance(await reserve(registry, "a", id_="other", takes_slot=False), Granted)
+    assert await counts(registry, "a") == (1, 3)
+    for id_ in ("step", "request", "other"):
+        await release(registry, id_, "a")
+    assert await counts(registry, "a") == (0, 0)
+
+
 async def test_a_pod_without_slots_refuses(registry: Registry) -> None:
     await Pod.join(registry, "a", slots=0)
     assert await reserve(registry, "a", mode=LoadMode.LOAD) is Refusal.FULL
