@@ -10,8 +10,10 @@ from runtime.engines.engine import Engine, ModelFolder
 from runtime.engines.networks.network_engine import NetworkEngine
 from runtime.errors import ModelInvalid
 from runtime.storage.library_files import (
+    CODE_SUFFIXES,
     LIGHTGBM_SUFFIX,
     ONNX_SUFFIX,
+    PICKLE_ADVICE,
     SKOPS_SUFFIX,
     library_files,
 )
@@ -54,7 +56,7 @@ def library_path(folder: Path) -> Path | None:
     if (folder / "config.json").exists():  # spares the search
         return None
     paths = [str(path.relative_to(folder)) for path in model_files(folder)]
-    found = library_files(paths, "the model")
+    found = library_files(paths, "the model", takes_pickles=True)
     return folder / found[0] if found else None
 
 
@@ -85,8 +87,21 @@ def engine_of(folder: Path) -> Engine:
     return NetworkEngine()
 
 
+def pickle_path(folder: Path) -> Path | None:
+    """The folder's pickled estimator, None for other models; raises ModelInvalid for several."""
+    found = library_path(folder)
+    return found if found is not None and found.suffix in CODE_SUFFIXES else None
+
+
+def engine_name(path: Path) -> str:
+    """The engine's name of a library's file, a pickle's included; raises ModelInvalid."""
+    return "sklearn" if path.suffix in CODE_SUFFIXES else library_engine(path).name
+
+
 def library_engine(path: Path) -> Engine:
     """The engine that reads the file, as found by `library_path`; raises ModelInvalid."""
+    if path.suffix in CODE_SUFFIXES:
+        raise ModelInvalid(f"{path.name}: {PICKLE_ADVICE}")
     if path.suffix == ONNX_SUFFIX:
         from runtime.engines.libraries.onnx_engine import OnnxEngine
 
@@ -113,7 +128,8 @@ def check_format(declared: str, folder: Path) -> None:
     allowed = _ENGINES_OF_FORMAT.get(declared)
     if allowed is None:
         return
-    found = engine_of(folder).name
+    library = library_path(folder)
+    found = engine_of(folder).name if library is None else engine_name(library)
     if found not in allowed:
         raise ModelInvalid(
             f"the model is declared as {declared}, but its files are of {found}; allowed are files"

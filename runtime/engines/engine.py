@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from runtime.weights.safetensors_files import StoredTensor
 
 
+DEFAULT_POD_BYTES = 2 * 1024**3
+
+
 @dataclass(frozen=True, slots=True)
 class ModelFolder:
     """A model to build: its small files, its declared task, and what its weights hold."""
@@ -29,6 +32,8 @@ class ModelFolder:
     tensors: Sequence[StoredTensor]
     dtype: torch.dtype | None = None
     """Of its weights, where it is not that of its configuration."""
+    pod_bytes: int = DEFAULT_POD_BYTES
+    """Budget of all models of the pod."""
 
 
 class Engine(Protocol):

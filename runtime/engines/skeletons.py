@@ -9,12 +9,12 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Hashable, Mapping
 
     from transformers import PreTrainedModel
 
@@ -34,6 +34,15 @@ class ParameterSlot:
     """The tensor's name in the files; tied slots have the same."""
 
 
+class ForwardCapture(Protocol):
+    """In place of a network's forward, for weights at one place."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+    def weights_at(self, place: Hashable) -> None:
+        """Weights lie there now; None: nowhere."""
+
+
 class Skeleton:
     """A network whose weights can be attached and detached. One user at a time."""
 
@@ -49,6 +58,11 @@ class Skeleton:
         self.network = network
         self.has_inferred = False
         self._slots = slots
+        self._graphs: ForwardCapture | None = None
+
+    def use_graphs(self, graphs: ForwardCapture) -> None:
+        """Have the network's forwards captured; they stay with the skeleton."""
+        self._graphs = self.network.forward = graphs
 
     def attach(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Give the network its weights; tied slots share one tensor."""
@@ -62,9 +76,13 @@ class Skeleton:
                     else tensor
                 )
             slot.entries[slot.name] = attached[slot.stored]
+        if self._graphs is not None:
+            self._graphs.weights_at(tuple(each.data_ptr() for each in attached.values()))
 
     def detach(self) -> None:
         """Drop the weights, which frees their memory even if the network is still referenced."""
+        if self._graphs is not None:
+            self._graphs.weights_at(None)
         for slot in self._slots:
             slot.entries[slot.name] = slot.empty
 

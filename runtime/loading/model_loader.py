@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+import logging
+import math
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -18,8 +20,10 @@ from runtime.device.device_errors import (
     is_out_of_memory,
     release_frames,
 )
+from runtime.device.forward_graphs import ForwardGraphs
 from runtime.device.memory import CpuMemory
 from runtime.engines.engine import ModelFolder
+from runtime.engines.model_server.server_engine import ServerModel
 from runtime.errors import (
     DeviceFailed,
     DeviceFull,
@@ -28,10 +32,15 @@ from runtime.errors import (
     RuntimePackageError,
 )
 from runtime.generation.engine import Sampling
+from runtime.generation.limits import Attention
 from runtime.generation.transformers_engine import TransformersEngine
 from runtime.loading.bases import SharedWeights
 from runtime.loading.model_store import ModelStore, StoreEntry
+from runtime.loading.pickled_model import PickledModel
+from runtime.loading.proxied_model import ProxiedModel
 from runtime.loading.served_model import ServedModel
+from runtime.loading.type_choice import difference, record_choice, sample_outputs
+from runtime.sandbox.estimators import LoadedEstimator
 from runtime.tasks.text_generation import TextGeneration
 from runtime.threads import in_thread
 
@@ -47,6 +56,8 @@ if TYPE_CHECKING:
     from runtime.loading.weight_resolver import ResolvedWeights, WeightResolver
     from runtime.storage.load_ticket import LoadTicket
     from runtime.weights.slab import DeviceWeights
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +106,13 @@ class ModelLoader:
             loaded.free()
             resolved.lock.release()
 
+        excess = loaded.memory_bytes - resolved.memory_bytes
+        used = self.store.used_bytes + self.store.reserved_bytes + excess
+        if excess > 0 and used > self.store.budget_bytes:
+            self.store.evict_idle(used - self.store.budget_bytes, spec.key)
         return StoreEntry(
             spec.key,
-            resolved.memory_bytes,
+            loaded.memory_bytes,
             model=loaded.model,
             free=free_all,
             shared=loaded.shared,
@@ -108,8 +123,14 @@ class ModelLoader:
 @dataclass(frozen=True, slots=True)
 class _Loaded:
     model: ServedModel
+    memory_bytes: int
     free: Callable[[], None]
     shared: SharedWeights | None
+
+    def drop(self) -> None:
+        """Take the model off the device."""
+        self.model.stop()
+        self.free()
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,10 +143,45 @@ class _DeviceLoad:
     ticket: LoadTicket
 
     async def run(self) -> _Loaded:
-        """The model with a function that frees its memory.
+        """The model with a function that frees its memory, of the type that fits it.
 
-        Evicts idle models while the device is full, as many as what is missing.
+        A model of which `auto` knows nothing yet is loaded as it is stored, then in bfloat16, and
+        as it is stored again if the two differ.
         """
+        near = self.resolved.in_bfloat16
+        if near is None:
+            return await self._run_until_room()
+        exact = await self._sample(stored := await self._run_until_room())
+        stored.drop()
+        halved = replace(self, resolved=near)
+        loaded: _Loaded | None = None
+        found = math.inf
+        with suppress(ModelInvalid):  # it may not run in this type
+            loaded = await halved._run_until_room()
+            found = difference(exact, await halved._sample(loaded))
+        executor = self.loader.resolver.threads.executor_for(self.ticket)
+        keep = partial(record_choice, self.resolved.folder, difference=found)
+        is_near = await in_thread(executor, keep)
+        extra = {"key": self.spec.key, "difference": found, "bfloat16": is_near}
+        logger.info("dtype chosen", extra=extra)
+        if loaded is not None:
+            if is_near:
+                return loaded
+            loaded.drop()
+        return await self._run_until_room()
+
+    async def _sample(self, loaded: _Loaded) -> torch.Tensor | None:
+        """The outputs of one sample input; frees the model if the device fails."""
+        work = partial(loaded.model.call, sample_outputs)
+        try:
+            with self._device_errors():
+                return (await self.loader.device.run(work, model=loaded.model.device_model)).value
+        except BaseException:
+            loaded.drop()
+            raise
+
+    async def _run_until_room(self) -> _Loaded:
+        """Evicts idle models while the device is full, as many as what is missing."""
         while True:
             try:
                 with self._device_errors():
@@ -157,6 +213,10 @@ class _DeviceLoad:
     async def _run_once(self) -> _Loaded:
         weights, skeleton = await self._weights_and_skeleton()
         await self._attach(skeleton, weights)
+        if isinstance(skeleton.network, ServerModel):
+            return self._at_server(skeleton, skeleton.network, weights)
+        if isinstance(skeleton.network, LoadedEstimator):
+            return self._in_process(skeleton, skeleton.network, weights)
         model = ServedModel(
             self.spec,
             processor=self.resolved.processor,
@@ -173,7 +233,46 @@ class _DeviceLoad:
             weights.release()
             raise
         free = partial(self._free, model, skeleton, weights)
-        return _Loaded(model, free, self._shared(weights))
+        return _Loaded(model, self.resolved.memory_bytes, free, self._shared(weights))
+
+    def _at_server(
+        self, skeleton: Skeleton, network: ServerModel, weights: DeviceWeights
+    ) -> _Loaded:
+        """A model that the pod's model server has loaded: it is ready as it is."""
+        server = self.loader.resolver.server
+        if server is None:
+            raise RuntimeError("a model of a server was loaded without one")
+        model = ProxiedModel(
+            self.spec,
+            processor=self.resolved.processor,
+            network=network,
+            device=self.loader.device,
+            server=server,
+        )
+        return self._elsewhere(model, network.memory_bytes, skeleton, weights)
+
+    def _in_process(
+        self, skeleton: Skeleton, network: LoadedEstimator, weights: DeviceWeights
+    ) -> _Loaded:
+        """A pickled model, which its namespace's process has loaded."""
+        estimators = self.loader.resolver.estimators
+        if estimators is None:
+            raise RuntimeError("a pickled model was loaded without a process for it")
+        model = PickledModel(
+            self.spec,
+            processor=self.resolved.processor,
+            network=network,
+            device=self.loader.device,
+            estimators=estimators,
+        )
+        return self._elsewhere(model, network.memory_bytes, skeleton, weights)
+
+    def _elsewhere(
+        self, model: ServedModel, memory_bytes: int, skeleton: Skeleton, weights: DeviceWeights
+    ) -> _Loaded:
+        """A model of another process, which takes what was measured, or what its files suggest."""
+        free = partial(self._free, model, skeleton, weights)
+        return _Loaded(model, max(self.resolved.memory_bytes, memory_bytes), free, None)
 
     def _shared(self, weights: DeviceWeights) -> SharedWeights | None:
         """The weights, if they may be the base of adapters."""
@@ -229,12 +328,23 @@ class _DeviceLoad:
         tensors = self.resolved.weights.layout.tensors
         if (base := self._base_weights()) is not None:
             tensors = (*base.stored, *tensors)
-        model = ModelFolder(self.resolved.folder, self.spec.task, tensors, self.resolved.dtype)
+        model = ModelFolder(
+            self.resolved.folder,
+            self.spec.task,
+            tensors,
+            self.resolved.dtype,
+            loader.store.budget_bytes,
+        )
         key = engine.skeleton_key(model)
         device, threads = loader.memory.device, loader.device.thread_count
-        return loader.skeletons.take(
-            key, lambda: engine.build_skeleton(model, key=key, device=device, threads=threads)
-        )
+
+        def build() -> Skeleton:
+            made = engine.build_skeleton(model, key=key, device=device, threads=threads)
+            if loader.memory.graphs is not None and engine.takes_dtype:  # a network of transformers
+                made.use_graphs(ForwardGraphs(made.network, loader.memory.graphs))
+            return made
+
+        return loader.skeletons.take(key, build)
 
     def _base_weights(self) -> SharedWeights | None:
         base = self.resolved.base
@@ -271,9 +381,18 @@ class _DeviceLoad:
 
     async def _start_generator(self, model: ServedModel, network: PreTrainedModel) -> None:
         """Create the generation engine on the device and generate one token."""
-        device, limits = self.loader.device, self.loader.resolver.generation_limits
+        device = self.loader.device
+        limits = self.resolved.generation or self.loader.resolver.generation_limits
+        if limits.attention is Attention.PAGED:
+            from runtime.generation.paged_attention import prepare  # imports torch's compiler
+
+            executor = self.loader.resolver.threads.executor_for(self.ticket)
+            await in_thread(executor, prepare, network)
         loop = asyncio.get_running_loop()
-        make = partial(TransformersEngine, network, device, model.device_model, limits, loop)
+        graphs = self.loader.memory.graphs
+        make = partial(
+            TransformersEngine, network, device, model.device_model, limits, loop, graphs
+        )
         engine = (await device.run(make, model=model.device_model)).value
         async for _ in engine.generate([0], Sampling(max_tokens=1, seed=0, temperature=0)):
             pass

@@ -11,12 +11,14 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
-from runtime.engines.building import check_format, library_engine, library_path, model_files
+from registry.inference_service.predictors import needs_in_pool
+from runtime.engines.building import check_format, engine_name, library_path, model_files
 from runtime.errors import ModelInvalid, NeedsMissing
 from runtime.loading.bases import Bases, check_is_whole
 from runtime.loading.load_threads import SingleFlight
 from runtime.storage.listing import PROGRAM_SUFFIX
 from runtime.tasks.processors import load_processor
+from runtime.tasks.server_task import ServerTask
 from runtime.threads import in_thread
 
 if TYPE_CHECKING:
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from registry.domain.model import ModelSpec, Task
+    from runtime.engines.model_server.server_engine import ModelServer
     from runtime.sandbox.pool import Sandbox
     from runtime.tasks.task import Processor
     from runtime.tiers.disk_cache import DiskCache
@@ -45,7 +48,10 @@ class Processors:
         *,
         sandbox: Sandbox | None = None,
         bases: Bases | None = None,
+        server: ModelServer | None = None,
     ) -> None:
+        """`server`: what runs all models in place of the pod's own engines."""
+        self._server = server
         self.bases = bases or Bases()
         self._sandbox = sandbox
         self._cache = cache
@@ -58,8 +64,8 @@ class Processors:
 
     async def folder(self, spec: ModelSpec) -> Path:
         """The folder with the model's small files, fetched if necessary; raises LoadFailed."""
-        if spec.needs:
-            raise NeedsMissing(spec.needs)
+        if needs := needs_in_pool(spec, has_server=self._server is not None):
+            raise NeedsMissing(needs)
         return await self._folders.run(
             spec.key, lambda: in_thread(self._threads, self._cache.fetch_assets, spec)
         )
@@ -99,6 +105,8 @@ class Processors:
     async def _read(self, spec: ModelSpec) -> Processor:
         with await in_thread(self._threads, self._cache.lock_for_use, spec.key):
             folder = await self.folder(spec)
+            if self._server is not None:
+                return ServerTask(self._server, spec.key)
             if (base := self.bases.of(spec)) is not None:
                 return await self.get(base)
             await in_thread(self._threads, check_is_whole, folder)
@@ -120,7 +128,7 @@ def _digest(folder: Path, declared: Task | None) -> str:
     """Digest of the task and all small files: equal for models that can share a processor."""
     digest = hashlib.sha256(repr(declared).encode())
     if (library := library_path(folder)) is not None:
-        engine = library_engine(library).name
+        engine = engine_name(library)
         digest.update(engine.encode())
         if engine == "onnx":
             from runtime.engines.libraries.onnx_file import onnx_signature

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from runtime.device.device_model import DeviceModel, Payload
 from runtime.device.queue import InferenceResult
 from runtime.device.stepwise import Stepwise, run_steps
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from transformers import PreTrainedModel
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from runtime.generation.engine import GenerationEngine
     from runtime.tasks.task import Processor
     from runtime.wire.tensors import Tensor
+
+Result = TypeVar("Result")
 
 
 class ServedModel:
@@ -28,7 +30,7 @@ class ServedModel:
         spec: ModelSpec,
         *,
         processor: Processor,
-        network: PreTrainedModel,
+        network: Any,
         device: DeviceWorker,
     ) -> None:
         self.spec = spec
@@ -54,6 +56,10 @@ class ServedModel:
         """One short inference; raises the network's errors."""
         network = self._network_in_use()
         await self._device.run(lambda: self.processor.warm_up(network), model=self.device_model)
+
+    def call(self, work: Callable[[PreTrainedModel, Processor], Result]) -> Result:
+        """What `work` makes of network and processor, in the device's thread."""
+        return work(self._network_in_use(), self.processor)
 
     async def infer(
         self,

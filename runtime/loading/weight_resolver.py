@@ -8,43 +8,47 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
-from registry.domain.model import ModelSpec, Tier
+from registry.domain.model import ModelSpec, Precision, Tier
+from runtime.device.memory import CpuMemory
 from runtime.device.precision import dtype_on
-from runtime.engines.building import engine_of
+from runtime.engines.building import engine_of, pickle_path
+from runtime.engines.model_server.server_engine import ModelServer, ServerEngine
 from runtime.engines.networks.adapter import check_names, read_adapter
 from runtime.engines.networks.network_engine import AdapterEngine
 from runtime.errors import LoadCancelled, LoadFailed, ModelInvalid
-from runtime.generation.limits import GenerationLimits, cache_bytes
+from runtime.generation.limits import GenerationLimits, Room, generation_memory
 from runtime.loading.load_threads import LoadThreads, unless_cancelled
+from runtime.loading.type_choice import is_bfloat16_chosen
+from runtime.sandbox.pickle_engine import PickleEngine
 from runtime.storage.listing import WEIGHT_SUFFIX, RemoteFile
 from runtime.threads import in_thread
 from runtime.tiers.download_progress import DownloadProgress, StreamingWeights
 from runtime.weights.cast_weights import CastWeights
-from runtime.weights.weight_source import DiskWeights, WeightSource
+from runtime.weights.weight_source import DiskWeights, UnreadFiles, WeightSource
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
     from concurrent.futures import Executor
     from pathlib import Path
 
+    from runtime.device.memory import DeviceMemory
     from runtime.engines.engine import Engine
     from runtime.loading.bases import SharedWeights
     from runtime.loading.model_store import ModelStore, StoreEntry
     from runtime.loading.processors import Processors
+    from runtime.sandbox.estimators import Estimators
     from runtime.storage.load_ticket import LoadTicket
     from runtime.tasks.task import Processor
     from runtime.tiers.cache_locks import FileLock
     from runtime.tiers.disk_cache import DiskCache
     from runtime.tiers.host_tier import HostTier
     from runtime.weights.safetensors_files import StoredTensor
-
-
-CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +66,12 @@ class ResolvedWeights:
     """Protects the files from deletion."""
     dtype: torch.dtype | None = None
     """Of the weights on the device; None: as they are stored."""
+    generation: GenerationLimits | None = None
+    """With the size of its cache, if the model generates text."""
     base: StoreEntry | None = None
     """Of an adapter, whose folder is that of the base."""
+    in_bfloat16: ResolvedWeights | None = None
+    """The same in bfloat16, to be compared with this one; None: there is no choice to make."""
 
     @property
     def memory_bytes(self) -> int:
@@ -138,7 +146,11 @@ class WeightResolver:
     processors: Processors
     threads: LoadThreads
     generation_limits: GenerationLimits
-    device: torch.device = CPU
+    memory: DeviceMemory = field(default_factory=CpuMemory)
+    server: ModelServer | None = None
+    """What runs all models in place of the pod's own engines; None: those do."""
+    estimators: Estimators | None = None
+    """Runs pickled models; None: they are refused."""
 
     async def nearest_tier(self, key: str) -> Tier:
         """The tier that a load of the model would start from now."""
@@ -164,20 +176,32 @@ class WeightResolver:
         folder = await unless_cancelled(ticket, self.processors.folder(spec))
         files = await in_thread(threads, self.cache.weight_files, spec)
         weight_bytes = sum(file.size_bytes for file in files)
-        if base is None:
-            engine = await in_thread(threads, engine_of, folder)
+        engine: Engine
+        if self.server is not None:
+            engine = ServerEngine(self.server, spec)
+        elif base is None:
+            pickle = await in_thread(threads, pickle_path, folder)
+            if pickle is not None:
+                engine = PickleEngine(pickle, spec, self.estimators)
+            else:
+                engine = await in_thread(threads, engine_of, folder)
         else:
             engine = AdapterEngine(await in_thread(threads, read_adapter, folder))
             folder = await unless_cancelled(ticket, self.processors.folder(base.model.spec))
         working_bytes = engine.working_bytes(weight_bytes)
-        dtype = self._dtype(spec, engine)
+        is_auto = (
+            spec.precision is Precision.AUTO and self.memory.has_bfloat16 and engine.takes_dtype
+        )
+        choice = await in_thread(threads, is_bfloat16_chosen, folder) if is_auto else False
+        dtype = torch.bfloat16 if choice else self._dtype(spec, engine)
         # Files of 32 bits become half as large, at least; `reserve` knows the exact size.
         least_bytes = weight_bytes // 2 if dtype is torch.bfloat16 else weight_bytes
         self.store.check_fits(spec.key, least_bytes + working_bytes)
         processor, opened = await self._open_with_processor(spec, files, ticket)
         tier = opened.tier
-        if tier is Tier.DISK and not was_on_disk and not files[0].path.endswith(WEIGHT_SUFFIX):
-            tier = Tier.REMOTE  # one file, downloaded above with the small files
+        came_with_assets = self.server is not None or not files[0].path.endswith(WEIGHT_SUFFIX)
+        if tier is Tier.DISK and not was_on_disk and came_with_assets:
+            tier = Tier.REMOTE  # downloaded above with the small files
             ticket.mark_started()
         try:
             weights = opened.weights if dtype is None else CastWeights(opened.weights, dtype)
@@ -185,12 +209,11 @@ class WeightResolver:
             if base is not None:
                 check_names(tensor.name for tensor in tensors)
                 dtype, tensors = _shared(base).dtype, _shared(base).stored
-            working_bytes += await in_thread(
-                threads, cache_bytes, folder, spec.task, self.generation_limits, tensors
+            resolved = ResolvedWeights(
+                folder, processor, weights, tier, engine, working_bytes, lock, dtype, base=base
             )
-            yield ResolvedWeights(
-                folder, processor, weights, tier, engine, working_bytes, lock, dtype, base
-            )
+            complete = partial(self._with_generation, spec, resolved, tensors)
+            yield await in_thread(threads, partial(complete, tries=choice is None))
         except asyncio.CancelledError:  # the pod shuts down
             ticket.cancel("the pod shuts down")
             raise
@@ -199,16 +222,53 @@ class WeightResolver:
             raise
         await opened.end()
 
+    def _with_generation(
+        self,
+        spec: ModelSpec,
+        resolved: ResolvedWeights,
+        tensors: Sequence[StoredTensor],
+        *,
+        tries: bool,
+    ) -> ResolvedWeights:
+        """With the memory to generate text; `tries`: with the same weights in bfloat16, too.
+
+        `tensors`: those of the network, which are the base's for an adapter.
+        """
+        if self.server is not None:
+            return resolved
+        store = self.store
+        free_bytes = min(store.free_bytes, self.memory.free_bytes())
+        room = Room(
+            store.most_bytes(spec.key) - resolved.memory_bytes, free_bytes - resolved.memory_bytes
+        )
+        found = generation_memory(resolved.folder, spec.task, self.generation_limits, tensors, room)
+        complete = replace(
+            resolved,
+            working_bytes=resolved.working_bytes + found.total_bytes,
+            generation=found.limits,
+        )
+        near = CastWeights(resolved.weights, torch.bfloat16) if tries else None
+        if near is None or near.layout.size_bytes >= resolved.weights.layout.size_bytes:
+            return complete
+        halved = replace(resolved, weights=near, dtype=torch.bfloat16)
+        return replace(
+            complete,
+            in_bfloat16=self._with_generation(spec, halved, near.layout.tensors, tries=False),
+        )
+
     def _dtype(self, spec: ModelSpec, engine: Engine) -> torch.dtype | None:
         """The type that the model declares; raises ModelInvalid if its format has none."""
         if spec.precision is None:
             return None
         if not engine.takes_dtype:
+            if spec.precision is Precision.AUTO:
+                return None
             raise ModelInvalid(
                 f"pilotlight.io/dtype is {spec.precision}, but a model of {engine.name} keeps its"
                 " own types: remove the annotation"
             )
-        return dtype_on(self.device, spec.precision)
+        memory = self.memory
+        return dtype_on(memory.device, spec.precision, has_bfloat16=memory.has_bfloat16)
 
     async def _open_with_processor(
         self, spec: ModelSpec, files: Sequence[RemoteFile], ticket: LoadTicket
@@ -233,6 +293,9 @@ class WeightResolver:
             return _OpenWeights(image, Tier.HOST)
         if await in_thread(threads, self.cache.has_weights, spec.key):
             paths = await in_thread(threads, self.cache.fetch_weights, spec, ticket)
+            if self.server is not None:
+                folder = self.cache.folder_of(spec.key)
+                return _OpenWeights(await in_thread(threads, UnreadFiles, folder, paths), Tier.DISK)
             return _OpenWeights(await in_thread(threads, DiskWeights, paths), Tier.DISK)
         download = Download(self.cache, spec, files, ticket=ticket, threads=threads)
         try:

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 from runtime.engines.libraries.onnx_engine import OnnxModel
 from runtime.engines.libraries.onnx_file import onnx_signature
-from runtime.engines.libraries.rows import output_tensor, plain_values
+from runtime.engines.libraries.rows import output_tensor
 from runtime.errors import ModelInvalid
 from runtime.tasks.tensor_task import TensorTask
+from runtime.wire.tensors import plain_values
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from registry.domain.model import Task
-from runtime.engines.building import is_pipeline, library_engine, library_path, program_path
+from runtime.engines.building import engine_name, is_pipeline, library_path, program_path
 from runtime.engines.networks.configuration import read_config, task_of
 from runtime.errors import ModelInvalid
 from runtime.tasks.classification import TextClassification
@@ -63,7 +63,7 @@ def load_processor(
 
 
 def _library_processor(path: Path, declared: Task | None) -> Processor:
-    engine = library_engine(path).name
+    engine = engine_name(path)
     if engine == "onnx":
         from runtime.tasks.onnx_model import OnnxTask
 

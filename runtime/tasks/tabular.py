@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from runtime.engines.libraries.rows import is_matrix, plain_values
+from runtime.engines.libraries.rows import is_matrix
 from runtime.errors import InvalidRequest, ModelInvalid
 from runtime.tasks.tabular_instances import INPUT, instance_tensors
 from runtime.tasks.tensor_batching import Batching
-from runtime.wire.tensors import Tensor, numeric_tensor
+from runtime.wire.tensors import Tensor, numeric_tensor, plain_values
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
-from runtime.errors import InvalidRequest
+from runtime.errors import InferenceTooLarge, InvalidRequest, ModelInvalid
 from runtime.tasks.program_batching import ProgramBatching
 from runtime.wire.json_tensors import from_json
-from runtime.wire.tensors import BF16, Tensor, check_item_count, parse_tensor_spec
+from runtime.wire.tensors import BF16, Tensor, check_item_count, parse_tensor_spec, plain_values
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -83,9 +83,9 @@ class TensorTask(ABC, Generic[Network]):
     def predictions(self, outputs: Sequence[Tensor]) -> list[Any]:
         """One value or object per row, or per request if there is no batch dimension."""
         if len(outputs) == 1:
-            values = outputs[0].data.tolist()
+            values = plain_values(outputs[0]).tolist()
             return list(values) if self._signature.batch_size is not None else [values]
-        named = {tensor.name: tensor.data.tolist() for tensor in outputs}
+        named = {tensor.name: plain_values(tensor).tolist() for tensor in outputs}
         if self._signature.batch_size is None:
             return [named]
         return [dict(zip(named, row, strict=True)) for row in zip(*named.values(), strict=True)]
@@ -95,10 +95,13 @@ class TensorTask(ABC, Generic[Network]):
     def warm_up(self, network: Any) -> None:
         """Infer with random values, and check whether rows are independent.
 
-        A model that refuses random values is served without batching.
+        A model that refuses random values is served without batching. Raises ModelInvalid if one
+        row needs more memory than an inference may take.
         """
         try:
             network.are_rows_independent = self._are_rows_independent(network)
+        except InferenceTooLarge as error:
+            raise ModelInvalid(f"the model cannot infer one row: {error}") from error
         except InvalidRequest as error:
             logger.info(
                 "program refused random inputs, its requests are not batched",

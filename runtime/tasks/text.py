@@ -218,7 +218,7 @@ class TextEncoder:
         }  # fmt: skip
         texts = self._cut(texts)
         if self._sandboxed is None:
-            encoded: Any = self.tokenizer(texts, **options, return_tensors="np")
+            encoded: Any = self.tokenizer(texts, **options)  # its own arrays cost twice as much
         else:
             encoded = self._encode_in_sandbox(texts, options)
         return tuple(

@@ -1,18 +1,17 @@
-"""A model that a library loads from a file's bytes, as a skeleton; libraries and their errors."""
+"""A model that a library loads from a file's bytes, as a skeleton."""
 
 from __future__ import annotations
 
-import importlib
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Protocol
 
+from runtime.engines.libraries.optional_library import one_line
 from runtime.engines.skeletons import Skeleton
 from runtime.errors import EngineMissing, ModelInvalid
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
-    from types import ModuleType
 
     import torch
 
@@ -103,19 +102,3 @@ class LibraryEngine(ABC):
                 f"{self.name} cannot read {self.path.name}:"
                 f" {type(error).__name__}: {one_line(error)}"
             ) from None
-
-
-def one_line(error: Exception) -> str:
-    """The text of a library's error, for a message of ours: on one line, 500 characters at most."""
-    return " ".join(str(error).split())[:500]
-
-
-def import_library(module: str, extra: str) -> ModuleType:
-    """An optional library, imported with its first model; raises EngineMissing."""
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise EngineMissing(
-            f"the pod has no {module} ({error}); add it to the image with"
-            f" pip install 'pilotlight[{extra}]'"
-        ) from error

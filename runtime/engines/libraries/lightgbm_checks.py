@@ -6,6 +6,7 @@ memory, and a circle would never end, so files with such nodes are refused here.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,6 +23,7 @@ _MAX_CLASSES = 2**16
 _CATEGORICAL = 1
 """Bit of LightGBM's `decision_type`."""
 _END = "\nend of trees"
+_PRINTED = bytes(range(0x20, 0x7F)) + b"\r\n"
 _INNER = (
     "split_feature", "split_gain", "threshold", "decision_type", "left_child", "right_child",
     "internal_value", "internal_weight", "internal_count",
@@ -42,11 +44,14 @@ def check_lightgbm(text: str) -> None:
     if not end:
         raise ModelInvalid("the file is cut short: it has no line 'end of trees'")
     head, *blocks = trees.split("\nTree=")
+    if "".join(blocks).encode().translate(None, _PRINTED):
+        # Python would divide lines and numbers at characters where the library does not.
+        raise ModelInvalid("its trees hold characters other than printed ASCII and ends of lines")
     try:
         of_head = _fields(head)
-        _check_sizes(of_head["tree_sizes"].split(), trees, len(blocks))
+        _check_sizes([_number(each) for each in of_head["tree_sizes"].split()], trees, len(blocks))
         _check_classes(of_head, len(blocks))
-        features = int(of_head["max_feature_idx"]) + 1
+        features = _number(of_head["max_feature_idx"]) + 1
         for number, block in enumerate(blocks):
             _check_block(number, _fields(block), features)
     except (KeyError, ValueError, OverflowError) as error:
@@ -57,7 +62,7 @@ def check_lightgbm(text: str) -> None:
 
 def _check_classes(head: Mapping[str, str], trees: int) -> None:
     """LightGBM has room for `num_class` results of a row, and writes one per tree of a round."""
-    classes, per_round = int(head["num_class"]), int(head["num_tree_per_iteration"])
+    classes, per_round = _number(head["num_class"]), _number(head["num_tree_per_iteration"])
     if not 0 < classes == per_round <= _MAX_CLASSES or trees % per_round:
         raise ModelInvalid(
             f"its head names {classes} classes and {per_round} trees per round for {trees} trees;"
@@ -70,7 +75,7 @@ def _check_classes(head: Mapping[str, str], trees: int) -> None:
         raise ModelInvalid(f"its objective is {objective!r}, its head names {classes} classes")
 
 
-def _check_sizes(sizes: Sequence[str], trees: str, count: int) -> None:
+def _check_sizes(sizes: Sequence[int], trees: str, count: int) -> None:
     """LightGBM finds its trees by the sizes that the head names."""
     at = trees.find("\nTree=") + 1
     if len(sizes) != count:
@@ -78,20 +83,29 @@ def _check_sizes(sizes: Sequence[str], trees: str, count: int) -> None:
     for number, size in enumerate(sizes):
         if not trees.startswith(f"Tree={number}\n", at):
             raise ModelInvalid(f"tree {number} is not where its head says")
-        at += int(size)
+        at += size
     if not len(trees) <= at <= len(trees) + len(_END):
         raise ModelInvalid("its head names other sizes of trees than it holds")
 
 
 def _fields(block: str) -> dict[str, str]:
-    pairs = [line.partition("=") for line in block.splitlines() if "=" in line]
+    pairs = [line.partition("=") for line in re.split(r"[\r\n]", block) if "=" in line]
     fields = {key: value for key, _, value in pairs}
     if len(fields) != len(pairs):
         raise ValueError("a field is there twice")  # of which the library may take the other
     return fields
 
 
+def _number(text: str) -> int:
+    """A whole number as the library reads it: Python also takes `1_0` and digits of any script."""
+    if "_" in text or not text.isascii():
+        raise ValueError(f"{text!r} is no whole number")
+    return int(text)
+
+
 def _check_block(number: int, fields: Mapping[str, str], features: int) -> None:
+    if any("_" in value for value in fields.values()):
+        raise ModelInvalid(f"tree {number} has numbers with '_', at which the library ends them")
     leaves = int(fields["num_leaves"])
     if fields.get("is_linear", "0") != "0":
         raise ModelInvalid("linear trees are not read; train without linear_tree, or use ONNX")

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from runtime.engines.libraries.library import LibraryEngine, LibraryModel, import_library
+from runtime.engines.libraries.library import LibraryEngine, LibraryModel
 from runtime.engines.libraries.lightgbm_checks import check_lightgbm
+from runtime.engines.libraries.optional_library import import_library
 from runtime.engines.libraries.rows import check_features, numbers, output_tensor
 from runtime.errors import InferenceFailed
 

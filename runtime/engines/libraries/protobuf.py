@@ -56,6 +56,20 @@ def message(value: int | memoryview) -> memoryview:
     return value
 
 
+def varints(value: int | memoryview) -> list[int]:
+    """The numbers of a repeated field's entry: one, or many that are packed; raises ModelInvalid.
+
+    Negative numbers are those of 64 bits without a sign.
+    """
+    if isinstance(value, int):
+        return [value]
+    found, at = [], 0
+    while at < len(value):
+        number, at = _varint(value, at)
+        found.append(number)
+    return found
+
+
 def _varint(data: memoryview, at: int) -> tuple[int, int]:
     value = 0
     for index in range(_MAX_VARINT_BYTES):

@@ -80,12 +80,3 @@ def output_tensor(values: npt.NDArray[Any], name: str = OUTPUT) -> Tensor:
         flat = bytes_tensor(name, [each.encode() for each in values.flat])
         return Tensor(name, BYTES, flat.data.reshape(values.shape))
     raise InferenceFailed(f"the model gave values of type {values.dtype}, which have no datatype")
-
-
-def plain_values(tensor: Tensor) -> npt.NDArray[Any]:
-    """The tensor's array, its strings as text; bytes that are not UTF-8 are replaced."""
-    if tensor.datatype != BYTES:
-        return tensor.data
-    decoded = np.empty(tensor.data.size, dtype=object)
-    decoded[:] = [each.decode(errors="replace") for each in tensor.data.flat]
-    return decoded.reshape(tensor.shape)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import zipfile
 from importlib import import_module
-from typing import Any
+from io import BytesIO
+from typing import Any, Final
 
 from runtime.engines.libraries.sklearn_checks import check_estimator
 from runtime.errors import ModelInvalid
@@ -12,6 +15,8 @@ _KERNELS = (
     "CompoundKernel", "ConstantKernel", "DotProduct", "Exponentiation", "ExpSineSquared", "Matern",
     "Product", "RBF", "RationalQuadratic", "Sum", "WhiteKernel",
 )  # fmt: skip
+_MAX_UNPACKED_RATIO: Final = 20
+_MIN_UNPACKED_BYTES: Final = 1024**2
 _METRICS = ("Euclidean", "Manhattan", "Chebyshev", "Minkowski")
 TRUSTED_TYPES = frozenset(
     {
@@ -47,6 +52,8 @@ TRUSTED_TYPES = frozenset(
 
 def read_estimator(data: bytes, name: str) -> Any:
     """The estimator of a skops file; raises ModelInvalid, or any error of skops."""
+    limit = max(_MIN_UNPACKED_BYTES, _MAX_UNPACKED_RATIO * len(data))
+    _check_size(data, name, limit)
     skops = import_module("skops.io")
     unknown = sorted(set(skops.get_untrusted_types(data=data)).difference(TRUSTED_TYPES))
     if unknown:
@@ -55,6 +62,28 @@ def read_estimator(data: bytes, name: str) -> Any:
             " numpy and scipy that skops trusts are read: train without the others, or convert the"
             " model to ONNX"
         )
-    estimator = skops.loads(data, trusted=list(TRUSTED_TYPES))
+    try:
+        estimator = skops.loads(data, trusted=list(TRUSTED_TYPES))
+    except MemoryError as error:
+        shape, dtype = getattr(error, "shape", ()), getattr(error, "dtype", None)  # numpy's
+        if dtype is None or math.prod(shape) * dtype.itemsize <= limit:
+            raise
+        raise ModelInvalid(
+            f"{name} of {len(data)} bytes names an array of shape {list(shape)}, and cannot hold it"
+        ) from None
     check_estimator(estimator)
     return estimator
+
+
+def _check_size(data: bytes, name: str, limit: int) -> None:
+    """A member is unpacked up to the size that the archive states, which is all in memory."""
+    try:
+        members = zipfile.ZipFile(BytesIO(data)).infolist()
+    except (zipfile.BadZipFile, ValueError, OSError) as error:
+        raise ModelInvalid(f"{name} is cut short or no skops file: {error}") from error
+    unpacked = sum(member.file_size for member in members)
+    if unpacked > limit:
+        raise ModelInvalid(
+            f"{name} of {len(data)} bytes would take {unpacked} bytes unpacked, at most {limit} are"
+            " allowed; save it without compression (skops.io.dump)"
+        )

@@ -73,6 +73,8 @@ class _Reader:
         found: dict[str, Any] = {}
         while self._peek() != b"}":
             name = self._text()
+            if name in found:  # of which XGBoost takes the first
+                raise ValueError(f"{name!r} is there twice in an object")
             found[name] = self.value(depth)
         self._take(1)
         return found
@@ -80,7 +82,10 @@ class _Reader:
     def _array(self, depth: int) -> Any:
         if self._peek() == b"$":
             self._take(1)
-            dtype = np.dtype(_NUMBERS.get(self._take(1), ""))
+            kind = self._take(1)
+            if kind not in _NUMBERS:
+                raise ValueError(f"an array of unknown type {kind!r} at {self._at}")
+            dtype = np.dtype(_NUMBERS[kind])
             if self._take(1) != b"#":
                 raise ValueError(f"an array has no count at {self._at}")
             count = self._size()

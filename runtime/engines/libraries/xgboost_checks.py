@@ -40,6 +40,11 @@ def check_xgboost(content: bytes) -> None:
             " Booster.save_model('model.ubj')"
         )
     is_text = content[1:].lstrip()[:1] in (b'"', b"}")
+    if is_text and b"\\u" in content:
+        raise ModelInvalid(  # XGBoost leaves such names as they are written
+            "the file has characters written as \\u, which XGBoost does not decode; save it again"
+            " with Booster.save_model('model.ubj')"
+        )
     try:
         _check_document(orjson.loads(content) if is_text else read_ubjson(content))
     except orjson.JSONDecodeError as error:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import orjson
 
-from runtime.engines.libraries.library import LibraryEngine, LibraryModel, import_library
+from runtime.engines.libraries.library import LibraryEngine, LibraryModel
+from runtime.engines.libraries.optional_library import import_library
 from runtime.engines.libraries.rows import check_features, numbers, output_tensor
 from runtime.engines.libraries.xgboost_checks import check_xgboost
 from runtime.errors import InferenceFailed, InvalidRequest

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import datetime
 import socket
 import ssl
 from typing import TYPE_CHECKING
@@ -14,13 +13,13 @@ import pytest
 from kserve.protocol.grpc import grpc_predict_v2_pb2 as messages
 from kserve.protocol.grpc.grpc_predict_v2_pb2_grpc import GRPCInferenceServiceStub
 
-from autoscaler.kubernetes.admission.certificates import make_certificates
 from autoscaler.service.pod_client import PodClient, PodRefused
 from gateway.settings import GatewaySettings, tls_problems
 from registry.domain.model import Tier
 from registry.settings_table import settings_from_fields
 from registry.tls import PART_NAME, PartTls
 from tests import servers
+from tests.certificates import write_certificates
 from tests.runtime import rpc
 from tests.runtime.http import TIMEOUT_S, predict
 from workflows.service.http_client import HttpClient, UnreachableError
@@ -29,18 +28,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.runtime.conftest import Cluster
-
-NOW = datetime.datetime.now(datetime.UTC)
-
-
-def write_certificates(folder: Path, *names: str) -> Path:
-    """A folder as a Secret of cert-manager's has it, of a new authority."""
-    made = make_certificates(list(names or (PART_NAME, "localhost")), NOW)
-    folder.mkdir(exist_ok=True)
-    (folder / "ca.crt").write_bytes(made.authority)
-    (folder / "tls.key").write_bytes(made.key)
-    (folder / "tls.crt").write_bytes(made.certificate)
-    return folder
 
 
 def secure_channel(port: int, folder: Path) -> grpc.Channel:

@@ -47,6 +47,16 @@ def test_skops_of_a_newer_version_is_refused_with_the_versions(tmp_path: Path) -
         load(tmp_path)
 
 
+def test_a_booster_that_xgboost_does_not_know_is_refused_by_its_name(tmp_path: Path) -> None:
+    """XGBoost and LightGBM read files of any version, as far as they know what is in them."""
+    path = MAKERS["xgboost"](tmp_path) / "model.json"
+    document = json.loads(path.read_text())
+    document["learner"]["gradient_booster"]["name"] = "gbforest"
+    path.write_text(json.dumps({**document, "version": [99, 0, 0]}))
+    with pytest.raises(ModelInvalid, match=r"xgboost cannot read model\.json.*gbforest"):
+        load(tmp_path)
+
+
 @pytest.mark.slow
 def test_loads_of_onnx_models_give_their_memory_back(tmp_path: Path) -> None:
     """In a process of its own: 200 loads of 4 MB are 800 MB if nothing is given back."""

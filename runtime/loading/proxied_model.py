@@ -1,0 +1,146 @@
+"""A model that the pod's model server has loaded: requests go there, several at once.
+
+The pod's slots bound them; the device's queue, which runs one batch at a time, is left out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Final
+
+import orjson
+
+from runtime.device.queue import InferenceResult
+from runtime.errors import (
+    InferenceFailed,
+    InferenceHung,
+    InvalidRequest,
+    ServerLost,
+    ServerUnavailable,
+)
+from runtime.loading.model_elsewhere import ModelElsewhere
+from runtime.wire.json_tensors import to_json
+from runtime.wire.v2 import LENGTH_HEADER, EncodedBody, decode_outputs, encode_request
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from registry.domain.model import ModelPolicy, ModelSpec
+    from runtime.device.worker import DeviceWorker
+    from runtime.engines.model_server.connections import Answer
+    from runtime.engines.model_server.server_engine import ModelServer, ServerModel
+    from runtime.tasks.task import Processor
+    from runtime.wire.tensors import Tensor
+
+JSON: Final = "application/json"
+
+
+class ProxiedModel(ModelElsewhere):
+    def __init__(
+        self,
+        spec: ModelSpec,
+        *,
+        processor: Processor,
+        network: ServerModel,
+        device: DeviceWorker,
+        server: ModelServer,
+    ) -> None:
+        super().__init__(spec, processor=processor, network=network, device=device)
+        self._loaded = network
+        self.server = server
+
+    async def infer(
+        self,
+        inputs: tuple[Tensor, ...],
+        *,
+        deadline_s: float | None = None,
+        policy: ModelPolicy | None = None,
+    ) -> InferenceResult[tuple[Tensor, ...]]:
+        """The server's outputs; raises ServerUnavailable, ServerLost, InferenceHung.
+
+        Raises InvalidRequest for tensors that the server refuses, InferenceFailed where it fails.
+        """
+        self.device_model.policy = policy or self.device_model.policy
+        takes_binary = self.server.info is not None and self.server.info.takes_binary
+        body = encode_request(inputs) if takes_binary else _json_request(inputs)
+        begun_s = time.monotonic()
+        response = await self._post(body.content, dict(body.headers), deadline_s)
+        try:
+            outputs = decode_outputs(response.content, response.headers.get(LENGTH_HEADER))
+        except InvalidRequest as error:
+            raise InferenceFailed(f"the model server's response has no tensors: {error}") from error
+        return InferenceResult(outputs, 0.0, time.monotonic() - begun_s)
+
+    async def forward(
+        self, content: bytes, headers: Mapping[str, str], *, deadline_s: float | None
+    ) -> Answer:
+        """The server's response to a V2 body as it is; raises as `infer` does."""
+        return await self._post(content, headers, deadline_s)
+
+    async def _post(
+        self, content: bytes, headers: Mapping[str, str], deadline_s: float | None
+    ) -> Answer:
+        limit_s = self._limit_s(self.device_model.policy)
+        if deadline_s is not None:
+            limit_s = min(limit_s, max(0.0, deadline_s - time.monotonic()))
+        try:
+            with self.server.inferring(limit_s):
+                async with asyncio.timeout(limit_s):
+                    return await self.server.client.infer(self._loaded.name, content, headers)
+        except TimeoutError as error:
+            self.server.on_suspect()
+            raise InferenceHung(
+                f"the model server did not end an inference of {self.spec.key} within {limit_s:g} s"
+            ) from error
+        except (ServerUnavailable, ServerLost):
+            self.server.on_suspect()
+            raise
+        except (InvalidRequest, InferenceFailed) as error:
+            await self._check_known(error)
+            raise
+
+    async def _check_known(self, error: Exception) -> None:
+        """Raise ServerUnavailable if the server refused since it no longer has the model."""
+        if await self.server.client.knows(self._loaded.name):
+            return
+        self.server.on_model_lost(self.spec.key)
+        raise ServerUnavailable(
+            f"the model server has lost {self.spec.key}, which is loaded again: {error}"
+        ) from error
+
+
+def _json_request(inputs: tuple[Tensor, ...]) -> EncodedBody:
+    entries = []
+    for tensor in inputs:
+        data = to_json(tensor)
+        if data is None:
+            raise InvalidRequest(
+                f"input {tensor.name!r} is {tensor.datatype} with values that JSON cannot hold, and"
+                " the model server does not take binary tensors"
+            )
+        entries.append(
+            {
+                "name": tensor.name,
+                "datatype": tensor.datatype,
+                "shape": list(tensor.shape),
+                "data": data,
+            }
+        )
+    return EncodedBody(orjson.dumps({"inputs": entries}), (("content-type", JSON),))
+
+
+def renamed(response: Answer, name: str) -> EncodedBody:
+    """The response with the client's name of the model; raises InferenceFailed."""
+    content, length = response.content, response.headers.get(LENGTH_HEADER)
+    try:
+        end = len(content) if length is None else int(length)
+        document = orjson.loads(content[:end])
+        head = orjson.dumps({**document, "model_name": name})
+    except (ValueError, TypeError) as error:
+        raise InferenceFailed(f"the model server's response is no V2: {error}") from error
+    kind = response.headers.get("content-type", JSON)
+    headers = [("content-type", kind)]
+    if length is not None:
+        headers.append((LENGTH_HEADER, str(len(head))))
+    return EncodedBody(head + content[end:], tuple(headers))

@@ -1,0 +1,1 @@
+"""Tests of pods whose models a model server runs."""
