@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from registry.domain.model import ModelPolicy, Task
@@ -27,8 +28,22 @@ DEFAULT_CACHE_BYTES = 256 * 1024**2
 """Of a CPU pod."""
 GPU_CACHE_SHARE = 0.25
 """Most of a GPU pod's memory for models that one model's cache takes; no GPU has measured it."""
+LEAST_CONTEXTS = 2
+"""Whole contexts that a GPU's cache holds, if need be by the eviction of other models."""
 DEFAULT_CONTEXT = 2048
 """Context in tokens of a model whose configuration sets no limit."""
+ADDRESSED_VALUES = (1 << 31) - 1
+"""Keys and values of a cache whose pages are read in place: FlexAttention's kernels count in 32
+bits, and the pages of a layer lie all over the cache."""
+
+
+class Attention(StrEnum):
+    """What computes attention, with the values of the setting `attention-backend`."""
+
+    SDPA = "sdpa"
+    """torch's, over keys that are gathered from their pages, with masks."""
+    PAGED = "paged"
+    """FlexAttention over the pages where they lie."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +55,10 @@ class GenerationLimits:
     max_new_tokens: int
     timeout_s: float
     """Time limit of a request."""
+    attention: Attention = Attention.SDPA
     counts_steps: bool = False
-    """Whether a model's memory includes that of a step; set for a GPU, which has no swap."""
+    """Whether a model's memory includes that of a step, and its cache is as large as what other
+    models leave; set for a GPU, which has no swap."""
 
     def batch_size(self, policy: ModelPolicy, planned: int | None = None) -> int:
         """Requests in one step of a model, which its annotations or a plan may limit further."""
@@ -65,29 +82,75 @@ class CacheShape:
 
 
 @dataclass(frozen=True, slots=True)
+class Room:
+    """Memory of the device that a model's weights leave, in bytes."""
+
+    whole_bytes: int
+    """Once all other models have left."""
+    free_bytes: int
+    """Now."""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationMemory:
+    """What a model takes to generate text, beside its weights."""
+
+    limits: GenerationLimits
+    """With the size of its cache."""
+    total_bytes: int
+    """0 for a model that generates none."""
+
+
+@dataclass(frozen=True, slots=True)
 class StepMemory:
     """What a step needs beside the cache, in bytes: held as long as the model, or during a step."""
 
     mask_bytes: int
-    """Held: transformers makes a mask of the largest step once."""
+    """Held: transformers makes a mask of the largest step once; none with pages in place."""
     layer_bytes: int
-    """The keys and values of one layer, gathered from their pages."""
+    """The keys and values of one layer, gathered from their pages, and once for each head of the
+    queries where those share them: attention with a mask knows no groups of heads. With pages in
+    place layers with a sliding window gather theirs, once for all heads."""
+    activation_bytes: int
+    """Of the widest part of a layer: what goes into the MLP, its two inner vectors, its result."""
     score_bytes: int
     """Of all tokens of a step, in 32 bits."""
 
     @property
     def total_bytes(self) -> int:
-        return self.mask_bytes + self.layer_bytes + self.score_bytes
+        return self.mask_bytes + self.layer_bytes + self.activation_bytes + self.score_bytes
 
 
-def step_memory(config: PretrainedConfig, shape: CacheShape, value_bytes: int) -> StepMemory:
+def step_memory(
+    config: PretrainedConfig,
+    shape: CacheShape,
+    value_bytes: int,
+    *,
+    attention: Attention = Attention.SDPA,
+) -> StepMemory:
     """Of the largest step: `STEP_TOKENS` tokens that attend to the whole cache."""
     text = config.get_text_config()
     tokens = shape.pages * PAGE_TOKENS + STEP_TOKENS
-    layer_bytes = shape.bytes_per_page // text.num_hidden_layers // PAGE_TOKENS * tokens
+    gathered = shape.bytes_per_page // text.num_hidden_layers // PAGE_TOKENS * tokens
+    groups = text.num_attention_heads // key_heads(text)
+    if attention is Attention.PAGED:
+        mask_bytes = 0
+        layer_bytes = gathered if getattr(text, "sliding_window", None) else 0
+    else:
+        mask_bytes = STEP_TOKENS * tokens * value_bytes
+        layer_bytes = gathered * (1 + groups if groups > 1 else 1)
+    inner = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
     return StepMemory(
-        STEP_TOKENS * tokens * value_bytes, layer_bytes, STEP_TOKENS * text.vocab_size * 4
+        mask_bytes,
+        layer_bytes,
+        STEP_TOKENS * (2 * text.hidden_size + 2 * inner) * value_bytes,
+        STEP_TOKENS * text.vocab_size * 4,
     )
+
+
+def key_heads(text: PretrainedConfig) -> int:
+    """Heads of keys and values, which heads of queries may share."""
+    return int(getattr(text, "num_key_value_heads", None) or text.num_attention_heads)
 
 
 def cache_shape(config: PretrainedConfig, limits: GenerationLimits, value_bytes: int) -> CacheShape:
@@ -96,35 +159,70 @@ def cache_shape(config: PretrainedConfig, limits: GenerationLimits, value_bytes:
     `value_bytes`: of a key or value, which have the type of the network's weights.
     """
     text = config.get_text_config()
-    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    heads = key_heads(text)
     head_size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     token_bytes = 2 * text.num_hidden_layers * heads * head_size * value_bytes
     context = getattr(text, "max_position_embeddings", None) or DEFAULT_CONTEXT
     page_bytes = token_bytes * PAGE_TOKENS
     usable = limits.max_concurrent * -(-context // PAGE_TOKENS)
-    pages = max(1, min(usable, limits.cache_bytes // page_bytes))
+    cache_bytes = limits.cache_bytes
+    if limits.attention is Attention.PAGED:
+        cache_bytes = min(cache_bytes, ADDRESSED_VALUES * value_bytes)
+    pages = max(1, min(usable, cache_bytes // page_bytes))
     return CacheShape(pages, page_bytes, min(context, pages * PAGE_TOKENS))
 
 
-def cache_bytes(
+def limits_in(
+    config: PretrainedConfig, limits: GenerationLimits, value_bytes: int, room: Room
+) -> GenerationLimits:
+    """With a cache that fits, and its step with it, into what is free now.
+
+    At least `LEAST_CONTEXTS` whole contexts, as far as they fit once all other models have left.
+    """
+    shape = cache_shape(config, limits, value_bytes)
+    context = -(-shape.context_tokens // PAGE_TOKENS)
+    none, one = (
+        each.total_bytes
+        + step_memory(config, each, value_bytes, attention=limits.attention).total_bytes
+        for each in (replace(shape, pages=0), replace(shape, pages=1))
+    )
+
+    def pages_in(room_bytes: int) -> int:
+        return max(0, (room_bytes - none) // (one - none))
+
+    wanted = max(LEAST_CONTEXTS * context, pages_in(room.free_bytes))
+    pages = max(1, min(shape.pages, wanted, pages_in(room.whole_bytes)))
+    return replace(limits, cache_bytes=pages * shape.bytes_per_page)
+
+
+def generation_memory(
     folder: Path,
     declared: Task | None,
     limits: GenerationLimits,
     tensors: Sequence[StoredTensor],
-) -> int:
-    """Memory to generate text: of the cache, and as set of a step; 0 for other models."""
+    room: Room,
+) -> GenerationMemory:
+    """Memory to generate text: of the cache, and as set of a step."""
+    nothing = GenerationMemory(limits, 0)
     if not (folder / "config.json").exists():
-        return 0  # not a model of transformers
+        return nothing  # not a model of transformers
     config = read_config(folder)
     if task_of(config, declared) is not Task.TEXT_GENERATION:
-        return 0
+        return nothing
+    value_bytes = _value_bytes(tensors)
+    if not limits.counts_steps:
+        return GenerationMemory(limits, cache_shape(config, limits, value_bytes).total_bytes)
+    limits = limits_in(config, limits, value_bytes, room)
+    shape = cache_shape(config, limits, value_bytes)
+    step = step_memory(config, shape, value_bytes, attention=limits.attention)
+    return GenerationMemory(limits, shape.total_bytes + step.total_bytes)
+
+
+def _value_bytes(tensors: Sequence[StoredTensor]) -> int:
+    """Of a key or value: they have the type of the weights, but for scales and whole numbers."""
     sizes = [
         DTYPES[each.dtype].itemsize
         for each in tensors
         if DTYPES[each.dtype].is_floating_point and each.name.rpartition(".")[2] not in SCALE_NAMES
     ]
-    value_bytes = max(sizes, default=4)
-    shape = cache_shape(config, limits, value_bytes)
-    if not limits.counts_steps:
-        return shape.total_bytes
-    return shape.total_bytes + step_memory(config, shape, value_bytes).total_bytes
+    return max(sizes, default=4)

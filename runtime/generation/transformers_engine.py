@@ -11,6 +11,7 @@ import asyncio
 import itertools
 import logging
 from collections import deque
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from transformers import GenerationConfig, LogitsProcessorList
@@ -26,7 +27,13 @@ from transformers.generation.continuous_batching.continuous_api import (
 from runtime.device.device_errors import is_device_error, is_out_of_memory
 from runtime.errors import DeviceFull, InferenceFailed, ModelInvalid, NoRoomToInfer
 from runtime.generation.engine import Finish, Sampling, TokenChunk
-from runtime.generation.limits import PAGE_TOKENS, STEP_TOKENS, GenerationLimits, cache_shape
+from runtime.generation.limits import (
+    PAGE_TOKENS,
+    STEP_TOKENS,
+    Attention,
+    GenerationLimits,
+    cache_shape,
+)
 from runtime.generation.sampling import PerRequestSampling
 
 if TYPE_CHECKING:
@@ -36,6 +43,7 @@ if TYPE_CHECKING:
     from transformers.generation.continuous_batching.requests import GenerationOutput
 
     from runtime.device.device_model import DeviceModel
+    from runtime.device.forward_graphs import GraphMaker
     from runtime.device.worker import DeviceWorker
 
 logger = logging.getLogger(__name__)
@@ -83,9 +91,12 @@ class TransformersEngine:
         device_model: DeviceModel,
         limits: GenerationLimits,
         loop: asyncio.AbstractEventLoop,
+        graphs: GraphMaker | None = None,
     ) -> None:
         """Called in the device's thread.
 
+        `graphs`: captures steps without prompts, where pages are read in place: else no two steps
+        have inputs of one shape.
         Raises ModelInvalid for an unsupported architecture, DeviceFull without room for a cache.
         """
         shape = cache_shape(network.config, limits, network.dtype.itemsize)
@@ -114,9 +125,14 @@ class TransformersEngine:
             )
             self._manager.output_router = self._outputs
             self._manager.logit_processor = _logits_processors()
-            self._processor = self._manager._create_batch_processor()
+            with self._cache_attention():
+                self._processor = self._manager._create_batch_processor()
             self._processor.__class__ = _Processor
             _use_default_stream(self._processor)
+            if limits.attention is Attention.PAGED:
+                from runtime.generation.paged_runner import read_in_place
+
+                read_in_place(self._processor, self.context_tokens, graphs)
         except Exception as error:  # each unsupported kind of attention fails in its own way
             if is_out_of_memory(error):
                 raise DeviceFull(
@@ -181,6 +197,14 @@ class TransformersEngine:
                 has_stepped = stepped.value
             if not has_stepped and not outputs:
                 raise InferenceFailed("the engine has no work, but a request waits for tokens")
+
+    def _cache_attention(self) -> AbstractContextManager[None]:
+        """The attention for which a cache is made; that of the network itself by default."""
+        if self._limits.attention is Attention.SDPA:
+            return nullcontext()
+        from runtime.generation.paged_attention import paged_network  # imports torch's compiler
+
+        return paged_network(self._manager.model)
 
     def _step(self) -> bool:
         """Generate a token for every request, in the device's thread; False if there is no work."""

@@ -6,10 +6,12 @@ silently wrong: a buffer that is written to while its copy is under way.
 
 from __future__ import annotations
 
+import ctypes
 import queue
 import threading
 import zlib
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,6 +20,9 @@ from runtime.errors import DeviceFull
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from runtime.device.address_ranges import AddressRanges
+    from runtime.device.forward_graphs import GraphMaker
 
 
 @dataclass
@@ -57,9 +62,15 @@ class FakeEngine:
         self,
         memory_bytes: int = 1 << 40,
         *,
+        has_bfloat16: bool = False,
+        ranges: AddressRanges | None = None,
+        graphs: GraphMaker | None = None,
         driver: FakeDriver | None = None,
         slab_pools: bool = False,
     ) -> None:
+        self.has_bfloat16 = has_bfloat16
+        self.ranges = ranges
+        self.graphs: GraphMaker | None = graphs
         self._driver = driver or FakeDriver(memory_bytes)
         self._has_cache = driver is not None
         self._slab_pools = slab_pools
@@ -87,7 +98,11 @@ class FakeEngine:
         self._stream: queue.SimpleQueue[FakeCopy] = queue.SimpleQueue()
         threading.Thread(target=self._run_stream, daemon=True).start()
 
-    def allocate(self, size_bytes: int) -> torch.Tensor:
+    def allocate(self, size_bytes: int, layout: str = "") -> torch.Tensor:
+        if self.ranges is not None:
+            address = self.ranges.map(layout, size_bytes).address
+            memory = (ctypes.c_uint8 * size_bytes).from_address(address)
+            return torch.frombuffer(memory, dtype=torch.uint8)
         with self._lock:
             if self._driver.taken_bytes + size_bytes > self.memory_bytes:
                 self._driver.taken_bytes -= self._cached_bytes  # as `empty_cache`
@@ -114,6 +129,10 @@ class FakeEngine:
             else:
                 self._cached_bytes += size_bytes
 
+    def free_bytes(self) -> int:
+        with self._lock:
+            return self.memory_bytes - self._driver.taken_bytes + self._cached_bytes
+
     def register(self, region: torch.Tensor) -> None:
         if self.refuses_to_register:
             raise RuntimeError("CUDA error: out of memory")
@@ -124,6 +143,8 @@ class FakeEngine:
         self.registered.remove(region.data_ptr())
 
     def end_of(self, slab: torch.Tensor) -> Callable[[], None] | None:
+        if self.ranges is not None:
+            return partial(self.ranges.unmap, slab.data_ptr())
         return self._end_pools if self._slab_pools else None
 
     def _end_pools(self) -> None:

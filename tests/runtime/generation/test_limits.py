@@ -12,11 +12,14 @@ from runtime.engines.networks.configuration import read_config
 from runtime.generation.limits import (
     DEFAULT_CACHE_BYTES,
     GPU_CACHE_SHARE,
+    LEAST_CONTEXTS,
     PAGE_TOKENS,
     STEP_TOKENS,
     GenerationLimits,
-    cache_bytes,
+    Room,
     cache_shape,
+    generation_memory,
+    limits_in,
     step_memory,
 )
 from runtime.weights.safetensors_files import StoredTensor
@@ -30,6 +33,7 @@ LLAMA_8B = {
     "num_key_value_heads": 8, "max_position_embeddings": 8192, "vocab_size": 128256,
     "dtype": "bfloat16",
 }  # fmt: skip
+NO_ROOM = Room(0, 0)
 TOKEN_BYTES = 2 * 32 * 8 * 128 * 2
 """Keys and values of 32 layers of 8 heads of 128, in bf16."""
 
@@ -66,8 +70,12 @@ def test_weights_of_16_bits_have_a_cache_of_16_bits(folder: Path) -> None:
 def test_memory_is_reserved_by_the_type_of_the_stored_weights(folder: Path) -> None:
     """`config.json` may say otherwise; the weights keep the type of the files."""
     few = limits(PAGE_TOKENS * TOKEN_BYTES)  # one page of 16 bits
-    assert cache_bytes(folder, None, few, stored("BF16")) == PAGE_TOKENS * TOKEN_BYTES
-    assert cache_bytes(folder, None, few, stored("F32")) == 2 * PAGE_TOKENS * TOKEN_BYTES
+    for dtype, page_bytes in (
+        ("BF16", PAGE_TOKENS * TOKEN_BYTES),
+        ("F32", 2 * PAGE_TOKENS * TOKEN_BYTES),
+    ):
+        found = generation_memory(folder, None, few, stored(dtype), NO_ROOM)
+        assert found.total_bytes == page_bytes
 
 
 def test_a_gpu_counts_the_masks_and_activations_of_a_step(folder: Path) -> None:
@@ -77,11 +85,44 @@ def test_a_gpu_counts_the_masks_and_activations_of_a_step(folder: Path) -> None:
     step = step_memory(read_config(folder), shape, 2)
     tokens = 16 * 8192 + STEP_TOKENS
     assert step.mask_bytes == STEP_TOKENS * tokens * 2
-    assert step.layer_bytes == tokens * TOKEN_BYTES // 32
+    assert step.layer_bytes == tokens * TOKEN_BYTES // 32 * (1 + 4)
+    assert step.activation_bytes == STEP_TOKENS * 2 * (4096 + 14336) * 2
     assert step.score_bytes == STEP_TOKENS * 128256 * 4
-    whole = cache_bytes(folder, None, counted, stored("BF16"))
-    assert whole == cache_bytes(folder, None, limits(cache), stored("BF16")) + step.total_bytes
+    room = Room(int(80e9), int(80e9))
+    found = generation_memory(folder, None, counted, stored("BF16"), room)
+    parts = (step.mask_bytes, step.layer_bytes, step.activation_bytes, step.score_bytes)
+    assert found.total_bytes == shape.total_bytes + sum(parts)
+    assert found.limits.cache_bytes == shape.total_bytes
+
+
+def in_room(folder: Path, whole: float, free: float) -> int:
+    """Bytes of cache and step; checks that they fit."""
+    counted = replace(limits(int(20e9)), counts_steps=True)
+    config, room = read_config(folder), Room(int(whole), int(free))
+    shape = cache_shape(config, limits_in(config, counted, 2, room), 2)
+    total = shape.total_bytes + step_memory(config, shape, 2).total_bytes
+    found = generation_memory(folder, None, counted, stored("BF16"), room)
+    assert found.total_bytes == total
+    assert total <= whole
+    return shape.pages * PAGE_TOKENS
+
+
+def test_a_cache_takes_what_other_models_leave(folder: Path) -> None:
+    assert in_room(folder, 50e9, 50e9) == 16 * 8192  # all that requests can use
+    tokens = in_room(folder, 50e9, 10e9)
+    assert 8192 * LEAST_CONTEXTS < tokens < 16 * 8192
+    assert tokens > in_room(folder, 50e9, 8e9)
+
+
+def test_a_cache_evicts_others_for_few_contexts_alone(folder: Path) -> None:
+    assert in_room(folder, 50e9, -15e9) == LEAST_CONTEXTS * 8192
+
+
+def test_a_cache_fits_beside_weights_that_take_nearly_all(folder: Path) -> None:
+    """Weights of 16 GB in a budget of 18.4 GB: a quarter of that did not fit."""
+    assert 4096 < in_room(folder, 2.4e9, 2.4e9) < LEAST_CONTEXTS * 8192
 
 
 def test_a_model_that_generates_nothing_has_no_cache(tmp_path: Path) -> None:
-    assert cache_bytes(tmp_path, None, limits(1 << 30), stored("F32")) == 0
+    found = generation_memory(tmp_path, None, limits(1 << 30), stored("F32"), NO_ROOM)
+    assert found.total_bytes == 0
