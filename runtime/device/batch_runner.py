@@ -114,7 +114,8 @@ def _finish(
     resolve(list(zip(jobs, outcomes, strict=True)))
     if jobs[0].queued.batch_key is None:  # not a request: a warm-up, or a profile
         return
-    BATCHES.labels(model=model, outcome="ok").inc()
-    BATCH_SIZE.labels(model=model).observe(outcomes[0].rows)
+    BATCHES.labels(model, "ok").inc()
+    BATCH_SIZE.labels(model).observe(outcomes[0].rows)
+    queue_seconds = QUEUE_SECONDS.labels(model)
     for result in outcomes:
-        QUEUE_SECONDS.labels(model=model).observe(result.wait_s)
+        queue_seconds.observe(result.wait_s)

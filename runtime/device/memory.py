@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import torch
 
+from runtime.device.peak_memory import CPU, available_bytes
 from runtime.device.staged_memory import StagedMemory
 from runtime.errors import DeviceFull, NoDevice
 from runtime.weights.slab import DeviceWeights
 
 if TYPE_CHECKING:
+    from runtime.device.forward_graphs import GraphMaker
     from runtime.storage.load_ticket import LoadTicket
     from runtime.weights.weight_source import WeightSource
 
@@ -30,12 +32,19 @@ class DeviceMemory(Protocol):
     """Puts weights on a device. Methods block and are thread-safe."""
 
     device: torch.device
+    has_bfloat16: bool
+    """Whether it multiplies numbers of this type as such; a CPU counts as one that does not."""
+    graphs: GraphMaker | None
+    """What captures forwards; None: nothing does."""
 
     def put(self, source: WeightSource, ticket: LoadTicket | None = None) -> DeviceWeights:
         """The tensors of `source` on the device, for the load with this ticket.
 
         Raises DeviceFull, LoadFailed, LoadCancelled.
         """
+
+    def free_bytes(self) -> int:
+        """Memory that no process has taken, or that this one can use again."""
 
     def drop_registered(self) -> bool:
         """Let tier `host` evict images that are registered with the driver; False without any."""
@@ -51,6 +60,8 @@ class CpuMemory:
     """The memory of a CPU pod: weights in tier `host` or `disk` are mapped, never copied."""
 
     device = torch.device("cpu")
+    has_bfloat16 = False
+    graphs: GraphMaker | None = None
 
     def put(self, source: WeightSource, ticket: LoadTicket | None = None) -> DeviceWeights:
         del ticket  # mapping takes no turns
@@ -60,6 +71,9 @@ class CpuMemory:
             raise DeviceFull(
                 f"{source.layout.size_bytes} bytes cannot be mapped: {error}"
             ) from error
+
+    def free_bytes(self) -> int:
+        return available_bytes(CPU)
 
     def drop_registered(self) -> bool:
         return False
@@ -77,6 +91,7 @@ def open_device(
     *,
     slab_pools: bool = False,
     registered_bytes: int = 0,
+    cuda_graphs: bool = False,
 ) -> DeviceMemory:
     """The memory of `cpu` or `cuda`; `auto` selects CUDA if it can be used. Raises NoDevice.
 
@@ -85,6 +100,7 @@ def open_device(
         memory_share: part of the GPU's memory that this process may take.
         slab_pools: the setting of that name.
         registered_bytes: the setting of that name.
+        cuda_graphs: the setting of that name.
     """
     if name == "cpu":
         return CpuMemory()
@@ -101,7 +117,7 @@ def open_device(
         return CpuMemory()
     from runtime.device.cuda import CudaEngine
 
-    engine = CudaEngine(memory_share, slab_pools=slab_pools)
+    engine = CudaEngine(memory_share, slab_pools=slab_pools, cuda_graphs=cuda_graphs)
     return StagedMemory(engine, registered_bytes=registered_bytes)
 
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import torch
 
 from registry.domain.model import Precision
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 logger = logging.getLogger(__name__)
 
@@ -18,17 +15,16 @@ _DTYPES: Final = {Precision.FLOAT32: torch.float32, Precision.BFLOAT16: torch.bf
 
 
 def dtype_on(
-    device: torch.device,
-    wanted: Precision | None,
-    has_bfloat16: Callable[[], bool] = lambda: torch.cuda.is_bf16_supported(
-        including_emulation=False
-    ),
+    device: torch.device, wanted: Precision | None, *, has_bfloat16: bool
 ) -> torch.dtype | None:
-    """The type of the weights; None: as stored, also on a GPU that lacks bfloat16."""
-    if wanted is Precision.BFLOAT16 and device.type == "cuda" and not has_bfloat16():
+    """The type of the weights; None: as stored, also on a GPU that lacks bfloat16.
+
+    What `auto` means is chosen by the model (`runtime.loading.type_choice`).
+    """
+    if wanted is Precision.BFLOAT16 and device.type == "cuda" and not has_bfloat16:
         logger.warning("the GPU has no bfloat16; weights stay as they are stored")
         return None
-    return None if wanted is None else _DTYPES[wanted]
+    return None if wanted is None or wanted is Precision.AUTO else _DTYPES[wanted]
 
 
 def use_tf32() -> None:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     import torch
 
+    from runtime.device.forward_graphs import GraphMaker
     from runtime.storage.load_ticket import LoadTicket
     from runtime.weights.weight_source import SlabPart, WeightSource
 
@@ -51,9 +52,20 @@ class CopyEngine(Protocol):
     """A device's memory operations. Methods are thread-safe."""
 
     device: torch.device
+    has_bfloat16: bool
+    """Whether the device multiplies numbers of this type as such."""
 
-    def allocate(self, size_bytes: int) -> torch.Tensor:
-        """Uninitialised uint8 memory on the device; raises DeviceFull."""
+    graphs: GraphMaker | None
+    """What captures forwards; None: nothing does."""
+
+    def allocate(self, size_bytes: int, layout: str = "") -> torch.Tensor:
+        """Uninitialised uint8 memory on the device; raises DeviceFull.
+
+        Where addresses are fixed, memory of one layout is where it was before, if that is free.
+        """
+
+    def free_bytes(self) -> int:
+        """Memory that no process has taken, or that this one can use again."""
 
     def allocate_pinned(self, size_bytes: int) -> torch.Tensor:
         """Page-locked uint8 memory of the host, which the device reads by DMA."""
@@ -144,8 +156,10 @@ class _SlabEnds:
         return partial(self._begin, end) if end is not None else lambda: None
 
     def _begin(self, end: Callable[[], None]) -> None:
-        with suppress(RuntimeError):  # closed: the process ends
+        try:
             self._under_way.append(self._thread.submit(end))
+        except RuntimeError:  # closed, and nobody waits for what this thread does
+            end()
 
     def wait(self) -> None:
         """Return once all that has begun is done."""
@@ -172,6 +186,8 @@ class StagedMemory:
     ) -> None:
         """`registered_bytes`: of images of tier `host` that stay registered with the driver."""
         self.device = engine.device
+        self.has_bfloat16 = engine.has_bfloat16
+        self.graphs = engine.graphs
         self._engine = engine
         self._ring = StagingRing(engine, buffers=buffers, buffer_bytes=buffer_bytes)
         self._copies = CopyQueue(engine, max_copies)
@@ -187,7 +203,7 @@ class StagedMemory:
         """
         layout = source.layout
         self._slab_ends.wait()
-        slab = self._engine.allocate(layout.size_bytes)
+        slab = self._engine.allocate(layout.size_bytes, layout.digest)
         end = self._slab_ends.begin_by(self._engine.end_of(slab))
         try:
             self._fill(slab, source, ticket)
@@ -218,6 +234,9 @@ class StagedMemory:
         """In parts, as through the ring, so that inputs of inferences do not wait for all."""
         where = (0, part.offset, part.size_bytes)
         self._copies.start(slab.narrow(*where), region.narrow(*where))
+
+    def free_bytes(self) -> int:
+        return self._engine.free_bytes()
 
     def drop_registered(self) -> bool:
         """Let tier `host` evict images that no load copies from; False without any."""

@@ -73,6 +73,8 @@ class DeviceWorker:
         """Set once the device has failed for good: it runs nothing any more."""
         self._stuck: dict[int, DeviceModel] = {}
         """Abandoned threads whose inference still hangs, and its model."""
+        self.timeout_s = timeout_s
+        """Longest inference of a model that has no limit of its own."""
         self._threads = threads
         self._max_queued = max_queued
         self._queue: DeviceQueue[Job] = DeviceQueue(self.times)

@@ -94,9 +94,9 @@ class OtherEngine(FakeEngine):
         super().__init__()
         self.device = device
 
-    def allocate(self, size_bytes: int) -> torch.Tensor:
+    def allocate(self, size_bytes: int, layout: str = "") -> torch.Tensor:
         """Memory of the device."""
-        return OtherTensor(super().allocate(size_bytes))
+        return OtherTensor(super().allocate(size_bytes, layout))
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> FakeCopy:
         """From the host to the device."""

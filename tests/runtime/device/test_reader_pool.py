@@ -32,9 +32,9 @@ class Loads:
 
     def has_queued(self) -> bool:
         """Whether each load has queued a part, unless it has no further one."""
-        offering = sum(not each.is_cancelled for each in list(self.offering.values()))
-        waiting = sum(bool(each.waiting) for each in list(self.pool._transfers))
-        return waiting >= offering or self.pool._is_closed
+        waiting = {id(each.ticket) for each in list(self.pool._transfers) if each.waiting}
+        offering = [each for each in list(self.offering.values()) if not each.is_cancelled]
+        return self.pool._is_closed or all(id(ticket) in waiting for ticket in offering)
 
     def start(self, name: str, parts: int, ticket: LoadTicket) -> Future[None]:
         """Begin a load; returns once its first parts wait, or are under way."""
