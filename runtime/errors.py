@@ -26,6 +26,14 @@ class ExpressionStopped(InvalidRequest):
     """A chat template or tokenizer of the model exceeded its time or memory and was killed."""
 
 
+class InferenceTooLarge(InvalidRequest):
+    """The inference needs more working memory than one inference may take."""
+
+
+class InputLost(RuntimePackageError):
+    """A tensor that a step's input refers to is not kept any more, or its pod is gone."""
+
+
 class PromptTooLong(InvalidRequest):
     """The prompt and the requested new tokens exceed the model's context."""
 
@@ -44,10 +52,24 @@ class ModelNotFound(RuntimePackageError):
     """The model is not declared."""
 
 
+class ModelUnknown(RuntimePackageError):
+    """The pod has not heard of the model, and cannot ask the registry: another pod may know it."""
+
+    refusal = "draining"
+    retry_after_s = 1.0
+
+
 class SlotsFull(RuntimePackageError):
     """All request slots of the pod are taken."""
 
     refusal = "slots"
+    retry_after_s = 1.0
+
+
+class StepQueueFull(RuntimePackageError):
+    """The pod takes no further step of a workflow, or none of its namespace."""
+
+    refusal = "step-queue"
     retry_after_s = 1.0
 
 
@@ -218,17 +240,30 @@ class InferenceFailed(RuntimePackageError):
     """The model raised an error."""
 
 
+class ServerUnavailable(RuntimePackageError):
+    """The pod's model server does not answer, or has lost the model: nothing was executed."""
+
+    refusal = "draining"
+    retry_after_s = 1.0
+
+
+class ServerLost(RuntimePackageError):
+    """The pod's model server ended in the request, which it may have executed."""
+
+
 _ERRORS_OF: dict[HTTPStatus, tuple[type[RuntimePackageError], ...]] = {
     HTTPStatus.BAD_REQUEST: (InvalidRequest,),
     HTTPStatus.UNAUTHORIZED: (Unauthorized,),
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE: (BodyTooLarge,),
     HTTPStatus.NOT_FOUND: (ModelNotFound,),
-    HTTPStatus.TOO_MANY_REQUESTS: (SlotsFull, QueueFull),
+    HTTPStatus.TOO_MANY_REQUESTS: (SlotsFull, StepQueueFull, QueueFull),
     HTTPStatus.SERVICE_UNAVAILABLE: (
         PodDraining, PodEnded, RequestHung, ExpressionRefused, LoadFailed, MemoryBusy,
         NoRoomToInfer, ModelInUse, LoadRefused, LoadCancelled, RemoteInferenceFailed,
+        ServerUnavailable, ServerLost, ModelUnknown,
     ),
     HTTPStatus.BAD_GATEWAY: (AlreadyBegun,),
+    HTTPStatus.FAILED_DEPENDENCY: (InputLost,),
     HTTPStatus.GATEWAY_TIMEOUT: (DeadlinePassed, InferenceHung),
     HTTPStatus.INSUFFICIENT_STORAGE: (ModelTooLarge, DiskFull, HostTierRefused),
 }  # fmt: skip

@@ -42,6 +42,14 @@ IDLE_MEMORY = FunctionCounter(
     "Bytes of models on the device that no request uses, times seconds.",
 )
 TIER_BYTES = Gauge("pilotlight_tier_bytes", "Bytes of models held in each tier.", ["tier"])
+KEPT_TENSOR_BYTES = Gauge(
+    "pilotlight_kept_tensor_bytes", "Bytes of workflow steps' outputs that the pod keeps."
+)
+KEPT_TENSOR_READS = Counter(
+    "pilotlight_kept_tensor_reads_total",
+    "Steps' inputs that a pod keeps, by how they came: same-pod, shared-memory, raw-bytes.",
+    ["tier"],
+)
 EVICTIONS = Counter(
     "pilotlight_evictions_total", "Models that left a tier, and why.", ["tier", "reason"]
 )
@@ -52,7 +60,9 @@ STAGE_SECONDS = Histogram(
     "pilotlight_stage_seconds", "Time of each stage of a request.", ["stage"], buckets=SECONDS
 )
 REQUESTS = Counter("pilotlight_pod_requests_total", "Requests answered.", ["stage", "status"])
+SERVER_UP = Gauge("pilotlight_model_server_up", "1 while the pod's model server answers.")
 SLOTS_USED = Gauge("pilotlight_pod_slots_used", "Request slots taken.")
+STEPS_QUEUED = Gauge("pilotlight_pod_steps_queued", "Steps of workflows in the step queue.")
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 BATCH_SIZE = Histogram(

@@ -17,7 +17,8 @@ from registry.settings_table import option, parse_bool, parse_int, parse_seconds
 from registry.tls import TLS_DIR_HELP, parse_tls_dir
 from runtime.accelerator_share import parse_cores
 from runtime.device.batch import MAX_SEQUENCES
-from runtime.generation.limits import DEFAULT_CACHE_BYTES, GenerationLimits
+from runtime.engines.model_server.server_flags import server_problems
+from runtime.generation.limits import DEFAULT_CACHE_BYTES, Attention, GenerationLimits
 from runtime.tiers.eviction import POLICIES
 from runtime.tiers.host_folder import DEFAULT_BASE
 
@@ -57,6 +58,12 @@ def _percentage(text: str) -> float:
 def _device(text: str) -> str:
     if text not in {"auto", "cpu", "cuda"}:
         raise ValueError(f"must be auto, cpu or cuda, was {text!r}")
+    return text
+
+
+def _attention(text: str) -> str:
+    if text not in set(Attention):
+        raise ValueError(f"must be {' or '.join(Attention)}, was {text!r}")
     return text
 
 
@@ -137,10 +144,21 @@ class RuntimeSettings:
         f" on a GPU, or two of the largest best batches by the profiles of its accelerator (at most"
         f" {MAX_SLOTS})",
     )
+    step_queue: int = option(
+        64,
+        parse_int(1),
+        "steps of workflows that the pod takes beside its slots, also while their inputs are"
+        " fetched; one namespace has three quarters at most",
+    )
     memory_bytes: int = option(
         2 * GIB,
         parse_int(0),
         "budget for models on the device; 0: 85 % of a GPU's memory, 2 GiB on a CPU",
+    )
+    tensor_store_bytes: int = option(
+        256 * MIB,
+        parse_int(0),
+        "host memory for outputs of workflows' steps that stay at the pod; 0: none does",
     )
     device: str = option(
         "auto",
@@ -153,6 +171,13 @@ class RuntimeSettings:
         parse_bool,
         "memory of a model that leaves a GPU goes back to the driver at once, for other pods of the"
         " GPU; no GPU has run this yet",
+    )
+    cuda_graphs: bool = option(
+        False,
+        parse_bool,
+        "weights on a GPU at fixed addresses, and CUDA graphs of inferences that are kept while"
+        " their model is away, with `attention-backend` paged also of steps of text generation; no"
+        " GPU has run this yet",
     )
     registered_bytes: int = option(
         0,
@@ -252,18 +277,77 @@ class RuntimeSettings:
     generation_cache_bytes: int = option(
         0,
         parse_int(0),
-        "key-value cache of each model that generates text, at most; 0: 256 MiB on a CPU, a quarter"
-        " of `memory-bytes` on a GPU",
+        "key-value cache of each model that generates text, at most; 0: 256 MiB on a CPU, what"
+        " other models leave on a GPU, at most a quarter of `memory-bytes`",
     )
     generation_batch: int = option(
         MAX_SEQUENCES, parse_int(1), "requests of a model that generate tokens at once"
+    )
+    attention_backend: str = option(
+        Attention.SDPA.value,
+        _attention,
+        "attention of text generation: sdpa (keys are gathered from the pages of the cache), or"
+        " paged (FlexAttention, which reads them where they lie; no GPU has run it, and a CPU is"
+        " slower with it)",
     )
     generation_max_tokens: int = option(4096, parse_int(1), "longest generated text, in tokens")
     generation_timeout: float = option(
         600.0, parse_seconds, "longest time of one generation request"
     )
+    allow_pickle: bool = option(
+        False,
+        parse_bool,
+        "serve scikit-learn's pickles (*.joblib, *.pkl), whose code runs in a process per namespace"
+        " without network, files of yours or other programs",
+    )
+    pickle_memory_bytes: int = option(
+        GIB, parse_int(1), "memory of each such process, beyond the libraries'"
+    )
+    engine_url: str = option(
+        "",
+        str,
+        "URL of a model server beside the pod that speaks V2 with the repository extension, such as"
+        " http://127.0.0.1:8000: it runs all models, of every format that it reads; empty: the pod"
+        " runs them itself",
+    )
+    engine_command: str = option(
+        "",
+        str,
+        "command that starts such a server, in place of `engine-url`: {repository}, {port},"
+        " {grpc_port} and {metrics_port} are replaced; the pod restarts it and ends it",
+    )
+    engine_repository: str = option(
+        "",
+        str,
+        "folder from which the server reads its models, as the pod sees it, for this pod alone;"
+        " with `engine-command` by default beside `cache-dir`",
+    )
+    engine_metrics: str = option(
+        "",
+        str,
+        "URL of the server's metrics, for the memory of models: Triton's nv_gpu_memory_used_bytes,"
+        " else process_resident_memory_bytes; empty: the memory of its process, if it can be seen",
+    )
+    engine_load_timeout: float = option(
+        300.0, parse_seconds, "longest time in which the server may load a model"
+    )
     log_file: str = option("", str, "file for log lines; empty: standard error")
     log_level: str = option("INFO", str, "lowest level that is logged")
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for settings of a model server that do not go together."""
+        if problems := server_problems(
+            url=self.engine_url,
+            command=self.engine_command,
+            repository=self.engine_repository,
+            metrics=self.engine_metrics,
+        ):
+            raise ValueError("; ".join(problems))
+
+    @property
+    def has_server(self) -> bool:
+        """Whether a model server beside the pod runs its models."""
+        return bool(self.engine_url or self.engine_command)
 
     @property
     def generation_limits(self) -> GenerationLimits:
@@ -272,6 +356,7 @@ class RuntimeSettings:
             max_concurrent=self.generation_batch,
             max_new_tokens=self.generation_max_tokens,
             timeout_s=self.generation_timeout,
+            attention=Attention(self.attention_backend),
         )
 
     @property
@@ -285,6 +370,13 @@ class RuntimeSettings:
     def cache_path(self) -> Path:
         default = Path(tempfile.gettempdir()) / "pilotlight-cache" / self.node_name / self.pool
         return Path(self.cache_dir) if self.cache_dir else default
+
+    @property
+    def repository_path(self) -> Path:
+        """The model server's repository: by default on the file system of the disk cache."""
+        cache = self.cache_path
+        default = cache.with_name(f"{cache.name}-models-of-{self.name}")
+        return Path(self.engine_repository) if self.engine_repository else default
 
     @property
     def host_path(self) -> Path:

@@ -14,6 +14,7 @@ from runtime.openai.routes import OpenAIRoutes
 from runtime.pod.loading_components import LoadingComponents, PodContext, compose_loading
 from runtime.pod.model_sync import ModelSync
 from runtime.pod.places import PlaceWatch
+from runtime.pod.server_watch import ServerWatch
 from runtime.profiling.profile_sync import ProfileSync
 from runtime.profiling.profiler import Profiler
 from runtime.protocols.grpc_server import GrpcServer
@@ -21,17 +22,24 @@ from runtime.protocols.grpc_service import InferenceService
 from runtime.protocols.profile_route import profile_route
 from runtime.protocols.routes import Routes
 from runtime.protocols.server import PodServer
+from runtime.protocols.tensor_routes import tensor_routes
 from runtime.registration.model_catalog import ModelCatalog
 from runtime.registration.registry_agent import InferenceEndNotifier
+from runtime.serving.block_exchange import BlockClient, BlockServer
 from runtime.serving.generation_service import GenerationService
 from runtime.serving.health import Health
 from runtime.serving.in_flight import InFlightRequests
 from runtime.serving.predict_service import PredictService
 from runtime.serving.repository import Repository
 from runtime.serving.single_model import SingleModel, single_model_spec
+from runtime.serving.step_queue import StepQueue
+from runtime.serving.step_tensors import StepTensors
+from runtime.serving.tensor_store import TensorStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
+
+    from runtime.registration.measurements import Measurements
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +82,15 @@ def assemble(context: PodContext) -> PodComponents:
             store=loading.store,
         )
     catalog = ModelCatalog(watch, context.registry)
+    steps = _step_tensors(context, catalog, loading.measurements)
     service = PredictService(
         info.name,
         info.address,
         in_flight=InFlightRequests(
-            info.name, slots=info.slots, allow_simulated_work=settings.allow_simulated_work
+            info.name,
+            slots=info.slots,
+            step_queue=StepQueue(settings.step_queue),
+            allow_simulated_work=settings.allow_simulated_work,
         ),
         catalog=catalog,
         coordinator=loading.coordinator,
@@ -88,6 +100,8 @@ def assemble(context: PodContext) -> PodComponents:
         measurements=loading.measurements,
         threads=context.request_threads,
         sandbox_threads=context.sandbox_threads,
+        step_tensors=steps,
+        server=context.server,
     )
     health = Health(agent, service.in_flight, context.device, context.request_threads, single_model)
     server, grpc_server = _servers(context, loading, catalog, service, profiles, health)
@@ -102,6 +116,7 @@ def assemble(context: PodContext) -> PodComponents:
         agent.run,
         loading.demotions.run,
         end_notifier.run,
+        steps.store.run,
         model_sync.run,
         partial(watch_disk, loading.cache, agent, context.load_threads),
         watchdog.run,
@@ -111,9 +126,34 @@ def assemble(context: PodContext) -> PodComponents:
         context.tls.reload_periodically,
         PlaceWatch(watch, info, context.restart_pod).run,
     ]
+    if context.host.sockets is not None:
+        background.append(
+            BlockServer(
+                context.host.sockets, info.address, steps.store, context.secret,
+                context.request_threads,
+            ).run
+        )  # fmt: skip
+    if context.opened_server is not None:
+        agent.is_held = True  # until the server answers
+        opened = context.opened_server
+        background.append(
+            ServerWatch(opened.server, opened.process, loading, context.load_threads).run
+        )
     if single_model is not None:
         background.append(single_model.run)
     return PodComponents(loading, service.in_flight, server, grpc_server, tuple(background))
+
+
+def _step_tensors(
+    context: PodContext, catalog: ModelCatalog, measurements: Measurements
+) -> StepTensors:
+    """Inputs and outputs of workflows' steps; shared with the pods of tier `host`'s folder."""
+    sockets = context.host.sockets
+    store = TensorStore(context.settings.tensor_store_bytes, shares_memory=sockets is not None)
+    blocks = None
+    if sockets is not None:
+        blocks = BlockClient(sockets, context.secret, context.request_threads)
+    return StepTensors(context.info.address, store, context.remote, catalog, blocks, measurements)
 
 
 def _servers(
@@ -142,7 +182,12 @@ def _servers(
         coordinator=coordinator, device=context.device, profiles=profiles, threads=threads
     )
     routes = Routes(settings, service, repository, health)
-    table = [*openai.table(), *routes.table(), profile_route(profiler, catalog)]
+    table = [
+        *routes.table(),
+        *openai.table(),
+        *tensor_routes(service.step_tensors.store, threads),
+        profile_route(profiler, catalog),
+    ]
     return PodServer(table, context.secret, context.tls), GrpcServer(
         calls.handler(),
         max_body_bytes=settings.max_body_bytes,

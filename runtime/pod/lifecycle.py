@@ -24,12 +24,14 @@ from runtime.device.accelerator import find_accelerator, mps_share
 from runtime.device.memory import open_device
 from runtime.device.precision import use_tf32
 from runtime.device.worker import DeviceWorker
-from runtime.errors import NoDevice
+from runtime.errors import LoadFailed, NoDevice
 from runtime.loading.load_threads import LoadThreads
 from runtime.pod.composition import PodComponents, assemble
 from runtime.pod.loading_components import PodContext
+from runtime.pod.opened_server import open_server
 from runtime.protocols.server import CLOSE_TIMEOUT_S, listen
 from runtime.request_threads import RequestThreads
+from runtime.sandbox.estimators import Estimators
 from runtime.sandbox.pool import Sandbox
 from runtime.sandbox.server import fork_server
 from runtime.serving.remote_inference import RemoteInference
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
 
     from registry.domain.accelerator import Accelerator
     from runtime.device.memory import DeviceMemory
+    from runtime.pod.opened_server import OpenedServer
     from runtime.serving.in_flight import InFlightRequests
     from runtime.settings import RuntimeSettings
 
@@ -69,16 +72,23 @@ def run_pod(settings: RuntimeSettings) -> int:
             settings.device,
             mps_share(os.environ),
             slab_pools=settings.slab_pools,
+            cuda_graphs=settings.cuda_graphs,
             registered_bytes=settings.registered_bytes,
         )
     except NoDevice as error:
         logger.error("the pod cannot start", extra={"error": error})
         write_termination_message(str(error))
         return os.EX_CONFIG
+    try:
+        opened = open_server(settings)
+    except LoadFailed as error:
+        logger.error("the pod cannot start", extra={"error": error})
+        write_termination_message(str(error))
+        return os.EX_CONFIG
     if settings.tf32 and memory.device.type == "cuda":
         use_tf32()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        lifecycle = _PodLifecycle(settings, sandbox, memory)
+        lifecycle = _PodLifecycle(settings, sandbox, memory, opened)
         runner.run(lifecycle.run())
     return RESTART if lifecycle.restarts else 0
 
@@ -101,7 +111,11 @@ class _PodLifecycle:
     """One pod. `run` creates the resources that need the event loop."""
 
     def __init__(
-        self, settings: RuntimeSettings, sandbox: socket.socket, memory: DeviceMemory
+        self,
+        settings: RuntimeSettings,
+        sandbox: socket.socket,
+        memory: DeviceMemory,
+        opened: OpenedServer | None = None,
     ) -> None:
         self.restarts = False
         """Whether the pod ends in order to start anew."""
@@ -110,7 +124,10 @@ class _PodLifecycle:
         self._listener = listen(settings.host, settings.port)
         self._stop = asyncio.Event()
         self._memory = memory
-        self._host = enter_host_tier(settings.host_path, settings.host_bytes)
+        self._opened = opened
+        # A model server reads files: the host tier's images are in the form of our own engines.
+        host_bytes = 0 if settings.has_server else settings.host_bytes
+        self._host = enter_host_tier(settings.host_path, host_bytes)
         self._load_threads = LoadThreads()
         self._request_threads = RequestThreads(max(2, settings.threads), settings.inference_timeout)
         self._sandbox_threads = ThreadPoolExecutor(MAX_SANDBOX_THREADS, "sandbox")
@@ -135,6 +152,11 @@ class _PodLifecycle:
             self._sandbox, timeout_s=settings.expression_timeout, on_lost=self._stop.set
         )
         await sandbox.start()
+        estimators = None
+        if settings.allow_pickle:
+            estimators = Estimators(
+                memory_bytes=settings.pickle_memory_bytes, threads=settings.threads
+            )
         try:
             async with asyncio.TaskGroup() as tasks:
                 accelerator = find_accelerator(self._memory.device, os.environ)
@@ -156,6 +178,8 @@ class _PodLifecycle:
                     end_pod=self._stop.set,
                     restart_pod=self._restart,
                     accelerator=accelerator,
+                    opened_server=self._opened,
+                    estimators=estimators,
                     slots=settings.slots or await self._default_slots(registry, accelerator),
                 )
                 components = assemble(context)
@@ -171,9 +195,14 @@ class _PodLifecycle:
         except* _PodStopped:
             logger.info("stopped")
         finally:
+            if self._opened is not None:
+                await in_thread(self._request_threads, self._opened.server.close)
+                self._opened.server.client.close()
             await remote.close()
             await registry.close()
             await sandbox.close()
+            if estimators is not None:
+                await estimators.close()
             device.close()
             self._memory.close()
             self._host.close()

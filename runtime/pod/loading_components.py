@@ -26,6 +26,7 @@ from runtime.registration.lease_keeper import LeaseKeeper
 from runtime.registration.measurements import Measurements
 from runtime.registration.registry_agent import Inventory, RegistryAgent
 from runtime.storage.bandwidth import Bandwidth
+from runtime.storage.listing import MODEL_SERVER, OWN_ENGINES, WITH_PICKLES, FileRules
 from runtime.storage.load_ticket import LoadTicket
 from runtime.storage.namespace_secrets import NamespaceSecrets
 from runtime.storage.storages import StorageOptions, Storages
@@ -46,9 +47,12 @@ if TYPE_CHECKING:
     from registry.tls import PartTls
     from runtime.device.memory import DeviceMemory
     from runtime.device.worker import DeviceWorker
+    from runtime.engines.model_server.server_engine import ModelServer
     from runtime.generation.limits import GenerationLimits
     from runtime.loading.load_threads import LoadThreads
+    from runtime.pod.opened_server import OpenedServer
     from runtime.request_threads import RequestThreads
+    from runtime.sandbox.estimators import Estimators
     from runtime.sandbox.pool import Sandbox
     from runtime.serving.remote_inference import RemoteInference
     from runtime.settings import RuntimeSettings
@@ -78,6 +82,14 @@ class PodContext:
     restart_pod: Callable[[], None]
     accelerator: Accelerator
     slots: int
+    opened_server: OpenedServer | None = None
+    """What runs the pod's models in its place."""
+    estimators: Estimators | None = None
+    """Runs pickled models; None: they are refused."""
+
+    @property
+    def server(self) -> ModelServer | None:
+        return None if self.opened_server is None else self.opened_server.server
 
     @property
     def memory_bytes(self) -> int:
@@ -117,6 +129,8 @@ class PodContext:
             place=settings.place,
             takes_places=settings.takes_places,
             max_share=settings.max_share / 100 if settings.max_share else 1.0,
+            has_server=settings.has_server,
+            shared_memory=self.host.sockets.identity if self.host.sockets is not None else "",
         )
 
 
@@ -197,6 +211,7 @@ def compose_loading(context: PodContext) -> LoadingComponents:
         agent.report_tier,
         sandbox=context.sandbox,
         bases=Bases(lambda name: _declared(watch, name)),
+        server=context.server,
     )
     background = threads.executor_for(LoadTicket(is_urgent=False))
     demotions = Demotions(host, cache, background, agent.report_tier)
@@ -207,8 +222,12 @@ def compose_loading(context: PodContext) -> LoadingComponents:
         processors,
         threads,
         context.generation_limits,
-        context.memory.device,
+        context.memory,
+        context.server,
+        context.estimators,
     )
+    if context.estimators is not None:
+        context.estimators.on_lost = lambda key: _retire_lost(store, key)
     loader = ModelLoader(store, resolver, context.memory, Skeletons(), context.device)
     coordinator = LoadCoordinator(
         loader,
@@ -232,6 +251,13 @@ def compose_loading(context: PodContext) -> LoadingComponents:
         coordinator,
         gpu,
     )
+
+
+def _retire_lost(store: ModelStore, key: str) -> None:
+    """Its next request loads it again."""
+    entry = store.by_key.get(key)
+    if entry is not None and entry.retire_reason is None:
+        store.retire(key, "process-lost")
 
 
 def _declared(watch: ClusterWatch, name: ModelName) -> ModelSpec | None:
@@ -261,4 +287,11 @@ def _disk_cache(settings: RuntimeSettings) -> DiskCache:
         Bandwidth(settings.link_rate or None),
         budget_bytes=settings.disk_bytes,
         quota_of=lambda namespace: rules.quota(namespace, Quota.CACHE),
+        rules=_file_rules(settings),
     )
+
+
+def _file_rules(settings: RuntimeSettings) -> FileRules:
+    if settings.has_server:
+        return MODEL_SERVER
+    return WITH_PICKLES if settings.allow_pickle else OWN_ENGINES

@@ -55,19 +55,31 @@ def _too_large(max_bytes: int, seen: str) -> BodyTooLarge:
 
 
 async def while_connected(receive: Receive, work: Coroutine[object, object, Result]) -> Result:
-    """The result of `work`; if the client disconnects, cancels it and raises RequestAborted."""
-    task = asyncio.ensure_future(work)
-    disconnected = asyncio.ensure_future(_wait_disconnected(receive))
+    """The result of `work`; if the client disconnects, cancels it and raises RequestAborted.
+
+    Runs it in the caller's task: another one for each request would cost more than all of this.
+    """
+    watcher = asyncio.ensure_future(_wait_disconnected(receive))
+    is_over = False
     try:
-        await asyncio.wait({task, disconnected}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise RequestAborted
-        return await task
+        async with asyncio.timeout(None) as limit:
+
+            def end(_: asyncio.Future[None]) -> None:
+                if not is_over and not watcher.cancelled():
+                    limit.reschedule(asyncio.get_running_loop().time())
+
+            watcher.add_done_callback(end)
+            try:
+                return await work
+            finally:
+                is_over = True  # `end` may be scheduled already
+                watcher.remove_done_callback(end)
+    except TimeoutError as error:
+        if limit.expired():
+            raise RequestAborted from error
+        raise
     finally:
-        for each in (disconnected, task):
-            if not each.done():
-                each.cancel()
-        await asyncio.gather(disconnected, task, return_exceptions=True)
+        watcher.cancel()
 
 
 async def _wait_disconnected(receive: Receive) -> None:

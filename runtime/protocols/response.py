@@ -97,7 +97,7 @@ async def respond(
     except Exception as error:
         logger.exception("request failed with an unexpected error")
         await response.fail(InferenceFailed(repr(error)))
-    REQUESTS.labels(stage=stage, status=str(int(response.status or 0))).inc()
+    REQUESTS.labels(stage, str(int(response.status or 0))).inc()
 
 
 def server_sent_event(document: object) -> bytes:

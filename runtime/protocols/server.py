@@ -19,6 +19,7 @@ from kserve.protocol.rest.server import RESTServer
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
+from runtime.protocols.direct_routes import DirectRoutes
 from runtime.protocols.gone_clients import GoneClients
 from runtime.protocols.secret_check import SecretCheck
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
     from starlette.requests import Request
     from starlette.routing import Route
+    from starlette.types import ASGIApp
 
     from registry.pod_secret import PodSecret
     from registry.tls import PartTls
@@ -72,7 +74,8 @@ class PodServer(ModelServer):  # type: ignore[misc]  # kserve ships no types
         kserve_app.add_exception_handler(HTTPException, _http_error)
         for route in reversed(routes):
             kserve_app.router.routes.insert(0, route)
-        app = SecretCheck(kserve_app, secret) if secret.is_required else kserve_app
+        app: ASGIApp = DirectRoutes(kserve_app, routes)
+        app = SecretCheck(app, secret) if secret.is_required else app
         self._server = QuietServer(
             uvicorn.Config(
                 GoneClients(app),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from registry.errors import RegistryUnavailable
-from runtime.errors import ModelNotFound
+from runtime.errors import ModelNotFound, ModelUnknown
 
 if TYPE_CHECKING:
     from registry.domain.model import ModelName, ModelRecord, ModelSpec
@@ -21,14 +21,21 @@ class ModelCatalog:
         self._registry = registry
 
     async def find(self, name: ModelName, generation: str | None) -> ModelSpec:
-        """The requested generation, else the one that serves now; raises ModelNotFound."""
+        """The requested generation, else the one that serves now.
+
+        Raises ModelNotFound, ModelUnknown.
+        """
         record = self._watch.state.models.get(name)
         spec = pick_generation(record, generation)
         if spec is not None:
             return spec
         try:
             newer = await self._registry.get_model(name)
-        except RegistryUnavailable:
+        except RegistryUnavailable as error:
+            if record is None:
+                raise ModelUnknown(
+                    f"whether model {name} is declared is unknown: {error}"
+                ) from None
             newer = None
         record = newer or record
         spec = pick_generation(record, generation) or pick_generation(record, None)

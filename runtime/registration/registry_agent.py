@@ -71,6 +71,8 @@ class RegistryAgent:
     keeper: LeaseKeeper | None = None
     is_registered: bool = field(default=False, init=False)
     """Whether the pod has a lease, unless it has expired since the last heartbeat."""
+    is_held: bool = field(default=False, init=False)
+    """Whether the pod has no lease on purpose: it could serve no model."""
     _epoch: int = field(default=0, init=False)
     _is_draining: bool = field(default=False, init=False)
     _has_left: bool = field(default=False, init=False)
@@ -100,6 +102,9 @@ class RegistryAgent:
         next_heartbeat_s = loop.time()
         while not self._has_left:
             try:
+                if self.is_held:
+                    await self._step_back()
+                    continue
                 if loop.time() >= next_heartbeat_s or not self.is_registered:
                     next_heartbeat_s = loop.time() + self.heartbeat_s
                     await self._heartbeat()
@@ -119,6 +124,26 @@ class RegistryAgent:
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(next_heartbeat_s):
                     await self._wake.wait()
+
+    async def _step_back(self) -> None:
+        """Give up the lease, and wait until the pod may have one again."""
+        if self.is_registered:
+            self.is_registered = False
+            self._forget_lease()
+            await self.registry.deregister_pod(self._name, self._epoch)
+        self._wake.clear()
+        if self.is_held and not self._has_left:
+            await self._wake.wait()
+
+    def hold(self) -> None:
+        """Deregister soon: the pod can serve no model until `release`."""
+        self.is_held = True
+        self._wake.set()
+
+    def release(self) -> None:
+        """Register again soon."""
+        self.is_held = False
+        self._wake.set()
 
     async def _heartbeat(self) -> None:
         if not self.is_registered:
@@ -271,6 +296,7 @@ class RegistryAgent:
     async def leave(self) -> None:
         """Send a last report and deregister, so that the lease need not expire."""
         self._has_left = True
+        self._wake.set()
         if not self.is_registered:
             return
         try:

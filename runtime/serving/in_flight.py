@@ -1,4 +1,4 @@
-"""The requests in flight: admission to the pod's slots, draining, and cancellation of all."""
+"""The requests in flight: admission to slots and step queue, draining, and cancellation of all."""
 
 from __future__ import annotations
 
@@ -21,18 +21,31 @@ from runtime.metrics import SLOTS_USED
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from runtime.serving.step_queue import StepQueue
     from runtime.wire.request_head import RequestHead
 
 MAX_BEGUN = 10_000
 
 
 class InFlightRequests:
-    """All requests of a pod. An entry request takes a slot; an inference stage alone takes none."""
+    """All requests of a pod.
 
-    def __init__(self, pod_name: str, *, slots: int, allow_simulated_work: bool = False) -> None:
+    An entry request takes a slot, a step that a scheduler of workflows has placed takes a place in
+    the step queue, and an inference stage alone takes neither.
+    """
+
+    def __init__(
+        self,
+        pod_name: str,
+        *,
+        slots: int,
+        step_queue: StepQueue,
+        allow_simulated_work: bool = False,
+    ) -> None:
         self.is_draining = False
         self._pod_name = pod_name
         self._slots = slots
+        self._step_queue = step_queue
         self._allow_simulated_work = allow_simulated_work
         self._slots_used = 0
         self._begun: OrderedDict[str, None] = OrderedDict()
@@ -44,7 +57,7 @@ class InFlightRequests:
     def check_admission(self, head: RequestHead) -> None:
         """Refuse a request before its body is read.
 
-        Raises InvalidRequest, PodDraining, DeadlinePassed, SlotsFull.
+        Raises InvalidRequest, PodDraining, DeadlinePassed, SlotsFull, StepQueueFull.
         """
         if head.simulated_work and not self._allow_simulated_work:
             raise InvalidRequest(
@@ -55,23 +68,26 @@ class InFlightRequests:
             raise PodDraining(f"pod {self._pod_name} is draining")
         if head.deadline_s is not None and time.monotonic() >= head.deadline_s:
             raise DeadlinePassed("the deadline had passed when the request arrived")
-        if not head.is_infer_stage and self._slots_used >= self._slots:
+        if head.is_infer_stage:
+            return
+        if head.is_queued_step:
+            self._step_queue.check(head.model.namespace)
+        elif self._slots_used >= self._slots:
             raise SlotsFull(f"all {self._slots} slots of the pod are taken")
 
     @asynccontextmanager
     async def admit(self, head: RequestHead) -> AsyncIterator[None]:
-        """Count a request, and its slot, until the block ends.
+        """Count a request, and its slot or its place in the step queue, until the block ends.
 
         Raises as `check_admission` does, AlreadyBegun, and PodEnded if `cancel_all` ends the block.
         """
         self.check_admission(head)
-        slots = 0 if head.is_infer_stage else 1
-        if slots:
+        if not head.is_infer_stage:
             self._record_begun(head)
         timeout = asyncio.timeout(None)
         self._timeouts.add(timeout)
         self._idle.clear()
-        self._take_slots(slots)
+        self._take(head, 1)
         try:
             async with timeout:
                 yield
@@ -81,7 +97,7 @@ class InFlightRequests:
             raise
         finally:
             self._timeouts.discard(timeout)
-            self._take_slots(-slots)
+            self._take(head, -1)
             if not self._timeouts:
                 self._idle.set()
 
@@ -96,8 +112,13 @@ class InFlightRequests:
         if len(self._begun) > MAX_BEGUN:
             self._begun.popitem(last=False)
 
-    def _take_slots(self, slots: int) -> None:
-        self._slots_used += slots
+    def _take(self, head: RequestHead, count: int) -> None:
+        if head.is_infer_stage:
+            return
+        if head.is_queued_step:
+            self._step_queue.add(head.model.namespace, count)
+            return
+        self._slots_used += count
         SLOTS_USED.set(self._slots_used)
 
     def cancel_all(self) -> None:

@@ -55,10 +55,10 @@ class PredictRequest:
     def record(self, stage: Stage, seconds: float, *, sample_s: float | None = None) -> None:
         """Record a stage's time; `sample_s` is the sample for the registry's estimates."""
         self.stages[stage] = seconds
-        STAGE_SECONDS.labels(stage=stage.value).observe(seconds)
+        STAGE_SECONDS.labels(stage.value).observe(seconds)
         histogram = KSERVE_HISTOGRAMS.get(stage)
         if histogram is not None:
-            histogram.labels(model_name=self.spec.name.path_segment).observe(seconds)
+            histogram.labels(self.spec.name.path_segment).observe(seconds)
         if sample_s is not None and stage is Stage.INFER:
             self.measurements.add_inference(self.spec.key, sample_s, self.head.body_bytes)
         elif sample_s is not None:

@@ -1,17 +1,21 @@
 """The three stages of a predict request, with the inference at this pod or at another one.
 
 An entry request takes one of the pod's slots from its preprocessing to the end of its
-postprocessing. A request for the inference stage alone comes from another pod and takes no slot.
+postprocessing, a step that a scheduler has placed a place in the step queue. A request for the
+inference stage alone comes from another pod and takes neither.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from registry.domain.pod import Stage
+from registry.domain.transfers import OUTPUT_BYTES
 from runtime.device.device_errors import is_device_error, is_out_of_memory
 from runtime.errors import (
     InferenceFailed,
@@ -20,15 +24,19 @@ from runtime.errors import (
     RemotePodUnreachable,
     RuntimePackageError,
 )
+from runtime.loading.proxied_model import ProxiedModel, renamed
 from runtime.serving.predict_request import PredictRequest, PredictResponse
 from runtime.threads import SMALL_BODY_BYTES, in_thread
 from runtime.wire.bodies import DecodedBody, WireProtocol, decode_body, encode_body
+from runtime.wire.references import REFERENCE_FLAG
+from runtime.wire.v2 import BINARY_TYPE, LENGTH_HEADER, check_values
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
     from concurrent.futures import Executor
 
     from registry.domain.model import ModelSpec
+    from runtime.engines.model_server.server_engine import ModelServer
     from runtime.loading.load_coordinator import AcquiredModel, LoadCoordinator
     from runtime.loading.processors import Processors
     from runtime.registration.measurements import Measurements
@@ -36,6 +44,7 @@ if TYPE_CHECKING:
     from runtime.registration.registry_agent import InferenceEndNotifier
     from runtime.serving.in_flight import InFlightRequests
     from runtime.serving.remote_inference import RemoteInference
+    from runtime.serving.step_tensors import StepTensors
     from runtime.tasks.task import Processor
     from runtime.wire.request_head import RequestHead
     from runtime.wire.tensors import Tensor
@@ -43,6 +52,8 @@ if TYPE_CHECKING:
 
     Encoder = Callable[[Sequence[Tensor]], EncodedBody]
 
+BINARY_FLAG = b'"binary_data'
+"""Of V2's parameters `binary_data` and `binary_data_output`, which ask for binary tensors."""
 BAD_TENSOR_ERRORS = (ValueError, TypeError, IndexError, KeyError, AttributeError, RuntimeError)
 """What torch raises for tensors of the wrong shape, type or range."""
 
@@ -62,6 +73,9 @@ class PredictService:
     threads: Executor
     sandbox_threads: Executor
     """For processors that wait for the sandbox, so that no other request waits for it."""
+    step_tensors: StepTensors
+    server: ModelServer | None = None
+    """What runs the pod's models in its place; None: it runs them itself."""
 
     def threads_for(self, processor: Processor) -> Executor:
         return self.sandbox_threads if processor.waits_for_sandbox else self.threads
@@ -84,6 +98,8 @@ class PredictService:
                 the protocol of the request.
         """
         async with self.in_flight.admit(head):
+            if isinstance(body, bytes) and self._passes(head, protocol, body, encode):
+                return await self._forward(head, body)
             if isinstance(body, bytes):
                 body = await self._decode(head, protocol, body)
             if head.is_infer_stage and body.v2 is None:
@@ -92,12 +108,68 @@ class PredictService:
             request = PredictRequest(head, spec, self.pod_name, self.measurements)
             if head.is_infer_stage:
                 return await self._serve_inference(request, body)
+            if head.run is not None and encode is None and protocol is WireProtocol.V2:
+                encode = self._step_encoder(request, body)
             return await self._serve_entry(request, body, encode)
 
     async def _decode(self, head: RequestHead, protocol: WireProtocol, body: bytes) -> DecodedBody:
+        kept: Mapping[str, Tensor] = {}
+        if protocol is WireProtocol.V2:
+            kept = await self.step_tensors.find_inputs(head, body)
         if len(body) <= SMALL_BODY_BYTES:
-            return decode_body(protocol, body, head.v2_header_length)
-        return await in_thread(self.threads, decode_body, protocol, body, head.v2_header_length)
+            return decode_body(protocol, body, head.v2_header_length, kept)
+        return await in_thread(
+            self.threads, decode_body, protocol, body, head.v2_header_length, kept
+        )
+
+    def _step_encoder(self, request: PredictRequest, body: DecodedBody) -> Encoder | None:
+        """Encodes a step's outputs, large ones as references; None for V1."""
+        if body.v2 is None:
+            return None
+        loop, key = asyncio.get_running_loop(), request.spec.key
+
+        def on_size(size_bytes: int) -> None:
+            loop.call_soon_threadsafe(self.measurements.add, key, OUTPUT_BYTES, size_bytes)
+
+        return partial(self.step_tensors.encode_outputs, request.head, body.v2, on_size)
+
+    # Bodies that a model server gets as they are
+
+    def _passes(
+        self, head: RequestHead, protocol: WireProtocol, body: bytes, encode: Encoder | None
+    ) -> bool:
+        """Whether the pod's model server may answer the body itself: V2 that it understands."""
+        if self.server is None or self.server.info is None or encode is not None:
+            return False
+        is_here = head.predict_address in {None, self.address} and not head.is_infer_stage
+        needs_binary = head.v2_header_length is not None or BINARY_FLAG in body
+        return (
+            is_here
+            and protocol is WireProtocol.V2
+            and (head.run is None or REFERENCE_FLAG not in body)
+            and (self.server.info.takes_binary or not needs_binary)
+        )
+
+    async def _forward(self, head: RequestHead, body: bytes) -> PredictResponse:
+        spec = await self.catalog.find(head.model, head.generation)
+        request = PredictRequest(head, spec, self.pod_name, self.measurements)
+        headers = {"content-type": "application/json"}
+        if head.v2_header_length is None:
+            check_values(body)  # the server, too, parses them one by one
+        else:
+            headers = {"content-type": BINARY_TYPE, LENGTH_HEADER: head.v2_header_length}
+        async with self._acquire(request) as acquired:
+            model = acquired.model
+            if not isinstance(model, ProxiedModel):
+                raise TypeError(f"{spec.key} is not a model of the model server")
+            started_s = time.monotonic()
+            answer = await model.forward(body, headers, deadline_s=head.deadline_s)
+            seconds = time.monotonic() - started_s
+            request.record(Stage.INFER, seconds, sample_s=seconds)
+        name = head.response_model_name
+        if len(answer.content) <= SMALL_BODY_BYTES:
+            return request.response(renamed(answer, name))
+        return request.response(await in_thread(self.threads, renamed, answer, name))
 
     # Entry requests
 

@@ -19,6 +19,7 @@ from runtime.errors import (
     RemoteInferenceFailed,
     RemotePodUnreachable,
 )
+from runtime.serving.tensor_client import TensorClient
 from runtime.wire.request_head import BODY_BYTES_HEADER
 from runtime.wire.v2 import LENGTH_HEADER, decode_outputs, encode_request
 
@@ -61,6 +62,8 @@ class RemoteInference:
     def __init__(self, secret: PodSecret, tls: PartTls) -> None:
         self._secret = secret
         self._scheme = tls.scheme
+        self.tensors = TensorClient(secret, tls)
+        """Gets tensors that other pods keep."""
         self._client = httpx.AsyncClient(
             timeout=httpx.Timeout(RESPONSE_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
             limits=httpx.Limits(
@@ -71,6 +74,7 @@ class RemoteInference:
         )
 
     async def close(self) -> None:
+        self.tensors.close()
         await self._client.aclose()
 
     async def infer(self, head: RequestHead, inputs: tuple[Tensor, ...]) -> RemoteResult:

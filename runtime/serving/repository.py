@@ -81,11 +81,8 @@ class Repository:
         """Whether the model is on this pod's device; raises ModelNotFound."""
         if version:
             return self.store.holds((await self.find(segment, version)).key)
-        name = ModelName.from_path_segment(segment)
-        is_here = any(self.store.holds(key) for key in self._keys(name))
-        if not is_here and self.catalog.record(name) is None:
-            raise ModelNotFound(f"model {name} is not declared")
-        return is_here
+        keys = await self._declared_keys(segment)
+        return any(self.store.holds(key) for key in keys)
 
     async def find(self, segment: str, version: str) -> ModelSpec:
         """The generation named `version`, the served one if it is empty; raises ModelNotFound."""
@@ -159,9 +156,7 @@ class Repository:
             ModelInUse: requests kept using it for UNLOAD_TIMEOUT_S.
         """
         name = ModelName.from_path_segment(segment)
-        keys = self._keys(name)
-        if not any(self.store.holds(key) for key in keys) and self.catalog.record(name) is None:
-            raise ModelNotFound(f"model {name} is not declared")
+        keys = await self._declared_keys(segment)
         try:
             async with asyncio.timeout(UNLOAD_TIMEOUT_S):
                 for key in keys:
@@ -170,6 +165,14 @@ class Repository:
                     await self.store.wait_removed(key)
         except TimeoutError as error:
             raise ModelInUse(f"{name} is still in use after {UNLOAD_TIMEOUT_S} s") from error
+
+    async def _declared_keys(self, segment: str) -> list[str]:
+        """As `_keys`; of a model that the watch's copy lacks, the key of the served generation.
+
+        Raises ModelNotFound: the model is neither declared nor on the device; ModelUnknown.
+        """
+        keys = self._keys(ModelName.from_path_segment(segment))
+        return keys or [(await self.find(segment, "")).key]
 
     def _keys(self, name: ModelName) -> list[str]:
         """Keys of all generations of a model that are declared or on the device."""

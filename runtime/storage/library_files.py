@@ -27,7 +27,8 @@ CODE_SUFFIXES = (".joblib", ".pkl", ".pickle")
 PICKLE_ADVICE = (
     "pickled models are not served, since reading one runs code that came with it; convert one with"
     " `pilotlight convert FILE DIR`, save the model with skops.io.dump(model, 'model.skops'), or"
-    " convert it to ONNX (model.onnx)"
+    " convert it to ONNX (model.onnx);"
+    " a pool with --allow-pickle serves it in a process of its own"
 )
 _OTHER_MODELS = frozenset({"config.json", "model_index.json"})
 _OTHER_SUFFIXES = (".safetensors", ".pt2")
@@ -39,11 +40,13 @@ _NOT_MODELS = re.compile(
 _NOT_DATA = (".md", ".py", ".yaml", ".yml", ".pbtxt", *CODE_SUFFIXES)
 
 
-def library_files(paths: Iterable[str], uri: str) -> tuple[str, ...]:
+def library_files(
+    paths: Iterable[str], uri: str, *, takes_pickles: bool = False
+) -> tuple[str, ...]:
     """The model's file first, then the files of its external data; empty: another kind of model.
 
     Where a folder holds versions (`1/`, `2/`), only the highest counts. Raises ModelInvalid if the
-    folder holds several models, or only pickles.
+    folder holds several models, or only pickles where those are not taken.
     """
     paths = sorted(paths)
     names = {PurePosixPath(path).name for path in paths}
@@ -57,6 +60,8 @@ def library_files(paths: Iterable[str], uri: str) -> tuple[str, ...]:
             model = _only(found, uri)
             return (model, *(_data_beside(model, paths) if suffix == ONNX_SUFFIX else ()))
     if code := [path for path in paths if path.endswith(CODE_SUFFIXES)]:
+        if takes_pickles:
+            return (_only(code, uri),)
         raise ModelInvalid(f"{uri} has {code[:4]}: {PICKLE_ADVICE}")
     return ()
 

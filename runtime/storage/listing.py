@@ -6,6 +6,7 @@ Owns the rules on paths, kinds and sizes of files.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ from runtime.errors import ModelInvalid
 from runtime.storage.library_files import library_files
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
 ASSET_SUFFIXES = frozenset({".json", ".txt", ".model", ".jinja"})
 WEIGHT_SUFFIX = ".safetensors"
@@ -55,13 +56,15 @@ class RemoteFile:
     """Changes with the content: an ETag, or a modification time."""
 
 
-def asset_files(files: Iterable[RemoteFile], uri: str) -> tuple[RemoteFile, ...]:
+def asset_files(
+    files: Iterable[RemoteFile], uri: str, *, takes_pickles: bool = False
+) -> tuple[RemoteFile, ...]:
     """The small files: configuration, tokenizer, index; raises ModelInvalid.
 
     An exported program and a library's file count too, since one file holds signature and weights.
     """
     files = tuple(files)
-    if library := _library_files({file.path: file for file in files}, uri):
+    if library := _library_files({file.path: file for file in files}, uri, takes_pickles):
         _check_limits(library, uri, "files of weights", MAX_WEIGHT_BYTES)
         return library
     assets = tuple(file for file in files if PurePosixPath(file.path).suffix in ASSET_SUFFIXES)
@@ -78,7 +81,11 @@ def asset_files(files: Iterable[RemoteFile], uri: str) -> tuple[RemoteFile, ...]
 
 
 def weight_files(
-    files: Iterable[RemoteFile], uri: str, indexed: frozenset[str] | None
+    files: Iterable[RemoteFile],
+    uri: str,
+    indexed: frozenset[str] | None,
+    *,
+    takes_pickles: bool = False,
 ) -> tuple[RemoteFile, ...]:
     """The files of weights; raises ModelInvalid.
 
@@ -86,8 +93,12 @@ def weight_files(
         files: all files of the model.
         uri: of the model, for errors.
         indexed: the files that the index of sharded weights names; None without an index.
+        takes_pickles: whether a model may be a pickle of scikit-learn.
     """
-    chosen = _choose_weight_files({file.path: file for file in files}, uri, indexed)
+    by_path = {file.path: file for file in files}
+    chosen = _library_files(by_path, uri, takes_pickles) or _choose_weight_files(
+        by_path, uri, indexed
+    )
     _check_limits(chosen, uri, "files of weights", MAX_WEIGHT_BYTES)
     return chosen
 
@@ -95,8 +106,6 @@ def weight_files(
 def _choose_weight_files(
     by_path: Mapping[str, RemoteFile], uri: str, indexed: frozenset[str] | None
 ) -> tuple[RemoteFile, ...]:
-    if library := _library_files(by_path, uri):
-        return library
     if (program := _program_file(by_path.values(), uri)) is not None:
         return (program,)
     if PIPELINE_INDEX in by_path:
@@ -150,8 +159,11 @@ def _program_file(files: Iterable[RemoteFile], uri: str) -> RemoteFile | None:
     return programs[0]
 
 
-def _library_files(by_path: Mapping[str, RemoteFile], uri: str) -> tuple[RemoteFile, ...]:
-    return tuple(by_path[path] for path in library_files(by_path, uri))
+def _library_files(
+    by_path: Mapping[str, RemoteFile], uri: str, takes_pickles: bool
+) -> tuple[RemoteFile, ...]:
+    found = library_files(by_path, uri, takes_pickles=takes_pickles)
+    return tuple(by_path[path] for path in found)
 
 
 def _check_not_unserved(files: Iterable[RemoteFile], uri: str) -> None:
@@ -178,6 +190,34 @@ def _check_limits(files: tuple[RemoteFile, ...], uri: str, kind: str, max_bytes:
             f"{uri} has {len(files)} {kind} of {total} bytes;"
             f" at most {MAX_FILES} files and {max_bytes} bytes are fetched"
         )
+
+
+def every_file(files: Iterable[RemoteFile], uri: str) -> tuple[RemoteFile, ...]:
+    """All files, for a server that reads what it knows; raises ModelInvalid."""
+    files = tuple(files)
+    if not files:
+        raise ModelInvalid(f"{uri} has no files")
+    _check_limits(files, uri, "files", MAX_WEIGHT_BYTES)
+    return files
+
+
+@dataclass(frozen=True, slots=True)
+class FileRules:
+    """Which of a model's files are fetched, by who reads them."""
+
+    assets: Callable[[Iterable[RemoteFile], str], tuple[RemoteFile, ...]]
+    weights: Callable[[Iterable[RemoteFile], str, frozenset[str] | None], tuple[RemoteFile, ...]]
+    reads_index: bool = True
+    """Whether an index of sharded weights says which files those are."""
+
+
+OWN_ENGINES = FileRules(asset_files, weight_files)
+WITH_PICKLES = FileRules(
+    partial(asset_files, takes_pickles=True), partial(weight_files, takes_pickles=True)
+)
+MODEL_SERVER = FileRules(
+    every_file, lambda files, uri, _indexed: every_file(files, uri), reads_index=False
+)
 
 
 def checked_listing(files: Iterable[RemoteFile], uri: str) -> tuple[RemoteFile, ...]:

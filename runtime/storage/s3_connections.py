@@ -202,6 +202,8 @@ class S3Reader:
         if self.etag:
             headers["If-Match"] = f'"{self.etag}"'
         connection.request("GET", self.connections.target(self._url), headers=headers)
+        if self._is_aborted:  # while it connected, when there was no socket to shut
+            raise ReadInterrupted("the load was cancelled")
         response = connection.getresponse()
         is_range = (start, end) == (0, self.size_bytes) or response.getheader("Content-Range")
         if response.status == PARTIAL_CONTENT or (

@@ -135,6 +135,11 @@ class DeviceCache(Generic[R]):
         return sum(self._reserved.values())
 
     @property
+    def free_bytes(self) -> int:
+        """What neither models nor loads have of the budget."""
+        return self.budget_bytes - self.used_bytes - self.reserved_bytes
+
+    @property
     def idle_byte_s(self) -> float:
         """Bytes of idle models times seconds, up to now."""
         return self._idle.byte_s
@@ -188,12 +193,17 @@ class DeviceCache(Generic[R]):
                 f" {self.budget_bytes} bytes"
             )
 
+    def most_bytes(self, key: str) -> int:
+        """Memory that the model may have, once all others have left."""
+        quota = self._quota_of(name_of_key(key).namespace)
+        return self.budget_bytes if quota is None else min(self.budget_bytes, quota)
+
     def try_reserve(self, key: str, memory_bytes: int) -> bool:
         """Reserve memory, evicting idle models if necessary; False if too few are idle.
 
         A namespace at its quota evicts its own models first.
         """
-        free = self.budget_bytes - self.used_bytes - self.reserved_bytes
+        free = self.free_bytes
         own_keys = self._choose_for_quota(key, memory_bytes)
         if own_keys is None:
             return False

@@ -11,7 +11,7 @@ import shutil
 from typing import TYPE_CHECKING
 
 from runtime.errors import StorageFailed
-from runtime.storage.listing import RemoteFile, asset_files
+from runtime.storage.listing import OWN_ENGINES, FileRules, RemoteFile
 from runtime.storage.partial_file import partial_targets, remove_partial, remove_stale_partials
 from runtime.tiers.cache_locks import CacheLocks, FileLock
 from runtime.tiers.disk_budget import DiskBudget, remove_generation
@@ -40,9 +40,11 @@ class DiskCache:
         *,
         budget_bytes: int = 0,
         quota_of: Callable[[str], int | None] = lambda _namespace: None,
+        rules: FileRules = OWN_ENGINES,
     ) -> None:
         """`quota_of`: bytes that the models of a namespace may take; None: any."""
         self._folder = folder
+        self._rules = rules
         self._weight_bytes: dict[str, int] = {}
         """Per model with any file here: bytes of its weights, 0 unless they are complete.
 
@@ -51,7 +53,9 @@ class DiskCache:
         folder.mkdir(parents=True, exist_ok=True)
         self._locks = CacheLocks(folder)
         self._budget = DiskBudget(folder, self._locks, budget_bytes, quota_of)
-        self._downloader = GenerationDownloader(storages, bandwidth, self._locks, self._budget)
+        self._downloader = GenerationDownloader(
+            storages, bandwidth, self._locks, self._budget, rules
+        )
         self._remove_stale_partials()
         self.refresh()
 
@@ -89,7 +93,7 @@ class DiskCache:
         Raises OSError if the folder cannot be read.
         """
         found = {
-            key: GenerationFolder(path).complete_bytes()
+            key: GenerationFolder(path, self._rules).complete_bytes()
             for key, path in self._budget.generations().items()
         }
         changed = {
@@ -116,7 +120,7 @@ class DiskCache:
         with self.lock_for_use(spec.key):
             listing = self._downloader.listing(spec, generation)
             self._weight_bytes.setdefault(spec.key, 0)
-            assets = asset_files(listing, spec.storage_uri)
+            assets = self._rules.assets(listing, spec.storage_uri)
             self._downloader.ensure(spec, generation, assets)
             self._asset_bytes[spec.key] = sum(file.size_bytes for file in assets)
         return generation.path
@@ -183,7 +187,7 @@ class DiskCache:
         self._forget(key)
 
     def _generation(self, key: str) -> GenerationFolder:
-        return GenerationFolder(self.folder_of(key))
+        return GenerationFolder(self.folder_of(key), self._rules)
 
     def _forget(self, key: str) -> None:
         self._weight_bytes.pop(key, None)

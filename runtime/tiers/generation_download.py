@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from runtime.errors import ModelInvalid
-from runtime.storage.listing import RemoteFile, asset_files
+from runtime.storage.listing import OWN_ENGINES, FileRules, RemoteFile
 from runtime.storage.load_ticket import LoadTicket
 from runtime.storage.partial_file import PartialFile, remove_partial
 from runtime.tiers.disk_budget import DiskBudget, write_error
@@ -37,6 +37,7 @@ class GenerationDownloader:
     bandwidth: Bandwidth
     locks: CacheLocks
     budget: DiskBudget
+    rules: FileRules = OWN_ENGINES
 
     def listing(self, spec: ModelSpec, generation: GenerationFolder) -> tuple[RemoteFile, ...]:
         """The model's files, from the folder or from storage; raises LoadFailed.
@@ -52,7 +53,7 @@ class GenerationDownloader:
             listing = _listing_by(reader, generation)
             if listing is None:
                 listing = self._open_storage(spec, generation).list_files()
-                asset_files(listing, spec.storage_uri)  # refuse it before anything is written
+                self.rules.assets(listing, spec.storage_uri)  # refuse it before anything is written
                 try:
                     generation.write_listing(listing, reader)
                 except OSError as error:

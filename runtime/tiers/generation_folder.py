@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from runtime.errors import LoadFailed, ModelInvalid
 from runtime.storage.checksums import CRC32
-from runtime.storage.listing import WEIGHT_SUFFIX, RemoteFile, weight_files
+from runtime.storage.listing import OWN_ENGINES, WEIGHT_SUFFIX, FileRules, RemoteFile
 from runtime.storage.partial_file import PartialFile, boot_id
 
 if TYPE_CHECKING:
@@ -58,8 +58,9 @@ class _Recorded:
 class GenerationFolder:
     """One generation's folder. Writers must have the generation's download lock."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, rules: FileRules = OWN_ENGINES) -> None:
         self.path = path
+        self._rules = rules
 
     # The listing
 
@@ -93,7 +94,11 @@ class GenerationFolder:
         listing = self.listing()
         if listing is None:
             return None
-        return weight_files(listing, uri, _indexed_files(self.path / INDEX))
+        return self._rules.weights(listing, uri, self._indexed())
+
+    def _indexed(self) -> frozenset[str] | None:
+        """The files that an index of sharded weights names; None where no engine here reads it."""
+        return _indexed_files(self.path / INDEX) if self._rules.reads_index else None
 
     def complete_bytes(self) -> int:
         """Bytes of the weights if every file is here with its size, else 0. Reads no weights."""

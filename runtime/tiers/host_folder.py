@@ -28,6 +28,8 @@ MEMBERS = ".pods"
 CHANGES = ".lock"
 DEFAULT_BASE = Path("/dev/shm")
 IMAGE_SUFFIX = ".slab"
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+"""Names the running kernel: devices and inodes of other nodes may have the same numbers."""
 
 
 class HostFolderUnusable(Exception):
@@ -59,6 +61,12 @@ class HostFolder:
         except HostFolderUnusable:
             self.leave()
             raise
+
+    @property
+    def identity(self) -> str:
+        """The same for all pods that are in the folder, and for no others."""
+        found = os.fstat(self._members)
+        return f"{BOOT_ID.read_text().strip()}:{found.st_dev}:{found.st_ino}"
 
     def _enter(self) -> int:
         while True:

@@ -29,6 +29,7 @@ from runtime.tiers.host_folder import (
     partial_path,
 )
 from runtime.tiers.host_image import HostImage, ImageDamaged, image_bytes, write_image
+from runtime.tiers.host_sockets import HostSockets
 from runtime.weights.weight_source import DiskWeights, WeightSource
 
 if TYPE_CHECKING:
@@ -70,6 +71,8 @@ class HostTier:
         thread may read it."""
         self._changed: set[str] = set()
         self._refresh_lock = threading.Lock()
+        self.sockets = None if folder is None else HostSockets(folder)
+        """Of the node's pods; None where the tier is off."""
         if folder is not None:
             with folder.changing():
                 _delete_unfinished(folder)

@@ -6,6 +6,7 @@ order turns one into the other.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,12 @@ class SlabLayout:
 
     tensors: tuple[StoredTensor, ...]
     size_bytes: int
+
+    @property
+    def digest(self) -> str:
+        """Equal for slabs whose tensors have the same names, types, shapes and offsets."""
+        rows = [(each.name, each.dtype, each.shape, each.offset) for each in self.tensors]
+        return hashlib.sha256(repr(rows).encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)

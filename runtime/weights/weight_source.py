@@ -169,6 +169,39 @@ class DiskWeights(OpenFiles):
         self._open_files.close()
 
 
+class UnreadFiles:
+    """A model's files for a server that reads them by itself: their sizes, and no bytes."""
+
+    image_name = ""
+
+    def __init__(self, folder: Path, paths: Sequence[Path]) -> None:
+        """Raise ModelInvalid if a file is missing."""
+        try:
+            sizes = [(str(path.relative_to(folder)), path.stat().st_size) for path in paths]
+        except OSError as error:
+            raise ModelInvalid(f"a file of the model cannot be read: {error}") from error
+        self.layout = lay_out([StoredTensor(name, "U8", (size,), 0, size) for name, size in sizes])
+
+    def parts(self, max_bytes: int) -> Iterator[SlabPart]:
+        raise NotImplementedError("a server reads these files")
+
+    def wait_verified(self) -> None:
+        """Return at once: the disk cache has verified the files."""
+
+    def map_tensors(self) -> dict[str, torch.Tensor]:
+        """Nothing is mapped."""
+        return {}
+
+    def read_into(self, offset: int, target: memoryview) -> None:
+        raise NotImplementedError("a server reads these files")
+
+    def map_slab(self) -> torch.Tensor:
+        raise NotImplementedError("a server reads these files")
+
+    def close(self) -> None:
+        """Return at once: no file is open."""
+
+
 def _name(path: Path, folder: Path) -> str:
     """A file's name, preceded by its folder's name if the folder is a component of a pipeline.
 

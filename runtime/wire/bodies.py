@@ -20,7 +20,7 @@ from runtime.wire.v2 import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from runtime.wire.tensors import Tensor
 
@@ -46,10 +46,18 @@ class DecodedBody:
     protocol: WireProtocol = WireProtocol.V2
 
 
-def decode_body(protocol: WireProtocol, body: bytes, header_length: str | None) -> DecodedBody:
-    """Decode the body of an HTTP request; raises InvalidRequest."""
+def decode_body(
+    protocol: WireProtocol,
+    body: bytes,
+    header_length: str | None,
+    kept: Mapping[str, Tensor] | None = None,
+) -> DecodedBody:
+    """Decode the body of an HTTP request; raises InvalidRequest.
+
+    `kept`: tensors that V2 inputs refer to, by their identities.
+    """
     if protocol is WireProtocol.V2:
-        return DecodedBody(v2=decode_request(body, header_length))
+        return DecodedBody(v2=decode_request(body, header_length, kept))
     if protocol is WireProtocol.GRPC_V2:
         return DecodedBody(v2=decode_request_message(body), protocol=protocol)
     document = parse_object(body)

@@ -28,11 +28,10 @@ def from_raw(buffer: memoryview, spec: TensorSpec) -> Tensor:
     """A tensor from its bytes; raises InvalidRequest if the buffer is too short or too long."""
     if spec.datatype == BYTES:
         return Tensor(spec.name, BYTES, string_array(_strings(buffer, spec.path), spec))
-    width = BF16_BYTES if spec.datatype == BF16 else NUMPY_OF[spec.datatype].itemsize
-    if len(buffer) != spec.count * width:
+    if len(buffer) != raw_size(spec):
         raise InvalidRequest(
             f"{spec.path}: shape {list(spec.shape)} of {spec.datatype} needs"
-            f" {spec.count * width} bytes, got {len(buffer)}"
+            f" {raw_size(spec)} bytes, got {len(buffer)}"
         )
     return Tensor(spec.name, spec.datatype, _numbers(buffer, spec).reshape(spec.shape))
 
@@ -69,6 +68,24 @@ def _strings(buffer: memoryview, path: str) -> list[bytes]:
         values.append(bytes(buffer[position : position + length]))
         position += length
     return values
+
+
+def raw_size(spec: TensorSpec) -> int:
+    """Bytes of the raw form of a tensor of numbers."""
+    width = BF16_BYTES if spec.datatype == BF16 else NUMPY_OF[spec.datatype].itemsize
+    return spec.count * width
+
+
+def raw_view(tensor: Tensor) -> memoryview:
+    """The raw form of a tensor of numbers, copied only if it has another form or order."""
+    if tensor.datatype == BF16:
+        return memoryview(to_raw(tensor))
+    return np.ascontiguousarray(tensor.data).reshape(-1).view(np.uint8).data
+
+
+def raw_bytes(tensor: Tensor) -> int:
+    """Size of the raw form of a tensor of numbers."""
+    return tensor.data.size * BF16_BYTES if tensor.datatype == BF16 else tensor.data.nbytes
 
 
 def to_raw(tensor: Tensor) -> bytes:

@@ -18,6 +18,7 @@ HOST_PORT = re.compile(r"^[A-Za-z0-9.\-\[\]:]+:\d{1,5}$")
 PRINTABLE = re.compile(r"^[\x21-\x7e]{1,256}$")
 BODY_BYTES_HEADER = "x-pilotlight-body-bytes"
 """Of the inference stage, whose tensors have another size: that of the client's request."""
+RUN = re.compile(r"^[A-Za-z0-9._-]{1,128}$")
 TOKEN = re.compile(r"^[0-9]{1,18}$")
 SIMULATED_STAGES = frozenset({"preprocess", "postprocess", "network"})
 MAX_SIMULATED_S = 600.0
@@ -44,6 +45,10 @@ class RequestHead:
     simulated_work: Mapping[str, float]
     """Seconds of sleep per stage."""
     v2_header_length: str | None
+    run: str | None = None
+    """The run of a workflow that the request is a step of: its large outputs stay at the pod."""
+    is_queued_step: bool = False
+    """A scheduler of workflows has placed it here: it is in the step queue, and takes no slot."""
     body_bytes: int | None = None
     """Size of the body that the client sent; None: not known."""
 
@@ -73,6 +78,8 @@ def parse_request_head(segment: str, headers: Mapping[str, str]) -> RequestHead:
         deadline_s=_parse_deadline(headers.get("x-pilotlight-deadline-ms")),
         simulated_work=_parse_simulated_work(headers.get("x-pilotlight-simulate")),
         v2_header_length=headers.get("inference-header-content-length"),
+        run=_parse_run(headers.get("x-pilotlight-run")),
+        is_queued_step="x-pilotlight-step-queue" in headers,
         body_bytes=_parse_size(
             headers.get(BODY_BYTES_HEADER if stage == "infer" else "content-length")
         ),
@@ -83,6 +90,12 @@ def _parse_printable(headers: Mapping[str, str], header: str) -> str | None:
     text = headers.get(header)
     if text and not PRINTABLE.match(text):
         raise InvalidRequest(f"header {header} must be 1 to 256 printable characters")
+    return text or None
+
+
+def _parse_run(text: str | None) -> str | None:
+    if text and not RUN.match(text):
+        raise InvalidRequest(f"header x-pilotlight-run must name a run, was {text[:80]!r}")
     return text or None
 
 

@@ -127,6 +127,15 @@ def bytes_tensor(name: str, values: Sequence[bytes]) -> Tensor:
     return Tensor(name, BYTES, data)
 
 
+def plain_values(tensor: Tensor) -> npt.NDArray[Any]:
+    """The tensor's array, its strings as text; bytes that are not UTF-8 are replaced."""
+    if tensor.datatype != BYTES:
+        return tensor.data
+    decoded = np.empty(tensor.data.size, dtype=object)
+    decoded[:] = [each.decode(errors="replace") for each in tensor.data.flat]
+    return decoded.reshape(tensor.shape)
+
+
 def single_input(tensors: Sequence[Tensor], name: str) -> Tensor:
     """The input of a model with one input: the tensor of this name, or the only tensor.
 

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from runtime.device.memory import DeviceMemory
+    from runtime.generation.limits import GenerationLimits
     from runtime.storage.load_ticket import LoadTicket
 
 
@@ -95,6 +96,7 @@ async def local_pod(
     link_rate: float | None = None,
     ends_downloads: bool = False,
     declared: Sequence[ModelSpec] = (),
+    limits: GenerationLimits | None = None,
 ) -> AsyncIterator[LocalPod]:
     """A running `LocalPod`; host tier only with a budget for it.
 
@@ -120,8 +122,15 @@ async def local_pod(
                 moved: asyncio.Queue[str] = asyncio.Queue()
                 demotions = Demotions(host, cache, threads, moved.put_nowait)
                 running = tasks.create_task(demotions.run())
-                limits = RuntimeSettings().generation_limits
-                resolver = WeightResolver(store, cache, host, processors, threads, limits)
+                resolver = WeightResolver(
+                    store,
+                    cache,
+                    host,
+                    processors,
+                    threads,
+                    limits or RuntimeSettings().generation_limits,
+                    memory,
+                )
                 loader = ModelLoader(store, resolver, memory, Skeletons(), device)
                 coordinator = _make_coordinator(loader, tasks, ends_downloads=ends_downloads)
                 yield LocalPod(loader, coordinator, demotions, moved, evictions)

@@ -10,8 +10,14 @@ import pytest
 
 from registry.domain.model import Tier
 from registry.domain.reservation import ANY_COPIES
-from runtime.errors import DeadlinePassed, LoadCancelled
+from registry.redis.client import Registry
+from registry.redis.watch import ClusterWatch
+from runtime.errors import DeadlinePassed, LoadCancelled, ModelNotFound
 from runtime.loading.load import should_continue
+from runtime.registration.model_catalog import ModelCatalog
+from runtime.serving.in_flight import InFlightRequests
+from runtime.serving.repository import Repository
+from runtime.serving.step_queue import StepQueue
 from runtime.storage.load_ticket import LoadProgress
 from runtime.storage.partial_file import SPAN_BYTES
 from tests.runtime.fake_engine import FakeEngine
@@ -28,6 +34,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from registry.domain.model import ModelSpec
+    from tests import servers
     from tests.runtime.local_pod import LocalPod
 
 COPIES = 7
@@ -242,3 +249,35 @@ def test_pod_that_waits_for_anothers_download_stops_waiting_when_it_is_told(
 
 def test_bytes_of_two_spans_are_what_the_tests_count() -> None:
     assert -(-2 * SPAN_BYTES // (2 * 1024**2)) - 1 == COPIES
+
+
+def test_a_model_that_the_copy_of_the_registry_lacks_yet_can_be_unloaded(
+    redis: servers.RedisServer, gated_store: GatedStore, large_spec: ModelSpec, tmp_path: Path
+) -> None:
+    engine = FakeEngine()
+    gated_store.from_span = 0
+    name = large_spec.name.path_segment
+
+    async def work(pod: LocalPod) -> None:
+        registry = await Registry.connect(redis.url, "of-new-models")
+        repository = Repository(
+            ModelCatalog(ClusterWatch(registry), registry), pod.coordinator, pod.loader.store,
+            pod.loader.resolver.processors,
+            InFlightRequests("pod", slots=1, step_queue=StepQueue(1)),
+        )  # fmt: skip
+        try:
+            await registry.put_models([large_spec])
+            assert not await repository.is_ready(name)
+            waiting = asyncio.create_task(pod.coordinator.acquire(large_spec))
+            await until(lambda: len(gated_store.starts()) >= 2, "the weights are asked for")
+            await repository.unload(name)
+            with pytest.raises(LoadCancelled, match="was unloaded"):
+                await waiting
+            assert_nothing_is_held(pod, large_spec, engine)
+            for call in (repository.unload, repository.is_ready):
+                with pytest.raises(ModelNotFound, match="other is not declared"):
+                    await call("other")
+        finally:
+            await registry.close()
+
+    run(tmp_path, gated_store, work, memory=staged(engine))

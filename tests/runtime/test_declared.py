@@ -1,4 +1,4 @@
-"""Pods that requests may be forwarded to: those of the copy, and those that it lacks yet."""
+"""Pods and models that a pod's copy of the registry has, and those that it lacks yet."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING
 import pytest
 from redis.asyncio import Redis
 
+from registry.domain.model import ModelName
 from registry.domain.pod import PodInfo
 from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch
+from runtime.errors import ModelNotFound, ModelUnknown
+from runtime.protocols.response import error_response
 from runtime.registration.model_catalog import ModelCatalog
 from tests import servers
 
@@ -40,6 +43,24 @@ async def test_a_pod_that_the_copy_has_not_heard_of_is_asked_for(
         assert not await declared.is_pod(None)
     finally:
         await registry.close()
+
+
+async def test_a_model_is_unknown_while_the_registry_cannot_be_asked(tmp_path: Path) -> None:
+    """A pod that has started anew has an empty copy when Redis fails over: 404 would be wrong."""
+    name = ModelName("default", "m")
+    with servers.redis_server(tmp_path / "redis") as server:
+        registry = await Registry.connect(server.url, "of-unread")
+        catalog = ModelCatalog(ClusterWatch(registry), registry)
+        with pytest.raises(ModelNotFound):
+            await catalog.find(name, None)
+    try:
+        with pytest.raises(ModelUnknown, match="m is declared is unknown") as raised:
+            await catalog.find(name, None)
+    finally:
+        await registry.close()
+    status, _, headers = error_response(raised.value)
+    assert status == 503
+    assert dict(headers)["x-pilotlight-not-executed"] == "draining"  # sent to another pod
 
 
 async def test_unknown_addresses_do_not_read_the_whole_registry(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from registry.settings_table import read_settings, settings_from_fields
+from runtime.generation.limits import Attention
 from runtime.settings import RuntimeSettings
 
 
@@ -27,13 +28,21 @@ def test_all_mistakes_are_told_together() -> None:
     with pytest.raises(ValueError, match="lease") as caught:
         settings_from_fields(
             RuntimeSettings,
-            {"slots": -1, "lease_ttl": "-1", "nme": "x", "eviction": "fifo", "device": "tpu"},
+            {
+                "slots": -1,
+                "lease_ttl": "-1",
+                "nme": "x",
+                "eviction": "fifo",
+                "device": "tpu",
+                "attention_backend": "flash",
+            },
         )
     message = str(caught.value)
     slots = "--slots must be a whole number of at least 0, was '-1'"
     eviction = "--eviction must be one of lru, greedy-dual, was 'fifo'"
     device = "--device must be auto, cpu or cuda, was 'tpu'"
-    for part in (slots, eviction, device, "--lease-ttl", "'nme'", "--name is"):
+    attention = "--attention-backend must be sdpa or paged, was 'flash'"
+    for part in (slots, eviction, device, attention, "--lease-ttl", "'nme'", "--name is"):
         assert part in message
 
 
@@ -44,6 +53,13 @@ def test_mistakes_on_the_command_line_end_with_status_2(
         read(["--name", "a", "--port", "x"], {})
     assert caught.value.code == 2
     assert "--port" in capsys.readouterr().err
+
+
+def test_attention_gathers_pages_by_default() -> None:
+    limits = read(["--name", "a"], {}).generation_limits
+    assert limits.attention is Attention.SDPA
+    given = read(["--name", "a", "--attention-backend", "paged"], {}).generation_limits
+    assert given.attention is Attention.PAGED
 
 
 def test_host_folder_is_one_per_pool_and_node() -> None:

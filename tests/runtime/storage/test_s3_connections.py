@@ -5,6 +5,9 @@ from __future__ import annotations
 import http.client
 import socket
 
+import pytest
+
+from runtime.storage.ranged_download import ReadInterrupted
 from runtime.storage.s3_connections import S3Connections, S3Reader
 
 
@@ -34,3 +37,21 @@ def test_abort_of_a_read_that_just_ended_raises_nothing() -> None:
         reader.abort()
         theirs.settimeout(60)
         assert theirs.recv(1) == b""
+
+
+def test_abort_while_a_read_connects_ends_it() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        connections = S3Connections(verify=True, timeout_s=1)
+        reader = S3Reader(connections, lambda: f"{url}/object", "", 1)
+        connection = connections.acquire(url)
+        connect = connection.connect
+
+        def aborted_while_connecting() -> None:
+            reader.abort()
+            connect()
+
+        connection.connect = aborted_while_connecting  # type: ignore[method-assign]
+        reader._idle = connection
+        with pytest.raises(ReadInterrupted, match="the load was cancelled"):
+            next(reader.read(0, 1, memoryview(bytearray(1))))

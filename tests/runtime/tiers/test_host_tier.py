@@ -6,6 +6,7 @@ import errno
 import os
 import subprocess
 import sys
+import threading
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +21,7 @@ from runtime.tiers import host_image
 from runtime.tiers.host_image import HostImage, write_image
 from runtime.tiers.host_tier import HostTier, PutOutcome, enter_host_tier, writer_count
 from runtime.weights.weight_source import DiskWeights, map_file, touch_pages
+from tests.runtime.weights.test_weight_source import resident_bytes, skip_where_pages_stay
 from tests.servers import REPOSITORY, wait_until
 
 if TYPE_CHECKING:
@@ -197,6 +199,56 @@ def test_writers_together_write_the_whole_image(
         assert torch.equal(image.map_tensors()["w"], torch.arange(9000, dtype=torch.int32))
         image.close()
     source.close()
+
+
+class WatchedWeights(DiskWeights):
+    """Calls a function before each chunk is read."""
+
+    def __init__(self, path: Path, before_chunk: Callable[[], object]) -> None:
+        super().__init__([path])
+        self.chunks = 0
+        self._before_chunk = before_chunk
+
+    def read_into(self, offset: int, target: memoryview) -> None:
+        self.chunks += 1
+        self._before_chunk()
+        super().read_into(offset, target)
+
+
+def test_a_model_is_copied_by_several_threads_at_once(
+    tier: HostTier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of two waits in its first chunk for the other."""
+    monkeypatch.setattr(host_image, "CHUNK_BYTES", SIZE // 2)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    weights(tmp_path, 1).close()
+    source = WatchedWeights(tmp_path / "1.safetensors", threading.Barrier(2, timeout=60).wait)
+    assert tier.put("ns/a@1", FILES, source) is PutOutcome.DONE
+    assert source.chunks == 2
+    source.close()
+
+
+def test_a_copy_stops_before_its_next_chunk(
+    tier: HostTier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_image, "CHUNK_BYTES", 1000)
+    weights(tmp_path, 1).close()
+    stopped = threading.Event()
+    source = WatchedWeights(tmp_path / "1.safetensors", stopped.set)
+    assert tier.put("ns/a@1", FILES, source, stopped.is_set) is PutOutcome.STOPPED
+    assert source.chunks <= writer_count(len(os.sched_getaffinity(0)))
+    source.close()
+    assert tier.keys() == set()
+
+
+def test_a_copied_model_is_in_memory_once(tier: HostTier, tmp_path: Path) -> None:
+    weights(tmp_path, 1).close()
+    path = tmp_path / "1.safetensors"
+    skip_where_pages_stay(path)
+    path.read_bytes()
+    assert resident_bytes(path)
+    assert tier.put_files("ns/a@1", FILES, [path]) is PutOutcome.DONE
+    assert resident_bytes(path) == 0
 
 
 def test_error_of_one_writer_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from pilotlight.sample_models.make_model import make_model
 from registry.domain.model import ModelName, ModelSpec, Precision
-from runtime.device.precision import dtype_on
+from runtime.device.precision import dtype_on, use_tf32
 from runtime.device.staged_memory import StagedMemory
 from runtime.errors import ModelInvalid
 from runtime.weights.cast_weights import CastWeights
@@ -80,18 +80,27 @@ def test_a_truncated_file_is_told(path: Path) -> None:
 
 def test_a_gpu_without_bfloat16_keeps_the_stored_type() -> None:
     gpu, cpu = torch.device("cuda"), torch.device("cpu")
-    assert dtype_on(gpu, Precision.BFLOAT16, has_bfloat16=lambda: False) is None
-    assert dtype_on(gpu, Precision.BFLOAT16, has_bfloat16=lambda: True) is torch.bfloat16
-    assert dtype_on(cpu, Precision.BFLOAT16) is torch.bfloat16
-    assert dtype_on(gpu, Precision.FLOAT32) is torch.float32
-    assert dtype_on(gpu, None) is None
+    assert dtype_on(gpu, Precision.BFLOAT16, has_bfloat16=False) is None
+    assert dtype_on(gpu, Precision.BFLOAT16, has_bfloat16=True) is torch.bfloat16
+    assert dtype_on(cpu, Precision.BFLOAT16, has_bfloat16=False) is torch.bfloat16
+    assert dtype_on(gpu, Precision.FLOAT32, has_bfloat16=True) is torch.float32
+    assert dtype_on(gpu, None, has_bfloat16=True) is None
+
+
+def test_tf32_is_what_torch_calls_high() -> None:
+    before = torch.get_float32_matmul_precision()
+    try:
+        use_tf32()
+        assert torch.get_float32_matmul_precision() == "high"
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def test_precision_is_part_of_the_generation() -> None:
     specs = [
         ModelSpec(ModelName("a", "b"), "s3://x/y", precision=each) for each in (None, *Precision)
     ]
-    assert len({each.key for each in specs}) == 3
+    assert len({each.key for each in specs}) == 4
 
 
 def test_a_model_answers_nearly_the_same_in_bfloat16(models: Path, tmp_path: Path) -> None:

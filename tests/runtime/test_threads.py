@@ -1,0 +1,145 @@
+"""Calls in threads: results, errors, cancellation."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from runtime.errors import LoadCancelled
+from runtime.loading.load_threads import LoadThreads
+from runtime.storage.load_ticket import LoadTicket
+from runtime.threads import in_thread
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(1) as pool:
+        yield pool
+
+
+def test_gives_the_result(threads: ThreadPoolExecutor) -> None:
+    async def run() -> tuple[int, bool]:
+        is_here = await in_thread(threads, lambda: threading.current_thread().name)
+        return await in_thread(threads, int, "12"), is_here == threading.current_thread().name
+
+    assert asyncio.run(run()) == (12, False)
+
+
+def test_raises_what_a_future_does_not_accept_as_a_runtime_error(
+    threads: ThreadPoolExecutor,
+) -> None:
+    def stop() -> None:
+        raise StopIteration("no more")
+
+    with pytest.raises(RuntimeError, match="StopIteration: no more") as raised:
+        asyncio.run(in_thread(threads, stop))
+    assert isinstance(raised.value.__cause__, StopIteration)
+
+
+def test_a_call_that_is_cancelled_before_it_begins_never_runs(threads: ThreadPoolExecutor) -> None:
+    open_, ran = threading.Event(), threading.Event()
+
+    async def run() -> None:
+        first = asyncio.ensure_future(in_thread(threads, open_.wait, 60))
+        second = asyncio.ensure_future(in_thread(threads, ran.set))
+        await asyncio.sleep(0)
+        second.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await second
+        open_.set()
+        assert await first
+        assert await in_thread(threads, int, 3) == 3  # after the second one in the queue
+
+    asyncio.run(run())
+    assert not ran.is_set()
+
+
+def test_the_end_of_a_call_whose_caller_has_gone_is_harmless(threads: ThreadPoolExecutor) -> None:
+    begun, open_ = threading.Event(), threading.Event()
+
+    def work() -> None:
+        begun.set()
+        assert open_.wait(60)
+        raise ValueError("nobody hears it")
+
+    async def run() -> None:
+        call = asyncio.ensure_future(in_thread(threads, work))
+        await asyncio.to_thread(begun.wait, 60)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        open_.set()
+        assert await in_thread(threads, int, 3) == 3
+
+    asyncio.run(run())
+
+
+def test_an_error_keeps_nothing_once_it_is_dropped(threads: ThreadPoolExecutor) -> None:
+    """Without a collection of garbage: a failed call may hold large tensors."""
+    kept: list[weakref.ref[Any]] = []
+
+    class Tensor:
+        pass
+
+    def fail() -> None:
+        tensor = Tensor()
+        kept.append(weakref.ref(tensor))
+        raise ValueError("no")
+
+    async def run() -> None:
+        try:
+            await in_thread(threads, fail)
+        except ValueError:
+            assert kept[0]() is not None
+        await in_thread(threads, int, 3)  # the thread has dropped its last call
+
+    gc.disable()
+    try:
+        asyncio.run(run())
+        assert kept[0]() is None
+    finally:
+        gc.enable()
+
+
+def test_a_call_of_a_load_that_was_cancelled_before_it_began_raises() -> None:
+    async def run(threads: LoadThreads) -> None:
+        queued, later = LoadTicket(), LoadTicket()
+        first = asyncio.ensure_future(in_thread(threads, open_.wait, 60))  # the only thread
+        call = asyncio.ensure_future(in_thread(threads.executor_for(queued), int, 3))
+        await asyncio.sleep(0)
+        queued.cancel("while it was queued")
+        later.cancel("before it came")
+        for each in (call, in_thread(threads.executor_for(later), int, 3)):
+            with pytest.raises(LoadCancelled):
+                await asyncio.wait_for(asyncio.ensure_future(each), 60)
+            open_.set()
+        assert await first
+
+    open_ = threading.Event()
+    with LoadThreads(1) as threads:
+        asyncio.run(run(threads))
+
+
+def test_a_queued_call_of_threads_that_shut_down_is_cancelled() -> None:
+    open_ = threading.Event()
+
+    async def run(threads: ThreadPoolExecutor) -> None:
+        first = asyncio.ensure_future(in_thread(threads, open_.wait, 60))
+        queued = asyncio.ensure_future(in_thread(threads, int, 3))
+        await asyncio.sleep(0)
+        threads.shutdown(wait=False, cancel_futures=True)
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(queued, 60)
+        open_.set()
+        assert await first
+
+    asyncio.run(run(ThreadPoolExecutor(1)))
