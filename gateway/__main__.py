@@ -27,15 +27,19 @@ from gateway.console.live_updates import LiveUpdates
 from gateway.console.overview import Overview, present_level
 from gateway.console.pages import ConsoleSources, console_routes, docs_route
 from gateway.console.traffic import Traffic
+from gateway.dispatch.component_exchange import ComponentCalls
+from gateway.exchange_choice import ExchangeChoice
 from gateway.http.body import BodyLimits
 from gateway.http.held_bodies import HeldBodies
 from gateway.http.listener import Listener, listen
 from gateway.http.probe_server import ProbeServer
 from gateway.http.server import create_protocol
+from gateway.inference import Inference
 from gateway.management.api import create_api, render_metrics
 from gateway.management.workflows import WorkflowProxy, workflow_routes
 from gateway.pool import GatewayPools, create_pool
 from gateway.settings import GatewaySettings, tls_problems
+from gateway.shutdown import Shutdown
 from gateway.telemetry.metrics import GatewayMetrics
 from gateway.telemetry.otlp_export import SpanExporter
 from gateway.telemetry.request_telemetry import RequestTelemetry
@@ -127,17 +131,17 @@ class GatewayServer(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Shut down after the delay; a second signal skips the delay."""
-        if self._app.is_leaving or not self._shutdown_delay_s:
+        if self._app.shutdown.is_leaving or not self._shutdown_delay_s:
             super().handle_exit(sig, frame)
             return
         logger.info("shutting down", extra={"delay_s": self._shutdown_delay_s})
-        self._app.is_leaving = True
+        self._app.shutdown.is_leaving = True
         loop = asyncio.get_running_loop()
         loop.call_later(self._shutdown_delay_s, super().handle_exit, sig, frame)
 
     async def shutdown(self, sockets: list[object] | None = None) -> None:  # type: ignore[override]
         """Reject new requests on open connections, then wait for those in flight."""
-        self._app.is_draining = True
+        self._app.shutdown.is_draining = True
         await super().shutdown(sockets)  # type: ignore[arg-type]
 
 
@@ -152,6 +156,7 @@ async def running_app(
     tracer = Tracer(settings.trace_ratio) if settings.otlp_endpoint else None
     telemetry = RequestTelemetry(metrics, name, logs_requests=settings.access_log, tracer=tracer)
     connections = PodConnectionPool(PodSecret(settings.pod_secret_file), PartTls(settings.tls_dir))
+    components = ComponentCalls(telemetry)
     access = create_access(
         api_keys=settings.api_keys,
         token_issuers=settings.token_issuers,
@@ -165,10 +170,10 @@ async def running_app(
         for pool in settings.pools
     ])  # fmt: skip
     metrics.labels.is_declared = pools.declares
-    app: GatewayApp
+    shutdown = Shutdown()
 
     def is_ending() -> bool:
-        return app.is_leaving or app.is_draining
+        return shutdown.has_begun
 
     api = create_api(pools.served, metrics, is_ending)
     limits = BodyLimits(
@@ -191,13 +196,20 @@ async def running_app(
     )  # fmt: skip
     api.include_router(console_routes(sources))
     api.include_router(docs_route())
-    app = GatewayApp(
-        api, pools, settings,  # type: ignore[arg-type]  # ASGI's types vary
-        connections=connections, telemetry=telemetry, access=access, limits=limits, held=held,
+    secret = connections.secret
+    exchanges = ExchangeChoice(
+        pools, settings, components, secret=secret, telemetry=telemetry,
+        is_guarded=access is not None, shutdown=shutdown,
     )  # fmt: skip
+    inference = Inference(
+        pools, settings, exchanges, secret=secret, telemetry=telemetry, access=access,
+        limits=limits, held=held, shutdown=shutdown,
+    )  # fmt: skip
+    app = GatewayApp(api, pools, inference, access, connections.tls, shutdown)  # type: ignore[arg-type]  # ASGI's types vary
     async with asyncio.TaskGroup() as group:
         runs = [
             connections.close_idle_periodically,
+            components.connections.close_idle_periodically,
             connections.secret.reload_periodically,
             connections.tls.reload_periodically,
             traffic.run,
@@ -215,6 +227,7 @@ async def running_app(
             for task in tasks:
                 task.cancel()
     connections.close()
+    components.connections.close()
     await pools.close()
 
 

@@ -86,6 +86,22 @@ class UpstreamLost(GatewayError, status=502, reason="pod-lost"):
     """The pod was lost during the request, which could not be retried."""
 
 
+class ComponentUnreachable(GatewayError, status=503, reason="component-unreachable"):
+    """There is no connection to the model's transformer or explainer."""
+
+
+class ComponentLost(GatewayError, status=502, reason="component-lost"):
+    """The transformer or explainer closed the connection during the request."""
+
+
+class ComponentLoop(GatewayError, status=508, reason="component-loop"):
+    """The transformer or explainer sends the request to itself."""
+
+
+class NotImplementedHere(GatewayError, status=501, reason="not-implemented"):
+    """The model has no explainer, or its transformer cannot take such a request."""
+
+
 class NoPodAccepted(GatewayError, status=503, reason="not-taken"):
     """Every attempted pod was unreachable or refused the request without executing it."""
 

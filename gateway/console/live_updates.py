@@ -10,11 +10,10 @@ import asyncio
 import time
 from collections import Counter
 from contextlib import aclosing, suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
+from weakref import WeakValueDictionary
 
-import orjson
-
-from gateway.console.overview import changes
+from gateway.console.overview_feed import MIN_INTERVAL_S, NOTHING, OverviewFeed, event
 from registry.errors import RegistryUnavailable
 
 if TYPE_CHECKING:
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from gateway.console.traffic import Traffic
     from registry.redis.autoscaler_log import AutoscalerLog
 
-MIN_INTERVAL_S: Final = 0.25
 ACTIONS_INTERVAL_S: Final = 5.0
 """Between two reads of the autoscaler's actions, while a browser watches."""
 MAX_STREAMS: Final = 64
@@ -48,6 +46,9 @@ class LiveUpdates:
         self._is_draining = is_draining
         self._open: Counter[str | None] = Counter()
         """Streams by viewer."""
+        self._feeds: WeakValueDictionary[tuple[str | None, RowWindow], OverviewFeed] = (
+            WeakValueDictionary()
+        )
 
     def is_full(self, viewer: str | None) -> bool:
         """Whether this viewer (None: an operator) may open no further stream."""
@@ -57,18 +58,20 @@ class LiveUpdates:
 
     async def overview(self, viewer: str | None, window: RowWindow) -> AsyncIterator[bytes]:
         """The whole document first, then what changes."""
-        seen: dict[str, Any] = {}
-        last_s = 0.0
+        feed, seen = self._feed(viewer, window), NOTHING
         async with aclosing(self._ticks(viewer)) as ticks:
             async for _ in ticks:
                 await self._read_actions()
-                document = self._overview.document(viewer, window)
-                delta = changes(seen, document)
-                points = self._traffic.history(viewer, after_s=last_s)
-                if points:
-                    last_s, delta["points"] = points[-1][0], points
-                seen = document
-                yield _event(delta)
+                changed, seen = feed.next_event(seen)
+                yield changed
+
+    def _feed(self, viewer: str | None, window: RowWindow) -> OverviewFeed:
+        """Shared by the browsers that watch the same; it goes with the last one."""
+        feed = self._feeds.get((viewer, window))
+        if feed is None:
+            feed = OverviewFeed(self._overview, self._traffic, viewer, window)
+            self._feeds[viewer, window] = feed
+        return feed
 
     async def _read_actions(self) -> None:
         """Every few seconds, once for all browsers; nothing while Redis is away."""
@@ -87,7 +90,7 @@ class LiveUpdates:
                 levels = [tuple(each) for each in self._traffic.levels(model, after_s=last_s)]
                 if points:
                     last_s = points[-1][0]
-                yield _event({"points": points, "levels": levels} if points else {})
+                yield event({"points": points, "levels": levels} if points else {})
 
     async def _ticks(self, viewer: str | None) -> AsyncGenerator[None, None]:
         self._open[viewer] += 1
@@ -99,8 +102,3 @@ class LiveUpdates:
             self._open[viewer] -= 1
             if not self._open[viewer]:
                 del self._open[viewer]
-
-
-def _event(delta: dict[str, Any]) -> bytes:
-    """One event; without changes a comment, by which a gone browser is noticed."""
-    return b"data: " + orjson.dumps(delta) + b"\n\n" if delta else b":\n\n"

@@ -11,6 +11,7 @@ from gateway.console.overview import cell_text, nearby
 from gateway.selection.select_version import can_be_served
 from gateway.telemetry.model_metrics import STAGES
 from registry.domain.model import Tier
+from registry.inference_service.predictors import needs_in_pool
 
 if TYPE_CHECKING:
     from gateway.telemetry.metrics import GatewayMetrics
@@ -30,7 +31,7 @@ def model_document(
         "namespace": spec.name.namespace,
         "short_name": spec.name.name,
         "ready": can_be_served(record, state),
-        "needs": record.spec.needs,
+        "needs": needs_in_pool(record.spec, has_server=state.has_server),
         "failure": None if record.failure is None else asdict(record.failure),
         "is_updating": record.previous is not None,
         "policy": {

@@ -28,6 +28,7 @@ STARVED_SHARE: Final = 0.6
 """Share of the time from arrival to deadline after which a queued request counts as starved
 (Blinowski et al. 2024, 4.2.3)."""
 _EMPTY: Final = QueueStats(0, 0, inf)
+_NO_LOAD: Final = ("", -inf)
 
 
 class AdmissionQueue(Generic[P]):
@@ -49,6 +50,8 @@ class AdmissionQueue(Generic[P]):
         """The model under which a request counts in `state.queue_depths`."""
         self._progress_s: dict[ModelName, float] = {}
         """Time at which a model's queue last became shorter, or began; models with a queue only."""
+        self._awaited_tiers: dict[ModelName, tuple[str, float]] = {}
+        """The load that a model's queue last waited for: its tier, and when that was last seen."""
 
     @property
     def size(self) -> int:
@@ -116,15 +119,24 @@ class AdmissionQueue(Generic[P]):
         self._progress_s.setdefault(request.model, now_s)
         self._enter(placement, key)
 
-    def record_wait(self, placement: P, reason: Reason) -> None:
+    def record_wait(self, placement: P, reason: Reason, now_s: float) -> None:
         """Record why a request waits: one that waits for a load in progress is a cold start."""
         placement.wait_reason = reason
-        if reason is Reason.QUEUE_WARMING and placement.awaited_tier is None:
-            placement.awaited_tier = self._loading_tier(placement.spec.key)
+        if reason is Reason.QUEUE_WARMING:
+            if placement.awaited_tier is None:
+                placement.awaited_tier = self._loading_tier(placement.spec.key)
+            self._awaited_tiers[placement.arrival.model] = placement.awaited_tier, now_s
 
     def take(self, placement: P, now_s: float) -> None:
-        """Dispatch a request: its model's queue makes progress, its tenant's turn ends."""
+        """Dispatch a request: its model's queue makes progress, its tenant's turn ends.
+
+        A request that was in the queue while others waited for a load has waited for it, too, also
+        if it was never the first: it is a cold start.
+        """
         if placement.queue_key is not None:
+            tier, seen_s = self._awaited_tiers.get(placement.arrival.model, _NO_LOAD)
+            if placement.awaited_tier is None and placement.enqueued_s <= seen_s:
+                placement.awaited_tier = tier
             self._leave(placement.queue_key)
             self._fair_queue.end_turn(placement.queue_key.tenant)
             self._progress_s[placement.arrival.model] = now_s
@@ -143,6 +155,7 @@ class AdmissionQueue(Generic[P]):
         del self._queued[key]
         if not self._fair_queue.depth(key.tenant, key.model):
             self._progress_s.pop(placement.arrival.model, None)
+            self._awaited_tiers.pop(placement.arrival.model, None)
 
     def _enter(self, placement: P, key: QueueKey) -> None:
         self._fair_queue.add(key)

@@ -10,7 +10,7 @@ import time
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
-from gateway.errors import ClientTooSlow
+from gateway.dispatch.slow_client import wait_for_reader
 from gateway.telemetry.request_telemetry import ServedRequest
 from gateway.telemetry.stage_timings import stage_timings
 
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 
 class Exchange:
+    awaited = "pod"
+    """Who responds, for messages."""
+
     def __init__(
         self,
         call: InferenceCall,
@@ -79,17 +82,9 @@ class Exchange:
         if response.has_length:
             call.release()  # such a response is complete at the pod: a slow client holds no slot
         while not is_last:
-            await self._drain()
+            await wait_for_reader(client, self._stall_s)
             await connection.wait_body()
             is_last = self._forward_body()
-
-    async def _drain(self) -> None:
-        try:
-            await self._client.drain(self._stall_s)
-        except TimeoutError:
-            raise ClientTooSlow(
-                f"the client read nothing of its response for {self._stall_s:g} s"
-            ) from None
 
     def _forward_body(self) -> bool:
         """Send the client the received part of the response; returns whether it was the last."""

@@ -193,7 +193,7 @@ class Placer(Generic[P]):
 
     def _leaves_slot(self, placement: P, decision: SendTo) -> bool:
         tenant = placement.arrival.model.namespace
-        if not self._tenants.has_other(tenant, self._now_s()):
+        if not decision.takes_slot or not self._tenants.has_other(tenant, self._now_s()):
             return False
         pod = self._state.pods.get(decision.entry)
         return pod is not None and leaves_slot(tenant, pod)
@@ -207,7 +207,7 @@ class Placer(Generic[P]):
             self._reject(placement, error)
             return
         if decision is not None:
-            self._queue.record_wait(placement, decision.reason)
+            self._queue.record_wait(placement, decision.reason, placement.enqueued_s)
         timeout_s = self._queue.timeout_s(placement)
         placement.timeout = self._timers.after(timeout_s, self._on_timeout, placement)
         if gather_s := placement.spec.policy.max_load_wait_s:
@@ -274,7 +274,7 @@ class Placer(Generic[P]):
         behind = self._queue.behind(placement)
         decision = self._route(placement, now_s, behind=behind).decision
         if isinstance(decision, Wait):
-            self._queue.record_wait(placement, decision.reason)
+            self._queue.record_wait(placement, decision.reason, now_s)
             return False
         if isinstance(decision, Reject):
             self._reject(placement, rejection_error(decision))

@@ -34,6 +34,8 @@ def request_head(
     ]  # fmt: skip
     name = b"attempt" if reservation.is_local else b"reservation"
     lines += (b"\r\nx-pilotlight-%b: " % name, reservation.id.encode())
+    if not reservation.takes_slot:
+        lines.append(b"\r\nx-pilotlight-step-queue: 1")
     if reservation.load_token:
         lines.append(b"\r\nx-pilotlight-load-token: %d" % reservation.load_token)
     if reservation.predict is not reservation.entry:

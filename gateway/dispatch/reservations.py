@@ -13,6 +13,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from registry.domain.queued_steps import step_reservation_id
 from registry.domain.reservation import Granted, LoadMode, Refusal, ReservationRequest
 from registry.errors import RegistryUnavailable
 
@@ -34,7 +35,7 @@ COLLISION_PAUSE_S: Final = 5.0
 
 @dataclass(eq=False, slots=True)
 class Reservation:
-    """A slot at the entry pod and a place in the inference stage of the predict pod."""
+    """A slot at the entry pod, but for steps, and a place in the predict pod's inference stage."""
 
     id: str
     entry: PodState
@@ -42,10 +43,21 @@ class Reservation:
     start: str
     """`warm`, or the tier the request waits from."""
     load_token: int
+    takes_slot: bool = True
+    """False: a step, in the entry pod's step queue."""
     is_local: bool = False
     """Counted only in the local state: optimistic, or made without Redis."""
     renewed_at_s: float = field(default=0.0)
     """Loop time at which it was taken or last renewed."""
+
+    def add_pending(self, count: int) -> None:
+        """Count it in the local state, or, below 0, no more."""
+        slots = count if self.takes_slot else 0
+        if self.entry is self.predict:
+            self.entry.add_pending(slots=slots, ongoing=count)
+        else:
+            self.entry.add_pending(slots=slots)
+            self.predict.add_pending(ongoing=count)
 
 
 class Reservations:
@@ -85,11 +97,11 @@ class Reservations:
         if entry is None or predict is None:
             return False
         request = self._request(decision, key)
-        entry.add_pending(slots=1)
-        predict.add_pending(ongoing=1)
+        reservation = Reservation(request.id, entry, predict, "", 0, takes_slot=decision.takes_slot)
+        reservation.add_pending(1)
 
         def on_reply(result: Granted | Refusal | RegistryUnavailable) -> None:
-            on_outcome(self._outcome(request, entry, predict, result))
+            on_outcome(self._outcome(request, reservation, result))
 
         self._registry.reserve(request, on_reply)
         return True
@@ -107,8 +119,10 @@ class Reservations:
         until_s = self._paused_until_s.get(decision.entry)
         if until_s is not None and until_s > self._loop.time():
             return None
-        pod.add_pending(slots=1, ongoing=1)
-        reservation = self._hold(Reservation("", pod, pod, "warm", 0, is_local=True))
+        reservation = self._hold(
+            Reservation("", pod, pod, "warm", 0, takes_slot=decision.takes_slot, is_local=True)
+        )
+        reservation.add_pending(1)
         self._unregistered[reservation] = (decision, key)
         return reservation
 
@@ -128,8 +142,9 @@ class Reservations:
 
     def _request(self, decision: SendTo, key: str) -> ReservationRequest:
         self._counter += 1
+        identity = f"{self._gateway_id}:{self._counter}"
         return ReservationRequest(
-            id=f"{self._gateway_id}:{self._counter}",
+            id=identity if decision.takes_slot else step_reservation_id(identity, key),
             entry=decision.entry,
             predict=decision.predict,
             key=key,
@@ -137,24 +152,25 @@ class Reservations:
             max_other_copies=decision.max_other_copies,
             target_ongoing=decision.target_ongoing,
             ttl_s=self._ttl_s,
+            takes_slot=decision.takes_slot,
         )
 
     def _outcome(
         self,
         request: ReservationRequest,
-        entry: PodState,
-        predict: PodState,
+        reservation: Reservation,
         result: Granted | Refusal | RegistryUnavailable,
     ) -> Reservation | Refusal:
         if isinstance(result, RegistryUnavailable):
             # the pending counts stay: they are the reservation until it is released
-            start = _start_without_registry(request, self._state)
-            return self._hold(Reservation(request.id, entry, predict, start, 0, is_local=True))
-        entry.add_pending(slots=-1)
-        predict.add_pending(ongoing=-1)
+            reservation.start = _start_without_registry(request, self._state)
+            reservation.is_local = True
+            return self._hold(reservation)
+        reservation.add_pending(-1)
         if isinstance(result, Refusal):
             return result
-        return self._hold(Reservation(request.id, entry, predict, result.start, result.load_token))
+        reservation.start, reservation.load_token = result.start, result.load_token
+        return self._hold(reservation)
 
     def _hold(self, reservation: Reservation) -> Reservation:
         reservation.renewed_at_s = self._loop.time()
@@ -167,20 +183,15 @@ class Reservations:
         The local state changes at once: a client's next request may precede the registry's reply.
         """
         self._held.discard(reservation)
-        entry, predict = reservation.entry, reservation.predict
-        entry.add_pending(slots=-1)
-        predict.add_pending(ongoing=-1)
+        reservation.add_pending(-1)
         if reservation.is_local:
             self._unregistered.pop(reservation, None)
             return
         self._release_registered(reservation)
 
     def _release_registered(self, reservation: Reservation) -> None:
-        entry, predict = reservation.entry, reservation.predict
-
         def on_reply(result: object) -> None:
-            entry.add_pending(slots=1)
-            predict.add_pending(ongoing=1)
+            reservation.add_pending(1)
             if isinstance(result, RegistryUnavailable):
                 _count_down(reservation)
                 self._unreleased[reservation] = self._loop.time()
@@ -236,8 +247,7 @@ class Reservations:
                     self._unregistered[reservation] = (decision, key)
                 return
             reservation.is_local = False
-            reservation.entry.add_pending(slots=-1)  # Redis counts it from here on
-            reservation.predict.add_pending(ongoing=-1)
+            reservation.add_pending(-1)  # Redis counts it from here on
             if not is_held:
                 self._release_registered(reservation)
 
@@ -256,7 +266,8 @@ class Reservations:
     def restore(self, pod: PodState) -> None:
         """Register a refusing pod's reservations again: the registry may have lost them."""
         for reservation in self._held:
-            if reservation.entry.name == pod.name and not reservation.is_local:
+            is_there = reservation.entry.name == pod.name and reservation.takes_slot
+            if is_there and not reservation.is_local:
                 self._extend(self._registry.restore, reservation)
 
     def _extend(self, send: Callable[..., object], reservation: Reservation) -> None:
@@ -274,5 +285,5 @@ def _start_without_registry(request: ReservationRequest, state: ClusterState) ->
 def _count_down(reservation: Reservation) -> None:
     """Count a release in the local state until the next snapshot, since Redis cannot."""
     entry, predict = reservation.entry, reservation.predict
-    entry.set_counts(max(0, entry.slots_used - 1), entry.ongoing)
+    entry.set_counts(max(0, entry.slots_used - reservation.takes_slot), entry.ongoing)
     predict.set_counts(predict.slots_used, max(0, predict.ongoing - 1))

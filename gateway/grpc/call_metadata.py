@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
 from gateway.errors import BadRequest
+from gateway.http.headers import PROTOBUF
 from gateway.http.routes import parse_path, target_of
 from registry.domain.model import ModelName
 from registry.grpc_codes import MAX_NAME_CHARACTERS
@@ -23,8 +24,6 @@ _MODEL_NAMES: Final = (b"mm-vmodel-id", b"mm-model-id")
 _DEADLINE: Final = b"x-pilotlight-deadline-ms"
 _DROPPED: Final = frozenset((*_MODEL_NAMES, b"content-type", b"content-length", b"te", b"host"))
 _VALUE: Final = re.compile(r"[\x20-\x7e]*")
-PROTOBUF: Final = b"application/x-protobuf"
-"""Content type at which pods read a body as V2's gRPC message, and answer with one."""
 
 
 def pairs_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> Headers:

@@ -21,6 +21,7 @@ class GrpcRequest:
         self.target = target
         self.headers = headers
         self.loop = asyncio.get_running_loop()
+        self.waited_s = 0.0
         self.keep_alive = True
         self.disconnected = False
         self.response_started = False

@@ -52,12 +52,19 @@ class ClientRequest:
         headers: Headers,
         connection: HttpToolsProtocol,
         handle: Callable[[ClientRequest], Awaitable[None]],
+        close_unread: Callable[[], None],
+        unread_s: float = 0.0,
     ) -> None:
-        """`connection` has just parsed the request's head."""
+        """`connection` has just parsed the request's head, which was there for `unread_s`.
+
+        `close_unread` closes it once the client has read the response; what it sends is dropped.
+        """
         is_http_1_0 = connection.parser.get_http_version() == "1.0"
         self.target = target
         self.headers = headers
         self.loop = connection.loop
+        self.waited_s = 0.0
+        self._received_s = self.loop.time() - unread_s
         self.keep_alive = connection.parser.should_keep_alive() and not is_http_1_0
         self.disconnected = False
         self.response_started = False
@@ -70,6 +77,7 @@ class ClientRequest:
         self._flow = connection.flow
         self._handle = handle
         self._on_response = connection.on_response_complete
+        self._close_unread = close_unread
         self._accepts_chunked = not is_http_1_0
         self._expects_continue = connection.expect_100_continue
         self._chunks: list[bytes] = []
@@ -79,13 +87,15 @@ class ClientRequest:
         self._is_chunked = False
 
     def start(self) -> None:
-        """Begin to serve the request, in a task that uvicorn waits for when it shuts down.
+        """Serve the request in a task of its own."""
+        self._tasks.add(self.loop.create_task(self.run()))
+
+    async def run(self) -> None:
+        """Serve the request in this task, for which uvicorn waits when it shuts down.
 
         The task removes itself from `tasks`: a done callback costs another turn of the loop.
         """
-        self._tasks.add(self.loop.create_task(self._run()))
-
-    async def _run(self) -> None:
+        self.waited_s = max(0.0, self.loop.time() - self._received_s)
         try:
             if self._flow.write_paused:  # the client does not read its earlier responses
                 await self._flow.drain()
@@ -180,8 +190,10 @@ class ClientRequest:
             self._transport.write(b"".join(out))
         if is_last:
             self.response_complete = True
-            if not self.keep_alive:
+            if not self.keep_alive and self.is_complete:
                 self._transport.close()
+            elif not self.keep_alive:
+                self._close_unread()
             self._on_response()
 
     async def drain(self, timeout_s: float) -> None:

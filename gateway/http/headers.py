@@ -23,20 +23,29 @@ _HOP_BY_HOP: Final = frozenset(
 )  # fmt: skip
 _KNATIVE: Final = frozenset((b"k-network-probe", b"k-proxy-request"))
 """A queue-proxy would respond to the first itself, and not count requests with the second."""
+_KSERVE: Final = frozenset((b"kserve-isvc-name", b"kserve-isvc-namespace"))
+"""Set by KServe's router, and here for transformers and explainers."""
 _NOT_FORWARDED: Final = (
-    _HOP_BY_HOP | _KNATIVE | {b"host", b"content-length", b"expect", b"x-request-id"}
+    _HOP_BY_HOP | _KNATIVE | _KSERVE | {b"host", b"content-length", b"expect", b"x-request-id"}
 )
 _USUAL_CONNECTION: Final = frozenset((b"keep-alive", b"close"))
 _NO_NAMES: Final[frozenset[bytes]] = frozenset()
 _PILOTLIGHT: Final = b"x-pilotlight-"
 """Commands from gateway to pod: headers with this prefix from clients are not forwarded."""
 _SIMULATE: Final = b"x-pilotlight-simulate"
-"""The only such header that is forwarded: pods refuse it unless started for experiments."""
+"""Forwarded: pods refuse it unless started for experiments."""
+_RUN: Final = b"x-pilotlight-run"
+"""Forwarded for schedulers of workflows: the run that the request is a step of."""
+_FORWARDED: Final = frozenset((_SIMULATE, _RUN))
 SECRET: Final = b"x-pilotlight-secret"
+PROTOBUF: Final = b"application/x-protobuf"
+"""Content type at which pods read a body as V2's gRPC message, and answer with one."""
 _REQUEST_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}")
 _BLANKS: Final = b" \t"
 """The parser keeps trailing blanks, which are no part of a value (RFC 9110, section 5.5)."""
 _MAX_DEADLINE_MS: Final = 86_400_000
+_SENT_AGAIN: Final = frozenset(("no-memory", "step-queue"))
+"""Refusals that are told, since clients, or schedulers of workflows, may send the request again."""
 _ROUTING_POLICIES: Final = frozenset(RoutingPolicy)
 _SELECTION_POLICIES: Final = frozenset(SelectionPolicy)
 
@@ -56,6 +65,8 @@ class RequestHeaders:
     seed: int | None = None
     place_at: str = ""
     """The pod that a scheduler of workflows has chosen."""
+    is_step: bool = False
+    """It says that it is a step of a workflow's run."""
     secret: bytes | None = None
 
 
@@ -73,7 +84,7 @@ def read_headers(headers: Headers) -> RequestHeaders:
             hop_by_hop |= _connection_options(value)
         elif name.startswith(_PILOTLIGHT):
             _read_pilotlight(read, name, value)
-            if name == _SIMULATE:
+            if name in _FORWARDED:
                 lines += (name, b": ", value, b"\r\n")
         elif name not in _NOT_FORWARDED:
             lines += (name, b": ", value, b"\r\n")
@@ -114,6 +125,8 @@ def _read_pilotlight(read: RequestHeaders, name: bytes, value: bytes) -> None:
         read.seed = _parse_whole(name.decode(), value, 1 << 62)
     elif name == b"x-pilotlight-place-at":
         read.place_at = value.decode("latin-1").strip()
+    elif name == _RUN:
+        read.is_step = True
     elif name == SECRET:
         read.secret = value
 
@@ -177,7 +190,7 @@ def read_response(headers: Headers) -> PodResponse:
                 response.predict_pod = value
             elif name == b"x-pilotlight-not-executed":
                 response.not_executed = value.decode("latin-1")
-                if response.not_executed == "no-memory":  # clients may send such a request again
+                if response.not_executed in _SENT_AGAIN:
                     forwarded += (name, b": ", value, b"\r\n")
             elif name == b"x-pilotlight-batch":
                 forwarded += (name, b": ", value, b"\r\n")

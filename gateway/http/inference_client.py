@@ -16,6 +16,8 @@ class InferenceClient(Protocol):
     target: ModelTarget
     headers: Headers
     loop: asyncio.AbstractEventLoop
+    waited_s: float
+    """How long the request's head was there before it was begun, as far as known."""
     keep_alive: bool
     disconnected: bool
     response_started: bool

@@ -12,12 +12,14 @@ from urllib.parse import unquote
 
 from gateway.errors import BadRequest, GatewayError, UndeclaredModel
 from gateway.http import openai
+from gateway.http.component_target import PREDICTOR_SUFFIX, Verb, component_of
 from registry.domain.canaries import Canaries
 from registry.domain.model import ModelName
 
 if TYPE_CHECKING:
     from collections.abc import Container
 
+    from gateway.http.component_target import ComponentTarget
     from registry.domain.canaries import Canary
     from registry.domain.cluster import ClusterState
 
@@ -25,10 +27,13 @@ _MAX_CACHED: Final = 4096
 _MAX_CACHED_LENGTH: Final = 512
 """Bytes of path and Host in a cached entry. Clients choose both; the HTTP parser has no limit."""
 _SERVING: Final = re.compile(r"/serving/([^/]+)/([^/]+)(/.*)?")
-INFERENCE_SUFFIXES: Final = ("/infer", ":predict", "%3Apredict", "%3apredict")
+INFERENCE_SUFFIXES: Final = (
+    "/infer", ":predict", "%3Apredict", "%3apredict", ":explain", "%3Aexplain", "%3aexplain",
+)  # fmt: skip
 """Of paths of KServe's protocols, as they were sent: some clients escape the colon."""
 _INFERENCE: Final = re.compile(
-    r"/(?:v1/models/([^/:]+?)(?::|%3[Aa])predict|v2/models/([^/]+)(?:/versions/[^/]+)?/infer)"
+    r"/(?:v1/models/([^/:]+?)(?::|%3[Aa])(predict|explain)"
+    r"|v2/models/([^/]+)(?:/versions/[^/]+)?/infer)"
 )
 _ADDRESS: Final = re.compile(r"[0-9.]+|\[.*\]|localhost")
 
@@ -54,6 +59,12 @@ class ModelTarget:
     """Header lines of the response about the variant, where the target is an application."""
     without_host: ModelTarget | None = None
     """The target that the path alone names, where the Host named the model."""
+    verb: Verb | None = None
+    """None for OpenAI's protocol."""
+    is_direct: bool = False
+    """The Host names the predictor, at which transformer and explainer call the model."""
+    component: ComponentTarget | None = None
+    """The component that serves the request; None: the model itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +76,8 @@ class ModelPath:
     name: str | None = None
     """The model that the prefix or the Host names; None if only the path may name one."""
     is_by_host: bool = False
+    is_direct: bool = False
+    """The Host is `NAME-predictor.…`."""
 
 
 class KnownNames:
@@ -118,11 +131,27 @@ class TargetResolver:
             return self._resolve(path, b"") if self._is_guarded and model_path.is_by_host else None
         if model_path.is_by_host:
             target = replace(target, without_host=self._resolve(path, b""))
-        return self.with_canaries(target)
+        return self.with_declared(target)
 
-    def with_canaries(self, target: ModelTarget) -> ModelTarget:
-        found = self._canaries.of(target.model) if target.model in self._state.models else ()
+    def with_declared(self, target: ModelTarget) -> ModelTarget:
+        """The target with the component, or the canaries, that the model is declared with."""
+        record = self._state.models.get(target.model)
+        if record is None:
+            return target
+        component = component_of(
+            record.spec,
+            verb=target.verb,
+            openai_endpoint=target.openai_endpoint,
+            is_direct=target.is_direct,
+        )
+        if component is not None:
+            return replace(target, component=component)
+        found = self._canaries.of(target.model)
         return replace(target, canaries=found) if found else target
+
+    def as_direct(self, target: ModelTarget) -> ModelTarget:
+        """The target of the same request if it had been sent to `NAME-predictor`."""
+        return self.with_declared(replace(target, is_direct=True, component=None))
 
 
 def parse_path(path: str, host: str, known: Container[ModelName]) -> ModelPath:
@@ -134,7 +163,8 @@ def parse_path(path: str, host: str, known: Container[ModelName]) -> ModelPath:
     named = model_of_host(host, known)
     if named is None:
         return ModelPath(path)
-    return ModelPath(path, named.namespace, named.name, is_by_host=True)
+    is_direct = _labels(host)[0] == named.name + PREDICTOR_SUFFIX
+    return ModelPath(path, named.namespace, named.name, is_by_host=True, is_direct=is_direct)
 
 
 def is_inference(path: str) -> bool:
@@ -147,22 +177,26 @@ def is_inference(path: str) -> bool:
 def target_of(model_path: ModelPath) -> ModelTarget:
     """The target of an inference path. Raises BadRequest, UndeclaredModel."""
     if endpoint := openai.PATH.fullmatch(model_path.path):
-        return openai_target(model_path.namespace, model_path.name, endpoint[1])
+        target = openai_target(model_path.namespace, model_path.name, endpoint[1])
+        return replace(target, is_direct=True) if model_path.is_direct else target
     match = _INFERENCE.fullmatch(model_path.path)
     if match is None:
         raise BadRequest(f"{model_path.path!r} is not an inference path")
-    name = _unescape(match[1] or match[2])
+    name = _unescape(match[1] or match[3])
     if model_path.name is not None and model_path.name != name:
         raise UndeclaredModel(
             f"the path names model {name!r}, its prefix or Host "
             f"{model_path.namespace}/{model_path.name}"
         )
     model = ModelName(model_path.namespace, name)
+    verb = Verb(match[2]) if match[1] else Verb.INFER
     if match[1]:
-        pod_path = f"/v1/models/{model.path_segment}:predict"
+        pod_path = f"/v1/models/{model.path_segment}:{verb}"
     else:
         pod_path = f"/v2/models/{model.path_segment}/infer"
-    return ModelTarget(model, name, pod_path.encode(), str(model))
+    return ModelTarget(
+        model, name, pod_path.encode(), str(model), verb=verb, is_direct=model_path.is_direct
+    )
 
 
 def target_of_version(target: ModelTarget, model: ModelName) -> ModelTarget:

@@ -6,6 +6,7 @@ once when its client disconnects, so that its slot is freed.
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,10 +17,10 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from gateway.http import openai
 from gateway.http.client_request import ClientRequest
 from gateway.http.host import host_error, split_absolute_form
+from gateway.http.request_starts import ConnectionStarts
 from gateway.http.routes import INFERENCE_SUFFIXES
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Awaitable, Callable
 
     from gateway.http.routes import ModelTarget
@@ -38,15 +39,23 @@ _INFERENCE_SUFFIXES: Final = (
 )
 
 
+LINGER_S: Final = 5.0
+"""For which bytes of a client whose request was refused half-way are read and dropped."""
+LINGER_BYTES: Final = 32 << 20
+"""That are dropped at most."""
+
+
 class _InvalidHead(Exception):
     """Ends parsing; the message is the response's."""
 
 
 class GatewayProtocol(HttpToolsProtocol):
     def __init__(
-        self, resolve_target: ResolveTarget, handle_inference: HandleInference, **uvicorn: Any
-    ) -> None:
+        self, resolve_target: ResolveTarget, handle_inference: HandleInference,
+        starts: ConnectionStarts, **uvicorn: Any,
+    ) -> None:  # fmt: skip
         super().__init__(**uvicorn)
+        self._starts = starts
         self._resolve_target = resolve_target
         self._handle_inference = handle_inference
         self._host = b""
@@ -61,6 +70,12 @@ class GatewayProtocol(HttpToolsProtocol):
         self._idle_timer: asyncio.TimerHandle | None = None
         self._request: ClientRequest | None = None
         """The request that is being parsed, if it is an inference request."""
+        self._unread_s = 0.0
+        self._begins_here = False
+        """The first request is served by the task that opens the connection."""
+        self._is_lingering = False
+        """The last response was sent, and what the client still sends is dropped."""
+        self._dropped_bytes = 0
         self._served: Any = None
         """The cycle served now or last; `cycle` is the last one parsed, and may be pipelined."""
 
@@ -106,7 +121,9 @@ class GatewayProtocol(HttpToolsProtocol):
         headers, self.headers = self.headers, []  # trailers go to another list
         self._is_in_body = True
         previous = self.cycle
-        self._request = ClientRequest(target, headers, self, self._handle_inference)
+        self._request = ClientRequest(
+            target, headers, self, self._handle_inference, self.close_unread, self._unread_s
+        )
         self.cycle = self._request  # type: ignore[assignment]
         if previous is None or previous.response_complete:
             self._start_asgi_task(self.cycle, self.app)
@@ -159,7 +176,46 @@ class GatewayProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         self._start_idle_timer()
 
+    async def receive_first(self, data: bytes, unread_s: float) -> None:
+        """As `data_received`, for bytes that came with the connection; serves its first request.
+
+        `unread_s`: how long they were there.
+        A task per connection, in place of that of its first request, saves a turn of the loop.
+        """
+        if self.transport is None or self.transport.is_closing():
+            return
+        self._begins_here, self._unread_s = True, unread_s
+        self.data_received(data)
+        self._begins_here, self._unread_s = False, 0.0
+        if isinstance(self._served, ClientRequest):
+            if (task := asyncio.current_task(self.loop)) is not None:
+                self.tasks.add(task)
+            await self._served.run()
+
+    def close_unread(self) -> None:
+        """Close once the client has read the response, and closes; soon, if it does not.
+
+        To close with unread bytes resets the connection, and the client may lose the response
+        (RFC 9112, section 9.6).
+        """
+        self._is_lingering = True
+        self._disconnect_served()
+        self.flow.resume_reading()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+        self._idle_timer = self.loop.call_later(LINGER_S, self.transport.close)
+
+    def _drop(self, data: bytes) -> None:
+        self._dropped_bytes += len(data)
+        if self._dropped_bytes > LINGER_BYTES:
+            self.transport.close()
+
     def data_received(self, data: bytes) -> None:
+        if self._is_lingering:
+            self._drop(data)
+            return
         while data and self._refusal is None:
             self._field_bytes += len(data)
             try:
@@ -175,7 +231,7 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def _refuse(self, status: int, message: str) -> None:
         """Respond to invalid bytes, after the requests before them, and read no more."""
-        if self.transport.is_closing():
+        if self.transport.is_closing() or self._is_lingering:
             return
         content = orjson.dumps({"error": message})
         self._refusal = b"".join(
@@ -201,7 +257,7 @@ class GatewayProtocol(HttpToolsProtocol):
     def _send_refusal(self) -> None:
         if self._refusal is not None:
             self.transport.write(self._refusal)
-            self.transport.close()
+            self.close_unread()
 
     def _without_upgrade(self, rest: bytes) -> bytes:
         """The request without its offer to upgrade, to be parsed instead (RFC 9110, 7.8).
@@ -221,11 +277,12 @@ class GatewayProtocol(HttpToolsProtocol):
         return b"".join(lines) + b"\r\n" + rest
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        lane = self._starts.first if self._served is None else self._starts.later
         self._served = cycle
-        if isinstance(cycle, ClientRequest):
-            cycle.start()
-        else:
+        if not isinstance(cycle, ClientRequest):
             super()._start_asgi_task(cycle, app)
+        elif not self._begins_here:
+            lane.begin(cycle, self.loop)
 
     def on_response_complete(self) -> None:
         """Serve the next pipelined request, if any; else start the idle timer.
@@ -234,7 +291,7 @@ class GatewayProtocol(HttpToolsProtocol):
         timer per response costs more.
         """
         self.server_state.total_requests += 1
-        if self.transport.is_closing():
+        if self.transport.is_closing() or self._is_lingering:
             return
         self.flow.resume_reading()
         if self.pipeline:
@@ -263,6 +320,10 @@ class GatewayProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
         if self._idle_timer is not None:
             self._idle_timer.cancel()
+        self._disconnect_served()
+
+    def _disconnect_served(self) -> None:
+        """Tell the running request, if any, that its response can reach nobody."""
         served = self._served
         if served is not None and not served.response_complete:
             served.disconnected = True
@@ -282,4 +343,4 @@ def create_protocol(
     resolve_target: ResolveTarget, handle_inference: HandleInference
 ) -> Callable[..., GatewayProtocol]:
     """The protocol factory that uvicorn calls for each connection."""
-    return partial(GatewayProtocol, resolve_target, handle_inference)
+    return partial(GatewayProtocol, resolve_target, handle_inference, ConnectionStarts())

@@ -17,7 +17,7 @@ from fastapi.responses import StreamingResponse
 from gateway.dispatch.pod_request import send_request
 from gateway.errors import BadRequest, NotReady, UpstreamLost
 from gateway.http.body import IncomingBody
-from gateway.upstream.pod_connection import PodUnreachable
+from gateway.upstream.pod_connection import PodConnectionLost, PodUnreachable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine
@@ -85,17 +85,20 @@ class WorkflowProxy:
     async def _exchange(
         self, request: Request, namespace: str, body: IncomingBody
     ) -> PodConnection:
-        """The connection with the head of the response."""
+        """The connection with the head of the response.
+
+        A scheduler that ends may close an idle connection as the request is sent on it: then one
+        that can be repeated is sent again.
+        """
         head = self._head(request, namespace, body.received_bytes)
         connection = self._connections.take_idle(self._address)
-        if connection is None or connection.is_closed:
-            connection = await self._connect()
-        try:
-            await _unless_disconnected(request, send_request(connection, head, body))
-        except BaseException:
-            connection.close()
-            raise
-        return connection
+        if connection is not None and not connection.is_closed:
+            try:
+                return await _sent(request, connection, head, body)
+            except PodConnectionLost as error:
+                if not error.was_reused or not _can_be_repeated(request):
+                    raise
+        return await _sent(request, await self._connect(), head, body)
 
     async def _connect(self) -> PodConnection:
         try:
@@ -133,6 +136,22 @@ class WorkflowProxy:
                 self._connections.release(self._address, connection)
             else:
                 connection.close()
+
+
+def _can_be_repeated(request: Request) -> bool:
+    return request.method != "POST" or "idempotency-key" in request.headers
+
+
+async def _sent(
+    request: Request, connection: PodConnection, head: bytes, body: IncomingBody
+) -> PodConnection:
+    """The connection, with the head of the response. Raises UpstreamLost, and closes it then."""
+    try:
+        await _unless_disconnected(request, send_request(connection, head, body))
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
 
 class _RequestSource:

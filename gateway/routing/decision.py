@@ -136,6 +136,8 @@ class SendTo:
     loss: ColdStartLoss | None = None
     is_investment: bool = False
     """A load that others gain by more than they lose: started even if this request is late."""
+    takes_slot: bool = True
+    """False: a step that waits in the entry pod's step queue."""
 
 
 @dataclass(slots=True)

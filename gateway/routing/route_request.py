@@ -180,9 +180,10 @@ def _reject_if_late(
         return
     if not forecast.is_measured:
         return
-    known_s = forecast.seconds - forecast.guessed_s
-    if isinstance(decision, SendTo) and _is_contested(decision, view, cluster):
-        known_s = CONTESTED_MARGIN * forecast.seconds
+    known_s = max(
+        forecast.seconds - forecast.guessed_s,
+        _needed_at_contested_pod_s(decision, forecast.seconds, view, cluster),
+    )
     if known_s <= left_s or (isinstance(decision, SendTo) and decision.is_investment):
         return
     if now_s - cluster.measurements.sampled_s(view.key) > MAX_AGE_S:
@@ -215,6 +216,16 @@ def _count_probe(result: RoutingResult, view: RequestView, cluster: ClusterState
         result.cost_s, result.max_pause_s = decision.forecast.seconds, MAX_LOAD_PAUSE_S
 
 
-def _is_contested(decision: SendTo, view: RequestView, cluster: ClusterState) -> bool:
-    """Whether other requests, with more time left perhaps, wait while the device is busy."""
-    return view.queued > 1 and not is_idle(cluster.pods[decision.predict])
+def _needed_at_contested_pod_s(
+    decision: SendTo | Wait, forecast_s: float, view: RequestView, cluster: ClusterState
+) -> float:
+    """Time that a request needs which takes a busy pod's slot from others; 0 if none does.
+
+    One that waits takes it later, with as much to spare: what its turn would reject is not queued.
+    """
+    if view.queued <= 1:
+        return 0.0
+    if isinstance(decision, Wait):
+        own_s = cluster.measured(view.key).stages_of(view.size_class).hold_s
+        return forecast_s + (CONTESTED_MARGIN - 1.0) * own_s
+    return 0.0 if is_idle(cluster.pods[decision.predict]) else CONTESTED_MARGIN * forecast_s

@@ -45,6 +45,12 @@ class GatewayMetrics:
             "Time from arrival to the response.",
             "policy",
         )
+        self.components = self._histogram(
+            "pilotlight_gateway_component_seconds",
+            "Time from the request's last byte to the first of a transformer's or explainer's"
+            " response.",
+            "component",
+        )
         self.predicted = self._histogram(
             "pilotlight_gateway_predicted_seconds",
             "Measured forecast of the decision.",

@@ -153,6 +153,25 @@ class RequestTelemetry:
         )
         return [text.encode()]
 
+    def served_by_component(
+        self, request_id: str, model: str, component: str, status: int, *, took_s: float
+    ) -> list[bytes]:
+        """Count a response of a transformer or explainer; returns parts of its header lines.
+
+        The model's own response to the component is counted as that of another request.
+        """
+        self._count(RequestOutcome(model, "none", component, "", status))
+        self._metrics.components.labels(component).observe(took_s)
+        self._ended(
+            RecentRequest(
+                request_id, time.time(), model, "none", component, "", status, "", None, None
+            )
+        )
+        return [
+            b"x-request-id: ", request_id.encode(),
+            b"\r\nx-pilotlight-reason: ", component.encode(), b"\r\n", self._gateway_line,
+        ]  # fmt: skip
+
     def failed(
         self, model: str, policy: str | None, error: GatewayError, request_id: str = ""
     ) -> None:

@@ -220,7 +220,15 @@ class PodConnection(asyncio.Protocol):
 class PodConnectionPool:
     """Idle connections by pod address, and what requests to pods need: the secret, and TLS."""
 
-    def __init__(self, secret: PodSecret | None = None, tls: PartTls | None = None) -> None:
+    def __init__(
+        self,
+        secret: PodSecret | None = None,
+        tls: PartTls | None = None,
+        *,
+        max_idle_s: float = MAX_IDLE_S,
+    ) -> None:
+        """`max_idle_s`: well below the time after which the servers close idle connections."""
+        self._max_idle_s = max_idle_s
         self.secret = secret or PodSecret()
         self.tls = tls or PartTls()
         self._idle: dict[str, deque[PodConnection]] = {}
@@ -231,7 +239,7 @@ class PodConnectionPool:
         idle = self._idle.get(address)
         while idle:
             connection = idle.pop()
-            oldest_s = self._loop.time() - MAX_IDLE_S
+            oldest_s = self._loop.time() - self._max_idle_s
             if not connection.is_closed and connection.idle_since_s > oldest_s:
                 connection.start_exchange()
                 return connection
@@ -263,8 +271,8 @@ class PodConnectionPool:
     async def close_idle_periodically(self) -> None:
         """Until cancelled; also drops addresses of pods that are gone."""
         while True:
-            await asyncio.sleep(MAX_IDLE_S / 2)
-            self.close_idle_since(self._loop.time() - MAX_IDLE_S)
+            await asyncio.sleep(self._max_idle_s / 2)
+            self.close_idle_since(self._loop.time() - self._max_idle_s)
 
     def close_idle_since(self, oldest_s: float) -> None:
         """Close connections last used at or before this loop time."""

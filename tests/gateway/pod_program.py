@@ -87,8 +87,8 @@ class FakePod:
         self._paths: set[str] = set()
         self._begun: set[str] = set()
         self.counts = {
-            "busy": 0, "max_busy": 0, "asked": 0, "executed": 0, "loads": 0, "disconnected": 0,
-            "refused": 0, "connections": 0, "body_bytes": 0,
+            "busy": 0, "steps": 0, "max_busy": 0, "asked": 0, "executed": 0, "loads": 0,
+            "disconnected": 0, "refused": 0, "connections": 0, "body_bytes": 0,
         }  # fmt: skip
 
     # The registry
@@ -184,7 +184,9 @@ class FakePod:
             await response.complete(502, {"x-pilotlight-pod": self.name}, b'{"error": "begun"}')
             return
         self._begun.add(attempt)
+        is_step = "x-pilotlight-step-queue" in headers
         self.counts["busy"] += 1
+        self.counts["steps"] += is_step
         self.counts["max_busy"] = max(self.counts["max_busy"], self.counts["busy"])
         is_busy = True
         try:
@@ -198,6 +200,7 @@ class FakePod:
             if request.option("close", self.name) == "worked":
                 raise Disconnect
             self.counts["busy"] -= 1  # before the last byte, at which the gateway releases the slot
+            self.counts["steps"] -= is_step
             is_busy = False
             await self._reply(request, response, start, predict)
         except StageRefused as error:
@@ -205,6 +208,7 @@ class FakePod:
         finally:
             if is_busy:
                 self.counts["busy"] -= 1
+                self.counts["steps"] -= is_step
 
     def _refusal(self, request: FakePodRequest) -> str:
         refusal = request.option("refuse", self.name)
@@ -215,7 +219,9 @@ class FakePod:
                 return refusal
         if self._is_draining:
             return "draining"
-        return "slots" if self.counts["busy"] >= self.slots else ""
+        if "x-pilotlight-step-queue" in request.headers:
+            return ""
+        return "slots" if self.counts["busy"] - self.counts["steps"] >= self.slots else ""
 
     async def _stages(self, request: FakePodRequest) -> tuple[str, str]:
         remote = request.headers.get("x-pilotlight-predict")

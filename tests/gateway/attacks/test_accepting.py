@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import socket
 import time
 from typing import TYPE_CHECKING
@@ -115,6 +116,35 @@ def test_a_loop_that_is_stuck_for_long_is_unhealthy(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("gateway.http.probe_server.STUCK_S", 0.0)
     assert probe(f"http://127.0.0.1:{port}/healthz").status_code == 503
     probes.close()
+
+
+def test_what_waited_half_of_its_deadline_is_not_begun(harness: GatewayHarness) -> None:
+    """The gateway stands still while connections with requests are opened."""
+    spec = harness.declare("m")
+    harness.start_pods("pod-a", warm=(spec,))
+    assert harness.predict(spec).status_code == 200
+    port, path = harness.gateway.port, f"/v1/models/{spec.name.name}:predict"
+    head = f"POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 2\r\n"
+    received: dict[str, bytes] = {}
+    with contextlib.ExitStack() as stack:
+        harness.gateway.process.send_signal(signal.SIGSTOP)
+        try:
+            connections = {}
+            for deadline in ("", "x-pilotlight-deadline-ms: 800\r\n"):
+                connection = socket.create_connection(("127.0.0.1", port), timeout=60)
+                connections[deadline] = stack.enter_context(connection)
+                connection.sendall(f"{head}{deadline}\r\n{{}}".encode())
+            time.sleep(0.6)  # the wait is the test
+        finally:
+            harness.gateway.process.send_signal(signal.SIGCONT)
+        for deadline, connection in connections.items():
+            while data := connection.recv(65536):
+                received[deadline] = received.get(deadline, b"") + data
+    without, late = received.values()
+    assert without.startswith(b"HTTP/1.1 200")
+    assert late.startswith(b"HTTP/1.1 504")
+    assert b"x-pilotlight-reason: deadline" in late
+    assert b"had not begun" in late
 
 
 def test_the_wait_of_unread_connections_is_a_metric(harness: GatewayHarness) -> None:

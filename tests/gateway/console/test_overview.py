@@ -10,6 +10,7 @@ import pytest
 
 from gateway.console.deadlines import MissedDeadlines
 from gateway.console.overview import Overview, RowWindow, changes
+from gateway.console.overview_feed import MIN_INTERVAL_S, NOTHING, OverviewFeed, event
 from gateway.console.traffic import Traffic
 from gateway.telemetry.metrics import GatewayMetrics, RequestOutcome
 from gateway.telemetry.recent_requests import RecentRequests
@@ -180,6 +181,40 @@ def test_only_what_changed_is_sent(copy: Copy) -> None:
     delta = changes(before, overview.document(None, RowWindow()))
     assert delta["gone_rows"] == ["red/b"]
     assert delta["order"] == ["blue/secret", "red/a"]
+
+
+def test_browsers_share_events_and_a_late_one_misses_nothing(copy: Copy) -> None:
+    now_s = [0.0]
+    traffic = Traffic(GatewayMetrics(), lambda _: (0, 0.0, 0.0, 0.0))
+    feed = OverviewFeed(copy.overview(), traffic, None, RowWindow(), clock=lambda: now_s[0])
+    whole, first = feed.next_event(NOTHING)
+    assert feed.next_event(NOTHING) == (whole, first)
+    late = first
+
+    copy.declare("red", "b", pod0=Tier.DEVICE)
+    traffic.sample(10.0)
+    assert feed.next_event(first) == (event({}), first), "not before its time"
+    now_s[0] += MIN_INTERVAL_S
+    changed, second = feed.next_event(first)
+    assert feed.next_event(first)[0] is changed, "encoded once"
+    assert set(decoded(changed)) == {"rows", "points"}
+    assert feed.next_event(second) == (event({}), second)
+
+    del copy.state.models[ModelName("red", "a")]
+    copy.state.models_version += 1
+    traffic.sample(11.0)
+    now_s[0] += MIN_INTERVAL_S
+    delta = decoded(feed.next_event(second)[0])
+    assert delta["gone_rows"] == ["red/a"]
+    assert [each[0] for each in delta["points"]] == [11.0]
+    delta = decoded(feed.next_event(late)[0])
+    assert (set(delta["rows"]), delta["gone_rows"]) == ({"red/b"}, ["red/a"])
+    assert [each[0] for each in delta["points"]] == [10.0, 11.0]
+
+
+def decoded(event: bytes) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(event.removeprefix(b"data: "))
+    return found
 
 
 def test_ten_thousand_models_cost_little(copy: Copy) -> None:

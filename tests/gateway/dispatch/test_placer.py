@@ -163,6 +163,24 @@ def test_a_queued_request_reports_the_tier_of_the_load_that_it_waited_for() -> N
     assert placement.awaited_tier == "disk"
 
 
+def test_a_request_that_was_never_first_in_the_queue_reports_the_load_that_all_waited_for() -> None:
+    state = cluster(PodSketch("pod-a"), key=KEY)
+    virtual, spec = VirtualPlacer(state), declare(state, routing=QUEUEING)
+    virtual.replies.extend([False] * 9)  # another gateway's request loads; this view is outdated
+    first, second = virtual.place(spec), virtual.place(spec)
+    state.residency.put(KEY, "pod-a", Residency(Tier.REMOTE, Tier.REMOTE, NOW_S, 500))
+    state.pods["pod-a"].add_pending(slots=1, ongoing=1)
+    virtual.run_for(POLL_INTERVAL_S)
+    assert (first.wait_reason, second.awaited_tier) == (Reason.QUEUE_WARMING, None)
+    state.residency.put(KEY, "pod-a", Residency(Tier.DEVICE, None, NOW_S, 500))
+    for _ in range(3):
+        virtual.end_request("pod-a")
+        virtual.run_for(POLL_INTERVAL_S)
+    assert virtual.placed == [first, second]
+    assert [each.awaited_tier for each in virtual.placed] == ["remote", "remote"]
+    assert virtual.place(spec).awaited_tier is None
+
+
 def test_rejects_a_request_if_the_queue_is_full() -> None:
     virtual, spec = busy_pod(queue_depth=1)
     virtual.place(spec)

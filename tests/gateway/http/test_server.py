@@ -16,6 +16,7 @@ from uvicorn.server import ServerState
 
 from gateway.__main__ import running_app
 from gateway.http.client_request import ClientRequest
+from gateway.http.request_starts import ConnectionStarts
 from gateway.http.routes import ModelTarget
 from gateway.http.server import MAX_HEAD_BYTES, GatewayProtocol
 from gateway.settings import GatewaySettings
@@ -59,7 +60,7 @@ async def connected(
     """A client's connection to a server with this handler, and the server's protocols."""
     config = uvicorn.Config(not_inference, timeout_keep_alive=keep_alive_s, ws="none")
     protocols: list[GatewayProtocol] = []
-    make = partial(GatewayProtocol, find, handle, config=config, app_state={})
+    make = partial(GatewayProtocol, find, handle, ConnectionStarts(), config=config, app_state={})
 
     def protocol() -> GatewayProtocol:
         protocols.append(make(server_state=ServerState()))
@@ -312,3 +313,41 @@ async def test_a_client_that_disconnects_during_the_model_lookup_is_not_served(
                 await eventually(lambda: not protocols[0].tasks)
             assert spec.name in models
     assert not asked
+
+
+@pytest.mark.parametrize("refused", ["early", "invalid"])
+@run_async
+async def test_a_client_that_still_sends_gets_the_refusal(refused: str) -> None:
+    """A close with unread bytes resets the connection, and with it the response."""
+
+    async def refuse(client: ClientRequest) -> None:
+        client.keep_alive = False
+        client.respond(400, [], b"no")
+
+    head = b"content-length: %d\r\n\r\n" % (16 << 20)
+    if refused == "invalid":
+        head = b"transfer-encoding: chunked\r\n\r\nno size\r\n"
+    async with connected(refuse) as (reader, writer, protocols):
+        writer.write(HEAD + head)
+        await eventually(lambda: protocols and protocols[0]._is_lingering)
+        for _ in range(16):
+            writer.write(bytes(1 << 20))
+            await writer.drain()
+        response = await reader.read()
+        assert response.startswith(b"HTTP/1.1 400 "), response
+        writer.write_eof()
+        await eventually(protocols[0].transport.is_closing)
+
+
+@run_async
+async def test_a_client_that_never_closes_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.http.server.LINGER_S", 0.2)
+
+    async def refuse(client: ClientRequest) -> None:
+        client.keep_alive = False
+        client.respond(400, [], b"no")
+
+    async with connected(refuse) as (reader, writer, protocols):
+        writer.write(HEAD + b"content-length: 5\r\n\r\n" + HEAD + b"content-length: 0\r\n\r\n")
+        assert (await reader.read()).count(b"HTTP/1.1") == 1
+        await eventually(protocols[0].transport.is_closing)

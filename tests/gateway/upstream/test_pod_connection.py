@@ -176,3 +176,14 @@ async def test_connections_idle_for_too_long_are_closed(last_used_s: float, is_k
         assert (connection is not None) is is_kept
         if connection is not None:
             connection.close()
+
+
+@pytest.mark.parametrize(("max_idle_s", "is_kept"), [(60.0, True), (0.0, False)])
+@run_async
+async def test_connections_are_reused_for_the_time_that_their_server_keeps_them(
+    max_idle_s: float, is_kept: bool
+) -> None:
+    pool = PodConnectionPool(max_idle_s=max_idle_s)
+    async with a_pod(OK) as address:
+        await ask(pool, address)
+        assert (pool.take_idle(address) is not None) is is_kept

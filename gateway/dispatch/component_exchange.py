@@ -1,0 +1,175 @@
+"""One request of a client that a model's transformer or explainer serves.
+
+The component calls the model back through a gateway, where that request is placed, counted and
+limited as any other: here the request is passed on, and the response streamed back.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from gateway.dispatch.pod_request import send_request
+from gateway.dispatch.slow_client import wait_for_reader
+from gateway.errors import (
+    ComponentLoop,
+    ComponentLost,
+    ComponentUnreachable,
+    Rejected,
+)
+from gateway.http.headers import read_response
+from gateway.routing.decision import Reason
+from gateway.upstream.pod_connection import PodConnectionLost, PodConnectionPool, PodUnreachable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gateway.http.body import IncomingBody
+    from gateway.http.component_target import ComponentTarget
+    from gateway.http.headers import RequestHeaders
+    from gateway.http.inference_client import InferenceClient
+    from gateway.telemetry.request_telemetry import RequestTelemetry
+    from gateway.upstream.pod_connection import PodConnection
+
+MAX_ONGOING: Final = 1024
+"""Requests that may be at a component at a time, from one gateway."""
+MAX_IDLE_S: Final = 2.0
+"""KServe's servers, which run on uvicorn, close a connection that is idle for 5 s: a request that
+comes at that moment would be lost."""
+MAX_NESTED: Final = 3
+"""Requests of one id that may be at a component at a time. A component that calls the model at
+another address than it was given gets its own request back, and KServe's passes the id on."""
+
+
+@dataclass(slots=True)
+class ComponentCalls:
+    """What all requests to components share."""
+
+    telemetry: RequestTelemetry
+    connections: PodConnectionPool = field(
+        default_factory=partial(PodConnectionPool, max_idle_s=MAX_IDLE_S)
+    )
+    """Without the pods' secret and TLS: components are the tenants' own."""
+    _ongoing: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """By component's address and request; with an empty request: all of them."""
+
+    @contextmanager
+    def counted(self, target: ComponentTarget, request_id: str) -> Iterator[None]:
+        """Count a request while it lasts. Raises Rejected, ComponentLoop."""
+        keys = (target.address, ""), (target.address, request_id)
+        if self._ongoing[keys[0]] >= MAX_ONGOING:
+            raise Rejected(
+                Reason.QUEUE_FULL,
+                f"{MAX_ONGOING} requests of this gateway are at the {target.component}",
+                retry_after_s=1.0,
+            )
+        if self._ongoing[keys[1]] >= MAX_NESTED:
+            raise ComponentLoop(
+                f"the request came back from the {target.component} at {target.address}"
+                f" {MAX_NESTED} times: it must call the model at its --predictor_host"
+            )
+        for key in keys:
+            self._ongoing[key] += 1
+        try:
+            yield
+        finally:
+            for key in keys:
+                self._ongoing[key] -= 1
+                if not self._ongoing[key]:
+                    del self._ongoing[key]
+
+
+class ComponentExchange:
+    """Serves one request by a component; as `Exchange` otherwise."""
+
+    policy: Final = None
+
+    def __init__(
+        self, calls: ComponentCalls, client: InferenceClient, target: ComponentTarget,
+        read: RequestHeaders, body: IncomingBody, *, callback_token: bytes, stall_s: float,
+    ) -> None:  # fmt: skip
+        """`callback_token`: in place of the caller's credential; empty: none."""
+        self._calls = calls
+        self._client = client
+        self._target = target
+        self._read = read
+        self._body = body
+        self._callback_token = callback_token
+        self._stall_s = stall_s
+        self.awaited = target.component
+
+    async def run(self, until_s: float) -> None:
+        """Serve the request until loop time `until_s`. Raises GatewayError."""
+        if not self._body.receive_now():
+            await self._body.receive()
+        started_s = time.perf_counter()
+        with self._calls.counted(self._target, self._read.request_id):
+            try:
+                await self._exchange(until_s, started_s)
+            except PodConnectionLost:
+                raise ComponentLost(
+                    f"the {self._target.component} at {self._target.address} closed the connection"
+                    " before the end of its response"
+                ) from None
+
+    async def _exchange(self, until_s: float, started_s: float) -> None:
+        connections, address = self._calls.connections, self._target.address
+        connection = connections.take_idle(address) or await self._connect()
+        try:
+            left_s = until_s - self._client.loop.time()
+            await send_request(connection, self._head(left_s), self._body)
+            await self._respond(connection, started_s)
+        except BaseException:
+            connection.close()
+            raise
+        connections.release(address, connection)
+
+    async def _connect(self) -> PodConnection:
+        target = self._target
+        try:
+            return await self._calls.connections.connect(target.address)
+        except PodUnreachable as error:
+            raise ComponentUnreachable(
+                f"no connection to the {target.component} at {target.address}: {error.__cause__}",
+                retry_after_s=1.0,
+            ) from None
+
+    def _head(self, left_s: float) -> bytes:
+        model = self._client.target.model
+        lines = [
+            b"POST ", self._target.path, b" HTTP/1.1\r\nhost: ", self._target.host.encode(),
+            b"\r\n", self._read.forwarded,
+            b"kserve-isvc-name: ", model.name.encode(),
+            b"\r\nkserve-isvc-namespace: ", model.namespace.encode(),
+            b"\r\nx-request-id: ", self._read.request_id.encode(),
+            b"\r\nx-pilotlight-deadline-ms: %d" % max(1, left_s * 1000),
+        ]  # fmt: skip
+        if self._callback_token:
+            lines += (b"\r\nauthorization: Bearer ", self._callback_token)
+        lines.append(b"\r\ncontent-length: %d\r\n\r\n" % self._body.received_bytes)
+        return b"".join(lines)
+
+    async def _respond(self, connection: PodConnection, started_s: float) -> None:
+        client, response = self._client, read_response(connection.headers)
+        if not connection.has_body:
+            await connection.wait_body()  # an error until here still gets a clear response
+        lines = self._calls.telemetry.served_by_component(
+            self._read.request_id, client.target.label, self._target.component, connection.status,
+            took_s=time.perf_counter() - started_s,
+        )  # fmt: skip
+        client.start_response(
+            connection.status, response.forwarded + lines, has_length=response.has_length
+        )
+        while not self._forward_body(connection):
+            await wait_for_reader(client, self._stall_s)
+            await connection.wait_body()
+
+    def _forward_body(self, connection: PodConnection) -> bool:
+        """Send the client the received part of the response; returns whether it was the last."""
+        body = b"".join(connection.take_body())
+        self._client.write_body(body, is_last=connection.is_complete)
+        return connection.is_complete

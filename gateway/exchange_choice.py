@@ -1,0 +1,194 @@
+"""Which exchange serves an inference request: an application's, a component's or a model's."""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import TYPE_CHECKING, Final
+
+from gateway.authentication.callback_token import make_token
+from gateway.dispatch.application_exchange import ApplicationCall, ApplicationExchange
+from gateway.dispatch.component_exchange import ComponentExchange
+from gateway.dispatch.exchange import Exchange
+from gateway.dispatch.inference_call import InferenceCall
+from gateway.errors import BadRequest, NotImplementedHere, NotReady, ShuttingDown, UndeclaredModel
+from gateway.http.component_target import Verb
+from gateway.http.headers import PROTOBUF
+from gateway.http.openai import parse_model_name
+from gateway.http.routes import openai_target, target_of_version
+from gateway.http.turn_wait import check_wait
+from gateway.routing.route_request import IncomingRequest
+from gateway.selection.select_version import select_version
+from registry.domain.application import SelectionPolicy
+
+if TYPE_CHECKING:
+    from gateway.dispatch.component_exchange import ComponentCalls
+    from gateway.http.body import IncomingBody
+    from gateway.http.component_target import ComponentTarget
+    from gateway.http.headers import RequestHeaders
+    from gateway.http.inference_client import InferenceClient
+    from gateway.http.routes import ModelTarget
+    from gateway.pool import GatewayPool, GatewayPools
+    from gateway.settings import GatewaySettings
+    from gateway.shutdown import Shutdown
+    from gateway.telemetry.request_telemetry import RequestTelemetry
+    from registry.domain.application import ApplicationSpec
+    from registry.domain.model import ModelRecord
+    from registry.pod_secret import PodSecret
+
+_POLICY_HEADER_OFF: Final = (
+    "header x-pilotlight-policy is turned off (--allow-policy-header), as it is by"
+    " default where keys or tokens are required"
+)
+
+
+class ExchangeChoice:
+    def __init__(
+        self, pools: GatewayPools, settings: GatewaySettings, components: ComponentCalls, *,
+        secret: PodSecret, telemetry: RequestTelemetry, is_guarded: bool, shutdown: Shutdown,
+    ) -> None:  # fmt: skip
+        """`is_guarded`: requests need a key or a token."""
+        self._pools = pools
+        self._settings = settings
+        self._components = components
+        self._secret = secret
+        self._telemetry = telemetry
+        self._is_guarded = is_guarded
+        self._shutdown = shutdown
+        self._random = random.Random(settings.seed)
+        self._sequence = 0
+        self._allows_policy_header = settings.allow_policy_header
+        if settings.allow_policy_header is None:
+            self._allows_policy_header = not is_guarded
+
+    async def exchange_of(
+        self, client: InferenceClient, read: RequestHeaders, body: IncomingBody
+    ) -> Exchange | ComponentExchange:
+        """The exchange that serves the request. Raises GatewayError."""
+        if not client.target.is_named:
+            await self._resolve_by_body(client, body)
+        target = client.target
+        pool = self._pools.owner_of(target.model)
+        state = pool.watch.state
+        if target.canaries:
+            version = select_version(target.model, target.canaries, read.request_id, state)
+            client.target = target = target_of_version(target, version)
+        application = state.applications.get(target.model)
+        if application is not None and not self._shutdown.is_draining:
+            return self._create_application_exchange(pool, application, client, read, body)
+        if read.selection_policy is not None:
+            raise BadRequest(
+                f"header x-pilotlight-policy: {read.selection_policy} is for applications, "
+                f"{target.label} is a model"
+            )
+        record = state.models.get(target.model)
+        if record is None or self._shutdown.is_draining:
+            pool, record = await self._find_record(target)
+            client.target = target = pool.targets.with_declared(target)
+        if target.component is not None:
+            return self._create_component_exchange(client, target.component, read, record, body)
+        if target.verb is Verb.EXPLAIN:
+            raise NotImplementedHere(f"model {target.label} has no explainer")
+        return self._create_exchange(pool, client, read, record, body)
+
+    def _create_application_exchange(
+        self, pool: GatewayPool, application: ApplicationSpec, client: InferenceClient,
+        read: RequestHeaders, body: IncomingBody,
+    ) -> ApplicationExchange:  # fmt: skip
+        """Raises BadRequest."""
+        is_override = read.policy is not None or read.selection_policy is not None
+        if is_override and not self._allows_policy_header:
+            raise BadRequest(_POLICY_HEADER_OFF)
+        if read.policy is not None:
+            raise BadRequest(
+                f"header x-pilotlight-policy must be one of {', '.join(SelectionPolicy)} for "
+                f"application {application.name}, was {read.policy!r}"
+            )
+        deadline_s = read.deadline_s or application.deadline_s
+        read.deadline_s = deadline_s if application.refuses_late else None  # else it costs utility
+        request = self._incoming_request(pool, client, read, deadline_s=read.deadline_s)
+        call = ApplicationCall(
+            pool.context, client, read, request, body, pool.selector, pool.watch.registry_now_s
+        )
+        return ApplicationExchange(
+            call, client, body, pool.context, pool.sneak_peek, application,
+            read.selection_policy or application.policy, deadline_s=deadline_s,
+            stall_s=self._settings.body_timeout,
+        )  # fmt: skip
+
+    async def _resolve_by_body(self, client: InferenceClient, body: IncomingBody) -> None:
+        """Set the target of an OpenAI request by the model that its body names."""
+        endpoint = client.target.openai_endpoint or ""
+        model = parse_model_name(await body.read_model_field())
+        named = openai_target(model.namespace, model.name, endpoint)
+        client.target = self._pools.owner_of(named.model).targets.with_declared(named)
+
+    async def _find_record(self, target: ModelTarget) -> tuple[GatewayPool, ModelRecord]:
+        if self._shutdown.is_draining:
+            raise ShuttingDown("the gateway is shutting down", retry_after_s=1.0)
+        if not self._pools.was_read:
+            raise NotReady("the gateway has not read the registry yet", retry_after_s=1.0)
+        pool = await self._pools.find_owner(target.model)
+        record = pool.watch.state.models.get(target.model)
+        if record is None:
+            raise UndeclaredModel(f"model {target.model} does not exist")
+        return pool, record
+
+    def _create_exchange(
+        self, pool: GatewayPool, client: InferenceClient, read: RequestHeaders, record: ModelRecord,
+        body: IncomingBody,
+    ) -> Exchange:  # fmt: skip
+        if read.policy is not None and not self._allows_policy_header:
+            raise BadRequest(_POLICY_HEADER_OFF)
+        deadline_s = self._deadline_s(read, record)
+        request = self._incoming_request(pool, client, read, deadline_s=deadline_s)
+        read.deadline_s = deadline_s
+        call = InferenceCall(pool.context, client.target, read, request, body)
+        stall_s = self._settings.body_timeout
+        return Exchange(call, client, body, self._telemetry, stall_s=stall_s)
+
+    def _create_component_exchange(
+        self, client: InferenceClient, component: ComponentTarget, read: RequestHeaders,
+        record: ModelRecord, body: IncomingBody,
+    ) -> ComponentExchange:  # fmt: skip
+        if (b"content-type", PROTOBUF) in client.headers:
+            raise NotImplementedHere(
+                f"model {client.target.label} has a transformer, to which the gateway sends HTTP"
+                " only: send the request by HTTP"
+            )
+        read.deadline_s = self._deadline_s(read, record)
+        check_wait(client, read.deadline_s)
+        token = b""
+        if self._is_guarded:
+            until_s = time.time() + (read.deadline_s or self._settings.request_timeout)
+            token = make_token(self._secret, client.target.model, until_s)
+        return ComponentExchange(
+            self._components, client, component, read, body, callback_token=token,
+            stall_s=self._settings.body_timeout,
+        )  # fmt: skip
+
+    def _deadline_s(self, read: RequestHeaders, record: ModelRecord) -> float | None:
+        """The request's time: the caller's, at most the gateway's, or else the model's."""
+        own_s = record.serving.policy.deadline_s
+        if read.deadline_s is None:
+            return own_s
+        return min(read.deadline_s, max(self._settings.request_timeout, own_s or 0.0))
+
+    def _incoming_request(
+        self, pool: GatewayPool, client: InferenceClient, read: RequestHeaders, *,
+        deadline_s: float | None,
+    ) -> IncomingRequest:  # fmt: skip
+        """Raises Rejected."""
+        check_wait(client, deadline_s)
+        self._sequence += 1
+        now_s = pool.watch.registry_now_s() - client.waited_s
+        draws = self._random if read.seed is None else random.Random(read.seed)
+        return IncomingRequest(
+            id=read.request_id,
+            model=client.target.model,
+            arrival_s=now_s,
+            draw=draws.random(),
+            sequence=self._sequence,
+            policy=read.policy,
+            deadline_s=None if deadline_s is None else now_s + deadline_s,
+        )

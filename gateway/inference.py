@@ -1,0 +1,165 @@
+"""Inference requests, from their heads to the ends of their responses.
+
+They skip ASGI, FastAPI's routing, validation and middleware, which would cost a multiple of the
+gateway's own work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from gateway.authentication.access import credential, without_credentials
+from gateway.authentication.callback_token import is_callback
+from gateway.dispatch.cancellation import RequestCancellation
+from gateway.errors import BadRequest, BodyTooSlow, GatewayError, ShuttingDown
+from gateway.http.body import IncomingBody
+from gateway.http.client_request import ClientClosedRequest
+from gateway.http.error_responses import respond_with_error
+from gateway.http.headers import SECRET, read_headers
+
+if TYPE_CHECKING:
+    from gateway.authentication.access import Access
+    from gateway.dispatch.component_exchange import ComponentExchange
+    from gateway.dispatch.exchange import Exchange
+    from gateway.exchange_choice import ExchangeChoice
+    from gateway.http.body import BodyLimits
+    from gateway.http.headers import Headers, RequestHeaders
+    from gateway.http.held_bodies import HeldBodies
+    from gateway.http.inference_client import InferenceClient
+    from gateway.http.routes import ModelTarget
+    from gateway.pool import GatewayPools
+    from gateway.settings import GatewaySettings
+    from gateway.shutdown import Shutdown
+    from gateway.telemetry.request_telemetry import RequestTelemetry
+    from registry.pod_secret import PodSecret
+
+logger = logging.getLogger(__name__)
+
+
+class Inference:
+    def __init__(
+        self, pools: GatewayPools, settings: GatewaySettings, exchanges: ExchangeChoice, *,
+        secret: PodSecret, telemetry: RequestTelemetry, access: Access | None, limits: BodyLimits,
+        held: HeldBodies, shutdown: Shutdown,
+    ) -> None:  # fmt: skip
+        """`access`: None if requests need neither a key nor a token."""
+        self._pools = pools
+        self._settings = settings
+        self._exchanges = exchanges
+        self._secret = secret
+        self._telemetry = telemetry
+        self._tracer = telemetry.tracer
+        self._access = access
+        self._body_limits, self._held_bodies = limits, held
+        self._shutdown = shutdown
+
+    async def infer(self, client: InferenceClient) -> None:
+        if self._shutdown.is_leaving:
+            client.keep_alive = False
+        request_id = ""
+        body: IncomingBody | None = None
+        exchange: Exchange | ComponentExchange | None = None
+        try:
+            headers = client.headers
+            if self._access is not None:
+                if self._is_callback(client):
+                    client.target = self._as_direct(client.target)
+                elif not self._is_from_platform(headers):
+                    await self._authorise(self._access, client)
+                headers = without_credentials(headers)
+            read = read_headers(headers)
+            request_id = read.request_id
+            if self._tracer is not None:
+                self._tracer.start(headers, read)
+            if (read.place_at or read.is_step) and not self._secret.accepts(read.secret):
+                name = "place-at" if read.place_at else "run"
+                raise BadRequest(f"header x-pilotlight-{name} is for schedulers of workflows")
+            body = IncomingBody(client, read.content_length, self._body_limits, self._held_bodies)
+            exchange = await self._exchanges.exchange_of(client, read, body)
+            await self._run_cancellable(exchange, client, read, body)
+        except ClientClosedRequest:
+            self._telemetry.client_disconnected()
+        except GatewayError as error:
+            if client.response_started:  # the response was counted when it started
+                logger.warning("response broke off", extra={"request_id": request_id})
+                client.abort_response()
+                return
+            label, policy = "", None
+            if exchange is not None:
+                label, policy = client.target.label, exchange.policy
+            self._telemetry.failed(label, policy, error, request_id)
+            respond_with_error(client, error, request_id, self._telemetry.gateway)
+        finally:
+            if body is not None:
+                body.close()
+            if self._tracer is not None:
+                self._tracer.end(request_id)
+
+    def _as_direct(self, target: ModelTarget) -> ModelTarget:
+        return self._pools.owner_of(target.model).targets.as_direct(target)
+
+    def _is_callback(self, client: InferenceClient) -> bool:
+        """A transformer or explainer of the model sent it, which calls the model itself."""
+        token = credential(client.headers)
+        return is_callback(self._secret, token, client.target.model, time.time())
+
+    def _is_from_platform(self, headers: Headers) -> bool:
+        """A scheduler of workflows sent it, which has authorised the run that it belongs to."""
+        secret = self._secret
+        if not secret.is_required:
+            return False
+        return any(name == SECRET and secret.accepts(value) for name, value in headers)
+
+    async def _authorise(self, access: Access, client: InferenceClient) -> None:
+        """Raises Unauthorized, Forbidden, NotReady.
+
+        A Host that names another tenant's model is ignored: an error would disclose that the model
+        exists.
+        """
+        target = client.target
+        if target.without_host is not None and not await access.is_allowed(
+            target.model.namespace, client.headers
+        ):
+            client.target = target = target.without_host
+        await access.check(target.model.namespace, client.headers)
+
+    async def _run_cancellable(
+        self, exchange: Exchange | ComponentExchange, client: InferenceClient, read: RequestHeaders,
+        body: IncomingBody,
+    ) -> None:  # fmt: skip
+        """Run the exchange until it ends, its client disconnects or a timeout passes.
+
+        One cancellation for all causes: `asyncio.timeout` and a task that watches the client would
+        cost more than the rest of the bookkeeping.
+        """
+        now_s = client.loop.time()
+        until_s = now_s + self._settings.request_timeout
+        if read.deadline_s:
+            until_s = now_s + read.deadline_s - client.waited_s
+        cancellation = RequestCancellation(
+            client.loop, body, until_s, now_s + self._settings.body_timeout
+        )
+        client.on_disconnect = cancellation.on_disconnect
+        try:
+            if client.disconnected:  # before this task ran
+                raise ClientClosedRequest
+            await exchange.run(until_s)
+        except asyncio.CancelledError:
+            cause = cancellation.take_cause(is_draining=self._shutdown.is_draining)
+            if cause is None:
+                raise
+            if cause is ShuttingDown:
+                raise ShuttingDown(
+                    f"the gateway shut down before the {exchange.awaited} responded",
+                    retry_after_s=1.0,
+                ) from None
+            if cause is BodyTooSlow:
+                raise body.timeout_error() from None
+            limit = "deadline" if read.deadline_s else "gateway's request timeout"
+            raise cause(f"the {limit} passed before the {exchange.awaited} responded") from None
+        finally:
+            cancellation.close()
+            client.on_disconnect = None

@@ -1,0 +1,38 @@
+"""Headers of schedulers of workflows, sent by a client that has not the pods' secret."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import httpx
+import pytest
+
+from registry.pod_secret import HEADER, make_secret
+from tests import servers
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.mark.parametrize("name", ["x-pilotlight-run", "x-pilotlight-place-at"])
+def test_only_schedulers_send_steps(
+    redis: servers.RedisServer, tmp_path: Path, name: str
+) -> None:  # fmt: skip
+    file, secret = tmp_path / "secret", make_secret()
+    file.write_text(secret)
+    with ExitStack() as stack:
+        client = stack.enter_context(httpx.Client(trust_env=False, timeout=60))
+        gateway = stack.enter_context(
+            servers.gateway(
+                tmp_path / "gateway", redis_url=redis.url, pool="steps", pod_secret_file=str(file)
+            )
+        )
+        url = f"{gateway.url}/v2/models/m/infer"
+        body: dict[str, list[object]] = {"inputs": []}
+        for headers in ({name: "x"}, {name: "x", HEADER: make_secret()}):
+            response = client.post(url, json=body, headers=headers)
+            assert response.status_code == 400, response.text
+            assert f"header {name} is for schedulers of workflows" in response.text
+        response = client.post(url, json=body, headers={name: "x", HEADER: secret})
+        assert response.status_code == 404, response.text  # no such model
