@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import uvicorn
 import uvloop
@@ -22,10 +22,13 @@ from registry.tls import PartTls
 from workflows.service.api import create_api
 from workflows.service.metrics import SchedulerMetrics
 from workflows.service.scheduler import Scheduler
-from workflows.service.settings import SchedulerSettings
+from workflows.service.settings import SchedulerSettings, tls_problems
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+KEEP_ALIVE_S: Final = 65
+"""Longer than a gateway keeps an idle connection: one that this closes may lose a request."""
 
 
 async def serve(settings: SchedulerSettings) -> None:
@@ -52,7 +55,8 @@ async def _serve(settings: SchedulerSettings, registry: Registry) -> None:
         config = uvicorn.Config(
             create_api(scheduler, secret, metrics), host=settings.host, port=settings.port,
             lifespan="off", access_log=False, log_config=None, server_header=False,
-            timeout_graceful_shutdown=3, ws="none", **tls.uvicorn_options,
+            timeout_graceful_shutdown=3, timeout_keep_alive=KEEP_ALIVE_S, ws="none",
+            **tls.uvicorn_options,
         )  # fmt: skip
         await SchedulerServer(config).serve()
         scheduler.is_draining = True
@@ -83,6 +87,9 @@ def main() -> None:
     settings = read_settings(
         SchedulerSettings, sys.argv[1:], os.environ, prog="python -m workflows"
     )
+    if problems := tls_problems(settings):
+        sys.stderr.write("\n".join(problems) + "\n")
+        sys.exit(2)
     configure_logs(logging.StreamHandler(sys.stderr), settings.log_level)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve(settings))

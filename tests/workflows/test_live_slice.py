@@ -141,7 +141,13 @@ def live(monkeypatch: pytest.MonkeyPatch) -> Iterator[LivePlanner]:
     monkeypatch.setattr(watch, "registry_now_s", lambda: found.now_s)
     for number in range(DEVICES):
         name = f"device-{number:04}"
-        info = PodInfo(name, "127.0.0.1:1", "node-000", memory_bytes=int(MEMORY_BYTES))
+        info = PodInfo(
+            name,
+            "127.0.0.1:1",
+            "node-000",
+            memory_bytes=int(MEMORY_BYTES),
+            shared_memory="node-000",
+        )
         watch.state.pods[name] = PodState(info)
     for model in ("gill-encoder", "gill-language", "gill-diffusion"):
         _declare(watch.state, model)

@@ -37,6 +37,10 @@ class RunPort(Protocol):
         """The text of a generating step as it comes."""
         ...
 
+    def forget(self, step: int) -> None:
+        """The code has no handle on a step any more. Called wherever Python frees the handle."""
+        ...
+
 
 class CurrentRun:
     """The run of the running task."""
@@ -92,6 +96,9 @@ class Step:
         self._value: asyncio.Future[dict[str, Any]] | None = None
         self.model = model
         self.number = number
+
+    def __del__(self) -> None:
+        self._run.forget(self.number)
 
     def __getitem__(self, name: str) -> Output:
         if not isinstance(name, str):

@@ -49,6 +49,8 @@ class ExecutingRun:
         """Calls of this turn of the loop, with their frames: their text may be iterated yet."""
         self._streams: dict[int, asyncio.Queue[str | StepFailed | None]] = {}
         self._iterated: set[int] = set()
+        self._forgotten: list[int] = []
+        """Steps without a handle, of which the scheduler does not know yet."""
         self.task: asyncio.Task[None] | None = None
         self._is_deadlocked = False
         self.is_left = False
@@ -66,6 +68,8 @@ class ExecutingRun:
             "run": self.identity, "type": "step", "step": number, "model": model, "inputs": inputs,
             **({"protocol": protocol} if protocol else {}),
         }  # fmt: skip
+        if self._forgotten:  # earlier calls took their outputs, later ones cannot
+            message["forgotten"], self._forgotten = self._forgotten, []
         try:
             frame = packed(message)
         except BadFrameError as error:
@@ -81,6 +85,10 @@ class ExecutingRun:
         for _, frame in self._held.values():
             self._write(frame)
         self._held.clear()
+
+    def forget(self, step: int) -> None:
+        """Only note it, since handles are freed at any point; the next call says so."""
+        self._forgotten.append(step)
 
     def fetch(self, step: int) -> asyncio.Future[dict[str, Any]]:
         if step not in self._fetches:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from workflows.scheduling.costs import QueuedBatch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from workflows.scheduling.costs import ModelCosts
 
@@ -44,13 +44,14 @@ def device_queue(
 ) -> DeviceQueue:
     """Batches in the order in which the device will run them: what was sent first, first.
 
-    `foreign_s`: work on the device that this scheduler has not assigned, which comes first.
+    `foreign_s`: work on the device that is no step, which comes first.
     """
     groups: list[list[AssignedStep]] = []
     for step in sorted(steps, key=_order):
         largest = costs(step.model).max_batch
-        for group in groups:
-            if group[0].model == step.model and len(group) < largest and _may_join(group[0], step):
+        for position, group in enumerate(groups):
+            is_same = group[0].model == step.model and len(group) < largest
+            if is_same and (position > 0 or _may_join(group[0], step)):
                 group.append(step)
                 break
         else:
@@ -79,11 +80,27 @@ def _order(step: AssignedStep) -> tuple[bool, float, str]:
     return is_unsent, step.ready_s if step.sent_s is None else step.sent_s, step.model
 
 
+def foreign_steps(
+    queued: Mapping[str, int], own: Mapping[str, int], sent_s: float
+) -> list[AssignedStep]:
+    """The steps at a device that other schedulers have sent, which only the registry knows.
+
+    `queued`: by model, the steps of all schedulers at the device. `own`: those of this scheduler.
+    `sent_s`: when the device can have begun the first of those queued, not after now.
+    """
+    return [
+        AssignedStep(model, 0.0, sent_s)
+        for model, count in sorted(queued.items())
+        for _ in range(count - own.get(model, 0))
+    ]
+
+
 _TOGETHER_S = 0.002
 """Steps sent to an idle device within this time are one batch."""
 
 
 def _may_join(first: AssignedStep, step: AssignedStep) -> bool:
+    """Whether the device's first batch takes a step: it has not begun, or both began it."""
     if first.sent_s is None:
         return True
     return step.sent_s is not None and step.sent_s - first.sent_s <= _TOGETHER_S

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
     from workflows.scheduling.problem import Placement, Step
+    from workflows.scheduling.transfers import Links
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,8 @@ class Device:
     """One worker: a pod with its device."""
 
     name: str
-    node: str
+    memory: str
+    """Devices with the same map each other's large outputs."""
     queue: Sequence[QueuedBatch] = ()
     free_s: float = 0.0
     """When the queue is done."""
@@ -63,25 +65,6 @@ class ModelCosts:
     output_bytes: float
 
 
-@dataclass(frozen=True, slots=True)
-class TransferCosts:
-    """Moving an output between devices, by tier (section 6.2)."""
-
-    fixed_s: float
-    bytes_per_s: float
-
-    def seconds(self, size_bytes: float) -> float:
-        return self.fixed_s + size_bytes / self.bytes_per_s
-
-
-@dataclass(frozen=True, slots=True)
-class Links:
-    """Within one device an output is not moved."""
-
-    within_node: TransferCosts
-    between_nodes: TransferCosts
-
-
 def scheduling_problem(
     steps: Sequence[Step],
     devices: Sequence[Device],
@@ -103,9 +86,9 @@ def scheduling_problem(
     ]
 
     def transfer_s(source: int, step: int, origin: int, device: int) -> float:
-        near = devices[origin].node == devices[device].node
-        link = links.within_node if near else links.between_nodes
-        return link.seconds(steps[source].calls * models[steps[source].model].output_bytes)
+        size_bytes = models[steps[source].model].output_bytes
+        is_shared = devices[origin].memory == devices[device].memory
+        return links.seconds(size_bytes, steps[source].calls, shares_memory=is_shared)
 
     return SchedulingProblem(
         steps=steps,

@@ -190,9 +190,10 @@ def _add_runs(api: FastAPI, scheduler: Scheduler) -> None:
 
     @api.delete("/v1/workflows/{name}/runs/{identity}")
     async def cancel(request: Request, name: str, identity: str) -> JSONResponse:
-        """Cancel a run."""
-        await scheduler.cancel(workflow_of(request, name), identity)
-        return JSONResponse({"id": identity, "outcome": "cancelled"}, 202)
+        """Cancel a run; one that has ended stays as it is, and the outcome says how."""
+        outcome = await scheduler.cancel(workflow_of(request, name), identity)
+        is_accepted = outcome is RunStatus.CANCELLED
+        return JSONResponse({"id": identity, "outcome": outcome.value}, 202 if is_accepted else 200)
 
 
 async def _wait_ended(scheduler: Scheduler, request: Request, run: Run) -> None:

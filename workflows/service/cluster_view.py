@@ -8,7 +8,9 @@ from math import inf
 from typing import TYPE_CHECKING, Final
 
 from registry.domain.model import Tier
-from workflows.scheduling.costs import Device, Links, ModelCosts, TransferCosts
+from registry.domain.transfers import TRANSFERS
+from workflows.scheduling.costs import Device, ModelCosts
+from workflows.scheduling.transfers import Links, TransferCosts, measured_links
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -19,10 +21,18 @@ if TYPE_CHECKING:
     from registry.domain.profile import Profile
     from workflows.scheduling.backlog import DeviceQueue
 
-LINKS: Final = Links(within_node=TransferCosts(0.001, 1e9), between_nodes=TransferCosts(0.002, 1e8))
-"""Before the first measurement: JSON heads and binary bodies through the gateway."""
+LINKS: Final = Links(
+    sent=TransferCosts(0.0, inf),
+    shared_memory=TransferCosts(0.0005, 5e9),
+    raw_bytes=TransferCosts(0.001, 1e9),
+)
+"""Before the first measurement; `docs/workflows.md`, Tensors between pods, on one machine. What the
+scheduler sends it sends to every pod alike."""
+UNKNOWN_OUTPUT_BYTES: Final = 4096.0
 UNPROFILED_BATCH: Final = 8
 """Largest batch of a model without a profile, as of a pod's default slots."""
+ASSUMED_REQUEST_S: Final = 0.05
+"""Device time of a request of an unknown model. Chosen."""
 
 
 def accepting_pods(state: ClusterState) -> list[PodState]:
@@ -31,8 +41,19 @@ def accepting_pods(state: ClusterState) -> list[PodState]:
     )
 
 
-def model_costs(state: ClusterState, spec: ModelSpec, output_bytes: float) -> ModelCosts:
-    """Measured costs of a model, over all kinds of accelerators; priors without measurements."""
+def links(state: ClusterState) -> Links:
+    """Costs of transfers, as far as they are measured.
+
+    Over all kinds of accelerators: kept outputs are in host memory.
+    """
+    return measured_links(LINKS, state.measured(TRANSFERS))
+
+
+def model_costs(state: ClusterState, spec: ModelSpec, output_bytes: float | None) -> ModelCosts:
+    """Measured costs of a model, over all kinds of accelerators; priors without measurements.
+
+    `output_bytes`: what this scheduler has seen; None: nothing, so that what pods say counts.
+    """
     profiles = state.profiles_of(spec.key)
     measured = state.measured(spec.key)
     if profiles:
@@ -44,7 +65,7 @@ def model_costs(state: ClusterState, spec: ModelSpec, output_bytes: float) -> Mo
         batch_s=batch_s,
         max_batch=spec.policy.max_batch_size or max(largest, 1),
         load_s=measured.load_from(Tier.REMOTE, None).seconds,
-        output_bytes=output_bytes,
+        output_bytes=output_bytes or measured.output_bytes or UNKNOWN_OUTPUT_BYTES,
     )
 
 
@@ -80,7 +101,8 @@ def device_of(
             harm_s[key] = _eviction_s(state, pod, key, now_s, seconds)
         else:
             loaded.add(key)
-    return Device(pod.name, pod.node, queue.batches, queue.free_s, load_s, loaded, harm_s)
+    memory = pod.info.shared_memory or pod.name
+    return Device(pod.name, memory, queue.batches, queue.free_s, load_s, loaded, harm_s)
 
 
 def _eviction_s(state: ClusterState, pod: PodState, key: str, now_s: float, load_s: float) -> float:
@@ -105,9 +127,9 @@ def load_seconds(state: ClusterState, pod: PodState, key: str, now_s: float) -> 
     return max(seconds, 1e-6)
 
 
-def foreign_seconds(pod: PodState, own_steps: int, mean_s: float) -> float:
-    """Work of requests on the device that this scheduler has not sent."""
-    return max(0, pod.inferring - own_steps) * mean_s
+def requests_seconds(pod: PodState, steps: int) -> float:
+    """Work on the device that is no step: the registry knows how many requests that is."""
+    return max(0, pod.inferring - steps) * ASSUMED_REQUEST_S
 
 
 def holders_by_model(

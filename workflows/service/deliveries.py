@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from workflows.service.run import Delivery, StepState
 from workflows.service.step_errors import StepError
 from workflows.service.streamed_text import text_of
-from workflows.service.tensors import BadTensorError, plain_value
+from workflows.service.tensors import BadTensorError, outputs_bytes, plain_value
 from workflows.wire.frames import BadFrameError
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class Deliveries:
     def _plain_values(self, step: RunStep) -> dict[str, Any]:
         """Raises StepError for outputs that are too large to fetch, BadTensorError."""
         outputs = step.outputs or {}
-        size = sum(len(each.raw) for each in outputs.values())
+        size = outputs_bytes(outputs)
         if size > self._max_fetch_bytes:
             raise StepError(
                 f"the outputs of step {step.number} (model {step.model.name}) have {size} bytes, "
@@ -100,10 +100,12 @@ class Deliveries:
 
 
 def is_at_hand(step: RunStep) -> bool:
-    """Whether a step is over, with outputs that are here or an error."""
+    """Whether a step is over, with outputs whose data is here or an error."""
     if step.state is StepState.FAILED:
         return True
-    return step.state is StepState.DONE and step.outputs is not None
+    if step.state is not StepState.DONE or step.outputs is None:
+        return False
+    return step.is_too_large or not step.has_data_elsewhere
 
 
 def _is_ready(run: Run, delivery: Delivery) -> bool:

@@ -171,6 +171,7 @@ class Deployments:
     def _begin(runner: RunnerProcess, run: Run) -> None:
         run.called = run.yielded = 0
         run.fetches.clear()
+        run.forgotten.clear()
         run.iterated.clear()
         runner.send({
             "type": "run", "run": run.identity, "arguments": run.arguments, "begun_s": run.begun_s,

@@ -14,7 +14,7 @@ from registry.domain.model import ModelName
 from registry.errors import RegistryUnavailable
 from workflows.service.policy import SchedulingPolicy
 from workflows.service.run import Delivery, RecordedStep, Run
-from workflows.service.tensors import StoredTensor
+from workflows.service.tensors import StoredTensor, outputs_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -42,8 +42,8 @@ class Journal:
         if step.error is not None:
             entry["error"] = step.error
         elif step.outputs is not None:
-            size = sum(len(each.raw) for each in step.outputs.values())
-            if size <= MAX_INLINE_BYTES:
+            is_small = outputs_bytes(step.outputs) <= MAX_INLINE_BYTES
+            if is_small and not step.has_data_elsewhere:
                 entry["outputs"] = _encoded(step.outputs)
         self._append(run, entry)
 

@@ -51,7 +51,7 @@ class LonePlacement:
                 steps,
                 [self._device(pod, run, key, now_s) for pod in pods],
                 self._pods.costs_of([*(source.model for source in sources), step.model]),
-                cluster_view.LINKS,
+                cluster_view.links(self._pods.state),
                 placed={
                     number: Placement(positions.get(source.pod, 0), 0.0, 0.0)
                     for number, source in enumerate(sources)

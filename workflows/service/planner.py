@@ -242,12 +242,13 @@ class Planner:
             end_s = step.sent_s + costs[wanted[number].model].batch_s(1) - now_s
             left_s = 0.0 if step.is_over else max(end_s, 0.0)
             placed[number] = Placement(position_of[device], 0.0, left_s)
+        links = cluster_view.links(self._pods.state)
         problem: SchedulingProblem | None = None
 
         def place(way: MergedSteps, fixed: Mapping[int, Placement]) -> Schedule:
             nonlocal problem
             problem = scheduling_problem(
-                way.steps, devices, costs, cluster_view.LINKS,
+                way.steps, devices, costs, links,
                 allowed=[[position_of[each] for each in candidates[at]] for at in way.calls_of()],
                 placed=fixed, loading=Loading.BESIDE_QUEUE,
             )  # fmt: skip

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
-from registry.domain.model import ModelName
-from workflows.scheduling.backlog import device_queue
+from registry.domain.model import ModelName, name_of_key
+from registry.domain.queued_steps import NO_STEPS
+from workflows.scheduling.backlog import device_queue, foreign_steps
 from workflows.scheduling.problem import SchedulingProblemError
 from workflows.service import cluster_view
 from workflows.service.assigned_steps import AssignedSteps
+from workflows.service.tensors import outputs_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -55,11 +58,16 @@ class PodQueues:
 
     def queue(self, pod: PodState, run: Run, now_s: float) -> DeviceQueue:
         """The device's queue without the steps of this run that are placed anew."""
-        steps = self.steps.at(pod.name, run.identity, now_s)
-        sent = sum(each.sent_s is not None for each in steps)
-        mean_s = pod.work.mean.share_s if pod.work.mean is not None else 0.05
-        foreign_s = cluster_view.foreign_seconds(pod, sent, mean_s)
-        return device_queue(steps, self.costs_by_key, foreign_s=foreign_s)
+        own = self.steps.at(pod.name, run.identity, now_s)
+        queued = self.state.queued_steps.get(pod.name, NO_STEPS)
+        known = {key: count for key, count in queued.counts.items() if self._is_declared(key)}
+        sent = Counter(step.model for step in own if step.sent_s is not None)
+        foreign = foreign_steps(known, sent, min(0.0, queued.since_s - now_s))
+        requests_s = cluster_view.requests_seconds(pod, max(sum(known.values()), sent.total()))
+        return device_queue([*own, *foreign], self.costs_by_key, foreign_s=requests_s)
+
+    def _is_declared(self, key: str) -> bool:
+        return name_of_key(key) in self.state.models
 
     def device(
         self, pod: PodState, queue: DeviceQueue, keys: Sequence[str], now_s: float
@@ -71,11 +79,10 @@ class PodQueues:
         spec = self.spec(model)
         if spec is None:
             raise SchedulingProblemError(f"model {model} is not declared")
-        size = self._output_bytes.get(spec.key, 4096.0)
-        return cluster_view.model_costs(self.state, spec, size)
+        return cluster_view.model_costs(self.state, spec, self._output_bytes.get(spec.key))
 
     def costs_by_key(self, key: str) -> ModelCosts:
-        return self.costs(ModelName.parse(key.rpartition("@")[0]))
+        return self.costs(name_of_key(key))
 
     def costs_of(self, models: Sequence[ModelName]) -> Mapping[str, ModelCosts]:
         return {self.key(model): self.costs(model) for model in models}
@@ -85,7 +92,7 @@ class PodQueues:
         if step.outputs is None:
             return
         size, key = (
-            float(sum(len(each.raw) for each in step.outputs.values())),
+            float(outputs_bytes(step.outputs)),
             self.key(step.model),
         )
         self._output_bytes[key] = 0.8 * self._output_bytes.get(key, size) + 0.2 * size

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -79,7 +79,26 @@ class RunStep:
     """As it is generated, of a step with protocol `stream`."""
     error: Mapping[str, Any] | None = None
     attempts: int = 0
+    losses: int = 0
+    """Times that tensors kept at a pod were lost: its inputs, or its outputs before a fetch."""
     task: asyncio.Task[None] | None = None
+    is_too_large: bool = False
+    """Its outputs are larger than what code may fetch, and stay where they are."""
+    fetching: asyncio.Task[None] | None = None
+    """Gets data of its outputs that a pod keeps."""
+
+    @property
+    def has_data_elsewhere(self) -> bool:
+        """Whether only a pod has data of its outputs."""
+        return any(each.is_elsewhere for each in (self.outputs or {}).values())
+
+    def forget_kept(self) -> None:
+        """Forget where its outputs are kept; without other data it runs again if it is needed."""
+        if self.has_data_elsewhere:
+            self.outputs = None
+        elif self.outputs is not None:  # fetched before
+            outputs = {name: replace(each, kept=None) for name, each in self.outputs.items()}
+            self.outputs = outputs
 
     @property
     def sources(self) -> list[int]:
@@ -148,6 +167,8 @@ class Run:
     steps: list[RunStep] = field(default_factory=list)
     fetches: set[int] = field(default_factory=set)
     """Steps whose outputs its code waits for."""
+    forgotten: set[int] = field(default_factory=set)
+    """Steps on which its code has no handle, and whose outputs may still be kept."""
     iterated: dict[int, int] = field(default_factory=dict)
     """Steps whose text its code iterates, with the characters that it has got."""
     recorded: dict[int, RecordedStep] = field(default_factory=dict)
@@ -169,6 +190,8 @@ class Run:
     """The deployment whose runner executes it."""
     timer: asyncio.TimerHandle | None = None
     """Of its deadline."""
+    keepers: set[str] = field(default_factory=set)
+    """Addresses of pods that keep outputs of its steps."""
     preloads: list[PreloadRecord] = field(default_factory=list)
     """Loads ahead that it began or joined."""
     plans: list[Mapping[str, Any]] = field(default_factory=list)
@@ -212,6 +235,18 @@ class Run:
         document["preloads"] = [each.as_json(self.begun_s) for each in self.preloads]
         return document
 
+    def published_outcome(self) -> dict[str, Any]:
+        """Its document for clients, who learn of its end once that is recorded.
+
+        Another scheduler may have taken the run over, and then this end is none.
+        """
+        document = self.outcome()
+        if self.status is RunStatus.RUNNING or self.ended.is_set():
+            return document
+        for name in ("result", "error", "seconds"):
+            document.pop(name, None)
+        return {**document, "status": RunStatus.RUNNING.value}
+
 
 def step_document(step: RunStep, begun_s: float) -> dict[str, Any]:
     """A step with times in seconds since the run began."""
@@ -234,4 +269,6 @@ def step_document(step: RunStep, begun_s: float) -> dict[str, Any]:
         document["error"] = step.error
     if step.attempts > 1:
         document["attempts"] = step.attempts
+    if step.losses:
+        document["lost_tensors"] = step.losses
     return document

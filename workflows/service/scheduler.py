@@ -30,7 +30,9 @@ from workflows.service.errors import (
 )
 from workflows.service.executor import Executor
 from workflows.service.journal import Journal, resumed_run
+from workflows.service.kept_outputs import KeptOutputs
 from workflows.service.knowledge_store import KnowledgeStore
+from workflows.service.lost_outputs import LostOutputs
 from workflows.service.lost_runs import adopt_result, run_elsewhere
 from workflows.service.planner import Planner
 from workflows.service.preloads import Preloads
@@ -77,13 +79,15 @@ class Scheduler:
         self._client = StepClient(
             settings.gateway_url, secret, max_output_bytes=settings.max_output_bytes, tls=tls
         )
+        self._kept = KeptOutputs(secret, max_bytes=settings.max_fetch_bytes, tls=tls)
+        self._lost = LostOutputs(secret, tls)
         self._preloads = Preloads(group, secret, metrics, watch.registry_now_s, tls)
         self.planner = Planner(watch, self._preloads, metrics)
         self._knowledge = KnowledgeStore(self._log, self.planner)
         self._journal = Journal(self._log, self._lose)
         self._executor = Executor(
-            settings, group, self._client, self.planner, self._journal, metrics,
-            send=self._send, on_end=self._on_end,
+            settings, group, self._client, self.planner, self._journal, metrics, self._kept,
+            self._lost, send=self._send, on_end=self._on_end,
         )  # fmt: skip
         self.deployments = Deployments(
             settings, group, self._log,
@@ -105,6 +109,8 @@ class Scheduler:
         self.deployments.stop()
         self._client.close()
         self._preloads.close()
+        self._kept.close()
+        self._lost.close()
 
     # Requests
 
@@ -189,7 +195,7 @@ class Scheduler:
         """A run's document. Raises UnknownRun, RegistryUnavailable."""
         run = self._runs.get(identity)
         if run is not None and is_run_of(run.workflow, name):
-            return run.outcome()
+            return run.published_outcome()
         record = await self._log.run(identity)
         owner = None
         if record is not None:
@@ -205,14 +211,20 @@ class Scheduler:
             "status": RunStatus.RUNNING.value, "begun_s": record.head["begun_s"],
         }  # fmt: skip
 
-    async def cancel(self, name: ModelName, identity: str) -> None:
-        """Cancel a run, whoever owns it. Raises UnknownRun, RegistryUnavailable."""
+    async def cancel(self, name: ModelName, identity: str) -> RunStatus:
+        """Cancel a run, whoever owns it; returns how it had ended before, else `CANCELLED`.
+
+        Raises UnknownRun, RegistryUnavailable.
+        """
         run = self._active.get(identity)
         if run is not None and run.workflow == name:
             self._executor.cancel(run)
-            return
-        await self.outcome(name, identity)
+            return RunStatus.CANCELLED
+        status = RunStatus((await self.outcome(name, identity))["status"])
+        if status is not RunStatus.RUNNING:
+            return status
         await self._log.cancel_run(identity)
+        return RunStatus.CANCELLED
 
     def abandon(self, run: Run) -> None:
         """The client that waited for a run has left."""

@@ -60,3 +60,14 @@ class SchedulerSettings:
     )
     tls_dir: str = option("", parse_tls_dir, TLS_DIR_HELP)
     log_level: str = option("INFO", str, "minimum level of log messages")
+
+
+def tls_problems(settings: SchedulerSettings) -> list[str]:
+    """What contradicts `tls-dir`, as sentences."""
+    expected = "https://" if settings.tls_dir else "http://"
+    if settings.gateway_url.startswith(expected):
+        return []
+    given = "with" if settings.tls_dir else "without"
+    return [
+        f"--gateway-url must begin with {expected} {given} --tls-dir, was {settings.gateway_url!r}"
+    ]

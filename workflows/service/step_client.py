@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, urlsplit
 
@@ -16,7 +16,7 @@ from workflows.service.http_client import (
     ResponseTooLargeError,
     UnreachableError,
 )
-from workflows.service.step_errors import StepError, StepLost
+from workflows.service.step_errors import InputsLost, StepError, StepLost
 from workflows.service.tensors import (
     BYTES,
     HEADER_LENGTH,
@@ -41,6 +41,11 @@ if TYPE_CHECKING:
 
 POD_HEADER: Final = "x-pilotlight-place-at"
 """Names the pod that a step is placed at; gateways honour it from schedulers only."""
+ANY_POD: Final = "*"
+"""In place of a pod's name: the gateway chooses the pod, in whose step queue the step waits."""
+
+RUN_HEADER: Final = "x-pilotlight-run"
+"""Asks a pod to keep large outputs for the run; gateways forward it from schedulers only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +59,8 @@ class StepCall:
     """Empty: where the gateway chooses."""
     left_s: float
     """Until the run's deadline."""
+    run: str = ""
+    """The run, whose large outputs stay at the pod; empty: none does."""
     protocol: str = ""
     """See `RunStep`. Of a graph's step the one tensor is the request's body."""
 
@@ -84,7 +91,10 @@ class StepClient:
         self._client.close()
 
     async def infer(self, call: StepCall, on_text: Callable[[str], None]) -> StepResponse:
-        """Run one step; `on_text` gets the text of a streamed one. Raises StepError, StepLost."""
+        """Run one step; `on_text` gets the text of a streamed one.
+
+        Raises StepError, StepLost, InputsLost.
+        """
         model = call.model
         stream = CompletionStream(on_text) if call.protocol == STREAM else None
         path, headers, body = _request(call)
@@ -93,8 +103,9 @@ class StepClient:
             "x-pilotlight-deadline-ms": f"{max(1.0, call.left_s * 1000):.0f}",
             **self._secret.headers,
         }
-        if call.pod:
-            headers[POD_HEADER] = call.pod
+        if call.run and not call.protocol:
+            headers[RUN_HEADER] = call.run
+        headers[POD_HEADER] = call.pod or ANY_POD
         try:
             response = await self._client.request(
                 "POST", self._address, path, headers, body,
@@ -109,6 +120,9 @@ class StepClient:
             raise StepError(
                 f"the outputs of model {model.name} are too large: {error}", "output-too-large", 413
             ) from error
+        sent = frozenset(each.kept.identity for each in call.tensors if each.kept is not None)
+        if response.status == 424 and sent:
+            raise InputsLost(response.body[:300].decode("utf-8", "replace"), sent)
         if response.status != 200:
             failure = _failure(model, response.status, response.headers, response.body)
             if call.protocol in ("", STREAM) or isinstance(failure, StepLost):
@@ -165,8 +179,9 @@ def _failure(
     reason = headers.get("x-pilotlight-reason", "step-failed")
     if status in (502, 503) and reason in {"pod-lost", "not-taken", "draining", "not-ready"}:
         return StepLost(f"{reason}: {text}", was_sent=reason in {"pod-lost", "not-taken"})
-    if headers.get("x-pilotlight-not-executed") == "no-memory" and "retry-after" in headers:
-        return StepLost(f"no-memory: {text}", was_sent=False)
+    refusal = headers.get("x-pilotlight-not-executed")
+    if refusal == "step-queue" or (refusal == "no-memory" and "retry-after" in headers):
+        return StepLost(f"{refusal}: {text}", was_sent=False)
     return StepError(f"model {model.name}: {text}", reason, status)
 
 
@@ -212,4 +227,4 @@ def _named(name: str, tensor: StoredTensor, argument: Mapping[str, Any]) -> Stor
                 "model(features=value)", "bad-input", 400,
             )  # fmt: skip
         name = "image" if "base64" in argument else "text"
-    return StoredTensor(name, tensor.datatype, tensor.shape, tensor.raw)
+    return replace(tensor, name=name)

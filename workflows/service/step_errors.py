@@ -17,8 +17,17 @@ class StepError(Exception):
         return {"message": str(self)[:1000], "reason": self.reason, "status": self.status}
 
 
+class InputsLost(Exception):
+    """Kept tensors that the step takes are gone: the steps that made them are to run again."""
+
+    def __init__(self, message: str, identities: frozenset[str]) -> None:
+        super().__init__(message)
+        self.identities = identities
+        """Those that are lost; from a pod's refusal all that were sent to it."""
+
+
 class StepLost(Exception):
-    """The step may be sent again: its pod or the gateway is gone, or models in use fill the pod.
+    """The step may be sent again: its pod or the gateway is gone, or has no room for it now.
 
     `was_sent`: it may have been the cause.
     """

@@ -31,6 +31,19 @@ class BadTensorError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
+class KeptAt:
+    """A tensor that the pod which computed it keeps until the run ends."""
+
+    identity: str
+    address: str
+    """`host:port` of the pod."""
+    size_bytes: int
+
+    def as_parameters(self) -> dict[str, Any]:
+        return {"kept_tensor": self.identity, "kept_at": self.address}
+
+
+@dataclass(frozen=True, slots=True)
 class StoredTensor:
     """One tensor as a pod sent it."""
 
@@ -38,6 +51,17 @@ class StoredTensor:
     datatype: str
     shape: tuple[int, ...]
     raw: bytes
+    kept: KeptAt | None = None
+    """A pod that has it; `raw` is empty until the data is fetched."""
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.raw) if self.kept is None else self.kept.size_bytes
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether only a pod has the data."""
+        return self.kept is not None and not self.raw
 
 
 def tensor_of(name: str, argument: Mapping[str, Any]) -> StoredTensor:
@@ -164,7 +188,11 @@ def infer_body(tensors: Sequence[StoredTensor]) -> tuple[bytes, int]:
                     "name": tensor.name,
                     "datatype": tensor.datatype,
                     "shape": tensor.shape,
-                    "parameters": {"binary_data_size": len(tensor.raw)},
+                    "parameters": (
+                        {"binary_data_size": len(tensor.raw)}
+                        if tensor.kept is None
+                        else tensor.kept.as_parameters()
+                    ),
                 }
                 for tensor in tensors
             ],
@@ -181,8 +209,16 @@ def read_outputs(body: bytes, header_length: int | None) -> dict[str, StoredTens
         outputs = orjson.loads(body[:size])["outputs"]
         at, found = size, {}
         for each in outputs:
-            length = (each.get("parameters") or {}).get("binary_data_size")
+            parameters = each.get("parameters") or {}
+            length = parameters.get("binary_data_size")
             name, datatype, shape = each["name"], each["datatype"], tuple(each["shape"])
+            if "kept_tensor" in parameters:
+                kept = KeptAt(
+                    str(parameters["kept_tensor"]), str(parameters["kept_at"]),
+                    int(parameters["kept_bytes"]),
+                )  # fmt: skip
+                found[name] = StoredTensor(name, datatype, shape, b"", kept)
+                continue
             if length is None:
                 found[name] = _typed(name, datatype, shape, _flat(each["data"]))
                 continue
@@ -191,6 +227,11 @@ def read_outputs(body: bytes, header_length: int | None) -> dict[str, StoredTens
     except (ValueError, KeyError, TypeError) as error:
         raise BadTensorError(f"the pod's response is no V2 response: {error!r}") from error
     return found
+
+
+def outputs_bytes(outputs: Mapping[str, StoredTensor]) -> int:
+    """Size of a step's outputs, wherever they are."""
+    return sum(each.size_bytes for each in outputs.values())
 
 
 def _flat(data: Any) -> list[Any]:

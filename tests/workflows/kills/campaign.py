@@ -62,19 +62,21 @@ class KillCampaign:
         began_s = time.monotonic()
         with ThreadPoolExecutor(CLIENTS) as threads:
             clients = [threads.submit(self._run_until_stopped) for _ in range(CLIENTS)]
-            for number in range(kills):
-                if time.monotonic() - began_s > limit_s:
-                    break
-                ended = self._report.succeeded
-                self._kill(victims[number % len(victims)] if victims else self._draw())
-                servers.wait_until(
-                    lambda before=ended: (
-                        self._report.succeeded > before  # type: ignore[misc]
-                        or self._report.violations
-                    ),
-                    what="a run ended after the kill",
-                )
-            self._stop.set()
+            try:
+                for number in range(kills):
+                    if time.monotonic() - began_s > limit_s:
+                        break
+                    ended = self._report.succeeded
+                    self._kill(victims[number % len(victims)] if victims else self._draw())
+                    servers.wait_until(
+                        lambda before=ended: (
+                            self._report.succeeded > before  # type: ignore[misc]
+                            or self._report.violations
+                        ),
+                        what="a run ended after the kill",
+                    )
+            finally:
+                self._stop.set()
             for client in clients:
                 client.result()
         self._report.kills = dict(self._cluster.kills)

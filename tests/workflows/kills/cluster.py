@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Final, Self
 
 import httpx
@@ -129,6 +129,7 @@ class KillCluster:
             case "redis":
                 self._redis.stop()
                 self._redis.start()
+                servers.wait_until(self._has_loaded, what="Redis has read its file")
             case _ if victim in SCHEDULERS:
                 self.schedulers[victim].kill()
                 self._start_scheduler(victim)
@@ -137,6 +138,12 @@ class KillCluster:
                 self._start_pod(victim)
         self.kills[victim] += 1
         return True
+
+    def _has_loaded(self) -> bool:
+        """A part that starts before that ends at once, as a pod's container would, to try again."""
+        with redis.Redis.from_url(self._redis.url) as client, suppress(redis.ConnectionError):
+            return bool(client.ping())
+        return False
 
     def runners(self) -> list[int]:
         """Process ids of all runners that the schedulers have started and that live."""

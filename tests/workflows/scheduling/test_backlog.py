@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workflows.scheduling.backlog import AssignedStep, device_queue
+from workflows.scheduling.backlog import AssignedStep, device_queue, foreign_steps
 from workflows.scheduling.costs import ModelCosts
 
 
@@ -23,6 +24,27 @@ def test_a_batch_that_runs_takes_no_more_steps() -> None:
     assert [batch.size for batch in queue.batches] == [1, 1]
     assert queue.batches[0].start_s == -0.5
     assert queue.free_s == 0.6 + 1.1
+
+
+def test_sent_steps_that_wait_share_a_batch() -> None:
+    steps = [
+        AssignedStep("a", 0.0, -0.5),
+        AssignedStep("b", 0.0, -0.4),
+        AssignedStep("b", 0.0, -0.1),
+    ]
+    queue = device_queue(steps, costs)
+    assert [(batch.model, batch.size) for batch in queue.batches] == [("a", 1), ("b", 2)]
+
+
+def test_steps_of_others_are_those_that_are_not_ones_own() -> None:
+    foreign = foreign_steps({"b": 3, "a": 2, "c": 1}, {"a": 2, "b": 1, "c": 4}, -0.5)
+    assert foreign == [AssignedStep("b", 0.0, -0.5)] * 2
+
+
+def test_a_batch_of_others_has_run_since_the_device_began_it() -> None:
+    queue = device_queue(foreign_steps({"a": 2}, {}, -1.0), costs)
+    assert [(batch.size, batch.start_s) for batch in queue.batches] == [(2, -1.0)]
+    assert queue.free_s == pytest.approx(0.2)
 
 
 def test_work_of_others_comes_first() -> None:

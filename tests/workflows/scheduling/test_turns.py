@@ -5,17 +5,16 @@ from __future__ import annotations
 from workflows.scheduling.backlog import AssignedStep, device_queue
 from workflows.scheduling.costs import (
     Device,
-    Links,
     ModelCosts,
     QueuedBatch,
-    TransferCosts,
     scheduling_problem,
 )
 from workflows.scheduling.problem import Step
 from workflows.scheduling.replanning import KEEPS_S, is_outdated
+from workflows.scheduling.transfers import Links, TransferCosts
 
 COSTS = {name: ModelCosts(lambda size: 0.5 + 0.5 * size, 4, 3.0, 0.0) for name in "abc"}
-LINKS = Links(TransferCosts(0.0, 1e9), TransferCosts(0.0, 1e9))
+LINKS = Links(*[TransferCosts(0.0, 1e9)] * 3)
 
 
 def turn(queue: list[QueuedBatch], steps: list[Step], *, free_s: float = 0.0) -> tuple[float, ...]:

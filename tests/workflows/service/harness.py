@@ -110,7 +110,9 @@ class WorkflowHarness:
         return f"{self.pool.gateway.url}{response.headers['location']}"
 
     def status(self, location: str) -> dict[str, Any]:
-        document: dict[str, Any] = self.pool.client.get(location).json()
+        response = self.pool.client.get(location)
+        assert response.status_code == 200, response.text
+        document: dict[str, Any] = response.json()
         return document
 
     def wait_ended(self, location: str) -> dict[str, Any]:

@@ -118,6 +118,21 @@ def test_an_asynchronous_run_is_read_and_cancelled(harness: WorkflowHarness) -> 
     harness.release()
 
 
+def test_a_run_that_has_ended_is_not_cancelled(harness: WorkflowHarness) -> None:
+    name = harness.deploy(
+        """
+        @workflow
+        async def short(text: str):
+            return text
+        """
+    )
+    location = harness.start(name, {"text": "a"})
+    assert harness.wait_ended(location)["status"] == "succeeded"
+    response = harness.pool.client.delete(location)
+    assert (response.status_code, response.json()["outcome"]) == (200, "succeeded")
+    assert harness.status(location)["status"] == "succeeded"
+
+
 def test_a_key_begins_one_run(harness: WorkflowHarness) -> None:
     name = harness.deploy(
         """

@@ -47,6 +47,12 @@ def test_a_step_waits_for_memory_that_other_models_use() -> None:
     assert "occupy the pod's memory" in str(failure)
 
 
+def test_a_step_waits_for_a_place_in_a_step_queue() -> None:
+    failure = respond("x-pilotlight-not-executed: step-queue")
+    assert isinstance(failure, StepLost)
+    assert not failure.was_sent
+
+
 @pytest.mark.parametrize(
     "headers",
     [

@@ -1,0 +1,64 @@
+"""A runner says which steps its code has no handle on any more, after the calls that took them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import orjson
+
+from workflows.runner.calls import Model
+from workflows.runner.definitions import Workflow
+from workflows.runner.run import ExecutingRun
+from workflows.wire.frames import LENGTH
+
+
+def calls_of(function: Any) -> list[dict[str, Any]]:
+    """The calls of a workflow's function, whose steps have the output `y`."""
+    sent: list[dict[str, Any]] = []
+
+    async def run() -> None:
+        def on_frame(frame: bytes) -> None:
+            message = orjson.loads(frame[LENGTH.size :])
+            sent.append(message)
+            if message["type"] == "fetch":
+                loop.call_soon(executing.deliver, message["step"], {"y": 1})
+
+        loop = asyncio.get_running_loop()
+        executing = ExecutingRun("run", 0.0, on_frame, max_steps=50)
+        await executing.start(Workflow(function), {})
+
+    asyncio.run(run())
+    assert sent[-1]["type"] == "done", sent[-1]
+    return [each for each in sent if each["type"] == "step"]
+
+
+def forgotten_of(function: Any) -> list[list[int]]:
+    """What each call says."""
+    return [each.get("forgotten", []) for each in calls_of(function)]
+
+
+def test_a_handle_that_is_replaced_is_forgotten_by_the_call_after_the_one_that_took_it() -> None:
+    async def loop() -> None:
+        step = Model("m")(x=1)
+        for _ in range(4):
+            step = Model("m")(x=step)
+
+    assert forgotten_of(loop) == [[], [], [0], [1], [2]]
+
+
+def test_a_handle_that_is_held_or_of_which_an_output_is_held_is_not_forgotten() -> None:
+    async def hold() -> None:
+        first, output = Model("m")(x=1), Model("m")(x=2)["y"]
+        for _ in range(3):
+            await Model("m")(x=first, z=output)
+
+    assert forgotten_of(hold) == [[], [], [], [2], [3]]
+
+
+def test_a_fetched_step_is_forgotten_with_its_handle() -> None:
+    async def fetch() -> None:
+        for _ in range(3):
+            await Model("m")(x=1)
+
+    assert forgotten_of(fetch) == [[], [0], [1]]

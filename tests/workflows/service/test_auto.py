@@ -1,0 +1,36 @@
+"""Steps whose pods the gateway chooses."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests import servers
+
+if TYPE_CHECKING:
+    from tests.workflows.service.harness import WorkflowHarness
+
+pytestmark = pytest.mark.slow
+
+
+def test_steps_by_auto_wait_in_step_queues(harness: WorkflowHarness) -> None:
+    name = harness.deploy(
+        """
+        @workflow(deadline="60s")
+        async def six():
+            steps = [model("hold-writer")(f"text {number}") for number in range(6)]
+            return [(await step)["text"] for step in steps]
+        """
+    )
+    pods = harness.pods
+    assert pods is not None
+    waiting = harness.pool.threads.submit(harness.result, name, x_pilotlight_scheduling="auto")
+    servers.wait_until(lambda: pods.total("steps") == 6, what="all steps at pods of one slot each")
+
+    def is_over() -> bool:
+        harness.release()
+        return waiting.done()
+
+    servers.wait_until(is_over, what="run ended")
+    assert waiting.result() == [f"text {number}" for number in range(6)]

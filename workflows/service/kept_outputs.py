@@ -1,0 +1,87 @@
+"""Outputs that pods keep: their data where a run's code wants it, and their end with the run."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+from urllib.parse import quote
+
+from workflows.service.http_client import HttpClient, NoResponseError, ResponseTooLargeError
+from workflows.service.step_errors import InputsLost
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from registry.pod_secret import PodSecret
+    from registry.tls import PartTls
+    from workflows.service.run import Run, RunStep
+    from workflows.service.tensors import KeptAt, StoredTensor
+
+logger = logging.getLogger(__name__)
+
+DROP_TIMEOUT_S: Final = 10.0
+MAX_FREED: Final = 128
+"""Outputs that one request names, as many as a pod takes."""
+
+
+class KeptOutputs:
+    """A client of all pods. Belongs to the event loop."""
+
+    def __init__(self, secret: PodSecret, *, max_bytes: int, tls: PartTls | None = None) -> None:
+        """`max_bytes`: the most that code may fetch of a step."""
+        self.max_bytes = max_bytes
+        self._secret = secret
+        self._client = HttpClient(max_response_bytes=max_bytes, tls=tls)
+
+    def close(self) -> None:
+        self._client.close()
+
+    async def fetch(self, run: Run, step: RunStep) -> dict[str, StoredTensor]:
+        """All outputs of a step with their data; pods keep theirs. Raises InputsLost."""
+        outputs = dict(step.outputs or {})
+        for name, tensor in outputs.items():
+            if tensor.kept is not None and tensor.is_elsewhere:
+                raw = await self._fetch_tensor(run, name, tensor.kept)
+                outputs[name] = replace(tensor, raw=raw)
+        return outputs
+
+    async def _fetch_tensor(self, run: Run, name: str, kept: KeptAt) -> bytes:
+        lost = frozenset((kept.identity,))
+        path = f"{_path(run)}/{quote(kept.identity, safe='')}"
+        try:
+            response = await self._client.request(
+                "GET", kept.address, path, self._secret.headers
+            )  # fmt: skip
+        except (NoResponseError, ResponseTooLargeError) as error:
+            raise InputsLost(f"the pod that keeps {name!r} is gone: {error}", lost) from error
+        if response.status != 200 or len(response.body) != kept.size_bytes:
+            raise InputsLost(f"the pod does not keep {name!r} any more", lost)
+        return response.body
+
+    async def drop(self, run: Run) -> None:
+        """Free what pods keep for a run that has ended; what fails ends with its deadline."""
+        await asyncio.gather(*(self._delete(address, _path(run)) for address in run.keepers))
+
+    async def free(self, run: Run, kept: Sequence[KeptAt]) -> None:
+        """Free single outputs; what fails ends with the run."""
+        by_address: dict[str, list[str]] = {}
+        for each in kept:
+            by_address.setdefault(each.address, []).append(quote(each.identity, safe=""))
+        for address, identities in by_address.items():
+            for first in range(0, len(identities), MAX_FREED):
+                some = ",".join(identities[first : first + MAX_FREED])
+                await self._delete(address, f"{_path(run)}/{some}")
+
+    async def _delete(self, address: str, path: str) -> None:
+        try:
+            async with asyncio.timeout(DROP_TIMEOUT_S):
+                await self._client.request("DELETE", address, path, self._secret.headers)
+        except (NoResponseError, ResponseTooLargeError, TimeoutError) as error:
+            logger.info("kept outputs not freed", extra={"pod": address, "error": str(error)})
+
+
+def _path(run: Run) -> str:
+    names = (run.workflow.namespace, run.identity)
+    return "/v2/tensors/" + "/".join(quote(name, safe="") for name in names)
