@@ -36,6 +36,8 @@ class ActionReason(StrEnum):
     """A copy was idle longer than it is worth keeping, or a pod is kept until the pool is idle."""
     ROOM = "room"
     """Another model needs the memory more."""
+    QUOTA = "quota"
+    """The models of the namespace take more memory of the pool than it may use."""
     TURN = "turn"
     """Round robin: the model's turn began or ended."""
     FLOOR = "floor"

@@ -15,6 +15,7 @@ from autoscaler.planning.pool_view import Limits
 if TYPE_CHECKING:
     from autoscaler.service.settings import AutoscalerSettings
     from registry.domain.action_log import WantedPods
+    from registry.inference_service.tenant_rules import TenantRules
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,9 @@ class Actuator(Protocol):
     def size(self) -> PoolSize | None:
         """Bounds and size; None: the number of pods must not be planned now."""
 
+    def rules(self) -> TenantRules:
+        """What the pool grants to namespaces."""
+
     def set_leading(self, *, is_leading: bool) -> None:
         """Set whether this autoscaler leads."""
 
@@ -44,11 +48,15 @@ class RegistryActuator:
 
     def __init__(self, settings: AutoscalerSettings) -> None:
         self._size: PoolSize | None = None
+        self._rules = settings.rules
         if settings.min_pods is not None or settings.max_pods is not None:
             self._size = PoolSize(Limits(settings.min_pods or 0, settings.max_pods))
 
     def size(self) -> PoolSize | None:
         return self._size
+
+    def rules(self) -> TenantRules:
+        return self._rules
 
     def set_leading(self, *, is_leading: bool) -> None:
         """Does nothing: pods follow the registry's record, whichever autoscaler wrote it."""

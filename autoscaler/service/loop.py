@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from autoscaler.forecasting.counts import Counts
@@ -31,6 +32,7 @@ from autoscaler.tick.rate_publication import RatePublication
 from registry.domain.action_log import POOL, ActionOutcome, ActionRecord, WantedPods
 from registry.domain.model import name_of_key
 from registry.errors import RegistryUnavailable
+from registry.inference_service.tenant_rules import Quota
 from registry.redis.arrival_hints import ArrivalHints
 from registry.redis.arrivals import ArrivalLog
 from registry.redis.copy_reports import read_copy_reports
@@ -162,6 +164,7 @@ class Autoscaler:
             ongoing=ongoing.actions,
             paused=executor.backoff.paused(now_s) if executor else frozenset(),
             hints=hints,
+            quota_of=partial(self._actuator.rules().quota, kind=Quota.MEMORY),
         )
         self._metrics.plan_seconds.observe(time.perf_counter() - started_s)
         if plan.failure is not None:

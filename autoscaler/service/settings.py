@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from autoscaler.loading.loading_policies import LOADING_POLICIES
 from registry.domain.model import PlacementName
+from registry.inference_service.tenant_rules import TenantRules, parse_rules
 from registry.pod_secret import parse_secret_file
 from registry.redis.server_address import parse_redis_url
 from registry.settings_table import option, parse_bool, parse_int, parse_positive, parse_seconds
@@ -28,6 +29,11 @@ def _policy(text: str) -> str:
 def _planner(text: str) -> str:
     if text not in PlacementName.__members__.values():
         raise ValueError(f"must be one of {', '.join(PlacementName)}, was {text!r}")
+    return text
+
+
+def _quotas(text: str) -> str:
+    parse_rules(quotas=text)
     return text
 
 
@@ -71,6 +77,12 @@ class AutoscalerSettings:
         "minimum number of pods; scaling needs this or --max-pods",
     )
     max_pods: int | None = option(None, _or_none(parse_int(1, 10_000)), "maximum number of pods")
+    quotas: str = option(
+        "",
+        _quotas,
+        "bytes of models per namespace on all pods' devices together: NAMESPACE=memory:2Gi;"
+        " *=memory:1Gi; empty: no limits; on a cluster those of the pool's InferenceService",
+    )
     kubernetes: bool = option(
         False,
         parse_bool,
@@ -103,6 +115,10 @@ class AutoscalerSettings:
     )
     metrics_port: int = option(0, parse_int(0, 65535), "port of the metrics; 0: off")
     log_level: str = option("INFO", str, "minimum level of log messages")
+
+    @property
+    def rules(self) -> TenantRules:
+        return parse_rules(quotas=self.quotas)
 
     @property
     def accelerator_names(self) -> tuple[str, ...]:

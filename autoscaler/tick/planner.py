@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from autoscaler.planning.announced_arrivals import with_announced
+from autoscaler.planning.memory_quotas import within_quotas
 from autoscaler.planning.pool_snapshot import Observations, read_pool
 from autoscaler.scaling.desired_pods import ScalingParams, ScalingState, scale_pods
 from autoscaler.scaling.limits import contradictions
@@ -21,7 +22,7 @@ from autoscaler.tick.view_changes import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from autoscaler.planning.policy import Action, LoadingPolicy
     from autoscaler.planning.pool_view import Limits, PoolView
@@ -78,11 +79,13 @@ class Planner:
         ongoing: Sequence[ActionRecord] = (),
         paused: Collection[str] = (),
         hints: Sequence[ArrivalHint] = (),
+        quota_of: Callable[[str], int | None] = lambda _namespace: None,
     ) -> TickPlan:
         """The plan for the pool as it is now, with the arrivals of the observed demand.
 
         `ongoing`: actions that pods may not report yet; `paused`: pods that refused a request
-        recently; `hints`: arrivals that schedulers of workflows announce.
+        recently; `hints`: arrivals that schedulers of workflows announce; `quota_of`: bytes
+        that the models of a namespace may take on all devices together.
         """
         observed, demand = self._observed, None
         if self._forecasts is not None:
@@ -100,6 +103,7 @@ class Planner:
         observed.arrived.clear()
         unplaced = without_placed(view, _placed_pods(state))
         actions, failure = self._load_and_demote(unplaced)
+        actions = within_quotas(unplaced, actions, quota_of)
         if self.scaling is not None:
             scaling, self.scaling = scale_pods(unplaced, self.scaling, self._scaling_params)
             actions = (*scaling, *actions)

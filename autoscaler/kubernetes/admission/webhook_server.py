@@ -132,7 +132,7 @@ def _endpoint(handle: Callable[[Mapping[str, Any]], dict[str, Any]]) -> Any:
                 return JSONResponse({"error": f"longer than {_MAX_BYTES} bytes"}, 413)
         try:
             return JSONResponse(review_response(orjson.loads(body), handle))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             logger.warning("invalid admission review", exc_info=error)
             return JSONResponse({"error": f"must be an AdmissionReview: {error!r}"}, 400)
 

@@ -138,22 +138,60 @@ class ClusterApi:
             ] or [await self._core.list_pod_for_all_namespaces(**options)]
         return [read_pod(self._to_dict(each)) for found in lists for each in found.items]
 
-    async def write_status(self, service: ServiceObject, status: Mapping[str, Any]) -> None:
-        """Replace a model's whole status, which has no other writer. Raises Gone, Changed."""
-        await self._write_status((GROUP, VERSION, PLURAL), service, status)
+    async def write_status(
+        self, service: ServiceObject, status: Mapping[str, Any], *, is_shared: bool = False
+    ) -> None:
+        """Replace a model's whole status. Raises Gone, Changed.
+
+        `is_shared`: KServe writes it as well, so the object must be of the version that was read.
+        """
+        version = service.resource_version if is_shared else None
+        await self._write_status((GROUP, VERSION, PLURAL), service, status, version=version)
+
+    async def make_predictor_service(self, service: ServiceObject, host: str) -> str:
+        """Make `NAME-predictor`, another name of the gateway's `host`, owned by the object.
+
+        Returns what is wrong, such as a Service of another's with that name; empty: nothing.
+        """
+        name, namespace = f"{service.name.name}-predictor", service.name.namespace
+        owner = client.V1OwnerReference(
+            api_version=f"{GROUP}/{VERSION}", kind="InferenceService", name=service.name.name,
+            uid=service.uid,
+        )  # fmt: skip
+        body = client.V1Service(
+            metadata=client.V1ObjectMeta(name=name, owner_references=[owner]),
+            spec=client.V1ServiceSpec(type="ExternalName", external_name=host),
+        )
+        try:
+            with api_errors("make the Service", name):
+                await self._core.create_namespaced_service(
+                    namespace, body, _request_timeout=TIMEOUT_S
+                )
+        except Denied as error:
+            return str(error)
+        except Changed:  # it exists
+            with api_errors("read the Service", name):
+                found = await self._core.read_namespaced_service(
+                    name, namespace, _request_timeout=TIMEOUT_S
+                )
+            if service.uid not in [each.uid for each in found.metadata.owner_references or ()]:
+                return f"Service {name} exists and is not that of this InferenceService"
+        return ""
 
     async def _write_status(
         self, resource: tuple[str, str, str], about: ServiceObject | ApplicationObject,
-        status: Mapping[str, Any],
+        status: Mapping[str, Any], *, version: str | None = None,
     ) -> None:  # fmt: skip
-        group, version, plural = resource
+        group, api_version, plural = resource
         patch = [
             {"op": "test", "path": "/metadata/uid", "value": about.uid},
             {"op": "add", "path": "/status", "value": status},
         ]
+        if version is not None:
+            patch.insert(1, {"op": "test", "path": "/metadata/resourceVersion", "value": version})
         with api_errors("write the status of", about):
             await self._objects.patch_namespaced_custom_object_status(
-                group, version, about.name.namespace, plural, about.name.name, patch,
+                group, api_version, about.name.namespace, plural, about.name.name, patch,
                 _content_type=_JSON_PATCH, _request_timeout=TIMEOUT_S,
             )  # fmt: skip
 

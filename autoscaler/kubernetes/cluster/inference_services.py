@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Any
 from registry.domain.model import ModelName, ModelSpec
 from registry.errors import InvalidModel
 from registry.inference_service.annotations import PREFIX, parse_annotations
-from registry.inference_service.predictors import ignored_fields
+from registry.inference_service.components import (
+    EXPLAINER,
+    TRANSFORMER,
+    cluster_needs,
+    component_address,
+    machine_needs,
+)
+from registry.inference_service.predictors import ignored_fields, join_needs, needs_without
 from registry.inference_service.reader import API_VERSION, KIND, read_object
 from registry.inference_service.tenant_rules import TenantRules, parse_rules
 
@@ -23,7 +30,7 @@ if TYPE_CHECKING:
 POOL = PREFIX + "pool"
 MODE = "serving.kserve.io/deploymentMode"
 MODEL_MODE = "ModelMesh"
-"""Deployment mode in which KServe creates nothing for an InferenceService."""
+"""Deployment mode in which KServe creates nothing for an InferenceService without transformer."""
 FINALIZER = PREFIX + "unload"
 OWNER = "controller.pilotlight.io/uid"
 """Annotation in the registry only: uid of the InferenceService that declares the model."""
@@ -134,9 +141,20 @@ def mode_of(document: Mapping[str, Any]) -> str:
 def declared_model(document: Mapping[str, Any]) -> ModelSpec:
     """The model that an object declares, with its `OWNER`. Raises InvalidModel."""
     spec = read_object({"apiVersion": API_VERSION, "kind": KIND, **document})
+    declared = document["spec"]
+    needs = join_needs(needs_without(spec.needs, machine_needs(declared)), cluster_needs(declared))
+    transformer = component_address(spec.name, TRANSFORMER) if declared.get(TRANSFORMER) else ""
     kept = [pair for pair in spec.annotations if pair[0] not in _DROPPED_ANNOTATIONS]
     kept.append((OWNER, str(document["metadata"].get("uid", ""))))
-    return replace(spec, annotations=tuple(sorted(kept)))
+    return replace(
+        spec,
+        annotations=tuple(sorted(kept)),
+        needs=needs,
+        transformer=transformer,
+        explainer=component_address(spec.name, EXPLAINER)
+        if transformer and declared.get(EXPLAINER)
+        else "",
+    )
 
 
 def owner_of(spec: ModelSpec) -> str | None:

@@ -11,8 +11,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from autoscaler.kubernetes.cluster.inference_services import MODEL_MODE
+from autoscaler.kubernetes.models.component_status import (
+    has_components,
+    predictor_url,
+    shared_status,
+    unready_component,
+)
 from registry.domain.canaries import TOTAL_PERCENT
 from registry.domain.model import Tier
+from registry.inference_service.predictors import needs_in_pool
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -54,6 +61,10 @@ class ModelFacts:
     url: str
     address: str
     canaries: Sequence[CanaryVersion] = ()
+    has_server: bool = False
+    """Whether a pod of the pool has a model server, which reads formats without an engine here."""
+    component_problem: str = ""
+    """Why the Service is missing at which transformer and explainer call the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +112,12 @@ def evaluate(service: ServiceObject, facts: ModelFacts) -> ReadyCondition:
         return ReadyCondition(
             False, failure.reason, f"attempt {failure.attempts}: {failure.message}"
         )
-    if facts.serving.needs:
-        return ReadyCondition(False, "NoSupportingRuntime", facts.serving.needs)
+    if needs := needs_in_pool(facts.serving, has_server=facts.has_server):
+        return ReadyCondition(False, "NoSupportingRuntime", needs)
+    if facts.component_problem:
+        return ReadyCondition(False, "PredictorServiceFailed", facts.component_problem)
+    if service.spec is not None and (unready := unready_component(service.spec, service.status)):
+        return ReadyCondition(*unready)
     message = f"pool {service.pool!r} serves the model"
     if service.ignored:
         message += f"; its pods have values of their own for {', '.join(service.ignored)}"
@@ -136,6 +151,8 @@ def make_status(service: ServiceObject, facts: ModelFacts, now: str) -> dict[str
         status["url"] = facts.url
         status["address"] = {"url": facts.address}
         status["components"] = {"predictor": _predictor(facts)}
+    if has_components(service.spec):
+        return shared_status(service.status, status, predictor_url(service.name, facts.address))
     return status
 
 
@@ -245,6 +262,6 @@ def _readiness(status: Mapping[str, Any]) -> tuple[object, ...]:
     """The parts of a status that are written at once."""
     conditions = status.get("conditions") or []
     ready = [(each["status"], each.get("reason"), each.get("message")) for each in conditions
-             if each["type"] == "Ready"]  # fmt: skip
+             if each["type"] in ("PredictorReady", "Ready")]  # fmt: skip
     return (*ready, status.get("observedGeneration"), status.get("deploymentMode"),
             status.get("url"))  # fmt: skip

@@ -11,9 +11,11 @@ import logging
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from autoscaler.kubernetes.cluster.inference_services import FINALIZER, Role, owner_of
 from autoscaler.kubernetes.metrics import STATUS_WRITES
+from autoscaler.kubernetes.models.component_status import has_components
 from autoscaler.kubernetes.models.model_status import (
     WRITE_INTERVAL_S,
     CanaryVersion,
@@ -40,7 +42,8 @@ logger = logging.getLogger(__name__)
 UNLOAD_POLL_INTERVAL_S = 0.5
 SYNC_POLL_INTERVAL_S = 0.2
 REFUSED_POLL_INTERVAL_S = 30.0
-"""Until a model is tried again that the pool refused; the pool's autoscaler may have changed."""
+"""Until a model is tried again that the pool refused, or whose Service could not be made: the
+pool's autoscaler, or the controller's rights, may have changed."""
 
 
 class NotAdmitted(InvalidModel):
@@ -63,6 +66,8 @@ class ModelReconciler:
         self._registries = registries
         self._written_s: dict[str, float] = {}
         self._deleted_s: dict[str, float] = {}
+        self._service_problems: dict[str, str] = {}
+        """By uid: what is wrong with the Service of a model with a transformer; empty: nothing."""
         self._last_events: dict[str, tuple[str, str]] = {}
         """By uid; an equal event is not posted again."""
 
@@ -90,7 +95,7 @@ class ModelReconciler:
 
     def forget(self, uid: str) -> None:
         """Drop the state kept for a removed object."""
-        for by_uid in (self._written_s, self._deleted_s, self._last_events):
+        for by_uid in (self._written_s, self._deleted_s, self._service_problems, self._last_events):
             by_uid.pop(uid, None)
 
     # Serving
@@ -103,6 +108,8 @@ class ModelReconciler:
             await self._api.set_finalizers(service, (*service.finalizers, FINALIZER))
         if registry is not None and not registry.is_synced:
             return SYNC_POLL_INTERVAL_S  # until then the last status stays
+        if has_components(service.spec):
+            await self._make_predictor_service(service)
         if service.spec is not None and registry is not None:
             try:
                 self._check_rules(service)
@@ -113,7 +120,20 @@ class ModelReconciler:
                 refused = replace(service, problems=tuple(error.problems))
                 wait_s = await self._write_status(refused, registry)
                 return REFUSED_POLL_INTERVAL_S if wait_s is None else wait_s
-        return await self._write_status(service, registry)
+        wait_s = await self._write_status(service, registry)
+        if wait_s is None and self._service_problems.get(service.uid):
+            return REFUSED_POLL_INTERVAL_S
+        return wait_s
+
+    async def _make_predictor_service(self, service: ServiceObject) -> None:
+        """The Service at which KServe's transformer and explainer call the model: the gateway's.
+
+        Once in the life of this process: nothing else of ours changes it.
+        """
+        if self._service_problems.get(service.uid) == "":
+            return
+        host = urlsplit(self._settings.address).hostname or ""
+        self._service_problems[service.uid] = await self._api.make_predictor_service(service, host)
 
     def _check_rules(self, service: ServiceObject) -> None:
         """Raises InvalidModel, and NotAdmitted if the pool's rules forbid the model."""
@@ -155,7 +175,8 @@ class ModelReconciler:
         )
         if wait_s is None or wait_s > 0:
             return wait_s
-        await self._api.write_status(service, status)
+        is_shared = has_components(service.spec)
+        await self._api.write_status(service, status, is_shared=is_shared)
         STATUS_WRITES.inc()
         self._written_s[service.uid] = time.monotonic()
         if condition.is_ready is not None:
@@ -180,6 +201,8 @@ class ModelReconciler:
             url=self._settings.url.format(**names),
             address=self._settings.address.format(**names),
             canaries=_canaries(registry, service.name) if registry is not None else (),
+            has_server=registry is not None and registry.state.has_server,
+            component_problem=self._service_problems.get(service.uid, ""),
         )
 
     # Unloading

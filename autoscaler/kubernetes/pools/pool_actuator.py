@@ -27,6 +27,7 @@ from autoscaler.planning.pool_view import Limits
 from autoscaler.service.actuator import PoolSize
 from registry.domain.model import ModelName
 from registry.errors import RegistryError
+from registry.inference_service.tenant_rules import TenantRules
 
 if TYPE_CHECKING:
     from autoscaler.kubernetes.cluster.cluster_api import ClusterApi
@@ -80,6 +81,9 @@ class PoolActuator:
             return None
         bounds = observed.service
         return PoolSize(Limits(bounds.min_pods, bounds.max_pods), observed.pods)
+
+    def rules(self) -> TenantRules:
+        return TenantRules() if self._observed is None else self._observed.service.rules
 
     def set_leading(self, *, is_leading: bool) -> None:
         if is_leading and self._lead_confirmed_s is None:

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from autoscaler.kubernetes.cluster.inference_services import mode_of
+from autoscaler.kubernetes.cluster.inference_services import RULES, mode_of
 from autoscaler.service.backoff import KeyedBackoff
+from registry.inference_service.tenant_rules import TenantRules, parse_rules
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -40,6 +41,8 @@ class PoolObject:
     min_pods: int
     max_pods: int | None
     uid: str = ""
+    rules: TenantRules = field(default_factory=TenantRules)
+    """Its quotas only; none if they have mistakes, which the pool's status says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +99,15 @@ def read_pool(document: Mapping[str, Any]) -> PoolObject:
         min_pods=int(predictor.get("minReplicas", 1)),
         max_pods=int(predictor.get("maxReplicas", 0)) or None,
         uid=metadata.get("uid", ""),
+        rules=_quotas(annotations.get(RULES["quotas"], "")),
     )
+
+
+def _quotas(text: str) -> TenantRules:
+    try:
+        return TenantRules(quotas=parse_rules(quotas=text).quotas)
+    except ValueError:
+        return TenantRules()
 
 
 def find_owner(pool: PoolObject, scalers: Sequence[CompetingScaler]) -> ScaledElsewhere | None:

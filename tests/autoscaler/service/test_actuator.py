@@ -14,6 +14,7 @@ from autoscaler.service.actuator import PoolSize
 from registry.domain.action_log import PodShape, WantedPods
 from registry.domain.demand import QueueStats
 from registry.errors import RegistryUnavailable
+from registry.inference_service.tenant_rules import TenantRules
 from registry.redis.arrivals import ArrivalLog
 from registry.redis.autoscaler_log import AutoscalerLog
 from tests.autoscaler.service.conftest import metric, model
@@ -40,6 +41,9 @@ class RecordingActuator:
         if self.is_cut_off:
             raise RegistryUnavailable("cut off")
         return self.given
+
+    def rules(self) -> TenantRules:
+        return TenantRules()
 
     def set_leading(self, *, is_leading: bool) -> None:
         self.is_leading = is_leading

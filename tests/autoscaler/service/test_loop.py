@@ -16,8 +16,9 @@ from autoscaler.planning.policy import Action, ActionReason, Load, LoadingPolicy
 from autoscaler.planning.pool_view import CopyUse
 from registry.domain.action_log import ActionOutcome
 from registry.domain.demand import QueueStats
-from registry.domain.model import Preload, Tier
+from registry.domain.model import ModelName, ModelSpec, Preload, Tier
 from registry.domain.pod import CopyReport, PodReport
+from registry.domain.reservation import ANY_COPIES
 from registry.redis.arrivals import ArrivalLog
 from registry.redis.autoscaler_log import AutoscalerLog
 from registry.redis.client import Registry
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from autoscaler.planning.demand_forecast import FittedModel
     from autoscaler.planning.pool_view import Demand, PoolView
     from tests import servers
-    from tests.autoscaler.service.conftest import Stage
+    from tests.autoscaler.service.conftest import Pod, Stage
 
 pytestmark = pytest.mark.anyio
 
@@ -52,6 +53,48 @@ def load_everywhere(*names: str) -> LoadingPolicy[None]:
         return actions, state
 
     return LoadingPolicy("everywhere", None, plan)
+
+
+async def _hold(stage: Stage, pod: Pod, spec: ModelSpec) -> None:
+    token = await stage.registry.claim_load(pod.name, pod.epoch, spec.key, ANY_COPIES)
+    assert token is not None
+    await stage.registry.start_load(pod.name, pod.epoch, spec.key, token, Tier.REMOTE)
+    await stage.registry.finish_load(pod.name, pod.epoch, spec.key, token, 100)
+
+
+async def test_a_namespace_has_one_quota_of_memory_on_all_pods(stage: Stage) -> None:
+    """Two pods and two namespaces: what one has too much leaves, wherever it is."""
+    pods = [await stage.pod(name) for name in ("p", "q")]
+    own = [model(name) for name in ("a", "b")]
+    other = ModelSpec(ModelName("other", "o"), "s3://models/o")
+    await stage.registry.put_models([*own, other])
+    for spec in (*own, other):
+        for pod in pods:
+            await _hold(stage, pod, spec)  # 100 bytes each
+    plans: list[PoolView] = []
+
+    def load_all(view: PoolView, state: None) -> tuple[tuple[Action, ...], None]:
+        plans.append(view)
+        return tuple(
+            Load(each.key, pod, Tier.DEVICE, ActionReason.FORECAST, "needed everywhere")
+            for each in view.models
+            for pod in view.pods
+            if not each.holders[pod].is_warm
+        ), state
+
+    policy = LoadingPolicy("all", None, load_all)
+    async with stage.autoscaler(policy, quotas="default=memory:250"):
+
+        async def is_within() -> bool:
+            return len(await _warm(stage, "a")) + len(await _warm(stage, "b")) == 2
+
+        await eventually(is_within, timeout_s=LIMIT_S, what="200 of 250 bytes in use")
+        made = len(plans)
+        await until(lambda: len(plans) > made + 5, timeout_s=LIMIT_S, what="plans to load again")
+        assert await is_within()
+    assert sorted(name for pod in pods for name in pod.unloads) == ["a", "a"]
+    state = await stage.registry.cluster()
+    assert {pod for pod, each in state.holders(other.key).items() if each.is_warm} == {"p", "q"}
 
 
 async def _warm(stage: Stage, name: str) -> set[str]:

@@ -37,6 +37,16 @@ async def test_serves_reviews(client: httpx.AsyncClient) -> None:
         pytest.param(b"{}", 400, id="no-request"),
         pytest.param(b'{"request": 3}', 400, id="request-is-a-number"),
         pytest.param(b'{"request": {"uid": "r", "object": {"metadata": 3}}}', 400, id="metadata"),
+        pytest.param(
+            b'{"request": {"uid": "r", "object": {"apiVersion": "serving.kserve.io/v1beta1",'
+            b' "kind": "InferenceService",'
+            b' "metadata": {"annotations": {"pilotlight.io/pool": "p"}, "name": '
+            + b"[" * 1000
+            + b"]" * 1000
+            + b'}, "spec": {"predictor": {"model": {"modelFormat": {"name": "x"}}}}}}}',
+            400,
+            id="nested-too-deeply",
+        ),
         pytest.param(b" " * (9 << 20), 413, id="too-long"),
     ],
 )

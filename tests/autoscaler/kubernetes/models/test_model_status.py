@@ -51,6 +51,15 @@ def test_fields_that_have_no_effect_are_named_in_the_condition() -> None:
     assert "values of their own for spec.predictor.model.resources" in condition.message
 
 
+def test_a_format_without_an_engine_is_ready_where_a_model_server_is() -> None:
+    document = service()
+    document["spec"]["predictor"]["model"]["modelFormat"] = {"name": "tensorflow"}
+    model = read_service(document)
+    facts = replace(FACTS, serving=model.spec)
+    assert evaluate(model, facts).reason == "NoSupportingRuntime"
+    assert evaluate(model, replace(facts, has_server=True)).is_ready
+
+
 def test_a_cold_model_is_ready() -> None:
     status = make_status(MODEL, FACTS, NOW)
     assert {kind: each["status"] for kind, each in conditions(status).items()} == {

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,7 @@ from autoscaler.kubernetes.pools.pool_size import (
 )
 from registry.domain.pod import PodInfo
 from registry.domain.pod_state import PodState
+from registry.inference_service.tenant_rules import Quota
 
 POOL = PoolObject("pilotlight", "pool", "pool-predictor", "Standard", "external", 1, 4)
 
@@ -66,7 +68,7 @@ def test_ignores_scalers_of_other_deployments() -> None:
 
 
 def test_reads_a_pool() -> None:
-    document = {
+    document: dict[str, Any] = {
         "metadata": {
             "namespace": "pilotlight",
             "name": "pool",
@@ -76,6 +78,12 @@ def test_reads_a_pool() -> None:
         "status": {"deploymentMode": "Standard"},
     }
     assert read_pool(document) == POOL
+    quotas = "pilotlight.io/quotas"
+    document["metadata"]["annotations"][quotas] = "*=memory:2Gi; red=memory:1Ki"
+    rules = read_pool(document).rules
+    assert [rules.quota(name, Quota.MEMORY) for name in ("red", "blue")] == [1024, 2 << 30]
+    document["metadata"]["annotations"][quotas] = "a mistake, which the pool's status names"
+    assert read_pool(document).rules.quota("red", Quota.MEMORY) is None
 
 
 def test_idle_and_empty_pods_have_the_lowest_cost() -> None:
