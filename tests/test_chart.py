@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from typing import TYPE_CHECKING, Any
 
@@ -90,6 +91,24 @@ def test_a_second_pool_is_that_of_kustomize(tmp_path: Path) -> None:
     assert environment(mine, "Deployment", "pilotlight-gateway")["PILOTLIGHT_POOL"] == "default,gpu"
 
 
+def test_memory_of_the_node_is_the_component_of_kustomize(tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    here = os.path.relpath(MANIFESTS, (tmp_path / "own").resolve())
+    content = {
+        "resources": [f"{here}/overlays/minimal"],
+        "components": [f"{here}/components/node-memory"],
+    }
+    (tmp_path / "own" / "kustomization.yaml").write_text(yaml.safe_dump(content))
+    expected = by_name(run_kubectl(str(tmp_path / "own")))
+    pool = POOL | {"nodeMemory": True, "storagePrefixes": "*=s3:// gs:// hf:// pvc://"}
+    mine = render(tmp_path, pools=[pool])
+    assert differences(mine, expected, but=["Namespace"]) == []
+    images = {"registry": "r.example.com/ml", "tag": "2"}
+    mine = render(tmp_path, pools=[pool], images=images)
+    [owner] = mine["InferenceService", "pilotlight", "pool"]["spec"]["predictor"]["initContainers"]
+    assert owner["image"] == "r.example.com/ml/platform:2"
+
+
 def test_another_namespace_is_everywhere(tmp_path: Path) -> None:
     objects = render(tmp_path, namespace="models", monitoring=True, disruptionBudgets=True)
     assert {key[1] for key in objects} == {"models", ""}
@@ -138,6 +157,18 @@ def test_credentials_of_tenants_and_storage_are_named(tmp_path: Path) -> None:
     assert volumes["token-issuers"]["configMap"]["name"] == "issuers"
     pool = objects["InferenceService", "pilotlight", "pool"]["spec"]["predictor"]
     assert pool["containers"][0]["envFrom"][0]["secretRef"]["name"] == "mine"
+
+
+def test_grpc_is_the_component_of_kustomize(tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    here = os.path.relpath(MANIFESTS, (tmp_path / "own").resolve())
+    content = {
+        "resources": [f"{here}/overlays/minimal"], "components": [f"{here}/components/grpc"]
+    }  # fmt: skip
+    (tmp_path / "own" / "kustomization.yaml").write_text(yaml.safe_dump(content))
+    expected = by_name(run_kubectl(str(tmp_path / "own")))
+    mine = render(tmp_path, gateway={"grpc": True})
+    assert differences(mine, expected, but=["Namespace"]) == []
 
 
 def test_namespaced_mode_has_no_right_outside_its_namespaces(tmp_path: Path) -> None:

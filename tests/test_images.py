@@ -23,7 +23,8 @@ NOT_AT_RUN_TIME = (
 )
 MODULES = {
     "platform": (
-        "gateway.__main__", "gateway.sneakpeek.__main__", "gateway.applications.planning",
+        "gateway.__main__", "gateway.grpc.server", "gateway.sneakpeek.__main__",
+        "gateway.applications.planning",
         "autoscaler.__main__", "autoscaler.kubernetes.run", "workflows.__main__",
         "workflows.runner", "pilotlight.cli",
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -99,9 +100,71 @@ def test_the_nodes_cache_belongs_to_the_pods_user() -> None:
     assert environment(pod["containers"][0])["PILOTLIGHT_DISK_BYTES"] == "0"  # of the free space
 
 
+@pytest.mark.parametrize(
+    "components",
+    [
+        pytest.param(("node-memory",), id="alone"),
+        pytest.param(("node-memory", "node-cache"), id="before the cache"),
+        pytest.param(("node-cache", "node-memory"), id="after the cache"),
+        pytest.param(("engine-triton", "node-memory"), id="beside a model server"),
+    ],
+)
+def test_pods_of_a_node_and_pool_share_one_folder(components: tuple[str, ...]) -> None:
+    pod = predictor(kustomized(*components))
+    [volume] = [each for each in pod["volumes"] if each["name"] == "node-memory"]
+    assert volume["hostPath"] == {"path": "/dev/shm/pilotlight", "type": "DirectoryOrCreate"}
+    container = pod["containers"][0]
+    [mount] = [each for each in container["volumeMounts"] if each["name"] == "node-memory"]
+    assert Path(environment(container)["PILOTLIGHT_HOST_DIR"]).parent == Path(mount["mountPath"])
+    # Of its own namespace and pool, by what the pod's object says: its environment may be changed.
+    assert mount["subPathExpr"] == "$(NODE_MEMORY_NAMESPACE).$(NODE_MEMORY_POOL)"
+    others = [each for each in pod["containers"][1:] for each in each["volumeMounts"]]
+    assert "node-memory" not in {each["name"] for each in others}
+    inits = {each["name"]: each for each in pod["initContainers"]}
+    assert len(inits) == len(components), "none replaces another's"
+    owner = inits["own-node-memory"]
+    assert owner["volumeMounts"] == [mount]
+    for each in (container, owner):
+        fields = {
+            variable["name"]: variable["valueFrom"]["fieldRef"]["fieldPath"]
+            for variable in each["env"]
+            if variable["name"].startswith("NODE_MEMORY_")
+        }
+        assert fields == {
+            "NODE_MEMORY_NAMESPACE": "metadata.namespace",
+            "NODE_MEMORY_POOL": "metadata.labels['pilotlight.io/pool']",
+        }
+
+
+def test_only_one_capability_gives_the_folder_to_the_pods_user() -> None:
+    objects = kustomized("node-memory")
+    pod = predictor(objects)
+    [owner] = pod["initContainers"]
+    user = pod["securityContext"]["runAsUser"]
+    assert owner["command"] == ["chown", f"{user}:{user}", owner["volumeMounts"][0]["mountPath"]]
+    assert owner["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["CHOWN"]}
+    assert owner["securityContext"]["allowPrivilegeEscalation"] is False
+    assert owner["securityContext"]["readOnlyRootFilesystem"] is True
+    assert pod["containers"][0]["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    namespace = objects["Namespace", "pilotlight"]["metadata"]["labels"]
+    assert namespace["pod-security.kubernetes.io/enforce"] == "privileged"
+    kept = kustomized()["Namespace", "pilotlight"]["metadata"]["labels"]
+    assert kept["pod-security.kubernetes.io/enforce"] != "privileged"
+
+
+def test_each_pool_has_a_folder_of_its_own() -> None:
+    objects = kustomized("pools", "node-memory", pools=["gpu"])
+    labels = set()
+    for name in ("pool", "pool-gpu"):
+        labels.add(objects["InferenceService", name]["metadata"]["labels"]["pilotlight.io/pool"])
+        assert predictor(objects, name)["initContainers"][0]["name"] == "own-node-memory"
+    assert labels == {"default", "gpu"}
+
+
 def test_every_container_of_kserves_has_a_cpu_limit() -> None:
     """KServe's defaulter would set one CPU."""
-    objects = kustomized("one-model", "node-cache")
+    objects = kustomized("one-model", "node-cache", "node-memory")
     pods = [predictor(objects), objects["ClusterServingRuntime", "pilotlight"]["spec"]]
     for pod in pods:
         for each in containers(pod):
@@ -136,7 +199,8 @@ KNATIVE_REFUSES = {
 @pytest.mark.parametrize("overlay", ["minimal", "production"])
 def test_knative_accepts_the_pool(overlay: str) -> None:
     objects = kustomized("knative", overlay=overlay)
-    assert not predictor(objects).keys() & KNATIVE_REFUSES
+    used = {name for name, value in predictor(objects).items() if value}  # KServe omits empty ones
+    assert not used & KNATIVE_REFUSES
     policy = objects["NetworkPolicy", "queue-proxies"]["spec"]
     ports = {each["port"] for rule in policy["ingress"] for each in rule["ports"]}
     assert {8012, 8022, 9090} <= ports

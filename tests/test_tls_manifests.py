@@ -15,8 +15,8 @@ from registry.redis.client import Registry
 from registry.redis.server_address import find_server
 from registry.settings_table import settings_from_fields
 from registry.tls import PART_NAME
+from tests.certificates import write_certificates
 from tests.rendered import kustomized
-from tests.runtime.attacks.test_tls import write_certificates
 from tests.servers import end_process, free_port, wait_until
 
 if TYPE_CHECKING:

@@ -128,6 +128,7 @@ MODELS_EVERYWHERE = {
     "inferenceapplications.pilotlight.io": {"get", "list", "watch"},
     "inferenceapplications.pilotlight.io/status": {"patch"},
     "pods": {"get", "list", "watch"},
+    "services": {"create", "get"},
     "events": {"create"},
 }
 SCALING = {

@@ -41,7 +41,8 @@
 {{- $component := fromYaml (.root.Files.Get (printf "components/%s/kustomization.yaml" .component)) -}}
 {{- $deployment := .deployment -}}
 {{- range $component.patches -}}
-{{- if eq (dig "target" "name" "" .) $deployment.metadata.name -}}
+{{- $target := .target -}}
+{{- if and (eq $target.name $deployment.metadata.name) (eq $target.kind "Deployment") -}}
 {{- $pod := $deployment.spec.template.spec -}}
 {{- $container := first $pod.containers -}}
 {{- $added := (fromYaml .patch).spec.template.spec -}}
@@ -70,7 +71,7 @@
 {{- $pod := dict -}}
 {{- if eq $item.kind "Deployment" }}{{ $pod = $item.spec.template.spec }}{{ end -}}
 {{- if eq $item.kind "InferenceService" }}{{ $pod = $item.spec.predictor }}{{ end -}}
-{{- range $pod.containers -}}
+{{- range concat (default list $pod.initContainers) (default list $pod.containers) -}}
 {{- $_ := set . "image" (include "pilotlight.image" (dict "root" $root "name" .image)) -}}
 {{- $container := . -}}
 {{- range .env -}}
