@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
 from load.experiments.workflows.constants import (
@@ -13,7 +13,7 @@ from load.experiments.workflows.constants import (
     RECENT_S,
 )
 from load.experiments.workflows.devices import SimulatedDevice
-from workflows.scheduling.backlog import AssignedStep, device_queue
+from workflows.scheduling.backlog import AssignedStep, device_queue, foreign_steps
 from workflows.scheduling.costs import Device, ModelCosts
 
 if TYPE_CHECKING:
@@ -39,8 +39,8 @@ def transfer_s(step: SimulatedStep, device: int) -> float:
     """Time in which a step's output is moved to a device."""
     if step.device == device:
         return 0.0
-    link = LINKS.within_node if node_of(step.device) == node_of(device) else LINKS.between_nodes
-    return link.seconds(COSTS[step.model].output_bytes)
+    is_shared = node_of(step.device) == node_of(device)
+    return LINKS.seconds(COSTS[step.model].output_bytes, 1, shares_memory=is_shared)
 
 
 class SimulatedCluster:
@@ -49,6 +49,7 @@ class SimulatedCluster:
     def __init__(
         self, devices: int, memory_bytes: float, events: EventQueue,
         on_end: Callable[[SimulatedStep], None], host_bytes_per_s: float = HOST_BYTES_PER_S,
+        *, schedulers: int = 1,
     ) -> None:  # fmt: skip
         self.events = events
         self.devices = [
@@ -56,6 +57,11 @@ class SimulatedCluster:
             for index in range(devices)
         ]
         self.active: dict[int, SimulatedRun] = {}
+        self._schedulers = schedulers
+
+    def scheduler_of(self, run: int) -> int:
+        """The scheduler that owns a run."""
+        return run % self._schedulers
 
     def fill(self, placement: PlacedModels) -> None:
         """What is loaded before the first request."""
@@ -93,12 +99,15 @@ class SimulatedCluster:
         return found
 
     def queues(self, run: SimulatedRun | None) -> list[DeviceQueue]:
-        """By device, without the steps of this run that are placed anew."""
+        """By device, without the steps of this run that are placed anew.
+
+        Its scheduler knows of other schedulers' runs how many steps are sent, by model.
+        """
         now_s = self.events.now_s
         ahead: dict[int, list[AssignedStep]] = defaultdict(list)
         for other in self.active.values():
             for number, (index, start_s) in other.ahead.items():
-                if other is not run:
+                if other is not run and self._is_known(other.number, run):
                     expected = AssignedStep(other.plan[number][0], max(0.0, start_s - now_s))
                     ahead[index].append(expected)
         queues = []
@@ -106,12 +115,27 @@ class SimulatedCluster:
             assigned = [
                 AssignedStep(step.model, max(0.0, (step.ready_s or now_s) - now_s))
                 for step in device.queue
-                if run is None or step.run != run.number or step.ready_s is not None
+                if self._is_known(step.run, run)
+                and (run is None or step.run != run.number or step.ready_s is not None)
             ]
             running = [
                 AssignedStep(step.model, 0.0, (step.begun_s or 0.0) - now_s)
                 for step in device.running
+                if self._is_known(step.run, run)
             ]
-            steps = [*running, *assigned, *ahead[device.index]]
+            foreign = [] if run is None else self._foreign_steps(device, run)
+            steps = [*running, *foreign, *assigned, *ahead[device.index]]
             queues.append(device_queue(steps, COSTS.__getitem__))
         return queues
+
+    def _is_known(self, other: int, run: SimulatedRun | None) -> bool:
+        """Whether the scheduler of `run` executes the other run as well."""
+        return run is None or self.scheduler_of(other) == self.scheduler_of(run.number)
+
+    def _foreign_steps(self, device: SimulatedDevice, run: SimulatedRun) -> list[AssignedStep]:
+        sent = [step for step in (*device.running, *device.queue) if step.ready_s is not None]
+        queued = Counter(step.model for step in sent)
+        own = Counter(step.model for step in sent if self._is_known(step.run, run))
+        begun_s = [step.begun_s or 0.0 for step in device.running[:1]]
+        now_s = self.events.now_s
+        return foreign_steps(queued, own, min([now_s, *begun_s]) - now_s)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from workflows.scheduling.costs import Links, TransferCosts
+from workflows.scheduling.transfers import Links, TransferCosts
 
 GB: Final = 1e9
 
@@ -51,9 +51,11 @@ def load_seconds(model: str, bytes_per_s: float = HOST_BYTES_PER_S) -> float:
 
 
 LINKS: Final = Links(
-    within_node=TransferCosts(0.0002, 100 * GB), between_nodes=TransferCosts(0.0005, 10 * GB)
-)
-"""NVLink and a fast network, chosen; figure 11 uses one machine of eight devices."""
+    sent=TransferCosts(0.0002, 100 * GB), shared_memory=TransferCosts(0.0002, 100 * GB),
+    raw_bytes=TransferCosts(0.0005, 10 * GB),
+)  # fmt: skip
+"""NVLink and a fast network, chosen; figure 11 uses one machine of eight devices. By size
+and node an output takes the tier that a pod's would."""
 RECENT_S: Final = 30.0
 """A model used since then is expected to be used again: its eviction costs its load. Chosen."""
 DEVICES: Final = 8

@@ -98,11 +98,10 @@ class Schedulers:
     free_s: list[float] = field(default_factory=lambda: [0.0])
     """By scheduler, when it is done."""
 
-    def planned_s(self, now_s: float) -> float:
-        """When a plan that is asked for now is made."""
-        first = min(range(len(self.free_s)), key=self.free_s.__getitem__)
-        self.free_s[first] = max(now_s, self.free_s[first]) + self.seconds
-        return self.free_s[first]
+    def planned_s(self, scheduler: int, now_s: float) -> float:
+        """When a plan that a scheduler is asked for now is made."""
+        self.free_s[scheduler] = max(now_s, self.free_s[scheduler]) + self.seconds
+        return self.free_s[scheduler]
 
 
 class SpeculativePlacer:
@@ -136,7 +135,8 @@ class SpeculativePlacer:
             self._plan(run)
             return
         run.is_waiting_for_plan = True
-        self._cluster.events.at(self._schedulers.planned_s(now_s), self._plan_late, run)
+        planned_s = self._schedulers.planned_s(self._cluster.scheduler_of(run.number), now_s)
+        self._cluster.events.at(planned_s, self._plan_late, run)
 
     def _plan_late(self, run: SimulatedRun) -> None:
         run.is_waiting_for_plan = False

@@ -57,8 +57,8 @@ _NOTES: Final = (
     "Simulated; plans' times are charged, measured once by `make bench-workflows`.",
     "Both ways decide alike, with candidates: they differ in the time that a plan takes. A plan "
     "over all devices ends at most 1 % sooner on average, and would take hours to simulate.",
-    "Conflicts between several schedulers, which plan on copies of the cluster's state, are not "
-    "simulated.",
+    "Each of several schedulers plans the runs that it owns. Of the others' steps it knows those "
+    "that were sent, by model and device, without delay, as live ones do from the registry.",
 )
 
 

@@ -91,10 +91,11 @@ class WorkflowSimulation:
         self.events = EventQueue()
         self.runs: list[SimulatedRun] = []
         self.held = HeldPlacements()
-        self._cluster = SimulatedCluster(
-            task.devices, task.memory_bytes, self.events, self._on_end, task.host_bytes_per_s
-        )
-        self.devices: Sequence[SimulatedDevice | SharingDevice] = self._cluster.devices
+        self.cluster = SimulatedCluster(
+            task.devices, task.memory_bytes, self.events, self._on_end, task.host_bytes_per_s,
+            schedulers=task.schedulers,
+        )  # fmt: skip
+        self.devices: Sequence[SimulatedDevice | SharingDevice] = self.cluster.devices
         self._placer = self._make_placer(task)
 
     def _make_placer(self, task: WorkflowTask) -> Placer:
@@ -110,15 +111,15 @@ class WorkflowSimulation:
             self.devices = reactive.devices
             return reactive
         if task.policy == "speculative":
-            self._cluster.fill(filled)
+            self.cluster.fill(filled)
             return SpeculativePlacer(
-                self._cluster, task.predictor, send=self._send,
+                self.cluster, task.predictor, send=self._send,
                 schedulers=Schedulers(task.planning_s, [0.0] * task.schedulers),
                 is_filtered=task.is_filtered, is_always_loading=task.is_always_loading,
             )  # fmt: skip
         fixed = placement_held_longest(task) if task.policy == "static" else None
-        self._cluster.fill(filled if fixed is None else fixed)
-        return LonePlacer(self._cluster, task.policy, fixed)
+        self.cluster.fill(filled if fixed is None else fixed)
+        return LonePlacer(self.cluster, task.policy, fixed)
 
     def run(self) -> WorkflowRunResult:
         task = self._task
@@ -131,7 +132,7 @@ class WorkflowSimulation:
         ):  # fmt: skip
             self.events.at(time_s, self._arrive, request)
         while self.events.run_some(1, until=lambda: False):
-            self.held.observe(self._cluster.loaded(), self.events.now_s)
+            self.held.observe(self.cluster.loaded(), self.events.now_s)
         return self._result()
 
     # The course of a run
@@ -139,7 +140,7 @@ class WorkflowSimulation:
     def _arrive(self, request: WorkflowRequest) -> None:
         run = SimulatedRun(len(self.runs), request, self.events.now_s)
         self.runs.append(run)
-        self._cluster.active[run.number] = run
+        self.cluster.active[run.number] = run
         self._go_on(run)
 
     def _go_on(self, run: SimulatedRun) -> None:
@@ -171,7 +172,7 @@ class WorkflowSimulation:
         run.end_s = self.events.now_s
         if run.is_over:
             self._placer.ended(run)
-            del self._cluster.active[run.number]
+            del self.cluster.active[run.number]
         else:
             self._go_on(run)
 

@@ -231,13 +231,13 @@ class MemoryRegistry:
     def reserve(
         self, id_: str, entry: str, predict: str, key: str, mode: LoadMode, now_s: float,
         *, max_other_copies: int = -1, target_ongoing: int = 0, ttl_s: float = inf,
-        claim_ttl_s: float = CLAIM_TTL_S,
+        claim_ttl_s: float = CLAIM_TTL_S, takes_slot: bool = True,
     ) -> Granted | Refusal:  # fmt: skip
         """A slot at the entry pod and a place in the predict pod's inference stage, or neither."""
         entering = self.pods.serving(entry, now_s)
         if entering is None:
             return Refusal.GONE
-        if len(entering.slots) >= entering.state.slots:
+        if takes_slot and len(entering.slots) >= entering.state.slots:
             return Refusal.FULL
         predicting = entering if predict == entry else self.pods.serving(predict, now_s)
         if predicting is None:
@@ -247,7 +247,8 @@ class MemoryRegistry:
         granted = self._granted(predict, key, mode, max_other_copies, now_s, claim_ttl_s)
         if isinstance(granted, Granted):
             expiry_s = now_s + ttl_s
-            entering.slots[id_] = expiry_s
+            if takes_slot:
+                entering.slots[id_] = expiry_s
             predicting.ongoing[id_] = expiry_s
             if expiry_s < inf:
                 entering.earliest_s = min(entering.earliest_s, expiry_s)

@@ -14,10 +14,13 @@ from load.experiments.workflows.accuracy import AccuracyTask, next_step_accuracy
 from load.experiments.workflows.applications import APPLICATIONS, GENERATORS, models_of
 from load.experiments.workflows.device_counts import SimulatedStep
 from load.experiments.workflows.sharing_devices import SharingDevice
+from load.experiments.workflows.simulated_run import SimulatedRun
 from load.experiments.workflows.simulation import POLICIES, WorkflowSimulation, WorkflowTask
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from load.experiments.workflows.applications import WorkflowRequest
 
 
 @pytest.fixture
@@ -124,3 +127,31 @@ def test_words_of_the_prompt_predict_the_card() -> None:
     plain, _ = next_step_accuracy(AccuracyTask("knowledge-card", "markov-prefix", 1, 600))
     ours, _ = next_step_accuracy(AccuracyTask("knowledge-card", "longest-context", 1, 600))
     assert ours > plain + 0.05
+
+
+def test_a_scheduler_sees_the_sent_steps_of_another_and_no_others(trace: Path) -> None:
+    asked = replace(task(trace, "debate", "speculative"), schedulers=2)
+    simulation = WorkflowSimulation(asked)
+    cluster = simulation.cluster
+    first, second = (SimulatedRun(number, _request(), 0.0) for number in (0, 1))
+    cluster.active = {0: first, 1: second}
+    sent, planned = (SimulatedStep(0, number, "language") for number in (0, 1))
+    sent.ready_s = 1.0  # its inputs are on their way
+    cluster.assign(sent, 0)
+    cluster.assign(planned, 1)
+    busy_s = constants.MODELS["language"].batch_s(1)
+    assert [queue.free_s for queue in cluster.queues(second)] == [busy_s, 0.0, 0.0]
+    own = [len(queue.batches) for queue in cluster.queues(SimulatedRun(2, _request(), 0.0))]
+    assert own == [1, 1, 0]
+
+
+def test_several_schedulers_lose_no_step(trace: Path) -> None:
+    asked = replace(task(trace, "mix", "speculative"), schedulers=3, planning_s=0.01)
+    simulation = WorkflowSimulation(asked)
+    result = simulation.run()
+    assert result.requests == len(simulation.runs) >= 20
+    assert all(run.is_over for run in simulation.runs)
+
+
+def _request() -> WorkflowRequest:
+    return GENERATORS["debate"](random.Random(1))

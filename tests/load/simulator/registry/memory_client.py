@@ -103,6 +103,7 @@ class MemoryClient(Registry):
                 max_other_copies=wanted.max_other_copies,
                 target_ongoing=wanted.target_ongoing,
                 ttl_s=wanted.ttl_s,
+                takes_slot=wanted.takes_slot,
             )
         )
 

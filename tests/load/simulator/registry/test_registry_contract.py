@@ -51,6 +51,7 @@ MODULES_LEFT_OUT: Final = {
     "test_copy_reports": "a simulated autoscaler reads the pods themselves",
     "test_many_models": "its steps let other clients use Redis meanwhile",
     "test_places": "simulated pods have the places of their cluster file",
+    "test_queued_steps": "simulated workflows have devices of their own",
     "test_shared_snapshot": "the state is the copy: no client takes a snapshot",
     "test_watch": "nothing is published: the state is the copy",
     "test_withdrawn_measurements": "a run deletes no models",
