@@ -25,6 +25,7 @@ from registry.domain.model import ModelName, ModelSpec
 from registry.errors import InvalidModel
 from registry.inference_service.application_reader import read_applications
 from registry.inference_service.graph_reader import read_graphs
+from registry.inference_service.predictors import needs_in_pool
 from registry.inference_service.reader import read_documents
 from registry.redis.client import Registry
 from registry.redis.workflow_log import WorkflowLog
@@ -126,15 +127,16 @@ async def _apply(
 ) -> None:
     async with target.registry() as registry:
         if dry_run:
-            print_applied(output, specs, await _compare_declared(registry, specs))
+            outcomes = await _compare_declared(registry, specs)
+            print_applied(output, specs, outcomes, has_server=(await registry.cluster()).has_server)
             return
         outcomes = await put_declared(registry, specs)
-        if not check:
-            print_applied(output, specs, outcomes)
-            return
         state = await registry.cluster()
+        if not check:
+            print_applied(output, specs, outcomes, has_server=state.has_server)
+            return
         unreadable = await unreadable_models(target, state, _changed(specs, outcomes))
-        print_applied(output, specs, outcomes, unreadable)
+        print_applied(output, specs, outcomes, unreadable, has_server=state.has_server)
         for line in await variant_problems(target, state, _applications(specs)):
             output.note(line)
 
@@ -230,14 +232,15 @@ async def _put_graphs(registry: Registry, graphs: Sequence[GraphSpec]) -> list[s
 
 def print_applied(
     output: Output, specs: Sequence[Declared], outcomes: Sequence[str],
-    unreadable: Mapping[ModelName, str] | None = None,
+    unreadable: Mapping[ModelName, str] | None = None, *, has_server: bool,
 ) -> None:  # fmt: skip
     """One line per object, as kubectl prints it; outcomes are created, configured or unchanged.
 
-    `unreadable`: why pods cannot read some of the models.
+    `unreadable`: why pods cannot read some of the models; `has_server`: a model server may read
+    formats without an engine here.
     """
     warnings = {spec.name: f"cannot be served: {needs}" for spec in models_of(specs)
-                if (needs := spec.needs)}  # fmt: skip
+                if (needs := needs_in_pool(spec, has_server=has_server))}  # fmt: skip
     warnings |= {name: f"cannot be read: {why}" for name, why in (unreadable or {}).items()}
     applied = list(zip(specs, outcomes, strict=True))
     output.result(

@@ -1,8 +1,9 @@
-"""`convert`: a pickled scikit-learn model as a skops file, made in a confined process."""
+"""`convert`: a pickled scikit-learn model as a skops or ONNX file, made in a confined process."""
 
 import json
 import shutil
 import subprocess
+from enum import StrEnum
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
@@ -14,19 +15,31 @@ from pilotlight.errors import InvalidInput, PilotlightError
 from pilotlight.output import Output
 from pilotlight.platform.processes import python_module
 
-RESULT = "model.skops"
 TIMEOUT_S = 600.0
-REPORTED = frozenset({"estimator", "bytes", "rows", "random", "compared"})
+REPORTED = frozenset(
+    {"estimator", "bytes", "rows", "random", "compared", "tolerance", "differences"}
+)
 SUFFIXES = (".joblib", ".pkl", ".pickle")
 
 app = typer.Typer()
 
 
+class Format(StrEnum):
+    SKOPS = "skops"
+    ONNX = "onnx"
+
+
 @app.command("convert")
 def convert(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="A model.joblib or model.pkl.")],
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to write model.skops to.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Folder to write model.skops or model.onnx to.")
+    ],
     *,
+    to: Annotated[
+        Format,
+        typer.Option("--format", help="`onnx` needs pilotlight[convert], and computes in 32 bits."),
+    ] = Format.SKOPS,
     rows: Annotated[
         Path | None,
         typer.Option(
@@ -34,30 +47,41 @@ def convert(
             " Random numbers without it."
         ),
     ] = None,
+    allow_differences: Annotated[
+        bool, typer.Option(help="Write the model also if its predictions differ.")
+    ] = False,
     json_: flags.Json = False,
 ) -> None:
-    """Convert a pickled scikit-learn model to skops, and compare its predictions.
+    """Convert a pickled scikit-learn model to skops or ONNX, and compare its predictions.
 
     Reading a pickle runs code that came with it: that happens in a process without network, which
     can read Python's libraries and the model only, and write to a temporary folder only.
     """
     output = Output(json_)
     _check(model, rows)
+    result = f"model.{to}"
     with TemporaryDirectory() as scratch:
-        report = _run(model, Path(scratch), rows)
+        differences = "allow" if allow_differences else "refuse"
+        report = _run(model, scratch, str(rows or "-"), to.value, differences)
         if "error" in report:
             raise PilotlightError(f"cannot convert {model}: {report['error']}")
         folder.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(Path(scratch) / RESULT, folder / RESULT)
-    kind = "random rows" if report["random"] else "rows"
-    compared = " and ".join(report["compared"])
+        shutil.copyfile(Path(scratch) / result, folder / result)
     output.result(
         report | {"folder": str(folder)},
         [
-            f"wrote {folder / RESULT} ({report['estimator']}, {report['bytes']} bytes):"
-            f" {compared} agree on {report['rows']} {kind}"
+            f"wrote {folder / result} ({report['estimator']}, {report['bytes']} bytes)",
+            _compared(report),
         ],
     )
+
+
+def _compared(report: dict[str, Any]) -> str:
+    rows = f"{report['rows']} {'random rows' if report['random'] else 'rows'}"
+    if report["differences"]:
+        return f"on {rows}, {'; '.join(report['differences'])}"
+    compared = " and ".join(report["compared"])
+    return f"{compared} agree on {rows} (numbers may differ by {report['tolerance']})"
 
 
 def _check(model: Path, rows: Path | None) -> None:
@@ -75,13 +99,13 @@ def _check(model: Path, rows: Path | None) -> None:
         raise InvalidInput(mistakes)
 
 
-def _run(model: Path, folder: Path, rows: Path | None) -> dict[str, Any]:
+def _run(model: Path, *arguments: str) -> dict[str, Any]:
     """The report of the confined process, which has none of this process' environment."""
-    command = [*python_module("runtime.sandbox.conversion"), str(model), str(folder)]
+    command = [*python_module("runtime.sandbox.conversion"), str(model), *arguments]
     threads = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
     try:
         made = subprocess.run(
-            [*command, str(rows or "-")],
+            command,
             env=dict.fromkeys(threads, "1") | {"PATH": "/usr/bin:/bin"},
             stdin=subprocess.DEVNULL,
             capture_output=True,

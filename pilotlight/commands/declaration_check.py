@@ -10,6 +10,7 @@ import asyncio
 from typing import TYPE_CHECKING, Final
 
 from pilotlight.errors import RequestFailed
+from registry.inference_service.predictors import needs_in_pool
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,7 +30,12 @@ async def unreadable_models(
 ) -> dict[ModelName, str]:
     """Why a model cannot be read, by name; without a pod to ask, nothing."""
     pods = [pod for pod in state.pods.values() if pod.is_accepting]
-    asked = [each for each in specs if each.storage_uri.startswith(_SCHEMES) and not each.needs]
+    asked = [
+        each
+        for each in specs
+        if each.storage_uri.startswith(_SCHEMES)
+        and not needs_in_pool(each, has_server=state.has_server)
+    ]
     if not pods or not asked:
         return {}
     limit = asyncio.Semaphore(_PARALLEL)

@@ -25,6 +25,7 @@ from registry.domain.codec import action_document
 from registry.domain.demand import CountWindow
 from registry.domain.model import ModelName, ModelRecord, name_of_key
 from registry.domain.pod_state import PodState
+from registry.inference_service.predictors import needs_in_pool
 from registry.redis.arrivals import ArrivalLog
 from registry.redis.autoscaler_log import AutoscalerLog
 from registry.redis.client import Registry
@@ -145,11 +146,12 @@ def model_document(
     failure = record.failure
     holders = state.holders(record.spec.key)
     accepting = [pod for pod in state.pods.values() if pod.is_accepting]
+    needs = needs_in_pool(record.spec, has_server=state.has_server)
     return {
         "namespace": record.spec.name.namespace,
         "name": record.spec.name.name,
-        "ready": failure is None and not record.spec.needs and (bool(accepting) or can_start_pods),
-        "needs": record.spec.needs,
+        "ready": failure is None and not needs and (bool(accepting) or can_start_pods),
+        "needs": needs,
         "policy": str(record.spec.policy.routing),
         "storage_uri": record.spec.storage_uri,
         "task": None if record.spec.task is None else str(record.spec.task),

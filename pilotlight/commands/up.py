@@ -38,6 +38,7 @@ from registry.domain import loading_choice
 from registry.domain.model import PlacementName
 from registry.domain.slots import default_slots
 from registry.inference_service.tenant_rules import parse_rules
+from runtime.engines.model_server.server_flags import server_problems
 
 app = typer.Typer()
 
@@ -113,8 +114,49 @@ def up(
         str,
         setting(
             "QUOTAS",
-            "Bytes per namespace and pod, such as '*=memory:1Gi cache:20Gi'.",
+            "Bytes per namespace, of memory on all pods and of cache on each, such as"
+            " '*=memory:1Gi cache:20Gi'.",
             show_default="none",
+        ),
+    ] = "",
+    allow_pickle: Annotated[
+        bool,
+        setting(
+            "ALLOW_PICKLE",
+            "Serve scikit-learn's model.joblib and model.pkl. Their code runs in a process per "
+            "namespace without network, your files or other programs.",
+            "--allow-pickle",
+        ),
+    ] = False,
+    engine_command: Annotated[
+        str,
+        setting(
+            "ENGINE_COMMAND",
+            "Command of a server that speaks V2 and runs all models, such as MLServer's; each pod "
+            "starts one. {repository}, {port}, {grpc_port} and {metrics_port} are replaced.",
+            show_default="none",
+        ),
+    ] = "",
+    engine_url: Annotated[
+        str,
+        setting(
+            "ENGINE_URL",
+            "URL of such a server that runs already, with --pods 1 and --engine-repository.",
+            show_default="none",
+        ),
+    ] = "",
+    engine_repository: Annotated[
+        str,
+        setting(
+            "ENGINE_REPOSITORY", "Folder from which that server reads its models.",
+            show_default="by pod",
+        ),
+    ] = "",
+    engine_metrics: Annotated[
+        str,
+        setting(
+            "ENGINE_METRICS", "URL of the server's metrics, for the memory of models.",
+            show_default="memory of its process",
         ),
     ] = "",
     s3: Annotated[
@@ -204,6 +246,13 @@ def up(
         parse_rules(namespaces=namespaces, prefixes=storage_prefixes, quotas=quotas)
     except ValueError as error:
         problems += str(error).splitlines()
+    problems += _engine_problems(
+        pods,
+        url=engine_url,
+        command=engine_command,
+        repository=engine_repository,
+        metrics=engine_metrics,
+    )
     if min_pods is not None:
         problems += pool_problems(Limits(min_pods, pods))
     if mps:
@@ -225,6 +274,11 @@ def up(
             namespaces=namespaces,
             storage_prefixes=storage_prefixes,
             quotas=quotas,
+            allow_pickle=allow_pickle,
+            engine_url=engine_url,
+            engine_command=engine_command,
+            engine_repository=engine_repository,
+            engine_metrics=engine_metrics,
         ),
         host=host,
         port=port,
@@ -252,6 +306,18 @@ def up(
         _run_detached(settings, output, specs)
     else:
         _run_in_foreground(settings, output, specs)
+
+
+def _engine_problems(
+    pods: int, *, url: str, command: str, repository: str, metrics: str
+) -> list[str]:
+    problems = server_problems(url=url, command=command, repository=repository, metrics=metrics)
+    if pods > 1 and (url or repository):
+        problems.append(
+            f"--engine-url and --engine-repository serve one pod, --pods was {pods}: each pod needs"
+            " a server of its own, which --engine-command starts"
+        )
+    return problems
 
 
 def _placement_problems(placement: str, *, autoscaler: bool) -> list[str]:
@@ -296,10 +362,11 @@ def _run_detached(settings: PlatformSettings, output: Output, specs: Sequence[De
 async def _apply(target: PlatformTarget, output: Output, specs: Sequence[Declared]) -> None:
     async with target.registry() as registry:
         outcomes = await put_declared(registry, specs)
+        has_server = (await registry.cluster()).has_server
     if output.as_json:
         _note_applied(output, specs, outcomes)
     else:
-        print_applied(output, specs, outcomes)
+        print_applied(output, specs, outcomes, has_server=has_server)
 
 
 def _note_applied(output: Output, specs: Sequence[Declared], outcomes: Sequence[str]) -> None:

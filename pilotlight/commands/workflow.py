@@ -228,7 +228,9 @@ def _seconds(value: float | None) -> str:
 async def _cancel(target: PlatformTarget, output: Output, name: ModelName, run_id: str) -> None:
     path = workflow_path(name, f"/runs/{quote(run_id, safe='')}")
     document = read_response(await target.request_gateway("DELETE", path), str(name))
-    output.result(document, [f"run {document['id']} cancelled"])
+    outcome = document["outcome"]
+    said = outcome if outcome == "cancelled" else f"had ended: {outcome}"
+    output.result(document, [f"run {document['id']} {said}"])
 
 
 async def _delete(target: PlatformTarget, output: Output, name: ModelName) -> None:

@@ -1,6 +1,6 @@
 """Asks the models of `scripts/demo-formats` by V1, V2 and gRPC, and checks each answer.
 
-`python -m pilotlight.demo.formats GATEWAY-URL GRPC-ADDRESS MODELS`
+`python -m pilotlight.demo.formats GATEWAY-URL GRPC-ADDRESS MODELS [FORMAT …]`
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Answer:
     seconds: float
 
 
-def main(gateway: str, grpc_address: str, models: int) -> int:
+def main(gateway: str, grpc_address: str, models: int, formats: Sequence[str] = FORMATS) -> int:
     """The exit status: 0 if every answer was right."""
     with (
         httpx.Client(base_url=gateway, timeout=TIMEOUT_S) as client,
@@ -48,12 +48,13 @@ def main(gateway: str, grpc_address: str, models: int) -> int:
     ):
         wrong = [
             name
-            for name in FORMATS
+            for name in formats
             if not (_ask_format(client, name) and _ask_by_grpc(channel, name))
         ]
         with ThreadPoolExecutor(CLIENTS) as pool:
             answers = list(pool.map(lambda each: _ask_small(client, each), range(1, models + 1)))
-    _report(answers)
+    if answers:
+        _report(answers)
     return 0 if not wrong and all(each.is_right for each in answers) else 1
 
 
@@ -97,7 +98,10 @@ def _ask_by_grpc(channel: grpc.Channel, name: str) -> bool:
 def _classes(predictions: Sequence[Any]) -> list[int]:
     """The class of each row, which may be a class, its probabilities, or named outputs."""
     rows = [each["label"] if isinstance(each, dict) else each for each in predictions]
-    return [int(np.argmax(row)) if isinstance(row, list) else int(row) for row in rows]
+    return [
+        int(np.argmax(row)) if isinstance(row, list) and len(row) > 1 else int(np.ravel(row)[0])
+        for row in rows
+    ]
 
 
 def _classes_of_tensor(output: dict[str, Any]) -> list[int]:
@@ -123,4 +127,4 @@ def _report(answers: Sequence[Answer]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], sys.argv[2], int(sys.argv[3])))
+    sys.exit(main(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4:] or FORMATS))

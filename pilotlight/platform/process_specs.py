@@ -80,6 +80,8 @@ def autoscaler_spec(
         command += ["--cpu-accelerators", ",".join(core_groups(settings.pod.threads))]
     if autoscaler.loading_value is not None:
         command += ["--loading-value", str(autoscaler.loading_value)]
+    if settings.pod.quotas:
+        command += ["--quotas", settings.pod.quotas]
     if autoscaler.min_pods is not None:
         command += ["--min-pods", str(autoscaler.min_pods), "--max-pods", str(settings.pods)]
     log_file = settings.state_dir.logs / "autoscaler.log"
@@ -147,6 +149,11 @@ def pod_settings(
         "namespaces": pod.namespaces,
         "storage_prefixes": pod.storage_prefixes,
         "quotas": pod.quotas,
+        "allow_pickle": pod.allow_pickle,
+        "engine_url": pod.engine_url,
+        "engine_command": pod.engine_command,
+        "engine_repository": pod.engine_repository,
+        "engine_metrics": pod.engine_metrics,
         "log_file": str(state_dir.logs / f"{name}.log"),
     }
 

@@ -15,11 +15,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from runtime import parent_death_signal
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 _REPOSITORY = str(Path(__file__).resolve().parents[2])
-_PARENT_DEATH_SIGNAL = str(Path(__file__).with_name("parent_death_signal.py"))
+_PARENT_DEATH_SIGNAL = parent_death_signal.__file__
 
 
 def python_module(module: str) -> list[str]:

@@ -31,6 +31,13 @@ class LocalPodSettings:
     storage_prefixes: str = ""
     quotas: str = ""
     """What namespaces may use, see `registry.inference_service.tenant_rules`; empty: everything."""
+    allow_pickle: bool = False
+    """Serve scikit-learn's pickles, in processes of their own."""
+    engine_url: str = ""
+    engine_command: str = ""
+    engine_repository: str = ""
+    engine_metrics: str = ""
+    """The model server of each pod, as in `runtime.settings`; empty: none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ import time
 from contextlib import nullcontext, suppress
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pilotlight.errors import (
@@ -130,7 +131,7 @@ def stop_platform(state_dir: StateDir) -> int | None:
             pass
         except PermissionError as error:
             raise RequestFailed(f"pid {pid} belongs to another user") from error
-    while state_dir.is_locked():
+    while state_dir.is_locked() or (pid and _is_running(pid)):
         if time.monotonic() > deadline_s:
             raise RequestFailed(
                 f"the platform (pid {pid or '?'}) did not stop within {_STOP_TIMEOUT_S:g} s; "
@@ -138,6 +139,14 @@ def stop_platform(state_dir: StateDir) -> int | None:
             )
         time.sleep(0.05)
     return pid
+
+
+def _is_running(pid: int) -> bool:
+    """Its lock is free shortly before it ends. A child of this process that has ended is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def log_to_file(settings: PlatformSettings) -> None:

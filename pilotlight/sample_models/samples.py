@@ -21,6 +21,7 @@ from pilotlight.errors import MissingExtra, StartFailed
 from pilotlight.output import progress_bar
 from pilotlight.platform.processes import python_environment, python_module
 from pilotlight.quantities import format_bytes
+from runtime.parent_death_signal import dies_with_this_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -130,7 +131,13 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def make_model_command(architecture: str, folder: Path) -> list[str]:
-    return [*python_module("pilotlight.sample_models.make_model"), architecture, str(folder)]
+    return _making("make_model", architecture, str(folder))
+
+
+def _making(module: str, *arguments: str) -> list[str]:
+    """The command line of a module of this package; it ends with this process."""
+    module = f"pilotlight.sample_models.{module}"
+    return dies_with_this_thread([*python_module(module), *arguments])
 
 
 def prepare_domain_head(objects: Path, output: Output) -> None:
@@ -144,8 +151,7 @@ def prepare_domain_head(objects: Path, output: Output) -> None:
         shutil.rmtree(unfinished, ignore_errors=True)
         source = objects / BUCKET / SAMPLES[0].folder
         made = subprocess.run(
-            [*python_module("pilotlight.sample_models.make_domain_head"), str(source),
-             str(unfinished)],
+            _making("make_domain_head", str(source), str(unfinished)),
             stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
             env=python_environment({**os.environ, "OMP_NUM_THREADS": "1"}),
         )  # fmt: skip
@@ -171,7 +177,7 @@ def prepare_applications(folder: Path, output: Output) -> Path:
         unfinished = folder / ".making-applications"
         shutil.rmtree(unfinished, ignore_errors=True)
         made = subprocess.run(
-            [*python_module("pilotlight.sample_models.make_applications"), str(unfinished)],
+            _making("make_applications", str(unfinished)),
             stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
             env=python_environment({**os.environ, "OMP_NUM_THREADS": "1"}),
         )  # fmt: skip

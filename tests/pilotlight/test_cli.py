@@ -86,6 +86,16 @@ def test_invalid_input_ends_with_status_2(
         pytest.param(
             ("--loading", "magic"), "--loading must be one of predictive", id="no such policy"
         ),
+        pytest.param(
+            ("--engine-url", "http://127.0.0.1:8000", "--engine-repository", "m", "--pods", "2"),
+            "--engine-url and --engine-repository serve one pod",
+            id="one server for two pods",
+        ),
+        pytest.param(
+            ("--engine-command", "mlserver start ."),
+            "--engine-command must hold {port}",
+            id="command without port",
+        ),
     ],
 )
 def test_up_rejects_contradictory_flags(cli: Cli, flags: tuple[str, ...], text: str) -> None:

@@ -13,6 +13,7 @@ import yaml
 
 from registry.domain.model import Tier
 from registry.inference_service.annotations import PREFIX
+from registry.inference_service.predictors import needs_in_pool
 
 if TYPE_CHECKING:
     from registry.domain.cluster import ClusterState
@@ -51,7 +52,8 @@ def live_cluster_file(state: ClusterState, *, more_pods: int = 0) -> str:
         "models": [
             _model(state, record.serving, simulated)
             for _, record in sorted(state.models.items())
-            if record.failure is None and not record.spec.needs
+            if record.failure is None
+            and not needs_in_pool(record.spec, has_server=state.has_server)
         ],
     }
     return yaml.safe_dump(document, sort_keys=False)

@@ -1,4 +1,4 @@
-"""`pilotlight convert`: a pickle becomes a skops file in a process that can do no harm."""
+"""`pilotlight convert`: a pickle becomes a skops or ONNX file in a process that can do no harm."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from pilotlight.commands.convert import convert
+from pilotlight.commands.convert import Format, convert
 from pilotlight.errors import InvalidInput, PilotlightError
 from pilotlight.sample_models.make_tabular import iris
+from tests.runtime.engines.libraries.loaded import load
 
 pytestmark = pytest.mark.slow
 
@@ -48,6 +49,42 @@ def test_the_skops_file_predicts_as_the_pickle(
     report = json.loads(capsys.readouterr().out)
     assert (report["estimator"], report["rows"], report["compared"]) == ("SVC", 5, ["predict"])
     assert (tmp_path / "converted" / "model.skops").stat().st_size == report["bytes"]
+
+
+def test_the_onnx_file_is_served_with_the_same_answers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from sklearn.linear_model import LogisticRegression
+
+    features, classes = iris()
+    model = LogisticRegression(max_iter=500).fit(features, classes)
+    source = _saved(tmp_path / "model.joblib", model)
+    convert(source, tmp_path / "converted", to=Format.ONNX, json_=True)
+    report = json.loads(capsys.readouterr().out)
+    assert (report["compared"], report["differences"]) == (["predict", "predict_proba"], [])
+    answers = load(tmp_path / "converted").v1(features[::30].tolist())
+    assert [each["label"] for each in answers] == model.predict(features[::30]).tolist()
+
+
+def test_a_model_that_predicts_otherwise_is_written_only_if_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import numpy as np
+    from sklearn.linear_model import LinearRegression
+
+    model = LinearRegression().fit([[0.0, 0.0], [1.0, 1.0]], [0.0, 1.0])
+    model.coef_ = np.pi * 1e8 * np.asarray([1.0, -1.000000001])  # equal in 32 bits
+    model.intercept_ = 0.0
+    source = _saved(tmp_path / "model.joblib", model)
+    rows = tmp_path / "rows.json"
+    rows.write_text("[[1.0, 1.0], [0.0, 0.0]]")
+    target = tmp_path / "converted"
+    with pytest.raises(PilotlightError, match=r"predict differs in .*--allow-differences"):
+        convert(source, target, to=Format.ONNX, rows=rows, json_=True)
+    assert not target.exists()
+    convert(source, target, to=Format.ONNX, rows=rows, allow_differences=True)
+    assert "on 2 rows, predict differs in 1 of 2 rows" in capsys.readouterr().out
+    assert (target / "model.onnx").exists()
 
 
 def test_code_of_a_pickle_reaches_no_network_file_or_program(tmp_path: Path) -> None:

@@ -44,6 +44,37 @@ def test_without_pods_a_model_is_not_ready(cli: Cli, redis: servers.RedisServer)
     assert "no pod accepts requests" in table.out
 
 
+def test_a_format_without_an_engine_is_ready_in_a_pool_with_a_model_server(
+    cli: Cli, redis: servers.RedisServer, tmp_path: Path
+) -> None:
+    text = SERVICE.format(name="flowers", folder="flowers")
+    file = write_yaml(tmp_path, flowers=text.replace("huggingface", "tensorflow"))
+    url = ("--redis-url", redis.url)
+    assert "cannot be served" in cli("apply", "-f", file, *url).out
+    [shown] = cli("get", "models", "--json", *url).document
+    assert "modelFormat tensorflow" in shown["needs"]
+    pod = PodInfo("pod-1", "127.0.0.1:1", "node-1", has_server=True)
+    act(redis.url, "default", lambda registry: registry.register_pod(pod, lease_ttl_s=60))
+    [shown] = cli("get", "models", "--json", *url).document
+    assert (shown["needs"], shown["ready"]) == ("", True)
+    assert "cannot be served" not in cli("apply", "-f", file, "--no-check", *url).out
+
+
+def test_a_model_with_a_transformer_is_not_ready_on_one_machine(
+    cli: Cli, redis: servers.RedisServer, tmp_path: Path
+) -> None:
+    text = SERVICE.format(name="flowers", folder="flowers")
+    transformer = "  transformer: {containers: [{image: mine}]}\n"
+    file = write_yaml(tmp_path, flowers=text.replace("spec:\n", f"spec:\n{transformer}"))
+    url = ("--redis-url", redis.url)
+    assert "spec.transformer is run as containers" in cli("apply", "-f", file, *url).out
+    pod = PodInfo("pod-1", "127.0.0.1:1", "node-1")
+    act(redis.url, "default", lambda registry: registry.register_pod(pod, lease_ttl_s=60))
+    [shown] = cli("get", "models", "--json", *url).document
+    assert "needs a cluster" in shown["needs"]
+    assert shown["ready"] is False
+
+
 def test_without_pods_a_model_is_ready_while_an_autoscaler_leads(
     cli: Cli, redis: servers.RedisServer
 ) -> None:

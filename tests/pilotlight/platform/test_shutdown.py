@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -24,7 +25,6 @@ from tests.pilotlight.platform.running import (
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 pytestmark = pytest.mark.slow
 
@@ -44,6 +44,7 @@ def test_down_leaves_nothing_behind(small: RunningPlatform) -> None:
     assert len(pids) >= 7  # supervisor, redis, object store, gateway, forkserver, two pods
     stopped = small.cli("down", "--json")
     assert stopped.document["stopped"] is True
+    assert not Path(f"/proc/{small.facts['pid']}/exe").exists(), "down waits for the supervisor"
     assert_stopped(small, pids)
     assert sorted(path.name for path in small.home.iterdir()) == ["lock", "logs", "sums"]
 

@@ -1,15 +1,12 @@
-"""Making the sample models where there is no room for them."""
+"""Making the sample models: where there is no room for them, and by a process that is killed."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from tests import servers
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 WITHOUT_ROOM = """
 import resource, sys
@@ -34,3 +31,39 @@ def test_a_failed_write_is_named_and_leaves_nothing(tmp_path: Path) -> None:
     assert ran.stdout.startswith(f"cannot make the sample models in {tmp_path}/models: ")
     assert "File too large" in ran.stdout
     assert [path.name for path in (tmp_path / "models").iterdir()] == []
+
+
+MAKE_ONE = """
+import sys
+from pathlib import Path
+from pilotlight.sample_models.samples import SAMPLES, make_samples
+make_samples(Path(sys.argv[1]), lambda done, total, text: None, SAMPLES[2:])
+"""
+
+
+def test_what_makes_a_model_ends_with_the_process_that_wants_it(tmp_path: Path) -> None:
+    maker = subprocess.Popen(
+        [sys.executable, "-c", MAKE_ONE, str(tmp_path)], cwd=servers.REPOSITORY
+    )
+    try:
+        servers.wait_until(lambda: _children(maker.pid), what="the process that makes the model")
+        [child] = _children(maker.pid)
+        servers.wait_until(lambda: b"make_model" in _command_line(child), what="its program")
+    finally:
+        maker.kill()
+        maker.wait()
+    servers.wait_until(lambda: not _command_line(child), what="its end")
+    assert not list(tmp_path.rglob("*.safetensors")), "it ended before it had made the model"
+
+
+def _children(pid: int) -> list[int]:
+    text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    return [int(each) for each in text.split()]
+
+
+def _command_line(pid: int) -> bytes:
+    """Empty of a process that has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return b""
