@@ -76,7 +76,8 @@ def _arguments() -> argparse.Namespace:
         "--only",
         default="",
         help="run only names with one of these parts, separated by commas: peers (proxy), models "
-        "(tiers), policies",
+        "(tiers), policies, parts (gpu: copies, serving, sharing; formats: servers, many, density, "
+        "pods)",
     )
     parser.add_argument(
         "--dry", action="store_true", help="gpu: run on the CPU with tiny models, as a rehearsal"
@@ -199,6 +200,17 @@ def _formats(arguments: argparse.Namespace, machine: Machine) -> None:
     if len(os.sched_getaffinity(0)) < 2:
         print("## Formats: skipped, needs two cores")
         return
+    parts: dict[str, Callable[[argparse.Namespace, Machine], None]] = {
+        "servers": _formats_servers, "many": _formats_many, "density": _formats_density,
+        "pods": _formats_pods,
+    }  # fmt: skip
+    wanted = [part for part in arguments.only.lower().split(",") if part] or list(parts)
+    for name, run in parts.items():
+        if any(part in name for part in wanted):
+            run(arguments, machine)
+
+
+def _formats_servers(arguments: argparse.Namespace, machine: Machine) -> None:
     from benchmarks.formats import measure
 
     repeats = arguments.repeats or (1 if arguments.quick else 3)
@@ -213,50 +225,42 @@ def _formats(arguments: argparse.Namespace, machine: Machine) -> None:
     _save("formats", machine, settings, asdict(measured))
 
 
-def _gpu(arguments: argparse.Namespace, machine: Machine) -> None:
-    from benchmarks.gpu import measure, rings, serving_marks  # imports torch
-    from benchmarks.gpu.page import with_section
-    from benchmarks.gpu.subject import cuda_subject, dry_subject
-    from benchmarks.tiers.models import MODELS, folder_of
+def _formats_many(arguments: argparse.Namespace, machine: Machine) -> None:
+    from benchmarks.formats import many_models
 
-    subject = dry_subject() if arguments.dry else cuda_subject()
-    if subject is None:
-        print("## On a GPU: skipped, no CUDA device was found (--dry: a dry run on the CPU)")
-        return
-    repeats = arguments.repeats or (1 if arguments.quick or arguments.dry else 5)
-    if arguments.dry:
-        tiny = folder_of("tiny-t5")
-        plan = measure.Plan(
-            tiny, tiny, repeats=1, inferences=2, cycles=2, pinned_bytes=1 << 16,
-            rings=rings.RINGS[:1],
-        )  # fmt: skip
-        serving = serving_marks.DRY
-    else:
-        plan = measure.Plan(
-            served=folder_of("t5-small"),
-            loaded=folder_of("t5-base" if arguments.quick else "t5-large"),
-            repeats=repeats,
-            started=tuple(folder_of(name) for name in (MODELS[:1] if arguments.quick else MODELS)),
-        )
-        serving = serving_marks.ServingPlan(repeats=repeats)
-    measured = measure.measure(subject, plan)
-    served = serving_marks.measure_serving_marks(subject, serving)
-    all_marks = [*measure.marks(measured), *serving_marks.serving_marks(served)]
-    report = "\n\n".join([
-        f"On one {subject.name} ({plan.repeats} repeats, {machine.line()}):",
-        measure.summary(measured),
-        serving_marks.serving_summary(served),
-        mark_lines(all_marks),
-    ])  # fmt: skip
-    print(f"## On a GPU\n\n{report}")
-    if arguments.dry:
-        print("\nSkipped without CUDA: registered host memory. The figures say nothing of a GPU.")
-    if arguments.docs and not arguments.dry:
-        page = REPOSITORY / "docs" / "benchmarks.md"
-        page.write_text(with_section(page.read_text(), report))
-    settings = {"device": subject.name} | asdict(plan) | asdict(serving)
-    samples = [asdict(measured), asdict(served)]
-    _save("gpu", machine, {name: str(value) for name, value in settings.items()}, samples)
+    models = 20 if arguments.quick else 200
+    many = many_models.measure(models)
+    print(f"\n{many_models.summary(many)}")
+    _save("many-models", machine, {"models": models}, [asdict(each) for each in many])
+
+
+def _formats_density(arguments: argparse.Namespace, machine: Machine) -> None:
+    from benchmarks.formats import density
+
+    models, warm = (30, 10) if arguments.quick else (1000, 200)
+    print("## Density of a pod\n")
+    measured = density.measure(models=models, warm=warm)
+    print(density.summary(measured))
+    print(f"\n{mark_lines(density.marks(measured))}")
+    _save("density", machine, {"models": models, "warm": warm}, asdict(measured))
+
+
+def _formats_pods(arguments: argparse.Namespace, machine: Machine) -> None:
+    from benchmarks.formats import many_pods
+
+    models, seconds = (100, 5.0) if arguments.quick else (10_000, 180.0)
+    print("## Many declared models on several pods\n")
+    measured = many_pods.measure(models=models, seconds=seconds, seed=arguments.seed)
+    print(many_pods.summary(measured))
+    print(f"\n{mark_lines(many_pods.marks(measured))}")
+    settings = {"models": models, "seconds": seconds, "seed": arguments.seed}
+    _save("many-pods", machine, settings, asdict(measured))
+
+
+def _gpu(arguments: argparse.Namespace, machine: Machine) -> None:
+    from benchmarks.gpu import command  # imports torch
+
+    command.run(arguments, machine)
 
 
 def _fidelity(arguments: argparse.Namespace, machine: Machine) -> None:
@@ -312,19 +316,22 @@ def _overload(arguments: argparse.Namespace, machine: Machine) -> None:
         return
     from benchmarks.overload import measure, report
 
-    plan = measure.Plan(
-        seed=arguments.seed,
-        repeats=arguments.repeats or (1 if arguments.quick else 3),
-        seconds=max(arguments.seconds, 4.0 if arguments.quick else 8.0),
-    )
-    print(
-        f"## Overload: a gateway and a pod, four tenants ({plan.repeats} repeats of"
-        f" {plan.seconds:g} s, seed {plan.seed}; the pod on one core, all else on the other)\n"
-    )
-    measured = measure.measure(plan)
-    print(report.summary(measured))
-    print(f"\n{mark_lines(report.marks(measured))}")
-    _save("overload", machine, asdict(plan), asdict(measured))
+    for layers in measure.LAYERS:
+        plan = measure.Plan(
+            seed=arguments.seed,
+            repeats=arguments.repeats or (1 if arguments.quick else 3),
+            seconds=max(arguments.seconds, 4.0 if arguments.quick else 8.0),
+            layers=layers,
+        )
+        print(
+            f"## Overload: a gateway and a pod, four tenants, {layers} layers ({plan.repeats}"
+            f" repeats of {plan.seconds:g} s, seed {plan.seed}; the pod on one core, all else on"
+            " the other)\n"
+        )
+        measured = measure.measure(plan)
+        print(report.summary(measured))
+        print(f"\n{mark_lines(report.marks(measured))}")
+        _save(f"overload-{layers}", machine, asdict(plan), asdict(measured))
 
 
 def _clients(arguments: argparse.Namespace, machine: Machine) -> None:

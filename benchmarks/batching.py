@@ -7,7 +7,6 @@ change of the machine's speed affects all of them.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import os
@@ -23,6 +22,7 @@ from typing import TYPE_CHECKING, Final
 
 import orjson
 
+from benchmarks.declared_models import declare_models
 from benchmarks.machine import REPOSITORY
 from benchmarks.marks import Mark
 from benchmarks.proxy.generator import BurstResult, load
@@ -31,7 +31,6 @@ from benchmarks.quantiles import spread
 from pilotlight.platform.bundled_servers import redis_command
 from pilotlight.platform.processes import free_port
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec, Task
-from registry.redis.client import Registry
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -189,7 +188,7 @@ def _pod(
 ) -> str:
     name = ModelName("default", _MODEL)
     spec = ModelSpec(name, subject.folder.as_uri(), task=subject.task, pool=pool, policy=policy)
-    asyncio.run(_declare(redis_url, spec))
+    declare_models(redis_url, [spec])
     port = free_port()
     command = [
         sys.executable, "-m", "runtime", "--name", pool, "--pool", pool,
@@ -199,14 +198,6 @@ def _pod(
     url = f"http://127.0.0.1:{port}/v1/models/{name.path_segment}:predict"
     _wait_warm(_start(stack, command, folder / f"{pool}.log"), url)
     return url
-
-
-async def _declare(redis_url: str, spec: ModelSpec) -> None:
-    registry = await Registry.connect(redis_url, spec.pool)
-    try:
-        await registry.put_models([spec])
-    finally:
-        await registry.close()
 
 
 def _wait_warm(server: BenchmarkProcess, url: str) -> None:

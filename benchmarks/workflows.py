@@ -19,15 +19,14 @@ from benchmarks.machine import machine_facts, save
 from workflows.scheduling.candidates import candidate_devices
 from workflows.scheduling.costs import (
     Device,
-    Links,
     ModelCosts,
     QueuedBatch,
-    TransferCosts,
     scheduling_problem,
 )
 from workflows.scheduling.problem import Step
 from workflows.scheduling.shared_batches import place_sharing_batches
 from workflows.scheduling.speculative import FEW_STATES, speculative
+from workflows.scheduling.transfers import Links, TransferCosts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -43,7 +42,9 @@ MAX_UNFILTERED: Final = 128
 STEPS: Final = 6
 MODELS: Final = 12
 MARKS_MS: Final = {32: "p50 1", 1000: "p95 5"}
-_LINKS: Final = Links(TransferCosts(0.0005, 1e10), TransferCosts(0.001, 1e9))
+_LINKS: Final = Links(
+    TransferCosts(0.0005, 1e10), TransferCosts(0.0005, 1e10), TransferCosts(0.001, 1e9)
+)
 
 
 @dataclass(frozen=True, slots=True)

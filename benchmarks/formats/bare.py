@@ -25,11 +25,30 @@ def predictor(kind: str, path: str) -> Callable[[], Any]:
         booster = xgboost.Booster({"nthread": 1}, model_file=path)
         rows = np.asarray([ROW], np.float32)
         return lambda: booster.inplace_predict(rows, validate_features=False)
+    if kind == "lightgbm":
+        import lightgbm
+
+        trees = lightgbm.Booster(model_file=path)
+        row = np.asarray([ROW])
+        return lambda: trees.predict(row, num_threads=1)
+    if kind == "mobilenet":
+        return _session(path)
     import skops.io
 
     model = skops.io.load(path)
     row = np.asarray([ROW])
     return lambda: model.predict(row)
+
+
+def _session(path: str) -> Callable[[], Any]:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    size = session.get_inputs()[0].shape[1:]
+    image = np.random.default_rng(0).random((1, *size), np.float32)
+    return lambda: session.run(None, {"x": image})
 
 
 def main(kind: str, path: str) -> None:

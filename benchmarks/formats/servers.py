@@ -1,12 +1,11 @@
-"""The servers of one model: a pod, a gateway with a pod, KServe's own server, MLServer.
+"""The servers of one model: a pod, a gateway with a pod, KServe's server, MLServer, a pod with it.
 
 KServe's are read where `scripts/kubernetes/build` unpacks its Go module, MLServer in an environment
-of its own (`.venv-mlserver`, made by hand); one that is missing is left out and named.
+of its own (`scripts/mlserver`); one that is missing is left out and named.
 """
 
 from __future__ import annotations
 
-import asyncio
 import os
 import subprocess
 import sys
@@ -16,15 +15,17 @@ from typing import TYPE_CHECKING, Final
 
 import orjson
 
+from benchmarks.declared_models import declare_models
 from benchmarks.formats.bare import ROW
+from benchmarks.formats.models import PIXELS
 from benchmarks.machine import REPOSITORY
 from benchmarks.proxy.processes import BenchmarkProcess, post, start
 from pilotlight.platform.bundled_servers import redis_command
 from pilotlight.platform.processes import free_port
 from registry.domain.model import ModelName, ModelSpec
-from registry.redis.client import Registry
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from contextlib import ExitStack
 
 SERVER_CORE: Final = 0
@@ -33,11 +34,27 @@ POD: Final = "Pilotlight pod"
 GATEWAY: Final = "Pilotlight gateway and pod"
 KSERVE: Final = "KServe's server"
 MLSERVER: Final = "MLServer"
+ENGINE: Final = "Pilotlight pod with MLServer"
 BODY: Final = orjson.dumps(
     {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": list(ROW)}]}
 )
+IMAGE_BODY: Final = orjson.dumps(
+    {
+        "inputs": [
+            {
+                "name": "x",
+                "datatype": "FP32",
+                "shape": [1, 3, PIXELS, PIXELS],
+                "data": [pixel % 100 / 100 for pixel in range(3 * PIXELS**2)],
+            }
+        ]
+    }
+)
 _SOURCES: Final = Path("~/.cache/pilotlight/kubernetes/source").expanduser()
-_MLSERVER_BIN: Final = REPOSITORY / ".venv-mlserver" / "bin"
+_MLSERVER: Final = Path(
+    os.environ.get("PILOTLIGHT_MLSERVER", "~/.cache/pilotlight/mlserver-1.7.1")
+).expanduser()
+MLSERVER_BIN: Final = _MLSERVER / "bin"
 _START_S: Final = 300.0
 _SLOTS: Final = 64
 _THREADS: Final = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
@@ -45,7 +62,7 @@ _THREADS: Final = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of model, and what each server calls it."""
+    """A kind of model, and what each server calls it; empty: the server does not read it."""
 
     name: str
     maker: str
@@ -54,17 +71,24 @@ class Kind:
     kserve_maker: str
     kserve_file: str
     mlserver_class: str
+    model_format: str
+    body: bytes = BODY
 
 
 KINDS: Final = (
     Kind(
         "iris, scikit-learn", "skops", "model.skops", "sklearnserver", "pickle", "model.joblib",
-        "mlserver_sklearn.SKLearnModel",
+        "mlserver_sklearn.SKLearnModel", "sklearn",
     ),
     Kind(
         "100 rounds of trees, XGBoost", "booster", "model.json", "xgbserver", "booster",
-        "model.json", "mlserver_xgboost.XGBoostModel",
+        "model.json", "mlserver_xgboost.XGBoostModel", "xgboost",
     ),
+    Kind(
+        "100 rounds of trees, LightGBM", "lightgbm", "model.txt", "lgbserver", "lightgbm",
+        "model.bst", "mlserver_lightgbm.LightGBMModel", "lightgbm",
+    ),
+    Kind("MobileNetV2, ONNX", "mobilenet", "model.onnx", "", "", "", "", "onnx", IMAGE_BODY),
 )  # fmt: skip
 
 
@@ -89,16 +113,26 @@ def make(maker: str, path: Path, python: str = sys.executable) -> Path:
 def start_all(stack: ExitStack, kind: Kind, folder: Path) -> tuple[list[Server], list[str]]:
     """The servers, warm, and why others are left out."""
     servers, missing = _ours(stack, kind, folder), []
+    if not kind.kserve_package:
+        return servers, [f"{kind.name}: KServe has Triton for it, MLServer no runtime"]
     package = next(_SOURCES.glob(f"github.com_kserve_kserve@*/python/{kind.kserve_package}"), None)
     if package is None:
         missing.append(f"{KSERVE}: scripts/kubernetes/build unpacks its sources")
     else:
         servers.append(_kserve(stack, kind, folder, package))
-    if (_MLSERVER_BIN / "mlserver").exists():
+    if has_mlserver(kind):
         servers.append(_mlserver(stack, kind, folder))
+        servers.append(_engine(stack, kind, folder))
     else:
-        missing.append(f"{MLSERVER}: install mlserver and its runtimes in .venv-mlserver")
+        runtime = kind.mlserver_class.partition(".")[0].replace("_", "-")
+        missing.append(f"{MLSERVER} ({kind.name}): run scripts/mlserver {runtime}==1.7.1")
     return servers, missing
+
+
+def has_mlserver(kind: Kind) -> bool:
+    """Whether MLServer is installed with the runtime for the kind."""
+    package = kind.mlserver_class.partition(".")[0]
+    return any(_MLSERVER.glob(f"lib/python*/site-packages/{package}/__init__.py"))
 
 
 def _start(
@@ -111,41 +145,71 @@ def _start(
     return running
 
 
-def _warm(name: str, url: str, *processes: BenchmarkProcess) -> Server:
-    processes[0].wait_until(lambda: post(url, BODY)[0] == 200, timeout_s=_START_S)
+def _warm(kind: Kind, name: str, url: str, *processes: BenchmarkProcess) -> Server:
+    processes[0].wait_until(lambda: post(url, kind.body)[0] == 200, timeout_s=_START_S)
     for _ in range(100):
-        post(url, BODY)
+        post(url, kind.body)
     return Server(name, url, processes)
 
 
 def _ours(stack: ExitStack, kind: Kind, folder: Path) -> list[Server]:
     model = make(kind.maker, folder / "ours" / kind.file)
-    redis_port, port, gateway_port = free_port(), free_port(), free_port()
-    redis_url = f"redis://127.0.0.1:{redis_port}"
-    redis = _start(stack, redis_command(redis_port, folder), folder / "redis.log", OTHER_CORE)
-    redis.wait_until(lambda: b"Ready to accept" in redis.log.read_bytes(), timeout_s=30)
+    gateway_port = free_port()
     spec = ModelSpec(ModelName("default", "m"), model.parent.as_uri())
-    asyncio.run(_declare(redis_url, spec))
-    command = [
-        sys.executable, "-m", "runtime", "--name", "pod", "--redis-url", redis_url, "--port",
-        str(port), "--slots", str(_SLOTS), "--threads", "1", "--cache-dir", str(folder / "cache"),
-    ]  # fmt: skip
-    pod = _start(stack, command, folder / "pod.log")
-    direct = _warm(POD, f"http://127.0.0.1:{port}/v2/models/m/infer", pod)
+    redis_url, port, pod = start_pod(stack, folder / "ours", [spec])
+    direct = _warm(kind, POD, f"http://127.0.0.1:{port}/v2/models/m/infer", pod)
     command = [
         sys.executable, "-m", "gateway", "--redis-url", redis_url, "--port", str(gateway_port),
     ]  # fmt: skip
     gateway = _start(stack, command, folder / "gateway.log")
     url = f"http://127.0.0.1:{gateway_port}/v2/models/m/infer"
-    return [direct, _warm(GATEWAY, url, gateway, pod)]
+    return [direct, _warm(kind, GATEWAY, url, gateway, pod)]
 
 
-async def _declare(redis_url: str, spec: ModelSpec) -> None:
-    registry = await Registry.connect(redis_url, spec.pool)
-    try:
-        await registry.put_models([spec])
-    finally:
-        await registry.close()
+def start_pod(
+    stack: ExitStack,
+    folder: Path,
+    specs: Sequence[ModelSpec],
+    *flags: str,
+    module: Sequence[str] = ("runtime",),
+) -> tuple[str, int, BenchmarkProcess]:
+    """A pod with a registry of its own: the registry's URL, the pod's port, the pod.
+
+    `module` takes the flags of `runtime`, after arguments of its own.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    redis_port, port = free_port(), free_port()
+    redis_url = f"redis://127.0.0.1:{redis_port}"
+    redis = _start(stack, redis_command(redis_port, folder), folder / "redis.log", OTHER_CORE)
+    redis.wait_until(lambda: b"Ready to accept" in redis.log.read_bytes(), timeout_s=30)
+    declare_models(redis_url, specs)
+    command = [
+        sys.executable, "-m", *module, "--name", "pod", "--redis-url", redis_url, "--port",
+        str(port), "--slots", str(_SLOTS), "--threads", "1", "--cache-dir", str(folder / "cache"),
+        "--grpc-port", "0", *flags,
+    ]  # fmt: skip
+    return redis_url, port, _start(stack, command, folder / "pod.log")
+
+
+def engine_flags() -> tuple[str, ...]:
+    """Of a pod that starts MLServer, in one process."""
+    settings = {
+        "HOST": "127.0.0.1", "HTTP_PORT": "{port}", "GRPC_PORT": "{grpc_port}",
+        "METRICS_PORT": "{metrics_port}", "LOAD_MODELS_AT_STARTUP": "false",
+        "PARALLEL_WORKERS": "0", "DEBUG": "false",
+    }  # fmt: skip
+    words = " ".join(f"MLSERVER_{name}={value}" for name, value in settings.items())
+    command = f"/usr/bin/env {words} {MLSERVER_BIN / 'mlserver'} start {{repository}}"
+    return "--engine-command", command
+
+
+def _engine(stack: ExitStack, kind: Kind, folder: Path) -> Server:
+    place = folder / "engine"
+    python = str(MLSERVER_BIN / "python")
+    model = make(kind.kserve_maker, place / "model" / kind.kserve_file, python)
+    spec = ModelSpec(ModelName("default", "m"), model.parent.as_uri(), format=kind.model_format)
+    _, port, pod = start_pod(stack, place, [spec], *engine_flags())
+    return _warm(kind, ENGINE, f"http://127.0.0.1:{port}/v2/models/m/infer", pod)
 
 
 def _kserve(stack: ExitStack, kind: Kind, folder: Path, package: Path) -> Server:
@@ -157,19 +221,24 @@ def _kserve(stack: ExitStack, kind: Kind, folder: Path, package: Path) -> Server
         "--enable_latency_logging", "false",
     ]  # fmt: skip
     running = _start(stack, command, folder / "kserve.log", PYTHONPATH=str(package))
-    return _warm(KSERVE, f"http://127.0.0.1:{port}/v2/models/m/infer", running)
+    return _warm(kind, KSERVE, f"http://127.0.0.1:{port}/v2/models/m/infer", running)
 
 
 def _mlserver(stack: ExitStack, kind: Kind, folder: Path) -> Server:
     place = folder / "mlserver"
-    model = make(kind.kserve_maker, place / kind.kserve_file, str(_MLSERVER_BIN / "python"))
-    ports = {name: free_port() for name in ("http_port", "grpc_port", "metrics_port")}
-    settings = {**ports, "host": "127.0.0.1", "debug": False, "parallel_workers": 0}
-    (place / "settings.json").write_bytes(orjson.dumps(settings))
+    model = make(kind.kserve_maker, place / kind.kserve_file, str(MLSERVER_BIN / "python"))
     declared = {
         "name": "m", "implementation": kind.mlserver_class, "parameters": {"uri": str(model)}
     }  # fmt: skip
     (place / "model-settings.json").write_bytes(orjson.dumps(declared))
-    command = [str(_MLSERVER_BIN / "mlserver"), "start", str(place)]
-    running = _start(stack, command, folder / "mlserver.log")
-    return _warm(MLSERVER, f"http://127.0.0.1:{ports['http_port']}/v2/models/m/infer", running)
+    url, running = start_mlserver(stack, place, folder / "mlserver.log")
+    return _warm(kind, MLSERVER, f"{url}/v2/models/m/infer", running)
+
+
+def start_mlserver(stack: ExitStack, place: Path, log: Path) -> tuple[str, BenchmarkProcess]:
+    """MLServer with all models of a folder; its URL."""
+    ports = {name: free_port() for name in ("http_port", "grpc_port", "metrics_port")}
+    settings = {**ports, "host": "127.0.0.1", "debug": False, "parallel_workers": 0}
+    (place / "settings.json").write_bytes(orjson.dumps(settings))
+    command = [str(MLSERVER_BIN / "mlserver"), "start", str(place)]
+    return f"http://127.0.0.1:{ports['http_port']}", _start(stack, command, log)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,9 +20,10 @@ from runtime.tasks.processors import load_processor
 from runtime.weights.weight_source import DiskWeights
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
-    from runtime.device.staged_memory import StagedMemory
+    from runtime.device.memory import DeviceMemory
 
 TOKENS = 32
 """Of each text."""
@@ -37,9 +39,20 @@ class Batches:
 
 
 def measure_batches(
-    folder: Path, memory: StagedMemory, *, clients: int, repeats: int, seconds: float
+    folder: Path, memory: DeviceMemory, *, clients: int, repeats: int, seconds: float
 ) -> Batches:
     """In turn, after one burst of each that is not counted."""
+    found = Batches(clients, [], [])
+    with served_model(folder, memory, clients=clients) as model:
+        for _ in range(repeats + 1):
+            found.one_by_one.append(_one_by_one(model, seconds))
+            found.batched.append(_together(model, clients, seconds))
+    return Batches(clients, found.one_by_one[1:], found.batched[1:])
+
+
+@contextmanager
+def served_model(folder: Path, memory: DeviceMemory, *, clients: int) -> Iterator[ServedModel]:
+    """The model behind a device worker, in batches of at most one request of each client."""
     skeleton = filled_skeleton(folder, DiskWeights([folder / WEIGHTS]), Skeletons(), memory)
     device = DeviceWorker(threads=torch.get_num_threads(), max_queued=2 * clients)
     device.start()
@@ -49,16 +62,12 @@ def measure_batches(
     model = ServedModel(
         spec, processor=load_processor(folder, None), network=skeleton.network, device=device
     )
-    found = Batches(clients, [], [])
     try:
-        for _ in range(repeats + 1):
-            found.one_by_one.append(_one_by_one(model, seconds))
-            found.batched.append(asyncio.run(_together(model, clients, seconds)))
+        yield model
     finally:
         model.stop()
         device.close()
         skeleton.detach()
-    return Batches(clients, found.one_by_one[1:], found.batched[1:])
 
 
 def _one_by_one(model: ServedModel, seconds: float) -> float:
@@ -71,16 +80,22 @@ def _one_by_one(model: ServedModel, seconds: float) -> float:
     return count / (time.perf_counter() - begun_s)
 
 
-async def _together(model: ServedModel, clients: int, seconds: float) -> float:
-    inputs = model.processor.batching.example(1, TOKENS)
+def _together(model: ServedModel, clients: int, seconds: float) -> float:
     begun_s = time.perf_counter()
+    count = len(asyncio.run(client_latencies(model, clients=clients, seconds=seconds)))
+    return count / (time.perf_counter() - begun_s)
 
-    async def ask() -> int:
-        count = 0
-        while time.perf_counter() - begun_s < seconds:
+
+async def client_latencies(model: ServedModel, *, clients: int, seconds: float) -> list[float]:
+    """Seconds of each inference, of clients that each wait for their last one."""
+    inputs = model.processor.batching.example(1, TOKENS)
+    latencies_s: list[float] = []
+    until_s = time.perf_counter() + seconds
+
+    async def ask() -> None:
+        while (asked_s := time.perf_counter()) < until_s:
             await model.infer(inputs)
-            count += 1
-        return count
+            latencies_s.append(time.perf_counter() - asked_s)
 
-    counts = await asyncio.gather(*(ask() for _ in range(clients)))
-    return sum(counts) / (time.perf_counter() - begun_s)
+    await asyncio.gather(*(ask() for _ in range(clients)))
+    return latencies_s

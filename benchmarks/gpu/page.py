@@ -1,17 +1,19 @@
-"""The section of `docs/benchmarks.md` that a run on a GPU replaces."""
+"""The sections of `docs/benchmarks.md` that runs on a GPU replace."""
 
 from __future__ import annotations
 
 from typing import Final
 
-BEGIN: Final = "<!-- gpu: written by make bench-gpu -->"
-END: Final = "<!-- end of gpu -->"
+PARTS: Final = ("copies", "serving", "sharing")
+NOTHING: Final = "No GPU has run any of this."
 
 
-def with_section(page: str, content: str) -> str:
-    """The page with this content between its markers; raises ValueError without them."""
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
+def with_section(page: str, part: str, content: str) -> str:
+    """The page with this content between the part's markers; raises ValueError without them."""
+    opening = f"<!-- gpu {part}: written by make bench-gpu -->"
+    closing = f"<!-- end of gpu {part} -->"
+    before, begin, rest = page.partition(opening)
+    _, end, after = rest.partition(closing)
     if not (begin and end):
-        raise ValueError(f"docs/benchmarks.md must have the lines {BEGIN!r} and {END!r}")
-    return f"{before}{BEGIN}\n\n{content.strip()}\n\n{END}{after}"
+        raise ValueError(f"docs/benchmarks.md must have the lines {opening!r} and {closing!r}")
+    return f"{before}{begin}\n\n{content.strip()}\n\n{end}{after}"

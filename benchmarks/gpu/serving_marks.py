@@ -32,7 +32,6 @@ class ServingPlan:
     """How much is measured, and with which models."""
 
     classifier: str = "bert-base"
-    generator: str = "gpt2-small"
     clients: int = 64
     sequences: int = 16
     new_tokens: int = 128
@@ -41,13 +40,14 @@ class ServingPlan:
     llama: Mapping[str, Any] = field(default_factory=lambda: LLAMA)
     large_bytes: int = 15 * 10**9
     swapped_bytes: int = 7 * 10**9
+    """Of the model that generates tokens, too: 3.5 billion parameters."""
     swaps: int = 10
     probe_bytes: int = 4 << 30
     readers: Sequence[int] = (1, 2, 4, 8, 12, 16)
 
 
 DRY: Final = ServingPlan(
-    "tiny-bert", "tiny-gpt2", clients=4, sequences=2, new_tokens=8, repeats=1, seconds=0.1,
+    "tiny-bert", clients=4, sequences=2, new_tokens=8, repeats=1, seconds=0.1,
     llama=TINY, large_bytes=2_000_000, swapped_bytes=1_000_000, swaps=2, probe_bytes=1 << 22,
     readers=(1, 2),
 )  # fmt: skip
@@ -61,6 +61,8 @@ class ServingMeasured:
     tokens: Tokens
     large: Swaps
     swapped: Swaps
+    fixed: Swaps
+    """As `swapped`, with weights at fixed addresses (`--cuda-graphs`)."""
 
 
 def measure_serving_marks(subject: Subject, plan: ServingPlan) -> ServingMeasured:
@@ -75,14 +77,26 @@ def measure_serving_marks(subject: Subject, plan: ServingPlan) -> ServingMeasure
                 seconds=plan.seconds,
             ),
             measure_tokens(
-                folder_of(plan.generator), memory, sequences=plan.sequences,
+                _llama(plan, plan.swapped_bytes), memory, sequences=plan.sequences,
                 new_tokens=plan.new_tokens, repeats=plan.repeats,
             ),
             measure_swaps(_llama(plan, plan.large_bytes), memory, swaps=plan.swaps),
             measure_swaps(_llama(plan, plan.swapped_bytes), memory, swaps=plan.swaps),
+            _at_fixed_addresses(subject, plan),
         )  # fmt: skip
     finally:
         memory.close()
+
+
+def _at_fixed_addresses(subject: Subject, plan: ServingPlan) -> Swaps:
+    try:
+        memory = StagedMemory(subject.with_fixed_addresses())
+        try:
+            return measure_swaps(_llama(plan, plan.swapped_bytes), memory, swaps=plan.swaps)
+        finally:
+            memory.close()
+    except Exception as raised:  # what no GPU has run may fail in any way
+        return Swaps(0, [], f"{type(raised).__name__}: {raised}")
 
 
 def _llama(plan: ServingPlan, size_bytes: int) -> Path:
@@ -99,9 +113,21 @@ def serving_summary(measured: ServingMeasured) -> str:
         _row(f"inferences/s, batches of {batches.clients} clients", batches.batched),
         _row(f"tokens/s, {tokens.sequences} sequences", tokens.ours),
         _row("tokens/s, transformers' continuous batching", tokens.transformers),
+        _tried("tokens/s, pages read in place", tokens.paged, tokens.paged_error, ".0f"),
+        *(
+            [_tried("tokens/s, with graphs too", tokens.graphs, tokens.graphs_error, ".0f")]
+            if tokens.graphs or tokens.graphs_error
+            else []
+        ),
         *(
             _row(f"host to first token, {each.size_bytes / 1e9:.1f} GB, s", each.seconds, ".3f")
             for each in (measured.large, measured.swapped)
+        ),
+        _tried(
+            "host to first token at fixed addresses, s",
+            measured.fixed.seconds,
+            measured.fixed.error,
+            ".3f",
         ),
     ]
     probes = rate_table([*measured.readers, *measured.copies])
@@ -111,6 +137,13 @@ def serving_summary(measured: ServingMeasured) -> str:
 def _row(what: str, values: Sequence[float], form: str = ".0f") -> str:
     of = spread(list(values))
     return f"| {what} | {of.median:{form}} | {of.lowest:{form}} to {of.highest:{form}} |"
+
+
+def _tried(what: str, values: Sequence[float], error: str, form: str) -> str:
+    """A row of what no GPU has run before."""
+    if error or not values:
+        return f"| {what} | failed: {error.splitlines()[0] if error else 'nothing measured'} | |"
+    return _row(what, values, form)
 
 
 def serving_marks(measured: ServingMeasured) -> Iterator[Mark]:

@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from runtime.device.peak_memory import CPU, available_bytes
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from runtime.device.forward_graphs import GraphMaker
     from runtime.device.staged_memory import CopyEngine
 
 
@@ -24,6 +27,8 @@ class Subject:
     """What tensors hold now."""
     used_bytes: Callable[[], int]
     """What the whole device lacks now, caches and other processes included."""
+    with_fixed_addresses: Callable[[], CopyEngine]
+    """An engine of the same device, as with the setting `cuda-graphs`."""
 
 
 def cuda_subject() -> Subject | None:
@@ -43,12 +48,13 @@ def cuda_subject() -> Subject | None:
         engine,
         lambda: int(torch.cuda.memory_allocated(engine.device)),
         used_bytes,
+        lambda: CudaEngine(cuda_graphs=True),
     )
 
 
 def dry_subject() -> Subject:
     """The CPU with the interface of a GPU: its figures say nothing of one."""
-    return Subject("the CPU in place of a GPU", _CpuEngine(), lambda: 0, lambda: 0)
+    return Subject("the CPU in place of a GPU", _CpuEngine(), lambda: 0, lambda: 0, _CpuEngine)
 
 
 class _Done:
@@ -58,8 +64,10 @@ class _Done:
 
 class _CpuEngine:
     device = torch.device("cpu")
+    has_bfloat16 = False
+    graphs: GraphMaker | None = None
 
-    def allocate(self, size_bytes: int) -> torch.Tensor:
+    def allocate(self, size_bytes: int, layout: str = "") -> torch.Tensor:
         return torch.empty(size_bytes, dtype=torch.uint8)
 
     def allocate_pinned(self, size_bytes: int) -> torch.Tensor:
@@ -68,6 +76,9 @@ class _CpuEngine:
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> _Done:
         target.copy_(source)
         return _Done()
+
+    def free_bytes(self) -> int:
+        return available_bytes(CPU)
 
     def register(self, region: torch.Tensor) -> None:
         """A CPU reads all memory alike."""

@@ -33,6 +33,8 @@ LLAMA: Final[dict[str, Any]] = {
     "num_key_value_heads": 8, "vocab_size": 128_256, "max_position_embeddings": 8192,
 }  # fmt: skip
 """Llama 3 of 8B parameters, but the number of layers."""
+_DRAWN: Final = (1 << 20) + 7
+"""Random numbers that are drawn; no row of a matrix begins where another does."""
 TINY: Final[dict[str, Any]] = {
     "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4,
     "num_key_value_heads": 2, "vocab_size": 512, "max_position_embeddings": 128,
@@ -45,6 +47,7 @@ class Swaps:
 
     size_bytes: int
     seconds: list[float]
+    error: str = ""
 
 
 def make_llama(shape: dict[str, Any], size_bytes: int, name: str) -> Path:
@@ -55,11 +58,11 @@ def make_llama(shape: dict[str, Any], size_bytes: int, name: str) -> Path:
     layers = max(1, round((size_bytes - _bytes(shape, 0)) / (_bytes(shape, 1) - _bytes(shape, 0))))
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    generator = torch.Generator().manual_seed(layers)
+    drawn = torch.empty(_DRAWN, dtype=torch.bfloat16).uniform_(
+        -0.02, 0.02, generator=torch.Generator().manual_seed(layers)
+    )
     tensors = {
-        key: torch.empty(tensor.shape, dtype=torch.bfloat16).uniform_(
-            -0.02, 0.02, generator=generator
-        )
+        key: _repeated(drawn, tensor.shape)
         for key, tensor in _network(shape, layers).state_dict().items()
     }
     save_file(tensors, folder / WEIGHTS)
@@ -69,6 +72,12 @@ def make_llama(shape: dict[str, Any], size_bytes: int, name: str) -> Path:
     }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(fields))
     return folder
+
+
+def _repeated(drawn: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """The numbers over and over: to draw all of 15 GB takes a minute of a session on a GPU."""
+    count = math.prod(shape)
+    return drawn.repeat(-(-count // len(drawn)))[:count].view(shape).contiguous()
 
 
 def _network(shape: dict[str, Any], layers: int) -> torch.nn.Module:

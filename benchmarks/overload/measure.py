@@ -8,6 +8,8 @@ Where other programs take turns with the pod, compare goodput per second of the 
 from __future__ import annotations
 
 import math
+import resource
+import time
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,6 +19,10 @@ from benchmarks.quantiles import quantile
 
 MULTIPLES: Final = (1, 2, 5, 10, 20)
 DEADLINE_MS: Final = 1000
+LAYERS: Final = (300, 1500)
+"""Of a small and a large model: 100 to 200 and 20 to 40 requests per second of one core. A refusal
+costs the gateway the same for both, so that at multiples of the small one's capacity its own core
+is full, too."""
 CLIENTS: Final = 16
 """Per tenant, where the capacity is measured: slots are always taken, and some requests wait."""
 OTHERS_SHARE: Final = 0.1
@@ -30,6 +36,7 @@ class Plan:
     seed: int
     repeats: int
     seconds: float
+    layers: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +45,15 @@ class Served:
 
     per_s: float
     per_cpu_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Cores:
+    """Cores in use meanwhile. The client takes its share of the same machine."""
+
+    pod: float
+    gateway: float
+    generator: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +68,7 @@ class Cell:
     """Goodput per second of the pod's CPU time, as a share of what that is at the capacity."""
     gateway_ms: float
     """The gateway's CPU time for each request that was due."""
+    cores: Cores
     late: int
     statuses: dict[str, int]
     p50_s: float
@@ -85,7 +102,7 @@ class Measured:
 
 def measure(plan: Plan) -> Measured:
     measured = Measured([], [])
-    with running_servers() as servers:
+    with running_servers(plan.layers) as servers:
         _capacity(servers, plan)  # warms up
         for repeat in range(plan.repeats):
             seed = plan.seed + repeat
@@ -105,9 +122,11 @@ def _add_cell(
     rate = multiple * before.per_s / len(TENANTS)
     streams = tuple(Stream(path_of(tenant), rate, deadline_ms) for tenant in TENANTS)
     warm_up_s = plan.seconds / 4
-    gateway_s = servers.gateway.cpu_s()
+    used = _used_s(servers)
     sent, served = _send(servers, Load(streams, plan.seconds + warm_up_s, warm_up_s, seed))
-    gateway_s = servers.gateway.cpu_s() - gateway_s
+    spent = [after - before for before, after in zip(used, _used_s(servers), strict=True)]
+    cores = Cores(*(each / spent[0] for each in spent[1:]))
+    gateway_s = spent[2]
     after = _capacity(servers, plan)
     statuses: dict[str, int] = {}
     for each in sent:
@@ -123,6 +142,7 @@ def _add_cell(
             served.per_s,
             served.per_cpu_s / ((before.per_cpu_s + after.per_cpu_s) / 2),
             1000 * gateway_s / max(1, sum(len(each.lateness_s) for each in sent)),
+            cores,
             sum(each.late for each in sent),
             statuses,
             _quantile(latencies_s, 0.5),
@@ -156,6 +176,13 @@ def _add_neighbours(
                 sum(each.due for each in sent),
             )
         )
+
+
+def _used_s(servers: Servers) -> tuple[float, float, float, float]:
+    """Time, and the CPU time of pod, gateway and all generators until now."""
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    generator_s = ended.ru_utime + ended.ru_stime
+    return time.monotonic(), servers.pod.cpu_s(), servers.gateway.cpu_s(), generator_s
 
 
 def _quantile(samples: list[float], share: float) -> float:

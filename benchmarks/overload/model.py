@@ -1,6 +1,6 @@
 """A program whose inference takes a fixed time of one core and no sleep: layers of equal products.
 
-`python -m benchmarks.overload.model FOLDER` writes it.
+`python -m benchmarks.overload.model FOLDER LAYERS` writes it.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ import torch
 from pilotlight.sample_models.make_program import FEATURES, export
 
 _WIDTH: Final = 512
-_LAYERS: Final = 300
-"""About 20 ms for a row of one request, a few milliseconds for each further one."""
 
 
 class FixedWork(torch.nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, layers: int) -> None:
         super().__init__()
+        self.layers = layers
         generator = torch.Generator().manual_seed(0)
         scale = _WIDTH**-0.5
         self.first = torch.nn.Linear(FEATURES, _WIDTH)
@@ -30,7 +29,7 @@ class FixedWork(torch.nn.Module):
     def forward(self, features: torch.Tensor) -> dict[str, torch.Tensor]:
         """`scores` [rows, 4] for `features` [rows, 4]."""
         hidden = self.first(features)
-        for _ in range(_LAYERS):
+        for _ in range(self.layers):
             hidden = torch.tanh(hidden @ self.weight)
         return {"scores": hidden[:, :FEATURES]}
 
@@ -39,7 +38,7 @@ def main() -> None:
     torch.set_num_threads(1)
     folder = Path(sys.argv[1])
     folder.mkdir(parents=True, exist_ok=True)
-    export(FixedWork().eval(), folder / "model.pt2")
+    export(FixedWork(int(sys.argv[2])).eval(), folder / "model.pt2")
 
 
 if __name__ == "__main__":

@@ -21,9 +21,10 @@ def summary(measured: Measured) -> str:
     """Medians over the repeats, in Markdown."""
     lines = [
         "| times capacity | deadlines | capacity/s | goodput/s | share (lowest)"
-        " | share by the pod's CPU time (lowest) | gateway's CPU ms per request | p50 ms | p99 ms"
+        " | share by the pod's CPU time (lowest) | gateway's CPU ms per request"
+        " | cores of pod, gateway, generator | p50 ms | p99 ms"
         " | late | sent late, p99 ms |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for has_deadline in (False, True):
         for multiple in MULTIPLES:
@@ -39,6 +40,9 @@ def summary(measured: Measured) -> str:
                 f" {median(each.cpu_share for each in cells):.2f}"
                 f" ({min(each.cpu_share for each in cells):.2f}) |"
                 f" {median(each.gateway_ms for each in cells):.2f} |"
+                f" {median(each.cores.pod for each in cells):.2f},"
+                f" {median(each.cores.gateway for each in cells):.2f},"
+                f" {median(each.cores.generator for each in cells):.2f} |"
                 f" {median(each.p50_s for each in cells) * 1000:.0f} |"
                 f" {median(each.p99_s for each in cells) * 1000:.0f} |"
                 f" {sum(each.late for each in cells)} |"

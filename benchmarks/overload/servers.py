@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import subprocess
@@ -16,13 +15,13 @@ from typing import TYPE_CHECKING, Final
 
 import orjson
 
+from benchmarks.declared_models import declare_models
 from benchmarks.machine import REPOSITORY
 from benchmarks.overload.generator import BODY, Load, Sent
 from benchmarks.proxy.processes import BenchmarkProcess, post, start
 from pilotlight.platform.bundled_servers import redis_command
 from pilotlight.platform.processes import free_port
 from registry.domain.model import ModelName, ModelSpec
-from registry.redis.client import Registry
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -72,12 +71,12 @@ class Servers:
 
 
 @contextlib.contextmanager
-def running_servers() -> Iterator[Servers]:
+def running_servers(layers: int) -> Iterator[Servers]:
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-overload-")))
         model = folder / "model"
         subprocess.run(
-            [sys.executable, "-m", "benchmarks.overload.model", str(model)],
+            [sys.executable, "-m", "benchmarks.overload.model", str(model), str(layers)],
             cwd=REPOSITORY,
             check=True,
         )
@@ -89,7 +88,7 @@ def running_servers() -> Iterator[Servers]:
             ModelSpec(ModelName(tenant, _MODEL), model.as_uri(), format="pytorch")
             for tenant in TENANTS
         ]
-        asyncio.run(_declare(redis_url, specs))
+        declare_models(redis_url, specs)
         program = [sys.executable, "-m"]
         connected = ["--redis-url", redis_url, "--port"]
         pod = _start(
@@ -118,11 +117,3 @@ def _start(
     running = start(command, cores={core}, log=log, environment={**os.environ, **_ENVIRONMENT})
     stack.callback(running.end)
     return running
-
-
-async def _declare(redis_url: str, specs: list[ModelSpec]) -> None:
-    registry = await Registry.connect(redis_url, specs[0].pool)
-    try:
-        await registry.put_models(specs)
-    finally:
-        await registry.close()

@@ -49,6 +49,14 @@ class BenchmarkProcess:
         """CPU time of the process and its living descendants so far, in seconds."""
         return sum(entry.cpu_s for entry in self._family())
 
+    def resident_bytes(self) -> int:
+        """Resident memory of the process and its living descendants; shared pages count in each."""
+        pages = 0
+        for entry in self._family():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                pages += int(Path(f"/proc/{entry.pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+
     def _family(self) -> list[_ProcessEntry]:
         table = list(_process_table())
         found = {self.process.pid}

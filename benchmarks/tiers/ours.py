@@ -14,6 +14,7 @@ from runtime.device.memory import CpuMemory
 from runtime.engines.networks.network import build_skeleton, skeleton_key
 from runtime.engines.skeletons import Skeleton, Skeletons
 from runtime.storage.listing import RemoteFile
+from runtime.tiers.host_image import image_bytes
 from runtime.tiers.host_tier import HostTier, PutOutcome, enter_host_tier
 from runtime.weights.weight_source import DiskWeights
 
@@ -52,7 +53,11 @@ def host_image(folder: Path) -> Iterator[Callable[[], WeightSource] | None]:
     path = folder / WEIGHTS
     files = (RemoteFile(WEIGHTS, path.stat().st_size, "1"),)
     name = f"pilotlight-benchmark-{os.getpid()}-{folder.name}"
-    tier = enter_host_tier(_memory_folder() / name, 2 * files[0].size_bytes)
+    source = DiskWeights([path])
+    try:
+        tier = enter_host_tier(_memory_folder() / name, image_bytes(source.layout))
+    finally:
+        source.close()
     try:
         yield (lambda: _image(tier, files)) if _put(tier, files, path) else None
     finally:

@@ -10,12 +10,14 @@ import torch
 
 from benchmarks import __main__ as command
 from benchmarks.gpu.measure import Measured, Plan, marks, measure, summary
-from benchmarks.gpu.page import with_section
+from benchmarks.gpu.page import NOTHING, PARTS, with_section
 from benchmarks.gpu.rings import Ring
 from benchmarks.gpu.starts import measure_starts, start_table
 from benchmarks.gpu.subject import Subject
 from benchmarks.tiers import ours
+from benchmarks.tiers.contestants import Start
 from pilotlight.sample_models.make_model import make_model
+from runtime.device.peak_memory import PeakMemory
 from runtime.device.staged_memory import StagedMemory
 from runtime.tiers.host_tier import HostTier
 from tests.runtime.fake_engine import FakeEngine
@@ -45,8 +47,8 @@ class LeakingEngine(FakeEngine):
         super().__init__()
         self.kept: list[torch.Tensor] = []
 
-    def allocate(self, size_bytes: int) -> torch.Tensor:
-        self.kept.append(super().allocate(size_bytes))
+    def allocate(self, size_bytes: int, layout: str = "") -> torch.Tensor:
+        self.kept.append(super().allocate(size_bytes, layout))
         return self.kept[-1]
 
 
@@ -54,7 +56,7 @@ def measured_on(engine: FakeEngine, plan: Plan) -> Measured:
     def allocated_bytes() -> int:
         return engine.allocated_bytes
 
-    return measure(Subject("fake", engine, allocated_bytes, allocated_bytes), plan)
+    return measure(Subject("fake", engine, allocated_bytes, allocated_bytes, FakeEngine), plan)
 
 
 @pytest.fixture(scope="module")
@@ -108,6 +110,17 @@ def test_a_tier_without_room_is_named_in_place_of_its_rows(
     assert skipped == [f"{plan.served.name}: tier host has no room in /dev/shm"]
 
 
+def test_a_model_whose_image_is_there_already_keeps_its_rows(plan: Plan) -> None:
+    with ours.host_image(plan.served) as first, ours.host_image(plan.served) as second:
+        assert first is not None
+        assert second is not None
+        skipped: list[str] = []
+        with ours.our_ways(plan.served, skipped) as ways:
+            assert [way.starts for way in ways].count((Start.HOST,)) == 2
+        assert skipped == []
+        second().close()
+
+
 @pytest.mark.slow
 def test_leaked_memory_misses_its_target(plan: Plan) -> None:
     measured = measured_on(LeakingEngine(), replace(plan, rings=(), repeats=1))
@@ -139,25 +152,31 @@ def test_dry_run_measures_every_mark(
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["benchmarks", "gpu", "--dry", "--docs"])
     before = PAGE.read_text()
+    peak = PeakMemory("cpu")
     command.main()
     assert PAGE.read_text() == before
+    used_bytes = peak.used_bytes()
+    assert used_bytes is None or used_bytes < 2 << 30, "a cache took what memory was free"
     printed = capsys.readouterr().out
     for promise in (
         "of a pinned copy", "PCIe Gen5", "p50 beside loads", "loads and unloads",
-        "eager one by one", "transformers' own",
+        "eager one by one", "transformers' own", "pages read in place", "at fixed addresses",
+        "two pods with shares: inferences/s", "two pods with shares: p99",
     ):  # fmt: skip
         assert promise in printed
     assert printed.count("host to first token of") == 2
+    assert "failed:" not in printed
 
 
-def test_run_replaces_its_section_of_the_page() -> None:
+@pytest.mark.parametrize("part", PARTS)
+def test_a_part_replaces_its_section_of_the_page(part: str) -> None:
     page = PAGE.read_text()
-    changed = with_section(page, "| a | b |")
-    assert "| a | b |" in changed
-    assert "No GPU has run any of this." not in changed
-    assert with_section(changed, "No GPU has run any of this.") == page
+    changed = with_section(page, part, "| a | b |")
+    assert changed.count("| a | b |") == page.count("| a | b |") + 1
+    assert changed.count(NOTHING) == page.count(NOTHING) - 1
+    assert with_section(changed, part, NOTHING) == page
     with pytest.raises(ValueError, match="must have the lines"):
-        with_section("# Benchmarks", "text")
+        with_section("# Benchmarks", part, "text")
 
 
 def test_an_unknown_benchmark_is_rejected(
