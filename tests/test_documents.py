@@ -40,6 +40,31 @@ def test_the_architecture_shows_every_room(package: str) -> None:
     assert set(re.findall(r"^ {6}(\w+)/", tree, re.MULTILINE)) == rooms
 
 
+def test_the_record_of_gpus_has_every_package_of_the_runtime() -> None:
+    text = (ROOT / "docs/runtime.md").read_text().partition("\n## What has run on a GPU\n")[2]
+    table = text.partition("\n## ")[0]
+    rows = re.findall(r"^\| (`.+?) \|", table, re.MULTILINE)
+    packages = {path.parent.name for path in (ROOT / "runtime").glob("*/__init__.py")}
+    assert sorted(re.findall(r"`(\w+)`", " ".join(rows))) == sorted({*packages, "runtime"})
+    for name in re.findall(r"`(\w+\.py)`", table):
+        assert list((ROOT / "runtime").rglob(name)), name
+
+
+def test_the_tests_that_are_said_to_hold_off_faults_of_gpus_exist() -> None:
+    text = (ROOT / "docs/notes/runtime.md").read_text().partition("\n| Fault | Test |\n")[2]
+    cells = [row.split("|")[2] for row in text.partition("\n\n")[0].splitlines()[1:]]
+    named = {
+        name
+        for cell in cells
+        for name in re.findall(r"\b[a-z0-9]+(?:_[a-z0-9]+){2,}\b", re.sub("`.*?`", "", cell))
+    }
+    files = [path.read_text() for path in (ROOT / "tests").rglob("test_*.py")]
+    there = {name for file in files for name in re.findall(r"def test_(\w+)\(", file)}
+    assert len(cells) == 9
+    assert len(named) > 20
+    assert sorted(named - there) == []
+
+
 def test_the_pool_has_the_default_slots_and_knatives_target_is_their_number() -> None:
     assert "PILOTLIGHT_SLOTS" not in (ROOT / "manifests/base/pool/pool.yaml").read_text()
     component = ROOT / "manifests/components/knative/kustomization.yaml"

@@ -41,20 +41,21 @@ def read_ledger(path: Path) -> dict[str, list[Execution]]:
 
 
 def executed_twice(
-    executions: Mapping[str, list[Execution]], ended_s: Mapping[int, Sequence[float]]
+    executions: Mapping[str, list[Execution]], pods_gone_s: Sequence[float]
 ) -> list[str]:
-    """Requests that gave outputs twice while both processes lived.
+    """Requests that gave outputs twice although no pod ended in between.
 
-    A second execution is allowed only after the end of the first one's process, which is then no
-    longer there to answer. `ended_s`: when processes with this number were seen to be gone.
+    A second execution is allowed only after the end of the first one's pod, or of its entry pod,
+    which the outputs of an inference elsewhere went to: nobody is left then who could send them to
+    the client. The ledger does not name entry pods, so that the end of any pod excuses it.
+    `pods_gone_s`: when a pod was seen to be gone.
     """
     twice = []
     for request, each in executions.items():
         whole = [execution for execution in each if execution.ended_s is not None]
         for first, second in itertools.pairwise(whole):
-            ends_s = [end_s for end_s in ended_s.get(first.pid, ()) if end_s > first.began_s]
-            gone_s = min(ends_s, default=float("inf"))
-            if first.pid == second.pid or gone_s > second.began_s + _SEEN_LATE_S:
+            latest_s = second.began_s + _SEEN_LATE_S
+            if not any(first.began_s < gone_s <= latest_s for gone_s in pods_gone_s):
                 twice.append(
                     f"{request}: pid {first.pid} ended {first.ended_s:.3f},"
                     f" pid {second.pid} began {second.began_s:.3f}"

@@ -97,13 +97,15 @@ def review(document: Any) -> str:
     metadata = document.get("metadata")
     if not isinstance(metadata, dict) or not isinstance(metadata.get("annotations", {}), dict):
         return "not of the schema"  # nor metadata of another shape than its own
-    if not all(isinstance(each, str) for each in (metadata.get("annotations") or {}).values()):
+    texts = [*(metadata.get("annotations") or {}).values()]
+    texts += [metadata[key] for key in ("name", "namespace") if key in metadata]
+    if not all(isinstance(each, str) for each in texts):
         return "not of the schema"
     request = {"request": {"uid": "1", "object": document, "namespace": "default"}}
     try:
         review_response(request, set_defaults)
         allowed = review_response(request, validate)["response"]["allowed"]
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return "refused as no review"  # 400 of the webhook server
     return "read" if allowed else "refused"
 

@@ -4,7 +4,8 @@ The tenant `red` has keys and a model; `blue` has a model, a request that can be
 that nobody else has. Each attempt is a channel, a mutation of the names in it and a credential, all
 drawn from a seed. The expected result: no request reaches a pod under a name of `blue`, and none of
 a path that only `blue` or the operator may use is answered with success, or names blue's model.
-gRPC calls go to a pod (`tenant_grpc.py`), storage URIs to a pod's disk cache (`tenant_storage.py`).
+gRPC calls go to a pod (`tenant_grpc.py`), storage URIs to a pod's disk cache (`tenant_storage.py`),
+workflows to a scheduler that has one of blue's, with a run.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from tests.gateway.gateway_harness import GatewayHarness, PodProcess, exchange_b
 from tests.hostile.mutations import escape_one
 from tests.hostile.tenant_grpc import start_grpc
 from tests.hostile.tenant_storage import start_storage
+from tests.workflows.service.harness import running_scheduler
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,6 +39,13 @@ SECRET: Final = "hidden"
 """Blue's model; attempts that ask for it by name do not count its echo in an error."""
 KEYS: Final = {"red": "red-key-red-key-red", "blue": "blue-key-blue-key-b", "_operator": "o" * 20}
 REQUEST_ID: Final = "request-of-blue"
+_WORKFLOW: Final = """
+from pilotlight.workflow import workflow
+
+@workflow
+async def hidden():
+    return "hidden"
+"""
 BATCH: Final = 100
 CHANNELS: Final = 8
 _TO_BLUE: Final = (
@@ -48,7 +57,7 @@ _TO_BLUE: Final = (
     "/serving/red/own/../../blue/hidden/v1/models/hidden:predict",
     "/serving/red/own/serving/blue/hidden/v1/models/hidden:predict",
     "/serving/blue/hidden/v1/models/own:predict", "/serving/red;blue/hidden/v2/models/hidden/infer",
-    "/serving/blue/hidden/v1/workflows/flow:run", "/serving/blue/hidden/", "/serving/blue/hidden",
+    "/serving/blue/hidden/v1/workflows/hidden:run", "/serving/blue/hidden/", "/serving/blue/hidden",
     "/v1/workflows/hidden:run", "/serving/default/hidden/v1/workflows/hidden:run",
 )  # fmt: skip
 _READING: Final = (
@@ -56,9 +65,9 @@ _READING: Final = (
     "/serving/blue/hidden/v2/models", "/serving/blue/hidden/v2/models/hidden/ready",
     "/serving/blue/hidden/openai/v1/models", "/serving/blue/hidden/v2/repository/index",
     f"/pilotlight/v1/explain/{REQUEST_ID}", "/pilotlight/v1/idle-memory", "/metrics", "/docs",
-    "/serving/blue/hidden/v1/workflows", "/serving/blue/hidden/v1/workflows/flow/runs/x",
-    "/v1/workflows/-/runs/x", f"/console/requests/{REQUEST_ID}", "/console/models/blue/hidden",
-    "/pilotlight/v1/targets",
+    "/serving/blue/hidden/v1/workflows", "/serving/blue/hidden/v1/workflows/hidden/runs/RUN",
+    "/v1/workflows/hidden/runs/RUN", "/v1/workflows/-/runs/RUN",
+    f"/console/requests/{REQUEST_ID}", "/console/models/blue/hidden", "/pilotlight/v1/targets",
     "/openapi.json", f"/serving/red/own/pilotlight/v1/explain/{REQUEST_ID}",
     "/serving/red/own/metrics", "/serving/red/own/v1/../../../metrics", "/v1/models/../../metrics",
     f"/openai/v1/../../pilotlight/v1/explain/{REQUEST_ID}", "/v2/../metrics",
@@ -153,7 +162,8 @@ class Attempt:
         return SECRET in text or "blue" in text
 
 
-def draw_attempt(draws: random.Random) -> Attempt:
+def draw_attempt(draws: random.Random, run: str) -> Attempt:
+    """`run`: the identity of a run of blue's workflow."""
     channel = draws.choice(["path", "host", "header", "body", "reading", "names"])
     path = draws.choice(_READING if channel == "reading" else _TO_BLUE)
     if channel == "host":
@@ -163,7 +173,7 @@ def draw_attempt(draws: random.Random) -> Attempt:
     if channel == "names":
         name = "".join(draws.choice("hidenblu~/.%-:@ ") for _ in range(draws.randrange(1, 14)))
         path = f"/serving/{name}/hidden/v1/models/hidden:predict".replace(" ", "%20")
-    path = draws.choice(_MUTATIONS)(draws, path)
+    path = draws.choice(_MUTATIONS)(draws, path.replace("RUN", run))
     method = draws.choice(
         ["GET", "GET", "POST", "HEAD"] if channel == "reading" else ["POST"] * 5 + ["GET"]
     )
@@ -201,6 +211,7 @@ def run(count: int, seed: int) -> list[str]:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         harness, pods = _start(stack, folder)
+        workflow_run = _run_workflow(harness)
         pod = start_grpc(stack, folder / "grpc", harness.redis_url)
         storage = start_storage(stack, folder / "storage")
         for begin in range(0, count, BATCH):
@@ -212,7 +223,7 @@ def run(count: int, seed: int) -> list[str]:
                 for drawn, (channel, outcome, problem) in zip((uri, call), outcomes, strict=True):
                     statuses[f"{channel} {outcome}"] += 1
                     problems += [f"{problem}: {drawn!r}"] if problem else []
-            batch = [draw_attempt(draws) for _ in range(size - 2 * of_each)]
+            batch = [draw_attempt(draws, workflow_run) for _ in range(size - 2 * of_each)]
             for attempt in batch:
                 response = exchange_bytes(harness.gateway.port, attempt.content, timeout_s=30)
                 statuses[f"{attempt.channel} {response[9:12].decode('latin-1')}"] += 1
@@ -237,8 +248,15 @@ def _start(stack: ExitStack, folder: Path) -> tuple[GatewayHarness, PodProcess]:
     for tenant, key in KEYS.items():
         (keys / tenant).write_text(key)
     redis = stack.enter_context(servers.redis_server(folder / "redis"))
+    port = servers.free_port()
     gateway = stack.enter_context(
-        servers.gateway(folder, redis_url=redis.url, pool="tenants", api_keys=keys)
+        servers.gateway(
+            folder, redis_url=redis.url, pool="tenants", api_keys=keys,
+            workflows_url=f"http://127.0.0.1:{port}",
+        )
+    )  # fmt: skip
+    stack.enter_context(
+        running_scheduler(folder / "scheduler", redis.url, "tenants", gateway.url, port=port)
     )
     client = stack.enter_context(httpx.Client(trust_env=False, timeout=60))
     threads = ThreadPoolExecutor(1)
@@ -251,6 +269,19 @@ def _start(stack: ExitStack, folder: Path) -> tuple[GatewayHarness, PodProcess]:
     explain = f"{gateway.url}/pilotlight/v1/explain/{REQUEST_ID}"
     assert client.get(explain, headers={"x-api-key": KEYS["_operator"]}).status_code == 200
     return harness, pods
+
+
+def _run_workflow(harness: GatewayHarness) -> str:
+    """Deploy a workflow of blue's and run it once; the run's identity."""
+    url = f"{harness.gateway.url}/serving/blue/hidden/v1/workflows/hidden"
+    headers = {"x-api-key": KEYS["blue"]}
+    harness.client.put(url, content=_WORKFLOW, headers=headers).raise_for_status()
+    begun = harness.client.post(f"{url}:run", headers={**headers, "prefer": "respond-async"})
+    assert begun.status_code == 202, begun.text
+    identity = begun.headers["location"].rpartition("/")[2]
+    status = harness.client.get(f"{url}/runs/{identity}", headers=headers)
+    assert status.status_code == 200, status.text
+    return str(identity)
 
 
 def _foreign_paths(pods: PodProcess) -> list[str]:

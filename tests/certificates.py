@@ -1,0 +1,24 @@
+"""Certificates of the platform's parts, as a Secret of cert-manager's has them."""
+
+from __future__ import annotations
+
+import datetime
+from typing import TYPE_CHECKING
+
+from autoscaler.kubernetes.admission.certificates import make_certificates
+from registry.tls import PART_NAME
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def write_certificates(folder: Path, *names: str) -> Path:
+    """A folder with a certificate of a new authority."""
+    made = make_certificates(
+        list(names or (PART_NAME, "localhost")), datetime.datetime.now(datetime.UTC)
+    )
+    folder.mkdir(exist_ok=True)
+    (folder / "ca.crt").write_bytes(made.authority)
+    (folder / "tls.key").write_bytes(made.key)
+    (folder / "tls.crt").write_bytes(made.certificate)
+    return folder
