@@ -63,7 +63,7 @@ CARRIED := $(wildcard .wheels/wanted)
 GPU_PYTHON := $(if $(CARRIED),scripts/gpu,$(BIN)/python)
 
 test-gpu: $(if $(CARRIED),,$(STAMP))  ## Run the tests that need a CUDA device
-	$(GPU_PYTHON) -m pytest -m gpu $(if $(CARRIED),-W default) $(FLAGS)
+	$(GPU_PYTHON) -m pytest -m gpu $(if $(CARRIED),-W default) $$(grep -rlF "mark.gpu" --include="test_*.py" tests/runtime) $(FLAGS)
 
 # KUBECONFIG is ignored in the environment, so that tests never use a cluster by accident.
 test-kubernetes: $(STAMP)  ## Run the tests with a real API server and KServe (KUBECONFIG=FILE: your cluster)
@@ -113,9 +113,10 @@ bench-simulator: $(STAMP)  ## Run the benchmark of the simulator, compiled if po
 bench-placement: $(STAMP)  ## Run the benchmark of the planners of placement
 	$(BIN)/python -m benchmarks placement $(FLAGS)
 
-bench-workflows: $(STAMP)  ## Run the benchmarks of workflows: planning a run's steps, and what a warm step adds
+bench-workflows: $(STAMP)  ## Run the benchmarks of workflows: planning, what a warm step adds, tensors between pods
 	$(BIN)/python -m benchmarks.workflows
 	$(BIN)/python -m benchmarks.workflow_steps
+	$(BIN)/python -m benchmarks.transfers
 
 bench-selection: $(STAMP)  ## Run the benchmark of planning windows and of looking at the data
 	$(BIN)/python -m benchmarks.selection
