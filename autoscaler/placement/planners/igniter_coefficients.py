@@ -7,6 +7,7 @@ are in ms, shares in % of a GPU, as published.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain, combinations
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -14,7 +15,11 @@ import numpy as np
 from registry.domain.igniter import HardwareCoefficients, ModelCoefficients
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
+
+    Solver = Callable[[NDArray[np.float64], NDArray[np.float64]], NDArray[np.float64]]
 
 Table = tuple[tuple[float, ...], ...]
 
@@ -112,25 +117,58 @@ def fit_active(
     batch: NDArray[np.float64], share: NDArray[np.float64], active_ms: NDArray[np.float64]
 ) -> tuple[float, float, float, float, float]:
     """Step 5 by least squares: linear in all but k4, which is searched coarsely, then finely."""
-    coarse = min(_OFFSETS, key=lambda k4: _solve_for(k4, batch, share, active_ms)[0])
+    return _fit(batch, share, active_ms, np.ones_like(active_ms), _least_squares)
+
+
+def fit_noisy(
+    batch: NDArray[np.float64], share: NDArray[np.float64], active_ms: NDArray[np.float64]
+) -> tuple[float, float, float, float, float]:
+    """Step 5 by least relative squares, with no k1, k2, k3 or k5 below 0.
+
+    So noise in the time of a large batch cannot make a small one take less than no time.
+    """
+    return _fit(batch, share, active_ms, 1 / active_ms, _least_squares_above_0)
+
+
+def _fit(
+    batch: NDArray[np.float64], share: NDArray[np.float64], active_ms: NDArray[np.float64],
+    weights: NDArray[np.float64], solve: Solver,
+) -> tuple[float, float, float, float, float]:  # fmt: skip
+    offsets = _OFFSETS[-share.min() < _OFFSETS]
+
+    def fit_with(k4: float) -> tuple[float, NDArray[np.float64]]:
+        under = 1 / (share + k4)
+        terms = np.stack([batch**2 * under, batch * under, under, np.ones_like(share)], axis=1)
+        matrix, wanted = terms * weights[:, None], active_ms * weights
+        solution = solve(matrix, wanted)
+        return float(np.sum((matrix @ solution - wanted) ** 2)), solution
+
+    coarse = min(offsets, key=lambda each: fit_with(each)[0])
     around = coarse + np.linspace(-_OFFSET_STEP, _OFFSET_STEP, 81)
-    k4 = min(around, key=lambda each: _solve_for(each, batch, share, active_ms)[0])
-    k1, k2, k3, k5 = _solve_for(k4, batch, share, active_ms)[1]
+    k4 = min(around[around > -share.min()], key=lambda each: fit_with(each)[0])
+    k1, k2, k3, k5 = (float(each) for each in fit_with(k4)[1])
     return k1, k2, k3, float(k4), k5
 
 
-def _solve_for(
-    k4: float,
-    batch: NDArray[np.float64],
-    share: NDArray[np.float64],
-    active_ms: NDArray[np.float64],
-) -> tuple[float, tuple[float, float, float, float]]:
-    """The squared error and k1, k2, k3, k5."""
-    under = 1 / (share + k4)
-    matrix = np.stack([batch**2 * under, batch * under, under, np.ones_like(share)], axis=1)
-    solution, *_ = np.linalg.lstsq(matrix, active_ms, rcond=None)
-    k1, k2, k3, k5 = (float(each) for each in solution)
-    return float(np.sum((matrix @ solution - active_ms) ** 2)), (k1, k2, k3, k5)
+def _least_squares(matrix: NDArray[np.float64], wanted: NDArray[np.float64]) -> NDArray[np.float64]:
+    solution: NDArray[np.float64] = np.linalg.lstsq(matrix, wanted, rcond=None)[0]
+    return solution
+
+
+def _least_squares_above_0(
+    matrix: NDArray[np.float64], wanted: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """The best solution without a negative value: each set of values that are not 0 is tried."""
+    width = matrix.shape[1]
+    best, best_error = np.zeros(width), float(wanted @ wanted)
+    subsets = chain.from_iterable(combinations(range(width), size + 1) for size in range(width))
+    for columns in map(list, subsets):
+        values = _least_squares(matrix[:, columns], wanted)
+        error = float(np.sum((matrix[:, columns] @ values - wanted) ** 2))
+        if values.min() >= 0 and error < best_error:
+            best, best_error = np.zeros(width), error
+            best[columns] = values
+    return best
 
 
 def _line(x: NDArray[np.float64], y: NDArray[np.float64]) -> tuple[float, float]:

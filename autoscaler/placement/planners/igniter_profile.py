@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from autoscaler.placement.planners.igniter_coefficients import fit_active
+from autoscaler.placement.planners.igniter_coefficients import fit_noisy
 from autoscaler.placement.planners.igniter_latency import active_alone
 from autoscaler.placement.planners.problem import WHOLE_PCT
 from registry.domain.igniter import HardwareCoefficients, IgniterFit, ModelCoefficients
@@ -39,7 +39,7 @@ def fit_profile(profile: Profile, neighbour_used_pct: Mapping[str, float]) -> Ig
     if len(set(batch.tolist())) < _MIN_BATCHES or len(set(share.tolist())) < 2:
         return None
     model = ModelCoefficients(
-        k=fit_active(batch, share, active_ms), idle_ms=0.0, kernels=0,
+        k=fit_noisy(batch, share, active_ms), idle_ms=0.0, kernels=0,
         cache_slope=_slowdown_per_pct(profile, neighbour_used_pct), power=(0.0, 0.0),
         l2=_used_by_ability(profile.points), input_bytes=0.0, output_bytes=0.0,
     )  # fmt: skip

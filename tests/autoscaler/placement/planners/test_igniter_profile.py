@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from autoscaler.placement.planners.fewest import accelerators_of
 from autoscaler.placement.planners.igniter import igniter
@@ -48,6 +50,25 @@ def test_predicts_batches_and_shares_between_the_measured(rows: int, share_pct: 
     [latency] = predict([Resident(fit.model, rows, share_pct)], fit.hardware)
     assert latency.total == pytest.approx(_ms(rows, share_pct), rel=0.02)
     assert "fitted to 15 latencies (mean error 0 %) and 0 pairs" in fit.source
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.floats(0.2, 5.0), min_size=10, max_size=10), st.integers(1, 32))
+def test_noise_makes_no_batch_take_less_than_no_time(noise: list[float], rows: int) -> None:
+    exact = _profile(shares=(50.0,))
+    points = tuple(
+        replace(each, latency_s=each.latency_s * factor)
+        for each, factor in zip(exact.points, noise[:5], strict=True)
+    )
+    shares = tuple(
+        replace(each, factor=max(1.0, each.factor * factor))
+        for each, factor in zip(exact.shares, noise[5:], strict=True)
+    )
+    fit = fit_profile(replace(exact, points=points, shares=shares), {"default/b": 60.0})
+    assert fit is not None
+    for share_pct in (fit.hardware.share_step_pct, 75.0, 100.0):
+        [latency] = predict([Resident(fit.model, rows, share_pct)], fit.hardware)
+        assert latency.total > 0
 
 
 def test_a_neighbour_that_keeps_as_much_busy_as_the_measured_one_slows_down_as_it_did() -> None:
