@@ -151,8 +151,7 @@ def _fit(
 
 
 def _least_squares(matrix: NDArray[np.float64], wanted: NDArray[np.float64]) -> NDArray[np.float64]:
-    solution: NDArray[np.float64] = np.linalg.lstsq(matrix, wanted, rcond=None)[0]
-    return solution
+    return np.asarray(np.linalg.lstsq(matrix, wanted, rcond=None)[0], np.float64)
 
 
 def _least_squares_above_0(
