@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
-from gateway.errors import GatewayError
+from gateway.errors import GatewayError, MethodNotAllowed
 from gateway.http.error_responses import send_error
 from gateway.http.routes import graph_path, is_inference, parse_path, target_of
+from gateway.management.allowed_methods import is_action
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -67,7 +68,9 @@ class GatewayApp:
                 model_path = graph_path(_host(scope))
             if self.access is not None:
                 model_path = await self._authorise_path(self.access, path, model_path, scope)
-            if scope["method"] == "POST" and is_inference(model_path.path):
+            if is_action(model_path.path) and scope["method"] != "POST":
+                raise MethodNotAllowed(scope["method"], path, ("POST",))
+            if is_inference(model_path.path):
                 target_of(model_path)  # raises the error for which it was not resolved
         except GatewayError as error:
             await send_error(send, error, is_openai="/openai/v1/" in path)

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from http import HTTPStatus
+from typing import TYPE_CHECKING
 
 from gateway.routing.decision import Reason
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 class GatewayError(Exception):
@@ -31,6 +35,14 @@ class GatewayError(Exception):
 
 class BadRequest(GatewayError, status=400, reason="bad-request"):
     """A path, header or body is malformed."""
+
+
+class MethodNotAllowed(GatewayError, status=405, reason="method-not-allowed"):
+    """The path takes other methods."""
+
+    def __init__(self, method: str, path: str, allowed: Sequence[str]) -> None:
+        self.allowed = ", ".join(allowed)
+        super().__init__(f"{path[:200]} takes the methods {self.allowed}, was {method}")
 
 
 class UndeclaredModel(GatewayError, status=404, reason="model-not-found"):

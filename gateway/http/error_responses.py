@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from gateway.errors import BodiesFull, BodyTooSlow, RequestBodyTooLarge
+from gateway.errors import BodiesFull, BodyTooSlow, MethodNotAllowed, RequestBodyTooLarge
 from gateway.http import openai
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ def body_and_headers(error: GatewayError, *, is_openai: bool) -> tuple[bytes, He
         headers.append((b"www-authenticate", error.challenge))
     if error.retry_after_s is not None:
         headers.append((b"retry-after", b"%d" % max(1, round(error.retry_after_s))))
+    if isinstance(error, MethodNotAllowed):
+        headers.append((b"allow", error.allowed.encode()))
     document = openai.error_document(error) if is_openai else {"error": str(error)}
     return orjson.dumps(document), headers
 

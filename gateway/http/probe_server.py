@@ -86,12 +86,16 @@ class ProbeServer:
         head = connection.recv(_MAX_HEAD_BYTES)
         method, _, rest = head.partition(b" ")
         path = rest.partition(b" ")[0].partition(b"?")[0].decode("latin-1")
-        page = self._pages.get(path) if method == b"GET" else None
+        page, check = self._pages.get(path), self._checks.get(path)
+        if (page or check) and method != b"GET":
+            content = json.dumps({"error": f"{path} takes the method GET"}).encode()
+            head = ("405 Method Not Allowed", "application/json", "allow: GET")
+            connection.sendall(_response(content, *head))
+            return
         if page is not None:
             content, content_type = page(_accept(head))
-            connection.sendall(_response("200 OK", content_type, content))
+            connection.sendall(_response(content, "200 OK", content_type))
             return
-        check = self._checks.get(path) if method == b"GET" else None
         age_s = self.loop_age_s
         if check is None:
             status = "404 Not Found"
@@ -100,7 +104,7 @@ class ProbeServer:
         else:
             status = "503 Service Unavailable"
         body = json.dumps({"ok": status.startswith("2"), "loop_age_seconds": round(age_s, 3)})
-        connection.sendall(_response(status, "application/json", body.encode()))
+        connection.sendall(_response(body.encode(), status, "application/json"))
 
 
 def _accept(head: bytes) -> str:
@@ -111,9 +115,9 @@ def _accept(head: bytes) -> str:
     return ""
 
 
-def _response(status: str, content_type: str, body: bytes) -> bytes:
+def _response(body: bytes, status: str, content_type: str, *lines: str) -> bytes:
     head = (
-        f"HTTP/1.1 {status}\r\ncontent-type: {content_type}\r\nconnection: close\r\n"
-        f"content-length: {len(body)}\r\n\r\n"
-    )
-    return head.encode() + body
+        f"HTTP/1.1 {status}", f"content-type: {content_type}", "connection: close",
+        f"content-length: {len(body)}", *lines, "", "",
+    )  # fmt: skip
+    return "\r\n".join(head).encode() + body

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import FastAPI, Header, Request, Response
@@ -10,8 +11,9 @@ from fastapi.responses import JSONResponse
 from prometheus_client.exposition import choose_encoder
 from starlette.exceptions import HTTPException
 
-from gateway.errors import GatewayError
+from gateway.errors import GatewayError, MethodNotAllowed
 from gateway.http.error_responses import body_and_headers
+from gateway.management.allowed_methods import allowed_methods
 from gateway.management.models import kserve_models, openai_models
 from gateway.management.openapi import with_inference_paths
 from registry.errors import RegistryUnavailable
@@ -82,18 +84,25 @@ def create_api(
             for pod in pool.watch.state.pods.values()
         ]
 
-    @api.exception_handler(HTTPException)
-    def http_error(_: Request, error: HTTPException) -> JSONResponse:
-        return JSONResponse({"error": str(error.detail)}, error.status_code)
+    _add_error_responses(api)
+    with_inference_paths(api)
+    return api
 
+
+def _add_error_responses(api: FastAPI) -> None:
     @api.exception_handler(GatewayError)
     def gateway_error(_: Request, error: GatewayError) -> Response:
         body, headers = body_and_headers(error, is_openai=False)
         named = {name.decode(): value.decode() for name, value in headers}
         return Response(body, int(error.status), headers=named)
 
-    with_inference_paths(api)
-    return api
+    @api.exception_handler(HTTPException)
+    def http_error(request: Request, error: HTTPException) -> Response:
+        if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+            path = request.scope["path"]
+            allowed = allowed_methods(api.routes, path)
+            return gateway_error(request, MethodNotAllowed(request.method, path, allowed))
+        return JSONResponse({"error": str(error.detail)}, error.status_code)
 
 
 def _add_health(api: FastAPI, pools: Sequence[ServedPool], is_ending: Callable[[], bool]) -> None:

@@ -8,6 +8,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.routing import Route
@@ -54,12 +55,14 @@ class Routes:
         repository = "/v2/repository"
         v1_infer, v2_infer = map(self._infer_route, (WireProtocol.V1, WireProtocol.V2))
         handlers: list[tuple[str, str, Handler]] = [
+            ("POST", f"{v1_model}:explain", self._explain),
+            ("GET", f"{v1_model}:explain", _post_only),
+            ("GET", f"{v1_model}:predict", _post_only),
             ("GET", v1_model, self._model_ready),
             ("GET", f"{v2_model}/ready", self._model_ready),
             ("GET", f"{v2_version}/ready", self._model_ready),
             ("GET", v2_version, self._metadata),
             ("GET", v2_model, self._metadata),
-            ("POST", f"{v1_model}:explain", self._explain),
             ("GET", "/v1/models", self._models),
             ("GET", "/v2/models", self._models),
             ("GET", "/v2", self._server),
@@ -220,6 +223,10 @@ def _parse_load(parameters: Any) -> _LoadParameters:
             due_in_s = None if due_ms is None else due_ms / 1000
             return _LoadParameters(each, copies, is_withdrawable, due_in_s)
     raise InvalidRequest(f"'tier' must be one of {', '.join(LOADABLE)}, was {tier!r}")
+
+
+async def _post_only(request: Request) -> Response:
+    raise HTTPException(HTTPStatus.METHOD_NOT_ALLOWED, headers={"allow": "POST"})
 
 
 def _with_errors(handler: Handler) -> Handler:

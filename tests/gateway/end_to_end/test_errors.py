@@ -94,12 +94,6 @@ def test_a_chunked_body_of_100_mb_is_413(shared: GatewayHarness, spec: ModelSpec
             400,
             id="length-too-long",
         ),
-        pytest.param(b"GET /v1/models/m:predict HTTP/1.1\r\nhost: x\r\n\r\n", 404, id="get"),
-        pytest.param(
-            b"PUT /v1/models/m:predict HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n",
-            405,
-            id="put",
-        ),
         pytest.param(b"GET /nothing HTTP/1.1\r\nhost: x\r\n\r\n", 404, id="no-such-path"),
         pytest.param(b"GET /%00 HTTP/1.1\r\nhost: x\r\n\r\n", 404, id="nul"),
         pytest.param(

@@ -289,6 +289,12 @@ def test_unknown_paths_get_errors_in_kserves_form(served: Served, path: str, sta
     assert (response.status_code, list(response.json())) == (status, ["error"])
 
 
+@pytest.mark.parametrize("path", ["/v1/models/text:predict", "/v1/models/text:explain"])
+def test_a_get_of_an_inference_path_is_405(served: Served, path: str) -> None:
+    response = served.http.get(path)
+    assert (response.status_code, response.headers["allow"]) == (405, "POST")
+
+
 GOOD_CODES = {
     grpc.StatusCode.OK, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND,
 }  # fmt: skip
