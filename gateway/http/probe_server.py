@@ -89,8 +89,8 @@ class ProbeServer:
         page, check = self._pages.get(path), self._checks.get(path)
         if (page or check) and method != b"GET":
             content = json.dumps({"error": f"{path} takes the method GET"}).encode()
-            head = ("405 Method Not Allowed", "application/json", "allow: GET")
-            connection.sendall(_response(content, *head))
+            refused = ("405 Method Not Allowed", "application/json", "allow: GET")
+            connection.sendall(_response(content, *refused))
             return
         if page is not None:
             content, content_type = page(_accept(head))

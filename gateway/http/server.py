@@ -7,15 +7,24 @@ once when its client disconnects, so that its slot is freed.
 from __future__ import annotations
 
 import asyncio
+import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import httptools
-import orjson
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gateway.http import openai
 from gateway.http.client_request import ClientRequest
+from gateway.http.framing import (
+    MAX_HEAD_BYTES,
+    MAX_TARGET_BYTES,
+    InvalidFraming,
+    check_length,
+    head_too_long,
+    not_http,
+    target_too_long,
+)
 from gateway.http.host import host_error, split_absolute_form
 from gateway.http.request_starts import ConnectionStarts
 from gateway.http.routes import INFERENCE_SUFFIXES
@@ -28,11 +37,8 @@ if TYPE_CHECKING:
     ResolveTarget = Callable[[bytes, bytes], ModelTarget | None]
     HandleInference = Callable[[ClientRequest], Awaitable[None]]
 
-MAX_HEAD_BYTES: Final = 64 * 1024
-"""Request line and headers together, trailers, or one chunk's extensions.
+logger = logging.getLogger(__name__)
 
-One read of the socket may exceed it before it is checked.
-"""
 _INFERENCE_SUFFIXES: Final = (
     *(suffix.encode() for suffix in INFERENCE_SUFFIXES),
     *(f"/{endpoint}".encode() for endpoint in openai.ENDPOINTS),
@@ -43,10 +49,6 @@ LINGER_S: Final = 5.0
 """For which bytes of a client whose request was refused half-way are read and dropped."""
 LINGER_BYTES: Final = 32 << 20
 """That are dropped at most."""
-
-
-class _InvalidHead(Exception):
-    """Ends parsing; the message is the response's."""
 
 
 class GatewayProtocol(HttpToolsProtocol):
@@ -89,6 +91,11 @@ class GatewayProtocol(HttpToolsProtocol):
         self.headers = []
         self._request = None
 
+    def on_url(self, url: bytes) -> None:
+        self.url += url
+        if len(self.url) > MAX_TARGET_BYTES:
+            raise target_too_long(len(self.url))
+
     def on_header(self, name: bytes, value: bytes) -> None:
         name = name.lower()
         self.headers.append((name, value))
@@ -99,6 +106,8 @@ class GatewayProtocol(HttpToolsProtocol):
             self.expect_100_continue = True
 
     def on_headers_complete(self) -> None:
+        if self._field_bytes > MAX_HEAD_BYTES:  # with what was read behind the head
+            check_length(self.headers, self.url)
         self._field_bytes = 0
         self._idle_since_s = None
         if self.parser.should_upgrade():
@@ -106,7 +115,7 @@ class GatewayProtocol(HttpToolsProtocol):
         is_required = self._host_count == 0 and self.parser.get_http_version() == "1.1"
         error = host_error(self._host, self._host_count, is_required=is_required)
         if error is not None:
-            raise _InvalidHead(error)
+            raise InvalidFraming(error)
         if not self.url.startswith(b"/") and self.url != b"*":
             self._read_absolute_form()
         target = None
@@ -135,13 +144,13 @@ class GatewayProtocol(HttpToolsProtocol):
         """Replace path and Host by the target's own (RFC 9112, section 3.2.2)."""
         found = split_absolute_form(self.url)
         if found is None:
-            raise _InvalidHead(
+            raise InvalidFraming(
                 f"the request target must be a path, or http://host/path; was {self.url[:100]!r}"
             )
         self._host, self.url = found
         error = host_error(self._host, 1, is_required=True)
         if error is not None:
-            raise _InvalidHead(error)
+            raise InvalidFraming(error)
         others = [header for header in self.headers if header[0] != b"host"]
         self.headers = [(b"host", self._host), *others]
 
@@ -221,27 +230,24 @@ class GatewayProtocol(HttpToolsProtocol):
             try:
                 self.parser.feed_data(data)
                 if self._field_bytes > MAX_HEAD_BYTES:
-                    self._refuse(431, _too_long(self._field_bytes))
+                    self._refuse(head_too_long(self._field_bytes))
                 return
             except httptools.HttpParserError as error:
-                cause = error.__context__ if isinstance(error.__context__, _InvalidHead) else None
-                self._refuse(400, str(cause or f"the request is not valid HTTP/1.1: {error}"))
+                self._refuse(self._invalid(error))
             except httptools.HttpParserUpgrade as upgrade:
                 data = self._without_upgrade(data[upgrade.args[0] :])
 
-    def _refuse(self, status: int, message: str) -> None:
+    def _invalid(self, error: httptools.HttpParserError) -> InvalidFraming:
+        if isinstance(error.__context__, InvalidFraming):
+            return error.__context__
+        logger.debug("not HTTP", extra={"error": error})
+        return not_http(self.headers, is_in_body=self._is_in_body)
+
+    def _refuse(self, invalid: InvalidFraming) -> None:
         """Respond to invalid bytes, after the requests before them, and read no more."""
         if self.transport.is_closing() or self._is_lingering:
             return
-        content = orjson.dumps({"error": message})
-        self._refusal = b"".join(
-            (
-                STATUS_LINE[status],
-                b"content-type: application/json\r\nx-pilotlight-reason: bad-request\r\n",
-                b"content-length: %d\r\nconnection: close\r\n\r\n" % len(content),
-                content,
-            )
-        )
+        self._refusal = invalid.response
         served = self._served
         if self._is_in_body and self.cycle is served:
             if served.response_started:
@@ -267,7 +273,7 @@ class GatewayProtocol(HttpToolsProtocol):
         """
         method = self.parser.get_method()
         if method == b"CONNECT":
-            self._refuse(400, "method CONNECT is not supported")
+            self._refuse(InvalidFraming("method CONNECT is not supported"))
             return b""
         version = self.parser.get_http_version().encode()
         lines = [b"%b %b HTTP/%b\r\n" % (method, self.url, version)]
@@ -330,13 +336,6 @@ class GatewayProtocol(HttpToolsProtocol):
             served.message_event.set()
         if isinstance(served, ClientRequest):
             served.connection_lost()
-
-
-def _too_long(byte_count: int) -> str:
-    return (
-        f"request line and headers, trailers or a chunk's extensions may have {MAX_HEAD_BYTES}"
-        f" bytes, had {byte_count}"
-    )
 
 
 def create_protocol(

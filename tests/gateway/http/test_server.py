@@ -15,10 +15,11 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from gateway.__main__ import running_app
-from gateway.http.client_request import ClientRequest
+from gateway.http.client_request import ClientClosedRequest, ClientRequest
+from gateway.http.framing import MAX_HEAD_BYTES, MAX_TARGET_BYTES
 from gateway.http.request_starts import ConnectionStarts
 from gateway.http.routes import ModelTarget
-from gateway.http.server import MAX_HEAD_BYTES, GatewayProtocol
+from gateway.http.server import GatewayProtocol
 from gateway.settings import GatewaySettings
 from registry.domain.model import ModelName, Tier
 from registry.domain.pod import PodInfo
@@ -232,14 +233,67 @@ async def test_closes_a_connection_without_a_complete_head(beginning: bytes) -> 
         await eventually(lambda: not protocols[0].connections)
 
 
+@pytest.mark.parametrize("end", [b"", b"\r\n\r\n"])
 @pytest.mark.parametrize(
-    ("beginning", "more"), [(b"GET /", b"x"), (HEAD + b"x-long: ", b"y"), (HEAD, b"x-many: y\r\n")]
+    ("beginning", "more"), [(HEAD + b"x-long: ", b"y"), (HEAD, b"x-many: y\r\n")]
 )
 @run_async
-async def test_rejects_an_endless_head(beginning: bytes, more: bytes) -> None:
+async def test_rejects_a_long_head(beginning: bytes, more: bytes, end: bytes) -> None:
     async with connected(echo) as (reader, writer, _):
-        writer.write(beginning + more * (MAX_HEAD_BYTES // len(more)))
-        assert (await reader.read()).startswith(b"HTTP/1.1 431 ")
+        writer.write(beginning + more * (MAX_HEAD_BYTES // len(more)) + end)
+        response = await reader.read()
+        assert response.startswith(b"HTTP/1.1 431 "), response
+        assert b"may have 65536 bytes, had 65" in response
+
+
+@pytest.mark.parametrize("end", [b"", b" HTTP/1.1\r\nhost: x\r\n\r\n"])
+@pytest.mark.parametrize("path", [b"/", b"/v2/models/m/infer?", b"http://x/"])
+@run_async
+async def test_rejects_a_long_target(path: bytes, end: bytes) -> None:
+    """The parser's own limit would be 65,535 bytes."""
+    for length in (MAX_TARGET_BYTES + 1, 2 * MAX_HEAD_BYTES):
+        async with connected(echo) as (reader, writer, _):
+            writer.write(b"POST " + path.ljust(length, b"x") + end)
+            response = await reader.read()
+            assert response.startswith(b"HTTP/1.1 414 "), response
+            assert b"may have 32768 bytes, had " in response
+
+
+@run_async
+async def test_takes_the_longest_target() -> None:
+    async with connected(echo) as (reader, writer, _):
+        path = b"/v2/models/m/infer?".ljust(MAX_TARGET_BYTES, b"x")
+        writer.write(b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\nok" % path)
+        assert await read_response(reader) == b"ok"
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        pytest.param(b"BREW / HTTP/1.1\r\n", b"the request is not valid", id="method"),
+        pytest.param(b"GET /\xff HTTP/1.1\r\n", b"the request is not valid", id="target"),
+        pytest.param(HEAD + b"a: b\0\r\n", b"the last valid header was 'host'", id="header"),
+        pytest.param(
+            HEAD + b"transfer-encoding: chunked\r\ncontent-length: 1\r\n\r\n",
+            b"the last valid header was 'transfer-encoding'",
+            id="two-lengths",
+        ),
+        pytest.param(
+            HEAD + b"transfer-encoding: chunked\r\n\r\n2 \r\n", b"the body is not valid", id="chunk"
+        ),
+    ],
+)
+@run_async
+async def test_says_where_a_request_is_not_http(data: bytes, text: bytes) -> None:
+    async def wait(client: ClientRequest) -> None:
+        with contextlib.suppress(ClientClosedRequest):
+            await body_of(client)
+
+    async with connected(wait) as (reader, writer, _):
+        writer.write(data)
+        response = await reader.read()
+        assert response.startswith(b"HTTP/1.1 400 "), response
+        assert text in response
 
 
 @run_async

@@ -1,0 +1,90 @@
+"""Whether a request's bytes are HTTP/1.1 that the gateway reads, and the refusals of what is not.
+
+The parser checks the syntax; lengths, codings and the texts of all refusals are here.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import orjson
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
+
+if TYPE_CHECKING:
+    from gateway.http.headers import Headers
+
+MAX_HEAD_BYTES: Final = 64 * 1024
+"""Request line and headers together, trailers, or one chunk's extensions.
+
+Of headers behind another request, one read of the socket may exceed it before it is checked.
+"""
+MAX_TARGET_BYTES: Final = 32 * 1024
+"""Of the head: the request target, which is a path and a query."""
+_LINE_BYTES: Final = 4
+"""Of a header line beside name and value: a colon, a blank and the line's end."""
+_REASONS: Final = {
+    400: b"bad-request", 414: b"target-too-long", 431: b"head-too-long", 501: b"not-implemented",
+}  # fmt: skip
+
+
+class InvalidFraming(Exception):
+    """Ends parsing: of what the client has sent and sends, nothing more is read."""
+
+    def __init__(self, message: str, status: int = 400) -> None:
+        super().__init__(message)
+        self._status = status
+
+    @property
+    def response(self) -> bytes:
+        content = orjson.dumps({"error": str(self)})
+        return b"".join(
+            (
+                STATUS_LINE[self._status],
+                b"content-type: application/json\r\nx-pilotlight-reason: ",
+                _REASONS[self._status],
+                b"\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(content),
+                content,
+            )
+        )
+
+
+def target_too_long(byte_count: int) -> InvalidFraming:
+    """`byte_count`: of the part that was received."""
+    return InvalidFraming(
+        f"the request target may have {MAX_TARGET_BYTES} bytes, had {byte_count} or more", 414
+    )
+
+
+def head_too_long(byte_count: int) -> InvalidFraming:
+    return InvalidFraming(
+        "request line and headers, trailers or a chunk's extensions may have"
+        f" {MAX_HEAD_BYTES} bytes, had {byte_count}",
+        431,
+    )
+
+
+def check_length(headers: Headers, target: bytes) -> None:
+    """Check a complete head. Raises InvalidFraming."""
+    lines = sum(len(name) + len(value) + _LINE_BYTES for name, value in headers)
+    if len(target) + lines > MAX_HEAD_BYTES:
+        raise head_too_long(len(target) + lines)
+
+
+def not_http(headers: Headers, *, is_in_body: bool) -> InvalidFraming:
+    """For what the parser refused; `headers` are those that it has read."""
+    if is_in_body:
+        return InvalidFraming(
+            "the body is not valid HTTP/1.1: a chunk is its length in hexadecimal digits, its bytes"
+            " and a CRLF behind both; behind the last one are header lines, if any, and a CRLF"
+        )
+    if headers:
+        last = headers[-1][0][:100].decode("latin-1")
+        return InvalidFraming(
+            "the headers are not valid HTTP/1.1: each is 'name: value' in one line with CRLF at its"
+            " end; there is one content-length in digits, or one transfer-encoding, not both; the"
+            f" last valid header was {last!r}"
+        )
+    return InvalidFraming(
+        "the request is not valid HTTP/1.1: it begins with 'METHOD TARGET HTTP/1.1' and CRLF, with"
+        " a known method and a target of visible ASCII characters; then come lines 'name: value'"
+    )
