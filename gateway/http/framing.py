@@ -70,6 +70,19 @@ def check_length(headers: Headers, target: bytes) -> None:
         raise head_too_long(len(target) + lines)
 
 
+def check_coding(value: bytes) -> None:
+    """Check a head's `transfer-encoding`. Raises InvalidFraming.
+
+    The parser looks at the last coding alone, and would take the others' output for the body
+    (RFC 9112, section 6.1).
+    """
+    if value.rstrip(b" ").lower() != b"chunked":
+        shown = value[:100].decode("latin-1")
+        raise InvalidFraming(
+            f"header transfer-encoding must be 'chunked' and nothing else, was {shown!r}", 501
+        )
+
+
 def not_http(headers: Headers, *, is_in_body: bool) -> InvalidFraming:
     """For what the parser refused; `headers` are those that it has read."""
     if is_in_body:

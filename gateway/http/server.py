@@ -20,6 +20,7 @@ from gateway.http.framing import (
     MAX_HEAD_BYTES,
     MAX_TARGET_BYTES,
     InvalidFraming,
+    check_coding,
     check_length,
     head_too_long,
     not_http,
@@ -62,6 +63,8 @@ class GatewayProtocol(HttpToolsProtocol):
         self._handle_inference = handle_inference
         self._host = b""
         self._host_count = 0
+        self._coding: bytes | None = None
+        """The head's `transfer-encoding`."""
         self._idle_since_s: float | None = None
         """Loop time since which no request is served and no head is complete."""
         self._field_bytes = 0
@@ -87,6 +90,7 @@ class GatewayProtocol(HttpToolsProtocol):
         """Reset the parser state; uvicorn's scope is built only for requests delegated to it."""
         self.url = self._host = b""
         self._host_count = 0
+        self._coding = None
         self.expect_100_continue = False
         self.headers = []
         self._request = None
@@ -104,6 +108,8 @@ class GatewayProtocol(HttpToolsProtocol):
             self._host_count += 1
         elif name == b"expect" and value.lower() == b"100-continue":
             self.expect_100_continue = True
+        elif name == b"transfer-encoding":
+            self._coding = value if self._coding is None else b"%b, %b" % (self._coding, value)
 
     def on_headers_complete(self) -> None:
         if self._field_bytes > MAX_HEAD_BYTES:  # with what was read behind the head
@@ -112,6 +118,8 @@ class GatewayProtocol(HttpToolsProtocol):
         self._idle_since_s = None
         if self.parser.should_upgrade():
             return  # the parser does not parse the body: `data_received` starts over
+        if self._coding is not None:
+            check_coding(self._coding)
         is_required = self._host_count == 0 and self.parser.get_http_version() == "1.1"
         error = host_error(self._host, self._host_count, is_required=is_required)
         if error is not None:

@@ -152,6 +152,57 @@ async def test_refuses_other_absolute_targets(target: bytes) -> None:
         assert (await reader.readline()).startswith(b"HTTP/1.1 400 ")
 
 
+@pytest.mark.parametrize(
+    "coding",
+    [
+        pytest.param(b"gzip, chunked", id="compressed"),
+        pytest.param(b"gzip\r\ntransfer-encoding: chunked", id="compressed-in-two-headers"),
+        pytest.param(b"identity, chunked", id="identity-first"),
+        pytest.param(b"identity", id="identity"),
+        pytest.param(b"gzip", id="compressed-alone"),
+        pytest.param(b"chunked, chunked", id="twice"),
+        pytest.param(b"chunked\r\nTransfer-Encoding: chunked", id="twice-in-two-headers"),
+        pytest.param(b"chunked\r\ntransfer-encoding: identity", id="identity-last"),
+        pytest.param(b"chunked, gzip", id="chunked-first"),
+        pytest.param(b", chunked", id="empty-first"),
+        pytest.param(b"chunked,", id="empty-last"),
+        pytest.param(b"", id="empty"),
+        pytest.param(b"chunked;q=1", id="parameter"),
+        pytest.param(b"chunked\t", id="tab"),
+        pytest.param(b"\x0bchunked", id="vertical-tab"),
+        pytest.param(b"xchunked", id="other"),
+        pytest.param(b'"chunked"', id="quoted"),
+    ],
+)
+@pytest.mark.parametrize("head", [HEAD, HEAD.replace(b"/v2/models/m/infer", b"/other")])
+@run_async
+async def test_refuses_codings_other_than_chunked(head: bytes, coding: bytes) -> None:
+    """RFC 9112, section 6.1: what a proxy in front reads otherwise would hide a request."""
+    served = False
+
+    async def serve(client: ClientRequest) -> None:
+        nonlocal served
+        served = True
+        client.respond(200, [], b"")
+
+    async with connected(serve) as (reader, writer, _):
+        writer.write(head + b"transfer-encoding: %b\r\n\r\n0\r\n\r\n" % coding + HEAD + b"\r\n")
+        response = await reader.read()
+        assert response.startswith((b"HTTP/1.1 501 ", b"HTTP/1.1 400 ")), response
+        assert response.count(b"\r\n\r\n") == 1
+        assert b"connection: close" in response
+        assert b"transfer-encoding" in response
+    assert not served
+
+
+@pytest.mark.parametrize("coding", [b"chunked", b"Chunked", b"chunked  ", b"\tchunked"])
+@run_async
+async def test_reads_chunks(coding: bytes) -> None:
+    async with connected(echo) as (reader, writer, _):
+        writer.write(HEAD + b"transfer-encoding: %b\r\n\r\n2\r\nok\r\n0\r\n\r\n" % coding)
+        assert await read_response(reader) == b"ok"
+
+
 @run_async
 async def test_trailers_are_not_added_to_the_headers() -> None:
     async def names(client: ClientRequest) -> None:
