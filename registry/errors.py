@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 
 class RegistryError(Exception):
     """Root of the registry's errors."""
@@ -16,8 +18,14 @@ class RegistryRefused(RegistryUnavailable):
 
     def __init__(self, reply: str) -> None:
         super().__init__(f"Redis refused the call: {reply}")
-        self.code = reply.partition(" ")[0]
-        """The first word of the reply, such as `NOSCRIPT` or `READONLY`."""
+        found = re.match(r"(@user_script: \d+: )*-?(\w+)", reply)  # an error within the script
+        self.code = found[2] if found else ""
+        """The first word of the error, such as `NOSCRIPT` or `READONLY`."""
+
+    @property
+    def cannot_save(self) -> bool:
+        """Whether Redis takes no changes since it cannot write its files, as on a full disk."""
+        return self.code == "MISCONF"
 
 
 class LeaseLost(RegistryError):

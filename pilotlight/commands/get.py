@@ -299,7 +299,7 @@ def _placed(document: dict[str, Any]) -> str:
 
 async def pods_and_uses(registry: Registry) -> tuple[ClusterState, dict[str, PodUse]]:
     """The pool, and how each pod is used according to the arrivals of the last minute."""
-    versions, now_ms, snapshot = await registry.transactions.snapshot()
+    versions, now_ms, snapshot = await registry.transactions.look()
     state = ClusterState()
     load_snapshot(state, versions.changes, snapshot)
     now_s = now_ms / 1000

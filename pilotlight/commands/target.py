@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 import httpx
 
+from pilotlight.commands.registry_storage import is_save_error, is_saving, unsaved_text
 from pilotlight.errors import InvalidInput, NotFound, RequestFailed
+from pilotlight.output import Output
 from pilotlight.state_dir import StateDir
 from registry.domain.model import ModelName
 from registry.errors import RegistryUnavailable
@@ -63,9 +65,15 @@ class PlatformTarget:
         else:
             url, pool = self.redis_url, self.pool
         registry = await _connect_registry(url, pool)
+        embedded = self.state_dir.redis if self.redis_url is None else None
         try:
             yield registry
+            if not await is_saving(registry):
+                unsaved = await unsaved_text(registry, embedded)
+                Output().note(f"{unsaved}. Until then states of pods and models are not up to date")
         except RegistryUnavailable as error:
+            if is_save_error(error):
+                raise RequestFailed(await unsaved_text(registry, embedded)) from error
             raise RequestFailed(f"lost the connection to the registry at {url}: {error}") from error
         finally:
             await registry.close()

@@ -62,7 +62,7 @@ class Registry:
     async def connect(cls, url: str, pool: str = "default") -> Registry:
         """A client that has reached Redis once. Raises RegistryUnavailable."""
         registry = cls(url, pool)
-        await registry._submit("sync")
+        await registry.transactions.connect()
         return registry
 
     async def close(self) -> None:
@@ -162,8 +162,11 @@ class Registry:
         return decode_record(spec, previous, failure) if spec else None
 
     async def cluster(self) -> ClusterState:
-        """The pool's state in Redis now; not kept up to date."""
-        versions, _, snapshot = await self.transactions.snapshot()
+        """The pool's state in Redis now; not kept up to date.
+
+        A Redis that cannot save, as on a full disk, shows pods as they last reported.
+        """
+        versions, _, snapshot = await self.transactions.look()
         state = ClusterState()
         load_snapshot(state, versions.changes, snapshot)
         return state

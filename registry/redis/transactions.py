@@ -101,11 +101,22 @@ class Transactions:
             loop = asyncio.get_running_loop()
             self._deferral = loop.call_later(DEFERRAL_S, self._flush)
 
+    async def connect(self) -> None:
+        """Reach Redis, which changes nothing there. Raises RegistryUnavailable."""
+        await self._connection.connect(REPLY_TIMEOUT_S)
+
     async def snapshot(self) -> tuple[ChannelVersions, int, Sequence[Any]]:
         """The versions, the registry's time in ms, and the whole state of the pool."""
+        return await self._read_state("snapshot")
+
+    async def look(self) -> tuple[ChannelVersions, int, Sequence[Any]]:
+        """A snapshot that is not kept up to date, also of a Redis that refuses to write."""
+        return await self._read_state("look")
+
+    async def _read_state(self, operation: str) -> tuple[ChannelVersions, int, Sequence[Any]]:
         reads = self._script.snapshot_reads()
         versions, now_ms, parts, hashes = await self._run_alone(
-            ("snapshot",), SNAPSHOT_TIMEOUT_S, *reads
+            (operation,), SNAPSHOT_TIMEOUT_S, *reads
         )
         return versions, now_ms, read_snapshot(parts, hashes)
 

@@ -20,8 +20,12 @@ local function step_model(id) return id:match('|(.*)$') end
 
 local function or_false(value) if value then return value end return false end
 
--- Members of reservations and leases expire by their score, even before a sync removes them.
-local function remove_expired(set) return redis.call('ZREMRANGEBYSCORE', set, '-inf', now) end
+-- Members of reservations and leases expire by their score, even before a sync removes them; in a
+-- Redis that cannot save, none can.
+local function remove_expired(set)
+  local removed = redis.pcall('ZREMRANGEBYSCORE', set, '-inf', now)
+  return type(removed) == 'number' and removed or 0
+end
 
 local function is_alive(pod)
   local expiry = redis.call('ZSCORE', key('leases'), pod)
@@ -58,7 +62,7 @@ end
 -- Number of the pod's reservations in a set, without expired ones.
 local function count_reservations(name, pod)
   expire_in(name, pod)
-  return redis.call('ZCARD', key(name .. ':' .. pod))
+  return redis.call('ZCOUNT', key(name .. ':' .. pod), '(' .. now, '+inf')
 end
 
 local function counts(pod)

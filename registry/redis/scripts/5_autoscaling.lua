@@ -141,7 +141,7 @@ function op.under_way()
   for index = 1, #all, 2 do
     local intent = cjson.decode(all[index + 1])
     if intent[1] <= now then
-      redis.call('HDEL', key('intents'), all[index])
+      redis.pcall('HDEL', key('intents'), all[index])
     else
       intents[#intents + 1] = intent[2]
     end

@@ -41,21 +41,35 @@ local function all_steps()
   return found
 end
 
--- The state for a new copy, except the hashes that clients read with separate commands.
-function op.snapshot()
-  expire_pods()
-  expire_claims()
-  expire_reservations()
+local function whole_state()
   return {all_pods(), all_samples(), or_false(redis.call('GET', key('wanted'))),
     or_false(redis.call('GET', key('expected'))), or_false(redis.call('GET', key('placement'))),
     all_steps()}
+end
+
+local function expire_all()
+  expire_pods()
+  expire_claims()
+  expire_reservations()
+end
+
+-- The state for a new copy, except the hashes that clients read with separate commands.
+function op.snapshot()
+  expire_all()
+  return whole_state()
+end
+
+-- The same for a reader that keeps no copy: a Redis that cannot save shows pods as last reported.
+function op.look()
+  pcall(expire_all)
+  return whole_state()
 end
 
 -- Versions begin at the clock, so a Redis that lost its data repeats no version that copies have.
 local function current_version(counter)
   local version = redis.call('GET', key(counter))
   if version then return tonumber(version) end
-  redis.call('SET', key(counter), now * 10)
+  redis.pcall('SET', key(counter), now * 10)  -- a Redis that cannot save can be read all the same
   return now * 10
 end
 
