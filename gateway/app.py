@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
 from gateway.errors import GatewayError, MethodNotAllowed
+from gateway.http.delegated_request import closing_connection
 from gateway.http.error_responses import send_error
 from gateway.http.routes import graph_path, is_inference, parse_path, target_of
 from gateway.management.allowed_methods import is_action
@@ -106,12 +107,9 @@ class GatewayApp:
 
 
 def _closing_connection(send: Send) -> Send:
-    """`send`, with the header at which uvicorn closes the connection after the response."""
-
     async def send_closing(message: dict[str, Any]) -> None:
-        if message["type"] == "http.response.start":
-            message = {**message, "headers": [*message["headers"], (b"connection", b"close")]}
-        await send(message)
+        is_start = message["type"] == "http.response.start"
+        await send(closing_connection(message) if is_start else message)
 
     return send_closing
 

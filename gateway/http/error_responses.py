@@ -33,6 +33,11 @@ def body_and_headers(error: GatewayError, *, is_openai: bool) -> tuple[bytes, He
     return orjson.dumps(document), headers
 
 
+def leaves_body_unread(error: GatewayError) -> bool:
+    """The connection closes after the response: the rest of the body will not be read."""
+    return isinstance(error, (RequestBodyTooLarge, BodyTooSlow, BodiesFull))
+
+
 def respond_with_error(
     client: InferenceClient, error: GatewayError, request_id: str, gateway: bytes
 ) -> None:
@@ -41,8 +46,8 @@ def respond_with_error(
     if request_id:
         headers.append((b"x-request-id", request_id.encode()))
     headers.append((b"x-pilotlight-gateway", gateway))
-    if isinstance(error, (RequestBodyTooLarge, BodyTooSlow, BodiesFull)):
-        client.keep_alive = False  # the rest of the body will not be read
+    if leaves_body_unread(error):
+        client.keep_alive = False
     client.respond(int(error.status), headers, body)
 
 

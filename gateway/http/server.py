@@ -16,6 +16,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gateway.http import openai
 from gateway.http.client_request import ClientRequest
+from gateway.http.delegated_request import DelegatedRequest
 from gateway.http.framing import (
     MAX_HEAD_BYTES,
     MAX_TARGET_BYTES,
@@ -294,7 +295,7 @@ class GatewayProtocol(HttpToolsProtocol):
         lane = self._starts.first if self._served is None else self._starts.later
         self._served = cycle
         if not isinstance(cycle, ClientRequest):
-            super()._start_asgi_task(cycle, app)
+            super()._start_asgi_task(cycle, DelegatedRequest(app, cycle, self.close_unread))
         elif not self._begins_here:
             lane.begin(cycle, self.loop)
 

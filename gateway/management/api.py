@@ -12,7 +12,7 @@ from prometheus_client.exposition import choose_encoder
 from starlette.exceptions import HTTPException
 
 from gateway.errors import GatewayError, MethodNotAllowed
-from gateway.http.error_responses import body_and_headers
+from gateway.http.error_responses import body_and_headers, leaves_body_unread
 from gateway.management.allowed_methods import allowed_methods
 from gateway.management.models import kserve_models, openai_models
 from gateway.management.openapi import with_inference_paths
@@ -94,6 +94,8 @@ def _add_error_responses(api: FastAPI) -> None:
     def gateway_error(_: Request, error: GatewayError) -> Response:
         body, headers = body_and_headers(error, is_openai=False)
         named = {name.decode(): value.decode() for name, value in headers}
+        if leaves_body_unread(error):
+            named["connection"] = "close"
         return Response(body, int(error.status), headers=named)
 
     @api.exception_handler(HTTPException)

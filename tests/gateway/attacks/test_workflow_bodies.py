@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import select
 import socket
 import time
 from typing import TYPE_CHECKING
@@ -28,13 +29,21 @@ def gateway(
     with servers.gateway(
         tmp_path_factory.mktemp("gateway"), redis_url=redis.url, pool="workflow-bodies",
         body_timeout=1.0, min_body_rate=100_000, buffer_bytes=MIB, held_body_bytes=3 * MIB,
-        spool_bytes=8 * MIB, workflows_url=f"http://127.0.0.1:{servers.free_port()}",
+        spool_bytes=64 * MIB, workflows_url=f"http://127.0.0.1:{servers.free_port()}",
     ) as started:  # fmt: skip
         yield started
 
 
 def head_of(request: bytes, length: int) -> bytes:
     return b"%b HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % (request, length)
+
+
+def assert_closed(connection: socket.socket, response: bytes) -> None:
+    """The rest of the response says so once, and nothing follows, no reset either."""
+    while chunk := connection.recv(65536):
+        response += chunk
+    assert response.count(b"\r\nconnection: close\r\n") == 1, response
+    assert response.count(b"HTTP/1.1") == 1, response
 
 
 @pytest.mark.parametrize("request_line", PATHS)
@@ -49,6 +58,8 @@ def test_a_body_that_trickles_is_408(gateway: servers.Gateway, request_line: byt
                 connection.sendall(b"x")
             with contextlib.suppress(TimeoutError):
                 response = connection.recv(65536)
+        connection.settimeout(10)
+        assert_closed(connection, response)
     assert response.startswith(b"HTTP/1.1 408 "), response
     assert b"body-too-slow" in response
     assert time.monotonic() - began_s < PROMPT_S
@@ -69,10 +80,58 @@ def test_bodies_have_the_common_budget_of_all_requests(gateway: servers.Gateway)
     assert b"bodies-full" in responses[0]
 
 
-def test_a_declared_length_over_the_limit_is_refused_unread(gateway: servers.Gateway) -> None:
+@pytest.mark.parametrize(
+    ("request_line", "status"),
+    [
+        *((path, 413) for path in PATHS),
+        pytest.param(b"POST /nothing", 404, id="no-such-path"),
+        pytest.param(b"POST /v1/workflows", 405, id="no-such-method"),
+    ],
+)
+def test_a_declared_length_over_the_limit_is_refused_unread(
+    gateway: servers.Gateway, request_line: bytes, status: int
+) -> None:
     with socket.create_connection(("127.0.0.1", gateway.port), timeout=60) as connection:
-        connection.sendall(head_of(PATHS[0], 17 * MIB))
-        assert read_response(connection).startswith(b"HTTP/1.1 413 ")
+        connection.sendall(head_of(request_line, 200 * MIB))
+        response = read_response(connection)
+        assert response.startswith(b"HTTP/1.1 %d " % status), response
+        connection.sendall(bytes(10 * MIB))
+        assert_closed(connection, response)
+
+
+@pytest.mark.parametrize("request_line", PATHS)
+def test_a_chunked_body_is_refused_at_the_limit(
+    gateway: servers.Gateway, request_line: bytes
+) -> None:
+    head, chunk = b"%b HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n", bytes(MIB)
+    sent, response = 0, b""
+    with socket.create_connection(("127.0.0.1", gateway.port), timeout=60) as connection:
+        connection.sendall(head % request_line)
+        while not response and sent < 200:
+            connection.sendall(b"%x\r\n%b\r\n" % (MIB, chunk))
+            sent += 1
+            if select.select([connection], [], [], 0.01)[0]:
+                response = read_response(connection)
+        assert_closed(connection, response)
+    assert response.startswith(b"HTTP/1.1 413 "), response
+    assert sent < 40
+
+
+def test_a_body_that_waits_for_a_refused_request_is_not_awaited(gateway: servers.Gateway) -> None:
+    head = head_of(b"POST /nothing", 5).replace(b"\r\n\r\n", b"\r\nexpect: 100-continue\r\n\r\n")
+    with socket.create_connection(("127.0.0.1", gateway.port), timeout=60) as connection:
+        connection.sendall(head)
+        response = read_response(connection)
+        assert response.startswith(b"HTTP/1.1 404 "), response
+        assert_closed(connection, response)
+
+
+def test_a_short_body_that_nobody_reads_keeps_its_connection(gateway: servers.Gateway) -> None:
+    with socket.create_connection(("127.0.0.1", gateway.port), timeout=60) as connection:
+        for _ in range(2):
+            connection.sendall(head_of(b"POST /nothing", 5))
+            assert read_response(connection).startswith(b"HTTP/1.1 404 ")
+            connection.sendall(b"later")
 
 
 def test_a_client_that_leaves_within_its_body_leaves_no_traceback(
