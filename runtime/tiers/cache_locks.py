@@ -9,13 +9,13 @@ cache is measured and disk space reserved.
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import os
 import threading
 from typing import TYPE_CHECKING, Self
 
-from runtime.errors import DiskFull, StorageFailed
+from runtime.errors import StorageFailed
+from runtime.tiers.disk_full import write_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 POLL_INTERVAL_S = 0.02
 """Time between attempts to lock: the kernel's own wait could not be cancelled."""
-DISK_FULL_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 class FileLock:
@@ -112,8 +111,7 @@ def _lock(path: Path, operation: int) -> FileLock | None:
     try:
         return _try_lock(path, operation)
     except OSError as error:
-        failure = DiskFull if error.errno in DISK_FULL_ERRORS else StorageFailed
-        raise failure(f"the disk cache {path.parent.parent} cannot be used: {error}") from error
+        raise write_error(error, path.parent.parent, "a lock") from error
 
 
 def _try_lock(path: Path, operation: int) -> FileLock | None:

@@ -9,17 +9,16 @@ space, also after a crash.
 from __future__ import annotations
 
 import logging
-import os
 import shutil
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from registry.domain.model import name_of_key
-from runtime.errors import DiskFull, LoadFailed, StorageFailed
+from runtime.errors import DiskFull
 from runtime.metrics import DISK_EVICTED_BYTES, DISK_EVICTIONS
 from runtime.storage.file import file_bytes, folder_bytes
 from runtime.storage.partial_file import PARTIAL_SUFFIX, PartialFile
-from runtime.tiers.cache_locks import DISK_FULL_ERRORS, CacheLocks
+from runtime.tiers.disk_full import free_bytes
 from runtime.tiers.generation_folder import key_of_cache_name
 
 if TYPE_CHECKING:
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from runtime.storage.listing import RemoteFile
+    from runtime.tiers.cache_locks import CacheLocks
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class DiskBudget:
     def budget_bytes(self) -> int:
         """As configured, or a share of the disk's free space: other programs take and free it."""
         return self._configured_bytes or int(
-            DEFAULT_SHARE * (shutil.disk_usage(self._folder).free + self.used_bytes())
+            DEFAULT_SHARE * (free_bytes(self._folder) + self.used_bytes())
         )
 
     def generations(self) -> dict[str, Path]:
@@ -79,9 +79,8 @@ class DiskBudget:
         budget_bytes = self.budget_bytes
         if needed > budget_bytes:
             raise DiskFull(
-                f"{folder.name} needs {needed} bytes on disk, the node's disk budget is"
-                f" {budget_bytes} bytes: raise the pod's --disk-bytes, or --pod-disk of"
-                " `pilotlight up`"
+                f"{folder.name} needs {needed} bytes on disk, more than"
+                f" {self._describe(budget_bytes)}"
             )
         quota = self._quota_of(_namespace(folder))
         if quota is not None and needed > quota:
@@ -108,12 +107,12 @@ class DiskBudget:
             evicted: list[tuple[Path, int]] = []
             if quota is not None:
                 excess = sum(map(folder_bytes, own)) + needed - quota
-                limit = f"its namespace's quota of {quota}"
+                limit = f"its namespace's quota of {quota} bytes (annotation pilotlight.io/quotas)"
                 evicted += self._choose_evictions(own, excess, for_folder, stack, limit=limit)
             others = [path for path in folders if path not in {path for path, _ in evicted}]
             budget_bytes = self.budget_bytes
             excess = sum(map(folder_bytes, others)) + needed - budget_bytes
-            limit = f"the node's disk budget of {budget_bytes}"
+            limit = self._describe(budget_bytes)
             evicted += self._choose_evictions(others, excess, for_folder, stack, limit=limit)
             for folder, size in evicted:
                 remove_generation(folder)
@@ -124,6 +123,19 @@ class DiskBudget:
                     "model evicted from disk",
                     extra={"folder": folder.name, "bytes": size, "evicted_for": for_folder.name},
                 )
+
+    def _describe(self, budget_bytes: int) -> str:
+        """The budget: as configured, or by what the file system has free."""
+        if self._configured_bytes:
+            return (
+                f"the node's disk budget of {budget_bytes} bytes: raise the pod's --disk-bytes, or"
+                " --pod-disk of `pilotlight up`"
+            )
+        return (
+            f"the {budget_bytes} bytes that models may take in {self._folder}, whose file system"
+            f" has {free_bytes(self._folder)} bytes free (four fifths of these and of what models"
+            " take there): free some space, or give the cache another folder"
+        )
 
     def _choose_evictions(
         self,
@@ -152,8 +164,8 @@ class DiskBudget:
                 freed += chosen[-1][1]
         if freed < excess:
             raise DiskFull(
-                f"{for_folder.name} needs {excess} bytes more than {limit} leaves; all but {freed}"
-                " bytes belong to models in use"
+                f"{for_folder.name} needs {excess} bytes more than is left, and all but {freed}"
+                f" bytes belong to models in use; the limit is {limit}"
             )
         for candidate in reversed(tuple(chosen)):  # keep the most recently used that fit
             if freed - candidate[1] >= excess:
@@ -164,17 +176,6 @@ class DiskBudget:
 
 def _namespace(folder: Path) -> str:
     return name_of_key(key_of_cache_name(folder.name) or "").namespace
-
-
-def write_error(error: OSError, folder: Path, needed: int) -> LoadFailed:
-    """The failure of a load for an error of writing `needed` bytes into a generation's folder."""
-    if error.errno not in DISK_FULL_ERRORS:
-        return StorageFailed(f"{folder} cannot be written: {error}")
-    free = shutil.disk_usage(folder.parent).free
-    return DiskFull(
-        f"{folder.name} needs {needed} bytes on disk, {folder.parent} has {free} free"
-        f" ({os.strerror(error.errno or 0)}): free some space, or give the cache another folder"
-    )
 
 
 def remove_generation(folder: Path) -> None:

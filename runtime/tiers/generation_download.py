@@ -14,7 +14,7 @@ from runtime.errors import ModelInvalid
 from runtime.storage.listing import OWN_ENGINES, FileRules, RemoteFile
 from runtime.storage.load_ticket import LoadTicket
 from runtime.storage.partial_file import PartialFile, remove_partial
-from runtime.tiers.disk_budget import DiskBudget, write_error
+from runtime.tiers.disk_full import write_error
 from runtime.tiers.generation_folder import STAGING, GenerationFolder
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from runtime.storage.bandwidth import Bandwidth, BandwidthUse
     from runtime.storage.storages import ModelStorage, Storages
     from runtime.tiers.cache_locks import CacheLocks
+    from runtime.tiers.disk_budget import DiskBudget
     from runtime.tiers.download_progress import DownloadProgress
 
 MAX_PARALLEL_FILES = 4
@@ -57,7 +58,8 @@ class GenerationDownloader:
                 try:
                     generation.write_listing(listing, reader)
                 except OSError as error:
-                    raise write_error(error, generation.path, 0) from error
+                    what = f"the list of files of {generation.path.name}"
+                    raise write_error(error, generation.path.parent, what) from error
         return listing
 
     def ensure(
@@ -87,7 +89,8 @@ class GenerationDownloader:
                 if isinstance(error, ModelInvalid):
                     raise  # another version of the file, or a wrong checksum
                 needed = sum(file.size_bytes for file in missing)
-                raise write_error(error, generation.path, needed) from error
+                what = f"{needed} bytes of {generation.path.name}"
+                raise write_error(error, generation.path.parent, what) from error
 
     def _open_storage(self, spec: ModelSpec, generation: GenerationFolder) -> ModelStorage:
         return self.storages.open(spec, generation.path / STAGING)

@@ -122,7 +122,7 @@ def test_refuses_a_model_above_the_budget(tmp_path: Path) -> None:
     small, large = make_model(tmp_path / "s" / "a", 1000), make_model(tmp_path / "s" / "b")
     cache = make_cache(tmp_path / "cache", budget_bytes=SIZE // 2)
     fetch(cache, small)
-    with pytest.raises(DiskFull, match=rf"needs {SIZE} bytes on disk, .* budget is {SIZE // 2}"):
+    with pytest.raises(DiskFull, match=rf"needs {SIZE} .* budget of {SIZE // 2} bytes: raise"):
         fetch(cache, large)
     assert cache.has_weights(small.key)
     assert not list(cache.folder_of(large.key).rglob("*.part*"))
@@ -133,10 +133,21 @@ def test_full_disk_fails_the_load_only(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", SIZE // 2) as disk:
         cache = make_cache(disk / "cache", budget_bytes=10 * SIZE)
         path = fetch(cache, small)
-        with pytest.raises(DiskFull, match=r"needs 1000000 bytes on disk, .* free .*No space left"):
+        full = rf"1000000 bytes of .* {disk}/cache, whose .* \d+ bytes free \(No space left"
+        with pytest.raises(DiskFull, match=full):
             fetch(cache, large)
         assert path.read_bytes() == (tmp_path / "s" / "a" / WEIGHTS).read_bytes()
         assert not list(disk.rglob("*.part*"))
+
+
+def test_a_listing_without_disk_says_what_is_free(tmp_path: Path) -> None:
+    spec = make_model(tmp_path / "source" / "a")
+    with small_disk(tmp_path / "disk", 64 * 1024) as disk:
+        cache = make_cache(disk / "cache", budget_bytes=10 * SIZE)
+        cache.lock_for_use(spec.key).release()
+        (disk / "other").write_bytes(bytes(shutil.disk_usage(disk).free))
+        with pytest.raises(DiskFull, match=r"list of files of .* has 0 bytes free \(No space left"):
+            fetch(cache, spec)
 
 
 def test_default_budget_leaves_disk_space(tmp_path: Path) -> None:
@@ -150,8 +161,10 @@ def test_default_budget_follows_the_free_space(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 4 * SIZE) as disk:
         (disk / "other").write_bytes(bytes(4 * SIZE - 64 * 1024))
         cache = make_cache(disk / "cache")
-        with pytest.raises(DiskFull, match="disk budget"):
+        full = rf"may take in {disk}/cache, whose file system has \d+ bytes free.*: free some space"
+        with pytest.raises(DiskFull, match=full) as refused:
             fetch(cache, spec)
+        assert "--pod-disk" not in str(refused.value)  # none was set
         (disk / "other").unlink()
         assert fetch(cache, spec).stat().st_size == SIZE
 
