@@ -12,6 +12,7 @@ from registry.domain.model import ModelName
 from workflows.scheduling.announcements import PlannedArrival, announcements
 from workflows.scheduling.candidates import candidate_devices
 from workflows.scheduling.costs import scheduling_problem
+from workflows.scheduling.pod_groups import WHOLE_POOL
 from workflows.scheduling.problem import (
     Loading,
     Placement,
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from registry.domain.model import ModelSpec
     from registry.domain.pod_state import PodState
     from registry.redis.watch import ClusterWatch
+    from workflows.scheduling.pod_groups import PodGroup
     from workflows.scheduling.problem import Schedule, SchedulingProblem
     from workflows.scheduling.shared_batches import MergedSteps
     from workflows.service.metrics import SchedulerMetrics
@@ -52,8 +54,11 @@ _MAX_PLANS: Final = 16
 class Planner:
     """Assigns steps to pods. Owned by the event loop; decides without an await."""
 
-    def __init__(self, watch: ClusterWatch, preloads: Preloads, metrics: SchedulerMetrics) -> None:
-        self._pods = PodQueues(watch)
+    def __init__(
+        self, watch: ClusterWatch, preloads: Preloads, metrics: SchedulerMetrics,
+        group: PodGroup = WHOLE_POOL,
+    ) -> None:  # fmt: skip
+        self._pods = PodQueues(watch, group)
         self._preloads = preloads
         self._metrics = metrics
         self._plans: dict[str, Plan] = {}

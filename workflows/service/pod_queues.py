@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from registry.domain.model import ModelName, name_of_key
 from registry.domain.queued_steps import NO_STEPS
 from workflows.scheduling.backlog import device_queue, foreign_steps
+from workflows.scheduling.pod_groups import WHOLE_POOL, members
 from workflows.scheduling.problem import SchedulingProblemError
 from workflows.service import cluster_view
 from workflows.service.assigned_steps import AssignedSteps
@@ -22,14 +23,17 @@ if TYPE_CHECKING:
     from registry.redis.watch import ClusterWatch
     from workflows.scheduling.backlog import DeviceQueue
     from workflows.scheduling.costs import Device, ModelCosts
+    from workflows.scheduling.pod_groups import PodGroup
     from workflows.service.run import Run, RunStep
 
 
 class PodQueues:
     """The local copy of the registry, with the steps that this scheduler has put on pods."""
 
-    def __init__(self, watch: ClusterWatch) -> None:
+    def __init__(self, watch: ClusterWatch, group: PodGroup = WHOLE_POOL) -> None:
+        """`group`: the pods that this scheduler plans over."""
         self._watch = watch
+        self._group = group
         self.steps = AssignedSteps()
         self._output_bytes: dict[str, float] = {}
 
@@ -53,8 +57,9 @@ class PodQueues:
         return pod is not None and pod.is_accepting
 
     def accepting(self) -> list[PodState]:
-        """By name."""
-        return cluster_view.accepting_pods(self.state)
+        """Those of this scheduler's group, by name."""
+        pods = cluster_view.accepting_pods(self.state)
+        return [pods[at] for at in members([pod.name for pod in pods], self._group)]
 
     def queue(self, pod: PodState, run: Run, now_s: float) -> DeviceQueue:
         """The device's queue without the steps of this run that are placed anew."""

@@ -82,7 +82,7 @@ class Scheduler:
         self._kept = KeptOutputs(secret, max_bytes=settings.max_fetch_bytes, tls=tls)
         self._lost = LostOutputs(secret, tls)
         self._preloads = Preloads(group, secret, metrics, watch.registry_now_s, tls)
-        self.planner = Planner(watch, self._preloads, metrics)
+        self.planner = Planner(watch, self._preloads, metrics, settings.pod_group)
         self._knowledge = KnowledgeStore(self._log, self.planner)
         self._journal = Journal(self._log, self._lose)
         self._executor = Executor(

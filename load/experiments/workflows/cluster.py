@@ -15,6 +15,7 @@ from load.experiments.workflows.constants import (
 from load.experiments.workflows.devices import SimulatedDevice
 from workflows.scheduling.backlog import AssignedStep, device_queue, foreign_steps
 from workflows.scheduling.costs import Device, ModelCosts
+from workflows.scheduling.pod_groups import WHOLE_POOL, PodGroup, members
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -29,6 +30,10 @@ COSTS = {
     name: ModelCosts(each.batch_s, each.max_batch, 0.0, each.output_bytes)
     for name, each in MODELS.items()
 }
+
+
+def device_name(device: int) -> str:
+    return f"device-{device:04}"
 
 
 def node_of(device: int) -> str:
@@ -49,7 +54,7 @@ class SimulatedCluster:
     def __init__(
         self, devices: int, memory_bytes: float, events: EventQueue,
         on_end: Callable[[SimulatedStep], None], host_bytes_per_s: float = HOST_BYTES_PER_S,
-        *, schedulers: int = 1,
+        *, schedulers: int = 1, is_grouped: bool = False,
     ) -> None:  # fmt: skip
         self.events = events
         self.devices = [
@@ -58,10 +63,19 @@ class SimulatedCluster:
         ]
         self.active: dict[int, SimulatedRun] = {}
         self._schedulers = schedulers
+        names = list(map(device_name, range(devices)))
+        self._planned_over = [
+            members(names, PodGroup(number, schedulers) if is_grouped else WHOLE_POOL)
+            for number in range(schedulers)
+        ]
 
     def scheduler_of(self, run: int) -> int:
         """The scheduler that owns a run."""
         return run % self._schedulers
+
+    def planned_over(self, run: int) -> list[int]:
+        """The devices over which a run's scheduler plans."""
+        return self._planned_over[self.scheduler_of(run)]
 
     def fill(self, placement: PlacedModels) -> None:
         """What is loaded before the first request."""
@@ -84,22 +98,22 @@ class SimulatedCluster:
     ) -> list[Device]:  # fmt: skip
         """Devices as policies see them, as `queues` says of their queues."""
         chosen = range(len(self.devices)) if only is None else only
-        queues, wanted = queues or self.queues(without), list(models)
+        queues, wanted = queues or self.queues(without, chosen), list(models)
         found = []
-        for index in chosen:
-            device, queue = self.devices[index], queues[index]
+        for index, queue in zip(chosen, queues, strict=True):
+            device = self.devices[index]
             load_s = {model: device.load_s(model) for model in wanted}
             harm_s = {model: device.harm_s(model) for model in wanted}
             found.append(
                 Device(
-                    f"device-{index:04}", node_of(index), queue.batches, queue.free_s, load_s,
+                    device_name(index), node_of(index), queue.batches, queue.free_s, load_s,
                     frozenset(device.loaded), harm_s,
                 )
             )  # fmt: skip
         return found
 
-    def queues(self, run: SimulatedRun | None) -> list[DeviceQueue]:
-        """By device, without the steps of this run that are placed anew.
+    def queues(self, run: SimulatedRun | None, only: Sequence[int]) -> list[DeviceQueue]:
+        """Of these devices, without the steps of this run that are placed anew.
 
         Its scheduler knows of other schedulers' runs how many steps are sent, by model.
         """
@@ -111,7 +125,7 @@ class SimulatedCluster:
                     expected = AssignedStep(other.plan[number][0], max(0.0, start_s - now_s))
                     ahead[index].append(expected)
         queues = []
-        for device in self.devices:
+        for device in (self.devices[index] for index in only):
             assigned = [
                 AssignedStep(step.model, max(0.0, (step.ready_s or now_s) - now_s))
                 for step in device.queue

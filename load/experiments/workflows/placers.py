@@ -73,7 +73,7 @@ class LonePlacer:
         devices: Sequence[int] = range(len(self._cluster.devices))
         allowed = [devices] * len(inputs)
         if self._fixed is not None:
-            devices = [at for at in devices if step.model in self._fixed[at]]
+            devices = [at for at in devices if step.model in self._fixed[at]] or devices
         problem = scheduling_problem(
             steps, self._cluster.views([step.model]), COSTS, LINKS, placed=placed,
             allowed=[*allowed, devices], loading=Loading.BESIDE_QUEUE,
@@ -196,25 +196,28 @@ class SpeculativePlacer:
         """A schedule, and the devices that its placements mean."""
         cluster = self._cluster
         models = {step.model for step in steps}
-        queues = cluster.queues(run)
+        devices = cluster.planned_over(run.number)
+        queues = cluster.queues(run, devices)
         sent = {
             step.number: (step.device, self._ends_in_s(step) if step.end_s is None else 0.0)
             for step in run.steps
             if step.ready_s is not None
         }
-        devices, allowed = list(range(len(cluster.devices))), None
+        allowed = None
         if self._is_filtered:
+            loaded = [cluster.devices[device].loaded for device in devices]
             candidates = candidate_devices(
                 steps, free_s=[queue.free_s for queue in queues],
                 holders={
-                    model: [d.index for d in cluster.devices if model in d.loaded]
+                    model: [at for at, held in enumerate(loaded) if model in held]
                     for model in models
                 },
-                outputs_at={device for device, _ in sent.values()},
+                outputs_at={devices.index(device) for device, _ in sent.values()},
             )  # fmt: skip
-            devices = sorted({device for each in candidates for device in each})
-            position = {device: at for at, device in enumerate(devices)}
-            allowed = [[position[device] for device in each] for each in candidates]
+            used = sorted({at for each in candidates for at in each})
+            devices, queues = [devices[at] for at in used], [queues[at] for at in used]
+            position = {at: number for number, at in enumerate(used)}
+            allowed = [[position[at] for at in each] for each in candidates]
         positions = {device: at for at, device in enumerate(devices)}
         placed = {
             number: Placement(positions[device], 0.0, end_s)

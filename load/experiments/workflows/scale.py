@@ -7,6 +7,7 @@ virtual time by a table that `python -m benchmarks workflows` has measured once.
 from __future__ import annotations
 
 import random
+from collections import defaultdict
 from dataclasses import replace
 from statistics import mean
 from typing import TYPE_CHECKING, Final
@@ -50,20 +51,27 @@ CANDIDATES_MS: Final = {
 """Of a plan that weighs a few."""
 SCHEDULERS: Final = 8
 """Of the second way. Chosen."""
+GROUP_DEVICES: Final = 32
+"""The paper's split: a scheduler for so many devices, over all of which it plans."""
 BUSY_DEVICES: Final = 32
 """As many are busy for `LOAD_SHARE` of their time at the rate of all runs."""
 MINUTES: Final = 1
+_WAYS: Final = ("one scheduler", f"{SCHEDULERS} schedulers", f"groups of {GROUP_DEVICES}")
 _NOTES: Final = (
     "Simulated; plans' times are charged, measured once by `make bench-workflows`.",
-    "Both ways decide alike, with candidates: they differ in the time that a plan takes. A plan "
-    "over all devices ends at most 1 % sooner on average, and would take hours to simulate.",
-    "Each of several schedulers plans the runs that it owns. Of the others' steps it knows those "
-    "that were sent, by model and device, without delay, as live ones do from the registry.",
+    "One scheduler plans over all devices; it is not simulated beyond 128, where each plan takes "
+    "seconds.",
+    f"Each of {SCHEDULERS} schedulers plans the runs that it owns, over the candidates of all "
+    "devices. Of the others' steps it knows those that were sent, by model and device, without "
+    "delay, as live ones do from the registry.",
+    f"Groups: a scheduler for {GROUP_DEVICES} devices, more or fewer by chance of their names; "
+    "each plans over all devices of its group, charged as for that number, and runs go to groups "
+    "in turn.",
 )
 
 
 def run(settings: Settings) -> Result:
-    """Mean latency by number of devices: one scheduler over all, and several with candidates."""
+    """Mean latency by number of devices: one scheduler over all, several, and one per group."""
     file = settings.required_file(FILE)
     seeds = settings.seeds or (constants.SEEDS[:1] if settings.is_quick else constants.SEEDS)
     sizes = DEVICES[:3] if settings.is_quick else DEVICES
@@ -84,30 +92,42 @@ def scale_tasks(file: Path, seeds: Sequence[int], sizes: Sequence[int]) -> list[
             )  # fmt: skip
             if devices in ALL_DEVICES_MS:
                 planning_s = ALL_DEVICES_MS[devices] / 1e3
-                tasks.append(replace(several, planning_s=planning_s, schedulers=1))
+                tasks.append(
+                    replace(several, planning_s=planning_s, schedulers=1, is_filtered=False)
+                )
             tasks.append(several)
+            if devices > GROUP_DEVICES:
+                tasks.append(
+                    replace(
+                        several, planning_s=ALL_DEVICES_MS[GROUP_DEVICES] / 1e3,
+                        schedulers=devices // GROUP_DEVICES, is_grouped=True, is_filtered=False,
+                    )
+                )  # fmt: skip
     return tasks
 
 
+def _way(task: WorkflowTask) -> str:
+    if task.is_grouped:
+        return _WAYS[2]
+    return _WAYS[0] if task.schedulers == 1 else _WAYS[1]
+
+
 def scale_table(tasks: Sequence[WorkflowTask], found: Sequence[WorkflowRunResult]) -> Table:
-    rows = []
-    for devices in dict.fromkeys(task.devices for task in tasks):
-        by_schedulers: dict[int, list[float]] = {1: [], SCHEDULERS: []}
-        for task, result in zip(tasks, found, strict=True):
-            if task.devices == devices:
-                by_schedulers[task.schedulers].append(result.mean_s)
-        rows.append(
-            (devices, ALL_DEVICES_MS.get(devices), _seconds(by_schedulers[1]),
-             CANDIDATES_MS[devices], _seconds(by_schedulers[SCHEDULERS]))
-        )  # fmt: skip
+    seconds: dict[tuple[int, str], list[float]] = defaultdict(list)
+    for task, result in zip(tasks, found, strict=True):
+        seconds[task.devices, _way(task)].append(result.mean_s)
+    rows = [
+        (
+            devices, ALL_DEVICES_MS.get(devices), CANDIDATES_MS[devices],
+            *(_seconds(seconds[devices, way]) for way in _WAYS),
+        )
+        for devices in dict.fromkeys(task.devices for task in tasks)
+    ]  # fmt: skip
     return Table(
         "Figures 13 and 14: mean latency of GILL in s over seeds, with the lowest and highest",
-        (
-            "devices", "plan over all, ms", "one scheduler", "plan over candidates, ms",
-            f"{SCHEDULERS} schedulers",
-        ),
+        ("devices", "plan over all, ms", "plan over candidates, ms", *_WAYS),
         tuple(rows),
-    )  # fmt: skip
+    )
 
 
 def _seconds(values: Sequence[float]) -> str | None:
@@ -117,6 +137,6 @@ def _seconds(values: Sequence[float]) -> str | None:
 EXPERIMENT: Final = Experiment(
     name="workflow-scale",
     description="GILL on 1 to 1,000 devices with the time of plans: one scheduler over all "
-    "devices, and several that weigh a few; simulated",
+    "devices, several that weigh a few, and one per group of devices; simulated",
     run=run,
 )

@@ -54,6 +54,8 @@ class WorkflowTask:
     planning_s: float = 0.0
     """Time of a scheduler for one plan."""
     schedulers: int = 1
+    is_grouped: bool = False
+    """Each scheduler plans over a group of the devices of its own."""
     is_filtered: bool = False
     """Plans weigh a few devices only, as the live scheduler's."""
     is_always_loading: bool = False
@@ -93,19 +95,18 @@ class WorkflowSimulation:
         self.held = HeldPlacements()
         self.cluster = SimulatedCluster(
             task.devices, task.memory_bytes, self.events, self._on_end, task.host_bytes_per_s,
-            schedulers=task.schedulers,
+            schedulers=task.schedulers, is_grouped=task.is_grouped,
         )  # fmt: skip
         self.devices: Sequence[SimulatedDevice | SharingDevice] = self.cluster.devices
         self._placer = self._make_placer(task)
 
     def _make_placer(self, task: WorkflowTask) -> Placer:
-        models = models_of(task.application)
-        filled = _filled(models, task)
+        filled = _filled(models_of(task.application), task)
         if task.policy in ("reactive", "reactive-alone"):
             params = ReactiveParams(is_one_per_device=task.policy == "reactive-alone")
             reactive = ReactivePlacer(
-                task.devices, task.memory_bytes, self.events, params, models=models,
-                on_end=self._on_end, send=self._send,
+                task.devices, task.memory_bytes, self.events, params, on_end=self._on_end,
+                send=self._send,
             )  # fmt: skip
             reactive.fill(filled)
             self.devices = reactive.devices

@@ -12,6 +12,7 @@ from registry.domain.pod_state import PodState
 from registry.pod_secret import PodSecret
 from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch
+from workflows.scheduling.pod_groups import PodGroup
 from workflows.service.lone_placement import LonePlacement
 from workflows.service.metrics import SchedulerMetrics
 from workflows.service.pod_queues import PodQueues
@@ -23,11 +24,19 @@ from workflows.service.run import Run, RunStep
 WRITER, JUDGE = ModelName("default", "writer"), ModelName("default", "judge")
 
 
+def _pod(name: str) -> PodState:
+    return PodState(PodInfo(name, "127.0.0.1:1", "n", memory_bytes=1 << 40))
+
+
+def _watch() -> ClusterWatch:
+    return ClusterWatch(Registry("redis://127.0.0.1:1/0", "nowhere"))
+
+
 @pytest.fixture
 def pods() -> PodQueues:
     """One pod, which nothing listens at, and two models."""
-    queues = PodQueues(ClusterWatch(Registry("redis://127.0.0.1:1/0", "nowhere")))
-    queues.state.pods["p"] = PodState(PodInfo("p", "127.0.0.1:1", "n", memory_bytes=1 << 40))
+    queues = PodQueues(_watch())
+    queues.state.pods["p"] = _pod("p")
     for name in (WRITER, JUDGE):
         queues.state.models[name] = ModelRecord(ModelSpec(name, f"s3://m/{name.name}"))
     return queues
@@ -56,3 +65,12 @@ async def test_copies_of_an_earlier_generation_take_no_memory(pods: PodQueues) -
         pods.state.models[WRITER] = ModelRecord(ModelSpec(WRITER, "s3://m/newer"))
         assert copies.place(RunStep(0, JUDGE, {}, 0.0)) == "p"
         preloads.close()
+
+
+def test_schedulers_of_groups_divide_the_pods_among_them() -> None:
+    watch, names = _watch(), [f"pod-{number:02}" for number in range(16)]
+    for name in names:
+        watch.state.pods[name] = _pod(name)
+    groups = [PodQueues(watch, PodGroup(number, 3)).accepting() for number in range(3)]
+    assert all(groups)
+    assert sorted(pod.name for group in groups for pod in group) == names

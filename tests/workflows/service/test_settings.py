@@ -5,9 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 from registry.settings_table import settings_from_fields
 from tests import servers
-from workflows.service.settings import SchedulerSettings, tls_problems
+from workflows.scheduling.pod_groups import PodGroup
+from workflows.service.settings import SchedulerSettings, parse_pod_group, tls_problems
 
 
 def test_a_gateway_url_without_tls_is_accepted() -> None:
@@ -23,3 +26,13 @@ def test_a_gateway_url_of_another_scheme_ends_the_scheduler() -> None:
     assert ended.returncode == 2
     assert "--gateway-url must begin with http:// without --tls-dir" in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+def test_a_group_of_pods_is_a_number_of_several() -> None:
+    assert parse_pod_group("3/4") == PodGroup(3, 4)
+
+
+@pytest.mark.parametrize("text", ["", "1", "4/4", "-1/4", "0/0", "a/b", "1/2/3", "1 of 2"])
+def test_what_is_no_group_of_pods_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"such as 0/4, was"):
+        parse_pod_group(text)
