@@ -68,12 +68,42 @@ def debate(rng: random.Random) -> WorkflowRequest:
     return WorkflowRequest("debate", tuple(calls), frozenset())
 
 
+_ALL_REQUESTS: Final = {
+    name: float(
+        constants.BASES[name].requests if name in constants.BASES
+        else constants.OTHER_BASES.requests / (len(constants.BASE_NAMES) - len(constants.BASES))
+    )
+    for name in constants.BASE_NAMES
+}  # fmt: skip
+"""By base model, in the whole trace."""
+
+
+def gentd26(rng: random.Random, requests: Mapping[str, float] = _ALL_REQUESTS) -> WorkflowRequest:
+    """The prompt names up to six LoRAs, which the base model takes; an argument names the base.
+
+    `requests`: by base model of the trace, how often it is asked for.
+    """
+    [base] = rng.choices(list(requests), list(requests.values()))
+    count = 0
+    if rng.random() < constants.base_figures(base).lora_share:
+        numbers = constants.LORAS_OF_REQUEST
+        [count] = rng.choices(list(numbers), list(numbers.values()))
+    loras, wanted = constants.lora_models(base), list[str]()
+    while len(wanted) < count:
+        ranks = range(1, len(loras) + 1)
+        [lora] = rng.choices(loras, [1 / rank for rank in ranks])
+        wanted.append(loras.pop(loras.index(lora)))
+    calls = [Call("prompt-encoder"), *(Call(lora, (), (0,)) for lora in wanted)]
+    calls.append(Call(constants.base_model(base), tuple(range(len(calls))), (0,)))
+    return WorkflowRequest("gentd26", tuple(calls), frozenset({f"checkpoint:word-{base}"}))
+
+
 Generators: TypeAlias = "Mapping[str, Callable[[random.Random], WorkflowRequest]]"
 GENERATORS: Final[Generators] = {
-    "gill": gill, "knowledge-card": knowledge_card, "debate": debate,
+    "gill": gill, "knowledge-card": knowledge_card, "debate": debate, "gentd26": gentd26,
 }  # fmt: skip
 APPLICATIONS: Final[Mapping[str, tuple[str, ...]]] = {
-    **{name: (name,) for name in GENERATORS}, "mix": tuple(GENERATORS),
+    **{name: (name,) for name in GENERATORS}, "mix": ("gill", "knowledge-card", "debate"),
 }  # fmt: skip
 """The workflows of each; in `mix` two share the language model."""
 
@@ -82,6 +112,7 @@ MODELS_OF: Final[Mapping[str, tuple[str, ...]]] = {
     "gill": ("gill-encoder", "gill-language", "gill-diffusion"),
     "knowledge-card": ("language", *(f"card-{at:02}" for at in range(constants.CARDS))),
     "debate": ("language",),
+    "gentd26": tuple(constants.GENTD26_MODELS),
 }
 
 

@@ -1,13 +1,16 @@
-"""When requests arrive: minutes of a public trace, mapped to workflows in turn, and scaled."""
+"""When requests arrive: minutes of a public trace, mapped to workflows in turn, and scaled.
+
+GenTD26 is that trace's own application: its requests ask for the models of their minute.
+"""
 
 from __future__ import annotations
 
 import csv
 import gzip
-from collections import defaultdict
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Final
 
-from load.experiments.workflows.applications import APPLICATIONS, GENERATORS
+from load.experiments.workflows.applications import APPLICATIONS, GENERATORS, gentd26
 from load.experiments.workflows.constants import MINUTES
 
 if TYPE_CHECKING:
@@ -31,21 +34,23 @@ def arrivals(
     """
     workflows = APPLICATIONS[application]
     counts = _counts(file, len(workflows), minutes)
-    total = sum(counts.values())
+    total = sum(models.total() for models in counts.values())
     found = []
-    for (minute, workflow), count in sorted(counts.items()):
-        expected = rate_per_s * minutes * 60 * count / total
+    for (minute, workflow), models in sorted(counts.items()):
+        name = workflows[workflow]
+        expected = rate_per_s * minutes * 60 * models.total() / total
         if changes_at_s is not None and minute * 60 >= changes_at_s:
-            expected *= 2.0 if workflows[workflow] == "gill" else 0.5
+            expected *= 2.0 if name == "gill" else 0.5
         number = int(expected) + (rng.random() < expected % 1)
         for _ in range(number):
             time_s = (minute + rng.random()) * 60
-            found.append((time_s, generators[workflows[workflow]](rng)))
+            request = gentd26(rng, models) if name == "gentd26" else generators[name](rng)
+            found.append((time_s, request))
     return sorted(found, key=lambda each: each[0])
 
 
-def _counts(file: Path, workflows: int, minutes: int) -> dict[tuple[int, int], int]:
-    """Requests by minute and position of the workflow; models are mapped in order of names."""
+def _counts(file: Path, workflows: int, minutes: int) -> dict[tuple[int, int], Counter[str]]:
+    """Requests of each model, by minute and position of the workflow, in order of models' names."""
     rows = []
     with gzip.open(file, "rt") as lines:
         for row in csv.DictReader(lines):
@@ -53,7 +58,7 @@ def _counts(file: Path, workflows: int, minutes: int) -> dict[tuple[int, int], i
             if 0 <= minute < minutes:
                 rows.append((minute, row["model"], int(row["count"])))
     positions = {name: at % workflows for at, name in enumerate(sorted({m for _, m, _ in rows}))}
-    counts: dict[tuple[int, int], int] = defaultdict(int)
+    counts: dict[tuple[int, int], Counter[str]] = defaultdict(Counter)
     for minute, model, count in rows:
-        counts[minute, positions[model]] += count
+        counts[minute, positions[model]][model] += count
     return counts

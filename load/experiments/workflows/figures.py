@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from load.experiments.harness.experiment import Table
 from load.experiments.harness.rendering import spread
-from load.experiments.workflows.applications import APPLICATIONS, GENERATORS
+from load.experiments.workflows.applications import APPLICATIONS
 from load.experiments.workflows.constants import GB
 from load.experiments.workflows.simulation import POLICIES
 from workflows.prediction.predictors import PREDICTORS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from load.experiments.harness.experiment import Cell
     from load.experiments.workflows.accuracy import AccuracyTask
@@ -111,18 +111,25 @@ def change_table(results: Results) -> Table:
     )  # fmt: skip
 
 
-def accuracy_table(tasks: Sequence[AccuracyTask], shares: Sequence[tuple[float, float]]) -> Table:
-    """Figure 12."""
+def accuracy_table(
+    tasks: Sequence[AccuracyTask], shares: Sequence[tuple[float, float]],
+    ceilings: Mapping[str, float],
+) -> Table:  # fmt: skip
+    """Figure 12. `ceilings`: by workflow."""
     by_cell: dict[tuple[str, str], list[float]] = defaultdict(list)
     for task, (likeliest, _) in zip(tasks, shares, strict=True):
         by_cell[task.workflow, task.predictor].append(100 * likeliest)
     rows: list[tuple[Cell, ...]] = [
-        (workflow, *(round(mean(by_cell[workflow, each]), 1) for each in PREDICTORS))
-        for workflow in GENERATORS
-    ]
+        (
+            workflow, *(spread(by_cell[workflow, each], mean, "{:.1f}".format)
+                        for each in PREDICTORS),
+            round(100 * ceilings[workflow], 1),
+        )
+        for workflow in ceilings
+    ]  # fmt: skip
     return Table(
         "Figure 12: likeliest next step right, in % (paper: 76 to 94 with its Markov model)",
-        ("workflow", *PREDICTORS), tuple(rows),
+        ("workflow", *PREDICTORS, "most that is possible"), tuple(rows),
     )  # fmt: skip
 
 

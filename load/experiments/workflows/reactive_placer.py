@@ -16,7 +16,7 @@ from workflows.scheduling.reactive import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from load.experiments.workflows.device_counts import SimulatedStep
     from load.experiments.workflows.sharing_devices import SimulatedCopy
@@ -32,8 +32,7 @@ INTERVAL_S: Final = 1.0
 class ReactivePlacer:
     def __init__(
         self, devices: int, memory_bytes: float, events: EventQueue, params: ReactiveParams, *,
-        models: Iterable[str], on_end: Callable[[SimulatedStep], None],
-        send: Callable[[SimulatedRun], None],
+        on_end: Callable[[SimulatedStep], None], send: Callable[[SimulatedRun], None],
     ) -> None:  # fmt: skip
         self._events = events
         self._params = params
@@ -41,7 +40,8 @@ class ReactivePlacer:
         self.devices = [
             SharingDevice(index, memory_bytes, events, on_end) for index in range(devices)
         ]
-        self._size_bytes = {model: MODELS[model].size_bytes for model in models}
+        self._size_bytes: dict[str, float] = {}
+        """Of the models that have a copy or were called, as the live scheduler knows them."""
         self._state = ReactiveState()
         self._waiting: dict[str, list[tuple[SimulatedRun, SimulatedStep]]] = defaultdict(list)
         self._under_way = 0
@@ -51,6 +51,7 @@ class ReactivePlacer:
         for device, models in zip(self.devices, placement, strict=True):
             for model in sorted(models)[: 1 if self._params.is_one_per_device else None]:
                 device.add(model, is_loaded=True)
+                self._size_bytes[model] = MODELS[model].size_bytes
 
     def called(self, run: SimulatedRun, begun: int) -> None:
         if begun == 0:
@@ -67,6 +68,7 @@ class ReactivePlacer:
         if self._queue(step):
             return True
         self._waiting[step.model].append((run, step))
+        self._size_bytes[step.model] = MODELS[step.model].size_bytes
         self._decide()
         return step.device >= 0
 
