@@ -1,12 +1,15 @@
 """Whether pods can read the models that were just declared: what `apply` warns of.
 
 A pod reads a model's small files, as it does for its metadata. Schemes whose libraries fetch whole
-models are left out: that would be a download.
+models are left out: that would be a download. What ails the pod that is asked, such as its full
+disk, says nothing of the model: only errors of reading it count, and none where another pod reads
+it.
 """
 
 from __future__ import annotations
 
 import asyncio
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 
 from pilotlight.errors import RequestFailed
@@ -23,6 +26,8 @@ if TYPE_CHECKING:
 _SCHEMES: Final = ("s3://", "file://", "pvc://")
 _TIMEOUT_S: Final = 15.0
 _PARALLEL: Final = 8
+_MAX_PODS: Final = 2
+"""Asked per model: one alone may lack the network or a mount."""
 
 
 async def unreadable_models(
@@ -42,21 +47,32 @@ async def unreadable_models(
 
     async def check(index: int, spec: ModelSpec) -> str:
         async with limit:
-            return await _problem(target, pods[index % len(pods)], spec)
+            first = index % len(pods)
+            problem = ""
+            for pod in [*pods[first:], *pods[:first]][:_MAX_PODS]:
+                found = await _problem(target, pod, spec)
+                if found == "":
+                    return ""
+                problem = found or problem
+            return problem
 
     problems = await asyncio.gather(*(check(*each) for each in enumerate(asked)))
     found = zip(asked, problems, strict=True)
     return {spec.name: problem for spec, problem in found if problem}
 
 
-async def _problem(target: PlatformTarget, pod: PodState, spec: ModelSpec) -> str:
+async def _problem(target: PlatformTarget, pod: PodState, spec: ModelSpec) -> str | None:
+    """Why the pod cannot read the model, empty where it can; None where the pod is at fault."""
     path = f"/v2/models/{spec.name.path_segment}/versions/{spec.generation}"
     try:
         response = await target.request_pod(pod, "GET", path, timeout_s=_TIMEOUT_S)
     except RequestFailed:
-        return ""  # the pod is at fault, or takes long: nothing is known of the model
-    if response.is_success or response.status_code == 404:  # 404: not yet known there
+        return None
+    if response.is_success:
         return ""
+    is_own = response.headers.get("x-pilotlight-not-executed") == "load-failed"
+    if response.status_code != HTTPStatus.SERVICE_UNAVAILABLE or not is_own:
+        return None
     try:
         return str(response.json()["error"])
     except (ValueError, KeyError, TypeError):

@@ -52,10 +52,15 @@ QUEUE_PROXY = {
 """Responses of Knative's queue-proxy in place of a container in this state."""
 
 
-def metadata_response(path: str) -> tuple[int, dict[str, str], bytes]:
-    """V2 metadata; models whose names begin with `broken` have none."""
-    if "~broken" in path:
-        return 503, {}, b'{"error": "no such bucket"}'
+def metadata_response(pod: str, path: str) -> tuple[int, dict[str, str], bytes]:
+    """V2 metadata; names say which models have none, and why."""
+    refused = {"x-pilotlight-not-executed": "load-failed"}
+    if "~broken" in path or f"~unmounted-{pod}" in path:
+        return 503, refused, b'{"error": "no such bucket"}'
+    if "~no-disk" in path:
+        return 507, refused, b'{"error": "no space left on device"}'
+    if "~draining" in path:
+        return 503, {"x-pilotlight-not-executed": "draining"}, b'{"error": "the pod is draining"}'
     document = {"platform": "fake", "inputs": [INPUT], "outputs": []}
     return 200, {}, json.dumps(document).encode()
 
@@ -152,7 +157,7 @@ class FakePod:
     async def infer(self, request: FakePodRequest, response: ResponseWriter) -> None:
         request.release = self._release
         if request.path.startswith("/v2/models/") and request.method == "GET":
-            await response.complete(*metadata_response(request.path))
+            await response.complete(*metadata_response(self.name, request.path))
             return
         if request.method == "GET" and not self._state:
             await response.complete(200, {"x-pilotlight-pod": self.name}, b'{"live": true}')

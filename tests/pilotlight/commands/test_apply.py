@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 import httpx
+import pytest
 
 from registry.redis.autoscaler_log import AutoscalerLog
 from registry.redis.client import Registry
@@ -233,3 +234,16 @@ def test_says_which_models_pods_cannot_read(
         "inferenceservice.serving.kserve.io/fine created",
         "inferenceservice.serving.kserve.io/broken created (cannot be read: no such bucket)",
     ]
+
+
+@pytest.mark.parametrize("name", ["no-disk", "draining", "unmounted-pod-a"])
+def test_what_ails_one_pod_is_not_the_models(
+    cli: Cli, redis: servers.RedisServer, tmp_path: Path, name: str
+) -> None:
+    path = write_yaml(tmp_path / "yaml", a=SERVICE.format(name=name, folder="one"))
+    with (
+        httpx.Client(trust_env=False) as client,
+        running_pods("pod-a", "pod-b", redis_url=redis.url, pool="default", client=client),
+    ):
+        applied = cli("apply", "-f", path, "--redis-url", redis.url)
+    assert applied.out == f"inferenceservice.serving.kserve.io/{name} created\n"
