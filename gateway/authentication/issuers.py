@@ -15,6 +15,7 @@ import httpx
 from gateway.authentication.tenant_files import files_of
 from registry.errors import InvalidYaml
 from registry.inference_service.strict_yaml import read_yaml
+from registry.shown_value import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -72,7 +73,7 @@ def read_issuers(folder: Path) -> list[TrustedIssuer]:
             continue
         entries = documents[0] if len(documents) == 1 else None
         if not isinstance(entries, list):
-            problems.append(f"{file}: must be one list of trusted issuers, was {documents!r:.100}")
+            problems.append(f"{file}: must be one list of trusted issuers, was {shown(documents)}")
             continue
         for number, entry in enumerate(entries, start=1):
             entry_problems = list(_problems(entry))
@@ -97,23 +98,23 @@ def _issuer(tenant: str, entry: Mapping[str, Any]) -> TrustedIssuer:
 
 def _problems(entry: object) -> Iterator[str]:
     if not isinstance(entry, dict):
-        yield f"must be an object with issuer, audience and jwks, was {entry!r:.100}"
+        yield f"must be an object with issuer, audience and jwks, was {shown(entry)}"
         return
     for key in sorted(str(key) for key in entry.keys() - _FIELDS):
         yield f"{key!r} is none of {', '.join(sorted(_FIELDS))}"
     if not _is_string(entry.get("issuer")):
-        yield f"issuer must be a string, as in the token's iss, was {entry.get('issuer')!r:.100}"
+        yield f"issuer must be a string, as in the token's iss, was {shown(entry.get('issuer'))}"
     audiences = _as_list(entry.get("audience"))
     if not audiences or not all(map(_is_string, audiences)):
-        yield f"audience must be a string or a list of strings, was {entry.get('audience')!r:.100}"
+        yield f"audience must be a string or a list of strings, was {shown(entry.get('audience'))}"
     if not _is_jwks_location(entry.get("jwks")):
-        yield f"{_JWKS_RULE}, was {entry.get('jwks')!r:.200}"
+        yield f"{_JWKS_RULE}, was {shown(entry.get('jwks'))}"
     algorithms = entry.get("algorithms", list(DEFAULT_ALGORITHMS))
     if not isinstance(algorithms, list) or not algorithms or not _all_known(algorithms):
-        yield f"algorithms must be a list of {', '.join(ALGORITHMS)}, was {algorithms!r:.100}"
+        yield f"algorithms must be a list of {', '.join(ALGORITHMS)}, was {shown(algorithms)}"
     claims = entry.get("claims", {})
     if not isinstance(claims, dict) or not all(map(_is_string, [*claims, *claims.values()])):
-        yield f"claims must map names of claims to strings, was {claims!r:.100}"
+        yield f"claims must map names of claims to strings, was {shown(claims)}"
 
 
 def _all_known(algorithms: list[object]) -> bool:

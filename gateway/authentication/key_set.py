@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from jwt import PyJWK, PyJWTError
 
 from gateway.errors import InvalidToken, NotReady
+from registry.shown_value import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -144,10 +145,10 @@ def read_key_set(document: bytes) -> dict[str | None, tuple[Key, ...]]:
     """
     try:
         entries = orjson.loads(document)["keys"]
-    except (orjson.JSONDecodeError, KeyError, TypeError) as error:
-        raise ValueError(f"must be a JSON Web Key Set: {error!r}") from None
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        raise ValueError("must be a JSON Web Key Set: an object with a list 'keys'") from None
     if not isinstance(entries, list):
-        raise ValueError(f"'keys' must be a list, was {entries!r:.100}")
+        raise ValueError(f"'keys' must be a list, was {shown(entries)}")
     keys: dict[str | None, tuple[Key, ...]] = {}
     for entry in entries:
         algorithms = _algorithms_of(entry)

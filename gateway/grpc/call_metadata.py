@@ -11,6 +11,7 @@ from gateway.http.headers import PROTOBUF
 from gateway.http.routes import parse_path, target_of
 from registry.domain.model import ModelName
 from registry.grpc_codes import MAX_NAME_CHARACTERS
+from registry.shown_value import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -35,7 +36,7 @@ def pairs_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> Headers:
     ]
     for name, value in pairs:
         if not _VALUE.fullmatch(value):
-            raise BadRequest(f"metadata {name} must be visible ASCII, was {value[:40]!r}")
+            raise BadRequest(f"metadata {name} must be visible ASCII, was {shown(value)}")
     return [(name.lower().encode(), value.encode()) for name, value in pairs]
 
 

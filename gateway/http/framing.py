@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Final
 import orjson
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
+from registry.shown_value import shown
+
 if TYPE_CHECKING:
     from gateway.http.headers import Headers
 
@@ -77,9 +79,8 @@ def check_coding(value: bytes) -> None:
     (RFC 9112, section 6.1).
     """
     if value.rstrip(b" ").lower() != b"chunked":
-        shown = value[:100].decode("latin-1")
         raise InvalidFraming(
-            f"header transfer-encoding must be 'chunked' and nothing else, was {shown!r}", 501
+            f"header transfer-encoding must be 'chunked' and nothing else, was {shown(value)}", 501
         )
 
 
@@ -91,11 +92,10 @@ def not_http(headers: Headers, *, is_in_body: bool) -> InvalidFraming:
             " and a CRLF behind both; behind the last one are header lines, if any, and a CRLF"
         )
     if headers:
-        last = headers[-1][0][:100].decode("latin-1")
         return InvalidFraming(
             "the headers are not valid HTTP/1.1: each is 'name: value' in one line with CRLF at its"
             " end; there is one content-length in digits, or one transfer-encoding, not both; the"
-            f" last valid header was {last!r}"
+            f" last valid header was {shown(headers[-1][0])}"
         )
     return InvalidFraming(
         "the request is not valid HTTP/1.1: it begins with 'METHOD TARGET HTTP/1.1' and CRLF, with"

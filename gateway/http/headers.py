@@ -12,6 +12,7 @@ from gateway.errors import BadRequest
 from registry.domain.application import SelectionPolicy
 from registry.domain.model import RoutingPolicy
 from registry.server_timing import parse_server_timing
+from registry.shown_value import shown
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -135,7 +136,7 @@ def _parse_request_id(value: bytes) -> str:
     value = value.rstrip(_BLANKS)
     if not _REQUEST_ID.fullmatch(value):
         raise BadRequest(
-            f"header x-request-id must be 1 to 128 visible ASCII characters, was {value[:140]!r}"
+            f"header x-request-id must be 1 to 128 visible ASCII characters, was {shown(value)}"
         )
     return value.decode()
 
@@ -144,7 +145,7 @@ def _parse_whole(name: str, value: bytes, maximum: int) -> int:
     value = value.rstrip(_BLANKS)
     if not value.isdigit() or len(value) > 20 or int(value) > maximum:
         raise BadRequest(
-            f"header {name} must be a whole number up to {maximum}, was {value[:40]!r}"
+            f"header {name} must be a whole number up to {maximum}, was {shown(value)}"
         )
     return int(value)
 
@@ -156,7 +157,7 @@ def _parse_milliseconds(name: str, value: bytes) -> float:
         number = math.nan
     if not 0 < number <= _MAX_DEADLINE_MS:
         allowed = f"a positive number of milliseconds up to {_MAX_DEADLINE_MS}"
-        raise BadRequest(f"header {name} must be {allowed}, was {value[:40]!r}")
+        raise BadRequest(f"header {name} must be {allowed}, was {shown(value)}")
     return number
 
 

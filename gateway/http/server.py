@@ -30,6 +30,7 @@ from gateway.http.framing import (
 from gateway.http.host import host_error, split_absolute_form
 from gateway.http.request_starts import ConnectionStarts
 from gateway.http.routes import INFERENCE_SUFFIXES
+from registry.shown_value import shown
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -154,7 +155,7 @@ class GatewayProtocol(HttpToolsProtocol):
         found = split_absolute_form(self.url)
         if found is None:
             raise InvalidFraming(
-                f"the request target must be a path, or http://host/path; was {self.url[:100]!r}"
+                f"the request target must be a path, or http://host/path; was {shown(self.url)}"
             )
         self._host, self.url = found
         error = host_error(self._host, 1, is_required=True)

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import orjson
 
+from registry.shown_value import shown
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -99,7 +101,7 @@ def _v2_tensors(inputs: list[Any], binary: bytes) -> dict[str, NDArray[Any]]:
                 raise UnreadableBody(f"shape {list(shape)} of {values.size} values")
             found[str(each["name"])] = values.reshape(shape)
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            raise UnreadableBody(f"an input tensor cannot be read: {error}") from error
+            raise UnreadableBody(f"an input tensor cannot be read: {shown(each)}") from error
     return found
 
 
@@ -115,7 +117,7 @@ def _v1_tensors(instances: list[Any], names: Sequence[str]) -> dict[str, NDArray
         if len(names) == 1:
             return {names[0]: np.asarray(instances, np.float32)}
     except (TypeError, ValueError, OverflowError) as error:
-        raise UnreadableBody(f"the instances are no numbers: {error}") from error
+        raise UnreadableBody(f"the instances are no numbers: {shown(instances)}") from error
     raise UnreadableBody("instances must be objects where the application has several inputs")
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from registry.inference_service.shorten import shorten
+from registry.shown_value import shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -39,12 +39,12 @@ def component_problems(spec: Mapping[str, Any], name: ModelName, policy: ModelPo
             continue
         path = f"spec.{component}"
         if not isinstance(found, dict) or not found:
-            problems.append(f"{path} must be an object, was {shorten(found)}")
+            problems.append(f"{path} must be an object, was {shown(found)}")
             continue
         containers = found.get("containers")
         if component == TRANSFORMER and not _is_list_of_objects(containers):
             problems.append(
-                f"{path}.containers must be a list with a container, was {shorten(containers)}"
+                f"{path}.containers must be a list with a container, was {shown(containers)}"
             )
         if policy.application is not None:
             problems.append(

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from registry.domain.model import ModelName
 from registry.errors import InvalidModel, InvalidYaml
-from registry.inference_service.shorten import shorten
 from registry.inference_service.strict_yaml import read_yaml
+from registry.shown_value import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -33,7 +33,7 @@ class DocumentChecks:
 
     def reject(self, path: str, allowed: str, value: object) -> None:
         title = self.title or self.kind
-        self.problems.append(f"{self.place}: {title}: {path} {allowed}, was {shorten(value)}")
+        self.problems.append(f"{self.place}: {title}: {path} {allowed}, was {shown(value)}")
 
     def mapping(self, parent: dict[str, Any], key: str) -> dict[str, Any]:
         """A field that must be a filled object; empty where it is none."""
@@ -127,4 +127,4 @@ def is_kind(document: object, kind: str) -> bool:
 
 
 def _text(value: object) -> str:
-    return value if isinstance(value, str) else shorten(value)
+    return value if isinstance(value, str) else shown(value)

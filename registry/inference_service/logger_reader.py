@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from registry.domain.request_log import LogMode, RequestLog
-from registry.inference_service.shorten import shorten
+from registry.shown_value import shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,7 +25,7 @@ def read_logger(value: object, problems: list[str]) -> RequestLog | None:
     if value is None:
         return None
     if not isinstance(value, dict):
-        problems.append(f"{_PATH} must be an object, was {shorten(value)}")
+        problems.append(f"{_PATH} must be an object, was {shown(value)}")
         return None
     found: list[str] = [
         f"{_PATH}.{key} is not supported; an event has the whole body and {', '.join(_FIELDS)}"
@@ -35,10 +35,10 @@ def read_logger(value: object, problems: list[str]) -> RequestLog | None:
     if not _is_url(url):
         found.append(
             f"{_PATH}.url must be http://HOST[:PORT][/PATH], without user and fragment, was"
-            f" {shorten(url)}"
+            f" {shown(url)}"
         )
     if mode not in list(LogMode):
-        found.append(f"{_PATH}.mode must be one of {', '.join(LogMode)}, was {shorten(mode)}")
+        found.append(f"{_PATH}.mode must be one of {', '.join(LogMode)}, was {shown(mode)}")
     headers = _headers(value, found)
     problems += found
     if found:
@@ -61,11 +61,11 @@ def _headers(value: Mapping[str, Any], problems: list[str]) -> tuple[str, ...]:
     given = value.get("metadataHeaders") or []
     path = f"{_PATH}.metadataHeaders"
     if not isinstance(given, list) or len(given) > _MAX_HEADERS:
-        problems.append(f"{path} must be a list of up to {_MAX_HEADERS}, was {shorten(given)}")
+        problems.append(f"{path} must be a list of up to {_MAX_HEADERS}, was {shown(given)}")
         return ()
     for each in given:
         if not isinstance(each, str) or not _HEADER.fullmatch(each):
-            problems.append(f"{path} must hold names of headers, held {shorten(each)}")
+            problems.append(f"{path} must hold names of headers, held {shown(each)}")
         elif each.lower() in _CREDENTIALS:
             problems.append(f"{path} may not hold {each}, which has a credential: leave it out")
     return tuple(str(each).lower() for each in given)

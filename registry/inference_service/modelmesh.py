@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from registry.errors import InvalidModel
 from registry.inference_service.predictors import SERVED_FORMATS, UNSERVED_FORMATS
 from registry.inference_service.reader import API_VERSION, KIND, read_object
-from registry.inference_service.shorten import shorten
+from registry.shown_value import shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -200,7 +200,7 @@ def _import_service(
 ) -> None:
     mode = _mapping(_metadata(service).get("annotations")).get(MODE_ANNOTATION)
     if mode != MODE:
-        seen = f"was {shorten(mode)}" if mode else "has none"
+        seen = f"was {shown(mode)}" if mode else "has none"
         detail = f"annotation {MODE_ANNOTATION} {seen}, not {MODE}: it stays with KServe"
         _add(found, service, Outcome.LEFT, detail)
         return

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from registry.inference_service.components import machine_needs
 from registry.inference_service.logger_reader import read_logger
-from registry.inference_service.shorten import shorten
+from registry.shown_value import shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -130,7 +130,7 @@ def _read_without_model(found: Predictor, predictor: Mapping[str, Any]) -> None:
     if not predictor.get("containers"):
         found.problems.append(
             f"spec.predictor must have model, or one of {', '.join(LEGACY_KINDS)};"
-            f" it has {shorten(list(predictor))}"
+            f" it has {shown(list(predictor))}"
         )
         return
     _read_policy(found, predictor)
@@ -146,7 +146,7 @@ def _read_model(found: Predictor, predictor: Mapping[str, Any], kind: str) -> No
     model = predictor[kind]
     found.path = f"spec.predictor.{kind}"
     if not isinstance(model, dict) or not model:
-        found.problems.append(f"{found.path} must be an object, was {shorten(model)}")
+        found.problems.append(f"{found.path} must be an object, was {shown(model)}")
         return
     found.model = dict(model)
     if kind != "model":
@@ -175,7 +175,7 @@ def _uri_of_storage(found: Predictor, storage: Mapping[str, Any]) -> str:
     where = f"{found.path}.storage"
     if not isinstance(kind, str) or kind not in _BUCKET_SCHEMES:
         found.problems.append(
-            f"{where}.parameters.type must be s3 or gs, was {shorten(kind)}; write"
+            f"{where}.parameters.type must be s3 or gs, was {shown(kind)}; write"
             f" {found.path}.storageUri"
         )
     elif not isinstance(bucket, str) or not bucket or not isinstance(path, str):
@@ -212,7 +212,7 @@ def _read_policy(found: Predictor, predictor: Mapping[str, Any]) -> None:
     if batcher is None:
         return
     if not isinstance(batcher, dict):
-        found.problems.append(f"spec.predictor.batcher must be an object, was {shorten(batcher)}")
+        found.problems.append(f"spec.predictor.batcher must be an object, was {shown(batcher)}")
         return
     if rows := _number(found, batcher, "maxBatchSize", low=0, high=4096, under="batcher."):
         found.policy["max_batch_size"] = rows
@@ -232,7 +232,7 @@ def _number(
     if type(value) is not int or not low <= value <= high:
         found.problems.append(
             f"spec.predictor.{under}{key} must be a whole number from {low} to {high},"
-            f" was {shorten(value)}"
+            f" was {shown(value)}"
         )
         return None
     return value

@@ -21,9 +21,9 @@ from registry.inference_service.predictors import (
     Predictor,
     read_predictor,
 )
-from registry.inference_service.shorten import shorten
 from registry.inference_service.storage_uri import STORAGE_SCHEMES, is_storage_uri
 from registry.inference_service.strict_yaml import read_yaml
+from registry.shown_value import shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -106,7 +106,7 @@ def _is_object_name(value: object) -> bool:
 
 
 def _text(value: object) -> str:
-    return value if isinstance(value, str) else shorten(value)
+    return value if isinstance(value, str) else shown(value)
 
 
 @dataclass(slots=True)
@@ -122,8 +122,7 @@ class _Reader:
 
     def read(self, document: object) -> ModelSpec | None:
         if not isinstance(document, dict):
-            kind = type(document).__name__
-            self._add_problem(f"must be an object of kind {KIND}, was a {kind}")
+            self._add_problem(f"must be an object of kind {KIND}, was {shown(document)}")
             return None
         metadata = self._mapping(document, "metadata", required=True)
         name = self._name(metadata)
@@ -180,7 +179,7 @@ class _Reader:
     def _literal(self, document: Mapping[str, Any], key: str, expected: str) -> bool:
         value = document.get(key)
         if value != expected:
-            self._reject(f"{key} must be {expected!r}, was {shorten(value)}")
+            self._reject(f"{key} must be {expected!r}, was {shown(value)}")
         return value == expected
 
     def _mapping(
@@ -190,7 +189,7 @@ class _Reader:
         if value is None and not required:
             return {}
         if not isinstance(value, dict) or (required and not value):
-            self._reject(f"{path}{key} must be an object, was {shorten(value)}")
+            self._reject(f"{path}{key} must be an object, was {shown(value)}")
             return {}
         return value
 
@@ -202,7 +201,7 @@ class _Reader:
             else:
                 self._reject(
                     f"metadata.{key}[{_text(name)}] must be a string (put it in quotes), "
-                    f"was {shorten(value)}"
+                    f"was {shown(value)}"
                 )
         return result
 
@@ -215,7 +214,7 @@ class _Reader:
                 start = "starting with a letter, " if key == "name" else ""
                 self._reject(
                     f"metadata.{key} must be at most 63 lower-case letters, digits and '-', "
-                    f"{start}not ending with '-', was {shorten(value)}"
+                    f"{start}not ending with '-', was {shown(value)}"
                 )
         return ModelName(_text(namespace), _text(name))
 
@@ -260,7 +259,7 @@ class _Reader:
 
     def _one_of(self, path: str, value: object, allowed: Sequence[str]) -> None:
         if value not in allowed:
-            self._reject(f"{path} must be one of {', '.join(allowed)}, was {shorten(value)}")
+            self._reject(f"{path} must be one of {', '.join(allowed)}, was {shown(value)}")
 
     def _storage_uri(self, model: Mapping[str, Any]) -> str:
         if not model:
@@ -281,7 +280,7 @@ class _Reader:
             allowed = ", ".join(f"{scheme}://" for scheme in STORAGE_SCHEMES)
             self._reject(
                 f"{self.model_path}.storageUri must be a plain URI that begins with one of "
-                f"{allowed}, was {shorten(uri)}"
+                f"{allowed}, was {shown(uri)}"
             )
         return _text(uri)
 
@@ -299,11 +298,11 @@ class _Reader:
             (f"metadata.annotations[{_STORAGE_SECRET}]", secret),
         ):
             if name is not None and name != "" and not _is_object_name(name):
-                self._reject(f"{path} must be the name of an object, was {shorten(name)}")
+                self._reject(f"{path} must be the name of an object, was {shown(name)}")
         if key is not None:
             if not isinstance(key, str) or not _SECRET_KEY.fullmatch(key):
                 self._reject(
-                    f"{self.model_path}.storage.key must be a key of a Secret, was {shorten(key)}"
+                    f"{self.model_path}.storage.key must be a key of a Secret, was {shown(key)}"
                 )
             return f"storage-config/{secret or 'storage-config'}/{key}"
         if secret:

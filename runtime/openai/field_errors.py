@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import reprlib
 from typing import TYPE_CHECKING, Any, Final
+
+from registry.shown_value import shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -16,7 +17,7 @@ _RULES: Final[Mapping[str, str]] = {
     "int_from_float": "a whole number",
     "float_type": "a number",
     "bool_type": "true or false",
-    "list_type": "a list",
+    "list_type": "an array",
     "model_type": "an object",
     "model_attributes_type": "an object",
     "greater_than_equal": "{ge} or more",
@@ -49,7 +50,7 @@ def describe_errors(errors: Sequence[ErrorDetails], document: Any, *, limit: int
             rules[path].append(rule)
         values[path] = value
     return "; ".join(
-        f"{path} must be {' or '.join(each)}, was {reprlib.repr(values[path])}"
+        f"{path} must be {' or '.join(each)}, was {shown(values[path])}"
         if each
         else f"{path} is required"
         for path, each in list(rules.items())[:limit]

@@ -7,12 +7,12 @@ body of 2 MB can hold 700,000 of them. A mistake becomes an `InvalidField`.
 
 from __future__ import annotations
 
-import reprlib
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from registry.shown_value import shown
 from runtime.errors import InvalidRequest
 from runtime.openai.field_errors import describe_errors, first_field
 from runtime.wire.v2 import parse_object
@@ -235,7 +235,7 @@ def _unsupported(field: str, value: Any, neutral: tuple[Any, ...]) -> str:
     if not neutral:
         return f"{field!r} is not supported; omit it"
     allowed = " or ".join(map(repr, neutral))
-    return f"{field!r} is not supported; omit it, or set it to {allowed}, was {reprlib.repr(value)}"
+    return f"{field!r} is not supported; omit it, or set it to {allowed}, was {shown(value)}"
 
 
 def _invalid_field(error: ValidationError, document: Mapping[str, Any]) -> InvalidField:

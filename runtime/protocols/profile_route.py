@@ -11,6 +11,7 @@ from starlette.routing import Route
 
 from registry.domain.codec import profile_document
 from registry.domain.model import ModelName
+from registry.shown_value import shown
 from runtime.errors import InferenceFailed, InvalidRequest, RuntimePackageError
 from runtime.profiling.profiler import ProfilePlan, Profiler
 from runtime.protocols.routes import error_as_response, read_json
@@ -56,7 +57,7 @@ def parse_plan(body: Mapping[str, Any]) -> ProfilePlan:
             raise InvalidRequest(f"the body may hold {', '.join(known)}, held {name!r}")
         low, high = RANGES[name]
         if type(value) is not int or not low <= value <= high:
-            raise InvalidRequest(f"{name!r} must be {low} to {high}, was {value!r}")
+            raise InvalidRequest(f"{name!r} must be {low} to {high}, was {shown(value)}")
     return ProfilePlan(**body)
 
 

@@ -15,6 +15,7 @@ from starlette.routing import Route
 
 from registry.domain.model import Tier
 from registry.domain.reservation import ANY_COPIES
+from registry.shown_value import kind_of, shown
 from runtime.errors import BodyTooLarge, InvalidRequest, ModelNotFound, RuntimePackageError
 from runtime.protocols.infer_route import InferRoute
 from runtime.protocols.response import ErrorForm, error_response, kserve_error
@@ -136,7 +137,7 @@ class Routes:
         document = await read_json(request)
         ready_only = document.get("ready", False)
         if not isinstance(ready_only, bool):
-            raise InvalidRequest(f"'ready' must be true or false, was {type(ready_only).__name__}")
+            raise InvalidRequest(f"'ready' must be true or false, was {kind_of(ready_only)}")
         return _json([asdict(each) for each in self.repository.index(ready_only=ready_only)])
 
     async def _load(self, request: Request) -> Response:
@@ -197,17 +198,15 @@ def _parse_load(parameters: Any) -> _LoadParameters:
         raise InvalidRequest(
             "a load cannot change a model's declaration: 'parameters' may hold only 'tier'"
             f" ({', '.join(LOADABLE)}), 'max_other_copies', 'withdrawable' and 'due_ms', was"
-            f" {str(parameters)[:100]}"
+            f" {shown(parameters)}"
         )
     is_withdrawable = parameters.get("withdrawable", False)
     if not isinstance(is_withdrawable, bool):
-        raise InvalidRequest(
-            f"'withdrawable' must be true or false, was {str(is_withdrawable)[:100]!r}"
-        )
+        raise InvalidRequest(f"'withdrawable' must be true or false, was {shown(is_withdrawable)}")
     due_ms = parameters.get("due_ms")
     if due_ms is not None and (type(due_ms) not in (int, float) or not 0 <= due_ms <= _MAX_DUE_MS):
         raise InvalidRequest(
-            f"'due_ms' must be a number from 0 to {_MAX_DUE_MS}, was {str(due_ms)[:100]!r}"
+            f"'due_ms' must be a number from 0 to {_MAX_DUE_MS}, was {shown(due_ms)}"
         )
     if due_ms is not None and not is_withdrawable:
         raise InvalidRequest("'due_ms' is for loads with 'withdrawable': true")
@@ -215,14 +214,14 @@ def _parse_load(parameters: Any) -> _LoadParameters:
     if type(copies) is not int or not ANY_COPIES <= copies <= _MAX_COPIES:
         raise InvalidRequest(
             f"'max_other_copies' must be an integer from -1 (any number) to {_MAX_COPIES},"
-            f" was {str(copies)[:100]!r}"
+            f" was {shown(copies)}"
         )
     tier = parameters.get("tier", Tier.DEVICE.value)
     for each in LOADABLE:
         if tier == each.value:
             due_in_s = None if due_ms is None else due_ms / 1000
             return _LoadParameters(each, copies, is_withdrawable, due_in_s)
-    raise InvalidRequest(f"'tier' must be one of {', '.join(LOADABLE)}, was {tier!r}")
+    raise InvalidRequest(f"'tier' must be one of {', '.join(LOADABLE)}, was {shown(tier)}")
 
 
 async def _post_only(request: Request) -> Response:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from PIL import Image
 
+from registry.shown_value import kind_of
 from runtime.errors import InvalidRequest, ModelInvalid
 from runtime.tasks.classification import LabelOutputs
 from runtime.tasks.encoded_image import EncodedImage, open_images
@@ -53,7 +54,7 @@ class ImageClassification(LabelOutputs):
             text = holder.get("b64") if isinstance(holder, dict) else None
             if not isinstance(text, str):
                 raise InvalidRequest(
-                    f"instances[{index}] must be {V1_SHAPE}, was {type(instance).__name__}"
+                    f"instances[{index}] must be {V1_SHAPE}, was {kind_of(instance)}"
                 )
             texts.append((text.encode(), f"instances[{index}]"))
         return open_images(texts)

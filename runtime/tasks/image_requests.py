@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import reprlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from registry.shown_value import shown
 from runtime.errors import InvalidRequest
 from runtime.tasks.tensor_batching import Batching
 from runtime.wire.tensors import BYTES, Tensor, numeric_tensor
@@ -83,7 +83,9 @@ def _column(tensor: Tensor, count: int) -> list[Any]:
         try:
             values = [value.decode() for value in values]
         except UnicodeDecodeError as error:
-            raise InvalidRequest(f"input {tensor.name!r} must be UTF-8: {error}") from error
+            raise InvalidRequest(
+                f"input {tensor.name!r} must be UTF-8, but byte {error.start} of one is not"
+            ) from error
     if len(values) not in {1, count}:
         raise InvalidRequest(
             f"input {tensor.name!r} must have 1 value or {count}, one per prompt, has {len(values)}"
@@ -96,7 +98,7 @@ def _parse(instance: Any, path: str, sides: SideLimits) -> ImageRequest:
         instance = {"prompt": instance}
     if not isinstance(instance, dict) or not isinstance(instance.get("prompt"), str):
         raise InvalidRequest(
-            f"{path} must be an object with a string 'prompt', was {reprlib.repr(instance)}"
+            f"{path} must be an object with a string 'prompt', was {shown(instance)}"
         )
     if unknown := sorted(set(map(str, instance)) - set(FIELDS)):
         raise InvalidRequest(
@@ -124,8 +126,7 @@ def _parse_int(
     value = instance.get(name, default)
     if type(value) is not int or not low <= value <= high:
         raise InvalidRequest(
-            f"{path}: {name!r} must be a whole number from {low} to {high},"
-            f" was {reprlib.repr(value)}"
+            f"{path}: {name!r} must be a whole number from {low} to {high}, was {shown(value)}"
         )
     return value
 
@@ -147,7 +148,7 @@ def _parse_guidance(instance: Mapping[str, Any], path: str) -> float:
     if not is_number or not math.isfinite(value) or not 0 <= value <= MAX_GUIDANCE:
         raise InvalidRequest(
             f"{path}: 'guidance_scale' must be a number from 0 to {MAX_GUIDANCE:g},"
-            f" was {reprlib.repr(value)}"
+            f" was {shown(value)}"
         )
     return float(value)
 

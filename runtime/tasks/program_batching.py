@@ -6,11 +6,11 @@ a check found that rows are independent (`TensorTask.warm_up`): no program decla
 
 from __future__ import annotations
 
-import reprlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from registry.shown_value import shown
 from runtime.engines.programs.signature import ANY, MAX_SIZE, Port, Signature, Size, describe_shape
 from runtime.errors import InvalidRequest
 from runtime.tasks.tensor_batching import Batching
@@ -48,7 +48,7 @@ class ProgramBatching(Batching):
         if len(named) < len(inputs) or sorted(named) != sorted(names):
             raise InvalidRequest(
                 f"the program takes inputs named {names},"
-                f" got {reprlib.repr(sorted(tensor.name for tensor in inputs))}"
+                f" got {shown(sorted(tensor.name for tensor in inputs))}"
             )
         sizes: dict[str, int] = {}
         for port in ports:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-import reprlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from registry.shown_value import kind_of, shown
 from runtime.errors import InvalidRequest
 from runtime.wire.tensors import Tensor, bytes_tensor, check_item_count, numeric_tensor
 
@@ -30,7 +30,7 @@ def instance_tensors(instances: Sequence[Any]) -> list[Tensor]:
         return [_matrix(rows)]
     raise InvalidRequest(
         "instances must be lists of features, objects with a value per column, or texts;"
-        f" were {reprlib.repr(sorted({type(row).__name__ for row in rows}))}"
+        f" were {', '.join(sorted({kind_of(row) for row in rows}))}"
     )
 
 
@@ -61,8 +61,8 @@ def _columns(rows: Sequence[Mapping[str, Any]]) -> list[Tensor]:
     for index, row in enumerate(rows):
         if row.keys() != columns.keys():
             raise InvalidRequest(
-                f"instances[{index}] must have the columns {reprlib.repr(names)} of the first,"
-                f" had {reprlib.repr(list(row))}"
+                f"instances[{index}] must have the columns {shown(names)} of the first,"
+                f" had {shown(list(row))}"
             )
         lengths = {len(value) if isinstance(value, list) else None for value in row.values()}
         if len(lengths) != 1:
@@ -87,7 +87,7 @@ def _column(name: str, values: Sequence[Any]) -> Tensor:
         odd = next(value for value in values if type(value) not in _NUMBERS)
         raise InvalidRequest(
             f"features of {name!r} must be numbers, or all texts, or all booleans;"
-            f" one was {reprlib.repr(odd)}"
+            f" one was {shown(odd)}"
         )
     try:
         if types == {int}:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import torch
 
+from registry.shown_value import shown
 from runtime.engines.networks.configuration import read_json
 from runtime.errors import InvalidExpression, InvalidRequest, ModelInvalid, RuntimePackageError
 from runtime.sandbox.expressions import unbounded_decoder, unbounded_part
@@ -72,7 +73,7 @@ class TextInputs:
             if not isinstance(text, str):
                 raise InvalidRequest(
                     f"instances[{index}] must be a string or an object with a string 'text',"
-                    f" was {_describe(instance)}"
+                    f" was {shown(instance)}"
                 )
             texts.append(text)
         return texts
@@ -86,7 +87,9 @@ class TextInputs:
         try:
             return [value.decode("utf-8") for value in tensor.data.ravel()]
         except UnicodeDecodeError as error:
-            raise InvalidRequest(f"input {tensor.name!r} must hold UTF-8: {error}") from error
+            raise InvalidRequest(
+                f"input {tensor.name!r} must hold UTF-8, but byte {error.start} of one is not"
+            ) from error
 
     def preprocess(self, items: Sequence[str]) -> tuple[Tensor, ...]:
         return self.encoder.encode(items)
@@ -301,12 +304,6 @@ def torch_inputs(
     if required not in arguments:
         raise InvalidRequest(f"inference needs a tensor {required!r}, got {sorted(arguments)}")
     return arguments
-
-
-def _describe(value: Any) -> str:
-    if isinstance(value, dict):
-        return f"an object with {sorted(map(str, value))[:4]}"
-    return f"{type(value).__name__} {str(value)[:40]!r}"
 
 
 def eos_ids(folder: Path, config: PretrainedConfig) -> frozenset[int]:

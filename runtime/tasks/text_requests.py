@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import reprlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from registry.shown_value import shown
 from runtime.errors import InvalidRequest
 from runtime.wire.tensors import BYTES, Tensor, check_item_count, single_input
 
@@ -36,18 +36,17 @@ def _parse(instance: Any, path: str) -> TextRequest:
     fields = {"text": instance} if isinstance(instance, str) else instance
     if not isinstance(fields, dict) or not isinstance(fields.get("text"), str):
         raise InvalidRequest(
-            f"{path} must be a string or an object with a string 'text',"
-            f" was {type(instance).__name__} {reprlib.repr(instance)}"
+            f"{path} must be a string or an object with a string 'text', was {shown(instance)}"
         )
     allowed = ("text", *OPTIONS)
     if unknown := sorted(set(fields) - set(allowed)):
         raise InvalidRequest(
-            f"{path} has unknown fields {reprlib.repr(unknown)}; allowed are {', '.join(allowed)}"
+            f"{path} has unknown fields {shown(unknown)}; allowed are {', '.join(allowed)}"
         )
     for name in OPTIONS:
         value = fields.get(name)
         if value is not None and not isinstance(value, str):
-            raise InvalidRequest(f"{path}: {name!r} must be a string, was {reprlib.repr(value)}")
+            raise InvalidRequest(f"{path}: {name!r} must be a string, was {shown(value)}")
     return TextRequest(**fields)
 
 
@@ -57,8 +56,7 @@ def read_text_requests(tensors: Sequence[Tensor]) -> list[TextRequest]:
     columns = {tensor.name: tensor for tensor in tensors if tensor is not texts}
     if unknown := sorted(set(columns) - set(OPTIONS)):
         raise InvalidRequest(
-            f"inputs must be 'text' and optionally {', '.join(OPTIONS)},"
-            f" were also {reprlib.repr(unknown)}"
+            f"inputs must be 'text' and optionally {', '.join(OPTIONS)}, were also {shown(unknown)}"
         )
     count = texts.data.size
     check_item_count(count)
@@ -80,5 +78,7 @@ def _strings(tensor: Tensor, count: int) -> list[str]:
     try:
         values = [value.decode("utf-8") for value in tensor.data.ravel()]
     except UnicodeDecodeError as error:
-        raise InvalidRequest(f"input {tensor.name!r} must hold UTF-8: {error}") from error
+        raise InvalidRequest(
+            f"input {tensor.name!r} must hold UTF-8, but byte {error.start} of one is not"
+        ) from error
     return values if len(values) == count else values * count

@@ -8,10 +8,10 @@ the task `translation_XX_to_YY`, or are tokens of a multilingual tokenizer.
 from __future__ import annotations
 
 import math
-import reprlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from registry.shown_value import shown
 from runtime.engines.networks.configuration import read_json
 from runtime.errors import InvalidRequest, ModelInvalid
 
@@ -79,15 +79,15 @@ class TextTasks:
             return ChosenTask(index or 0, source, self.languages[target])
         if index is None:
             raise InvalidRequest(
-                f"the model does not translate from {reprlib.repr(source)} to"
-                f" {reprlib.repr(target)}; {self._offer()}"
+                f"the model does not translate from {shown(source)} to"
+                f" {shown(target)}; {self._offer()}"
             )
         return ChosenTask(index)
 
     def _index(self, task: str) -> int:
         names = [each.name for each in self.tasks]
         if task not in names:
-            raise InvalidRequest(f"task must be one of {names}, was {reprlib.repr(task)}")
+            raise InvalidRequest(f"task must be one of {names}, was {shown(task)}")
         return names.index(task)
 
     def _offer(self) -> str:
@@ -114,14 +114,14 @@ def read_text_tasks(folder: Path, tokenizer: PreTrainedTokenizerBase) -> TextTas
 
 
 def _task(name: str, fields: Mapping[str, Any], common: str) -> TextTask:
-    where = f"config.json: task_specific_params: {reprlib.repr(name)}"
+    where = f"config.json: task_specific_params: {shown(name)}"
     prefix = _prefix(fields, where)
     parameters = {}
     for each, value in fields.items():
         if value is None or each not in (*_MIN_COUNTS, *_NUMBERS, *_FLAGS):
             continue  # as in transformers, whose configurations have fields of many purposes
         if not _is_allowed(each, value):
-            raise ModelInvalid(f"{where}: {each} cannot be {reprlib.repr(value)}")
+            raise ModelInvalid(f"{where}: {each} cannot be {shown(value)}")
         parameters[each] = value
     return TextTask(name, common if prefix is None else prefix, parameters)
 
@@ -129,7 +129,7 @@ def _task(name: str, fields: Mapping[str, Any], common: str) -> TextTask:
 def _prefix(fields: Mapping[str, Any], where: str) -> str | None:
     prefix = fields.get("prefix")
     if prefix is not None and not isinstance(prefix, str):
-        raise ModelInvalid(f"{where}: prefix must be a string, was {reprlib.repr(prefix)}")
+        raise ModelInvalid(f"{where}: prefix must be a string, was {shown(prefix)}")
     return prefix
 
 

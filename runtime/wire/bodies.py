@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import reprlib
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from registry.shown_value import kind_of, shown
 from runtime.errors import InvalidRequest
 from runtime.wire.grpc_bodies import decode_request_message, encode_message
 from runtime.wire.v2 import (
@@ -65,10 +65,10 @@ def decode_body(
         if field in document:
             instances = document[field]
             if not isinstance(instances, list):
-                raise InvalidRequest(f"{field!r} must be a list, was {type(instances).__name__}")
+                raise InvalidRequest(f"{field!r} must be an array, was {kind_of(instances)}")
             return DecodedBody(instances, protocol=WireProtocol.V1)
     raise InvalidRequest(
-        f"the body must hold a list 'instances', held {reprlib.repr(sorted(document)[:5])}"
+        f"the body must hold an array 'instances', held {shown(sorted(document)[:5])}"
     )
 
 

@@ -21,6 +21,7 @@ from runtime.wire.tensors import (
     Tensor,
     TensorSpec,
     check_unique_names,
+    does_not_fit,
     parse_tensor_spec,
 )
 from runtime.wire.v2 import RequestedOutput, V2Request, select_outputs
@@ -106,9 +107,7 @@ def _from_contents(contents: Any, spec: TensorSpec) -> Tensor:
     try:
         array = np.fromiter(values, NUMPY_OF[spec.datatype], len(values))
     except (ValueError, OverflowError) as error:
-        raise InvalidRequest(
-            f"{spec.path}: {field} does not fit {spec.datatype}: {error}"
-        ) from error
+        raise does_not_fit(values, field, spec) from error
     return Tensor(spec.name, spec.datatype, array.reshape(spec.shape))
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import reprlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from registry.shown_value import kind_of, shown
 from runtime.errors import InvalidRequest
 from runtime.wire.raw_tensors import string_array
-from runtime.wire.tensors import BYTES, NUMPY_OF, RAW_ONLY, Tensor, TensorSpec
+from runtime.wire.tensors import BYTES, NUMPY_OF, RAW_ONLY, Tensor, TensorSpec, does_not_fit
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,7 +23,7 @@ TYPES_OF: Mapping[str, set[type]] = {"b": {bool}, "f": {int, float}}
 def from_json(data: Any, spec: TensorSpec) -> Tensor:
     """A tensor from its list, flat or nested; raises InvalidRequest."""
     if not isinstance(data, list):
-        raise InvalidRequest(f"{spec.path}: 'data' must be a list, was {type(data).__name__}")
+        raise InvalidRequest(f"{spec.path}: 'data' must be an array, was {kind_of(data)}")
     if spec.datatype in RAW_ONLY:
         raise InvalidRequest(f"{spec.path}: {spec.datatype} can only be sent in binary")
     flat = _flatten(data, spec)
@@ -48,21 +48,21 @@ def _numbers(flat: list[Any], types: set[type], spec: TensorSpec) -> npt.NDArray
         with np.errstate(over="raise"):
             return np.array(flat, dtype=dtype).reshape(spec.shape)
     except (ValueError, OverflowError, FloatingPointError) as error:
-        raise InvalidRequest(f"{spec.path}: data does not fit {spec.datatype}: {error}") from error
+        raise does_not_fit(flat, "data", spec) from error
 
 
 def _flatten(data: list[Any], spec: TensorSpec) -> list[Any]:
     sizes = [len(data)]
     while data and isinstance(data[0], list):
         if not all(isinstance(row, list) for row in data):
-            raise InvalidRequest(f"{spec.path}: data mixes lists and values at one depth")
+            raise InvalidRequest(f"{spec.path}: data mixes arrays and values at one depth")
         if len(set(map(len, data))) > 1:
-            raise InvalidRequest(f"{spec.path}: data has lists of different lengths at one depth")
+            raise InvalidRequest(f"{spec.path}: data has arrays of different lengths at one depth")
         sizes.append(len(data[0]))
         data = [value for row in data for value in row]
     if len(sizes) > 1 and tuple(sizes) != spec.shape:
         raise InvalidRequest(
-            f"{spec.path}: data is nested as {reprlib.repr(sizes)}, shape is {list(spec.shape)}"
+            f"{spec.path}: data is nested as {shown(sizes)}, shape is {list(spec.shape)}"
         )
     return data
 

@@ -7,10 +7,10 @@ says in its `parameters` where the data is.
 from __future__ import annotations
 
 import re
-import reprlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from registry.shown_value import shown
 from runtime.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -50,8 +50,8 @@ def parse_reference(parameters: Mapping[str, Any], path: str) -> TensorReference
         return None
     if not isinstance(identity, str) or not _IDENTITY.fullmatch(identity):
         raise InvalidRequest(
-            f"{path}: {KEPT_TENSOR} must be 32 hexadecimal digits, was {reprlib.repr(identity)}"
+            f"{path}: {KEPT_TENSOR} must be 32 hexadecimal digits, was {shown(identity)}"
         )
     if not isinstance(address, str) or not _ADDRESS.fullmatch(address):
-        raise InvalidRequest(f"{path}: {KEPT_AT} must be host:port, was {reprlib.repr(address)}")
+        raise InvalidRequest(f"{path}: {KEPT_AT} must be host:port, was {shown(address)}")
     return TensorReference(identity, address)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import reprlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from registry.shown_value import shown
 from runtime.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -77,18 +77,25 @@ class TensorSpec:
 def parse_tensor_spec(name: Any, datatype: Any, shape: Any, path: str) -> TensorSpec:
     """A tensor's description; raises InvalidRequest."""
     if not isinstance(name, str) or not name:
-        raise InvalidRequest(f"{path}: 'name' must be a string, was {reprlib.repr(name)}")
+        raise InvalidRequest(f"{path}: 'name' must be a string, was {shown(name)}")
     if not isinstance(datatype, str) or datatype not in DATATYPES:
         raise InvalidRequest(
-            f"{path}: 'datatype' must be one of {', '.join(DATATYPES)},"
-            f" was {reprlib.repr(datatype)}"
+            f"{path}: 'datatype' must be one of {', '.join(DATATYPES)}, was {shown(datatype)}"
         )
     if not _is_shape(shape):
         raise InvalidRequest(
-            f"{path}: 'shape' must be a list of at most {MAX_DIMENSIONS} sizes of 0 or more,"
-            f" together at most {MAX_ELEMENTS} elements, was {reprlib.repr(shape)}"
+            f"{path}: 'shape' must be an array of at most {MAX_DIMENSIONS} sizes of 0 or more,"
+            f" together at most {MAX_ELEMENTS} elements, was {shown(shape)}"
         )
     return TensorSpec(name, datatype, tuple(shape), path)
+
+
+def does_not_fit(values: Sequence[float], field: str, spec: TensorSpec) -> InvalidRequest:
+    """For numbers, one or more, that the datatype has no room for."""
+    return InvalidRequest(
+        f"{spec.path}: {field} does not fit {spec.datatype}: it has numbers from {min(values)} to"
+        f" {max(values)}"
+    )
 
 
 def _is_shape(shape: Any) -> bool:
@@ -111,7 +118,7 @@ def check_unique_names(names: Sequence[str], where: str) -> None:
     seen: set[str] = set()
     for name in names:
         if name in seen:
-            raise InvalidRequest(f"{where} must differ in name, two are {reprlib.repr(name)}")
+            raise InvalidRequest(f"{where} must differ in name, two are {shown(name)}")
         seen.add(name)
 
 
@@ -146,7 +153,7 @@ def single_input(tensors: Sequence[Tensor], name: str) -> Tensor:
             return tensor
     if len(tensors) == 1:  # a single input may have any name
         return tensors[0]
-    seen = reprlib.repr(sorted(tensor.name for tensor in tensors))
+    seen = shown(sorted(tensor.name for tensor in tensors))
     raise InvalidRequest(f"inputs must hold a tensor named {name!r}, were {seen}")
 
 

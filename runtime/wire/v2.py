@@ -5,12 +5,12 @@ KServe's own codec turns binary tensors into Python lists; this one keeps them a
 
 from __future__ import annotations
 
-import reprlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from registry.shown_value import json_fault, kind_of, shown
 from runtime.errors import BodyTooLarge, InvalidRequest
 from runtime.wire.json_tensors import from_json, to_json
 from runtime.wire.raw_tensors import from_raw, to_raw
@@ -84,10 +84,10 @@ def decode_request(
     document, tail = _split(body, header_length)
     inputs = document.get("inputs")
     if not isinstance(inputs, list) or not inputs:
-        raise InvalidRequest("the body must hold a list 'inputs' with one tensor or more")
+        raise InvalidRequest("the body must hold an array 'inputs' with one tensor or more")
     request_id = document.get("id")
     if request_id is not None and not isinstance(request_id, str):
-        raise InvalidRequest(f"'id' must be a string, was {type(request_id).__name__}")
+        raise InvalidRequest(f"'id' must be a string, was {kind_of(request_id)}")
     is_binary = _flag(_parameters(document, "the body"), "binary_data_output", "the body")
     return V2Request(
         inputs=_decode_tensors(inputs, tail, "inputs", kept),
@@ -102,7 +102,7 @@ def decode_outputs(body: bytes, header_length: str | None) -> tuple[Tensor, ...]
     document, tail = _split(body, header_length)
     outputs = document.get("outputs")
     if not isinstance(outputs, list):
-        raise InvalidRequest("the response must hold a list 'outputs'")
+        raise InvalidRequest("the response must hold an array 'outputs'")
     return _decode_tensors(outputs, tail, "outputs")
 
 
@@ -138,7 +138,7 @@ def select_outputs(tensors: Sequence[Tensor], request: V2Request) -> list[tuple[
     for output in request.outputs:
         if output.name not in by_name:
             raise InvalidRequest(
-                f"'outputs' names {reprlib.repr(output.name)}; the model has {sorted(by_name)}"
+                f"'outputs' names {shown(output.name)}; the model has {sorted(by_name)}"
             )
     return [(by_name[output.name], output.is_binary) for output in request.outputs]
 
@@ -154,7 +154,7 @@ def _split(body: bytes, header_length: str | None) -> tuple[dict[str, Any], memo
         if not 0 < length <= len(body):
             raise InvalidRequest(
                 f"header {LENGTH_HEADER} must be 1 to {len(body)} (the body's length),"
-                f" was {reprlib.repr(header_length)}"
+                f" was {shown(header_length)}"
             )
     return parse_object(body[:length]), memoryview(body)[length:]
 
@@ -185,9 +185,9 @@ def parse_object(body: bytes) -> dict[str, Any]:
     try:
         document = orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        raise InvalidRequest(f"the body is not valid JSON: {error}") from error
+        raise InvalidRequest(f"the body is not valid JSON: {json_fault(error)}") from error
     if not isinstance(document, dict):
-        raise InvalidRequest(f"the body must be a JSON object, was {type(document).__name__}")
+        raise InvalidRequest(f"the body must be a JSON object, was {kind_of(document)}")
     return document
 
 
@@ -204,7 +204,7 @@ def _flag(parameters: dict[str, Any], name: str, path: str) -> bool | None:
     value = parameters.get(name)
     if value is not None and not isinstance(value, bool):
         raise InvalidRequest(
-            f"{path}: parameter {name!r} must be true or false, was {reprlib.repr(value)}"
+            f"{path}: parameter {name!r} must be true or false, was {shown(value)}"
         )
     return value
 
@@ -213,7 +213,7 @@ def _parse_outputs(outputs: Any, *, is_binary: bool) -> tuple[RequestedOutput, .
     if outputs is None:
         return ()
     if not isinstance(outputs, list):
-        raise InvalidRequest(f"'outputs' must be a list, was {type(outputs).__name__}")
+        raise InvalidRequest(f"'outputs' must be an array, was {kind_of(outputs)}")
     requested = []
     for index, entry in enumerate(outputs):
         path = f"outputs[{index}]"
@@ -233,7 +233,7 @@ def _decode_tensors(
     for index, entry in enumerate(entries):
         path = f"{where}[{index}]"
         if not isinstance(entry, dict):
-            raise InvalidRequest(f"{path} must be an object, was {type(entry).__name__}")
+            raise InvalidRequest(f"{path} must be an object, was {kind_of(entry)}")
         spec = parse_tensor_spec(entry.get("name"), entry.get("datatype"), entry.get("shape"), path)
         reference = parse_reference(_parameters(entry, path), path)
         size = _binary_size(entry, tail, path)
@@ -271,7 +271,7 @@ def _binary_size(entry: dict[str, Any], tail: memoryview, path: str) -> int | No
     if type(size) is not int or not 0 <= size <= len(tail):
         raise InvalidRequest(
             f"{path}: binary_data_size must be at most the {len(tail)} remaining bytes,"
-            f" was {reprlib.repr(size)}"
+            f" was {shown(size)}"
         )
     if entry.get("data") is not None:
         raise InvalidRequest(f"{path}: 'data' and binary_data_size exclude each other")

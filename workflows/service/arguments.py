@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from registry.shown_value import shown
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
@@ -36,6 +38,6 @@ def argument_problems(
         check = _CHECKS.get(str(parameter["type"]))
         if check is not None and not check(arguments[name]):
             problems.append(
-                f"argument {name!r} must be a {parameter['type']}, was {arguments[name]!r:.80}"
+                f"argument {name!r} must be a {parameter['type']}, was {shown(arguments[name])}"
             )
     return problems

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
+from registry.shown_value import shown
 from workflows.service.step_errors import StepError, StepLost
 from workflows.service.tensors import BYTES, BadTensorError, StoredTensor, plain_value, text_tensor
 
@@ -56,7 +57,7 @@ def _value(field: str, tensor: StoredTensor) -> Any:
         case _ if field in _NUMBERS and is_number:
             return round(value, 6)  # as written: numbers are FP32
     raise StepError(
-        f"input {field!r} of a step that is iterated was {str(value)[:80]!r}; it takes one text "
+        f"input {field!r} of a step that is iterated was {shown(value)}; it takes one text "
         f"and, as numbers or texts, {', '.join(OPTIONS)}", "bad-input", 400,
     )  # fmt: skip
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 
 from registry.domain.model import ModelName
+from registry.shown_value import json_fault, kind_of
 from workflows.service.errors import BadRequest, TooLarge
 from workflows.service.policy import SchedulingPolicy
 
@@ -46,18 +47,18 @@ async def read_text(request: Request) -> str:
     try:
         return (await read_body(request)).decode()
     except UnicodeDecodeError as error:
-        raise BadRequest(f"the body is not UTF-8: {error}") from None
+        raise BadRequest(f"the body must be UTF-8, but its byte {error.start} is not") from None
 
 
 def arguments_of(body: bytes) -> dict[str, Any]:
     try:
         arguments = orjson.loads(body) if body else {}
     except ValueError as error:
-        raise BadRequest(f"the body must be a JSON object of arguments: {error}") from None
-    if not isinstance(arguments, dict):
         raise BadRequest(
-            f"the body must be a JSON object of arguments, was {type(arguments).__name__}"
-        )
+            f"the body must be a JSON object of arguments: {json_fault(error)}"
+        ) from None
+    if not isinstance(arguments, dict):
+        raise BadRequest(f"the body must be a JSON object of arguments, was {kind_of(arguments)}")
     return arguments
 
 

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import orjson
 
+from registry.shown_value import shown
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
@@ -99,7 +101,7 @@ def _of_value(name: str, value: Any) -> StoredTensor:
     datatype = kinds.get(array.dtype.kind)
     if datatype is None or array.size == 0:
         raise BadTensorError(
-            f"input {name!r} must be a text, a number or lists of numbers, was {str(value)[:80]}"
+            f"input {name!r} must be a text, a number or lists of numbers, was {shown(value)}"
         )
     data = array.astype(_DTYPES[datatype]).tobytes()
     return StoredTensor(name, datatype, (1, *array.shape), data)
@@ -115,7 +117,9 @@ def _typed(name: str, datatype: str, shape: tuple[int, ...], data: Sequence[Any]
     try:
         return StoredTensor(name, datatype, shape, np.asarray(data, _DTYPES[datatype]).tobytes())
     except (ValueError, TypeError, OverflowError) as error:
-        raise BadTensorError(f"input {name!r} is not of type {datatype}: {error}") from error
+        raise BadTensorError(
+            f"input {name!r} must be {datatype}, was {shown(list(data))}"
+        ) from error
 
 
 def _packed_items(items: Sequence[bytes]) -> bytes:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import reprlib
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from registry.shown_value import shown
 from runtime.errors import InferenceFailed, InvalidRequest
 from runtime.wire.tensors import BYTES, DATATYPE_OF, Tensor, bytes_tensor
 
@@ -48,7 +48,7 @@ def check_features(
         if missing or extra:
             raise InvalidRequest(
                 f"the model takes one tensor of shape [rows, {len(names)}], or the columns"
-                f" {reprlib.repr(list(names))}; missing {missing[:8]}, unknown {extra[:8]}"
+                f" {shown(list(names))}; missing {missing[:8]}, unknown {extra[:8]}"
             )
     elif count is not None and len(given) != count:
         raise InvalidRequest(

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from registry.domain.model import ModelName, ModelPolicy, RoutingPolicy, Task
 from registry.errors import InvalidModel
 from registry.inference_service.reader import read_documents
+from registry.shown_value import shown
 
 Change = Callable[[dict[str, Any]], object]
 
@@ -127,7 +128,7 @@ def _top(**changes: object) -> Change:
         pytest.param(_top(apiVersion="serving.kserve.io/v1alpha1"),
                      "apiVersion must be 'serving.kserve.io/v1beta1', "
                      "was 'serving.kserve.io/v1alpha1'", id="wrong-version"),
-        pytest.param(_top(spec=None), "spec must be an object, was None", id="no-spec"),
+        pytest.param(_top(spec=None), "spec must be an object, was null", id="no-spec"),
         pytest.param(_top(spec={}), "spec must be an object, was {}", id="empty-spec"),
         pytest.param(_top(spec=[1]), "spec must be an object, was [1]", id="spec-a-list"),
         pytest.param(_top(spec={"predictor": {}}), "spec.predictor must be an object, was {}",
@@ -154,9 +155,9 @@ def _top(**changes: object) -> Change:
                      "was 'many'", id="batch-that-is-no-number"),
         pytest.param(_predictor(logger={"mode": "all"}),
                      "spec.predictor.logger.url must be http://HOST[:PORT][/PATH], without user "
-                     "and fragment, was None", id="logger-without-url"),
+                     "and fragment, was null", id="logger-without-url"),
         pytest.param(_model(modelFormat=None),
-                     "spec.predictor.model.modelFormat must be an object, was None",
+                     "spec.predictor.model.modelFormat must be an object, was null",
                      id="no-format"),
         pytest.param(_model(modelFormat={"name": "word2vec"}),
                      "spec.predictor.model.modelFormat.name must be one of huggingface, "
@@ -174,7 +175,7 @@ def _top(**changes: object) -> Change:
                      "(put it in quotes), was 5", id="annotation-a-number"),
         pytest.param(_metadata(annotations={"pilotlight.io/pin": True}),
                      "metadata.annotations[pilotlight.io/pin] must be a string "
-                     "(put it in quotes), was True", id="annotation-a-boolean"),
+                     "(put it in quotes), was true", id="annotation-a-boolean"),
         pytest.param(_metadata(annotations={"pilotlight.io/canary-of": "translate"}),
                      "metadata.annotations[pilotlight.io/canary-of] must name another model, "
                      "was 'translate' itself", id="its-own-canary"),
@@ -205,7 +206,7 @@ def test_refuses_unsupported_storage_uris(uri: object) -> None:
     declared["spec"]["predictor"]["model"]["storageUri"] = uri
     (problem,) = problems_of(declared)
     assert "spec.predictor.model.storageUri must be a plain URI that begins with one" in problem
-    assert repr(uri) in problem
+    assert shown(uri) in problem
 
 
 @pytest.mark.parametrize(
@@ -224,7 +225,7 @@ def test_accepts_supported_storage_uris(uri: str) -> None:
 def test_refuses_names_that_kserve_refuses(name: object) -> None:
     (problem,) = problems_of({**declaration(), "metadata": {"name": name}})
     assert "metadata.name must be at most 63 lower-case letters, digits and '-'" in problem
-    assert problem.endswith(f"was {name!r}")
+    assert problem.endswith(f"was {shown(name)}")
 
 
 def test_two_mistakes_in_one_object_are_reported_together() -> None:
@@ -247,7 +248,7 @@ def test_mistakes_of_all_files_and_documents_are_reported_together() -> None:
         "file1.yaml (document 2): InferenceService default/bad: ",
         "file2.yaml: not valid YAML: ",
         "file3.yaml: holds no object; expected kind InferenceService",
-        "file4.yaml: must be an object of kind InferenceService, was a list",
+        "file4.yaml: must be an object of kind InferenceService, was [",
         "file5.yaml: ",
     ]
     for start in starts:

@@ -501,7 +501,7 @@ IMAGE = [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]
         bad("not-an-embedder", EMBED, {"model": "chat"}, "does not embed"),
         bad("no-input", EMBED, {"input": []}, "input"),
         bad("too-many-inputs", EMBED, {"input": ["a"] * 1025}, "input"),
-        bad("input-a-number", EMBED, {"input": 1}, "input must be a string or a list, was 1"),
+        bad("input-a-number", EMBED, {"input": 1}, "input must be a string or an array, was 1"),
         bad("input-no-such-token", EMBED, {"input": [[3], [2**63 - 1]]}, "from 0 to"),
         bad("encoding", EMBED, {"encoding_format": "hex"}, "encoding_format"),
         bad("dimensions", EMBED, {"dimensions": 4}, "dimensions"),

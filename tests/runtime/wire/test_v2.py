@@ -263,7 +263,7 @@ def test_accepts_flat_and_nested_data(data: list[object]) -> None:
         ),
         pytest.param([[1, 2, 3, 4], [5, 6]], "different lengths", id="ragged"),
         pytest.param([[[1, 2, 3], [4, 5, 6]]], r"nested as \[1, 2, 3\]", id="too-deep"),
-        pytest.param([[1, 2, 3], 4, 5, 6], "mixes lists and values", id="mixed"),
+        pytest.param([[1, 2, 3], 4, 5, 6], "mixes arrays and values", id="mixed"),
     ],
 )
 def test_refuses_data_nested_unlike_its_shape(data: list[object], message: str) -> None:
