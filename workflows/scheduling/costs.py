@@ -143,15 +143,17 @@ def _turn(
     """
     alone_s, load_s = costs.batch_s(step.calls), load_seconds(device, step.model, costs)
     begin_s = earliest_s = max(device.free_s, load_s, ready_s)
+    joined: QueuedBatch | None = None
     for batch in device.queue:
         has_room = batch.model == step.model and batch.size + step.calls <= costs.max_batch
-        if has_room and batch.start_s > 0.0 and batch.start_s >= ready_s:
-            together_s = costs.batch_s(batch.size + step.calls)
-            if batch.start_s + together_s <= begin_s + alone_s:
-                return batch.start_s, 0.0, together_s
-            break
+        if joined is None and has_room and batch.start_s > 0.0 and batch.start_s >= ready_s:
+            joined = batch
         if batch.start_s < begin_s + alone_s and batch.end_s > begin_s:
             begin_s = batch.end_s
+    if joined is not None:
+        together_s = costs.batch_s(joined.size + step.calls)
+        if joined.start_s + together_s <= begin_s + alone_s:
+            return joined.start_s, 0.0, together_s
     return begin_s if begin_s > earliest_s else device.free_s, load_s, alone_s
 
 

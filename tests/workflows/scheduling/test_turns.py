@@ -35,6 +35,11 @@ def test_a_step_joins_a_batch_that_ends_sooner_than_it_would_alone() -> None:
     assert turn(queue, [Step("a")], free_s=4.0) == (1.0, 0.0, 1.5)
 
 
+def test_a_step_does_not_run_alone_before_a_batch_that_leaves_no_time_for_it() -> None:
+    """With the batch it ends at 1.6, after it at 2.1."""
+    assert turn([QueuedBatch("a", 1, 0.1, 1.1)], [Step("a")]) == (0.1, 0.0, 1.5)
+
+
 def test_a_step_does_not_join_a_batch_that_begins_before_its_inputs() -> None:
     queue = [QueuedBatch("a", 1, 0.5, 1.5)]
     free_s, _, compute_s = turn(queue, [Step("b"), Step("a", (0,))])
