@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from load.experiments.workflows.constants import (
     DEVICES_PER_NODE,
@@ -30,6 +30,9 @@ COSTS = {
     name: ModelCosts(each.batch_s, each.max_batch, 0.0, each.output_bytes)
     for name, each in MODELS.items()
 }
+
+
+_IDLE: Final = device_queue((), COSTS.__getitem__)
 
 
 def device_name(device: int) -> str:
@@ -126,6 +129,9 @@ class SimulatedCluster:
                     ahead[index].append(expected)
         queues = []
         for device in (self.devices[index] for index in only):
+            if not (device.queue or device.running or device.index in ahead):
+                queues.append(_IDLE)
+                continue
             assigned = [
                 AssignedStep(step.model, max(0.0, (step.ready_s or now_s) - now_s))
                 for step in device.queue

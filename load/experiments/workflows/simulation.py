@@ -92,7 +92,6 @@ class WorkflowSimulation:
         self._task = task
         self.events = EventQueue()
         self.runs: list[SimulatedRun] = []
-        self.held = HeldPlacements()
         self.cluster = SimulatedCluster(
             task.devices, task.memory_bytes, self.events, self._on_end, task.host_bytes_per_s,
             schedulers=task.schedulers, is_grouped=task.is_grouped,
@@ -122,7 +121,8 @@ class WorkflowSimulation:
         self.cluster.fill(filled if fixed is None else fixed)
         return LonePlacer(self.cluster, task.policy, fixed)
 
-    def run(self) -> WorkflowRunResult:
+    def run(self, held: HeldPlacements | None = None) -> WorkflowRunResult:
+        """`held`: told what the devices hold, after each event."""
         task = self._task
         rng = random.Random(task.seed)
         cards = partial(knowledge_card, word_is_true=task.word_is_true)
@@ -133,7 +133,8 @@ class WorkflowSimulation:
         ):  # fmt: skip
             self.events.at(time_s, self._arrive, request)
         while self.events.run_some(1, until=lambda: False):
-            self.held.observe(self.cluster.loaded(), self.events.now_s)
+            if held is not None:
+                held.observe(self.cluster.loaded(), self.events.now_s)
         return self._result()
 
     # The course of a run
@@ -230,8 +231,9 @@ def _filled(models: Sequence[str], task: WorkflowTask) -> PlacedModels:
 def placement_held_longest(task: WorkflowTask) -> PlacedModels:
     """The placement of `static`: what `speculative` held longest on the same requests."""
     simulation = WorkflowSimulation(replace(task, policy="speculative"))
-    simulation.run()
-    return simulation.held.fixed(
+    held = HeldPlacements()
+    simulation.run(held)
+    return held.fixed(
         models_of(task.application), lambda model: MODELS[model].size_bytes,
         [task.memory_bytes] * task.devices,
     )  # fmt: skip
