@@ -102,14 +102,18 @@ class Autoscaler:
             self._placement.close()
 
     async def _run(self, executor: ActionExecutor) -> None:
+        is_away = False
         while True:
             try:
                 await self._tick(executor)
+                is_away = False
             except RegistryUnavailable as error:
                 self._metrics.failures.labels("registry-away").inc()
                 self._set_leading(is_leading=False)
-                logger.warning("the registry is unavailable; no plans until it is back",
-                               exc_info=error)  # fmt: skip
+                if not is_away:
+                    logger.warning("the registry is unavailable; no plans until it is back",
+                                   extra={"error": error})  # fmt: skip
+                is_away = True
             except Exception:
                 self._metrics.failures.labels("tick").inc()
                 logger.exception("a tick failed; the next one starts from the registry")

@@ -189,7 +189,7 @@ def main() -> int:
     try:
         asyncio.run(supervise(settings, on_progress=write_progress, on_ready=on_ready))
     except PilotlightError as error:
-        logging.getLogger(__name__).error("the platform ended", exc_info=error)
+        logging.getLogger(__name__).error("the platform ended", extra={"error": error})
         write({"error": str(error), "status": 2 if isinstance(error, AlreadyRunning) else 1})
         return 1
     finally:

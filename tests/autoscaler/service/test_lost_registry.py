@@ -25,6 +25,7 @@ pytestmark = pytest.mark.anyio
 
 LIMIT_S = 120.0
 PODS = 3
+FAILURES = "pilotlight_autoscaler_failures_total"
 PLANS = "pilotlight_autoscaler_plan_seconds_count"
 
 
@@ -72,6 +73,24 @@ async def test_a_new_autoscaler_waits_for_pods_to_register(tmp_path: Path) -> No
                 await eventually(is_recorded, timeout_s=LIMIT_S, what="the record")
                 history = (await AutoscalerLog(stage.registry).records()).history
     assert [each.detail.partition(":")[0] for each in history] == [f"{PODS} pods"]
+
+
+async def test_an_outage_is_one_line_of_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with servers.redis_server(tmp_path / "redis") as redis:
+        async with a_stage(redis.url) as stage:
+            policy = LOADING_POLICIES["predictive"]()
+            async with stage.autoscaler(policy, min_pods=1, max_pods=5) as metrics:
+                await _planned(metrics, 1)
+                redis.stop()
+                await until(
+                    lambda: metric(metrics, FAILURES, cause="registry-away") >= 3,
+                    timeout_s=LIMIT_S, what="three ticks without the registry",
+                )  # fmt: skip
+    lines = [each for each in caplog.records if each.name == "autoscaler.service.loop"]
+    away_lines = [each for each in lines if "registry is unavailable" in each.message]
+    assert [each.exc_info for each in away_lines] == [None]
 
 
 async def _planned(metrics: AutoscalerMetrics, plans: int) -> None:
