@@ -12,11 +12,9 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-import tempfile
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from pilotlight.errors import StartFailed
@@ -41,6 +39,7 @@ from pilotlight.platform.process_specs import (
 )
 from pilotlight.platform.processes import free_port
 from pilotlight.platform.readiness import returns_ok, wait_for_port
+from pilotlight.platform.socket_folder import socket_folder
 from pilotlight.platform.supervised_process import SupervisedProcess
 from pilotlight.state_dir import PlatformState
 from registry.domain.pod import PodPhase
@@ -185,16 +184,10 @@ class Platform:
         self._group.create_task(process.run())
         return process
 
-    def _socket_folder(self) -> Path:
-        """A short path: that of a socket may have 107 bytes, that of --home has more."""
-        folder = Path(tempfile.mkdtemp(prefix="pilotlight-"))
-        self._exit_stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        return folder
-
     async def _start_mps(self, env: dict[str, str]) -> dict[str, str]:
         """The variables by which pods find the daemon."""
         logs = self.settings.state_dir.logs
-        found = mps_environment(self._socket_folder(), logs)
+        found = mps_environment(self._exit_stack.enter_context(socket_folder()), logs)
         env = {**env, **found}
         daemon = self._start_process(mps_spec(logs, env), partial(is_mps_ready, env))
         await daemon.wait_ready(timeout_s=_START_TIMEOUT_S)
@@ -202,7 +195,7 @@ class Platform:
         return found
 
     async def _start_redis(self) -> None:
-        path = self._socket_folder() / "redis.sock"
+        path = self._exit_stack.enter_context(socket_folder()) / "redis.sock"
         self.redis_url = f"unix://{path}"
         redis = self._start_process(redis_spec(self.settings, path), lambda: is_redis_ready(path))
         await redis.wait_ready(timeout_s=_START_TIMEOUT_S)

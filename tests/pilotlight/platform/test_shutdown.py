@@ -62,6 +62,7 @@ def test_after_a_killed_supervisor_another_platform_starts_with_its_models(
     assert again.facts["pid"] != small.facts["pid"]
     assert len(again.get("pods")) == 2
     assert [model["name"] for model in again.get("models")] == ["kept"]
+    assert not Path(small.facts["redis_url"].removeprefix("unix://")).parent.exists()
 
 
 def test_a_signal_during_the_start_leaves_nothing_behind(tmp_path: Path) -> None:
