@@ -5,7 +5,8 @@ All files are checked first: if any has a mistake, all mistakes are printed and 
 
 import asyncio
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
@@ -14,7 +15,8 @@ import typer
 from pilotlight.commands import flags
 from pilotlight.commands.completion import complete_model
 from pilotlight.commands.declaration_check import unreadable_models
-from pilotlight.commands.target import PlatformTarget, parse_model_names
+from pilotlight.commands.object_names import Kind, ObjectName, parse_object_names
+from pilotlight.commands.target import PlatformTarget
 from pilotlight.commands.variant_metadata import variant_problems
 from pilotlight.errors import InvalidInput, NotFound
 from pilotlight.output import Output
@@ -31,9 +33,6 @@ from registry.redis.client import Registry
 from registry.redis.workflow_log import WorkflowLog
 
 Declared: TypeAlias = ModelSpec | ApplicationSpec | GraphSpec
-_MODEL_RESOURCE = "inferenceservice.serving.kserve.io"
-_APPLICATION_RESOURCE = "inferenceapplication.pilotlight.io"
-_GRAPH_RESOURCE = "inferencegraph.serving.kserve.io"
 
 app = typer.Typer()
 
@@ -67,7 +66,7 @@ def apply(
 def delete(
     names: Annotated[
         list[str] | None,
-        typer.Argument(help="NAME or NAMESPACE/NAME", autocompletion=complete_model),
+        typer.Argument(help="NAME, NAMESPACE/NAME or KIND/NAME", autocompletion=complete_model),
     ] = None,
     *,
     filename: flags.Files = [],  # noqa: B006 - typer copies it
@@ -80,11 +79,13 @@ def delete(
     """Delete models, applications and graphs, by name or by the files that define them."""
     if bool(names) == bool(filename):
         raise InvalidInput(["give either names or -f FILE"])
-    models = parse_model_names(names or [], namespace)
+    objects = parse_object_names(names or [], namespace)
     if filename:
-        models = [spec.name for spec in read_declared(filename, namespace)]
+        objects = [
+            ObjectName(_kind(each), each.name) for each in read_declared(filename, namespace)
+        ]
     target = PlatformTarget.of(home, redis_url=redis_url, pool=pool)
-    asyncio.run(_delete(target, Output(json_), models))
+    asyncio.run(_delete(target, Output(json_), objects))
 
 
 def read_declared(paths: Sequence[str], namespace: str | None) -> list[Declared]:
@@ -252,44 +253,56 @@ def print_applied(
             for spec, outcome in applied
         ],
         [
-            f"{_resource(spec)}/{spec.name.name} {outcome}"
+            f"{_kind(spec)}/{spec.name.name} {outcome}"
             + (f" ({warnings[spec.name]})" if spec.name in warnings else "")
             for spec, outcome in applied
         ],
     )  # fmt: skip
 
 
-def _resource(spec: Declared) -> str:
+def _kind(spec: Declared) -> Kind:
     match spec:
         case ModelSpec():
-            return _MODEL_RESOURCE
+            return Kind.MODEL
         case ApplicationSpec():
-            return _APPLICATION_RESOURCE
+            return Kind.APPLICATION
         case GraphSpec():
-            return _GRAPH_RESOURCE
+            return Kind.GRAPH
 
 
-async def _delete(target: PlatformTarget, output: Output, names: Sequence[ModelName]) -> None:
+async def _delete(target: PlatformTarget, output: Output, objects: Sequence[ObjectName]) -> None:
     """Delete the models, applications and graphs that exist; then raise NotFound for the others."""
+    deleted: dict[ObjectName, Kind] = {}
     async with target.registry() as registry:
-        others = await registry.delete_models(names)
-        left = await registry.delete_applications(others)
-        unknown = await _delete_graphs(WorkflowLog(registry), left)
-    deleted = [name for name in names if name not in unknown]
-    lines = [f'{_resource_of(name, others, left)} "{name.name}" deleted' for name in deleted]
+        deletes: dict[Kind, Callable[[list[ModelName]], Awaitable[list[ModelName]]]] = {
+            Kind.MODEL: registry.delete_models,
+            Kind.APPLICATION: registry.delete_applications,
+            Kind.GRAPH: partial(_delete_graphs, WorkflowLog(registry)),
+        }
+        for kind, delete_all in deletes.items():
+            asked = [o for o in objects if o not in deleted and o.kind in (None, kind)]
+            absent = await delete_all([each.name for each in asked])
+            deleted |= {each: kind for each in asked if each.name not in absent}
+    found = [each for each in objects if each in deleted]
+    lines = [f'{deleted[each]} "{each.name.name}" deleted' for each in found]
+    unknown = [str(each.name) for each in objects if each not in deleted]
     if unknown:
         for line in lines:
             output.note(line)
-        listed = ", ".join(str(name) for name in unknown)
         raise NotFound(
-            f"not found: {listed}; `pilotlight get models` and `get applications` list them"
+            f"not found: {', '.join(unknown)}; `pilotlight get models` and `get applications` list"
+            " them"
         )
     output.result(
-        [{"namespace": n.namespace, "name": n.name, "outcome": "deleted"} for n in deleted], lines
+        [
+            {"namespace": each.name.namespace, "name": each.name.name, "outcome": "deleted"}
+            for each in found
+        ],
+        lines,
     )
 
 
-async def _delete_graphs(log: WorkflowLog, names: Sequence[ModelName]) -> list[ModelName]:
+async def _delete_graphs(log: WorkflowLog, names: Iterable[ModelName]) -> list[ModelName]:
     """Delete graphs; the names that are none."""
     unknown = []
     for name in names:
@@ -299,11 +312,3 @@ async def _delete_graphs(log: WorkflowLog, names: Sequence[ModelName]) -> list[M
         else:
             await log.delete_workflow(name)
     return unknown
-
-
-def _resource_of(
-    name: ModelName, no_models: Sequence[ModelName], graphs: Sequence[ModelName]
-) -> str:
-    if name in graphs:
-        return _GRAPH_RESOURCE
-    return _APPLICATION_RESOURCE if name in no_models else _MODEL_RESOURCE

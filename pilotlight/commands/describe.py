@@ -11,7 +11,8 @@ import yaml
 from pilotlight.commands import flags
 from pilotlight.commands.completion import complete_model, complete_pod
 from pilotlight.commands.get import model_document, pod_document, pods_and_uses
-from pilotlight.commands.target import PlatformTarget, parse_model_names, require_known
+from pilotlight.commands.object_names import parse_model_names
+from pilotlight.commands.target import PlatformTarget, require_known
 from pilotlight.output import Output
 from pilotlight.quantities import format_age
 from registry.domain.action_log import ActionRecord

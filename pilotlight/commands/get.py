@@ -13,7 +13,8 @@ from pilotlight.commands import flags
 from pilotlight.commands.applications import print_applications
 from pilotlight.commands.completion import complete_model, complete_pod
 from pilotlight.commands.listing import Listing, listing_output, show
-from pilotlight.commands.target import PlatformTarget, parse_model_names, require_known
+from pilotlight.commands.object_names import parse_model_names
+from pilotlight.commands.target import PlatformTarget, require_known
 from pilotlight.commands.workflow import print_workflows
 from pilotlight.output import Output
 from pilotlight.quantities import format_bytes

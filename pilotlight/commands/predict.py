@@ -14,8 +14,9 @@ import typer
 
 from pilotlight.commands import flags
 from pilotlight.commands.completion import complete_model, complete_policy
+from pilotlight.commands.object_names import parse_model_names
 from pilotlight.commands.run_explanation import check_plot, explain_run
-from pilotlight.commands.target import PlatformTarget, parse_model_names
+from pilotlight.commands.target import PlatformTarget
 from pilotlight.errors import InvalidInput, NotFound, RequestFailed
 from pilotlight.output import Output
 from registry.domain.model import ModelName

@@ -13,10 +13,11 @@ from pilotlight.accuracy_file import accuracy_document, parse_accuracies
 from pilotlight.commands import flags
 from pilotlight.commands.completion import complete_model
 from pilotlight.commands.flags import setting
+from pilotlight.commands.object_names import parse_model_names
 from pilotlight.commands.placement_profile import parse_shares, profile_for_placement
 from pilotlight.commands.pod_profile import POINT_COLUMNS, choose_pod, measure_profile, point_rows
 from pilotlight.commands.profile_application import profile_application
-from pilotlight.commands.target import PlatformTarget, parse_model_names, require_known
+from pilotlight.commands.target import PlatformTarget, require_known
 from pilotlight.errors import InvalidInput, NotFound, RequestFailed
 from pilotlight.igniter_profile_file import is_igniter_file, parse_igniter_file
 from pilotlight.output import Output

@@ -11,7 +11,8 @@ from gateway.selection.sneakpeek_training import MAX_DIMENSIONS, MAX_EXAMPLES, t
 from gateway.sneakpeek.trained_file import ARRAYS, FACTS, write_sneakpeek
 from load.labelled_examples import InvalidExamples, LabelledExamples, read_examples
 from pilotlight.commands import flags
-from pilotlight.commands.target import PlatformTarget, parse_model_names, require_known
+from pilotlight.commands.object_names import parse_model_names
+from pilotlight.commands.target import PlatformTarget, require_known
 from pilotlight.errors import InvalidInput
 from pilotlight.output import Output
 from registry.domain.application import DEFAULT_K, ApplicationSpec

@@ -12,7 +12,6 @@ from pilotlight.commands.registry_storage import is_save_error, is_saving, unsav
 from pilotlight.errors import InvalidInput, NotFound, RequestFailed
 from pilotlight.output import Output
 from pilotlight.state_dir import StateDir
-from registry.domain.model import ModelName
 from registry.errors import RegistryUnavailable
 from registry.pod_secret import PodSecret
 from registry.redis.client import Registry
@@ -123,20 +122,6 @@ async def _connect_registry(url: str, pool: str) -> Registry:
         raise RequestFailed(f"no registry answers at {url}: {error}") from error
     except ValueError as error:
         raise InvalidInput([f"--redis-url: {error}"]) from error
-
-
-def parse_model_names(names: Sequence[str], namespace: str | None) -> list[ModelName]:
-    """Names as `kubectl` takes them: `name` or `namespace/name`, with or without the kind."""
-    parsed, problems = [], []
-    for text in names:
-        plain = text.removeprefix("inferenceservice/").removeprefix("isvc/")
-        name = ModelName.parse(plain) if "/" in plain else ModelName(namespace or "default", plain)
-        if not name.name or not name.namespace or "/" in name.name:
-            problems.append(f"a model is named NAME or NAMESPACE/NAME, was {text!r}")
-        parsed.append(name)
-    if problems:
-        raise InvalidInput(problems)
-    return parsed
 
 
 def require_known(names: Sequence[str], known: Collection[str]) -> None:

@@ -10,7 +10,8 @@ import httpx
 import typer
 
 from pilotlight.commands import flags
-from pilotlight.commands.target import PlatformTarget, parse_model_names
+from pilotlight.commands.object_names import parse_model_names
+from pilotlight.commands.target import PlatformTarget
 from pilotlight.errors import InvalidInput, NotFound, RequestFailed
 from pilotlight.output import Output
 from pilotlight.state_dir import StateDir

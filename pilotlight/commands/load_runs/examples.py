@@ -10,7 +10,8 @@ from load.generator.content import Content, ContentKind
 from load.generator.example_rules import ExampleRules
 from load.generator.labelled_bodies import read_rules_examples
 from load.labelled_examples import InvalidExamples
-from pilotlight.commands.target import parse_model_names, require_known
+from pilotlight.commands.object_names import parse_model_names
+from pilotlight.commands.target import require_known
 from pilotlight.errors import InvalidInput
 
 if TYPE_CHECKING:

@@ -185,6 +185,22 @@ spec:
 """
 
 
+def test_deletes_what_apply_prints_and_nothing_of_another_kind(
+    cli: Cli, redis: servers.RedisServer, tmp_path: Path
+) -> None:
+    at = ("--redis-url", redis.url)
+    graph = GRAPH.replace("name: chain", "name: a")
+    path = write_yaml(tmp_path / "yaml", a=SERVICE.format(name="a", folder="one"), graph=graph)
+    printed = [line.split()[0] for line in cli("apply", "-f", path, *at).out.splitlines()]
+    assert cli("describe", "model", printed[0], *at).status == 0
+    assert cli("delete", printed[1], *at).status == 0
+    assert _models(cli, redis) == ["a"]
+    missing = cli("delete", printed[1], *at)
+    assert (missing.status, _models(cli, redis)) == (1, ["a"])
+    assert cli("delete", printed[0], *at).out == 'inferenceservice.serving.kserve.io "a" deleted\n'
+    assert _models(cli, redis) == []
+
+
 def test_graphs_are_applied_with_models_and_deleted(
     cli: Cli, redis: servers.RedisServer, tmp_path: Path
 ) -> None:
