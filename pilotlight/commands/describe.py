@@ -10,7 +10,13 @@ import yaml
 
 from pilotlight.commands import flags
 from pilotlight.commands.completion import complete_model, complete_pod
-from pilotlight.commands.get import model_document, pod_document, pods_and_uses
+from pilotlight.commands.get import (
+    model_document,
+    model_status,
+    pod_document,
+    pods_and_uses,
+    pods_by_tier,
+)
 from pilotlight.commands.object_names import parse_model_names
 from pilotlight.commands.target import PlatformTarget, require_known
 from pilotlight.output import Output
@@ -73,8 +79,31 @@ async def _describe_model(
     if output.as_json:
         output.result({**document, "actions": [action_document(each) for each in actions]})
         return
-    document["autoscaler"] = [_event(each, records.read_at_s) for each in actions]
-    output.line(_text(document))
+    events = [_event(each, records.read_at_s) for each in actions]
+    output.line(_text(_for_readers(document, events)))
+
+
+def _for_readers(model: dict[str, Any], events: list[str]) -> dict[str, Any]:
+    """The document in the order of a reader's questions, without what is empty."""
+    found = {
+        "namespace": model["namespace"],
+        "name": model["name"],
+        "ready": model["ready"],
+        "status": "" if model["failure"] else model_status(model),
+        "pods": {tier: ", ".join(pods) for tier, pods in pods_by_tier(model).items()}
+        or "none; the model is in storage only",
+        "failure": model["failure"],
+        "storage_uri": model["storage_uri"],
+        "task": model["task"],
+        "generation": model["generation"],
+        "serving_generation": ""
+        if model["serving_generation"] == model["generation"]
+        else model["serving_generation"],
+        "annotations": model["annotations"],
+        "policy": model["policy"],
+        "autoscaler": events or "no action on this model yet",
+    }
+    return {field: value for field, value in found.items() if value not in ("", None, {})}
 
 
 def _event(action: ActionRecord, now_s: float) -> str:

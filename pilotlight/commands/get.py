@@ -32,6 +32,9 @@ from registry.redis.autoscaler_log import AutoscalerLog
 from registry.redis.client import Registry
 from registry.redis.gpu_readings import read_gpu_readings
 
+_MAX_PODS = 2
+"""Named in a table per tier of a model; `-o wide` names all."""
+
 app = typer.Typer(name="get", no_args_is_help=True, help="Show models, applications or pods.")
 
 
@@ -181,28 +184,30 @@ def _model_row(model: dict[str, Any]) -> tuple[str, ...]:
     return (
         f"{model['namespace']}/{model['name']}",
         str(model["ready"]),
-        model["policy"],
         _tiers(model),
+        model_status(model),
+        model["policy"],
+        _tiers(model, most=len(model["tiers"])),
         _last_action(model),
-        _status(model),
     )
 
 
-def _tiers(document: dict[str, Any]) -> str:
-    """Such as `warm on pod-1, pod-3; loading on pod-2; disk on pod-0`."""
-    parts = []
-    if document["warm_on"]:
-        parts.append(f"warm on {', '.join(document['warm_on'])}")
-    if document["loading"]:
-        parts.append(f"loading on {', '.join(document['loading'])}")
+def pods_by_tier(document: dict[str, Any]) -> dict[str, list[str]]:
+    """The pods that hold a model, by `warm`, `loading`, `host` and `disk`; without empty ones."""
+    loading = document["loading"]
+    found = {"warm": list(document["warm_on"]), "loading": list(loading)}
     for tier in ("host", "disk"):
-        pods = [
-            pod
-            for pod, held_tier in document["tiers"].items()
-            if held_tier == tier and pod not in document["loading"]
-        ]
-        if pods:
-            parts.append(f"{tier} on {', '.join(pods)}")
+        held = document["tiers"].items()
+        found[tier] = [pod for pod, its in held if its == tier and pod not in loading]
+    return {tier: pods for tier, pods in found.items() if pods}
+
+
+def _tiers(document: dict[str, Any], *, most: int = _MAX_PODS) -> str:
+    """Such as `warm on pod-1, pod-3; disk on 6 pods`: names of `most` pods of a tier."""
+    parts = [
+        f"{tier} on {', '.join(pods) if len(pods) <= most else f'{len(pods)} pods'}"
+        for tier, pods in pods_by_tier(document).items()
+    ]
     return "; ".join(parts) or "remote"
 
 
@@ -216,7 +221,7 @@ def _last_action(document: dict[str, Any]) -> str:
     return f"{action['verb']}{at}: {action['reason']} ({action['words']}){outcome}"
 
 
-def _status(document: dict[str, Any]) -> str:
+def model_status(document: dict[str, Any]) -> str:
     failure = document["failure"]
     if failure is not None:
         return f"{failure['reason']}: {failure['message']}"
@@ -341,9 +346,11 @@ def pod_document(
 
 
 _MODELS = Listing(
-    columns=("NAME", "READY", "POLICY", "TIERS", "AUTOSCALER", "STATUS"),
-    optional=("AUTOSCALER", "POLICY"),
+    columns=("NAME", "READY", "TIERS", "STATUS", "POLICY", "PODS", "AUTOSCALER"),
+    optional=("TIERS",),
     row=_model_row,
+    wide=("POLICY", "PODS", "AUTOSCALER"),
+    width=120,
     when_empty="no models; create some with `pilotlight apply -f manifests/samples/`",
 )
 _PODS = Listing(

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from pilotlight.errors import InvalidInput
-from pilotlight.output import Output
+from pilotlight.output import Output, fit
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
 
 _FORMATS: Final = ("wide", "json")
 _POLL_S: Final = 1.0
@@ -25,6 +25,25 @@ class Listing:
     """Columns that a narrow terminal goes without, the first to go first."""
     row: Callable[[dict[str, Any]], tuple[str, ...]]
     when_empty: str
+    wide: tuple[str, ...] = ()
+    """Columns of `-o wide` alone."""
+    width: int | None = None
+    """Characters of a line without `-o wide`: the longest values are shortened."""
+
+    def table(
+        self, documents: Sequence[dict[str, Any]], *, is_wide: bool
+    ) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+        """The columns and the rows."""
+        rows = [self.row(each) for each in documents]
+        if is_wide:
+            return self.columns, rows
+        kept = [at for at, name in enumerate(self.columns) if name not in self.wide]
+        columns = [self.columns[at] for at in kept]
+        rows = [tuple(row[at] for at in kept) for row in rows]
+        if self.width is not None:
+            columns, fitted = fit(columns, rows, (), self.width)
+            rows = list(map(tuple, fitted))
+        return tuple(columns), rows
 
 
 def listing_output(format_: str | None, *, as_json: bool, watch: bool) -> Output:
@@ -49,14 +68,15 @@ async def show(
     if output.as_json:
         output.result(documents)
         return
-    shown = [listing.row(each) for each in documents]
+    columns, shown = listing.table(documents, is_wide=output.wide)
+    optional = [name for name in listing.optional if name in columns]
     if shown or watch:
-        output.table(listing.columns, shown, optional=listing.optional)
+        output.table(columns, shown, optional=optional)
     else:
         output.note(listing.when_empty)
     while watch:
         await asyncio.sleep(_POLL_S)
-        rows = [listing.row(each) for each in await read()]
+        _, rows = listing.table(await read(), is_wide=output.wide)
         changed = [row for row in rows if row not in shown]
-        output.table(listing.columns, changed, optional=listing.optional, continues=shown)
+        output.table(columns, changed, optional=optional, continues=shown)
         shown = rows

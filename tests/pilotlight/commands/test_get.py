@@ -18,6 +18,7 @@ from registry.domain.action_log import (
     PodShape,
     WantedPods,
 )
+from registry.domain.model import LoadFailure, Tier
 from registry.domain.pod import PodInfo, PodReport
 from registry.redis.autoscaler_log import AutoscalerLog
 from registry.redis.client import Registry
@@ -160,6 +161,35 @@ def test_pods_are_shown_with_their_share_of_an_accelerator(
     assert (shared["gpu"]["temperature_c"], older["gpu"]) == (61.0, None)
 
 
+def test_a_table_of_models_fits_120_columns(cli: Cli, redis: servers.RedisServer) -> None:
+    message = f"model.safetensors of s3://models/{'x' * 200} has no tensor of that name"
+    cli("apply", "-f", str(SAMPLES), "--redis-url", redis.url)
+
+    async def hold(registry: Registry) -> None:
+        models = (await registry.cluster()).models.values()
+        for index in range(8):
+            pod = PodInfo(f"pod-{index}", f"127.0.0.1:{index + 1}", "node-1")
+            epoch = await registry.register_pod(pod, lease_ttl_s=60)
+            for record in models:
+                tier = Tier.DEVICE if index < 5 else Tier.DISK
+                await registry.set_tier(pod.name, epoch, record.spec.key, tier, 1)
+                failure = LoadFailure(record.spec.key, "ModelLoadFailed", message, 1, 0.0)
+                await registry.report_model_failure(pod.name, epoch, failure)
+
+    act(redis.url, "default", hold)
+    table = cli("get", "models", "--redis-url", redis.url).out.splitlines()
+    assert max(map(len, table)) <= 120
+    assert "warm on 5 pods; disk on 3 pods   ModelLoadFailed: model.safetensors of" in table[1]
+    described = cli("describe", "model", "embed", "--redis-url", redis.url).out
+    pods = "pods:\n  warm: pod-0, pod-1, pod-2, pod-3, pod-4\n  disk: pod-5, pod-6, pod-7\n"
+    assert pods in described
+    assert "[]" not in described
+    assert "null" not in described
+    wide = cli("get", "models", "-o", "wide", "--redis-url", redis.url).out
+    assert message in wide
+    assert "warm on pod-0, pod-1, pod-2, pod-3, pod-4; disk on pod-5, pod-6, pod-7" in wide
+
+
 def test_standard_output_is_only_json(cli: Cli, redis: servers.RedisServer) -> None:
     ran = cli("get", "models", "--json", "--redis-url", redis.url)
     assert ran.document == []
@@ -170,6 +200,7 @@ def test_output_formats(cli: Cli, redis: servers.RedisServer) -> None:
     json_ = cli("get", "models", "-o", "json", "--redis-url", redis.url)
     assert json_.document == cli("get", "models", "--json", "--redis-url", redis.url).document
     assert "AUTOSCALER" in cli("get", "models", "-o", "wide", "--redis-url", redis.url).out
+    assert "AUTOSCALER" not in cli("get", "models", "--redis-url", redis.url).out
     wrong = cli("get", "models", "-o", "yml", "--redis-url", redis.url)
     assert (wrong.status, wrong.err) == (2, "error: -o must be one of wide, json, was 'yml'\n")
     assert cli("get", "models", "-w", "--json", "--redis-url", redis.url).status == 2
