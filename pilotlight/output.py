@@ -6,9 +6,10 @@ progress bars are for terminals only.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,8 +19,10 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 
+_SILENCE_S: Final = 1.0
+"""Whoever waits for longer is told for what."""
 _RULE_WIDTH: Final = 3
 """Characters that a ruled table adds per column."""
 _GAP: Final = "   "
@@ -75,6 +78,15 @@ class Output:
 
     def note(self, text: str) -> None:
         _write_error_line(text)
+
+    @asynccontextmanager
+    async def waiting(self, what: str) -> AsyncIterator[None]:
+        """Say what the command waits for, if that takes a second."""
+        timer = asyncio.get_running_loop().call_later(_SILENCE_S, self.note, f"{what} …")
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     def failure(
         self,

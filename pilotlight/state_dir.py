@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import shutil
+import tempfile
 import time
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -18,12 +19,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import quote
 
-from pilotlight.errors import AlreadyRunning, NotRunning
+from pilotlight.errors import AlreadyRunning, NotRunning, StartFailed
 from registry.pod_secret import make_secret
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+_MIN_ROOM_BYTES = 4 << 20
+"""Free space without which no platform is started: for its state, logs and the registry."""
 _LOCK_TIMEOUT_S = 0.3
 """`is_locked` holds the lock for microseconds; a starting platform retries for this long."""
 
@@ -95,6 +98,19 @@ class StateDir:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             folder.chmod(0o700)
 
+    def check_room(self) -> None:
+        """Raises StartFailed where a platform could not write its files."""
+        try:
+            self.make_private()
+            with tempfile.TemporaryFile(dir=self.root) as probe:
+                os.posix_fallocate(probe.fileno(), 0, _MIN_ROOM_BYTES)
+        except OSError as error:
+            raise StartFailed(
+                f"the platform cannot write to {self.root}: {error.strerror}; it keeps its state, "
+                f"logs and models there and needs {_MIN_ROOM_BYTES >> 20} MiB at least: free some "
+                "space, or name another folder with --home"
+            ) from error
+
     def write_pod_secret(self) -> None:
         _write_private(self.pod_secret, make_secret() + "\n")
 
@@ -161,7 +177,7 @@ class StateDir:
         """Whether a platform runs in this directory."""
         try:
             descriptor = os.open(self.lock_file, os.O_RDONLY)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return False
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -136,7 +136,10 @@ async def _apply(
         if not check:
             print_applied(output, specs, outcomes, has_server=state.has_server)
             return
-        unreadable = await unreadable_models(target, state, _changed(specs, outcomes))
+        changed = _changed(specs, outcomes)
+        what = "asking pods whether they can read the new models (--no-check: leave it out)"
+        async with output.waiting(what):
+            unreadable = await unreadable_models(target, state, changed)
         print_applied(output, specs, outcomes, unreadable, has_server=state.has_server)
         for line in await variant_problems(target, state, _applications(specs)):
             output.note(line)

@@ -300,6 +300,7 @@ def up(
         raise InvalidInput(problems)
     if state_dir.is_locked():
         raise state_dir.already_running_error()
+    state_dir.check_room()
     if s3 and settings.objects == state_dir.objects:  # the user's own folder is left unchanged
         prepare_samples(settings.objects, output)
     if detach:

@@ -122,6 +122,8 @@ class Platform:
         settings = self.settings
         host, port = settings.host, settings.port or free_port(settings.host)
         await wait_for_port(host, port)
+        if settings.grpc_port:
+            await wait_for_port(host, settings.grpc_port, flag="--grpc-port")
         self.gateway_url = f"http://{_LOOPBACK if host in {'0.0.0.0', '::'} else host}:{port}"
         settings.state_dir.clear_nodes()
         settings.state_dir.write_pod_secret()

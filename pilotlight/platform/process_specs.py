@@ -133,6 +133,7 @@ def pod_settings(
         "pool": settings.pool,
         "pod_secret_file": str(state_dir.pod_secret),
         "node": node,
+        "grpc_port": 0,  # KServe's default is one port, here are many pods
         "gpu": device.gpu,
         "share": device.share_pct,
         "slots": pod.slots,

@@ -17,15 +17,20 @@ if TYPE_CHECKING:
 _PORT_TIMEOUT_S: Final = 2.0
 """A platform that was just killed may keep the gateway's port for a moment."""
 
+_WITHOUT: Final = {
+    "--port": ", or any free one with --port 0",
+    "--grpc-port": ", or none with --grpc-port 0",
+}
 
-async def wait_for_port(host: str, port: int) -> None:
-    """Return when the port is free; raises StartFailed."""
+
+async def wait_for_port(host: str, port: int, *, flag: str = "--port") -> None:
+    """Return when the port that `flag` names is free; raises StartFailed."""
     deadline_s = time.monotonic() + _PORT_TIMEOUT_S
     while not port_is_free(host, port):
         if time.monotonic() > deadline_s:
             raise StartFailed(
                 f"port {port} of {host} is in use by another program: "
-                "choose another with --port, or any free one with --port 0"
+                f"choose another with {flag}{_WITHOUT[flag]}"
             )
         await asyncio.sleep(0.05)
 

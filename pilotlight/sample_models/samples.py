@@ -82,6 +82,7 @@ def make_samples(
     bucket = objects / BUCKET
     try:
         bucket.mkdir(parents=True, exist_ok=True)
+        _check_room(bucket, _missing(objects, samples))
         with FileLock(objects / ".making.lock"):
             _remove_unfinished(bucket)
             try:
@@ -90,6 +91,16 @@ def make_samples(
                 _remove_unfinished(bucket)
     except OSError as error:
         raise StartFailed(f"cannot make the sample models in {bucket}: {error}") from error
+
+
+def _check_room(bucket: Path, missing: Sequence[SampleModel]) -> None:
+    needed, free = sum(each.size_bytes for each in missing), shutil.disk_usage(bucket).free
+    if needed > free:
+        raise StartFailed(
+            f"the sample models need {format_bytes(needed)} in {bucket}, whose file system has "
+            f"{format_bytes(free)} free: free some space, name another folder with --home, or "
+            "start without them (--no-s3, or --objects FOLDER)"
+        )
 
 
 def _remove_unfinished(bucket: Path) -> None:

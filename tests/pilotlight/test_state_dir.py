@@ -16,6 +16,8 @@ from tests import servers
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tests.pilotlight.conftest import Cli
+
 HOLD = """
 import sys
 from pathlib import Path
@@ -96,3 +98,12 @@ def test_a_state_file_left_by_a_crash_is_ignored(home: StateDir) -> None:
         state = home.read_state()
     assert state is not None
     assert state.phase == "starting"
+
+
+def test_says_that_a_platform_cannot_write_there(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    home = tmp_path / "file" / "home"
+    refused = cli("up", "--no-s3", "--home", str(home))
+    assert (refused.status, refused.out) == (1, "")
+    assert f"cannot write to {home}: Not a directory; it keeps its state" in refused.err
+    assert "no platform runs in" in cli("down", "--home", str(home)).out

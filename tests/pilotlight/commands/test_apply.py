@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
+from pilotlight import output
 from registry.redis.autoscaler_log import AutoscalerLog
 from registry.redis.client import Registry
 from tests.gateway.gateway_harness import running_pods
@@ -250,6 +251,21 @@ def test_says_which_models_pods_cannot_read(
         "inferenceservice.serving.kserve.io/fine created",
         "inferenceservice.serving.kserve.io/broken created (cannot be read: no such bucket)",
     ]
+
+
+def test_says_what_it_waits_for(
+    cli: Cli, redis: servers.RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output, "_SILENCE_S", 0.0)
+    path = write_yaml(tmp_path / "yaml", a=SERVICE.format(name="a", folder="one"))
+    with (
+        httpx.Client(trust_env=False) as client,
+        running_pods("pod-a", redis_url=redis.url, pool="default", client=client),
+    ):
+        applied = cli("apply", "-f", path, "--redis-url", redis.url)
+    assert applied.err == (
+        "asking pods whether they can read the new models (--no-check: leave it out) …\n"
+    )
 
 
 @pytest.mark.parametrize("name", ["no-disk", "draining", "unmounted-pod-a"])

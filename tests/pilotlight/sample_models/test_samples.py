@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from pilotlight.errors import StartFailed
+from pilotlight.sample_models.samples import SampleModel, make_samples
 from tests import servers
 
 WITHOUT_ROOM = """
@@ -31,6 +36,14 @@ def test_a_failed_write_is_named_and_leaves_nothing(tmp_path: Path) -> None:
     assert ran.stdout.startswith(f"cannot make the sample models in {tmp_path}/models: ")
     assert "File too large" in ran.stdout
     assert [path.name for path in (tmp_path / "models").iterdir()] == []
+
+
+def test_says_how_much_is_missing_before_it_makes_any(tmp_path: Path) -> None:
+    free = shutil.disk_usage(tmp_path).free
+    large = SampleModel("large", "tiny-t5", 2 * free)
+    with pytest.raises(StartFailed, match=r"need .* in .*/models, whose file system has .* free"):
+        make_samples(tmp_path, lambda _done, _total, _text: None, [large])
+    assert not list((tmp_path / "models").iterdir())
 
 
 MAKE_ONE = """
