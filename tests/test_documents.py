@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -30,6 +31,12 @@ def test_links_lead_to_files_and_headings(page: Path) -> None:
         target = (page.parent / path).resolve() if path else page
         assert target.exists(), link
         assert not anchor or anchor in anchors(target), link
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_bodies_of_curl_are_json(page: Path) -> None:
+    for body in re.findall(r"curl (?:[^\n]|(?<=\\)\n)*?-d '([^']*)'", page.read_text()):
+        json.loads(body)
 
 
 @pytest.mark.parametrize("package", PACKAGES)
