@@ -262,6 +262,7 @@ _ERRORS_OF: dict[HTTPStatus, tuple[type[RuntimePackageError], ...]] = {
         NoRoomToInfer, ModelInUse, LoadRefused, LoadCancelled, RemoteInferenceFailed,
         ServerUnavailable, ServerLost, ModelUnknown,
     ),
+    HTTPStatus.NOT_IMPLEMENTED: (NeedsMissing,),
     HTTPStatus.BAD_GATEWAY: (AlreadyBegun,),
     HTTPStatus.FAILED_DEPENDENCY: (InputLost,),
     HTTPStatus.GATEWAY_TIMEOUT: (DeadlinePassed, InferenceHung),

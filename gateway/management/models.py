@@ -11,6 +11,7 @@ from gateway.errors import UndeclaredModel
 from gateway.http.openai import error_document
 from gateway.selection.select_version import can_be_served
 from registry.domain.model import ModelName
+from registry.inference_service.predictors import unmet_needs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,11 +42,13 @@ def kserve_models(pools: Sequence[ServedPool]) -> APIRouter:
         raise UndeclaredModel(f"model {model} does not exist")
 
     def entry(name: str, found: ModelRecord, pool: ServedPool) -> dict[str, str]:
+        state = pool.watch.state
+        failure = "" if found.failure is None else found.failure.message
         return {
             "name": name,
             "version": found.serving.generation,
-            "state": "READY" if can_be_served(found, pool.watch.state) else "UNAVAILABLE",
-            "reason": "" if found.failure is None else found.failure.message,
+            "state": "READY" if can_be_served(found, state) else "UNAVAILABLE",
+            "reason": unmet_needs(found.serving, state) or failure,
         }
 
     @router.get("/v1/models", tags=["v1"], name="v1_models")

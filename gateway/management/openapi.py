@@ -62,6 +62,7 @@ _RESPONSES = {
     "404": "The model does not exist.",
     "413": "The body is over the limit.",
     "429": "The model's queue is full; see Retry-After.",
+    "501": "No pod of the pool can serve the model as it is declared; the error says why.",
     "503": "The model could not be loaded; see Retry-After.",
     "504": "The deadline cannot be met, or has passed.",
     "507": "The model is larger than any pod's memory budget.",

@@ -35,6 +35,8 @@ class Reason(StrEnum):
     QUEUE_TIMEOUT = "queue-timeout"
     LOAD_FAILED = "load-failed"
     MODEL_GONE = "model-gone"
+    NO_SUPPORTING_RUNTIME = "no-supporting-runtime"
+    """No pod of the pool can ever serve the model as it is declared."""
 
 
 @dataclass(slots=True)

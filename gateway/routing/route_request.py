@@ -16,6 +16,7 @@ from registry.domain.model import RoutingPolicy
 from registry.domain.probes import MAX_LOAD_PAUSE_S, MAX_PAUSE_S
 from registry.domain.request_size import MAX_AGE_S
 from registry.domain.reservation import LoadMode
+from registry.inference_service.predictors import unmet_needs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -94,6 +95,9 @@ def route_request(
         return RoutingResult(gone, request.policy, None)
     spec = record.serving
     policy = request.policy or spec.policy.routing
+    if spec.needs and (needs := unmet_needs(spec, cluster)):
+        message = f"model {request.model} cannot be served here: {needs}"
+        return RoutingResult(Reject(Reason.NO_SUPPORTING_RUNTIME, message), policy, spec)
     if record.failure is not None and _is_backing_off(record.failure, spec, cluster, now_s):
         return RoutingResult(_load_failed(record.failure, now_s), policy, spec)
     view = RequestView(  # by position: names cost a tenth of a decision

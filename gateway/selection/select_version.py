@@ -10,6 +10,7 @@ import hashlib
 from typing import TYPE_CHECKING
 
 from registry.domain.canaries import TOTAL_PERCENT
+from registry.inference_service.predictors import unmet_needs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,7 +44,9 @@ def split_by_id(requested: ModelName, canaries: Sequence[Canary], request_id: st
 
 
 def can_be_served(record: ModelRecord, state: ClusterState) -> bool:
-    """True if a model is warm somewhere, or its last load did not fail."""
+    """True if a model is warm somewhere, or pods can serve it and its last load did not fail."""
+    if unmet_needs(record.serving, state):
+        return False
     if any(residency.is_warm for residency in state.holders(record.serving.key).values()):
         return True
     return record.failure is None or record.failure.key != record.serving.key

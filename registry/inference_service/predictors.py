@@ -18,6 +18,7 @@ from registry.shown_value import shown
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from registry.domain.cluster import ClusterState
     from registry.domain.model import ModelSpec
     from registry.domain.request_log import RequestLog
 
@@ -269,6 +270,13 @@ def needs_without(needs: str, what: str) -> str:
 def needs_in_pool(spec: ModelSpec, *, has_server: bool) -> str:
     """What is missing in a pool, whose pods may have a model server: it reads its own formats."""
     return needs_without(spec.needs, format_needs(spec.format)) if has_server else spec.needs
+
+
+def unmet_needs(spec: ModelSpec, state: ClusterState) -> str:
+    """What no pod will ever have; empty: nothing. The next pod of none may have a model server."""
+    if not spec.needs:
+        return ""
+    return needs_in_pool(spec, has_server=state.has_server or not state.pods)
 
 
 def _needs(found: Predictor, spec: Mapping[str, Any], predictor: Mapping[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,11 +15,14 @@ from gateway.routing.route_request import (
     RoutingResult,
     route_request,
 )
+from gateway.selection.select_version import can_be_served
 from registry.domain.model import LoadFailure, ModelName, ModelSpec, RoutingPolicy, Tier
 from registry.domain.probes import MAX_LOAD_PAUSE_S
 from registry.domain.request_size import MAX_AGE_S, infer_measure
 from registry.domain.reservation import LoadMode
 from registry.domain.residency_index import Residency
+from registry.inference_service.components import machine_needs
+from registry.inference_service.predictors import format_needs
 from tests.gateway.cluster_states import NOW_S, PodSketch, cluster, declare
 
 if TYPE_CHECKING:
@@ -26,6 +30,7 @@ if TYPE_CHECKING:
 
 NAME = ModelName("default", "m")
 KEY = ModelSpec(NAME, "file:///m").key
+CONTAINERS = machine_needs({"transformer": {"containers": [{}]}})
 MEASURED = {
     "load:remote": 0.8, "infer": 0.3, "preprocess": 0.0, "postprocess": 0.0, "network": 0.002,
 }  # fmt: skip
@@ -58,6 +63,32 @@ def test_rejects_a_request_for_a_deleted_model() -> None:
     decision = routed(a_cluster(PodSketch("pod-a"))).decision
     assert isinstance(decision, Reject)
     assert decision.reason is Reason.MODEL_GONE
+
+
+@pytest.mark.parametrize(
+    ("needs", "pods", "reason"),
+    [
+        pytest.param(CONTAINERS, 1, Reason.NO_SUPPORTING_RUNTIME, id="containers"),
+        pytest.param(CONTAINERS, 0, Reason.NO_SUPPORTING_RUNTIME, id="containers-without-pods"),
+        pytest.param(format_needs("paddle"), 1, Reason.NO_SUPPORTING_RUNTIME, id="format"),
+        pytest.param(format_needs("paddle"), 0, Reason.NO_PODS, id="format-without-pods"),
+        pytest.param("", 1, Reason.COLD, id="nothing"),
+    ],
+)
+def test_rejects_what_no_pod_will_ever_serve(needs: str, pods: int, reason: Reason) -> None:
+    """Of no pods it is not known yet whether they have a model server."""
+    state = a_cluster(*(PodSketch(f"pod-{index}") for index in range(pods)))
+    declare(state)
+    record = state.models[NAME]
+    spec = replace(record.serving, format="paddle", needs=needs)
+    state.models[NAME] = replace(record, spec=spec)
+    decision = routed(state).decision
+    assert decision.reason is reason
+    if reason is Reason.NO_SUPPORTING_RUNTIME:
+        assert isinstance(decision, Reject)
+        assert decision.retry_after_s is None
+        assert f"cannot be served here: {needs}" in decision.message
+        assert not can_be_served(state.models[NAME], state)
 
 
 def test_uses_the_policy_of_the_model() -> None:

@@ -73,7 +73,7 @@ def test_every_reason_has_words(reason: Reason) -> None:
 
 REJECTIONS = {
     Reason.DEADLINE, Reason.QUEUE_FULL, Reason.QUEUE_TIMEOUT, Reason.LOAD_FAILED,
-    Reason.MODEL_GONE,
+    Reason.MODEL_GONE, Reason.NO_SUPPORTING_RUNTIME,
 }  # fmt: skip
 
 

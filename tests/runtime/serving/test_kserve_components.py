@@ -143,7 +143,10 @@ def test_on_one_machine_a_request_is_told_what_is_missing(
     servers.wait_until(
         lambda: "needs a cluster" in served.predict("alone", ROWS).text, what="declared"
     )
-    assert served.predict("alone", ROWS).status_code == 503
+    response = served.predict("alone", ROWS)
+    assert response.status_code == 501
+    assert response.headers["x-pilotlight-reason"] == "no-supporting-runtime"
+    assert "retry-after" not in response.headers
 
 
 def test_a_model_without_components_is_asked_itself(
