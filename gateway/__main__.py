@@ -181,7 +181,7 @@ async def running_app(
         settings.min_body_rate,
     )  # fmt: skip
     held = HeldBodies(settings.held_body_bytes, settings.spool_bytes)
-    workflows = WorkflowProxy(settings.workflows_url, connections, limits, held)
+    workflows = WorkflowProxy(settings.workflows_url, connections, limits, held, shutdown)
     api.include_router(workflow_routes(workflows))
     shown = pools.served[0]
     traffic = Traffic(metrics, partial(present_level, shown.watch))

@@ -11,7 +11,7 @@ from gateway.dispatch.application_exchange import ApplicationCall, ApplicationEx
 from gateway.dispatch.component_exchange import ComponentExchange
 from gateway.dispatch.exchange import Exchange
 from gateway.dispatch.inference_call import InferenceCall
-from gateway.errors import BadRequest, NotImplementedHere, NotReady, ShuttingDown, UndeclaredModel
+from gateway.errors import BadRequest, NotImplementedHere, NotReady, UndeclaredModel
 from gateway.http.component_target import Verb
 from gateway.http.headers import PROTOBUF
 from gateway.http.openai import parse_model_name
@@ -124,8 +124,7 @@ class ExchangeChoice:
         client.target = self._pools.owner_of(named.model).targets.with_declared(named)
 
     async def _find_record(self, target: ModelTarget) -> tuple[GatewayPool, ModelRecord]:
-        if self._shutdown.is_draining:
-            raise ShuttingDown("the gateway is shutting down", retry_after_s=1.0)
+        self._shutdown.refuse_new()
         if not self._pools.was_read:
             raise NotReady("the gateway has not read the registry yet", retry_after_s=1.0)
         pool = await self._pools.find_owner(target.model)

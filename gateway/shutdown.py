@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gateway.errors import ShuttingDown
+
 
 @dataclass(slots=True)
 class Shutdown:
@@ -17,3 +19,8 @@ class Shutdown:
     @property
     def has_begun(self) -> bool:
         return self.is_leaving or self.is_draining
+
+    def refuse_new(self) -> None:
+        """Raises ShuttingDown while the gateway drains."""
+        if self.is_draining:
+            raise ShuttingDown("the gateway is shutting down", retry_after_s=1.0)

@@ -15,7 +15,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
 
 from gateway.dispatch.pod_request import send_request
-from gateway.errors import BadRequest, NotReady, UpstreamLost
+from gateway.errors import BadRequest, NotReady, ShuttingDown, UpstreamLost
 from gateway.http.body import IncomingBody
 from gateway.upstream.pod_connection import PodConnectionLost, PodUnreachable
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from gateway.http.body import BodyLimits
     from gateway.http.held_bodies import HeldBodies
+    from gateway.shutdown import Shutdown
     from gateway.upstream.pod_connection import PodConnection, PodConnectionPool
 
 MAX_BODY_BYTES: Final = 16 * 1024**2
@@ -38,8 +39,7 @@ _NOT_RETURNED: Final = frozenset(("connection", "date", "keep-alive", "transfer-
 _UNAVAILABLE: Final = (
     "workflows are not served: no scheduler of workflows runs at the address of --workflows-url"
 )
-
-
+_STOPPED: Final = "the scheduler of workflows has shut down, and the gateway will"
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 
 
@@ -47,8 +47,9 @@ class WorkflowProxy:
     """Requests to one scheduler."""
 
     def __init__(
-        self, url: str, connections: PodConnectionPool, limits: BodyLimits, held: HeldBodies
-    ) -> None:
+        self, url: str, connections: PodConnectionPool, limits: BodyLimits, held: HeldBodies,
+        shutdown: Shutdown,
+    ) -> None:  # fmt: skip
         """`url`: of the scheduler; empty: there is none. `limits`, `held`: as of inference."""
         parts = urlsplit(url)
         self._address = (
@@ -57,12 +58,15 @@ class WorkflowProxy:
         self._connections = connections
         self._limits = replace(limits, max_bytes=min(limits.max_bytes, MAX_BODY_BYTES))
         self._held = held
+        self._shutdown = shutdown
 
     async def respond(self, request: Request) -> Response:
         """The scheduler's response.
 
-        Raises NotReady, UpstreamLost, BadRequest, RequestBodyTooLarge, BodyTooSlow, BodiesFull.
+        Raises ShuttingDown, NotReady, UpstreamLost, BadRequest, RequestBodyTooLarge, BodyTooSlow,
+        BodiesFull.
         """
+        self._shutdown.refuse_new()
         if not self._address:
             raise NotReady(_UNAVAILABLE, retry_after_s=1.0)
         namespace = request.scope.get("pilotlight.namespace", "default")
@@ -104,6 +108,8 @@ class WorkflowProxy:
         try:
             return await self._connections.connect(self._address)
         except PodUnreachable:
+            if self._shutdown.has_begun:  # the scheduler's may be over
+                raise ShuttingDown(_STOPPED, retry_after_s=1.0) from None
             raise NotReady(_UNAVAILABLE, retry_after_s=1.0) from None
 
     def _head(self, request: Request, namespace: str, length: int) -> bytes:

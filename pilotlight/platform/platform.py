@@ -280,11 +280,16 @@ class Platform:
         await self._fork_pods()
 
     async def _stop(self) -> None:
-        """Stop the gateway before the pods, so that no request arrives at them, and Redis last."""
+        """Stop the gateway before the pods, so that no request arrives at them, and Redis last.
+
+        The gateway serves the steps of the scheduler's runs until the scheduler has ended.
+        """
         self._report("stopping")
         grace_s = self.settings.stop_grace_s
         for task in self._tasks:
             task.cancel()
+        if "gateway" in self._processes:
+            self._processes["gateway"].announce_stop()
         for name, process_grace_s in (
             ("autoscaler", 3.0),
             ("scheduler", grace_s),

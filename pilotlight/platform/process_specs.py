@@ -45,6 +45,7 @@ def gateway_spec(
         *python_module("gateway"), "--pool", settings.pool, "--host", host, "--port", str(port),
         "--pod-secret-file", str(settings.state_dir.pod_secret),
         "--workflows-url", workflows_url, "--grpc-port", str(settings.grpc_port),
+        "--shutdown-delay", str(settings.stop_grace_s),
     ]  # fmt: skip
     log_file = settings.state_dir.logs / "gateway.log"
     return ProcessSpec("gateway", command, log_file, _with_redis(env, redis_url))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -126,6 +127,13 @@ class SupervisedProcess:
             await self.child.stdin.drain()
         except ConnectionError:
             logger.debug("line not sent: the process ended", extra={"process_name": self.spec.name})
+
+    def announce_stop(self) -> None:
+        """Tell the child by a first SIGTERM that `stop` comes; it is not restarted any more."""
+        self._stopping.set()
+        if self.child is not None and self.child.returncode is None:
+            with suppress(ProcessLookupError):
+                self.child.terminate()
 
     async def stop(self, *, grace_s: float) -> None:
         """End the child for good: with SIGTERM, and after the grace period with SIGKILL."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import threading
 from collections import Counter
 from contextlib import ExitStack
@@ -12,6 +13,7 @@ import httpx
 import pytest
 
 from tests import servers
+from tests.gateway.gateway_harness import wait_counts
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -119,3 +121,65 @@ def test_a_leaving_gateway_closes_each_connection_with_its_response(
             assert answer.headers["connection"] == "close"
         leaving.process.send_signal(signal.SIGTERM)  # at once
         assert leaving.process.wait(60) == 0, leaving.log
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("GET", "/v1/workflows"), ("POST", "/v1/workflows/w:run"), ("POST", "/serving/a/g/")],
+)
+def test_a_leaving_gateway_refuses_workflows_once_their_scheduler_has_ended(
+    harness: GatewayHarness, tmp_path: Path, method: str, path: str
+) -> None:
+    with (
+        servers.gateway(
+            tmp_path, redis_url=harness.redis_url, pool=harness.pool, shutdown_delay=30,
+            workflows_url=f"http://127.0.0.1:{servers.free_port()}",
+        ) as leaving,
+        httpx.Client(trust_env=False, base_url=leaving.url) as client,
+    ):  # fmt: skip
+        before = client.request(method, path)
+        assert (before.status_code, before.headers["x-pilotlight-reason"]) == (503, "not-ready")
+        leaving.process.send_signal(signal.SIGTERM)
+        wait_until_not_ready(client, leaving)
+        refused = client.request(method, path)
+        assert (refused.status_code, refused.headers["x-pilotlight-reason"]) == (503, "draining")
+        assert refused.headers["retry-after"] == "1"
+        leaving.process.send_signal(signal.SIGTERM)
+
+
+@pytest.mark.parametrize("path", ["/v1/models/NAME:predict", "/v1/workflows/w:run"])
+def test_a_draining_gateway_refuses_workflows_as_it_does_inference(
+    harness: GatewayHarness, tmp_path: Path, path: str
+) -> None:
+    """On a connection that a request holds open."""
+    spec, pods = harness.start_warm_pod()
+    inference = f"/v1/models/{spec.name.name}:predict"
+    head = "POST {} HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n{}\r\n{{}}"
+    held = head.format(inference, "x-test: around=hold\r\n")
+    follower = head.format(path.replace("NAME", spec.name.name), "")
+    with (
+        servers.gateway(tmp_path, redis_url=harness.redis_url, pool=harness.pool) as draining,
+        socket.create_connection(("127.0.0.1", draining.port), timeout=60) as connection,
+    ):
+        harness.wait_synced(draining)
+        connection.sendall((held + follower).encode())
+        wait_counts(pods, "pod-a", busy=1)
+        draining.process.send_signal(signal.SIGTERM)
+        servers.wait_until(lambda: not accepts(draining.port), what="draining")
+        pods.control("pod-a", "release")
+        received = b""
+        while chunk := connection.recv(65536):
+            received += chunk
+    first, _, second = received.rpartition(b"HTTP/1.1 ")
+    assert first.startswith(b"HTTP/1.1 200 "), received
+    assert second.startswith(b"503 "), received
+    assert b"x-pilotlight-reason: draining" in second
+    assert b"retry-after: 1" in second
+
+
+def accepts(port: int) -> bool:
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=60):
+            return True
+    except ConnectionRefusedError:
+        return False

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import httpx
 import pytest
 
 from pilotlight.state_dir import StateDir
@@ -47,6 +50,23 @@ def test_down_leaves_nothing_behind(small: RunningPlatform) -> None:
     assert not Path(f"/proc/{small.facts['pid']}/exe").exists(), "down waits for the supervisor"
     assert_stopped(small, pids)
     assert sorted(path.name for path in small.home.iterdir()) == ["lock", "logs", "sums"]
+
+
+def test_while_down_runs_workflows_are_refused_as_the_platform_drains(
+    small: RunningPlatform,
+) -> None:
+    """The scheduler ends before the gateway."""
+    refusals = set()
+    with httpx.Client(trust_env=False, timeout=60) as client, ThreadPoolExecutor(1) as thread:
+        url = f"{small.facts['gateway']}/v1/workflows"
+        assert client.get(url).status_code == 200
+        down = thread.submit(small.cli, "down")
+        while not down.done():
+            with contextlib.suppress(httpx.TransportError):
+                response = client.get(url)
+                if response.status_code != 200:
+                    refusals.add((response.status_code, response.headers["x-pilotlight-reason"]))
+    assert refusals <= {(503, "draining")}, refusals
 
 
 def test_after_a_killed_supervisor_another_platform_starts_with_its_models(
