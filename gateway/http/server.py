@@ -48,10 +48,11 @@ _INFERENCE_SUFFIXES: Final = (
 )
 
 
-LINGER_S: Final = 5.0
-"""For which bytes of a client whose request was refused half-way are read and dropped."""
-LINGER_BYTES: Final = 32 << 20
-"""That are dropped at most."""
+LINGER_S: Final = 30.0
+"""For which bytes of a client whose request was refused half-way are read and dropped, however many
+they are: many clients send all of a body before they read. As nginx' `lingering_time`."""
+LINGER_PAUSE_S: Final = 5.0
+"""Without a byte of it, after which the connection is closed. As nginx' `lingering_timeout`."""
 
 
 class GatewayProtocol(HttpToolsProtocol):
@@ -82,7 +83,8 @@ class GatewayProtocol(HttpToolsProtocol):
         """The first request is served by the task that opens the connection."""
         self._is_lingering = False
         """The last response was sent, and what the client still sends is dropped."""
-        self._dropped_bytes = 0
+        self._linger_end_s = self._dropped_s = 0.0
+        """Loop times: of its latest end, and of the last bytes."""
         self._served: Any = None
         """The cycle served now or last; `cycle` is the last one parsed, and may be pipelined."""
 
@@ -224,16 +226,35 @@ class GatewayProtocol(HttpToolsProtocol):
             self.transport.write_eof()
         if self._idle_timer is not None:
             self._idle_timer.cancel()
-        self._idle_timer = self.loop.call_later(LINGER_S, self.transport.close)
+        self._dropped_s = self.loop.time()
+        self._linger_end_s = self._dropped_s + LINGER_S
+        self._check_lingering()
 
-    def _drop(self, data: bytes) -> None:
-        self._dropped_bytes += len(data)
-        if self._dropped_bytes > LINGER_BYTES:
+    def _check_lingering(self) -> None:
+        now_s = self.loop.time()
+        rest_s = min(self._linger_end_s, self._dropped_s + LINGER_PAUSE_S) - now_s
+        if rest_s <= 0:
             self.transport.close()
+        else:
+            self._idle_timer = self.loop.call_later(rest_s, self._check_lingering)
+
+    def _drop_once(self) -> None:
+        """Drop what was read, and read on in the next turn of the loop.
+
+        libuv reads a connection up to 32 times in a turn: eight such clients made others wait for
+        0.25 s.
+        """
+        self._dropped_s = self.loop.time()
+        self.flow.pause_reading()
+        self.loop.call_soon(self._read_on)
+
+    def _read_on(self) -> None:
+        if not self.transport.is_closing():
+            self.flow.resume_reading()
 
     def data_received(self, data: bytes) -> None:
         if self._is_lingering:
-            self._drop(data)
+            self._drop_once()
             return
         while data and self._refusal is None:
             self._field_bytes += len(data)

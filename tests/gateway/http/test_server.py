@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import socket
+import urllib.error
+import urllib.request
 from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -56,12 +59,16 @@ async def not_inference(scope: Any, receive: Any, send: Any) -> None:
 
 @asynccontextmanager
 async def connected(
-    handle: Handle, *, keep_alive_s: int = 75, find: Find = find_target
+    handle: Handle,
+    *,
+    keep_alive_s: int = 75,
+    find: Find = find_target,
+    protocol_class: type[GatewayProtocol] = GatewayProtocol,
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter, list[GatewayProtocol]]]:
     """A client's connection to a server with this handler, and the server's protocols."""
     config = uvicorn.Config(not_inference, timeout_keep_alive=keep_alive_s, ws="none")
     protocols: list[GatewayProtocol] = []
-    make = partial(GatewayProtocol, find, handle, ConnectionStarts(), config=config, app_state={})
+    make = partial(protocol_class, find, handle, ConnectionStarts(), config=config, app_state={})
 
     def protocol() -> GatewayProtocol:
         protocols.append(make(server_state=ServerState()))
@@ -444,9 +451,18 @@ async def test_a_client_that_still_sends_gets_the_refusal(refused: str) -> None:
         await eventually(protocols[0].transport.is_closing)
 
 
+@pytest.mark.parametrize(
+    ("limit", "pause_s"),
+    [
+        pytest.param("LINGER_PAUSE_S", None, id="silent"),
+        pytest.param("LINGER_S", 0.01, id="sends-on"),
+    ],
+)
 @run_async
-async def test_a_client_that_never_closes_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.http.server.LINGER_S", 0.2)
+async def test_a_client_that_never_closes_is_closed(
+    monkeypatch: pytest.MonkeyPatch, limit: str, pause_s: float | None
+) -> None:
+    monkeypatch.setattr(f"gateway.http.server.{limit}", 0.2)
 
     async def refuse(client: ClientRequest) -> None:
         client.keep_alive = False
@@ -455,4 +471,65 @@ async def test_a_client_that_never_closes_is_closed(monkeypatch: pytest.MonkeyPa
     async with connected(refuse) as (reader, writer, protocols):
         writer.write(HEAD + b"content-length: 5\r\n\r\n" + HEAD + b"content-length: 0\r\n\r\n")
         assert (await reader.read()).count(b"HTTP/1.1") == 1
-        await eventually(protocols[0].transport.is_closing)
+        while not protocols[0].transport.is_closing():
+            if pause_s is not None:
+                writer.write(b"more")
+            await asyncio.sleep(pause_s or 0.01)
+
+
+@run_async
+async def test_what_is_dropped_leaves_turns_of_the_loop_to_others() -> None:
+    """libuv reads a connection that always has more up to 32 times in a turn: 8 MiB."""
+    most = turn = 0
+
+    async def refuse(client: ClientRequest) -> None:
+        client.keep_alive = False
+        client.respond(413, [], b"no")
+
+    class Counting(GatewayProtocol):
+        def data_received(self, data: bytes) -> None:
+            nonlocal most, turn
+            turn += len(data)
+            most = max(most, turn)
+            super().data_received(data)
+
+    def next_turn() -> None:
+        nonlocal turn
+        turn = 0
+        loop.call_soon(next_turn)
+
+    loop = asyncio.get_running_loop()
+    async with connected(refuse, protocol_class=Counting) as (_, writer, _):
+        address = writer.get_extra_info("peername")
+
+        def send() -> None:
+            with socket.create_connection(address) as connection:
+                connection.sendall(HEAD + b"content-length: %d\r\n\r\n" % (64 << 20))
+                connection.sendall(bytes(64 << 20))
+
+        loop.call_soon(next_turn)
+        await asyncio.to_thread(send)
+    assert most <= 1 << 20
+
+
+@run_async
+async def test_a_client_that_sends_all_before_it_reads_gets_the_refusal() -> None:
+    """As Python's urllib does, and with it a body of three times the limit."""
+
+    async def refuse(client: ClientRequest) -> None:
+        client.keep_alive = False
+        client.respond(413, [], b"no")
+
+    async with connected(refuse) as (_, writer, _):
+        url = "http://{}:{}/v2/models/m/infer".format(*writer.get_extra_info("peername"))
+
+        def send() -> int:
+            opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+            try:
+                opener.open(url, bytes(200 << 20), timeout=60)
+            except urllib.error.HTTPError as error:
+                with error:
+                    return error.code
+            return 0
+
+        assert await asyncio.to_thread(send) == 413
