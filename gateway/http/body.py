@@ -40,6 +40,8 @@ class BodyLimits:
     """Maximum time between two parts of a body."""
     min_rate: int = 0
     """Bytes per second that must arrive on average, from `timeout_s` on; 0: any."""
+    max_bytes_from: str = "--max-body-bytes"
+    """What sets `max_bytes`, for messages."""
 
 
 class BodySource(Protocol):
@@ -218,7 +220,8 @@ class IncomingBody:
 
     def _too_large(self, seen: str) -> RequestBodyTooLarge:
         return RequestBodyTooLarge(
-            f"the body may have up to {self._limits.max_bytes} bytes (--max-body-bytes), was {seen}"
+            f"the body may have up to {self._limits.max_bytes} bytes"
+            f" ({self._limits.max_bytes_from}), was {seen}"
         )
 
 

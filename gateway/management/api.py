@@ -58,6 +58,7 @@ def create_api(
         description="KServe V1 and V2 inference with model-aware routing.",
         docs_url=None,  # its page loads scripts from elsewhere
         redoc_url=None,
+        redirect_slashes=False,  # its redirects lose the prefix that names a namespace
     )
     watches = [each.watch for each in pools]
     _add_health(api, pools, is_ending)

@@ -56,7 +56,10 @@ class WorkflowProxy:
             f"{parts.hostname}:{parts.port or _DEFAULT_PORTS[parts.scheme]}" if url else ""
         )
         self._connections = connections
-        self._limits = replace(limits, max_bytes=min(limits.max_bytes, MAX_BODY_BYTES))
+        self._limits = limits
+        if limits.max_bytes > MAX_BODY_BYTES:
+            fixed = "fixed for workflows and graphs"
+            self._limits = replace(limits, max_bytes=MAX_BODY_BYTES, max_bytes_from=fixed)
         self._held = held
         self._shutdown = shutdown
 

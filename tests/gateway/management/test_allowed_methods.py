@@ -52,6 +52,11 @@ def test_another_method_is_405_and_names_the_methods(
     assert method == "HEAD" or f"takes the methods {allowed}, was {method}" in response
 
 
+def test_a_slash_too_many_is_no_way_into_another_namespace(shared: GatewayHarness) -> None:
+    response = shared.client.get(f"{shared.gateway.url}/serving/a/m/v1/models/")
+    assert response.status_code == 404
+
+
 def test_probes_take_get() -> None:
     probes, port = ProbeServer({"/healthz": lambda: True}), servers.free_port()
     probes.start("127.0.0.1", port)
