@@ -97,7 +97,12 @@ class PlatformTarget:
             try:
                 return await client.request(method, url + path, content=content, headers=headers)
             except (httpx.HTTPError, httpx.InvalidURL) as error:
-                raise RequestFailed(f"no response from the gateway at {url}: {error}") from error
+                restarts = "" if self.gateway else (
+                    "; the platform restarts a gateway that has ended: try again, or see "
+                    "`pilotlight logs gateway`"
+                )  # fmt: skip
+                message = f"no response from the gateway at {url}: {error}{restarts}"
+                raise RequestFailed(message) from error
 
     async def request_pod(
         self, pod: PodState, method: str, path: str, *, timeout_s: float, json: Any = None

@@ -107,3 +107,13 @@ def test_says_that_a_platform_cannot_write_there(cli: Cli, tmp_path: Path) -> No
     assert (refused.status, refused.out) == (1, "")
     assert f"cannot write to {home}: Not a directory; it keeps its state" in refused.err
     assert "no platform runs in" in cli("down", "--home", str(home)).out
+
+
+def test_a_gateway_that_is_gone_comes_back(cli: Cli) -> None:
+    home = StateDir(cli.home)
+    with home.lock():
+        home.write_state(PlatformState(1, "ready", gateway="http://127.0.0.1:1"))
+        failed = cli("predict", "embed", "a cat")
+    assert failed.status == 1
+    assert "the platform restarts a gateway that has ended: try again" in failed.err
+    assert "restarts" not in cli("predict", "embed", "a", "--gateway", "127.0.0.1:1").err
