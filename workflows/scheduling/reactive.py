@@ -8,6 +8,7 @@ copies make room, those beyond what their model wants first. Times in seconds, s
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from math import ceil
 from typing import TYPE_CHECKING
@@ -81,10 +82,15 @@ def reactive(
     state: ReactiveState, view: CopiesView, now_s: float, params: ReactiveParams
 ) -> tuple[ReactiveState, CopyChanges]:
     """The copies to add and to remove now."""
-    samples = {model: _sampled(state, view, model, now_s, params) for model in view.size_bytes}
+    under_way: Counter[str] = Counter()
+    for copy in view.copies:
+        under_way[copy.model] += copy.steps
+    samples = {
+        model: _sampled(state, view, under_way, model, now_s, params) for model in view.size_bytes
+    }
     means = {model: sum(n for _, n in each) / len(each) for model, each in samples.items()}
     wanted = {model: max(1, ceil(mean / params.target_steps)) for model, mean in means.items()}
-    present = {model: sum(copy.model == model for copy in view.copies) for model in view.size_bytes}
+    present = Counter(copy.model for copy in view.copies)
     wishes = {
         model: _wish(state, model, wanted[model] > present[model], now_s)
         for model in view.size_bytes
@@ -104,10 +110,14 @@ def reactive(
 
 
 def _sampled(
-    state: ReactiveState, view: CopiesView, model: str, now_s: float, params: ReactiveParams
+    state: ReactiveState,
+    view: CopiesView,
+    under_way: Mapping[str, int],
+    model: str,
+    now_s: float,
+    params: ReactiveParams,
 ) -> tuple[tuple[float, int], ...]:
-    steps = sum(copy.steps for copy in view.copies if copy.model == model)
-    latest = (now_s, steps + view.waiting.get(model, 0))
+    latest = (now_s, under_way.get(model, 0) + view.waiting.get(model, 0))
     before = state.samples.get(model, ())
     return (*(each for each in before if each[0] > now_s - params.look_back_s), latest)
 
@@ -126,16 +136,21 @@ class _Room:
         self._wanted = wanted
         self.added: list[tuple[str, int]] = []
         self.removed: list[int] = []
+        self._counts = Counter(copy.model for copy in view.copies)
+        """By model, without those removed, with those added."""
 
     def count(self, model: str) -> int:
-        kept = sum(self._view.copies[at].model == model for at in self._kept())
-        return kept + sum(each == model for each, _ in self.added)
+        return self._counts[model]
 
     def shrink(self, model: str) -> None:
         """Remove idle copies beyond those wanted."""
         for at in self._idle(device=None):
             if self._view.copies[at].model == model and self.count(model) > self._wanted[model]:
-                self.removed.append(at)
+                self._remove(at)
+
+    def _remove(self, at: int) -> None:
+        self.removed.append(at)
+        self._counts[self._view.copies[at].model] -= 1
 
     def add(self, model: str, *, is_urgent: bool = False) -> None:
         """A copy on the device with the most free memory, or where the least has to go for it."""
@@ -147,8 +162,10 @@ class _Room:
                 option = (lost, -self._free_bytes(device), device, gone)
                 best = option if best is None else min(best, option)
         if best is not None:
-            self.removed += best[3]
+            for at in best[3]:
+                self._remove(at)
             self.added.append((model, best[2]))
+            self._counts[model] += 1
 
     def _to_remove(self, model: str, device: int, *, is_urgent: bool) -> list[int] | None:
         """Copies that must go from a device; None where the model finds no room."""
