@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, Generic
 from gateway.dispatch.admission_queue import AdmissionQueue
 from gateway.dispatch.pending_placement import P
 from gateway.dispatch.placed_at import decision_at
+from gateway.dispatch.recent_refusals import RecentRefusals
 from gateway.dispatch.request_probes import RequestProbes
 from gateway.dispatch.slot_headroom import RecentTenants, leaves_slot
 from gateway.errors import Rejected
@@ -65,6 +66,7 @@ class Placer(Generic[P]):
         self._cold_start_credit = ColdStartCredit()
         self._tenants = RecentTenants()
         self._probes = RequestProbes()
+        self._refusals = RecentRefusals()
         self._is_changed = False
         """True if queued requests are to be routed again, before new ones."""
         self._is_polling = False
@@ -78,6 +80,8 @@ class Placer(Generic[P]):
 
     def place(self, placement: P) -> None:
         """Place a request; the driver receives the result, possibly before this returns."""
+        if self._refuse_like_another(placement):
+            return
         while placement.direct_tries < _MAX_DIRECT_TRIES:
             placement.direct_tries += 1
             if self._is_changed:  # queued requests first, so that tenants take turns
@@ -95,10 +99,10 @@ class Placer(Generic[P]):
                     return
             elif isinstance(decision, Wait):
                 placement.policy = result.policy
-                self._enqueue(placement, decision)
+                self._enqueue(placement, result)
                 return
             else:
-                self._reject(placement, rejection_error(decision))
+                self._refuse(placement, result, rejection_error(decision))
                 return
         self._enqueue(placement, None)
 
@@ -150,9 +154,36 @@ class Placer(Generic[P]):
 
     def notify_change(self) -> None:
         """Route queued requests again, after the current callbacks: the cluster changed."""
+        self._refusals.clear()
         if not self._is_changed and self._queue.size:
             self._is_changed = True
             self._timers.after(0.0, self._dispatch_if_changed, None)
+
+    # Refusals
+
+    def _refuse(self, placement: P, result: RoutingResult | None, error: Rejected) -> None:
+        """Reject a new request, and those like it until something changes."""
+        if result is not None and result.spec is not None and not placement.place_at:
+            self._refusals.keep(placement.arrival, result, error, self._now_s())
+        self._reject(placement, error)
+
+    def _refuse_like_another(self, placement: P) -> bool:
+        """Reject a new request without a decision, if one like it was just rejected."""
+        now_s = self._now_s()
+        known = self._refusals.find(placement.arrival, now_s)
+        if known is None or placement.place_at or placement.direct_tries:
+            return False
+        request, result = placement.arrival, known.result
+        assert result.spec is not None
+        self._tenants.record(request.model.namespace, now_s)
+        self._state.arrivals.record(result.spec.key, now_s)
+        self._cold_start_credit.record(request.model, result.decision, now_s)
+        if isinstance(result.decision, Wait):
+            placement.policy = result.policy
+        if self._on_routed is not None:
+            self._on_routed(request, result)
+        self._reject(placement, known.copy())
+        return True
 
     # Routing
 
@@ -200,14 +231,14 @@ class Placer(Generic[P]):
 
     # The queue
 
-    def _enqueue(self, placement: P, decision: Wait | None) -> None:
+    def _enqueue(self, placement: P, result: RoutingResult | None) -> None:
         try:
             self._queue.add(placement, self._now_s())
         except Rejected as error:
-            self._reject(placement, error)
+            self._refuse(placement, result, error)
             return
-        if decision is not None:
-            self._queue.record_wait(placement, decision.reason, placement.enqueued_s)
+        if result is not None:
+            self._queue.record_wait(placement, result.decision.reason, placement.enqueued_s)
         timeout_s = self._queue.timeout_s(placement)
         placement.timeout = self._timers.after(timeout_s, self._on_timeout, placement)
         if gather_s := placement.spec.policy.max_load_wait_s:
@@ -230,6 +261,7 @@ class Placer(Generic[P]):
     def _end_pending(self, placement: P) -> None:
         placement.is_pending = False
         if placement.queue_key is not None:
+            self._refusals.clear()
             self._queue.remove(placement)
             if placement.timeout is not None:
                 placement.timeout.cancel()
@@ -279,6 +311,7 @@ class Placer(Generic[P]):
         if isinstance(decision, Reject):
             self._reject(placement, rejection_error(decision))
             return True
+        self._refusals.clear()
         self._queue.take(placement, now_s)
         self._cold_start_credit.settle(placement.arrival.model, decision)
         is_granted = self._reserve(placement, decision)

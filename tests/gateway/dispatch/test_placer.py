@@ -9,6 +9,7 @@ import pytest
 
 from gateway.dispatch.passive_health import PassiveHealth
 from gateway.dispatch.placer import POLL_INTERVAL_S
+from gateway.dispatch.recent_refusals import MAX_AGE_S
 from gateway.routing.decision import Reason
 from registry.domain.model import ModelName, ModelSpec, RoutingPolicy, Tier
 from registry.domain.residency_index import Residency
@@ -18,6 +19,9 @@ from tests.gateway.virtual_placer import VirtualPlacer
 QUEUEING = RoutingPolicy.COLOCATION_QUEUEING
 KEY = ModelSpec(ModelName("default", "m"), "file:///m").key
 """Of the model that `declare` declares by default."""
+
+
+MEASURED = {"infer": 0.3, "preprocess": 0.0, "postprocess": 0.0}
 
 
 def busy_pod(**policy: Any) -> tuple[VirtualPlacer, ModelSpec]:
@@ -189,6 +193,47 @@ def test_rejects_a_request_if_the_queue_is_full() -> None:
     assert error.reason is Reason.QUEUE_FULL
     assert "queue-depth is 1" in str(error)
     assert error.retry_after_s
+
+
+def test_refusals_of_a_full_queue_take_one_decision_until_something_changes() -> None:
+    virtual, spec = busy_pod(queue_depth=1)
+    virtual.place(spec)
+    rate = virtual.state.arrivals.rate_per_s(spec.key, NOW_S)
+    refused = [virtual.place(spec) for _ in range(3)]
+    decisions = virtual.decisions[1:]
+    assert len(decisions) == len(virtual.errors) == 3
+    assert decisions[0] is decisions[1] is decisions[2]
+    assert len({str(error) for error in virtual.errors}) == 1
+    assert len({id(error) for error in virtual.errors}) == 3  # each has a traceback of its own
+    assert not any(each.is_pending for each in refused)
+    assert virtual.state.arrivals.rate_per_s(spec.key, NOW_S) == pytest.approx(4 * rate)
+    virtual.placer.notify_change()
+    virtual.run_for(0.0)
+    virtual.place(spec)
+    assert virtual.decisions[-1] is not decisions[0]
+    known = virtual.decisions[-1]
+    virtual.run_for(MAX_AGE_S + 0.001)
+    virtual.place(spec)
+    assert virtual.decisions[-1] is not known
+
+
+def test_a_shorter_queue_takes_a_request_like_one_just_refused() -> None:
+    virtual, spec = busy_pod(queue_depth=1)
+    first = virtual.place(spec)
+    assert not virtual.place(spec).is_pending
+    virtual.placer.cancel(first)
+    assert virtual.place(spec).is_pending
+
+
+def test_a_refusal_for_a_deadline_holds_for_nearer_ones_only() -> None:
+    state = cluster(PodSketch("pod-a", "warm"), key=KEY, measured=MEASURED)
+    spec, virtual = declare(state, routing=QUEUEING), VirtualPlacer(state)
+    for deadline_in_s in (0.2, 0.19, 0.21):
+        virtual.place(spec, deadline_in_s=deadline_in_s)
+    assert [error.reason for error in virtual.errors] == [Reason.DEADLINE] * 3
+    first, nearer, later = virtual.decisions
+    assert first is nearer
+    assert first is not later
 
 
 def test_a_model_without_queue_is_served_while_another_is_queued() -> None:
