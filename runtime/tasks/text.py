@@ -56,6 +56,7 @@ class TextInputs:
     """Base class of processors that take texts."""
 
     platform = "transformers"
+    is_light = False
 
     def __init__(self, encoder: TextEncoder) -> None:
         self.encoder = encoder
@@ -102,6 +103,7 @@ class TextOutputs:
     """Base class of processors whose networks generate tokens."""
 
     platform = "transformers"
+    is_light = False
 
     encoder: TextEncoder
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+<<<<<<< HEAD
+=======
+import math
+>>>>>>> eec2be4b (Small bodies of tensor tasks are read and written without a thread)
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -44,6 +48,8 @@ class DecodedBody:
     instances: Sequence[Any] = ()
     v2: V2Request | None = None
     protocol: WireProtocol = WireProtocol.V2
+    size_bytes: float = math.inf
+    """Of the body as it was received, where it was read at once."""
 
 
 def decode_body(
@@ -56,17 +62,19 @@ def decode_body(
 
     `kept`: tensors that V2 inputs refer to, by their identities.
     """
+    size_bytes = math.inf if kept else len(body)  # kept tensors may be large
     if protocol is WireProtocol.V2:
-        return DecodedBody(v2=decode_request(body, header_length, kept))
+        return DecodedBody(v2=decode_request(body, header_length, kept), size_bytes=size_bytes)
     if protocol is WireProtocol.GRPC_V2:
-        return DecodedBody(v2=decode_request_message(body), protocol=protocol)
+        v2 = decode_request_message(body)
+        return DecodedBody(v2=v2, protocol=protocol, size_bytes=size_bytes)
     document = parse_object(body)
     for field in ("instances", "inputs"):
         if field in document:
             instances = document[field]
             if not isinstance(instances, list):
                 raise InvalidRequest(f"{field!r} must be an array, was {kind_of(instances)}")
-            return DecodedBody(instances, protocol=WireProtocol.V1)
+            return DecodedBody(instances, protocol=WireProtocol.V1, size_bytes=size_bytes)
     raise InvalidRequest(
         f"the body must hold an array 'instances', held {shown(sorted(document)[:5])}"
     )
