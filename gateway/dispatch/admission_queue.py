@@ -58,6 +58,10 @@ class AdmissionQueue(Generic[P]):
         """Number of requests that can be dispatched, without those with a pending reservation."""
         return self._fair_queue.size
 
+    def depth_of(self, model: ModelName) -> int:
+        """Queued requests of the model, without those with a pending reservation."""
+        return self._fair_queue.depth(model.namespace, model.name)
+
     def ahead_of(self, request: IncomingRequest) -> int:
         """Queued requests of the model that would be dispatched before this new one."""
         if not self._queued:
@@ -68,8 +72,7 @@ class AdmissionQueue(Generic[P]):
 
     def behind(self, placement: P) -> int:
         """The number of the model's other queued requests, for the first one of them."""
-        model = placement.arrival.model
-        return self._fair_queue.depth(model.namespace, model.name) - 1
+        return self.depth_of(placement.arrival.model) - 1
 
     def _key(self, request: IncomingRequest, priority: int) -> QueueKey:
         return queue_key(
@@ -102,7 +105,7 @@ class AdmissionQueue(Generic[P]):
     def add(self, placement: P, now_s: float) -> None:
         """Queue a routed request. Raises Rejected: the queue is full."""
         request, spec = placement.arrival, placement.spec
-        depth = self._fair_queue.depth(request.model.namespace, request.model.name)
+        depth = self.depth_of(request.model)
         if depth >= spec.policy.queue_depth:
             hold_s = self._state.measured(spec.key).infer.seconds
             raise Rejected(

@@ -154,7 +154,7 @@ class Placer(Generic[P]):
 
     def notify_change(self) -> None:
         """Route queued requests again, after the current callbacks: the cluster changed."""
-        self._refusals.clear()
+        self._refusals.note_change()
         if not self._is_changed and self._queue.size:
             self._is_changed = True
             self._timers.after(0.0, self._dispatch_if_changed, None)
@@ -164,16 +164,22 @@ class Placer(Generic[P]):
     def _refuse(self, placement: P, result: RoutingResult | None, error: Rejected) -> None:
         """Reject a new request, and those like it until something changes."""
         if result is not None and result.spec is not None and not placement.place_at:
-            self._refusals.keep(placement.arrival, result, error, self._now_s())
+            queued = self._queue.depth_of(placement.arrival.model)
+            self._refusals.keep(
+                placement.arrival, result, error, queued=queued, now_s=self._now_s()
+            )
         self._reject(placement, error)
 
     def _refuse_like_another(self, placement: P) -> bool:
         """Reject a new request without a decision, if one like it was just rejected."""
-        now_s = self._now_s()
-        known = self._refusals.find(placement.arrival, now_s)
-        if known is None or placement.place_at or placement.direct_tries:
+        if placement.place_at or placement.direct_tries:
             return False
-        request, result = placement.arrival, known.result
+        request, now_s = placement.arrival, self._now_s()
+        queued = self._queue.depth_of(request.model)
+        known = self._refusals.find(request, queued=queued, now_s=now_s)
+        if known is None:
+            return False
+        result = known.result
         assert result.spec is not None
         self._tenants.record(request.model.namespace, now_s)
         self._state.arrivals.record(result.spec.key, now_s)
@@ -261,7 +267,7 @@ class Placer(Generic[P]):
     def _end_pending(self, placement: P) -> None:
         placement.is_pending = False
         if placement.queue_key is not None:
-            self._refusals.clear()
+            self._refusals.note_change()
             self._queue.remove(placement)
             if placement.timeout is not None:
                 placement.timeout.cancel()
@@ -311,7 +317,7 @@ class Placer(Generic[P]):
         if isinstance(decision, Reject):
             self._reject(placement, rejection_error(decision))
             return True
-        self._refusals.clear()
+        self._refusals.note_change()
         self._queue.take(placement, now_s)
         self._cold_start_credit.settle(placement.arrival.model, decision)
         is_granted = self._reserve(placement, decision)

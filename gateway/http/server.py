@@ -358,6 +358,15 @@ class GatewayProtocol(HttpToolsProtocol):
         if self._idle_timer is not None:
             self._idle_timer.cancel()
         self._disconnect_served()
+        self._end_cycles()
+
+    def _end_cycles(self) -> None:
+        """Drop what refers back to this object, so that it is freed at once.
+
+        The garbage collector would free thousands of closed connections late, in long pauses.
+        """
+        self._request = self._served = self.cycle = None
+        self.pipeline.clear()
 
     def _disconnect_served(self) -> None:
         """Tell the running request, if any, that its response can reach nobody."""

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-<<<<<<< HEAD
-=======
 import math
->>>>>>> eec2be4b (Small bodies of tensor tasks are read and written without a thread)
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any

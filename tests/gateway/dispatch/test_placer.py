@@ -225,6 +225,17 @@ def test_a_shorter_queue_takes_a_request_like_one_just_refused() -> None:
     assert virtual.place(spec).is_pending
 
 
+def test_changes_that_hardly_shorten_a_long_queue_end_no_refusal() -> None:
+    virtual, spec = busy_pod(queue_depth=40)
+    queued = [virtual.place(spec) for _ in range(40)]
+    for placement in queued[:3]:
+        virtual.place(spec)
+        virtual.placer.cancel(placement)  # and all queued ones may be routed again
+    refused = [each for each in virtual.decisions if each is virtual.decisions[40]]
+    assert len(refused) == len(virtual.errors) == 3
+    assert virtual.place(spec).is_pending
+
+
 def test_a_refusal_for_a_deadline_holds_for_nearer_ones_only() -> None:
     state = cluster(PodSketch("pod-a", "warm"), key=KEY, measured=MEASURED)
     spec, virtual = declare(state, routing=QUEUEING), VirtualPlacer(state)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import signal
 import socket
 import urllib.error
 import urllib.request
+import weakref
 from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -419,8 +421,9 @@ async def test_a_client_that_disconnects_during_the_model_lookup_is_not_served(
                 redis.process.send_signal(signal.SIGSTOP)
                 writer.write(HEAD + b"\r\n")
                 await eventually(lambda: protocols and protocols[0].tasks)
+                request = protocols[0].cycle
                 writer.transport.abort()
-                await eventually(lambda: protocols[0].cycle.disconnected)
+                await eventually(lambda: request.disconnected)
                 redis.process.send_signal(signal.SIGCONT)
                 await eventually(lambda: not protocols[0].tasks)
             assert spec.name in models
@@ -533,3 +536,25 @@ async def test_a_client_that_sends_all_before_it_reads_gets_the_refusal() -> Non
             return 0
 
         assert await asyncio.to_thread(send) == 413
+
+
+@pytest.mark.parametrize("body", [b"{}", b"{"], ids=["served", "lost-in-its-body"])
+@run_async
+async def test_a_closed_connection_is_freed_without_the_garbage_collector(body: bytes) -> None:
+    async def handle(client: ClientRequest) -> None:
+        with contextlib.suppress(ClientClosedRequest):
+            await body_of(client)
+            client.respond(200, [], b"ok")
+
+    gc.disable()
+    try:
+        async with connected(handle) as (reader, writer, protocols):
+            writer.write(HEAD + b"content-length: 2\r\n\r\n" + body)
+            if len(body) == 2:
+                await reader.readuntil(b"ok")
+            await eventually(lambda: protocols)
+            freed = weakref.ref(protocols.pop())
+            writer.close()
+            await eventually(lambda: freed() is None)
+    finally:
+        gc.enable()
