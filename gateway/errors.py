@@ -139,6 +139,8 @@ _STATUS_OF_REASON = {
 class Rejected(GatewayError):
     """The routing decision is to reject the request."""
 
+    reason: Reason
+
     def __init__(
         self,
         reason: Reason,
@@ -151,3 +153,9 @@ class Rejected(GatewayError):
         self.reason = reason
         status = _STATUS_OF_REASON.get(reason, HTTPStatus.SERVICE_UNAVAILABLE)
         self.status = HTTPStatus(http_status) if http_status else status
+
+    def copy(self) -> Rejected:
+        """Without the traceback."""
+        return Rejected(
+            self.reason, str(self), retry_after_s=self.retry_after_s, http_status=self.status
+        )

@@ -188,7 +188,7 @@ class Placer(Generic[P]):
             placement.policy = result.policy
         if self._on_routed is not None:
             self._on_routed(request, result)
-        self._reject(placement, known.copy())
+        self._reject(placement, known.error.copy())
         return True
 
     # Routing

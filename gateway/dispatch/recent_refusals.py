@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Final
 
-from gateway.errors import Rejected
-
 if TYPE_CHECKING:
+    from gateway.errors import Rejected
     from gateway.routing.route_request import IncomingRequest, RoutingResult
 
 MAX_AGE_S: Final = 0.02
@@ -27,18 +26,12 @@ as soon as it no longer holds, long before the pods run out of requests."""
 class Refusal:
     result: RoutingResult
     error: Rejected
-    """As it was raised for the first request; raise a `copy`."""
+    """Never raised itself, so that it keeps no traceback: raise copies."""
     left_s: float
     """What that request had until its deadline; infinite without one."""
     until_s: float
     least_queued: int
     """It holds while as many requests of the model are queued; 0: until anything changes."""
-
-    def copy(self) -> Rejected:
-        error = self.error
-        return Rejected(
-            error.reason, str(error), retry_after_s=error.retry_after_s, http_status=error.status
-        )
 
 
 class RecentRefusals:
@@ -54,7 +47,7 @@ class RecentRefusals:
         """`queued`: requests of its model."""
         notable = int(queued * NOTABLE_SHARE)
         self._by_kind[_kind(request)] = Refusal(
-            result, error, _left_s(request, now_s), now_s + MAX_AGE_S,
+            result, error.copy(), _left_s(request, now_s), now_s + MAX_AGE_S,
             queued - notable if notable else 0,
         )  # fmt: skip
 

@@ -365,7 +365,8 @@ class GatewayProtocol(HttpToolsProtocol):
 
         The garbage collector would free thousands of closed connections late, in long pauses.
         """
-        self._request = self._served = self.cycle = None
+        self._request = self._served = None
+        self.cycle = None  # type: ignore[assignment]  # as before the first request
         self.pipeline.clear()
 
     def _disconnect_served(self) -> None:
