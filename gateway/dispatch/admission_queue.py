@@ -141,7 +141,8 @@ class AdmissionQueue(Generic[P]):
             if placement.awaited_tier is None and placement.enqueued_s <= seen_s:
                 placement.awaited_tier = tier
             self._leave(placement.queue_key)
-            self._fair_queue.end_turn(placement.queue_key.tenant)
+            infer_s = self._state.measured(placement.spec.key).infer.seconds
+            self._fair_queue.end_turn(placement.queue_key.tenant, infer_s, now_s)
             self._progress_s[placement.arrival.model] = now_s
 
     def requeue(self, placement: P) -> None:
@@ -206,7 +207,9 @@ class AdmissionQueue(Generic[P]):
         `only_placeable` leaves out requests that certainly wait, where this check costs less than
         routing them.
         """
-        ordered = dispatch_order(self._fair_queue.heads(), lambda key: self._is_ready(key, now_s))
+        ordered = dispatch_order(
+            self._fair_queue.heads(now_s), lambda key: self._is_ready(key, now_s)
+        )
         heads = [self._queued[key] for key in ordered]
         state = self._state
         if not only_placeable or not any(

@@ -1,4 +1,4 @@
-"""Queued requests by tenant and model; tenants take turns, the one served longest ago first.
+"""Queued requests by tenant and model; the tenant that used least lately comes first.
 
 Pure bookkeeping without clock or tasks, shared with the simulator: the owner tries to place the
 heads in the order of `dispatch_order`, and removes those that were placed.
@@ -7,16 +7,13 @@ heads in the order of `dispatch_order`, and removes those that were placed.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections import OrderedDict
 from math import inf
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+from registry.domain.tenant_usage import TenantUsage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-
-MAX_TENANTS: Final = 4096
-"""Tenants whose last turn is known; all others come first."""
 
 
 class QueueKey(NamedTuple):
@@ -41,17 +38,11 @@ def queue_key(
 
 
 class FairQueue:
-    """Keys by tenant and model.
-
-    A tenant keeps its turn when its queue is empty: else one with few requests would wait for those
-    that always have some.
-    """
+    """Keys by tenant and model."""
 
     def __init__(self) -> None:
         self._tenants: dict[str, dict[str, list[QueueKey]]] = {}
-        self._turns: OrderedDict[str, int] = OrderedDict()
-        """By tenant: the number of its last turn."""
-        self._turn_count = 0
+        self._usage = TenantUsage()
         self.size = 0
 
     def __len__(self) -> int:
@@ -85,24 +76,19 @@ class FairQueue:
                 del self._tenants[key.tenant]
         return True
 
-    def heads(self) -> list[list[QueueKey]]:
-        """The first key of every model, by tenant in the order of turns."""
-        tenants = self._tenants
-        ordered = sorted(tenants, key=self._last_turn) if len(tenants) > 1 else list(tenants)
+    def heads(self, now_s: float) -> list[list[QueueKey]]:
+        """The first key of every model, by tenant: first the one whose turn it is."""
+        tenants, rank = self._tenants, self._usage.rank
+        ordered = list(tenants)
+        if len(ordered) > 1:
+            ordered.sort(key=lambda tenant: rank(tenant, now_s))
         return [[queue[0] for queue in tenants[tenant].values()] for tenant in ordered]
-
-    def _last_turn(self, tenant: str) -> int:
-        return self._turns.get(tenant, 0)
 
     def by_model(self) -> Iterator[list[QueueKey]]:
         """The queue of every model, which must not be changed."""
         for queues in self._tenants.values():
             yield from queues.values()
 
-    def end_turn(self, tenant: str) -> None:
-        """A request of the tenant was served: all others come before it."""
-        self._turn_count += 1
-        self._turns[tenant] = self._turn_count
-        self._turns.move_to_end(tenant)
-        if len(self._turns) > MAX_TENANTS:
-            self._turns.popitem(last=False)
+    def end_turn(self, tenant: str, seconds: float, now_s: float) -> None:
+        """A request of the tenant was sent, which takes a device so many seconds."""
+        self._usage.add(tenant, seconds, now_s)

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from registry.domain.probes import ProbeBudget
+from registry.domain.tenant_usage import TenantUsage
 from runtime.device.batch import QueuedRows, form_batch
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ logger = logging.getLogger(__name__)
 ASSUMED_DEADLINE_S: Final = 60.0
 """Deadline of jobs without one, from the time they were queued, so that none of them starves."""
 
-MAX_TENANTS: Final = 1024
-"""Tenants whose last turn is known; the others come first."""
+LEAST_BATCH_S: Final = 0.001
+"""What a batch counts whose time is not known."""
 
 Result = TypeVar("Result")
 Q = TypeVar("Q", bound="Queued")
@@ -75,9 +75,7 @@ class DeviceQueue(Generic[Q]):
         self._count = 0
         self._earliest_s = math.inf
         """Lower bound of the times by which queued jobs must have begun."""
-        self._turns: OrderedDict[str, int] = OrderedDict()
-        """By tenant: the number of its last batch, of the tenants served last."""
-        self._batches = 0
+        self._usage = TenantUsage()
         self.probes = ProbeBudget()
         """Of jobs that may run although they are expected to end after their deadline."""
 
@@ -102,12 +100,15 @@ class DeviceQueue(Generic[Q]):
     def take_next(self, now_s: float) -> tuple[list[Q], float]:
         """The jobs of the next batch that is ready, and the time.
 
-        Tenants take turns: of the one that has waited longest, the most urgent batch. Without a
-        ready batch: no jobs, and the time at which the next batch is ready.
+        Of the tenant that used the device least lately, the most urgent batch. Without a ready
+        batch: no jobs, and the time at which the next batch is ready.
         """
         wake_s = math.inf
         models = self._jobs
-        for model in sorted(models, key=self._rank) if len(models) > 1 else list(models):
+        ordered = list(models)
+        if len(ordered) > 1:
+            ordered.sort(key=lambda each: self._rank(each, now_s))
+        for model in ordered:
             jobs = self._jobs[model]
             queued = [job.queued for job in jobs.values()]
             batch = form_batch(queued, now_s, model.limits(self._times))
@@ -115,22 +116,19 @@ class DeviceQueue(Generic[Q]):
                 taken = [jobs[each.sequence] for each in batch.members]
                 for job in taken:
                     self.remove(job)
-                self._end_turn(model.tenant)
+                rows = sum(job.queued.rows for job in taken)
+                batch_s = max(LEAST_BATCH_S, self._times.usual_s(model.key, rows, now_s))
+                self._usage.add(model.tenant, batch_s, now_s)
                 return taken, now_s
             if batch is not None:
                 wake_s = min(wake_s, batch.ready_s)
         return [], wake_s
 
-    def _rank(self, model: DeviceModel) -> tuple[int, tuple[float, int]]:
+    def _rank(
+        self, model: DeviceModel, now_s: float
+    ) -> tuple[tuple[float, int], tuple[float, int]]:
         urgency = min(job.queued.urgency for job in self._jobs[model].values())
-        return self._turns.get(model.tenant, 0), urgency
-
-    def _end_turn(self, tenant: str) -> None:
-        self._batches += 1
-        self._turns[tenant] = self._batches
-        self._turns.move_to_end(tenant)
-        if len(self._turns) > MAX_TENANTS:
-            self._turns.popitem(last=False)
+        return self._usage.rank(model.tenant, now_s), urgency
 
     def take_expired(self, now_s: float) -> list[Q]:
         """Remove the jobs that cannot end before their deadline: nobody waits for their results.

@@ -19,7 +19,7 @@ def filled(*keys: QueueKey) -> FairQueue:
 
 
 def heads(queue: FairQueue) -> list[QueueKey]:
-    return list(dispatch_order(queue.heads(), lambda _: False))
+    return list(dispatch_order(queue.heads(0.0), lambda _: False))
 
 
 def serve_all(queue: FairQueue) -> list[QueueKey]:
@@ -28,7 +28,7 @@ def serve_all(queue: FairQueue) -> list[QueueKey]:
     while queue:
         head = heads(queue)[0]
         queue.remove(head)
-        queue.end_turn(head.tenant)
+        queue.end_turn(head.tenant, 0.01, 0.0)
         served.append(head)
     return served
 
@@ -71,12 +71,12 @@ def test_a_tenant_with_few_requests_need_not_wait_for_one_that_always_has_some()
     for number in range(2):
         head = heads(queue)[0]
         queue.remove(head)
-        queue.end_turn(head.tenant)
+        queue.end_turn(head.tenant, 0.01, 0.0)
         served.append(head.tenant)
         queue.add(queue_key(tenant="quiet", model="m", sequence=10 + number))
         [first, *_] = heads(queue)
         queue.remove(first)
-        queue.end_turn(first.tenant)
+        queue.end_turn(first.tenant, 0.01, 0.0)
         served.append(first.tenant)
     assert served == ["loud", "quiet", "loud", "quiet"]
 
@@ -87,6 +87,30 @@ def test_a_tenant_that_was_served_comes_after_one_that_was_not() -> None:
     queue.add(queue_key(tenant="b", model="m", sequence=2))
     queue.add(queue_key(tenant="a", model="m", sequence=3))
     assert [key.tenant for key in serve_all(queue)] == ["b", "a"]
+
+
+def test_all_requests_of_a_tenant_that_used_little_come_before_those_of_one_that_used_much() -> (
+    None
+):
+    queue = filled(*[queue_key(tenant="loud", model="m", sequence=n) for n in range(3)])
+    for _ in range(10):
+        queue.end_turn("loud", 0.1, 0.0)
+    for number in range(3):
+        queue.add(queue_key(tenant="quiet", model="m", sequence=10 + number))
+    assert [key.tenant for key in serve_all(queue)] == ["quiet"] * 3 + ["loud"] * 3
+
+
+def test_a_request_that_takes_long_counts_as_several_turns() -> None:
+    queue = filled(
+        *[queue_key(tenant=name, model="m", sequence=n) for n in range(4) for name in ("a", "b")]
+    )
+    served = []
+    for _ in range(5):
+        head = heads(queue)[0]
+        queue.remove(head)
+        queue.end_turn(head.tenant, 0.3 if head.tenant == "a" else 0.1, 0.0)
+        served.append(head.tenant)
+    assert served == ["a", "b", "b", "b", "a"]
 
 
 def test_a_requeued_request_has_its_old_position() -> None:
