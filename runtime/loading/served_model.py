@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from runtime.device.device_model import DeviceModel, Payload
 from runtime.device.queue import InferenceResult
@@ -44,6 +44,7 @@ class ServedModel:
             spec.policy,
             max_rows=processor.batching.max_rows,
         )
+        self._is_stepwise = isinstance(processor, Stepwise)  # looks through all of its attributes
         self.generator: GenerationEngine | None = None
         """Generates tokens, if the model generates text."""
 
@@ -77,8 +78,8 @@ class ServedModel:
         """
         self.device_model.policy = policy or self.device_model.policy
         batching = self.processor.batching
-        if isinstance(self.processor, Stepwise):
-            steps = self.processor.steps(self._network_in_use(), inputs)
+        if self._is_stepwise:
+            steps = cast("Stepwise", self.processor).steps(self._network_in_use(), inputs)
             return await run_steps(self._device, self.device_model, steps, deadline_s=deadline_s)
         key = batching.batch_key(inputs, self._network_in_use())
         width, rows = batching.tokens_per_row(inputs), batching.rows_of(inputs)
