@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
+from runtime.child_processes import start_child
 from runtime.errors import ExpressionRefused, ExpressionStopped, InvalidExpression
 from runtime.metrics import EXPRESSIONS
 from runtime.sandbox.refusals import Refusals
@@ -159,8 +160,7 @@ class Sandbox:
 
     async def _start_worker(self, number: int) -> _Worker:
         ours, theirs = socket.socketpair()
-        with theirs:
-            socket.send_fds(self._control, [bytes([number])], [theirs.fileno()])
+        start_child(self._control, number, theirs)
         reader, writer = await asyncio.open_unix_connection(sock=ours)
         return _Worker(number, reader, writer)
 
