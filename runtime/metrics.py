@@ -60,6 +60,15 @@ STAGE_SECONDS = Histogram(
     "pilotlight_stage_seconds", "Time of each stage of a request.", ["stage"], buckets=SECONDS
 )
 REQUESTS = Counter("pilotlight_pod_requests_total", "Requests answered.", ["stage", "status"])
+FRONTS = Gauge("pilotlight_front_processes", "Front processes that take connections.")
+FRONT_RESTARTS = Counter(
+    "pilotlight_front_restarts_total", "Front processes that ended and were replaced."
+)
+FRONT_REQUESTS = Counter(
+    "pilotlight_front_requests_total",
+    "Requests to front processes: inferred (by them but for the network), passed (on whole).",
+    ["way"],
+)
 SERVER_UP = Gauge("pilotlight_model_server_up", "1 while the pod's model server answers.")
 SLOTS_USED = Gauge("pilotlight_pod_slots_used", "Request slots taken.")
 STEPS_QUEUED = Gauge("pilotlight_pod_steps_queued", "Steps of workflows in the step queue.")

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 KSERVE_GRPC_PORT = 8081
+MAX_FRONTS = 64
 GIB = 1024**3
 MIB = 1024**2
 
@@ -242,6 +243,12 @@ class RuntimeSettings:
         " bytes stay on disk",
     )
     threads: int = option(1, parse_int(1), "threads of one inference")
+    front_processes: int = option(
+        0,
+        parse_int(0, MAX_FRONTS),
+        "processes that take the pod's HTTP connections, decode, tokenise and encode, so that only"
+        " the device's work is left to the pod's own process; each needs a core; 0: none",
+    )
     allow_simulated_work: bool = option(
         False, parse_bool, "honour x-pilotlight-simulate; for experiments only"
     )
@@ -343,6 +350,11 @@ class RuntimeSettings:
             metrics=self.engine_metrics,
         ):
             raise ValueError("; ".join(problems))
+        if self.has_server and self.front_processes:
+            raise ValueError(
+                f"front-processes must be 0 with a model server, was {self.front_processes}: the"
+                " server decodes its requests itself"
+            )
 
     @property
     def has_server(self) -> bool:

@@ -25,7 +25,7 @@ from pilotlight.platform.processes import free_port
 from registry.domain.model import ModelName, ModelSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
     from contextlib import ExitStack
 
 SERVER_CORE: Final = 0
@@ -136,10 +136,14 @@ def has_mlserver(kind: Kind) -> bool:
 
 
 def _start(
-    stack: ExitStack, command: list[str], log: Path, core: int = SERVER_CORE, **environment: str
+    stack: ExitStack, command: list[str], log: Path, *cores: int, **environment: str
 ) -> BenchmarkProcess:
+    """By default on the servers' core."""
     running = start(
-        command, cores={core}, log=log, environment={**os.environ, **_THREADS, **environment}
+        command,
+        cores=set(cores or (SERVER_CORE,)),
+        log=log,
+        environment={**os.environ, **_THREADS, **environment},
     )
     stack.callback(running.end)
     return running
@@ -172,6 +176,7 @@ def start_pod(
     specs: Sequence[ModelSpec],
     *flags: str,
     module: Sequence[str] = ("runtime",),
+    cores: Collection[int] = (SERVER_CORE,),
 ) -> tuple[str, int, BenchmarkProcess]:
     """A pod with a registry of its own: the registry's URL, the pod's port, the pod.
 
@@ -180,7 +185,8 @@ def start_pod(
     folder.mkdir(parents=True, exist_ok=True)
     redis_port, port = free_port(), free_port()
     redis_url = f"redis://127.0.0.1:{redis_port}"
-    redis = _start(stack, redis_command(redis_port, folder), folder / "redis.log", OTHER_CORE)
+    redis_log = folder / "redis.log"
+    redis = _start(stack, redis_command(redis_port, folder), redis_log, OTHER_CORE)
     redis.wait_until(lambda: b"Ready to accept" in redis.log.read_bytes(), timeout_s=30)
     declare_models(redis_url, specs)
     command = [
@@ -188,7 +194,7 @@ def start_pod(
         str(port), "--slots", str(_SLOTS), "--threads", "1", "--cache-dir", str(folder / "cache"),
         "--grpc-port", "0", *flags,
     ]  # fmt: skip
-    return redis_url, port, _start(stack, command, folder / "pod.log")
+    return redis_url, port, _start(stack, command, folder / "pod.log", *cores)
 
 
 def engine_flags() -> tuple[str, ...]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
@@ -23,7 +25,7 @@ from runtime.threads import in_thread
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator, Callable
     from concurrent.futures import Executor
     from pathlib import Path
 
@@ -34,6 +36,13 @@ if TYPE_CHECKING:
     from runtime.tiers.disk_cache import DiskCache
 
 MAX_PROCESSORS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessorFiles:
+    folder: Path
+    task: Task | None
+    """As declared."""
 
 
 class Processors:
@@ -78,6 +87,16 @@ class Processors:
         if spec.key in self._ready:
             self._ready.move_to_end(spec.key)
         return processor
+
+    @asynccontextmanager
+    async def files(self, spec: ModelSpec) -> AsyncIterator[ProcessorFiles]:
+        """What the model's processor is built from, kept while the block runs; raises LoadFailed.
+
+        Adapters have their base's.
+        """
+        spec = self.bases.of(spec) or spec
+        with await in_thread(self._threads, self._cache.lock_for_use, spec.key):
+            yield ProcessorFiles(await self.folder(spec), spec.task)
 
     def has(self, key: str) -> bool:
         return key in self._ready

@@ -65,7 +65,7 @@ class Endpoint(Generic[Body]):
             body = parse_openai_body(self.body_class, content)
         else:
             body = await in_thread(self.threads, parse_openai_body, self.body_class, content)
-        head = _parse_head(path_model, body.model, headers)
+        head = parse_head(path_model, body.model, headers)
         await while_connected(receive, self.serve(Call(head, body, content, response)))
 
 
@@ -74,7 +74,7 @@ def parse_model_name(text: str) -> ModelName:
     return ModelName.from_path_segment(text) if "~" in text else ModelName.parse(text)
 
 
-def _parse_head(path_model: str | None, body_model: str, headers: Mapping[str, str]) -> RequestHead:
+def parse_head(path_model: str | None, body_model: str, headers: Mapping[str, str]) -> RequestHead:
     """The head of a request; raises ModelNotFound if path and body name different models.
 
     The body may also name the stable version of a canary: the gateway sends that name in

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from runtime.errors import InvalidRequest
@@ -73,21 +74,29 @@ class EmbeddingRoute:
     async def serve(self, call: Call[EmbeddingBody]) -> None:
         body = call.body
         processor = await self.inferences.processor(call.head, Embedding, "embed texts")
+        tensors = embedding_inputs(processor, body)
+        await self.inferences.serve(call, tensors, partial(encode_embeddings, processor, body))
 
-        def encode(outputs: Sequence[Tensor]) -> bytes:
-            (vectors,) = outputs
-            return embeddings(
-                vectors.data,
-                model=body.model,
-                prompt_tokens=processor.count_tokens(body.inputs),
-                is_base64=body.encoding_format == "base64",
-            )
 
-        texts = [each.encode() for each in body.inputs if isinstance(each, str)]
-        rows = [each for each in body.inputs if not isinstance(each, str)]
-        _check_tokens(rows, processor.vocabulary)
-        tensors = processor.preprocess(rows) if rows else [bytes_tensor("text", texts)]
-        await self.inferences.serve(call, tensors, encode)
+def embedding_inputs(processor: Embedding, body: EmbeddingBody) -> Sequence[Tensor]:
+    """The V2 inputs of a request; raises InvalidField."""
+    texts = [each.encode() for each in body.inputs if isinstance(each, str)]
+    rows = [each for each in body.inputs if not isinstance(each, str)]
+    _check_tokens(rows, processor.vocabulary)
+    return processor.preprocess(rows) if rows else [bytes_tensor("text", texts)]
+
+
+def encode_embeddings(
+    processor: Embedding, body: EmbeddingBody, outputs: Sequence[Tensor]
+) -> bytes:
+    """The document of a response."""
+    (vectors,) = outputs
+    return embeddings(
+        vectors.data,
+        model=body.model,
+        prompt_tokens=processor.count_tokens(body.inputs),
+        is_base64=body.encoding_format == "base64",
+    )
 
 
 def _check_tokens(rows: Sequence[list[int]], vocabulary: int) -> None:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from runtime.fronts.front_link import DeviceSide
+from runtime.fronts.supervisor import Fronts
 from runtime.generation.processor_sharing import ProcessorSharing
 from runtime.loading.tier_state import watch_disk
 from runtime.loading.watchdog import Watchdog
@@ -50,6 +52,8 @@ class PodComponents:
     in_flight: InFlightRequests
     server: PodServer
     grpc_server: GrpcServer
+    fronts: Fronts | None
+    """The processes that take the HTTP connections; None: the server does."""
     background: tuple[Callable[[], Coroutine[Any, Any, None]], ...]
     """Coroutine functions that run until cancelled."""
 
@@ -141,7 +145,22 @@ def assemble(context: PodContext) -> PodComponents:
         )
     if single_model is not None:
         background.append(single_model.run)
-    return PodComponents(loading, service.in_flight, server, grpc_server, tuple(background))
+    fronts = _fronts(context, loading, service, server)
+    return PodComponents(loading, service.in_flight, server, grpc_server, fronts, tuple(background))
+
+
+def _fronts(
+    context: PodContext, loading: LoadingComponents, service: PredictService, server: PodServer
+) -> Fronts | None:
+    if context.front_forks is None:
+        return None
+    return Fronts(
+        context.front_forks,
+        context.settings.front_processes,
+        server.http,
+        DeviceSide(service, context.slots, loading.store, loading.processors),
+        on_lost=context.end_pod,
+    )
 
 
 def _step_tensors(

@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -20,11 +21,13 @@ from registry.logs import configure_logs
 from registry.pod_secret import PodSecret
 from registry.redis.client import Registry
 from registry.tls import PartTls
+from runtime.child_processes import serve_forks
 from runtime.device.accelerator import find_accelerator, mps_share
 from runtime.device.memory import open_device
 from runtime.device.precision import use_tf32
 from runtime.device.worker import DeviceWorker
 from runtime.errors import LoadFailed, NoDevice
+from runtime.fronts.front_process import run_front
 from runtime.loading.load_threads import LoadThreads
 from runtime.pod.composition import PodComponents, assemble
 from runtime.pod.loading_components import PodContext
@@ -65,6 +68,7 @@ _QUIET_LIBRARIES = (
 def run_pod(settings: RuntimeSettings) -> int:
     """Run a pod until SIGTERM or SIGINT; returns its exit status, or RESTART."""
     sandbox = fork_server()  # before any thread, torch operation or socket
+    front_forks = _fork_fronts(settings)
     _configure_logs(settings)
     torch.set_num_threads(settings.threads)
     try:
@@ -88,9 +92,17 @@ def run_pod(settings: RuntimeSettings) -> int:
     if settings.tf32 and memory.device.type == "cuda":
         use_tf32()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        lifecycle = _PodLifecycle(settings, sandbox, memory, opened)
+        lifecycle = _PodLifecycle(settings, sandbox, memory, opened, front_forks)
         runner.run(lifecycle.run())
     return RESTART if lifecycle.restarts else 0
+
+
+def _fork_fronts(settings: RuntimeSettings) -> socket.socket | None:
+    """The control socket of the process that forks fronts; None: the pod has none."""
+    if not settings.front_processes:
+        return None
+    configure_logs = partial(_configure_logs, settings)
+    return serve_forks(partial(run_front, settings=settings, configure_logs=configure_logs))
 
 
 def _configure_logs(settings: RuntimeSettings) -> None:
@@ -116,6 +128,7 @@ class _PodLifecycle:
         sandbox: socket.socket,
         memory: DeviceMemory,
         opened: OpenedServer | None = None,
+        front_forks: socket.socket | None = None,
     ) -> None:
         self.restarts = False
         """Whether the pod ends in order to start anew."""
@@ -125,6 +138,7 @@ class _PodLifecycle:
         self._stop = asyncio.Event()
         self._memory = memory
         self._opened = opened
+        self._front_forks = front_forks
         # A model server reads files: the host tier's images are in the form of our own engines.
         host_bytes = 0 if settings.has_server else settings.host_bytes
         self._host = enter_host_tier(settings.host_path, host_bytes)
@@ -180,13 +194,14 @@ class _PodLifecycle:
                     accelerator=accelerator,
                     opened_server=self._opened,
                     estimators=estimators,
+                    front_forks=self._front_forks,
                     slots=settings.slots or await self._default_slots(registry, accelerator),
                 )
                 components = assemble(context)
                 await components.grpc_server.start(settings.host, settings.grpc_port)
                 for work in components.background:
                     tasks.create_task(work())
-                serving = tasks.create_task(components.server.serve(self._listener))
+                serving = tasks.create_task(self._serve(components))
                 await self._stop.wait()
                 self._schedule_forced_exit()
                 await self._shut_down(components)
@@ -209,6 +224,15 @@ class _PodLifecycle:
             self._load_threads.shutdown(wait=False, cancel_futures=True)
             self._request_threads.shutdown(wait=False, cancel_futures=True)
             self._sandbox_threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _serve(self, components: PodComponents) -> None:
+        """Serve HTTP until the server is closed; fronts take the connections if there are any."""
+        if components.fronts is None:
+            await components.server.serve(self._listener)
+            return
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(components.fronts.run(self._listener))
+            await components.server.serve()
 
     def _end(self) -> None:
         self.restarts = False
@@ -249,8 +273,11 @@ class _PodLifecycle:
         await loading.agent.leave()
         for key in tuple(loading.store.by_key):
             loading.store.retire(key, "shutdown")
-        components.server.close()
-        await components.grpc_server.stop(CLOSE_TIMEOUT_S)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(components.grpc_server.stop(CLOSE_TIMEOUT_S))
+            if components.fronts is not None:
+                await components.fronts.close()
+            components.server.close()
         await in_thread(self._request_threads, loading.cache.close)
 
 

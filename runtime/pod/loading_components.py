@@ -36,6 +36,7 @@ from runtime.tiers.eviction import POLICIES, ReloadCosts, tier_after_eviction
 
 if TYPE_CHECKING:
     import asyncio
+    import socket
     from collections.abc import Callable
     from concurrent.futures import Executor
 
@@ -86,6 +87,8 @@ class PodContext:
     """What runs the pod's models in its place."""
     estimators: Estimators | None = None
     """Runs pickled models; None: they are refused."""
+    front_forks: socket.socket | None = None
+    """Control of the process that forks fronts; None: the pod has none."""
 
     @property
     def server(self) -> ModelServer | None:

@@ -56,16 +56,11 @@ class InferRoute:
         head = await self._parse_head(parameters, headers)
         self.service.in_flight.check_admission(head)
         body = await receive_body(headers, receive, self.max_body_bytes)
-        work = self.service.predict(head, self._protocol_of(headers), body)
+        work = self.service.predict(head, protocol_of(self.protocol, headers), body)
         result = await while_connected(receive, work)
         await response.send(
             result.body.content, [*result.body.headers, *provenance_headers(result)]
         )
-
-    def _protocol_of(self, headers: Mapping[str, str]) -> WireProtocol:
-        """V2's messages in protobuf by their content type; they are the gateway's gRPC calls."""
-        is_message = self.protocol is WireProtocol.V2 and headers.get("content-type") == PROTOBUF
-        return WireProtocol.GRPC_V2 if is_message else self.protocol
 
     async def _parse_head(
         self, parameters: Mapping[str, str], headers: Mapping[str, str]
@@ -77,3 +72,9 @@ class InferRoute:
             return head
         spec = await self.repository.find(model, parameters["version"])
         return replace(head, generation=spec.generation)
+
+
+def protocol_of(protocol: WireProtocol, headers: Mapping[str, str]) -> WireProtocol:
+    """V2's messages in protobuf by their content type; they are the gateway's gRPC calls."""
+    is_message = protocol is WireProtocol.V2 and headers.get("content-type") == PROTOBUF
+    return WireProtocol.GRPC_V2 if is_message else protocol

@@ -83,21 +83,28 @@ class HttpResponse:
             await self.finish(server_sent_event(self._form(error)))
 
 
+def count_response(stage: str, status: str) -> None:
+    REQUESTS.labels(stage, status).inc()
+
+
 async def respond(
-    response: HttpResponse, stage: str, work: Coroutine[object, object, None]
+    response: HttpResponse,
+    stage: str,
+    work: Coroutine[object, object, None],
+    count: Callable[[str, str], None] = count_response,
 ) -> None:
-    """Run `work`, send its error as the response, and count the request."""
+    """Run `work`, send its error as the response, and count the request by stage and status."""
     try:
         await work
     except RequestAborted:
-        REQUESTS.labels(stage=stage, status="gone").inc()
+        count(stage, "gone")
         return
     except (RuntimePackageError, RemoteRefused) as error:
         await response.fail(error)
     except Exception as error:
         logger.exception("request failed with an unexpected error")
         await response.fail(InferenceFailed(repr(error)))
-    REQUESTS.labels(stage, str(int(response.status or 0))).inc()
+    count(stage, str(int(response.status or 0)))
 
 
 def server_sent_event(document: object) -> bytes:

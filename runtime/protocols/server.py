@@ -6,6 +6,7 @@ this module overrides all three.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import socket
@@ -40,12 +41,44 @@ BACKLOG = 1024
 
 
 class QuietServer(uvicorn.Server):
-    """Uvicorn without signal handlers."""
+    """Uvicorn with the pod's options and without signal handlers."""
+
+    def __init__(self, app: ASGIApp, tls: PartTls) -> None:
+        config = uvicorn.Config(
+            GoneClients(app),
+            interface="asgi3",
+            ws="none",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            date_header=False,
+            lifespan="off",
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=CLOSE_TIMEOUT_S,
+            **tls.uvicorn_options,
+        )
+        config.load()
+        super().__init__(config)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Install no handlers: the pod drains on SIGTERM, but uvicorn would end the process."""
         yield
+
+    async def adopt(self, connection: socket.socket, *, is_internal: bool = False) -> None:
+        """Serve a connection that was accepted elsewhere; an internal one is plain.
+
+        Raises OSError, such as ssl.SSLError.
+        """
+        config, loop = self.config, asyncio.get_running_loop()
+
+        def make_protocol() -> asyncio.Protocol:
+            return config.http_protocol_class(  # type: ignore[call-arg]  # as uvicorn's own
+                config=config, server_state=self.server_state, app_state={}, _loop=loop
+            )
+
+        tls = None if is_internal else config.ssl
+        await loop.connect_accepted_socket(make_protocol, connection, ssl=tls)
 
 
 class PodRestServer(RESTServer):  # type: ignore[misc]  # kserve ships no types
@@ -76,29 +109,15 @@ class PodServer(ModelServer):  # type: ignore[misc]  # kserve ships no types
             kserve_app.router.routes.insert(0, route)
         app: ASGIApp = DirectRoutes(kserve_app, routes)
         app = SecretCheck(app, secret) if secret.is_required else app
-        self._server = QuietServer(
-            uvicorn.Config(
-                GoneClients(app),
-                interface="asgi3",
-                ws="none",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                date_header=False,
-                lifespan="off",
-                timeout_keep_alive=KEEP_ALIVE_S,
-                timeout_graceful_shutdown=CLOSE_TIMEOUT_S,
-                **tls.uvicorn_options,
-            )
-        )
+        self.http = QuietServer(app, tls)
 
-    async def serve(self, listener: socket.socket) -> None:
-        """Serve until `close`."""
-        await self._server.serve(sockets=[listener])
+    async def serve(self, *listeners: socket.socket) -> None:
+        """Serve until `close`; without a listener the connections that are adopted."""
+        await self.http.serve(sockets=list(listeners))
 
     def close(self) -> None:
         """Stop accepting and let `serve` return."""
-        self._server.should_exit = True
+        self.http.should_exit = True
 
 
 async def _http_error(request: Request, error: HTTPException) -> JSONResponse:

@@ -225,6 +225,15 @@ class PredictService:
         request.record(Stage.NETWORK, network_s, sample_s=network_s)
         return processor, result.outputs
 
+    # Inputs that a front process has preprocessed
+
+    async def infer_prepared(
+        self, request: PredictRequest, inputs: tuple[Tensor, ...]
+    ) -> tuple[Tensor, ...]:
+        """The network's outputs for checked inputs of an admitted request; raises as `predict`."""
+        async with self._acquire(request) as acquired:
+            return await self._infer(request, acquired, inputs)
+
     # The inference stage, for another pod
 
     async def _serve_inference(self, request: PredictRequest, body: DecodedBody) -> PredictResponse:

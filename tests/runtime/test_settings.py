@@ -68,3 +68,12 @@ def test_host_folder_is_one_per_pool_and_node() -> None:
     assert settings.host_path.name == "p~n"
     given = read(["--name", "a"], {"PILOTLIGHT_HOST_DIR": "/mnt/memory"})
     assert str(given.host_path) == "/mnt/memory"
+
+
+def test_fronts_are_refused_beside_a_model_server() -> None:
+    with pytest.raises(ValueError, match="front-processes must be 0 with a model server, was 2"):
+        RuntimeSettings(
+            name="a", front_processes=2, engine_url="http://127.0.0.1:8000", engine_repository="/m"
+        )
+    with pytest.raises(ValueError, match="--front-processes must be a whole number from 0 to 64"):
+        settings_from_fields(RuntimeSettings, {"name": "a", "front_processes": 65})

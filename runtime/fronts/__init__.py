@@ -1,0 +1,1 @@
+"""Front processes: HTTP, decoding, tokenising and encoding, before the pod's device process."""

@@ -1,0 +1,1 @@
+"""Tests of front processes: their messages, and whole pods that have some."""
