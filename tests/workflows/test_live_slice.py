@@ -185,6 +185,14 @@ def test_placements_are_those_of_the_simulator(live: LivePlanner, tmp_path: Path
     same = sum(live.chosen[each] == simulated[each] for each in simulated)
     assert same / len(simulated) >= SAME_AT_LEAST, f"{same} of {len(simulated)}"
     assert len(set(live.chosen.values())) == DEVICES
+    now_s = simulation.events.now_s
+    rates = simulation.cluster.state.arrivals.rates_per_s(now_s)  # of which evictions have prices
+    assert live.state.arrivals.rates_per_s(now_s) == pytest.approx(
+        {
+            live.state.models[ModelName("default", model)].serving.key: rate
+            for model, rate in rates.items()
+        }
+    )
 
 
 def _trace(folder: Path) -> Path:

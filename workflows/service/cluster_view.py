@@ -98,16 +98,22 @@ def device_of(
         seconds = load_seconds(state, pod, key, now_s)
         if seconds > 0.0:
             load_s[key] = seconds
-            harm_s[key] = _eviction_s(state, pod, key, now_s, seconds)
+            harm_s[key] = eviction_seconds(state, pod, key, now_s, seconds)
         else:
             loaded.add(key)
     memory = pod.info.shared_memory or pod.name
     return Device(pod.name, memory, queue.batches, queue.free_s, load_s, loaded, harm_s)
 
 
-def _eviction_s(state: ClusterState, pod: PodState, key: str, now_s: float, load_s: float) -> float:
-    """What evictions for a load cost later requests; while loads take the memory: a load's time."""
-    if not pod.memory_bytes:
+def eviction_seconds(
+    state: ClusterState, pod: PodState, key: str, now_s: float, load_s: float
+) -> float:
+    """What evictions for a load cost later requests; while loads take the memory: a load's time.
+
+    Nothing for a load in progress, which has its memory.
+    """
+    residency = state.holders(key).get(pod.name)
+    if not pod.memory_bytes or (residency is not None and residency.is_warming):
         return 0.0
     price_s = state.prices_at(now_s).price_s(pod, key)
     return price_s if price_s < inf else load_s

@@ -112,6 +112,7 @@ class Planner:
 
     def place(self, run: Run, step: RunStep) -> str:
         """The pod for a step whose inputs are there; empty: the gateway chooses."""
+        self._pods.note_arrival(step)
         match run.scheduling:
             case SchedulingPolicy.AUTO:
                 return ""

@@ -92,6 +92,10 @@ class PodQueues:
     def costs_of(self, models: Sequence[ModelName]) -> Mapping[str, ModelCosts]:
         return {self.key(model): self.costs(model) for model in models}
 
+    def note_arrival(self, step: RunStep) -> None:
+        """Count a step that is sent: what an eviction costs goes by the models' rates."""
+        self.state.arrivals.record(self.key(step.model), self.now_s())
+
     def note_outputs(self, step: RunStep) -> None:
         """Learn the size of a model's outputs."""
         if step.outputs is None:

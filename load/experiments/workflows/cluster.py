@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Final
 
+from load.experiments.workflows.cluster_state import cluster_state
 from load.experiments.workflows.constants import (
     DEVICES_PER_NODE,
     HOST_BYTES_PER_S,
     LINKS,
     MODELS,
-    RECENT_S,
 )
 from load.experiments.workflows.devices import SimulatedDevice
 from workflows.scheduling.backlog import AssignedStep, device_queue, foreign_steps
@@ -60,13 +60,17 @@ class SimulatedCluster:
         *, schedulers: int = 1, is_grouped: bool = False,
     ) -> None:  # fmt: skip
         self.events = events
+        names = list(map(device_name, range(devices)))
+        self.state = cluster_state(names, memory_bytes, host_bytes_per_s)
         self.devices = [
-            SimulatedDevice(index, memory_bytes, events, on_end, host_bytes_per_s)
-            for index in range(devices)
-        ]
+            SimulatedDevice(
+                index, memory_bytes, events, on_end, self.state, self.state.pods[name],
+                host_bytes_per_s,
+            )
+            for index, name in enumerate(names)
+        ]  # fmt: skip
         self.active: dict[int, SimulatedRun] = {}
         self._schedulers = schedulers
-        names = list(map(device_name, range(devices)))
         self._planned_over = [
             members(names, PodGroup(number, schedulers) if is_grouped else WHOLE_POOL)
             for number in range(schedulers)
@@ -83,7 +87,8 @@ class SimulatedCluster:
     def fill(self, placement: PlacedModels) -> None:
         """What is loaded before the first request."""
         for device, models in zip(self.devices, placement, strict=True):
-            device.loaded = dict.fromkeys(sorted(models), -RECENT_S)
+            for model in sorted(models):
+                device.hold(model)
 
     def loaded(self) -> PlacedModels:
         return tuple(frozenset(device.loaded) for device in self.devices)

@@ -1,6 +1,6 @@
 """Every figure that the paper does not give.
 
-Fixed before policies were compared, but for RECENT_S and MINUTES, set after first results. "Chosen"
+Fixed before policies were compared, but for MINUTES, set after first results. "Chosen"
 marks what has no source. Times in seconds, sizes in bytes.
 """
 
@@ -146,8 +146,6 @@ LINKS: Final = Links(
 )  # fmt: skip
 """NVLink and a fast network, chosen; figure 11 uses one machine of eight devices. By size
 and node an output takes the tier that a pod's would."""
-RECENT_S: Final = 30.0
-"""A model used since then is expected to be used again: its eviction costs its load. Chosen."""
 DEVICES: Final = 8
 DEVICES_PER_NODE: Final = 8
 """Section 8."""

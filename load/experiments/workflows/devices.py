@@ -12,16 +12,20 @@ from typing import TYPE_CHECKING
 from load.experiments.workflows.constants import (
     HOST_BYTES_PER_S,
     MODELS,
-    RECENT_S,
     load_seconds,
 )
 from load.experiments.workflows.device_counts import DeviceCounts
+from registry.domain.model import Tier
+from registry.domain.residency_index import Residency
+from workflows.service.cluster_view import eviction_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from load.experiments.workflows.device_counts import SimulatedStep
     from load.simulator.event_queue import EventQueue
+    from registry.domain.cluster import ClusterState
+    from registry.domain.pod_state import PodState
 
 
 @dataclass(eq=False, slots=True)
@@ -30,6 +34,10 @@ class SimulatedDevice:
     memory_bytes: float
     events: EventQueue
     on_end: Callable[[SimulatedStep], None]
+    state: ClusterState
+    """Of all devices: told what this one holds and loads, for prices."""
+    pod: PodState
+    """This device there."""
     host_bytes_per_s: float = HOST_BYTES_PER_S
     queue: list[SimulatedStep] = field(default_factory=list)
     """Assigned and not begun."""
@@ -64,19 +72,18 @@ class SimulatedDevice:
         return load_seconds(model, self.host_bytes_per_s)
 
     def harm_s(self, model: str) -> float:
-        """What a load costs others: reloads of evicted models that were used lately."""
-        if model in self.loaded or model == self.loading:
+        """What a load costs later requests of the models that it evicts: production's price."""
+        if model in self.loaded:
             return 0.0
-        seconds = 0.0
-        short = MODELS[model].size_bytes - self.memory_bytes
-        short += sum(MODELS[each].size_bytes for each in {*self.loaded, self.loading} - {""})
-        for victim in sorted(self.loaded, key=lambda each: (self.loaded[each], each)):
-            if short <= 0:
-                break
-            short -= MODELS[victim].size_bytes
-            if self.now_s - self.loaded[victim] < RECENT_S:
-                seconds += load_seconds(victim, self.host_bytes_per_s)
-        return seconds
+        return eviction_seconds(self.state, self.pod, model, self.now_s, self.load_s(model))
+
+    def hold(self, model: str) -> None:
+        """The model is loaded now."""
+        self.loaded[model] = self.now_s
+        self._put(model, Residency(Tier.DEVICE, None, self.now_s, _size_bytes(model)))
+
+    def _put(self, model: str, residency: Residency) -> None:
+        self.state.residency.put(model, self.pod.name, residency)
 
     def _ready(self) -> list[SimulatedStep]:
         now_s = self.now_s
@@ -121,6 +128,8 @@ class SimulatedDevice:
             is_urgent = model in needed and not self.running
             if self._make_room(model, is_urgent=is_urgent):
                 self.loading, self.load_end_s = model, self.now_s + self.load_s(model)
+                loading = Residency(Tier.HOST, Tier.HOST, self.now_s, _size_bytes(model))
+                self._put(model, loading)
                 self.counts.loads += 1
                 self.events.at(self.load_end_s, self._end_load)
                 return
@@ -128,7 +137,7 @@ class SimulatedDevice:
                 return  # later ones wait for the room, too
 
     def _end_load(self, _: object) -> None:
-        self.loaded[self.loading] = self.now_s
+        self.hold(self.loading)
         self.used.discard(self.loading)
         self.loading = ""
         self.poke()
@@ -151,5 +160,10 @@ class SimulatedDevice:
             return False
         for victim in victims:
             del self.loaded[victim]
+            self.state.residency.drop(victim, self.pod.name)
             self.counts.unused += victim not in self.used
         return True
+
+
+def _size_bytes(model: str) -> int:
+    return int(MODELS[model].size_bytes)

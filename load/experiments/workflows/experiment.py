@@ -51,7 +51,8 @@ _NOTES: Final = (
     "GenTD26: its requests ask for the base models of their minute, for the whole two hours. Times "
     "of bases, shares of LoRAs and load times are the trace's; which model takes how long to load, "
     "and which LoRAs exist, is chosen.",
-    "A load that evicts models used in the last 30 s costs their reload, for all policies alike.",
+    "A load costs what its evictions cost later requests, for all policies alike: production's "
+    "price, by the models' rates, copies and load times. A device evicts by last use.",
     "`static` and `reactive` are policies after the paper's descriptions of Triton and Ray Serve, "
     "not those programs.",
 )

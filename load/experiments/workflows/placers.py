@@ -255,7 +255,7 @@ class SpeculativePlacer:
         )
 
     def _is_worth_loading(self, index: int, model: str, probability: float) -> bool:
-        """Whether a load saves more, as expected, than it costs models used lately."""
+        """Whether a load saves more, as expected, than its evictions cost."""
         device = self._cluster.devices[index]
         expected_s = probability * device.load_s(model)
         return self._is_always_loading or expected_s > device.harm_s(model)

@@ -167,6 +167,7 @@ class WorkflowSimulation:
             if is_waiting and self._placer.ready(run, step):
                 moved_s = [(each.end_s or 0.0) + transfer_s(each, step.device) for each in inputs]
                 step.ready_s = max([self.events.now_s, *moved_s])
+                self.cluster.state.arrivals.record(step.model, self.events.now_s)
                 self.events.at(step.ready_s, self.devices[step.device].poke)
 
     def _on_end(self, step: SimulatedStep) -> None:

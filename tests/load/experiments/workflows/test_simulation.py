@@ -17,6 +17,7 @@ from load.experiments.workflows.device_counts import SimulatedStep
 from load.experiments.workflows.sharing_devices import SharingDevice
 from load.experiments.workflows.simulated_run import SimulatedRun
 from load.experiments.workflows.simulation import POLICIES, WorkflowSimulation, WorkflowTask
+from registry.cost.eviction import characteristic_time_s, eviction_loss_s
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -69,6 +70,31 @@ def test_every_step_runs_once_after_its_inputs(trace: Path, application: str, po
 
 def test_static_loads_nothing(trace: Path) -> None:
     assert WorkflowSimulation(task(trace, "mix", "static")).run().loads == 0
+
+
+def test_an_eviction_costs_what_it_does_in_production(trace: Path) -> None:
+    """By rates, copies and times of loads; two models do not fit on a device together."""
+    simulation = WorkflowSimulation(task(trace, "gill", "greedy", 1.0))
+    devices = simulation.cluster.devices
+    encoder, language, diffusion = models_of("gill")
+    assert devices[0].harm_s(diffusion) == 0.0  # no requests so far
+    simulation.run()
+    rates = simulation.cluster.state.arrivals.rates_per_s(simulation.events.now_s)
+    assert rates.keys() == {encoder, language, diffusion}
+    sizes = [constants.MODELS[model].size_bytes for model in rates]
+    memory_bytes = sum(device.memory_bytes for device in devices)
+    kept_s = characteristic_time_s(list(rates.values()), sizes, memory_bytes)
+    priced = 0
+    for device in devices:
+        if language not in device.loaded:
+            continue
+        copies = sum(language in each.loaded for each in devices)
+        reload_s = constants.load_seconds(language)
+        loss_s = eviction_loss_s(reload_s, rates[language], kept_s, copies)
+        assert device.harm_s(diffusion) == pytest.approx(loss_s, rel=0.01)
+        assert device.harm_s(language) == 0.0
+        priced += 1
+    assert priced
 
 
 def test_copies_on_one_device_share_its_time(trace: Path) -> None:

@@ -1,0 +1,47 @@
+"""What loads at a pod cost other models, as the scheduling policies read it."""
+
+from __future__ import annotations
+
+import pytest
+
+from registry.domain.cluster import ClusterState
+from registry.domain.model import Tier
+from registry.domain.pod import PodInfo
+from registry.domain.pod_state import PodState
+from registry.domain.residency_index import Residency
+from workflows.scheduling.backlog import DeviceQueue
+from workflows.service.cluster_view import device_of
+
+NOW_S = 1_000.0
+WARM = Residency(Tier.DEVICE, None, 0.0, 100)
+LOADING = Residency(Tier.DISK, Tier.DISK, NOW_S, 100)
+
+
+@pytest.fixture
+def state() -> ClusterState:
+    """A pod with room for two models, which holds one, of three that have requests."""
+    found = ClusterState()
+    found.pods["pod"] = PodState(PodInfo("pod", "pod:1", "node", memory_bytes=200))
+    for key in ("held", "other", "new"):
+        found.residency.device_bytes[key] = 100
+        for second in range(60):
+            found.arrivals.record(key, NOW_S - 60 + second)
+    found.residency.put("held", "pod", WARM)
+    return found
+
+
+def harm_s(state: ClusterState, key: str) -> float:
+    device = device_of(state, state.pods["pod"], DeviceQueue((), 0.0), [key], NOW_S)
+    return device.harm_s[key]
+
+
+def test_a_load_costs_what_it_evicts(state: ClusterState) -> None:
+    assert harm_s(state, "new") == 0.0
+    state.residency.put("other", "pod", WARM)
+    assert harm_s(state, "new") > 0.0
+
+
+def test_a_load_in_progress_evicts_nothing_more(state: ClusterState) -> None:
+    state.residency.put("new", "pod", LOADING)
+    assert harm_s(state, "other") > 0.0
+    assert harm_s(state, "new") == 0.0
