@@ -113,9 +113,10 @@ bench-simulator: $(STAMP)  ## Run the benchmark of the simulator, compiled if po
 bench-placement: $(STAMP)  ## Run the benchmark of the planners of placement
 	$(BIN)/python -m benchmarks placement $(FLAGS)
 
-bench-workflows: $(STAMP)  ## Run the benchmarks of workflows: planning, what a warm step adds, tensors between pods
+bench-workflows: $(STAMP)  ## Run the benchmarks of workflows: planning, what a warm step adds, Ray Serve, tensors between pods
 	$(BIN)/python -m benchmarks.workflows
 	$(BIN)/python -m benchmarks.workflow_steps
+	$(BIN)/python -m benchmarks.composition.compare
 	$(BIN)/python -m benchmarks.transfers
 
 bench-selection: $(STAMP)  ## Run the benchmark of planning windows and of looking at the data

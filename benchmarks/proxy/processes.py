@@ -62,6 +62,10 @@ class BenchmarkProcess:
                 pages += int(Path(f"/proc/{entry.pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")
 
+    def pids(self) -> list[int]:
+        """The process and its descendants."""
+        return [entry.pid for entry in self._family()]
+
     def _family(self) -> list[_ProcessEntry]:
         table = list(_process_table())
         found = {self.process.pid}

@@ -275,7 +275,7 @@ def _ray_serve(*, behind_haproxy: bool) -> StartSystem:
         folder = setup.folder / "ray"
         environment = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_SERVE_LOG_TO_STDERR": "0"}
         if behind_haproxy:
-            environment |= _ray_haproxy(setup.folder)
+            environment |= ray_haproxy(setup.folder)
         python = str(peers_python())
         command = [python, "-m", "benchmarks.proxy.peers.ray_serve", str(port), str(folder)]
         server = _start(stack, setup, "ray", command, setup.system_cores, environment)
@@ -285,7 +285,7 @@ def _ray_serve(*, behind_haproxy: bool) -> StartSystem:
     return start_system
 
 
-def _ray_haproxy(folder: Path) -> dict[str, str]:
+def ray_haproxy(folder: Path) -> dict[str, str]:
     """Files in our folder; Ray adds 57 characters, and a socket's path may have 97."""
     return {
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
