@@ -91,7 +91,7 @@ def test_the_disk_cache_of_a_namespace_is_bounded(tmp_path: Path) -> None:
     with pytest.raises(DiskFull, match="quota of cache is 250000"):
         fetch(cache, make_model(tmp_path, "greedy", "large", 250_001))
     in_use = [cache.lock_for_use(spec.key) for spec in greedy]
-    with pytest.raises(DiskFull, match="its namespace's quota of 250000 leaves"):
+    with pytest.raises(DiskFull, match="its namespace's quota of 250000 bytes"):
         fetch(cache, make_model(tmp_path, "greedy", "d", weights))
     for lock in in_use:
         lock.release()
