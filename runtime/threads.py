@@ -27,8 +27,9 @@ async def in_thread(
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Result] = loop.create_future()
-    call = threads.submit(_call, loop, [future], function, arguments)
-    call.add_done_callback(partial(_end_unrun, loop, future))
+    waiting = [future]
+    call = threads.submit(_call, loop, waiting, function, arguments)
+    call.add_done_callback(partial(_end_unrun, loop, waiting))
     try:
         return await future
     except asyncio.CancelledError:
@@ -59,9 +60,12 @@ def _call(
 
 
 def _end_unrun(
-    loop: asyncio.AbstractEventLoop, future: asyncio.Future[Any], call: Future[None]
+    loop: asyncio.AbstractEventLoop, waiting: list[asyncio.Future[Any]], call: Future[None]
 ) -> None:
     """Where the executor ended the call before it began: it shut down, or a load was cancelled."""
+    if not waiting:
+        return  # it began
+    future = waiting.pop()
     if call.cancelled():
         _resolve(loop, future, future.cancel, None)
     elif (error := call.exception()) is not None:
