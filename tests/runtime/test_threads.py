@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
-import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -106,10 +105,7 @@ def test_an_error_keeps_nothing_once_it_is_dropped(threads: ThreadPoolExecutor) 
     gc.disable()
     try:
         asyncio.run(run())
-        waited = time.monotonic()
-        while kept[0]() is not None:  # a thread without a turn may hold it for a moment
-            assert time.monotonic() - waited < 10
-            time.sleep(0.001)
+        assert kept[0]() is None
     finally:
         gc.enable()
 
