@@ -154,7 +154,7 @@ class Placer(Generic[P]):
 
     def notify_change(self) -> None:
         """Route queued requests again, after the current callbacks: the cluster changed."""
-        self._refusals.note_change()
+        self._refusals.note_change(self._now_s())
         if not self._is_changed and self._queue.size:
             self._is_changed = True
             self._timers.after(0.0, self._dispatch_if_changed, None)
@@ -267,7 +267,7 @@ class Placer(Generic[P]):
     def _end_pending(self, placement: P) -> None:
         placement.is_pending = False
         if placement.queue_key is not None:
-            self._refusals.note_change()
+            self._refusals.note_change(self._now_s())
             self._queue.remove(placement)
             if placement.timeout is not None:
                 placement.timeout.cancel()
@@ -317,7 +317,7 @@ class Placer(Generic[P]):
         if isinstance(decision, Reject):
             self._reject(placement, rejection_error(decision))
             return True
-        self._refusals.note_change()
+        self._refusals.note_change(now_s)
         self._queue.take(placement, now_s)
         self._cold_start_credit.settle(placement.arrival.model, decision)
         is_granted = self._reserve(placement, decision)

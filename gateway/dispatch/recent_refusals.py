@@ -62,11 +62,13 @@ class RecentRefusals:
             return None
         return known
 
-    def note_change(self) -> None:
-        """Forget those that hold until something changes."""
+    def note_change(self, now_s: float) -> None:
+        """Forget those that hold until something changes, and old ones."""
         if self._by_kind:
             self._by_kind = {
-                kind: known for kind, known in self._by_kind.items() if known.least_queued
+                kind: known
+                for kind, known in self._by_kind.items()
+                if known.least_queued and now_s <= known.until_s
             }
 
 
