@@ -7,16 +7,15 @@ model is also its own application, for direct requests. PACKAGES: the folder tor
 
 from __future__ import annotations
 
-import signal
 import sys
-import threading
 import time
 from typing import Any
 
 import numpy as np
-import ray  # type: ignore[import-not-found]  # lives in the peers' environment
-from ray import serve
+from ray import serve  # type: ignore[import-not-found]  # lives in the peers' environment
 from starlette.responses import JSONResponse
+
+from benchmarks.proxy.peers.ray_session import serving
 
 
 class ModelDeployment:
@@ -59,24 +58,12 @@ class ChainDeployment:
 
 def main() -> None:
     port, folder, program, packages = sys.argv[1:]
-    stop = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    ray.init(
-        num_cpus=4,
-        include_dashboard=False,
-        log_to_driver=False,
-        object_store_memory=100 << 20,
-        _temp_dir=folder,
-    )
-    serve.start(http_options={"host": "127.0.0.1", "port": int(port)})
-    options = {"max_ongoing_requests": 100, "ray_actor_options": {"num_cpus": 0.5}}
-    model = serve.deployment(ModelDeployment, **options).bind(program, packages)
-    serve.run(model, name="model", route_prefix="/model")
-    chain = serve.deployment(ChainDeployment, **options).bind()
-    serve.run(chain, name="chain", route_prefix="/chain")
-    stop.wait()
-    serve.shutdown()
-    ray.shutdown()
+    with serving(int(port), folder):
+        options = {"max_ongoing_requests": 100, "ray_actor_options": {"num_cpus": 0.5}}
+        model = serve.deployment(ModelDeployment, **options).bind(program, packages)
+        serve.run(model, name="model", route_prefix="/model")
+        chain = serve.deployment(ChainDeployment, **options).bind()
+        serve.run(chain, name="chain", route_prefix="/chain")
 
 
 if __name__ == "__main__":

@@ -6,14 +6,13 @@ RAY_SERVE_ENABLE_HA_PROXY=1 in the environment its HAProxy takes the requests, e
 
 from __future__ import annotations
 
-import signal
 import sys
-import threading
 from typing import Any
 
-import ray  # type: ignore[import-not-found]  # lives in the peers' environment
-from ray import serve
+from ray import serve  # type: ignore[import-not-found]  # lives in the peers' environment
 from starlette.responses import Response
+
+from benchmarks.proxy.peers.ray_session import serving
 
 
 class ConstantDeployment:
@@ -25,24 +24,12 @@ class ConstantDeployment:
 
 
 def main() -> None:
-    stop = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    ray.init(
-        num_cpus=4,
-        include_dashboard=False,
-        log_to_driver=False,
-        object_store_memory=100 << 20,
-        _temp_dir=sys.argv[2],
-    )
-    serve.start(http_options={"host": "127.0.0.1", "port": int(sys.argv[1])})
-    deployment = serve.deployment(
-        ConstantDeployment, max_ongoing_requests=2048, ray_actor_options={"num_cpus": 1}
-    )
-    serve.run(deployment.bind(), route_prefix="/")
-    print("ready", flush=True)
-    stop.wait()
-    serve.shutdown()
-    ray.shutdown()
+    with serving(int(sys.argv[1]), sys.argv[2]):
+        deployment = serve.deployment(
+            ConstantDeployment, max_ongoing_requests=2048, ray_actor_options={"num_cpus": 1}
+        )
+        serve.run(deployment.bind(), route_prefix="/")
+        print("ready", flush=True)
 
 
 if __name__ == "__main__":
