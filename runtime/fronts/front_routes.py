@@ -24,7 +24,6 @@ from runtime.protocols.response import (
     respond,
 )
 from runtime.serving.predict_request import PredictResponse
-from runtime.serving.predict_service import LIGHT_BYTES
 from runtime.tasks.text import TextInputs
 from runtime.threads import in_thread
 from runtime.wire.request_head import parse_request_head
@@ -163,8 +162,6 @@ class FrontRoute:
 
 def _quick_bytes(processor: Processor) -> int:
     """Longest body that takes less time than a call in a thread."""
-    if processor.is_light:
-        return LIGHT_BYTES
     return INLINE_BYTES if isinstance(processor, TextInputs) else 0
 
 

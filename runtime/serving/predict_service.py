@@ -12,7 +12,7 @@ import time
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from registry.domain.pod import Stage
 from registry.domain.transfers import OUTPUT_BYTES
@@ -52,10 +52,6 @@ if TYPE_CHECKING:
 
     Encoder = Callable[[Sequence[Tensor]], EncodedBody]
 
-Result = TypeVar("Result")
-
-LIGHT_BYTES = 8 * 1024
-"""Of a request's body, or of its outputs, that a light task reads or writes on the event loop."""
 BINARY_FLAG = b'"binary_data'
 """Of V2's parameters `binary_data` and `binary_data_output`, which ask for binary tensors."""
 BAD_TENSOR_ERRORS = (ValueError, TypeError, IndexError, KeyError, AttributeError, RuntimeError)
@@ -186,9 +182,8 @@ class PredictService:
             processor, outputs = await self._infer_remotely(request, body)
         started_s = time.monotonic()
         name = request.head.response_model_name
-        size_bytes = sum(tensor.data.nbytes for tensor in outputs)
-        write = partial(postprocess_body, processor, body, outputs, name, encode)
-        content = await self._run_stage(processor, size_bytes, write)
+        threads = self.threads_for(processor)
+        content = await in_thread(threads, postprocess_body, processor, body, outputs, name, encode)
         await request.simulate(Stage.POSTPROCESS)
         seconds = time.monotonic() - started_s
         request.record(Stage.POSTPROCESS, seconds, sample_s=seconds)
@@ -285,20 +280,11 @@ class PredictService:
         self, request: PredictRequest, processor: Processor, body: DecodedBody
     ) -> tuple[Tensor, ...]:
         started_s = time.monotonic()
-        read = partial(preprocess_body, processor, body)
-        inputs = await self._run_stage(processor, body.size_bytes, read)
+        inputs = await in_thread(self.threads_for(processor), preprocess_body, processor, body)
         await request.simulate(Stage.PREPROCESS)
         seconds = time.monotonic() - started_s
         request.record(Stage.PREPROCESS, seconds, sample_s=seconds)
         return inputs
-
-    async def _run_stage(
-        self, processor: Processor, size_bytes: float, work: Callable[[], Result]
-    ) -> Result:
-        """The work's result, from a thread unless it takes less time than one takes to begin."""
-        if processor.is_light and size_bytes <= LIGHT_BYTES:
-            return work()
-        return await in_thread(self.threads_for(processor), work)
 
     async def _infer(
         self, request: PredictRequest, acquired: AcquiredModel, inputs: tuple[Tensor, ...]

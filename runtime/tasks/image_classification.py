@@ -31,7 +31,6 @@ MAX_INPUT_PIXELS: Final = 64_000_000
 class ImageClassification(LabelOutputs):
     platform = "transformers"
     waits_for_sandbox = False
-    is_light = False
 
     def __init__(self, folder: Path, config: PretrainedConfig) -> None:
         from transformers import ViTImageProcessorPil

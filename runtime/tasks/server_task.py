@@ -36,7 +36,6 @@ class ServerTask:
     """Its inputs and outputs are as the server told when it loaded the model; none before that."""
 
     waits_for_sandbox = False
-    is_light = True
 
     def __init__(self, server: ModelServer, key: str) -> None:
         self._server = server

@@ -60,7 +60,6 @@ class Tabular:
     """The task of XGBoost, LightGBM and scikit-learn. The model itself knows its features."""
 
     waits_for_sandbox = False
-    is_light = True
 
     def __init__(self, engine: str, declared: Task | None, allowed: Sequence[Task]) -> None:
         if declared is not None and declared not in allowed:

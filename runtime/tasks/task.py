@@ -29,10 +29,6 @@ class Processor(Protocol):
         """True if its calls wait for other processes: they get threads of their own."""
 
     @property
-    def is_light(self) -> bool:
-        """True if reading and writing small bodies takes less than a call in a thread."""
-
-    @property
     def batching(self) -> Batching:
         """How its tensors are validated and batched."""
 

@@ -32,7 +32,6 @@ class TensorTask(ABC, Generic[Network]):
 
     platform: str
     waits_for_sandbox = False
-    is_light = True
 
     def __init__(self, signature: Signature, *, allows_nan: bool = False) -> None:
         self._signature = signature

@@ -56,7 +56,6 @@ class TextInputs:
     """Base class of processors that take texts."""
 
     platform = "transformers"
-    is_light = False
 
     def __init__(self, encoder: TextEncoder) -> None:
         self.encoder = encoder
@@ -103,7 +102,6 @@ class TextOutputs:
     """Base class of processors whose networks generate tokens."""
 
     platform = "transformers"
-    is_light = False
 
     encoder: TextEncoder
 

@@ -37,7 +37,6 @@ MAX_TOKENS = 77
 class TextToImage:
     platform = "diffusers"
     waits_for_sandbox = False
-    is_light = False
 
     def __init__(self, folder: Path, declared: Task | None) -> None:
         from transformers import AutoTokenizer

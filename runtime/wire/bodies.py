@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -45,8 +44,6 @@ class DecodedBody:
     instances: Sequence[Any] = ()
     v2: V2Request | None = None
     protocol: WireProtocol = WireProtocol.V2
-    size_bytes: float = math.inf
-    """Of the body as it was received, where it was read at once."""
 
 
 def decode_body(
@@ -59,19 +56,17 @@ def decode_body(
 
     `kept`: tensors that V2 inputs refer to, by their identities.
     """
-    size_bytes = math.inf if kept else len(body)  # kept tensors may be large
     if protocol is WireProtocol.V2:
-        return DecodedBody(v2=decode_request(body, header_length, kept), size_bytes=size_bytes)
+        return DecodedBody(v2=decode_request(body, header_length, kept))
     if protocol is WireProtocol.GRPC_V2:
-        v2 = decode_request_message(body)
-        return DecodedBody(v2=v2, protocol=protocol, size_bytes=size_bytes)
+        return DecodedBody(v2=decode_request_message(body), protocol=protocol)
     document = parse_object(body)
     for field in ("instances", "inputs"):
         if field in document:
             instances = document[field]
             if not isinstance(instances, list):
                 raise InvalidRequest(f"{field!r} must be an array, was {kind_of(instances)}")
-            return DecodedBody(instances, protocol=WireProtocol.V1, size_bytes=size_bytes)
+            return DecodedBody(instances, protocol=WireProtocol.V1)
     raise InvalidRequest(
         f"the body must hold an array 'instances', held {shown(sorted(document)[:5])}"
     )
