@@ -24,6 +24,11 @@ if TYPE_CHECKING:
     from tests.runtime.conftest import Cluster
 
 
+def remove_folder(folder: Path) -> None:
+    """Delete a folder that a running pod may write into meanwhile."""
+    shutil.rmtree(folder.rename(folder.with_name(f"deleted-{folder.name}")))
+
+
 def has_withdrawn(cluster: Cluster, pod: servers.Pod, models: Path) -> bool:
     """Whether the pod brings a model, and takes it away again when it is withdrawn."""
     spec = cluster.declare("probe", models / "tiny-bert")
@@ -53,7 +58,7 @@ def test_host_folder_that_is_deleted_turns_no_pod_away(
     cluster: Cluster, models: Path, tmp_path: Path
 ) -> None:
     pod = cluster.pod(host_dir=str(tmp_path / "host"))
-    shutil.rmtree(tmp_path / "host")
+    remove_folder(tmp_path / "host")
     assert has_withdrawn(cluster, pod, models)
 
 
@@ -67,7 +72,7 @@ def test_cache_folder_that_cannot_be_used_fails_loads_alone(
     pod = cluster.pod(cache_dir=str(cache))
     for name in ("kept", "gone"):
         assert predict(pod.url, name, "x").status_code == 200
-    shutil.rmtree(cache)
+    remove_folder(cache)
     cache.write_text("a file in place of the folder")
     answer = predict(pod.url, "new", "x")
     assert answer.status_code == 503
