@@ -7,6 +7,7 @@ doubles while that increases throughput. Used by several threads.
 from __future__ import annotations
 
 import threading
+from bisect import bisect_left
 from collections import deque
 from dataclasses import dataclass, field, replace
 from statistics import median
@@ -24,7 +25,12 @@ MIN_SAMPLES: Final = 3
 INITIAL_MAX_ROWS: Final = 8
 """Largest batch of a model without measurements."""
 MAX_ROWS: Final = 64
-"""Largest batch tried in service; a stored profile may contain larger ones."""
+"""Largest batch tried in service, but for short ones; a stored profile may contain larger ones."""
+SHORT_BATCH_S: Final = 0.002
+"""While the largest batch takes less, twice as many rows are tried beyond `MAX_ROWS`: each batch
+costs the pod about 0.1 ms more than its inference, and it delays others by no more than this."""
+MAX_SIZES: Final = 64
+"""Batch sizes of a model with live times; of more, the least recently observed is forgotten."""
 LIMITED_BY_MEMORY: Final = "memory"
 MIN_FULL_BATCHES: Final = 64
 """Batches of the largest size that fits into memory after which twice as many rows are tried: other
@@ -68,8 +74,11 @@ class BatchTimes:
             times.observed_s[rows] = now_s
             _raise_memory_limit(times, rows)
             if len(samples) >= MIN_SAMPLES:
-                _update_points(times)
+                _update_point(times, rows)
                 times.is_updated = True
+            if len(times.live) > MAX_SIZES:
+                del times.live[min(times.live, key=times.observed_s.__getitem__)]
+                _update_points(times)
 
     def use_profile(self, profile: Profile) -> None:
         with self._lock:
@@ -140,13 +149,19 @@ class BatchTimes:
 
 
 def best_max_rows(points: Sequence[ProfilePoint]) -> int:
-    """The best measured size, or twice the largest while larger ones are better."""
+    """The best measured size, or twice the largest while larger ones are better.
+
+    `points`: ascending by rows.
+    """
     if not points:
         return INITIAL_MAX_ROWS
-    best, largest = best_rows(points), max(point.rows for point in points)
-    if best < largest:
+    best, largest = best_rows(points), points[-1]
+    if best < largest.rows:
         return best
-    return max(largest, min(MAX_ROWS, max(INITIAL_MAX_ROWS, 2 * largest)))
+    wanted = max(INITIAL_MAX_ROWS, 2 * largest.rows)
+    if wanted <= MAX_ROWS or largest.latency_s < SHORT_BATCH_S:
+        return wanted
+    return max(largest.rows, MAX_ROWS)
 
 
 def _raise_memory_limit(times: _ModelTimes, rows: int) -> None:
@@ -163,10 +178,25 @@ def _raise_memory_limit(times: _ModelTimes, rows: int) -> None:
 
 def _update_points(times: _ModelTimes) -> None:
     """Combine stored points with live medians, which take precedence."""
-    points = dict(times.stored)
-    for rows, samples in times.live.items():
-        if len(samples) >= MIN_SAMPLES:
-            stored = times.stored.get(rows) or ProfilePoint(rows, 0.0)
-            points[rows] = replace(stored, latency_s=median(samples), throughput_rps=None)
-    times.points = tuple(points[rows] for rows in sorted(points))
+    live = {rows for rows, samples in times.live.items() if len(samples) >= MIN_SAMPLES}
+    for rows in list(times.observed_s.keys() - times.live.keys()):
+        del times.observed_s[rows]
+    times.points = tuple(
+        _live_point(times, rows) if rows in live else times.stored[rows]
+        for rows in sorted(live | times.stored.keys())
+    )
     times.max_rows = best_max_rows(times.points)
+
+
+def _update_point(times: _ModelTimes, rows: int) -> None:
+    """As `_update_points`, after a batch of this size: every batch pays for it."""
+    points, point = times.points, _live_point(times, rows)
+    at = bisect_left(points, rows, key=lambda each: each.rows)
+    after = at + 1 if at < len(points) and points[at].rows == rows else at
+    times.points = (*points[:at], point, *points[after:])
+    times.max_rows = best_max_rows(times.points)
+
+
+def _live_point(times: _ModelTimes, rows: int) -> ProfilePoint:
+    stored = times.stored.get(rows) or ProfilePoint(rows, 0.0)
+    return replace(stored, latency_s=median(times.live[rows]), throughput_rps=None)

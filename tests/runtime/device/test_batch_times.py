@@ -8,6 +8,7 @@ from registry.domain.profile import Profile, ProfilePoint, best_rows
 from runtime.device.batch_times import (
     INITIAL_MAX_ROWS,
     MAX_ROWS,
+    MAX_SIZES,
     MIN_FULL_BATCHES,
     BatchTimes,
     best_max_rows,
@@ -31,6 +32,8 @@ def points(**latencies_ms: float) -> tuple[ProfilePoint, ...]:
         pytest.param(points(n1=10, n4=12, n8=14), 8, 16, id="still-growing"),
         pytest.param(points(n1=10, n8=14, n16=27, n32=60), 8, 8, id="found"),
         pytest.param(points(n1=10, n64=20), 64, MAX_ROWS, id="largest"),
+        pytest.param(points(n1=0.5, n64=1), 64, 2 * MAX_ROWS, id="short-ones-beyond-it"),
+        pytest.param(points(n1=0.5, n128=3), 128, 128, id="no-longer-short"),
         pytest.param(points(n1=10, n256=20), 256, 256, id="stored-beyond-the-largest"),
     ],
 )
@@ -71,6 +74,20 @@ def test_live_times_keep_what_only_a_profile_measures() -> None:
         times.observe(KEY, 1, 0.5, 0.0)
     [profile] = times.take_updates("cpu")
     assert profile.points == (ProfilePoint(1, 0.5, 7, sm_utilization_pct=60.0),)
+
+
+def test_of_many_sizes_the_least_recently_observed_is_forgotten() -> None:
+    times = BatchTimes()
+    times.use_profile(Profile(KEY, "cpu", points(n1=10)))
+    for rows in range(1, MAX_SIZES + 3):
+        for _ in range(3):
+            times.observe(KEY, rows, 0.001 * rows, float(rows))
+    [profile] = times.take_updates("cpu")
+    sizes = [each.rows for each in profile.points]
+    assert sizes == [1, *range(3, MAX_SIZES + 3)]
+    assert [each.latency_s for each in profile.points] == [
+        0.01, *(0.001 * rows for rows in sizes[1:])
+    ]  # fmt: skip
 
 
 def test_memory_limits_the_batch_size() -> None:
