@@ -74,9 +74,9 @@ class Inference:
             request_id = read.request_id
             if self._tracer is not None:
                 self._tracer.start(headers, read)
-            if (read.place_at or read.is_step) and not self._secret.accepts(read.secret):
-                name = "place-at" if read.place_at else "run"
-                raise BadRequest(f"header x-pilotlight-{name} is for schedulers of workflows")
+            if read.step_header and not self._secret.accepts(read.secret):
+                name = read.step_header.decode()
+                raise BadRequest(f"header {name} is for schedulers of workflows")
             body = IncomingBody(client, read.content_length, self._body_limits, self._held_bodies)
             exchange = await self._exchanges.exchange_of(client, read, body)
             await self._run_cancellable(exchange, client, read, body)

@@ -37,7 +37,9 @@ _SIMULATE: Final = b"x-pilotlight-simulate"
 """Forwarded: pods refuse it unless started for experiments."""
 _RUN: Final = b"x-pilotlight-run"
 """Forwarded for schedulers of workflows: the run that the request is a step of."""
-_FORWARDED: Final = frozenset((_SIMULATE, _RUN))
+_FOLLOWING: Final = b"x-pilotlight-following-ms"
+"""Forwarded for schedulers: what the run is expected to take after this step."""
+_FORWARDED: Final = frozenset((_SIMULATE, _RUN, _FOLLOWING))
 SECRET: Final = b"x-pilotlight-secret"
 PROTOBUF: Final = b"application/x-protobuf"
 """Content type at which pods read a body as V2's gRPC message, and answer with one."""
@@ -66,8 +68,8 @@ class RequestHeaders:
     seed: int | None = None
     place_at: str = ""
     """The pod that a scheduler of workflows has chosen."""
-    is_step: bool = False
-    """It says that it is a step of a workflow's run."""
+    step_header: bytes = b""
+    """One that only schedulers of workflows may send."""
     secret: bytes | None = None
 
 
@@ -125,9 +127,9 @@ def _read_pilotlight(read: RequestHeaders, name: bytes, value: bytes) -> None:
     elif name == b"x-pilotlight-seed":
         read.seed = _parse_whole(name.decode(), value, 1 << 62)
     elif name == b"x-pilotlight-place-at":
-        read.place_at = value.decode("latin-1").strip()
-    elif name == _RUN:
-        read.is_step = True
+        read.place_at, read.step_header = value.decode("latin-1").strip(), name
+    elif name in (_RUN, _FOLLOWING):
+        read.step_header = name
     elif name == SECRET:
         read.secret = value
 

@@ -26,7 +26,12 @@ class Stepwise(Protocol):
 
 
 async def run_steps(
-    device: DeviceWorker, model: DeviceModel, steps: Steps, *, deadline_s: float | None
+    device: DeviceWorker,
+    model: DeviceModel,
+    steps: Steps,
+    *,
+    deadline_s: float | None,
+    due_s: float | None = None,
 ) -> InferenceResult[Any]:
     """The outputs of an inference in steps; raises as `DeviceWorker.infer` does.
 
@@ -44,7 +49,7 @@ async def run_steps(
         return None
 
     while outputs is None:
-        result = await device.run(advance, model=model, deadline_s=deadline_s)
+        result = await device.run(advance, model=model, deadline_s=deadline_s, due_s=due_s)
         outputs = result.value
         wait_s += result.wait_s
         compute_s += result.compute_s

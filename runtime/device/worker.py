@@ -160,12 +160,19 @@ class DeviceWorker:
         )
 
     async def infer(
-        self, model: DeviceModel, payload: Payload, *, deadline_s: float | None = None
+        self,
+        model: DeviceModel,
+        payload: Payload,
+        *,
+        deadline_s: float | None = None,
+        due_s: float | None = None,
     ) -> InferenceResult[Any]:
         """The model's result for a payload, inferred in one batch with others of its batch key.
 
         If the caller is cancelled while its inference runs, this returns when the inference has
         ended, so that the caller can then release what the inference uses.
+
+        `due_s`: its urgency, where it differs from the deadline.
 
         Raises:
             DeadlinePassed: the deadline passed before the inference began.
@@ -175,7 +182,7 @@ class DeviceWorker:
             InferenceHung: the inference did not end within the model's time limit.
             ModelBroken: an earlier inference of the model hung.
         """
-        return await self._submit(model, payload, model.infer, deadline_s=deadline_s, due_s=None)
+        return await self._submit(model, payload, model.infer, deadline_s=deadline_s, due_s=due_s)
 
     async def _submit(
         self,

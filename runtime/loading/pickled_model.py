@@ -41,6 +41,7 @@ class PickledModel(ModelElsewhere):
         inputs: tuple[Tensor, ...],
         *,
         deadline_s: float | None = None,
+        due_s: float | None = None,  # noqa: ARG002 - its process takes one request after the other
         policy: ModelPolicy | None = None,
     ) -> InferenceResult[tuple[Tensor, ...]]:
         """The outputs of checked inputs, alone; raises as `Estimators.infer` does."""

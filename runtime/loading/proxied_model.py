@@ -55,6 +55,7 @@ class ProxiedModel(ModelElsewhere):
         inputs: tuple[Tensor, ...],
         *,
         deadline_s: float | None = None,
+        due_s: float | None = None,  # noqa: ARG002 - the server has a queue of its own
         policy: ModelPolicy | None = None,
     ) -> InferenceResult[tuple[Tensor, ...]]:
         """The server's outputs; raises ServerUnavailable, ServerLost, InferenceHung.

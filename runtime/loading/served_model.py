@@ -67,12 +67,13 @@ class ServedModel:
         inputs: tuple[Tensor, ...],
         *,
         deadline_s: float | None = None,
+        due_s: float | None = None,
         policy: ModelPolicy | None = None,
     ) -> InferenceResult[tuple[Tensor, ...]]:
         """Run the network on checked inputs, batched with queued ones; raises as the device does.
 
         A request with more rows than a batch may have runs as several batches, between which
-        others run.
+        others run. `due_s` is its urgency, where it differs from the deadline.
 
         `policy` is that of the model's current annotations, which limits its batches.
         """
@@ -80,20 +81,26 @@ class ServedModel:
         batching = self.processor.batching
         if self._is_stepwise:
             steps = cast("Stepwise", self.processor).steps(self._network_in_use(), inputs)
-            return await run_steps(self._device, self.device_model, steps, deadline_s=deadline_s)
+            return await run_steps(
+                self._device, self.device_model, steps, deadline_s=deadline_s, due_s=due_s
+            )
         key = batching.batch_key(inputs, self._network_in_use())
         width, rows = batching.tokens_per_row(inputs), batching.rows_of(inputs)
         limits = self.device_model.limits(self._device.times)
         part_rows = max(1, min(limits.max_rows, limits.max_tokens // max(1, width)))
         if key is None or rows <= part_rows:
             payload = Payload(inputs, rows, width, key)
-            return await self._device.infer(self.device_model, payload, deadline_s=deadline_s)
+            return await self._device.infer(
+                self.device_model, payload, deadline_s=deadline_s, due_s=due_s
+            )
         results = []
         for begin in range(0, rows, part_rows):
             part = batching.rows_between(inputs, begin, min(rows, begin + part_rows))
             payload = Payload(part, batching.rows_of(part), width, key)
             results.append(
-                await self._device.infer(self.device_model, payload, deadline_s=deadline_s)
+                await self._device.infer(
+                    self.device_model, payload, deadline_s=deadline_s, due_s=due_s
+                )
             )
         return InferenceResult(
             batching.join_outputs([result.value for result in results]),

@@ -292,7 +292,10 @@ class PredictService:
         head, key = request.head, acquired.entry.key
         try:
             result = await acquired.model.infer(
-                inputs, deadline_s=head.deadline_s, policy=request.spec.policy
+                inputs,
+                deadline_s=head.deadline_s,
+                due_s=head.due_s,
+                policy=request.spec.policy,
             )
         except RuntimePackageError:
             raise

@@ -49,6 +49,8 @@ class RequestHead:
     """The run of a workflow that the request is a step of: its large outputs stay at the pod."""
     is_queued_step: bool = False
     """A scheduler of workflows has placed it here: it is in the step queue, and takes no slot."""
+    due_s: float | None = None
+    """Its urgency, where it differs from the deadline: a step leaves time for those after it."""
     body_bytes: int | None = None
     """Size of the body that the client sent; None: not known."""
 
@@ -61,6 +63,7 @@ def parse_request_head(segment: str, headers: Mapping[str, str]) -> RequestHead:
         headers: by their names in lower case.
     """
     model = ModelName.from_path_segment(segment)
+    deadline_s = _parse_deadline(headers.get("x-pilotlight-deadline-ms"))
     stage = headers.get("x-pilotlight-stage")
     if stage not in {None, "infer"}:
         raise InvalidRequest(f"header x-pilotlight-stage must be 'infer', was {stage!r}")
@@ -75,11 +78,12 @@ def parse_request_head(segment: str, headers: Mapping[str, str]) -> RequestHead:
         is_infer_stage=stage == "infer",
         attempt=_parse_printable(headers, "x-pilotlight-attempt"),
         is_resent="x-pilotlight-resent" in headers,
-        deadline_s=_parse_deadline(headers.get("x-pilotlight-deadline-ms")),
+        deadline_s=deadline_s,
         simulated_work=_parse_simulated_work(headers.get("x-pilotlight-simulate")),
         v2_header_length=headers.get("inference-header-content-length"),
         run=_parse_run(headers.get("x-pilotlight-run")),
         is_queued_step="x-pilotlight-step-queue" in headers,
+        due_s=_parse_due(headers.get("x-pilotlight-following-ms"), deadline_s),
         body_bytes=_parse_size(
             headers.get(BODY_BYTES_HEADER if stage == "infer" else "content-length")
         ),
@@ -129,6 +133,18 @@ def _parse_deadline(text: str | None) -> float | None:
             f"header x-pilotlight-deadline-ms must be the milliseconds that remain, was {text!r}"
         )
     return time.monotonic() + remaining_ms / 1000
+
+
+def _parse_due(following_ms: str | None, deadline_s: float | None) -> float | None:
+    """The deadline less the time of what is expected to follow."""
+    if not following_ms or deadline_s is None:
+        return None
+    if not TOKEN.match(following_ms):
+        raise InvalidRequest(
+            "header x-pilotlight-following-ms must be a whole number of milliseconds, was"
+            f" {following_ms[:40]!r}"
+        )
+    return deadline_s - int(following_ms) / 1000
 
 
 def _parse_simulated_work(text: str | None) -> dict[str, float]:

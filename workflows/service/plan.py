@@ -32,6 +32,12 @@ class Plan:
     namespace: str = "default"
     """Of its models."""
 
+    def following_s(self, position: int) -> float:
+        """How long the run is expected to go on after the end of a step; 0 for one not planned."""
+        if position >= len(self.steps):
+            return 0.0
+        return max(each.end_s for each in self.steps) - self.steps[position].end_s
+
     def foresees(self, position: int, model: str, inputs: Sequence[int]) -> bool:
         """Whether the call at `position` is the one that was predicted."""
         if position >= len(self.steps):

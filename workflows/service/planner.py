@@ -133,6 +133,11 @@ class Planner:
             )  # fmt: skip
         return pod
 
+    def following_s(self, run: Run, step: RunStep) -> float:
+        """How long the run is expected to go on after this step; 0 without a plan."""
+        plan = self._plans.get(run.identity)
+        return plan.following_s(step.number) if plan is not None else 0.0
+
     def ended(self, run: Run, step: RunStep) -> None:
         """A step is over, or was taken back."""
         self._pods.steps.remove(run.identity, step.number)

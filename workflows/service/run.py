@@ -67,6 +67,8 @@ class RunStep:
     predicted: bool = False
     """It was predicted, with these inputs, before it was called."""
     sent_s: float = 0.0
+    due_s: float = 0.0
+    """The run's deadline, less what is expected to follow; known once it is sent."""
     ended_s: float = 0.0
     stages_ms: dict[str, float] = field(default_factory=dict)
     start: str = ""
@@ -261,6 +263,7 @@ def step_document(step: RunStep, begun_s: float) -> dict[str, Any]:
     }
     if step.sent_s:
         document["sent_s"] = round(step.sent_s - begun_s, 6)
+        document["due_s"] = round(step.due_s - begun_s, 6)
     if step.ended_s:
         document["ended_s"] = round(step.ended_s - begun_s, 6)
     if step.start:

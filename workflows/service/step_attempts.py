@@ -85,9 +85,12 @@ class StepAttempts:
         pod = self._planner.place(run, step)
         step.attempts += 1
         step.sent_s = now_s
+        following_s = self._planner.following_s(run, step)
+        step.due_s = run.deadline_s - following_s
         return StepCall(
             step.model, tensors, f"{run.identity}.{step.number}", pod,
             run.deadline_s - now_s, run.identity, step.protocol,
+            following_s,
         )  # fmt: skip
 
 

@@ -47,6 +47,9 @@ ANY_POD: Final = "*"
 RUN_HEADER: Final = "x-pilotlight-run"
 """Asks a pod to keep large outputs for the run; gateways forward it from schedulers only."""
 
+FOLLOWING_HEADER: Final = "x-pilotlight-following-ms"
+"""What the step's run is expected to take after it: the pod runs a step first that leaves less."""
+
 
 @dataclass(frozen=True, slots=True)
 class StepCall:
@@ -63,6 +66,9 @@ class StepCall:
     """The run, whose large outputs stay at the pod; empty: none does."""
     protocol: str = ""
     """See `RunStep`. Of a graph's step the one tensor is the request's body."""
+    following_s: float = 0.0
+    """What the run is expected to take after this step, which is due that long before the run's
+    deadline (Zhang et al. 2025 run batches by arrival)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +109,8 @@ class StepClient:
             "x-pilotlight-deadline-ms": f"{max(1.0, call.left_s * 1000):.0f}",
             **self._secret.headers,
         }
+        if call.following_s > 0.0:
+            headers[FOLLOWING_HEADER] = f"{call.following_s * 1000:.0f}"
         if call.run and not call.protocol:
             headers[RUN_HEADER] = call.run
         headers[POD_HEADER] = call.pod or ANY_POD

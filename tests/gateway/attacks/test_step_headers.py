@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-@pytest.mark.parametrize("name", ["x-pilotlight-run", "x-pilotlight-place-at"])
+@pytest.mark.parametrize(
+    "name", ["x-pilotlight-run", "x-pilotlight-place-at", "x-pilotlight-following-ms"]
+)
 def test_only_schedulers_send_steps(
     redis: servers.RedisServer, tmp_path: Path, name: str
 ) -> None:  # fmt: skip

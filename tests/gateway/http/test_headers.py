@@ -38,12 +38,13 @@ def test_header_is_forwarded(name: str) -> None:
     assert b"\r\n" + name.encode() + b": kept\r\n" in forwarded((name.encode(), b"kept"))
 
 
-def test_the_run_of_a_step_is_forwarded_for_schedulers() -> None:
-    """The gateway refuses it without the pods' secret: `attacks/test_step_headers.py`."""
-    read = read_headers([(b"x-pilotlight-run", b"run-1")])
-    assert read.is_step
-    assert b"x-pilotlight-run: run-1\r\n" in read.forwarded
-    assert not read_headers([(b"x-request-id", b"run-1")]).is_step
+@pytest.mark.parametrize("name", [b"x-pilotlight-run", b"x-pilotlight-following-ms"])
+def test_headers_of_steps_are_forwarded_for_schedulers(name: bytes) -> None:
+    """The gateway refuses them without the pods' secret: `attacks/test_step_headers.py`."""
+    read = read_headers([(name, b"5")])
+    assert read.step_header == name
+    assert name + b": 5\r\n" in read.forwarded
+    assert not read_headers([(b"x-request-id", b"5")]).step_header
 
 
 def test_blanks_after_a_value_are_removed() -> None:

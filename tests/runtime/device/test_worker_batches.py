@@ -148,6 +148,26 @@ def test_batches_by_deadline_up_to_the_limit(device: DeviceWorker) -> None:
     assert model.batches[1:] == [[40, 45], [50, 55]]
 
 
+def test_a_step_that_leaves_less_time_to_others_runs_first(device: DeviceWorker) -> None:
+    model = Model(max_batch_size=1)
+    deadline_s = time.monotonic() + 50
+
+    async def run() -> None:
+        await behind_another(
+            device,
+            model,
+            lambda tasks: [
+                tasks.create_task(
+                    model.ask(device, left, deadline_s=deadline_s, due_s=deadline_s - left)
+                )
+                for left in (5, 90, 0, 20)
+            ],
+        )
+
+    asyncio.run(run())
+    assert model.batches[1:] == [[90], [20], [5], [0]]
+
+
 def test_most_urgent_model_runs_first(device: DeviceWorker) -> None:
     first, second = Model(), Model()
     order: list[str] = []

@@ -103,9 +103,9 @@ class WorkflowHarness:
         assert response.status_code == 200, response.text
         return response.json()["result"]
 
-    def start(self, name: str, arguments: Any = None) -> str:
+    def start(self, name: str, arguments: Any = None, **headers: str) -> str:
         """Begin a run without waiting; its URL."""
-        response = self.run(name, arguments, prefer="respond-async")
+        response = self.run(name, arguments, prefer="respond-async", **headers)
         assert response.status_code == 202, response.text
         return f"{self.pool.gateway.url}{response.headers['location']}"
 

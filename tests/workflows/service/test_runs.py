@@ -65,6 +65,17 @@ def test_a_seen_workflow_is_predicted(harness: WorkflowHarness) -> None:
     assert [each["model"] for each in document["plans"][0]["steps"]] == ["writer", "judge"]
 
 
+def test_a_step_is_due_before_those_that_are_expected_after_it(harness: WorkflowHarness) -> None:
+    name = harness.deploy(TWO_STEPS)
+    for _ in range(3):
+        harness.result(name, {"text": "a"})
+    document = harness.wait_ended(
+        harness.start(name, {"text": "a"}, x_pilotlight_deadline_ms="20000")
+    )
+    first, last = (step["due_s"] for step in document["steps"])
+    assert first < last == pytest.approx(20.0, abs=0.1)
+
+
 def test_planned_steps_are_announced_while_a_run_is_under_way(harness: WorkflowHarness) -> None:
     name = harness.deploy(
         """
