@@ -49,8 +49,9 @@ NOT_STARTED: Final = "0"
 """Status of a request that was passed on, which the device process counts."""
 _PASSED_HEADERS: Final = frozenset(
     {
-        "x-pilotlight-stage", "x-pilotlight-run", "x-pilotlight-step-queue", "x-pilotlight-following-ms",
-        "x-pilotlight-simulate", "content-encoding", "transfer-encoding",
+        "x-pilotlight-stage", "x-pilotlight-run", "x-pilotlight-step-queue",
+        "x-pilotlight-following-ms", "x-pilotlight-simulate", "content-encoding",
+        "transfer-encoding",
     }
 )  # fmt: skip
 

@@ -41,10 +41,13 @@ class PickledModel(ModelElsewhere):
         inputs: tuple[Tensor, ...],
         *,
         deadline_s: float | None = None,
-        due_s: float | None = None,  # noqa: ARG002 - its process takes one request after the other
+        due_s: float | None = None,
         policy: ModelPolicy | None = None,
     ) -> InferenceResult[tuple[Tensor, ...]]:
-        """The outputs of checked inputs, alone; raises as `Estimators.infer` does."""
+        """The outputs of checked inputs, alone; raises as `Estimators.infer` does.
+
+        `due_s` changes nothing: its process takes requests in the order of their arrival.
+        """
         self.device_model.policy = policy or self.device_model.policy
         begun_s = time.monotonic()
         outputs = await self._estimators.infer(

@@ -55,12 +55,13 @@ class ProxiedModel(ModelElsewhere):
         inputs: tuple[Tensor, ...],
         *,
         deadline_s: float | None = None,
-        due_s: float | None = None,  # noqa: ARG002 - the server has a queue of its own
+        due_s: float | None = None,
         policy: ModelPolicy | None = None,
     ) -> InferenceResult[tuple[Tensor, ...]]:
         """The server's outputs; raises ServerUnavailable, ServerLost, InferenceHung.
 
         Raises InvalidRequest for tensors that the server refuses, InferenceFailed where it fails.
+        `due_s` changes nothing: the server has a queue of its own.
         """
         self.device_model.policy = policy or self.device_model.policy
         takes_binary = self.server.info is not None and self.server.info.takes_binary
