@@ -37,6 +37,7 @@ def hung_batches(url: str) -> float:
     return metric(url, "pilotlight_batches_total", model="default/m", outcome="hung")
 
 
+@pytest.mark.slow
 def test_a_hanging_model_is_broken_alone(cluster: Cluster, models: Path, tmp_path: Path) -> None:
     spec = cluster.declare("m", endless(models, tmp_path))
     cluster.declare("other", models / "tiny-bert")

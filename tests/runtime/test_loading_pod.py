@@ -302,6 +302,7 @@ def test_restarted_pod_adopts_what_is_on_disk(
         assert predict(pod.url, "m", "x").headers["x-pilotlight-start"] == "disk"
 
 
+@pytest.mark.slow
 def test_load_that_lost_its_claim_is_dropped(cluster: Cluster, models: Path) -> None:
     spec = cluster.declare("m", models / "tiny-bert")
     pod = cluster.pod(link_rate=50_000)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 from registry.domain.model import RoutingPolicy
 from tests.gateway.gateway_harness import wait_counts
 from tests.servers import wait_until
@@ -52,6 +54,7 @@ def test_an_innocent_request_survives_the_death_of_its_pod(harness: GatewayHarne
     assert living.counts("pod-b")["executed"] == 4
 
 
+@pytest.mark.slow
 def test_a_served_request_is_not_suspected_for_earlier_losses(harness: GatewayHarness) -> None:
     spec = harness.declare(routing=RoutingPolicy.LEAST_LOADED)
     for name in ("pod-a", "pod-b", "pod-c"):

@@ -170,6 +170,7 @@ def test_a_host_names_a_model_of_the_same_tenant(guarded: GuardedGateway, model:
     assert guarded.send(path, token, host="wise.blue.example.com").status_code == 403
 
 
+@pytest.mark.slow
 def test_rotated_keys_of_an_issuer_replace_the_old_ones(
     guarded: GuardedGateway, model: ModelSpec
 ) -> None:

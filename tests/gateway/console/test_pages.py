@@ -113,6 +113,7 @@ def test_a_model_page_shows_its_state(shared: GatewayHarness, spec: ModelSpec) -
     assert page(shared, "/models/default/absent").status_code == 404
 
 
+@pytest.mark.slow
 def test_while_redis_is_away_pages_say_how_old_they_are(
     client: httpx.Client, tmp_path: Path
 ) -> None:

@@ -122,6 +122,7 @@ async def test_an_optimistic_reservation_that_lasts_is_registered(
     await harness.wait_slots_used("pod-a", 0)
 
 
+@pytest.mark.slow
 @with_dispatcher
 async def test_a_refused_registration_is_retried_while_the_request_continues(
     harness: DispatcherHarness, monkeypatch: pytest.MonkeyPatch

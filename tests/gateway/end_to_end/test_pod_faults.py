@@ -208,6 +208,7 @@ def test_an_unreachable_pod_is_avoided(harness: GatewayHarness) -> None:
     harness.run(lambda registry: registry.deregister_pod("pod-a", epoch))
 
 
+@pytest.mark.slow
 def test_a_request_waits_for_a_pod_that_registered_again_while_busy(
     harness: GatewayHarness,
 ) -> None:
@@ -262,6 +263,7 @@ def test_a_killed_pod_costs_few_responses_and_no_slot(harness: GatewayHarness) -
     assert harness.predict(spec).headers["x-pilotlight-pod"] == "pod-b"
 
 
+@pytest.mark.slow
 def test_a_load_claimed_by_a_dead_pod_is_started_elsewhere(harness: GatewayHarness) -> None:
     spec = harness.declare(routing=QUEUEING)
     dying = harness.start_pods("pod-a", lease_s=3)

@@ -104,6 +104,7 @@ def test_arrivals_do_not_wait_for_responses(tmp_path: Path) -> None:
     assert [row["status"] for row in rows] == [200] * 30
 
 
+@pytest.mark.slow
 def test_requests_beyond_the_bound_fail_at_once(tmp_path: Path) -> None:
     models = ["hold", "hold", "plain", "plain", "hold", "plain"]
     with odd_server() as server:

@@ -90,6 +90,7 @@ def test_serves_nothing_outside_the_root(client: S3Client, key: str) -> None:
         _read(client, key)
 
 
+@pytest.mark.slow
 def test_etag_is_the_md5_of_the_present_content(client: S3Client, root: Path) -> None:
     replaced = root / "models" / "a" / "replaced"
     for body in (b"first", b"second and longer", b"third, and longer"):

@@ -167,6 +167,7 @@ def tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ssl.SSLContext:
     return context
 
 
+@pytest.mark.slow
 async def test_a_cluster_is_asked_and_used_over_tls(
     executable: str, tmp_path: Path, tls: ssl.SSLContext
 ) -> None:
@@ -206,6 +207,7 @@ async def test_an_untrusted_certificate_is_refused(
         await find_server(f"rediss+cluster://127.0.0.1:{port}", "k")
 
 
+@pytest.mark.slow
 async def test_a_url_names_the_authorities_it_trusts(
     executable: str, tmp_path: Path, tls: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,6 +6,8 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
+import pytest
+
 from registry.domain.model import Tier
 from registry.domain.pod import PodInfo
 from registry.redis.client import Registry
@@ -55,6 +57,7 @@ def read_pod(redis_url: str) -> PodState | None:
     return asyncio.run(read())
 
 
+@pytest.mark.slow
 @run_async
 async def test_a_blocked_event_loop_does_not_lose_the_lease(redis: servers.RedisServer) -> None:
     registry = Registry(redis.url, POOL)

@@ -78,7 +78,13 @@ def test_requests_reach_pods_and_other_pods_encrypted(
         assert answer.model_name
 
 
-@pytest.mark.parametrize("names", [(PART_NAME,), ("pods.example.com",)], ids=["authority", "name"])
+@pytest.mark.parametrize(
+    "names",
+    [
+        pytest.param((PART_NAME,), id="authority", marks=pytest.mark.slow),
+        pytest.param(("pods.example.com",), id="name"),
+    ],
+)
 def test_a_gateway_sends_nothing_to_a_pod_it_cannot_verify(
     cluster: Cluster, models: Path, tmp_path: Path, folder: Path, names: tuple[str, ...]
 ) -> None:
@@ -130,6 +136,7 @@ async def test_autoscaler_and_schedulers_reach_pods_encrypted(
     assert tiers == {pod.name: "device"}
 
 
+@pytest.mark.slow
 def test_renewed_certificates_are_used_for_new_connections(
     cluster: Cluster, folder: Path, tmp_path: Path
 ) -> None:

@@ -135,7 +135,14 @@ def _spoil(cache: Any) -> None:
         allocator.cache_tensor.fill_(1e6)
 
 
-@pytest.mark.parametrize("make", [gpt2, llama, mistral])
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(gpt2, marks=pytest.mark.slow),
+        pytest.param(llama, marks=pytest.mark.slow),
+        mistral,
+    ],
+)
 def test_logits_and_tokens_are_those_of_gathered_pages(device: DeviceWorker, make: object) -> None:
     """Within 1e-5 of logits of about 0.1: prompts of several steps, shared pages, a window."""
     assert callable(make)

@@ -107,7 +107,7 @@ async def texts(engine: TransformersEngine, count: int = 3) -> list[list[int]]:
         return await asyncio.gather(*map(one, range(count)))
 
 
-@pytest.mark.parametrize("make", [gpt2, llama, mistral])
+@pytest.mark.parametrize("make", [gpt2, pytest.param(llama, marks=pytest.mark.slow), mistral])
 def test_tokens_are_those_without_graphs(
     device: DeviceWorker, make: Callable[[], PreTrainedModel]
 ) -> None:

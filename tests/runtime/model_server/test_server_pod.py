@@ -190,6 +190,7 @@ def test_a_load_that_hangs_fails_after_its_time(
     assert _infer(pod, "good") == [TOTAL]
 
 
+@pytest.mark.slow
 def test_a_load_that_hangs_holds_up_no_other(
     cluster: Cluster, server: WrittenServer, tmp_path: Path
 ) -> None:
@@ -321,6 +322,7 @@ def test_a_pod_waits_for_a_server_that_is_absent_at_its_start(
         server.kill()
 
 
+@pytest.mark.slow
 def test_a_url_of_something_else_keeps_the_pod_unready_and_is_named(
     cluster: Cluster, s3: servers.S3Server, tmp_path: Path
 ) -> None:
@@ -332,6 +334,7 @@ def test_a_url_of_something_else_keeps_the_pod_unready_and_is_named(
     assert f"the model server at {s3.url} is not live" in log
 
 
+@pytest.mark.slow
 def test_two_pods_cannot_share_a_repository(
     cluster: Cluster, server: WrittenServer, tmp_path: Path
 ) -> None:

@@ -140,14 +140,9 @@ def test_the_store_of_a_long_loop_stays_bounded(
         assert response.json()["result"] == [VALUES // 4, [2.0**41] * 4]
 
 
-@pytest.mark.parametrize(
-    "use",
-    [
-        pytest.param("await once", marks=pytest.mark.slow),
-        'await model("double")(features=once)',
-    ],
-)
-@pytest.mark.parametrize("loss", ["dropped", pytest.param("killed", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("use", ["await once", 'await model("double")(features=once)'])
+@pytest.mark.parametrize("loss", ["dropped", "killed"])
 def test_a_lost_tensor_is_made_again(
     cluster: Cluster, programs: Path, tmp_path: Path, forkserver: servers.Forkserver, use: str,
     loss: str,

@@ -34,6 +34,7 @@ def measured_s(state: ClusterState, tier: TransferTier) -> float | None:
     return None if found is None else found.seconds
 
 
+@pytest.mark.slow
 def test_transfers_are_measured_by_tier(cluster: Cluster, doubling: Path, tmp_path: Path) -> None:
     spec = cluster.declare("double", doubling)
     node = str(tmp_path / "node")

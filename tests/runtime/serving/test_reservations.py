@@ -6,6 +6,8 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
+import pytest
+
 from registry.domain.reservation import Granted, LoadMode, Refusal, ReservationRequest
 from tests import servers
 from tests.runtime.http import predict
@@ -45,6 +47,7 @@ def counts(cluster: Cluster) -> dict[str, tuple[int, int]]:
     return cluster.do(look)
 
 
+@pytest.mark.slow
 def test_reservation_ends_before_the_slot_is_free(cluster: Cluster, models: Path) -> None:
     spec = cluster.declare("m", models / "tiny-bert")
     pod = cluster.pod(allow_simulated_work=True)

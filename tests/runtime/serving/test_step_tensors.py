@@ -116,6 +116,7 @@ def kill(pod: servers.Pod, forkserver: servers.Forkserver) -> None:
     forkserver.events.append(forkserver.wait_event(exited=pod.name))
 
 
+@pytest.mark.slow
 def test_pods_of_one_node_share_memory_and_a_killed_one_leaves_none(
     cluster: Cluster, doubling: Path, tmp_path: Path, forkserver: servers.Forkserver
 ) -> None:

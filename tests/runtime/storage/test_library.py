@@ -130,6 +130,7 @@ def test_a_storage_that_sends_nothing_is_given_up(tmp_path: Path) -> None:
     assert not (tmp_path / "staging").exists()
 
 
+@pytest.mark.slow
 @needs_kserve_storage
 def test_a_google_storage_that_fails_is_given_up_before_its_library_stops_trying(
     tmp_path: Path,
