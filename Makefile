@@ -10,7 +10,7 @@ LOCKS := requirements.lock requirements-nodeps.lock
 STAMP := $(VENV)/.installed-$(shell cat $(LOCKS) | cksum | tr -s ' \t' '-')
 PYTEST := $(BIN)/python -m pytest
 FLAGS ?=
-WORKERS ?= 4
+WORKERS ?= 3
 FAULTS ?= 1000
 KILLS ?= 200
 LIMIT ?= 10800
@@ -47,7 +47,7 @@ demo-formats: $(STAMP)  ## Run the demo of ONNX, XGBoost, LightGBM and scikit-le
 up: $(STAMP)  ## Run the platform on this machine until Ctrl-C (FLAGS="--pods 4 -f manifests/samples")
 	@$(BIN)/python -P -m pilotlight up $(FLAGS)
 
-test: $(STAMP)  ## Run the quick tests in four processes, which wait for servers much of the time (WORKERS=0: in one)
+test: $(STAMP)  ## Run the quick tests in three processes, which wait for servers much of the time (WORKERS=0: in one)
 	@echo "Skipping tests/kubernetes, which needs a cluster: make test-kubernetes"
 	$(PYTEST) -m "not slow and not gpu and not kubernetes" -n $(WORKERS) --dist loadfile $(FLAGS)
 

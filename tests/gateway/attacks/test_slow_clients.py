@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from registry.domain.model import ModelSpec
     from tests.gateway.gateway_harness import GatewayHarness
 
+pytestmark = pytest.mark.slow
+
 MIB = 1 << 20
 PROMPT_S = 10.0
 """Far below the body timeout of 30 s, for which a slow client once held its slot."""

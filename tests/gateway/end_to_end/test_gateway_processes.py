@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+pytestmark = pytest.mark.slow
+
 QUEUEING = RoutingPolicy.COLOCATION_QUEUEING
 
 
@@ -101,7 +103,6 @@ def test_two_gateways_load_once(harness: GatewayHarness, second_gateway: servers
         assert pods.total("loads") == before + 1
 
 
-@pytest.mark.slow
 def test_reservations_of_a_killed_gateway_expire(harness: GatewayHarness, tmp_path: Path) -> None:
     spec, pods = harness.start_warm_pod(routing=QUEUEING)
     with servers.gateway(
@@ -122,7 +123,6 @@ def test_reservations_of_a_killed_gateway_expire(harness: GatewayHarness, tmp_pa
         harness.wait_idle(pods)
 
 
-@pytest.mark.slow
 def test_a_long_request_keeps_its_reservation(
     harness: GatewayHarness, short_timeout_gateway: servers.Gateway
 ) -> None:
@@ -172,7 +172,6 @@ def test_sigterm_lets_requests_in_flight_finish(harness: GatewayHarness, tmp_pat
         assert "Traceback" not in leaving.log
 
 
-@pytest.mark.slow
 def test_a_drain_ends_at_its_timeout(harness: GatewayHarness, tmp_path: Path) -> None:
     spec, pods = harness.start_warm_pod()
     with servers.gateway(

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     from registry.redis.client import Registry
 
+pytestmark = pytest.mark.slow
+
 QUEUEING = RoutingPolicy.COLOCATION_QUEUEING
 
 

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
     from tests.runtime.conftest import Cluster
 
+pytestmark = pytest.mark.slow
+
 FRONTS = 2
 FRONT_SCORE = "500"
 """`oom_score_adj` of fronts, and of no other process of a pod."""

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
     from tests.runtime.conftest import Cluster
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[WrittenServer]:
@@ -190,7 +192,6 @@ def test_a_load_that_hangs_fails_after_its_time(
     assert _infer(pod, "good") == [TOTAL]
 
 
-@pytest.mark.slow
 def test_a_load_that_hangs_holds_up_no_other(
     cluster: Cluster, server: WrittenServer, tmp_path: Path
 ) -> None:
@@ -207,7 +208,6 @@ def test_a_load_that_hangs_holds_up_no_other(
         assert waiting.result().status_code == 503
 
 
-@pytest.mark.slow
 def test_a_server_that_is_deaf_in_an_inference_is_not_away(
     cluster: Cluster, server: WrittenServer, tmp_path: Path
 ) -> None:
@@ -270,7 +270,6 @@ def test_a_server_that_dies_in_a_batch_takes_no_other_pod_along(
         assert _infer(pod, "good") == [TOTAL]
 
 
-@pytest.mark.slow
 def test_a_server_that_hangs_makes_its_pod_not_ready_until_it_is_back(
     cluster: Cluster, server: WrittenServer, tmp_path: Path
 ) -> None:
@@ -322,7 +321,6 @@ def test_a_pod_waits_for_a_server_that_is_absent_at_its_start(
         server.kill()
 
 
-@pytest.mark.slow
 def test_a_url_of_something_else_keeps_the_pod_unready_and_is_named(
     cluster: Cluster, s3: servers.S3Server, tmp_path: Path
 ) -> None:
@@ -334,7 +332,6 @@ def test_a_url_of_something_else_keeps_the_pod_unready_and_is_named(
     assert f"the model server at {s3.url} is not live" in log
 
 
-@pytest.mark.slow
 def test_two_pods_cannot_share_a_repository(
     cluster: Cluster, server: WrittenServer, tmp_path: Path
 ) -> None:

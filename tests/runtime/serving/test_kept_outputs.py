@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     from tests.runtime.conftest import Cluster
 
+pytestmark = pytest.mark.slow
+
 VALUES = 32768
 """128 KiB."""
 TOO_LARGE = 100_000
@@ -140,7 +142,6 @@ def test_the_store_of_a_long_loop_stays_bounded(
         assert response.json()["result"] == [VALUES // 4, [2.0**41] * 4]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("use", ["await once", 'await model("double")(features=once)'])
 @pytest.mark.parametrize("loss", ["dropped", "killed"])
 def test_a_lost_tensor_is_made_again(
