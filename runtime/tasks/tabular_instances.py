@@ -15,12 +15,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 INPUT = "input-0"
+MAX_ROWS = 1 << 18
+"""Far more than of texts or images: a row takes microseconds, and clients score whole tables."""
 _NUMBERS = frozenset({int, float, type(None)})
 
 
 def instance_tensors(instances: Sequence[Any]) -> list[Tensor]:
     """The tensors of a V1 body's instances; `null` is a missing number. Raises InvalidRequest."""
-    check_item_count(len(instances))
+    check_item_count(len(instances), MAX_ROWS)
     rows = _flattened(instances)
     if all(isinstance(row, dict) for row in rows):
         return _columns(rows)
@@ -38,7 +40,7 @@ def _flattened(instances: Sequence[Any]) -> Sequence[Any]:
     """Without one level, where each instance is a list of objects (data frames by rows)."""
     if all(isinstance(each, list) and each and isinstance(each[0], dict) for each in instances):
         rows = [row for each in instances for row in each]
-        check_item_count(len(rows))
+        check_item_count(len(rows), MAX_ROWS)
         return rows
     return instances
 
@@ -73,7 +75,7 @@ def _columns(rows: Sequence[Mapping[str, Any]]) -> list[Tensor]:
             columns[name] += value if isinstance(value, list) else [value]
     if not names:
         raise InvalidRequest("instances must have one column or more, had none")
-    check_item_count(len(columns[names[0]]))
+    check_item_count(len(columns[names[0]]), MAX_ROWS)
     return [_column(name, values) for name, values in columns.items()]
 
 

@@ -107,10 +107,10 @@ def _is_shape(shape: Any) -> bool:
     return bool(math.prod(max(size, 1) for size in shape) <= MAX_ELEMENTS)
 
 
-def check_item_count(count: int) -> None:
-    """Raise InvalidRequest for a request without items, or with more than `MAX_ITEMS`."""
-    if not 0 < count <= MAX_ITEMS:
-        raise InvalidRequest(f"a request must hold 1 to {MAX_ITEMS} items, held {count}")
+def check_item_count(count: int, most: int = MAX_ITEMS) -> None:
+    """Raise InvalidRequest for a request without items, or with more than `most`."""
+    if not 0 < count <= most:
+        raise InvalidRequest(f"a request must hold 1 to {most} items, held {count}")
 
 
 def check_unique_names(names: Sequence[str], where: str) -> None:

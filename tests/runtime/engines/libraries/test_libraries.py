@@ -11,6 +11,7 @@ import pytest
 from pilotlight.sample_models.make_tabular import MAKERS, iris
 from registry.domain.model import Task
 from runtime.errors import InvalidRequest, ModelInvalid
+from runtime.tasks.tabular_instances import instance_tensors
 from runtime.wire.tensors import Tensor, bytes_tensor, numeric_tensor
 from tests.runtime.engines.libraries.loaded import load
 
@@ -59,6 +60,18 @@ def test_v1_and_v2_answer_as_the_library(name: str, folders: dict[str, Path]) ->
     (output,) = model.v2([numeric_tensor("any", np.asarray(ROWS, np.float32))])
     assert output.name == "output-0"
     np.testing.assert_allclose(output.data, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", TABULAR)
+def test_a_whole_table_is_one_request(name: str, folders: dict[str, Path]) -> None:
+    rows = np.random.default_rng(0).random((5000, 4)).round(3).tolist()
+    expected = _expected(name, folders[name], rows)
+    np.testing.assert_allclose(load(folders[name]).v1(rows), expected, rtol=1e-6)
+
+
+def test_a_table_has_a_limit() -> None:
+    with pytest.raises(InvalidRequest, match="1 to 262144 items, held 262145"):
+        instance_tensors([[1.0]] * 262_145)
 
 
 def test_xgboost_in_its_binary_form(folders: dict[str, Path], tmp_path: Path) -> None:
