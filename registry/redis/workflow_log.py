@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 MAX_TAKEN: Final = 16
 """Runs taken over at once; other schedulers take the next ones."""
+GAP: Final = "gap"
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,13 +108,24 @@ class WorkflowLog:
         return int(result[1]) if result[0] == "begun" else None
 
     def append(
-        self, run: str, token: int, entry: Mapping[str, Any], on_result: Callable[[Any], None]
-    ) -> None:
-        """Append to the journal without waiting.
+        self, run: str, token: int, index: int, entry: Mapping[str, Any],
+        on_result: Callable[[Any], None],
+    ) -> None:  # fmt: skip
+        """Append to the journal without waiting; `index` entries precede it.
 
-        `on_result` gets False where the caller does not own the run, or a RegistryUnavailable.
+        `on_result` gets False where the caller does not own the run, `GAP` where entries before it
+        are missing, or a RegistryUnavailable.
         """
-        self._transactions.submit_with_callback(on_result, "append_run", run, token, _text(entry))
+        self._transactions.submit_with_callback(
+            on_result, "append_run", run, token, index, _text(entry)
+        )
+
+    async def replace_entries(
+        self, run: str, token: int, entries: Sequence[Mapping[str, Any]]
+    ) -> bool:
+        """Write the whole journal anew; False: the caller does not own the run any more."""
+        texts = [_text(each) for each in entries]
+        return bool(await self._submit("replace_run_entries", run, token, texts))
 
     async def end_run(
         self, run: str, token: int, result: Mapping[str, Any], *, kept_s: float

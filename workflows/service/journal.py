@@ -6,12 +6,12 @@ Results of steps are in it where they are small, and the order in which outputs 
 from __future__ import annotations
 
 import base64
-import logging
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
 from registry.domain.model import ModelName
 from registry.errors import RegistryUnavailable
+from registry.redis.workflow_log import GAP
 from workflows.service.policy import SchedulingPolicy
 from workflows.service.run import Delivery, RecordedStep, Run
 from workflows.service.tensors import StoredTensor, outputs_bytes
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from registry.redis.workflow_log import TakenRun, WorkflowLog
     from workflows.service.run import RunStep
-
-logger = logging.getLogger(__name__)
 
 MAX_INLINE_BYTES: Final = 64 * 1024
 """Outputs of a step up to this size are in the journal; others are computed again."""
@@ -38,33 +36,39 @@ class Journal:
 
     def step_ended(self, run: Run, step: RunStep) -> None:
         """Record a step's result."""
-        entry: dict[str, Any] = {"step": step.number, "digest": step.digest}
-        if step.error is not None:
-            entry["error"] = step.error
-        elif step.outputs is not None:
-            is_small = outputs_bytes(step.outputs) <= MAX_INLINE_BYTES
-            if is_small and not step.has_data_elsewhere:
-                entry["outputs"] = _encoded(step.outputs)
-        self._append(run, entry)
+        self._append(run, _step_entry(step))
 
     def delivered(self, run: Run, delivery: Delivery) -> None:
         """Record what the run's code got next."""
-        entry: dict[str, Any] = {"delivered": delivery.step}
-        if delivery.text_to is not None:
-            entry |= {"text_to": delivery.text_to, "is_end": delivery.is_end}
-        self._append(run, entry)
+        self._append(run, _delivery_entry(delivery))
 
     def _append(self, run: Run, entry: Mapping[str, Any]) -> None:
         def on_result(result: object) -> None:
             if result is False:
                 self._on_lost(run.identity)
-            elif isinstance(result, RegistryUnavailable):
-                logger.debug("journal entry lost", extra={"run": run.identity})
+            elif result == GAP or isinstance(result, RegistryUnavailable):
+                run.has_gap = True
 
-        self._log.append(run.identity, run.token, entry, on_result)
+        self._log.append(run.identity, run.token, run.journalled, entry, on_result)
+        run.journalled += 1
+
+    async def write_again(self, run: Run) -> None:
+        """Write the whole journal, of which the registry lacks entries.
+
+        Raises RegistryUnavailable.
+        """
+        entries = _all_entries(run)
+        run.journalled, run.has_gap = len(entries), False
+        try:
+            is_owned = await self._log.replace_entries(run.identity, run.token, entries)
+        except RegistryUnavailable:
+            run.has_gap = True
+            raise
+        if not is_owned:
+            self._on_lost(run.identity)
 
     async def begin_again(self, run: Run, owner: str, *, lease_s: float) -> bool:
-        """Write the whole journal of a run that the registry has lost; False: it exists.
+        """Begin a run that the registry has lost, with its whole journal; False: it exists.
 
         Raises RegistryUnavailable.
         """
@@ -72,12 +76,45 @@ class Journal:
         if token is None:
             return False
         run.token = token
-        for step in run.steps:
-            if step.is_over:
-                self.step_ended(run, step)
-        for delivery in run.delivered:
-            self.delivered(run, delivery)
+        await self.write_again(run)
         return True
+
+
+def _all_entries(run: Run) -> list[dict[str, Any]]:
+    """All that is known of a run, also what its code has not come to again."""
+    steps = [_step_entry(step) for step in run.steps if step.is_over]
+    later = [
+        _recorded_entry(number, step)
+        for number, step in run.recorded.items()
+        if number >= len(run.steps)
+    ]
+    deliveries = [_delivery_entry(each) for each in (*run.delivered, *run.deliveries)]
+    return [*steps, *later, *deliveries]
+
+
+def _step_entry(step: RunStep) -> dict[str, Any]:
+    outputs = step.outputs
+    if outputs is not None and (
+        outputs_bytes(outputs) > MAX_INLINE_BYTES or step.has_data_elsewhere
+    ):
+        outputs = None
+    return _recorded_entry(step.number, RecordedStep(step.digest, outputs, step.error))
+
+
+def _recorded_entry(number: int, step: RecordedStep) -> dict[str, Any]:
+    entry: dict[str, Any] = {"step": number, "digest": step.digest}
+    if step.error is not None:
+        entry["error"] = step.error
+    elif step.outputs is not None:
+        entry["outputs"] = _encoded(step.outputs)
+    return entry
+
+
+def _delivery_entry(delivery: Delivery) -> dict[str, Any]:
+    entry: dict[str, Any] = {"delivered": delivery.step}
+    if delivery.text_to is not None:
+        entry |= {"text_to": delivery.text_to, "is_end": delivery.is_end}
+    return entry
 
 
 def resumed_run(taken: TakenRun) -> Run:
@@ -91,6 +128,7 @@ def resumed_run(taken: TakenRun) -> Run:
         float(head["deadline_s"]),
         SchedulingPolicy(head["scheduling"]),
         token=taken.token,
+        journalled=len(taken.entries),
         resumptions=int(head.get("resumptions", 0)) + 1,
     )
     run.recorded, run.deliveries = read_entries(taken.entries)

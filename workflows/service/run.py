@@ -161,6 +161,10 @@ class Run:
     features: frozenset[str] = frozenset()
     token: int = 0
     """Fencing token of its ownership."""
+    journalled: int = 0
+    """Entries that its journal must have."""
+    has_gap: bool = False
+    """Entries are missing in its journal, which is to be written anew."""
     status: RunStatus = RunStatus.RUNNING
     result: Any = None
     error: Mapping[str, Any] | None = None

@@ -338,6 +338,8 @@ class Scheduler:
             )
             if not is_begun:
                 await self._check_lost(identity)
+        for run in [each for each in self._active.values() if each.has_gap]:
+            await self._journal.write_again(run)
         for identity in await self._log.cancelled_runs(list(self._active)):
             if identity in self._active:
                 self._executor.cancel(self._active[identity])

@@ -69,7 +69,7 @@ class StepAttempts:
                 if losses >= MAX_ATTEMPTS:
                     raise StepError(str(error), "step-lost", 503) from error
                 pause_s = min(_FIRST_PAUSE_S * 2 ** min(step.attempts - 1, 8), _MAX_PAUSE_S)
-                await asyncio.sleep(pause_s)
+                await asyncio.sleep(max(pause_s, error.pause_s))
                 continue
             if text is not None and text.differs:
                 raise StepError(

@@ -46,6 +46,9 @@ ANY_POD: Final = "*"
 
 RUN_HEADER: Final = "x-pilotlight-run"
 """Asks a pod to keep large outputs for the run; gateways forward it from schedulers only."""
+_MAX_TRIAL_PAUSE_S: Final = 10.0
+"""Gateways let a request that lost two pods by chance be tried again after 5 s. A longer pause
+says that it is held for the cause."""
 
 FOLLOWING_HEADER: Final = "x-pilotlight-following-ms"
 """What the step's run is expected to take after it: the pod runs a step first that leaves less."""
@@ -187,10 +190,17 @@ def _failure(
     reason = headers.get("x-pilotlight-reason", "step-failed")
     if status in (502, 503) and reason in {"pod-lost", "not-taken", "draining", "not-ready"}:
         return StepLost(f"{reason}: {text}", was_sent=reason in {"pod-lost", "not-taken"})
+    pause_s = _seconds(headers.get("retry-after", ""))
+    if reason == "lost-pods" and 0 < pause_s <= _MAX_TRIAL_PAUSE_S:
+        return StepLost(f"{reason}: {text}", pause_s=pause_s)
     refusal = headers.get("x-pilotlight-not-executed")
     if refusal == "step-queue" or (refusal == "no-memory" and "retry-after" in headers):
         return StepLost(f"{refusal}: {text}", was_sent=False)
     return StepError(f"model {model.name}: {text}", reason, status)
+
+
+def _seconds(header: str) -> float:
+    return float(header) if header.isdecimal() else 0.0
 
 
 def resolved_inputs(

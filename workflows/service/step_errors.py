@@ -29,9 +29,10 @@ class InputsLost(Exception):
 class StepLost(Exception):
     """The step may be sent again: its pod or the gateway is gone, or has no room for it now.
 
-    `was_sent`: it may have been the cause.
+    `was_sent`: it may have been the cause. `pause_s`: until then the gateway refuses it.
     """
 
-    def __init__(self, message: str, *, was_sent: bool = True) -> None:
+    def __init__(self, message: str, *, was_sent: bool = True, pause_s: float = 0.0) -> None:
         super().__init__(message)
         self.was_sent = was_sent
+        self.pause_s = pause_s

@@ -74,10 +74,20 @@ function op.begin_run(run, head, owner, lease_ms)
   return {'begun', token}
 end
 
--- False: the caller does not own the run any more.
-function op.append_run(run, token, entry)
+-- `index`: how many entries precede it; 'gap' where not as many are here, since what is behind a gap
+-- would be taken for what came next. False: the caller does not own the run any more.
+function op.append_run(run, token, index, entry)
   if not owns(run, token) then return false end
+  if redis.call('LLEN', entries_key(run)) ~= index then return 'gap' end
   redis.call('RPUSH', entries_key(run), entry)
+  return true
+end
+
+-- False: the caller does not own the run any more.
+function op.replace_run_entries(run, token, entries)
+  if not owns(run, token) then return false end
+  redis.call('DEL', entries_key(run))
+  for _, entry in ipairs(entries) do redis.call('RPUSH', entries_key(run), entry) end
   return true
 end
 

@@ -53,11 +53,21 @@ def test_a_step_waits_for_a_place_in_a_step_queue() -> None:
     assert not failure.was_sent
 
 
+def test_a_step_that_lost_pods_by_chance_is_sent_again_after_a_pause() -> None:
+    failure = respond("x-pilotlight-reason: lost-pods", "retry-after: 5")
+    assert isinstance(failure, StepLost)
+    assert failure.was_sent
+    assert failure.pause_s == 5
+
+
 @pytest.mark.parametrize(
     "headers",
     [
         pytest.param((NO_MEMORY,), id="model-too-large-for-any-pod"),
         pytest.param(("retry-after: 1",), id="load-failed"),
+        pytest.param(
+            ("x-pilotlight-reason: lost-pods", "retry-after: 300"), id="pods-lost-by-the-step"
+        ),
     ],
 )
 def test_other_refusals_fail_the_step(headers: tuple[str, ...]) -> None:

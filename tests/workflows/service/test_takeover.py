@@ -125,6 +125,51 @@ def test_a_key_finds_the_run_of_another_scheduler(harness: WorkflowHarness) -> N
         assert first.result(timeout=60) == "ab"
 
 
+def test_a_run_is_resumed_although_the_registry_lost_an_entry_of_its_journal(
+    harness: WorkflowHarness,
+) -> None:
+    """Else what the code got after the lost entry would be taken for what it got first."""
+    name = harness.deploy(
+        """
+        @workflow(deadline="60s")
+        async def gap(text: str):
+            first = (await model("writer")(text))["text"]
+            second = (await model("writer")(first + "b"))["text"]
+            third = (await model("hold-writer")(second + "c"))["text"]
+            return (await model("hold-writer")(third + "d"))["text"]
+        """
+    )
+    location, pool, lost = harness.start(name, {"text": "a"}), harness.pool, b'{"delivered":0}'
+    entries = f"run-entries:{location.rpartition('/')[2]}"
+    with redis.Redis.from_url(pool.redis_url) as client:
+        [key] = _keys_when_there(client, f"*{entries}")
+        servers.wait_until(lambda: client.llen(key) == 4, what="two steps and their deliveries")
+        assert client.lrem(key, 1, lost) == 1
+
+        def is_last_step() -> bool:
+            harness.release()
+            return len(harness.status(location)["steps"]) == 4
+
+        servers.wait_until(is_last_step, what="last step")
+        servers.wait_until(
+            lambda: lost in client.lrange(key, 0, -1), what="journal written anew", timeout_s=20
+        )
+    harness.scheduler.kill()
+    harness.scheduler = pool.stack.enter_context(
+        running_scheduler(
+            harness.folder / "third", pool.redis_url, pool.pool, pool.gateway.url,
+            port=urlsplit(harness.scheduler.url).port or 0,
+        )
+    )  # fmt: skip
+    document = _released(harness, location)
+    assert (document["status"], document.get("result")) == ("succeeded", "abcd"), document
+
+
+def _keys_when_there(client: redis.Redis, pattern: str) -> list[bytes]:
+    servers.wait_until(lambda: list(client.scan_iter(pattern)), what=f"key {pattern}")
+    return list(client.scan_iter(pattern))
+
+
 def _begun(harness: WorkflowHarness, name: str) -> str:
     """A run whose second step is held."""
     location = harness.start(name, {"text": "a"})
