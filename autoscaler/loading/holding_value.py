@@ -68,6 +68,8 @@ class HoldingValue:
     """How long models stay on devices after a request; at most a minute, which plans are for."""
     cold_per_s: Floats
     """(models,): expected arrivals, per pod, of models that no pod has on its device or loads."""
+    serve_s: Floats
+    """(models,): time of a device that a request takes."""
 
     def saved_per_s(self, row: int, copies: int = 1) -> float:
         """Seconds that requests wait less, per second, because of one of a model's copies.
@@ -75,7 +77,8 @@ class HoldingValue:
         The price of an eviction in the gateway (`registry.cost`), over the time that it is for.
         """
         reload_s, rate = float(self.saved_s[Tier.DEVICE][row]), float(self.rates_per_s[row])
-        loss_s = eviction_loss_s(reload_s, rate, self.characteristic_s, copies)
+        serve_s = float(self.serve_s[row])
+        loss_s = eviction_loss_s(reload_s, rate, self.characteristic_s, copies, serve_s)
         return loss_s / self.characteristic_s if self.characteristic_s > 0 else 0.0
 
     def preload_per_s(self, tier: Tier, row: int) -> float:
@@ -121,7 +124,7 @@ def holding_value(view: PoolView, demand: Demand, prices: Prices) -> HoldingValu
     fitting_s = characteristic_time_s(rates.tolist(), size.tolist(), capacity_bytes)
     return HoldingValue(
         p_per_s, saved, margin, is_worth_holding, rates, min(fitting_s, _MINUTE_S),
-        _cold_per_s(view, rates),
+        _cold_per_s(view, rates), np.array([each.infer_s for each in models]),
     )  # fmt: skip
 
 

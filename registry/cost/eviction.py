@@ -54,14 +54,19 @@ def characteristic_time_s(
 
 
 def eviction_loss_s(
-    reload_s: float, rate_per_s: float, characteristic_s: float, copies: int
+    reload_s: float,
+    rate_per_s: float,
+    characteristic_s: float,
+    copies: int,
+    serve_s: float = inf,
 ) -> float:
     """What evicting one of a model's `copies` costs its later requests, in seconds of waiting.
 
     The model is wanted again before its time is over with probability 1 - exp(-rate * T); that
     request then waits for the load, and those that arrive meanwhile for half of it on average.
-    Half of that where other copies serve. Values that are not positive numbers cost nothing, except
-    an infinite characteristic time.
+    Where other copies serve, a request misses this one only while all of them are busy, each
+    request for `serve_s`; without that they are. Values that are not positive numbers cost nothing,
+    except an infinite characteristic time.
     """
     if not (0 < reload_s < inf and 0 < rate_per_s < inf and characteristic_s > 0):
         return 0.0
@@ -69,4 +74,21 @@ def eviction_loss_s(
     loss_s = reload_s * wanted * (1.0 + rate_per_s * reload_s / 2.0)
     if not isfinite(loss_s):
         return 0.0
-    return loss_s / 2.0 if copies > 1 else loss_s
+    if copies <= 1:
+        return loss_s
+    return loss_s * busy_probability(copies - 1, rate_per_s * serve_s if serve_s > 0 else inf)
+
+
+def busy_probability(servers: int, load: float) -> float:
+    """Probability that a request finds all servers busy, where requests need `load` of them.
+
+    Erlang's C formula (Erlang 1917, "Solution of some problems in the theory of probabilities of
+    significance in automatic telephone exchanges"): arrivals and services are independent. 1 where
+    the load is not below the number of servers.
+    """
+    if not load < servers:
+        return 1.0
+    blocked = 1.0  # Erlang's B formula, server by server
+    for number in range(1, servers + 1):
+        blocked = load * blocked / (number + load * blocked)
+    return blocked / (1.0 - load / servers * (1.0 - blocked))

@@ -271,10 +271,10 @@ class EvictionPrices:
     ) -> _Victim:
         measured = pod.estimates[key]
         stages, reload_s = measured.stages, _reload_s(measured, pod.info.link_bytes_per_s)
+        serve_s = max(stages.share_s, stages.hold_s / pod.slots)
         return _Victim(
-            key, eviction_loss_s(reload_s, rate, self.characteristic_s, copies), size_bytes,
-            reload_s if copies <= 1 else 0.0,
-            max(stages.share_s, stages.hold_s / pod.slots) / max(1, copies),
+            key, eviction_loss_s(reload_s, rate, self.characteristic_s, copies, serve_s),
+            size_bytes, reload_s if copies <= 1 else 0.0, serve_s / max(1, copies),
         )  # fmt: skip
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def cluster_state(
     names: Iterable[str], memory_bytes: float, host_bytes_per_s: float
 ) -> ClusterState:
-    """Empty pods. Sizes and load times of all models are known, as after earlier loads."""
+    """Empty pods. Sizes and times of all models are known, as after earlier loads and requests."""
     state = ClusterState()
     for name in names:
         state.pods[name] = PodState(PodInfo(name, "", "", memory_bytes=int(memory_bytes)))
@@ -25,4 +25,6 @@ def cluster_state(
     for model, figures in MODELS.items():
         state.residency.device_bytes[model] = int(figures.size_bytes)
         estimates.add(model, f"load:{Tier.HOST}", [load_seconds(model, host_bytes_per_s)])
+        for measure in ("infer", "share"):
+            estimates.add(model, measure, [figures.first_s])
     return state

@@ -53,8 +53,32 @@ def test_a_model_that_is_certainly_wanted_costs_its_load_and_the_wait_of_the_nex
     assert eviction_loss_s(2.0, 3.0, inf, 1) == pytest.approx(2.0 * (1 + 3.0))
 
 
-def test_another_copy_halves_the_loss() -> None:
-    assert eviction_loss_s(2.0, 1.0, 5.0, 2) == eviction_loss_s(2.0, 1.0, 5.0, 1) / 2
+def test_a_copy_beside_overloaded_ones_costs_as_much_as_an_only_one() -> None:
+    alone_s = eviction_loss_s(2.0, 1.0, 5.0, 1, 0.1)
+    for copies in (2, 3, 6):
+        for serve_s in (inf, 100.0, nan, 0.0, -1.0):
+            assert eviction_loss_s(2.0, 1.0, 5.0, copies, serve_s) == alone_s
+
+
+@pytest.mark.parametrize(
+    ("copies", "serve_s", "part"),
+    [(2, 0.1, 0.1), (2, 0.9, 0.9), (3, 0.1, 0.01 / 2.1), (3, 1.0, 1 / 3), (4, 2.0, 4 / 9)],
+)
+def test_a_copy_beside_others_costs_by_how_busy_they_are(
+    copies: int, serve_s: float, part: float
+) -> None:
+    """Erlang's C formula, by hand for one, two and three servers."""
+    alone_s = eviction_loss_s(2.0, 1.0, 5.0, 1)
+    assert eviction_loss_s(2.0, 1.0, 5.0, copies, serve_s) == pytest.approx(alone_s * part)
+
+
+@given(st.integers(1, 20), st.floats(0.01, 10), st.floats(0.001, 10), st.floats(1.0, 3.0))
+def test_each_further_copy_costs_less_and_a_busier_one_more(
+    copies: int, rate_per_s: float, serve_s: float, factor: float
+) -> None:
+    loss_s = eviction_loss_s(1.0, rate_per_s, 5.0, copies, serve_s)
+    assert 0.0 <= eviction_loss_s(1.0, rate_per_s, 5.0, copies + 1, serve_s) <= loss_s
+    assert eviction_loss_s(1.0, rate_per_s, 5.0, copies, factor * serve_s) >= loss_s
 
 
 @pytest.mark.parametrize(

@@ -73,12 +73,16 @@ def test_the_cheapest_models_leave() -> None:
     assert price_s(state, "p0", "new") < price_s(state, "p1", "new")
 
 
-def test_a_copy_elsewhere_halves_the_price_as_soon_as_it_is_there() -> None:
+@pytest.mark.parametrize("infer_s", [0.1, 3.0], ids=["idle", "busy"])
+def test_a_copy_elsewhere_lowers_the_price_as_soon_as_it_is_there(infer_s: float) -> None:
     state = pool(places=1, pods=2, a=1.0, b=1.0, c=1.0)
+    for measure, seconds in (("infer", infer_s), ("preprocess", 0.0), ("postprocess", 0.0)):
+        state.pods["p0"].estimates.add("a", measure, [seconds])
     state.residency.put("a", "p0", WARM)
     alone_s = price_s(state, "p0", "b")
     state.residency.put("a", "p1", WARM)
-    assert price_s(state, "p0", "b") == pytest.approx(alone_s / 2)
+    busy = state.prices_at(NOW_S).rate_per_s("a") * infer_s
+    assert price_s(state, "p0", "b") == pytest.approx(alone_s * min(1.0, busy))
     state.residency.put("a", "p1", ON_DISK)
     assert price_s(state, "p0", "b") == pytest.approx(alone_s)
 

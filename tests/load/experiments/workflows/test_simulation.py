@@ -90,7 +90,8 @@ def test_an_eviction_costs_what_it_does_in_production(trace: Path) -> None:
             continue
         copies = sum(language in each.loaded for each in devices)
         reload_s = constants.load_seconds(language)
-        loss_s = eviction_loss_s(reload_s, rates[language], kept_s, copies)
+        serve_s = constants.MODELS[language].first_s
+        loss_s = eviction_loss_s(reload_s, rates[language], kept_s, copies, serve_s)
         assert device.harm_s(diffusion) == pytest.approx(loss_s, rel=0.01)
         assert device.harm_s(language) == 0.0
         priced += 1
