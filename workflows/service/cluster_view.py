@@ -112,11 +112,28 @@ def eviction_seconds(
 
     Nothing for a load in progress, which has its memory.
     """
-    residency = state.holders(key).get(pod.name)
-    if not pod.memory_bytes or (residency is not None and residency.is_warming):
+    if not pod.memory_bytes or _is_loading(state, pod, key):
         return 0.0
     price_s = state.prices_at(now_s).price_s(pod, key)
     return price_s if price_s < inf else load_s
+
+
+def is_worth_loading(
+    state: ClusterState, pod: PodState, key: str, now_s: float, load_s: float, probability: float
+) -> bool:
+    """Whether a load is expected to save a step more time than it costs requests of other models.
+
+    One in progress is: it has evicted others already.
+    """
+    if _is_loading(state, pod, key):
+        return True
+    prices = state.prices_at(now_s)
+    return probability * load_s > prices.load_cost_s(pod, prices.size_bytes(key), load_s)
+
+
+def _is_loading(state: ClusterState, pod: PodState, key: str) -> bool:
+    residency = state.holders(key).get(pod.name)
+    return residency is not None and residency.is_warming
 
 
 def load_seconds(state: ClusterState, pod: PodState, key: str, now_s: float) -> float:

@@ -285,7 +285,9 @@ class Planner:
             is_known = number < len(run.steps)
             if load_s <= 0.0:
                 continue
-            if is_known or self._is_worth_loading(pod, spec.key, load_s, step.probability):
+            if is_known or cluster_view.is_worth_loading(
+                state, pod, spec.key, now_s, load_s, step.probability
+            ):
                 wanted.add((step.pod, spec.key))
                 preload = self._preloads.want(
                     run.identity, pod, spec, due_s=step.start_s, is_predicted=not is_known
@@ -293,12 +295,6 @@ class Planner:
                 if preload not in run.preloads:
                     run.preloads.append(preload)
         self._preloads.withdraw(run.identity, wanted)
-
-    def _is_worth_loading(self, pod: PodState, key: str, load_s: float, probability: float) -> bool:
-        """Whether a load is expected to save more time than it costs requests of other models."""
-        prices = self._pods.state.prices_at(self.now_s())
-        costs_s = prices.load_cost_s(pod, prices.size_bytes(key), load_s)
-        return probability * load_s > costs_s
 
     def _expect(self, run: Run, plan: Plan) -> None:
         """Count the plan's predicted steps at their pods, in place of those of an older plan."""

@@ -10,7 +10,7 @@ from registry.domain.pod import PodInfo
 from registry.domain.pod_state import PodState
 from registry.domain.residency_index import Residency
 from workflows.scheduling.backlog import DeviceQueue
-from workflows.service.cluster_view import device_of
+from workflows.service.cluster_view import device_of, is_worth_loading
 
 NOW_S = 1_000.0
 WARM = Residency(Tier.DEVICE, None, 0.0, 100)
@@ -45,3 +45,15 @@ def test_a_load_in_progress_evicts_nothing_more(state: ClusterState) -> None:
     state.residency.put("new", "pod", LOADING)
     assert harm_s(state, "other") > 0.0
     assert harm_s(state, "new") == 0.0
+
+
+def test_a_load_in_progress_is_not_withdrawn_for_what_it_has_evicted(state: ClusterState) -> None:
+    def is_worth(probability: float) -> bool:
+        return is_worth_loading(state, state.pods["pod"], "new", NOW_S, 3.0, probability)
+
+    assert is_worth(0.05)  # there is room
+    state.residency.put("other", "pod", WARM)
+    assert not is_worth(0.05)
+    state.residency.put("other", "pod", Residency(Tier.DISK, None, NOW_S, 100))
+    state.residency.put("new", "pod", LOADING)
+    assert is_worth(0.05)
