@@ -16,31 +16,43 @@ import pytest
 import yaml
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 MANIFESTS = Path(__file__).parents[1] / "manifests"
 OBJECTS = dict[tuple[str, str], dict[str, Any]]
 
 
 def kustomized(
-    *components: str, overlay: str = "minimal", pools: Sequence[str] = (), **more: Any
+    *components: str,
+    overlay: str = "minimal",
+    pools: Sequence[str] = (),
+    objects: Sequence[Mapping[str, Any]] = (),
+    **more: Any,
 ) -> OBJECTS:
-    """The objects of an overlay with components, by kind and name; skips without kubectl."""
+    """The objects of an overlay with components, by kind and name; skips without kubectl.
+
+    `objects`: resources of the overlay's own.
+    """
     if shutil.which("kubectl") is None:
         pytest.skip("needs kubectl")
     resources = [f"overlays/{overlay}", *(f"pools/{each}" for each in pools)]
-    return deepcopy(_kustomized(tuple(resources), components, json.dumps(more)))
+    return deepcopy(
+        _kustomized(tuple(resources), components, yaml.safe_dump_all(objects), json.dumps(more))
+    )
 
 
 @cache
-def _kustomized(resources: Sequence[str], components: Sequence[str], more: str) -> OBJECTS:
+def _kustomized(
+    resources: Sequence[str], components: Sequence[str], objects: str, more: str
+) -> OBJECTS:
     with tempfile.TemporaryDirectory() as folder:
         here = os.path.relpath(MANIFESTS, Path(folder).resolve())
         content = {
-            "resources": [f"{here}/{each}" for each in resources],
+            "resources": [*(f"{here}/{each}" for each in resources), *["own.yaml"][: len(objects)]],
             "components": [f"{here}/components/{each}" for each in components],
             **json.loads(more),
         }
+        (Path(folder) / "own.yaml").write_text(objects)
         (Path(folder) / "kustomization.yaml").write_text(yaml.safe_dump(content))
         return {
             (each["kind"], each["metadata"]["name"]): each for each in load_all(run_kubectl(folder))

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 import httpx
 import pytest
-import yaml
 
-from tests.kubernetes.kubectl import kustomize
-from tests.kubernetes.places import REPOSITORY
+from tests.kubernetes.schedulers import deployed_schedulers
 from tests.servers import wait_until
 
 if TYPE_CHECKING:
@@ -22,8 +19,6 @@ if TYPE_CHECKING:
     from tests.kubernetes.models import Gateway, Tenant
 
 pytestmark = pytest.mark.kubernetes
-
-IN_NAMESPACE = ("-n", "pilotlight")
 
 
 def _graph(tenant: Tenant, model: str, **step: Any) -> dict[str, Any]:
@@ -45,30 +40,9 @@ def _graph(tenant: Tenant, model: str, **step: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def schedulers(installed: Kubectl, gateway: Gateway, tmp_path: Path) -> Iterator[None]:
-    """The component, until the end of the test; the gateway restarts with its address."""
-    here = os.path.relpath(REPOSITORY / "manifests", tmp_path.resolve())
-    content = {
-        "resources": [f"{here}/overlays/minimal"], "components": [f"{here}/components/workflows"]
-    }  # fmt: skip
-    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(content))
-    wanted = [
-        each
-        for each in kustomize(tmp_path)
-        if "workflows" in each["metadata"]["name"]
-        or (each["kind"], each["metadata"]["name"]) == ("Deployment", "pilotlight-gateway")
-    ]
-    before = kustomize(REPOSITORY / "manifests" / "overlays" / "minimal")
-    installed.apply(wanted, "--force-conflicts")
-    for name in ("pilotlight-workflows", "pilotlight-gateway"):
-        installed(*IN_NAMESPACE, "rollout", "status", f"deployment/{name}", "--timeout=180s")
-    yield
-    installed.apply(
-        [each for each in before if each["metadata"]["name"] == "pilotlight-gateway"],
-        "--force-conflicts",
-    )
-    for each in wanted:
-        if "workflows" in each["metadata"]["name"]:
-            installed(*IN_NAMESPACE, "delete", each["kind"], each["metadata"]["name"])
+    """The component, until the end of the test."""
+    with deployed_schedulers(installed, tmp_path):
+        yield
 
 
 @pytest.mark.usefixtures("schedulers")
