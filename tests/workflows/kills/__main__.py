@@ -33,7 +33,8 @@ def _lines(report: KillReport, seconds: float) -> list[str]:
     return [
         f"{sum(report.kills.values())} kills ({kills}) in {seconds:.0f} s",
         f"{report.accepted} runs accepted, {report.succeeded} succeeded, {report.resumed} of them "
-        f"resumed; {report.repeated} steps sent again",
+        f"resumed; {report.repeated} steps sent again, {report.made_again} lost outputs made again",
+        "pods: " + ", ".join(f"{count} {what}" for what, count in report.pod_work.items()),
         *(f"VIOLATION {each}" for each in report.violations),
     ]
 

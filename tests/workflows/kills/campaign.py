@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import httpx
 
 from tests import servers
-from tests.workflows.kills.cluster import VICTIMS, expected_result
+from tests.workflows.kills.cluster import TEXTS, VICTIMS
 
 if TYPE_CHECKING:
     import random
@@ -39,6 +39,10 @@ class KillReport:
     """Runs that another execution of their code has ended."""
     repeated: int = 0
     """Steps that were sent more than once."""
+    made_again: int = 0
+    """Steps that ran again since their outputs were lost with a pod."""
+    pod_work: Mapping[str, int] = field(default_factory=dict)
+    """Counters of all pods, without what they counted in the moment before a kill."""
     violations: list[str] = field(default_factory=list)
 
 
@@ -80,6 +84,9 @@ class KillCampaign:
             for client in clients:
                 client.result()
         self._report.kills = dict(self._cluster.kills)
+        for pod in self._cluster.pods:
+            self._cluster.note_work(pod)
+        self._report.pod_work = dict(self._cluster.pod_work)
         try:
             servers.wait_until(lambda: not self._cluster.leaks(), what="no leak", timeout_s=60)
         except TimeoutError:
@@ -119,17 +126,18 @@ class KillCampaign:
                         self._under_way.discard(number)
 
     def _run_once(self, client: httpx.Client, number: int) -> None:
-        text = f"text {number} "
+        text = TEXTS[number % len(TEXTS)]
         location = self._begin(client, {"text": text, "number": number}, f"key-{number}")
         with self._lock:
             self._report.accepted += 1
         document = self._wait_ended(client, location)
-        if document.get("result") == expected_result(text, number):
+        if document.get("result") == self._cluster.expected_result(text, number):
             steps = document["steps"]
             with self._lock:
                 self._report.succeeded += 1
                 self._report.resumed += document["resumptions"] > 0
                 self._report.repeated += sum("attempts" in each for each in steps)
+                self._report.made_again += sum(each.get("lost_tensors", 0) for each in steps)
         else:
             self._violation(f"run {number}: {document.get('error') or document.get('result')}")
 
