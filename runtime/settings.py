@@ -29,6 +29,8 @@ KSERVE_GRPC_PORT = 8081
 MAX_FRONTS = 64
 GIB = 1024**3
 MIB = 1024**2
+AUTO = -1
+"""A number of bytes that the pod chooses by its device."""
 
 
 def _rules_text(name: str) -> Callable[[str], str]:
@@ -44,6 +46,10 @@ def _rules_text(name: str) -> Callable[[str], str]:
 def _cores(text: str) -> str:
     parse_cores(text)
     return text
+
+
+def _bytes_or_auto(text: str) -> int:
+    return AUTO if text == "auto" else parse_int(0)(text)
 
 
 def _percentage(text: str) -> float:
@@ -160,6 +166,12 @@ class RuntimeSettings:
         256 * MIB,
         parse_int(0),
         "host memory for outputs of workflows' steps that stay at the pod; 0: none does",
+    )
+    kept_device_bytes: int = option(
+        AUTO,
+        _bytes_or_auto,
+        "those of them that may be on the device, in what models leave of `memory-bytes`; 0: none;"
+        " auto: a sixteenth of `memory-bytes` on a GPU (no GPU has run this yet), none on a CPU",
     )
     device: str = option(
         "auto",

@@ -13,6 +13,7 @@ import torch
 from benchmarks.tiers.models import WEIGHTS
 from benchmarks.tiers.ours import filled_skeleton
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec
+from runtime.device.model_inputs import ModelInputs
 from runtime.device.worker import DeviceWorker
 from runtime.engines.skeletons import Skeletons
 from runtime.loading.served_model import ServedModel
@@ -75,7 +76,7 @@ def _one_by_one(model: ServedModel, seconds: float) -> float:
     count, begun_s = 0, time.perf_counter()
     with torch.inference_mode():
         while time.perf_counter() - begun_s < seconds:
-            model.infer_together([inputs])
+            model.infer_together([ModelInputs(inputs)])
             count += 1
     return count / (time.perf_counter() - begun_s)
 

@@ -11,6 +11,8 @@ import hashlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from runtime.device.model_inputs import ModelInputs
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -77,11 +79,10 @@ class Suspects:
 def digest_of(inputs: object) -> bytes:
     """Of a request's tensors."""
     digest = hashlib.sha256()
-    if not isinstance(inputs, tuple):
+    if not isinstance(inputs, ModelInputs):
         digest.update(repr(inputs).encode())
         return digest.digest()
-    for tensor in inputs:
-        data = tensor.data
-        digest.update(f"{tensor.name} {tensor.datatype} {data.shape} ".encode())
-        digest.update(repr(data.tolist()).encode() if data.dtype.hasobject else data.tobytes())
+    for tensor in inputs.tensors:
+        digest.update(f"{tensor.name} {tensor.datatype} {tensor.shape} ".encode())
+        digest.update(tensor.content())
     return digest.digest()

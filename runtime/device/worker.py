@@ -24,6 +24,7 @@ from runtime.device.batch_runner import BatchRunner
 from runtime.device.batch_times import BatchTimes
 from runtime.device.device_model import DeviceModel, Payload
 from runtime.device.hang_watch import HangWatch, RunningBatch
+from runtime.device.kept_memory import KeptMemory
 from runtime.device.queue import ASSUMED_DEADLINE_S, DeviceQueue, InferenceResult, Job, resolve
 from runtime.device.suspects import digest_of
 from runtime.errors import (
@@ -69,6 +70,8 @@ class DeviceWorker:
         """Called in a thread of the worker with a model's key, the reason, and whether it broke."""
         self.on_lost: Callable[[str], None] = lambda reason: None
         """Called with the reason when the device fails for good, in the thread that detects it."""
+        self.kept = KeptMemory()
+        """Of outputs that stay on the device: by default none does."""
         self.lost_reason: str | None = None
         """Set once the device has failed for good: it runs nothing any more."""
         self._stuck: dict[int, DeviceModel] = {}
@@ -137,6 +140,7 @@ class DeviceWorker:
             self.lost_reason = f"the pod's device failed and the pod is replaced: {error}"
             resolve([(job, PodDraining(self.lost_reason)) for job in self._queue.take_all()])
         logger.error("device lost", extra={"error": error})
+        self.kept.lose()
         self.on_lost(self.lost_reason)
 
     async def run(

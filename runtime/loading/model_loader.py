@@ -100,6 +100,7 @@ class ModelLoader:
 
         Raises LoadFailed, MemoryBusy, and LoadCancelled soon after the ticket is cancelled.
         """
+        await self.make_way(ticket)
         loaded = await _DeviceLoad(self, spec, resolved, ticket).run()
 
         def free_all() -> None:
@@ -118,6 +119,14 @@ class ModelLoader:
             shared=loaded.shared,
             base=resolved.base,
         )
+
+    async def make_way(self, ticket: LoadTicket, missing_bytes: int = 0) -> bool:
+        """Have outputs of steps copied from memory that a load needs; False if it gets none."""
+        kept = self.device.kept
+        if not kept.used_bytes:
+            return False
+        executor = self.resolver.threads.executor_for(ticket)
+        return await in_thread(executor, kept.make_way, missing_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +197,8 @@ class _DeviceLoad:
                     return await self._run_once()
             except DeviceFull as error:
                 release_frames(error)  # they hold a slab, or a network
+                if await self.loader.make_way(self.ticket, max(1, error.missing_bytes)):
+                    continue
                 if not self.loader.store.evict_idle(error.missing_bytes, self.spec.key):
                     raise
 

@@ -51,7 +51,9 @@ class ModelStore(DeviceCache[StoreEntry]):
         policy: EvictionPolicy = lru,
         reload_s: Callable[[str, int], float] = lambda _key, _bytes: 1.0,
         quota_of: Callable[[str], int | None] = lambda _namespace: None,
+        on_taken: Callable[[int], None] = lambda _bytes: None,
     ) -> None:
+        """`on_taken` gets what models and loads have of the budget, whenever it changes."""
         super().__init__(
             budget_bytes,
             policy=policy,
@@ -61,6 +63,19 @@ class ModelStore(DeviceCache[StoreEntry]):
             quota_of=quota_of,
         )
         self._after_removal = on_removed
+        self._on_taken = on_taken
+
+    def try_reserve(self, key: str, memory_bytes: int) -> bool:
+        is_reserved = super().try_reserve(key, memory_bytes)
+        self._publish()
+        return is_reserved
+
+    def cancel_reservation(self, key: str) -> None:
+        super().cancel_reservation(key)
+        self._publish()
+
+    def _publish(self) -> None:
+        self._on_taken(self.used_bytes + self.reserved_bytes)
 
     def acquire(self, key: str, users: int = 1) -> StoreEntry | None:
         """The model, if it can infer, kept on the device until each user has called `end_use`."""
@@ -99,6 +114,7 @@ class ModelStore(DeviceCache[StoreEntry]):
         super().add(entry)
         if entry.base is not None:
             entry.base.adapters.append(entry)
+        self._publish()
         TIER_BYTES.labels(tier="device").set(self.used_bytes)
 
     def copy_reports(self) -> dict[str, CopyReport]:
@@ -130,6 +146,7 @@ class ModelStore(DeviceCache[StoreEntry]):
             entry.base.adapters.remove(entry)
         entry.model.stop()
         entry.free()
+        self._publish()
         EVICTIONS.labels(tier="device", reason=reason).inc()
         TIER_BYTES.labels(tier="device").set(self.used_bytes)
         logger.info(

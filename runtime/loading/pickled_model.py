@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from registry.domain.model import ModelPolicy, ModelSpec
+    from runtime.device.model_inputs import ModelInputs
     from runtime.device.worker import DeviceWorker
     from runtime.sandbox.estimators import Estimators, LoadedEstimator
     from runtime.tasks.task import Processor
@@ -43,11 +44,13 @@ class PickledModel(ModelElsewhere):
         deadline_s: float | None = None,
         due_s: float | None = None,
         policy: ModelPolicy | None = None,
+        keeps_outputs: bool = False,
     ) -> InferenceResult[tuple[Tensor, ...]]:
         """The outputs of checked inputs, alone; raises as `Estimators.infer` does.
 
         `due_s` changes nothing: its process takes requests in the order of their arrival.
         """
+        del keeps_outputs  # they come from another process
         self.device_model.policy = policy or self.device_model.policy
         begun_s = time.monotonic()
         outputs = await self._estimators.infer(
@@ -62,7 +65,7 @@ class PickledModel(ModelElsewhere):
             raise InferenceFailed(f"the model gave outputs of shape {shapes} for {rows} rows")
         return InferenceResult(outputs, 0.0, time.monotonic() - begun_s)
 
-    def infer_together(self, requests: Sequence[tuple[Tensor, ...]]) -> list[tuple[Tensor, ...]]:
+    def infer_together(self, requests: Sequence[ModelInputs]) -> list[tuple[Tensor, ...]]:
         raise InvalidRequest(
             "a pickled model cannot be profiled, since each request runs alone: convert it with"
             " `pilotlight convert`"

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+import itertools
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar, assert_never, cast
 
+from registry.domain.transfers import KEPT_OVER_BYTES
 from runtime.device.device_model import DeviceModel, Payload
+from runtime.device.device_tensor import DeviceTensor, on_host, wait_for
+from runtime.device.model_inputs import ModelInputs, OutputPlace
 from runtime.device.queue import InferenceResult
 from runtime.device.stepwise import Stepwise, run_steps
 
@@ -69,13 +74,19 @@ class ServedModel:
         deadline_s: float | None = None,
         due_s: float | None = None,
         policy: ModelPolicy | None = None,
+        keeps_outputs: bool = False,
     ) -> InferenceResult[tuple[Tensor, ...]]:
         """Run the network on checked inputs, batched with queued ones; raises as the device does.
 
         A request with more rows than a batch may have runs as several batches, between which
-        others run. `due_s` is its urgency, where it differs from the deadline.
+        others run.
 
-        `policy` is that of the model's current annotations, which limits its batches.
+        Args:
+            inputs: the checked inputs.
+            deadline_s: the latest time at which a batch may begin.
+            due_s: its urgency, where it differs from the deadline.
+            policy: that of the model's current annotations, which limits its batches.
+            keeps_outputs: whether large outputs stay on the device, as far as there is room.
         """
         self.device_model.policy = policy or self.device_model.policy
         batching = self.processor.batching
@@ -89,33 +100,76 @@ class ServedModel:
         limits = self.device_model.limits(self._device.times)
         part_rows = max(1, min(limits.max_rows, limits.max_tokens // max(1, width)))
         if key is None or rows <= part_rows:
-            payload = Payload(inputs, rows, width, key)
+            place = OutputPlace.KEPT if keeps_outputs else OutputPlace.HOST
+            payload = Payload(ModelInputs(inputs, place), rows, width, key)
             return await self._device.infer(
                 self.device_model, payload, deadline_s=deadline_s, due_s=due_s
             )
+        place = OutputPlace.DEVICE if keeps_outputs else OutputPlace.HOST
         results = []
         for begin in range(0, rows, part_rows):
             part = batching.rows_between(inputs, begin, min(rows, begin + part_rows))
-            payload = Payload(part, batching.rows_of(part), width, key)
+            payload = Payload(ModelInputs(part, place), batching.rows_of(part), width, key)
             results.append(
                 await self._device.infer(
                     self.device_model, payload, deadline_s=deadline_s, due_s=due_s
                 )
             )
+        parts = [result.value for result in results]
+        if keeps_outputs:
+            work = partial(self._join_kept, parts)
+            joined = await self._device.run(
+                work, deadline_s=deadline_s, due_s=due_s, model=self.device_model
+            )
+            results.append(joined)
+            outputs = joined.value
+        else:
+            outputs = batching.join_outputs(parts)
         return InferenceResult(
-            batching.join_outputs([result.value for result in results]),
+            outputs,
             sum(result.wait_s for result in results),
             sum(result.compute_s for result in results),
             rows,
         )
 
-    def infer_together(self, requests: Sequence[tuple[Tensor, ...]]) -> list[tuple[Tensor, ...]]:
+    def infer_together(self, requests: Sequence[ModelInputs]) -> list[tuple[Tensor, ...]]:
         """The outputs of each request from one inference; called by the device."""
         network, batching = self._network_in_use(), self.processor.batching
-        outputs = self.processor.infer(network, batching.join(requests))
-        if len(requests) == 1:
-            return [outputs]
-        return batching.split(outputs, [batching.rows_of(inputs) for inputs in requests])
+        outputs = self.processor.infer(network, batching.join([each.tensors for each in requests]))
+        if all(each.outputs is OutputPlace.HOST for each in requests):
+            outputs = on_host(outputs)  # in one copy
+        parts = [outputs]
+        if len(requests) > 1:
+            rows = [batching.rows_of(each.tensors) for each in requests]
+            parts = batching.split(outputs, rows)
+        placed = [
+            self._place(part, each.outputs) for part, each in zip(parts, requests, strict=True)
+        ]
+        wait_for(itertools.chain(*placed))
+        return placed
+
+    def _place(self, outputs: tuple[Tensor, ...], place: OutputPlace) -> tuple[Tensor, ...]:
+        match place:
+            case OutputPlace.HOST:
+                return on_host(outputs)
+            case OutputPlace.DEVICE:
+                return outputs
+            case OutputPlace.KEPT:
+                return tuple(map(self._keep, outputs))
+            case _:
+                assert_never(place)
+
+    def _keep(self, output: Tensor) -> Tensor:
+        kept = None
+        if isinstance(output, DeviceTensor) and output.host_bytes > KEPT_OVER_BYTES:
+            kept = self._device.kept.keep(output)
+        return kept or on_host([output])[0]
+
+    def _join_kept(self, parts: Sequence[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        """The outputs of a request that ran in parts; called by the device."""
+        joined = self._place(self.processor.batching.join_outputs(parts), OutputPlace.KEPT)
+        wait_for(joined)
+        return joined
 
     def _network_in_use(self) -> PreTrainedModel:
         if self._network is None:

@@ -168,7 +168,11 @@ def _step_tensors(
 ) -> StepTensors:
     """Inputs and outputs of workflows' steps; shared with the pods of tier `host`'s folder."""
     sockets = context.host.sockets
-    store = TensorStore(context.settings.tensor_store_bytes, shares_memory=sockets is not None)
+    store = TensorStore(
+        context.settings.tensor_store_bytes,
+        shares_memory=sockets is not None,
+        device=context.device.kept,
+    )
     blocks = None
     if sockets is not None:
         blocks = BlockClient(sockets, context.secret, context.request_threads)

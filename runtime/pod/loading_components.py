@@ -12,6 +12,7 @@ from registry.inference_service.tenant_rules import Quota
 from registry.redis.watch import ClusterWatch
 from runtime.device.accelerator import memory_budget, pod_share
 from runtime.device.gpu_watch import GpuWatch
+from runtime.device.kept_memory import DEFAULT_SHARE, KeptMemory
 from runtime.engines.skeletons import Skeletons
 from runtime.generation.limits import GPU_CACHE_SHARE
 from runtime.loading.bases import Bases
@@ -21,10 +22,11 @@ from runtime.loading.model_store import ModelStore, StoreEntry
 from runtime.loading.processors import Processors
 from runtime.loading.tier_state import tier_state, used_bytes
 from runtime.loading.weight_resolver import WeightResolver
-from runtime.metrics import IDLE_MEMORY
+from runtime.metrics import IDLE_MEMORY, KEPT_DEVICE_TENSOR_BYTES
 from runtime.registration.lease_keeper import LeaseKeeper
 from runtime.registration.measurements import Measurements
 from runtime.registration.registry_agent import Inventory, RegistryAgent
+from runtime.settings import AUTO
 from runtime.storage.bandwidth import Bandwidth
 from runtime.storage.listing import MODEL_SERVER, OWN_ENGINES, WITH_PICKLES, FileRules
 from runtime.storage.load_ticket import LoadTicket
@@ -97,6 +99,14 @@ class PodContext:
     @property
     def memory_bytes(self) -> int:
         return memory_budget(self.settings.memory_bytes, self.accelerator, os.environ)
+
+    @property
+    def kept_device_bytes(self) -> int:
+        """Limit of steps' outputs on the device."""
+        configured = self.settings.kept_device_bytes
+        if configured != AUTO:
+            return configured
+        return int(DEFAULT_SHARE * self.memory_bytes) if self.accelerator.uuid else 0
 
     @property
     def generation_limits(self) -> GenerationLimits:
@@ -179,6 +189,7 @@ def compose_loading(context: PodContext) -> LoadingComponents:
         policy=POLICIES[settings.eviction],
         reload_s=reload_s,
         quota_of=lambda namespace: rules.quota(namespace, Quota.MEMORY),
+        on_taken=_keep_outputs(context).models_take,
     )
     IDLE_MEMORY.set_function(lambda: store.idle_byte_s)
     gpu = GpuWatch(context.accelerator, context.device.mark_lost, interval_s=settings.heartbeat)
@@ -254,6 +265,14 @@ def compose_loading(context: PodContext) -> LoadingComponents:
         coordinator,
         gpu,
     )
+
+
+def _keep_outputs(context: PodContext) -> KeptMemory:
+    """The memory of steps' outputs that stay on the device."""
+    kept = context.device.kept = KeptMemory(context.kept_device_bytes, context.memory_bytes)
+    kept.on_failed = context.device.mark_lost
+    KEPT_DEVICE_TENSOR_BYTES.set_function(lambda: kept.used_bytes)
+    return kept
 
 
 def _retire_lost(store: ModelStore, key: str) -> None:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from registry.domain.profile import NEAR_PEAK_RATIO, Profile, ProfilePoint
 from runtime.device.batch_times import LIMITED_BY_MEMORY
 from runtime.device.device_errors import is_out_of_memory
+from runtime.device.model_inputs import ModelInputs
 from runtime.device.peak_memory import PeakMemory, available_bytes
 from runtime.device.queue import ASSUMED_DEADLINE_S
 from runtime.errors import InvalidRequest
@@ -155,7 +156,7 @@ class Profiler:
         def infer() -> ProfilePoint:
             peak = PeakMemory(self.profiles.device)
             begun_s, cpu_s = time.monotonic(), time.process_time()
-            model.infer_together([inputs])
+            model.infer_together([ModelInputs(inputs)])
             took_s, cpu_s = time.monotonic() - begun_s, time.process_time() - cpu_s
             busy_pct = self._busy_pct(cpu_s, took_s)
             return ProfilePoint(rows, took_s, peak.used_bytes(), sm_utilization_pct=busy_pct)

@@ -5,6 +5,7 @@ Like all routes of a pod they need the pods' shared secret, where there is one.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import orjson
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
     from runtime.serving.tensor_store import TensorStore
+    from runtime.wire.tensors import Tensor
 
 _RUN: Final = "/v2/tensors/{namespace}/{run}"
 
@@ -36,7 +38,12 @@ def tensor_routes(store: TensorStore, threads: Executor) -> list[Route]:
         identities = names["identities"].split(",", MAX_IDENTITIES)
         if len(identities) > MAX_IDENTITIES:
             return _json({"error": f"at most {MAX_IDENTITIES} tensors can be read at once"}, 400)
-        found = [store.find(names["namespace"], names["run"], each) for each in identities]
+        run = names["namespace"], names["run"]
+        if store.is_on_device(identities):
+            work = partial(_on_host, store, run, identities)
+            found = await in_thread(threads, work)
+        else:
+            found = [store.find(*run, each) for each in identities]
         tensors = [tensor for tensor in found if tensor is not None]
         if len(tensors) < len(found):
             return _json({"error": "the pod does not keep this tensor (any more)"}, 404)
@@ -63,6 +70,12 @@ def tensor_routes(store: TensorStore, threads: Executor) -> list[Route]:
         Route(_RUN, present, methods=["GET"]),
         Route(_RUN, drop, methods=["DELETE"]),
     ]
+
+
+def _on_host(
+    store: TensorStore, run: tuple[str, str], identities: Sequence[str]
+) -> list[Tensor | None]:
+    return [store.find_on_host(*run, each) for each in identities]
 
 
 class _BuffersResponse(Response):

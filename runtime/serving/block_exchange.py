@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from registry.pod_secret import PodSecret
-    from runtime.serving.shared_block import MappedBlock, SharedBlock
+    from runtime.serving.shared_block import MappedBlock
     from runtime.serving.tensor_store import TensorStore
     from runtime.tiers.host_sockets import HostSockets
 
@@ -88,7 +88,10 @@ class BlockServer:
                 check_user(connection)
                 async with asyncio.timeout(EXCHANGE_TIMEOUT_S):
                     message = await loop.sock_recv(connection, MAX_MESSAGE_BYTES)
-                blocks = self._find(message)
+                run, identities = self._parse(message)
+                if self._store.is_on_device(identities):
+                    await in_thread(self._threads, self._copy_to_host, run, identities)
+                blocks = [self._store.find_block(*run, each) for each in identities]
                 reply = orjson.dumps([block is not None for block in blocks])
                 descriptors = [block.descriptor for block in blocks if block is not None]
                 socket.send_fds(connection, [reply], descriptors)
@@ -99,8 +102,12 @@ class BlockServer:
         finally:
             self._connections -= 1
 
-    def _find(self, message: bytes) -> list[SharedBlock | None]:
-        """For each tensor its block, None without one. Raises what a wrong message raises."""
+    def _copy_to_host(self, run: tuple[str, str], identities: Sequence[str]) -> None:
+        for each in identities:
+            self._store.find_on_host(*run, each)
+
+    def _parse(self, message: bytes) -> tuple[tuple[str, str], list[str]]:
+        """Namespace and run, and the identities. Raises what a wrong message raises."""
         document = orjson.loads(message)
         fields = (document["secret"], document["namespace"], document["run"], *document["tensors"])
         if not all(isinstance(each, str) for each in fields):
@@ -108,7 +115,7 @@ class BlockServer:
         secret, namespace, run, *identities = fields
         if not self._secret.accepts(secret.encode()):
             raise PermissionError("the message does not have the pods' secret")
-        return [self._store.find_block(namespace, run, each) for each in identities[:MAX_TENSORS]]
+        return (namespace, run), identities[:MAX_TENSORS]
 
 
 async def _accept(listener: socket.socket) -> socket.socket:

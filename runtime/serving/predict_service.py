@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from registry.domain.pod import Stage
 from registry.domain.transfers import OUTPUT_BYTES
 from runtime.device.device_errors import is_device_error, is_out_of_memory
+from runtime.device.device_tensor import on_host
 from runtime.errors import (
     InferenceFailed,
     InvalidRequest,
@@ -108,9 +109,10 @@ class PredictService:
             request = PredictRequest(head, spec, self.pod_name, self.measurements)
             if head.is_infer_stage:
                 return await self._serve_inference(request, body)
-            if head.run is not None and encode is None and protocol is WireProtocol.V2:
+            is_step = head.run is not None and encode is None and protocol is WireProtocol.V2
+            if is_step:
                 encode = self._step_encoder(request, body)
-            return await self._serve_entry(request, body, encode)
+            return await self._serve_entry(request, body, encode, keeps_outputs=is_step)
 
     async def _decode(self, head: RequestHead, protocol: WireProtocol, body: bytes) -> DecodedBody:
         kept: Mapping[str, Tensor] = {}
@@ -174,10 +176,15 @@ class PredictService:
     # Entry requests
 
     async def _serve_entry(
-        self, request: PredictRequest, body: DecodedBody, encode: Encoder | None
+        self,
+        request: PredictRequest,
+        body: DecodedBody,
+        encode: Encoder | None,
+        *,
+        keeps_outputs: bool,
     ) -> PredictResponse:
         if request.head.predict_address in {None, self.address}:
-            processor, outputs = await self._infer_here(request, body)
+            processor, outputs = await self._infer_here(request, body, keeps_outputs=keeps_outputs)
         else:
             processor, outputs = await self._infer_remotely(request, body)
         started_s = time.monotonic()
@@ -190,12 +197,14 @@ class PredictService:
         return request.response(content)
 
     async def _infer_here(
-        self, request: PredictRequest, body: DecodedBody
+        self, request: PredictRequest, body: DecodedBody, *, keeps_outputs: bool
     ) -> tuple[Processor, tuple[Tensor, ...]]:
         async with self._acquire(request) as acquired:
             processor = acquired.model.processor
             inputs = await self._preprocess(request, processor, body)
-            return processor, await self._infer(request, acquired, inputs)
+            return processor, await self._infer(
+                request, acquired, inputs, keeps_outputs=keeps_outputs
+            )
 
     async def _infer_remotely(
         self, request: PredictRequest, body: DecodedBody
@@ -287,7 +296,12 @@ class PredictService:
         return inputs
 
     async def _infer(
-        self, request: PredictRequest, acquired: AcquiredModel, inputs: tuple[Tensor, ...]
+        self,
+        request: PredictRequest,
+        acquired: AcquiredModel,
+        inputs: tuple[Tensor, ...],
+        *,
+        keeps_outputs: bool = False,
     ) -> tuple[Tensor, ...]:
         head, key = request.head, acquired.entry.key
         try:
@@ -296,6 +310,7 @@ class PredictService:
                 deadline_s=head.deadline_s,
                 due_s=head.due_s,
                 policy=request.spec.policy,
+                keeps_outputs=keeps_outputs,
             )
         except RuntimePackageError:
             raise
@@ -318,11 +333,12 @@ class PredictService:
 
 def preprocess_body(processor: Processor, body: DecodedBody) -> tuple[Tensor, ...]:
     """The network's tensors from a body; blocks, raises InvalidRequest."""
-    items = (
-        processor.read_instances(body.instances)
-        if body.v2 is None
-        else processor.read_tensors(body.v2.inputs)
-    )
+    if body.v2 is None:
+        items = processor.read_instances(body.instances)
+    else:
+        inputs = body.v2.inputs
+        takes_them = processor.batching.takes_device_tensors
+        items = processor.read_tensors(inputs if takes_them else on_host(inputs))
     try:
         return processor.batching.validate(processor.preprocess(items))
     except (ValueError, TypeError, OSError) as error:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import math
 import mmap
 import os
 import resource
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import numpy.typing as npt
 
@@ -57,12 +58,18 @@ class SharedBlock:
     The memory is not written again while `values`, or an array or tensor made of it, exists.
     """
 
-    def __init__(self, memory: _Memory, like: npt.NDArray[Any], unused: deque[_Memory]) -> None:
+    def __init__(
+        self,
+        memory: _Memory,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        unused: deque[_Memory],
+    ) -> None:
         self.descriptor = memory.descriptor
         root = np.frombuffer(memory.mapping, np.uint8)
         root.flags.writeable = False
         weakref.finalize(root, unused.append, memory).atexit = False
-        self.values: npt.NDArray[Any] = root.view(like.dtype).reshape(like.shape)
+        self.values: npt.NDArray[Any] = root.view(dtype).reshape(shape)
 
 
 class BlockPool:
@@ -77,14 +84,34 @@ class BlockPool:
         self._lock = threading.Lock()
 
     def copy(self, values: npt.NDArray[Any], *, max_idle_bytes: int) -> SharedBlock:
-        """A block with a copy. Raises OSError if there is no memory or descriptor."""
-        values = np.ascontiguousarray(values)
-        memory = self._take(values.nbytes)
+        """A block with a copy; raises as `write` does."""
+        return self.write(
+            values.shape,
+            values.dtype,
+            lambda target: np.copyto(target, values),
+            max_idle_bytes=max_idle_bytes,
+        )
+
+    def write(
+        self,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        fill: Callable[[npt.NDArray[Any]], object],
+        *,
+        max_idle_bytes: int,
+    ) -> SharedBlock:
+        """A block whose array `fill` writes. Raises OSError if there is no memory or descriptor."""
+        size_bytes = math.prod(shape) * dtype.itemsize
+        memory = self._take(size_bytes)
         self.trim(max_idle_bytes)
         if memory is None:
-            memory = self._make(values.nbytes)
-        np.copyto(np.frombuffer(memory.mapping, np.uint8), values.reshape(-1).view(np.uint8))
-        return SharedBlock(memory, values, self._unused)
+            memory = self._make(size_bytes)
+        try:
+            fill(np.frombuffer(memory.mapping, dtype).reshape(shape))
+        except BaseException:
+            self._unused.append(memory)
+            raise
+        return SharedBlock(memory, shape, dtype, self._unused)
 
     def trim(self, max_idle_bytes: int) -> None:
         """Give memory back that is not used, until no more than this is left."""

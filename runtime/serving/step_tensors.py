@@ -167,7 +167,7 @@ class StepTensors:
         )
 
     def _keep(self, head: RequestHead, tensor: Tensor) -> TensorReference | None:
-        if head.run is None or tensor.datatype == BYTES or tensor.data.nbytes <= KEPT_OVER_BYTES:
+        if head.run is None or tensor.datatype == BYTES or tensor.host_bytes <= KEPT_OVER_BYTES:
             return None
         identity = self.store.keep(
             head.model.namespace, head.run, tensor, expires_s=head.deadline_s
@@ -180,7 +180,7 @@ class StepTensors:
 def _size_bytes(tensor: Tensor) -> int:
     if tensor.datatype == BYTES:
         return sum(map(len, tensor.data.ravel()))
-    return tensor.data.nbytes
+    return tensor.host_bytes
 
 
 def _tensor(

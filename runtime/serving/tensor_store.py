@@ -1,6 +1,7 @@
 """Outputs of steps that stay at the pod until the run ends, for other steps of the same run.
 
-A tensor is found only by its namespace, run and unguessable identity. Thread-safe.
+A tensor is found only by its namespace, run and unguessable identity. One on the device stays there
+until its memory is needed or another process reads it: then it is copied to the host. Thread-safe.
 """
 
 from __future__ import annotations
@@ -11,19 +12,19 @@ import secrets
 import threading
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from registry.domain.transfers import SHARED_OVER_BYTES
-from runtime.metrics import KEPT_TENSOR_BYTES
+from runtime.device.device_tensor import DeviceTensor
+from runtime.device.kept_memory import KeptMemory, SpillReason
+from runtime.metrics import DEVICE_TENSOR_COPIED_BYTES, KEPT_TENSOR_BYTES
 from runtime.serving.shared_block import BlockPool, SharedBlock, max_blocks
 from runtime.wire.tensors import Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    import numpy.typing as npt
+    from collections.abc import Callable, Iterable, Sequence
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +36,7 @@ CHECKED_EVERY_S: Final = 1.0
 @dataclass(frozen=True, slots=True)
 class _Kept:
     tensor: Tensor
+    """A `DeviceTensor` if it is on the device."""
     expires_s: float
     block: SharedBlock | None
     """The tensor's memory, if other pods of the node may map it."""
@@ -43,7 +45,8 @@ class _Kept:
 class TensorStore:
     """At most `budget_bytes` of host memory; what does not fit is not kept.
 
-    Shared memory that no tensor uses any more counts as well, and goes back once none is kept.
+    Tensors on the device count as well, so that they can be copied to the host at any time. Shared
+    memory that no tensor uses any more counts, too, and goes back once none is kept.
     """
 
     def __init__(
@@ -52,8 +55,19 @@ class TensorStore:
         now_s: Callable[[], float] = time.monotonic,
         *,
         shares_memory: bool = False,
+        device: KeptMemory | None = None,
     ) -> None:
-        """`shares_memory`: whether large tensors are kept where other pods can map them."""
+        """`shares_memory`: whether large tensors are kept where other pods can map them.
+
+        `device`: the memory of tensors that are on the device.
+        """
+        self._device = device or KeptMemory()
+        self._device.spill = self.spill
+        self._device.on_lost = self.drop_device_tensors
+        self._on_device: dict[str, tuple[str, str]] = {}
+        """Namespace and run of tensors on the device by identity, the oldest first."""
+        self._copying = threading.Lock()
+        """Held while a tensor is copied to the host."""
         self._budget_bytes = budget_bytes
         self._pool = BlockPool(max_blocks()) if shares_memory else None
         self._now_s = now_s
@@ -75,28 +89,39 @@ class TensorStore:
         """
         now_s = self._now_s()
         expires_s = now_s + LONGEST_S if expires_s is None else expires_s
-        size = tensor.data.nbytes
+        size = tensor.host_bytes
         with self._lock:
             if expires_s <= now_s or self._used_bytes + size > self._budget_bytes:
                 return None
             self._add_bytes(size)
+        is_on_device = isinstance(tensor, DeviceTensor) and tensor.lease is not None
         try:
-            block = self._share(tensor.data)
-            data = _copied(tensor.data) if block is None else block.values
+            kept = _Kept(tensor, expires_s, None) if is_on_device else self._copy(tensor, expires_s)
         except BaseException:
             with self._lock:
                 self._add_bytes(-size)
             raise
         identity = secrets.token_hex(16)
-        kept = _Kept(Tensor(tensor.name, tensor.datatype, data), expires_s, block)
         with self._lock:
             self._kept.setdefault((namespace, run), {})[identity] = kept
+            if is_on_device:
+                self._on_device[identity] = (namespace, run)
         return identity
 
     def find(self, namespace: str, run: str, identity: str) -> Tensor | None:
         """A kept tensor, not a copy; None: not kept here, or not for this namespace and run."""
         kept = self._find(namespace, run, identity)
         return None if kept is None else kept.tensor
+
+    def is_on_device(self, identities: Iterable[str]) -> bool:
+        """Whether one of the tensors is on the device."""
+        return not self._on_device.keys().isdisjoint(identities)
+
+    def find_on_host(self, namespace: str, run: str, identity: str) -> Tensor | None:
+        """As `find`; if the tensor is on the device, it is copied to the host. May block."""
+        if identity in self._on_device:
+            self._move(namespace, run, identity, SpillReason.FETCHED)
+        return self.find(namespace, run, identity)
 
     def find_block(self, namespace: str, run: str, identity: str) -> SharedBlock | None:
         """A kept tensor's memory; None as well if it cannot be mapped by other pods."""
@@ -113,9 +138,9 @@ class TensorStore:
         with self._lock:
             kept = self._kept.get((namespace, run), {})
             names = list(kept) if identities is None else identities
-            dropped = [each for name in names if (each := kept.pop(name, None)) is not None]
-            for each in dropped:
-                self._free(each)
+            dropped = [name for name in names if name in kept]
+            for name in dropped:
+                self._free(name, kept.pop(name))
             if not kept:
                 self._kept.pop((namespace, run), None)
         return len(dropped)
@@ -127,7 +152,7 @@ class TensorStore:
                 for identity, kept in list(tensors.items()):
                     if kept.expires_s <= now_s:
                         del tensors[identity]
-                        self._free(kept)
+                        self._free(identity, kept)
                 if not tensors:
                     del self._kept[run]
             is_empty = not self._kept
@@ -140,25 +165,75 @@ class TensorStore:
             await asyncio.sleep(CHECKED_EVERY_S)
             self.drop_expired()
 
-    def _share(self, values: npt.NDArray[Any]) -> SharedBlock | None:
-        """A copy in shared memory; None for small ones, and where there is none."""
-        if self._pool is None or values.nbytes <= SHARED_OVER_BYTES:
-            return None
-        try:
-            return self._pool.copy(values, max_idle_bytes=self._budget_bytes - self._used_bytes)
-        except OSError as error:
-            logger.info("a tensor is kept in plain memory", extra={"error": error})
-            return None
+    # The device
 
-    def _free(self, kept: _Kept) -> None:
-        self._add_bytes(-kept.tensor.data.nbytes)
+    def spill(self, missing_bytes: int, reason: SpillReason) -> None:
+        """Copy tensors from the device to the host, the oldest first, until so much is freed.
+
+        Blocks. Memory that steps use is freed when they end.
+        """
+        with self._lock:
+            oldest = list(self._on_device.items())
+        for identity, (namespace, run) in oldest:
+            if missing_bytes <= 0:
+                return
+            missing_bytes -= self._move(namespace, run, identity, reason)
+
+    def _move(self, namespace: str, run: str, identity: str, reason: SpillReason) -> int:
+        """Copy a tensor to the host; the device memory that it leaves.
+
+        One whose copy fails is lost, as those of a pod that has ended are.
+        """
+        with self._copying:
+            kept = self._find(namespace, run, identity)
+            if kept is None or not isinstance(kept.tensor, DeviceTensor):
+                return 0
+            try:
+                on_host = self._copy(kept.tensor, kept.expires_s)
+            except (RuntimeError, MemoryError) as error:
+                logger.warning("a kept tensor is lost", extra={"error": error})
+                self.drop(namespace, run, [identity])
+                self._device.failed(error)
+                return kept.tensor.values.nbytes
+        DEVICE_TENSOR_COPIED_BYTES.labels(reason).inc(kept.tensor.host_bytes)
+        with self._lock:
+            self._on_device.pop(identity, None)
+            tensors = self._kept.get((namespace, run), {})
+            if tensors.get(identity) is kept:
+                tensors[identity] = on_host
+        return kept.tensor.values.nbytes
+
+    def drop_device_tensors(self) -> None:
+        """The device has failed for good: what was there counts as not kept."""
+        with self._lock:
+            lost = list(self._on_device.items())
+        for identity, run in lost:
+            self.drop(*run, [identity])
+
+    # Memory
+
+    def _copy(self, tensor: Tensor, expires_s: float) -> _Kept:
+        """The tensor in memory of the host that nobody else writes; shared if it is large."""
+        shape, dtype, fill = tensor.shape, tensor.host_type, tensor.copy_to
+        block = None
+        if self._pool is not None and tensor.host_bytes > SHARED_OVER_BYTES:
+            idle_bytes = self._budget_bytes - self._used_bytes
+            try:
+                block = self._pool.write(shape, dtype, fill, max_idle_bytes=idle_bytes)
+            except OSError as error:
+                logger.info("a tensor is kept in plain memory", extra={"error": error})
+        if block is None:
+            data = np.empty(shape, dtype)
+            fill(data)
+            data.flags.writeable = False
+        else:
+            data = block.values
+        return _Kept(Tensor(tensor.name, tensor.datatype, data), expires_s, block)
+
+    def _free(self, identity: str, kept: _Kept) -> None:
+        self._on_device.pop(identity, None)
+        self._add_bytes(-kept.tensor.host_bytes)
 
     def _add_bytes(self, size: int) -> None:
         self._used_bytes += size
         KEPT_TENSOR_BYTES.set(self._used_bytes)
-
-
-def _copied(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    copy = np.array(values, order="C")
-    copy.flags.writeable = False
-    return copy

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from runtime.device.device_tensor import DeviceTensor
 from runtime.tasks.text import TextEncoder, TextInputs, torch_inputs
-from runtime.wire.tensors import Tensor, named_arrays, numeric_tensor
+from runtime.wire.tensors import named_arrays
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,6 +15,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
     from runtime.sandbox.pool import Sandbox
+    from runtime.wire.tensors import Tensor
 
 
 class Embedding(TextInputs):
@@ -45,17 +45,16 @@ class Embedding(TextInputs):
         return self.encoder.pad(rows) if rows else self.encoder.encode(texts)
 
     def infer(self, network: PreTrainedModel, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Mean over the tokens that are not padding; pooled here, so that outputs are small."""
+        """Mean over the tokens that are not padding, of length one; the output stays small so."""
         arguments = torch_inputs(inputs, network)
         hidden = network(**arguments).last_hidden_state
         mask = arguments["attention_mask"].unsqueeze(-1).to(hidden.dtype)
-        pooled = (hidden * mask).sum(1) / mask.sum(1).clamp(min=1e-9)
-        return (numeric_tensor("pooled", pooled.float().cpu().numpy()),)
+        pooled = ((hidden * mask).sum(1) / mask.sum(1).clamp(min=1e-9)).float()
+        lengths = pooled.norm(dim=1, keepdim=True).clamp(min=1e-12)
+        return (DeviceTensor("embedding", "FP32", pooled / lengths),)
 
     def postprocess(self, outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        pooled = outputs[0].data.astype(np.float32, copy=False)
-        lengths = np.linalg.norm(pooled, axis=1, keepdims=True)
-        return (numeric_tensor("embedding", pooled / np.maximum(lengths, np.float32(1e-12))),)
+        return tuple(outputs)
 
     def predictions(self, outputs: Sequence[Tensor]) -> list[Any]:
         return list(outputs[0].data.tolist())

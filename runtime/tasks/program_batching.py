@@ -53,7 +53,7 @@ class ProgramBatching(Batching):
         sizes: dict[str, int] = {}
         for port in ports:
             self._check(port, named[port.name], sizes)
-        return tuple(Tensor(name, named[name].datatype, named[name].data) for name in names)
+        return tuple(named[name].renamed(name) for name in names)
 
     def _check(self, port: Port, tensor: Tensor, sizes: dict[str, int]) -> None:
         if tensor.datatype != port.datatype:
@@ -73,8 +73,7 @@ class ProgramBatching(Batching):
                     f"input {port.name!r} has shape {list(tensor.shape)}: its {seen} must be"
                     f" {sizes[size]}, as in the inputs before it"
                 )
-        is_checked = tensor.data.dtype.kind == "f" and not self._allows_nan
-        if is_checked and not np.isfinite(tensor.data).all():
+        if not self._allows_nan and not tensor.is_finite():
             raise InvalidRequest(
                 f"input {port.name!r} must hold finite numbers, held NaN or infinity"
             )

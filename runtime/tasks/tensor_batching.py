@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from runtime.device.device_tensor import concatenated
 from runtime.errors import InvalidRequest
 from runtime.wire.tensors import MAX_ITEMS, NUMPY_OF, Tensor, numeric_tensor
 
@@ -40,6 +41,8 @@ class Batching(ABC):
     """Longest text; 0 for networks without tokens."""
     max_rows: int | None = None
     """Limit of the items of one batch; None: no limit."""
+    takes_device_tensors: bool = False
+    """Whether inputs may be on the device already; others are copied to the host before."""
 
     @abstractmethod
     def validate(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -51,7 +54,7 @@ class Batching(ABC):
 
     def rows_of(self, inputs: Sequence[Tensor]) -> int:
         """Items of a request."""
-        return len(inputs[0].data)
+        return inputs[0].shape[0]
 
     def batch_key(self, inputs: Sequence[Tensor], network: PreTrainedModel) -> Hashable:
         """Requests of equal keys can form a batch; None: this one runs alone."""
@@ -66,31 +69,37 @@ class Batching(ABC):
         if len(requests) == 1:
             return tuple(requests[0])
         return tuple(
-            Tensor(
-                tensor.name,
-                tensor.datatype,
-                self._concatenate(tensor.name, [inputs[index].data for inputs in requests]),
-            )
-            for index, tensor in enumerate(requests[0])
+            self._join([inputs[index] for inputs in requests]) for index in range(len(requests[0]))
         )
+
+    def _join(self, parts: Sequence[Tensor]) -> Tensor:
+        on_device = concatenated(parts)
+        if on_device is not None:
+            return on_device
+        name = parts[0].name
+        data = self._concatenate(name, [each.data for each in parts])
+        return Tensor(name, parts[0].datatype, data)
 
     def _concatenate(self, name: str, parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
         return np.concatenate(parts)
 
     def rows_between(self, inputs: Sequence[Tensor], begin: int, end: int) -> tuple[Tensor, ...]:
         """Some rows of a request that has a batch key."""
-        return tuple(Tensor(each.name, each.datatype, each.data[begin:end]) for each in inputs)
+        return tuple(each.rows(begin, end) for each in inputs)
 
     def join_outputs(self, parts: Sequence[Sequence[Tensor]]) -> tuple[Tensor, ...]:
         """The outputs of a request that ran in parts."""
         return tuple(
-            Tensor(
-                first.name,
-                first.datatype,
-                self._join_rows([outputs[index].data for outputs in parts]),
-            )
-            for index, first in enumerate(parts[0])
+            self._join_output([outputs[index] for outputs in parts])
+            for index in range(len(parts[0]))
         )
+
+    def _join_output(self, parts: Sequence[Tensor]) -> Tensor:
+        on_device = concatenated(parts)
+        if on_device is not None:
+            return on_device
+        data = self._join_rows([each.data for each in parts])
+        return Tensor(parts[0].name, parts[0].datatype, data)
 
     def _join_rows(self, parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
         return np.concatenate(parts)
@@ -105,7 +114,7 @@ class Batching(ABC):
             raise ValueError(f"the outputs have shapes {shapes} for {sum(rows)} rows")
         ends = itertools.accumulate(rows)
         return [
-            tuple(Tensor(each.name, each.datatype, each.data[end - n : end]) for each in outputs)
+            tuple(each.rows(end - n, end) for each in outputs)
             for n, end in zip(rows, ends, strict=True)
         ]
 
@@ -211,15 +220,16 @@ class PaddedBatching(Batching):
         )
 
     def split(self, outputs: Sequence[Tensor], rows: Sequence[int]) -> list[tuple[Tensor, ...]]:
+        parts = super().split(outputs, rows)
+        if not self.eos_ids:
+            return parts
         return [
             tuple(Tensor(each.name, each.datatype, self._cut(each.data)) for each in part)
-            for part in super().split(outputs, rows)
+            for part in parts
         ]
 
     def _cut(self, data: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Without the columns after the longest row's end; column 0 is a decoder's start token."""
-        if not self.eos_ids:
-            return data
         is_end = np.isin(data[:, 1:], list(self.eos_ids))
         if not is_end.any(axis=1).all():
             return data

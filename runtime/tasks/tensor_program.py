@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-import torch
-
 from runtime.device.device_errors import is_device_error, is_out_of_memory
+from runtime.device.device_tensor import DATATYPE_OF, DeviceTensor, values_on
 from runtime.engines.programs.program import Program, program_signature
 from runtime.errors import InferenceFailed, InvalidRequest, ModelInvalid
 from runtime.tasks.tensor_task import TensorTask
-from runtime.wire.tensors import BF16, DATATYPE_OF, Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    import torch
+
     from registry.domain.model import Task
+    from runtime.wire.tensors import Tensor
 
 REFUSAL_ERRORS = (
     RuntimeError, ValueError, TypeError, IndexError, ArithmeticError, AssertionError,
@@ -39,11 +39,12 @@ class TensorProgram(TensorTask[Program]):
                 f" {declared.value!r} is declared: remove the annotation pilotlight.io/task"
             )
         super().__init__(program_signature(path))
+        self.batching.takes_device_tensors = True
 
     def infer(self, network: Program, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Run the program; raises InvalidRequest for tensors that it does not accept."""
         ports = zip(self._signature.inputs, inputs, strict=True)
-        arguments = {port.graph_name: _to_torch(tensor, network.device) for port, tensor in ports}
+        arguments = {port.graph_name: _argument(tensor, network) for port, tensor in ports}
         try:
             values = network(arguments)
         except REFUSAL_ERRORS as error:
@@ -51,25 +52,23 @@ class TensorProgram(TensorTask[Program]):
                 raise  # not caused by the tensors
             raise InvalidRequest(f"the program refused these tensors: {error}") from error
         outputs = zip(self._signature.outputs, values, strict=True)
-        return tuple(_to_nested_tensor(port.name, value) for port, value in outputs)
+        return tuple(_output(port.name, value) for port, value in outputs)
 
 
-def _to_torch(tensor: Tensor, device: torch.device) -> torch.Tensor:
-    array = tensor.data if tensor.data.flags.writeable else tensor.data.copy()
-    value = torch.from_numpy(array)
-    return value.to(device, torch.bfloat16 if tensor.datatype == BF16 else value.dtype)
+def _argument(tensor: Tensor, network: Program) -> torch.Tensor:
+    """A kept tensor is read by other steps as well, so no program may write to it."""
+    values = values_on(network.device, tensor)
+    is_shared = isinstance(tensor, DeviceTensor) and network.may_write
+    return values.clone() if is_shared else values
 
 
-def _to_nested_tensor(name: str, value: torch.Tensor) -> Tensor:
+def _output(name: str, value: torch.Tensor) -> DeviceTensor:
     if value.numel() * value.element_size() > MAX_OUTPUT_BYTES:
         raise InferenceFailed(
             f"output {name!r} has shape {list(value.shape)}; the limit is {MAX_OUTPUT_BYTES} bytes"
         )
-    if value.dtype is torch.bfloat16:
-        return Tensor(name, BF16, np.ascontiguousarray(value.float().numpy(force=True)))
-    array = value.numpy(force=True)
-    if array.dtype not in DATATYPE_OF:
+    if value.dtype not in DATATYPE_OF:
         raise InferenceFailed(
             f"output {name!r} has type {value.dtype}, which the protocol does not support"
         )
-    return Tensor(name, DATATYPE_OF[array.dtype], np.ascontiguousarray(array).reshape(array.shape))
+    return DeviceTensor(name, DATATYPE_OF[value.dtype], value)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
+from runtime.device.device_tensor import on_host
 from runtime.errors import InferenceTooLarge, InvalidRequest, ModelInvalid
 from runtime.tasks.program_batching import ProgramBatching
 from runtime.wire.json_tensors import from_json
@@ -111,15 +112,15 @@ class TensorTask(ABC, Generic[Network]):
     def _are_rows_independent(self, network: Any) -> bool:
         rng = np.random.default_rng(0)
         first = self.batching.random_example(1, rng)
-        alone = self.infer(network, first)
+        alone = on_host(self.infer(network, first))
         if self._signature.batch_size is None:
             return False
         second = self.batching.random_example(1, rng)
         counts = [self.batching.rows_of(first), self.batching.rows_of(second)]
         if sum(counts) > (self.batching.max_rows or sum(counts)):
             return False
-        expected = [alone, self.infer(network, second)]
-        together = self.infer(network, self.batching.join([first, second]))
+        expected = [alone, on_host(self.infer(network, second))]
+        together = on_host(self.infer(network, self.batching.join([first, second])))
         try:
             parts = self.batching.split(together, counts)
         except ValueError:

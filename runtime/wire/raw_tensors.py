@@ -6,6 +6,7 @@ Decoding does not copy numbers, except BF16, which is widened to float32.
 
 from __future__ import annotations
 
+import math
 import struct
 from typing import TYPE_CHECKING, Any
 
@@ -85,7 +86,7 @@ def raw_view(tensor: Tensor) -> memoryview:
 
 def raw_bytes(tensor: Tensor) -> int:
     """Size of the raw form of a tensor of numbers."""
-    return tensor.data.size * BF16_BYTES if tensor.datatype == BF16 else tensor.data.nbytes
+    return math.prod(tensor.shape) * BF16_BYTES if tensor.datatype == BF16 else tensor.host_bytes
 
 
 def to_raw(tensor: Tensor) -> bytes:

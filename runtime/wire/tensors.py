@@ -58,6 +58,38 @@ class Tensor:
     def shape(self) -> tuple[int, ...]:
         return self.data.shape
 
+    @property
+    def host_bytes(self) -> int:
+        """Size of `data`, without its strings."""
+        return self.data.nbytes
+
+    @property
+    def host_type(self) -> np.dtype[Any]:
+        """Of `data`."""
+        return self.data.dtype
+
+    def content(self) -> bytes:
+        """Bytes that differ where the data differs."""
+        return (
+            repr(self.data.tolist()).encode() if self.data.dtype.hasobject else self.data.tobytes()
+        )
+
+    def copy_to(self, target: npt.NDArray[Any]) -> None:
+        """Write `data` to an array of its shape and type."""
+        np.copyto(target, self.data)
+
+    def renamed(self, name: str) -> Tensor:
+        """The same data under another name."""
+        return Tensor(name, self.datatype, self.data)
+
+    def rows(self, begin: int, end: int) -> Tensor:
+        """A part along the first dimension, without a copy."""
+        return Tensor(self.name, self.datatype, self.data[begin:end])
+
+    def is_finite(self) -> bool:
+        """Whether it has neither NaN nor infinity."""
+        return self.data.dtype.kind != "f" or bool(np.isfinite(self.data).all())
+
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:

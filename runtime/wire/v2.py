@@ -260,7 +260,7 @@ def _referenced(reference: TensorReference, spec: TensorSpec, kept: KeptTensors 
             f"{spec.path}: the tensor is {tensor.datatype} of shape {list(tensor.shape)}, not"
             f" {spec.datatype} of shape {list(spec.shape)}"
         )
-    return Tensor(spec.name, spec.datatype, tensor.data)
+    return tensor.renamed(spec.name)
 
 
 def _binary_size(entry: dict[str, Any], tail: memoryview, path: str) -> int | None:
