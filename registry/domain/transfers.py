@@ -1,7 +1,8 @@
 """How a step's output comes to the pod of the next step, and what that takes, as pods measure it.
 
-Kept outputs are in host memory, so the times are those of hosts and networks; they are stored by
-the kind of the receiving pod's accelerator, as all measurements are. Pure; seconds and bytes.
+Other pods get outputs from host memory, so the times are those of hosts and networks, and of the
+copy from a device for an output that was there. They are stored by the kind of the receiving pod's
+accelerator, as all measurements are. Pure; seconds and bytes.
 """
 
 from __future__ import annotations

@@ -77,10 +77,11 @@ class DeviceTensor(Tensor):
         return str(id(self.values)).encode()
 
     def is_finite(self) -> bool:
-        if not self.values.is_floating_point():
+        if not self.values.is_floating_point() or not self.values.numel():
             return True
         with _reading(self.values.device):
-            return bool(torch.isfinite(self.values).all())
+            bounds = torch.aminmax(self.values)  # both are NaN if one number is; no large temporary
+            return bool(torch.isfinite(torch.stack(bounds)).all())
 
     def copy_to(self, target: npt.NDArray[Any]) -> None:
         """Copy it to the host, in its form there, while an inference may run."""

@@ -95,6 +95,7 @@ class ServedModel:
             return await run_steps(
                 self._device, self.device_model, steps, deadline_s=deadline_s, due_s=due_s
             )
+        keeps_outputs = keeps_outputs and self._device.kept.room_bytes > 0
         key = batching.batch_key(inputs, self._network_in_use())
         width, rows = batching.tokens_per_row(inputs), batching.rows_of(inputs)
         limits = self.device_model.limits(self._device.times)

@@ -138,7 +138,7 @@ class TensorStore:
         with self._lock:
             kept = self._kept.get((namespace, run), {})
             names = list(kept) if identities is None else identities
-            dropped = [name for name in names if name in kept]
+            dropped = [name for name in dict.fromkeys(names) if name in kept]
             for name in dropped:
                 self._free(name, kept.pop(name))
             if not kept:

@@ -79,7 +79,11 @@ def test_a_tensor_is_read_beside_what_runs(device: str) -> None:
         tensor.copy_to(target)
         assert target.tolist() == tensor.data.tolist() == [[0, 3], [1, 4], [2, 5]]
         assert tensor.is_finite()
-    assert not DeviceTensor("x", "FP32", values.float() / 0).is_finite()
+    for number in (float("nan"), float("inf"), -float("inf")):
+        values = torch.tensor([1.0, number, 2.0], device=device)
+        wait_for([found := DeviceTensor("x", "FP32", values)])
+        assert not found.is_finite()
+    assert DeviceTensor("x", "FP32", values[:0]).is_finite()
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -30,6 +30,8 @@ VALUES = 32768
 """128 KiB."""
 TOO_LARGE = 100_000
 """Bytes: a scheduler with this limit fails a step whose outputs it gets."""
+DEVICE_BYTES = 64 * 1024**2
+KEPT, ON_DEVICE = "pilotlight_kept_tensor_bytes", "pilotlight_kept_device_tensor_bytes"
 WORKFLOWS = f"""
 ONES = tensor([1.0] * {VALUES}, "FP32", ({VALUES // 4}, 4))
 
@@ -97,11 +99,12 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.parametrize("device_bytes", [0, DEVICE_BYTES], ids=["host", "device"])
 def test_steps_pass_tensors_that_never_reach_the_scheduler(
-    cluster: Cluster, programs: Path, tmp_path: Path
+    cluster: Cluster, programs: Path, tmp_path: Path, device_bytes: int
 ) -> None:
     cluster.declare("double", programs / "double")
-    pods = cluster.pod("pod-a"), cluster.pod("pod-b")
+    pods = [cluster.pod(name, kept_device_bytes=device_bytes) for name in ("pod-a", "pod-b")]
     with running(cluster, tmp_path) as platform:
         workflow = platform.deploy("""
             @workflow
@@ -116,7 +119,9 @@ def test_steps_pass_tensors_that_never_reach_the_scheduler(
             assert response.status_code == 200, response.text
             assert response.json()["result"] == [VALUES // 4, [16.0] * 4]
             servers.wait_until(
-                lambda: not any(metric(pod.url, "pilotlight_kept_tensor_bytes") for pod in pods),
+                lambda: (
+                    not any(metric(pod.url, name) for pod in pods for name in (KEPT, ON_DEVICE))
+                ),
                 what="tensors freed with the run",
             )
 
@@ -143,16 +148,19 @@ def test_the_store_of_a_long_loop_stays_bounded(
 
 
 @pytest.mark.parametrize("use", ["await once", 'await model("double")(features=once)'])
-@pytest.mark.parametrize("loss", ["dropped", "killed"])
+@pytest.mark.parametrize(
+    "loss", ["dropped", "dropped from a device", "killed", "killed with its device"]
+)
 def test_a_lost_tensor_is_made_again(
     cluster: Cluster, programs: Path, tmp_path: Path, forkserver: servers.Forkserver, use: str,
     loss: str,
 ) -> None:  # fmt: skip
     for name in ("double", "slow"):
         cluster.declare(name, programs / name)
+    options = {"kept_device_bytes": DEVICE_BYTES if "device" in loss else 0}
     with (
-        cluster.pod_context("pod-a") as first,
-        cluster.pod_context("pod-b") as second,
+        cluster.pod_context("pod-a", **options) as first,
+        cluster.pod_context("pod-b", **options) as second,
         running(cluster, tmp_path) as platform,
     ):
         pods = {"pod-a": first, "pod-b": second}
@@ -172,7 +180,8 @@ def test_a_lost_tensor_is_made_again(
 
         servers.wait_until(lambda: first_step().get("state") == "done", what="first step done")
         keeper = pods[first_step()["pod"]]
-        if loss == "dropped":
+        assert bool(metric(keeper.url, ON_DEVICE)) == ("device" in loss)
+        if "dropped" in loss:
             path = f"/v2/tensors/default/{begun.json()['id']}"
             assert platform.client.delete(keeper.url + path).json()["dropped"] >= 1
         else:
