@@ -82,13 +82,15 @@ EXAMPLES = settings(
 ODD_NUMBERS = st.sampled_from([-1, 0, 1, 2, 3, 7, 2**31, 2**40, 2**62, -(2**62)])
 SHAPES = st.lists(ODD_NUMBERS, max_size=4) | st.just([1] * 70) | st.just([2**31] * 8)
 NAMES = st.sampled_from(["text", "image", "x", "", "é", "n" * 5000])
+PYTHON_WORDS = re.compile(r"NoneType|\b(None|True|False|dict|str|int|float|bool)\b|Python")
+TEXTS = st.text(max_size=8).filter(lambda text: not PYTHON_WORDS.search(text))
+"""Messages quote what was sent."""
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1)
-    | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner),
+    | st.floats(allow_nan=False, allow_infinity=False) | TEXTS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXTS, inner, max_size=4),
     max_leaves=12,
 )  # fmt: skip
-PYTHON_WORDS = re.compile(r"NoneType|\b(None|True|False|dict|str|int|float|bool)\b|Python")
 MODELS = st.sampled_from(["text", "image"])
 
 

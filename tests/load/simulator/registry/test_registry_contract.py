@@ -52,6 +52,7 @@ MODULES_LEFT_OUT: Final = {
     "test_many_models": "its steps let other clients use Redis meanwhile",
     "test_places": "simulated pods have the places of their cluster file",
     "test_queued_steps": "simulated workflows have devices of their own",
+    "test_run_journal": "simulated runs are not resumed",
     "test_shared_snapshot": "the state is the copy: no client takes a snapshot",
     "test_watch": "nothing is published: the state is the copy",
     "test_withdrawn_measurements": "a run deletes no models",
