@@ -146,11 +146,13 @@ def test_a_run_is_resumed_although_the_registry_lost_an_entry_of_its_journal(
         servers.wait_until(lambda: client.llen(key) == 4, what="two steps and their deliveries")
         assert client.lrem(key, 1, lost) == 1
 
-        def is_last_step() -> bool:
-            harness.release()
-            return len(harness.status(location)["steps"]) == 4
-
-        servers.wait_until(is_last_step, what="last step")
+        pods = harness.pods
+        assert pods is not None
+        servers.wait_until(lambda: pods.total("steps") == 1, what="third step at its pod")
+        harness.release()
+        servers.wait_until(
+            lambda: len(harness.status(location)["steps"]) == 4, what="last step, which is held"
+        )
         servers.wait_until(
             lambda: lost in client.lrange(key, 0, -1), what="journal written anew", timeout_s=20
         )
