@@ -43,13 +43,17 @@ _QUESTIONS: Final = (
     ("debate", "Should I salt the water for pasta?"),
     ("expert", "What goes into a good soup?"),
 )
+_ALONE: Final = tuple(text for name, text in _QUESTIONS if name == "expert")[:3]
+"""Of three domains, one after the other: each needs another writer than the one before."""
 _ROUNDS: Final = 2
 _INTERVAL_S: Final = 0.4
 """Between two requests: some overlap, as batches across applications need."""
 _POLL_S: Final = 0.02
+_FIRST: Final = ("round-robin", "round-robin", "speculative")
+"""So that the disks of both pods have all models: loads from storage take longer than any step."""
 POLICIES: Final = ("greedy", "speculative")
-_MEMORY_BYTES: Final = 1_650_000_000
-"""Of a pod: two of the four writers with their caches, MiniLM and the classifier."""
+_MEMORY_BYTES: Final = 1_000_000_000
+"""Of a pod: one of the four writers with its cache, MiniLM and the classifier."""
 
 
 def run_workflow_demo(state_dir: StateDir, output: Output) -> None:
@@ -84,13 +88,17 @@ async def _run(settings: PlatformSettings, output: Output) -> WorkflowReport:
         for name in _WORKFLOWS:
             await _deploy(session, name)
         output.note("first runs, from which the scheduler learns")
-        await _run_all(session, "speculative")
+        for policy in _FIRST:
+            await _run_all(session, policy)
         by_policy = []
         for policy in POLICIES:
             documents = []
             for number in range(_ROUNDS):
                 output.note(f"{policy}, {len(_QUESTIONS)} runs, {number + 1} of {_ROUNDS}")
                 documents += await _run_all(session, policy)
+            output.note(f"{policy}, {len(_ALONE)} runs, each alone")
+            for question in _ALONE:
+                documents.append(await _document(session, "expert", question, policy))
             by_policy.append(PolicyRuns(policy, tuple(documents)))
         output.note("a pod is killed while its step runs")
         survivor = await _outlive_pod(session)
