@@ -52,9 +52,9 @@ class _RecordingLoader(Loader):
             _descriptor(os.getpid())
             initialise(self, *arguments, **named)
 
-        async def recorded(self: Any, request: Any, acquired: Any, inputs: Any) -> Any:
+        async def recorded(self: Any, request: Any, *arguments: Any, **named: Any) -> Any:
             _record("begin", request.head.id)
-            outputs = await infer(self, request, acquired, inputs)
+            outputs = await infer(self, request, *arguments, **named)
             _record("end", request.head.id)
             return outputs
 
