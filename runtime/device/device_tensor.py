@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from functools import cache
+from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -28,19 +29,26 @@ DATATYPE_OF: Final[Mapping[torch.dtype, str]] = {
 } | {torch.bfloat16: BF16}
 
 
+_origins = count()
+
+
 class DeviceTensor(Tensor):
     """A tensor of torch. Its `data` is a copy in memory of the host, made whenever it is read."""
 
-    __slots__ = ("lease", "values")
+    __slots__ = ("lease", "origin", "values")
     values: torch.Tensor
     lease: object
     """Its memory is counted as kept as long as this exists; None: it is not kept."""
+    origin: int
+    """The same for all views of one tensor, and never used again."""
 
     def __init__(
-        self, name: str, datatype: str, values: torch.Tensor, lease: object = None
-    ) -> None:
+        self, name: str, datatype: str, values: torch.Tensor, lease: object = None,
+        origin: int | None = None,
+    ) -> None:  # fmt: skip
         for attribute, value in (
-            ("name", name), ("datatype", datatype), ("values", values), ("lease", lease)
+            ("name", name), ("datatype", datatype), ("values", values), ("lease", lease),
+            ("origin", next(_origins) if origin is None else origin),
         ):  # fmt: skip
             object.__setattr__(self, attribute, value)  # it is frozen
 
@@ -67,14 +75,16 @@ class DeviceTensor(Tensor):
         return np.dtype(np.float32) if self.datatype == BF16 else NUMPY_OF[self.datatype]
 
     def renamed(self, name: str) -> DeviceTensor:
-        return DeviceTensor(name, self.datatype, self.values, self.lease)
+        return DeviceTensor(name, self.datatype, self.values, self.lease, self.origin)
 
     def rows(self, begin: int, end: int) -> DeviceTensor:
-        return DeviceTensor(self.name, self.datatype, self.values[begin:end], self.lease)
+        rows = self.values[begin:end]
+        return DeviceTensor(self.name, self.datatype, rows, self.lease, self.origin)
 
     def content(self) -> bytes:
         """Its identity, since a device that hangs cannot be read."""
-        return str(id(self.values)).encode()
+        place = (self.origin, self.values.storage_offset(), *self.values.shape)
+        return repr(place).encode()
 
     def is_finite(self) -> bool:
         if not self.values.is_floating_point() or not self.values.numel():
