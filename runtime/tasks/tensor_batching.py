@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from runtime.errors import InvalidRequest
 from runtime.wire.tensors import MAX_ITEMS, NUMPY_OF, Tensor, numeric_tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Mapping, Sequence
 
     import numpy.typing as npt
     from transformers import PreTrainedModel
@@ -69,16 +70,9 @@ class Batching(ABC):
         if len(requests) == 1:
             return tuple(requests[0])
         return tuple(
-            self._join([inputs[index] for inputs in requests]) for index in range(len(requests[0]))
+            _joined([inputs[index] for inputs in requests], partial(self._concatenate, tensor.name))
+            for index, tensor in enumerate(requests[0])
         )
-
-    def _join(self, parts: Sequence[Tensor]) -> Tensor:
-        on_device = concatenated(parts)
-        if on_device is not None:
-            return on_device
-        name = parts[0].name
-        data = self._concatenate(name, [each.data for each in parts])
-        return Tensor(name, parts[0].datatype, data)
 
     def _concatenate(self, name: str, parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
         return np.concatenate(parts)
@@ -90,16 +84,9 @@ class Batching(ABC):
     def join_outputs(self, parts: Sequence[Sequence[Tensor]]) -> tuple[Tensor, ...]:
         """The outputs of a request that ran in parts."""
         return tuple(
-            self._join_output([outputs[index] for outputs in parts])
+            _joined([outputs[index] for outputs in parts], self._join_rows)
             for index in range(len(parts[0]))
         )
-
-    def _join_output(self, parts: Sequence[Tensor]) -> Tensor:
-        on_device = concatenated(parts)
-        if on_device is not None:
-            return on_device
-        data = self._join_rows([each.data for each in parts])
-        return Tensor(parts[0].name, parts[0].datatype, data)
 
     def _join_rows(self, parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
         return np.concatenate(parts)
@@ -117,6 +104,16 @@ class Batching(ABC):
             tuple(each.rows(end - n, end) for each in outputs)
             for n, end in zip(rows, ends, strict=True)
         ]
+
+
+def _joined(
+    parts: Sequence[Tensor], join: Callable[[Sequence[npt.NDArray[Any]]], npt.NDArray[Any]]
+) -> Tensor:
+    """The rows of all parts: on the device if one of them is there, else by `join`."""
+    on_device = concatenated(parts)
+    if on_device is not None:
+        return on_device
+    return Tensor(parts[0].name, parts[0].datatype, join([each.data for each in parts]))
 
 
 @dataclass(frozen=True)

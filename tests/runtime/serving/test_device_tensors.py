@@ -12,7 +12,7 @@ import torch
 from runtime.wire.v2 import LENGTH_HEADER, decode_outputs
 from tests.runtime import archives
 from tests.runtime.http import metric, post
-from tests.runtime.serving.test_step_tensors import LARGE, READS, kill, read, reference_of
+from tests.runtime.serving.test_step_tensors import LARGE, READS, features, kill, read, reference_of
 from tests.servers import wait_until
 
 if TYPE_CHECKING:
@@ -85,11 +85,6 @@ def infer(
     document = {"inputs": [entry], "parameters": {"binary_data_output": True}}
     headers = {} if run is None else {"x_pilotlight_run": run}
     return post(f"{pod.url}/v2/models/default~{model}/infer", document, **headers)
-
-
-def features(rows: np.ndarray[Any, Any] = LARGE) -> dict[str, Any]:
-    data = rows.ravel().tolist()
-    return {"name": "features", "datatype": "FP32", "shape": list(rows.shape), "data": data}
 
 
 def keep(
@@ -212,7 +207,7 @@ def test_small_outputs_and_those_of_other_requests_leave_the_device(declared: Cl
 def test_what_a_full_store_does_not_keep_is_sent_and_freed(declared: Cluster) -> None:
     pod = declared.pod(kept_device_bytes=64 * MIB, tensor_store_bytes=SIZE)
     keep(pod)
-    response = infer(pod, "double", features())
+    response = infer(pod, "double", features(LARGE))
     (output,) = decode_outputs(response.content, response.headers[LENGTH_HEADER])
     assert np.array_equal(output.data, LARGE * 2)
     wait_until(lambda: metric(pod.url, ON_DEVICE) == SIZE, what="its memory freed")
