@@ -46,12 +46,13 @@ ANY_POD: Final = "*"
 
 RUN_HEADER: Final = "x-pilotlight-run"
 """Asks a pod to keep large outputs for the run; gateways forward it from schedulers only."""
+FOLLOWING_HEADER: Final = "x-pilotlight-following-ms"
+"""What the step's run is expected to take after it: of two steps with one deadline, the pod first
+runs the one that more is to follow."""
+
 _MAX_TRIAL_PAUSE_S: Final = 10.0
 """Gateways let a request that lost two pods by chance be tried again after 5 s. A longer pause
 says that it is held for the cause."""
-
-FOLLOWING_HEADER: Final = "x-pilotlight-following-ms"
-"""What the step's run is expected to take after it: the pod runs a step first that leaves less."""
 
 
 @dataclass(frozen=True, slots=True)
