@@ -4,12 +4,13 @@
 SHELL := /bin/bash
 VENV := .venv
 BIN := $(VENV)/bin
-CODE := pilotlight load gateway autoscaler runtime registry workflows benchmarks tests
-# The name of the stamp contains a checksum of the lock files, so that a change reinstalls.
-LOCKS := requirements.lock requirements-nodeps.lock
+CODE := pilotlight load gateway autoscaler runtime registry workflows research benchmarks tests
+# The name of the stamp contains a checksum of the lock files and of research's plug-ins, so that a change reinstalls.
+LOCKS := requirements.lock requirements-nodeps.lock research/pyproject.toml
 STAMP := $(VENV)/.installed-$(shell cat $(LOCKS) | cksum | tr -s ' \t' '-')
 PYTEST := $(BIN)/python -m pytest
 FLAGS ?=
+DOCS ?=
 WORKERS ?= 3
 FAULTS ?= 1000
 KILLS ?= 200
@@ -22,7 +23,7 @@ export TOKENIZERS_PARALLELISM ?= false
 # Without cached bytecode every process that imports torch and transformers compiles them: 5-10 s.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install demo demo-formats demo-selection demo-workflows up test test-slow test-gpu test-kubernetes test-collector test-kills test-chaos test-hostile soak check format bench bench-runtime bench-overload bench-formats bench-gpu bench-simulator bench-placement bench-selection bench-workflows bench-peers lock clean
+.PHONY: help install demo demo-formats demo-selection demo-workflows up test test-slow test-reference test-gpu test-kubernetes test-collector test-kills test-chaos test-hostile soak check format bench bench-runtime bench-overload bench-formats bench-gpu bench-placement bench-selection bench-workflows bench-peers bench-guard lock clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' Makefile
@@ -49,10 +50,13 @@ up: $(STAMP)  ## Run the platform on this machine until Ctrl-C (FLAGS="--pods 4 
 
 test: $(STAMP)  ## Run the quick tests in three processes, which wait for servers much of the time (WORKERS=0: in one)
 	@echo "Skipping tests/kubernetes, which needs a cluster: make test-kubernetes"
-	$(PYTEST) -m "not slow and not gpu and not kubernetes" -n $(WORKERS) --dist loadfile $(FLAGS)
+	$(PYTEST) -m "not slow and not reference and not gpu and not kubernetes" -n $(WORKERS) --dist loadfile $(FLAGS)
 
-test-slow: $(STAMP)  ## Run the tests that start a whole platform or load real models
-	$(PYTEST) -m "slow and not gpu" $(FLAGS)
+test-slow: $(STAMP)  ## Run the tests that start a whole platform, load real models, or take long, in two processes
+	$(PYTEST) -m "slow and not gpu" -n 2 --dist loadfile $(FLAGS)
+
+test-reference: $(STAMP)  ## Compare answers of all architectures and estimators with their libraries' (DOCS=1: write the table)
+	PILOTLIGHT_REFERENCE_DOCS=$(DOCS) $(PYTEST) -m reference tests/reference $(FLAGS)
 
 test-hostile: $(STAMP)  ## Send hostile requests to a gateway and a pod (REQUESTS=3000, FLAGS="--seed 1")
 	$(BIN)/python -m tests.hostile.campaign --requests $(REQUESTS) $(FLAGS)
@@ -107,9 +111,6 @@ bench-formats: $(STAMP)  ## Run the benchmark of small models beside KServe's ow
 bench-gpu: $(if $(CARRIED),,$(STAMP))  ## Run the benchmarks of a CUDA device, and write docs/benchmarks.md (FLAGS=--dry: rehearse)
 	$(GPU_PYTHON) -m benchmarks gpu --docs $(FLAGS)
 
-bench-simulator: $(STAMP)  ## Run the benchmark of the simulator, compiled if possible
-	$(BIN)/python -P -m load.compiled benchmarks simulator $(FLAGS)
-
 bench-placement: $(STAMP)  ## Run the benchmark of the planners of placement
 	$(BIN)/python -m benchmarks placement $(FLAGS)
 
@@ -124,6 +125,9 @@ bench-selection: $(STAMP)  ## Run the benchmark of planning windows and of looki
 
 bench-peers: $(STAMP)  ## Install other servers and loaders to compare with, in .venv-peers (0.6 GB)
 	$(BIN)/python -m benchmarks.peers install
+
+bench-guard: $(STAMP)  ## Fail if a hot path costs more than benchmarks/guard.json has (FLAGS=--write: record)
+	$(BIN)/python -m benchmarks.guard $(FLAGS)
 
 lock: $(STAMP)  ## Write requirements.lock from pyproject.toml
 	@scripts/lock

@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING
 from prometheus_client import start_http_server
 
 from autoscaler.loading.loading_policies import policy_of, value_problem
+from autoscaler.planning.desired_pods import pool_problems
 from autoscaler.planning.pool_view import Limits
-from autoscaler.scaling.limits import pool_problems
-from autoscaler.service.executor import ActionExecutor
-from autoscaler.service.loop import Autoscaler
+from autoscaler.service.executor import ActionExecutor, PodClient
+from autoscaler.service.loop import LEASE_S, Autoscaler
 from autoscaler.service.metrics import AutoscalerMetrics
-from autoscaler.service.pod_client import PodClient
 from autoscaler.service.settings import AutoscalerSettings
 from registry.errors import RegistryUnavailable
 from registry.logs import configure_logs
 from registry.pod_secret import PodSecret
+from registry.process import set_process_title
 from registry.redis.autoscaler_log import AutoscalerLog
 from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch
@@ -43,11 +43,11 @@ async def serve(settings: AutoscalerSettings, metrics: AutoscalerMetrics) -> Non
     holder = f"{socket.gethostname()}-{uuid.uuid4().hex[:6]}"
     policy = policy_of(settings.loading, settings.loading_value)
     secret, tls = PodSecret(settings.pod_secret_file), PartTls(settings.tls_dir)
-    pods = PodClient(load_timeout_s=settings.load_timeout, secret=secret, tls=tls)
+    pods = PodClient(secret=secret, tls=tls)
     async with AsyncExitStack() as exit_stack:
         exit_stack.push_async_callback(registry.close)
         exit_stack.push_async_callback(pods.close)
-        exit_stack.push_async_callback(_release_lead, log, holder, settings.lease)
+        exit_stack.push_async_callback(_release_lead, log, holder, LEASE_S)
         actuator = (
             await _pool_actuator(settings, watch, metrics, exit_stack)
             if settings.kubernetes
@@ -92,8 +92,7 @@ async def _pool_actuator(
         ClusterApi(client, component="pilotlight-autoscaler", instance=socket.gethostname()),
         watch,
         metrics,
-        lease_s=settings.lease,
-        drain_s=settings.drain,
+        lease_s=LEASE_S,
     )
 
 
@@ -127,12 +126,12 @@ def main() -> None:
     if problems := _problems(settings):
         sys.stderr.write("\n".join(problems) + "\n")
         sys.exit(2)
+    set_process_title("autoscaler")
     configure_logs(logging.StreamHandler(sys.stderr), settings.log_level)
     metrics = AutoscalerMetrics()
     if settings.metrics_port:
-        start_http_server(
-            settings.metrics_port, addr=settings.metrics_host, registry=metrics.registry
-        )
+        host = "0.0.0.0" if settings.kubernetes else "127.0.0.1"
+        start_http_server(settings.metrics_port, addr=host, registry=metrics.registry)
     asyncio.run(_serve_until_signal(settings, metrics))
 
 

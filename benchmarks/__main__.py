@@ -77,7 +77,7 @@ def _arguments() -> argparse.Namespace:
         default="",
         help="run only names with one of these parts, separated by commas: peers (proxy), models "
         "(tiers), policies, parts (gpu: copies, serving, sharing; formats: servers, many, density, "
-        "pods)",
+        "pods, forest)",
     )
     parser.add_argument(
         "--dry", action="store_true", help="gpu: run on the CPU with tiny models, as a rehearsal"
@@ -202,7 +202,7 @@ def _formats(arguments: argparse.Namespace, machine: Machine) -> None:
         return
     parts: dict[str, Callable[[argparse.Namespace, Machine], None]] = {
         "servers": _formats_servers, "many": _formats_many, "density": _formats_density,
-        "pods": _formats_pods,
+        "pods": _formats_pods, "forest": _formats_forest,
     }  # fmt: skip
     wanted = [part for part in arguments.only.lower().split(",") if part] or list(parts)
     for name, run in parts.items():
@@ -245,6 +245,17 @@ def _formats_density(arguments: argparse.Namespace, machine: Machine) -> None:
     _save("density", machine, {"models": models, "warm": warm}, asdict(measured))
 
 
+def _formats_forest(arguments: argparse.Namespace, machine: Machine) -> None:
+    from benchmarks.formats import forest
+
+    trees, repeats = (80, 2) if arguments.quick else (800, arguments.repeats or 5)
+    print("## Load of a large forest\n")
+    measured = forest.measure(trees=trees, repeats=repeats, seed=arguments.seed)
+    print(forest.summary(measured))
+    print(f"\n{mark_lines(forest.marks(measured))}")
+    _save("forest", machine, {"trees": trees, "repeats": repeats}, asdict(measured))
+
+
 def _formats_pods(arguments: argparse.Namespace, machine: Machine) -> None:
     from benchmarks.formats import many_pods
 
@@ -285,13 +296,12 @@ def _simulator(arguments: argparse.Namespace, machine: Machine) -> None:
     from benchmarks import simulator  # pyarrow is an extra
 
     repeats = arguments.repeats or (1 if arguments.quick else 3)
-    kind = simulator.kind()
-    print(f"## The simulator, {kind}, CPU time ({repeats} repeats, seed {arguments.seed})\n")
+    print(f"## The simulator, CPU time ({repeats} repeats, seed {arguments.seed})\n")
     results = simulator.measure(
         seed=arguments.seed, repeats=repeats, is_quick=arguments.quick, only=arguments.only
     )
     print(simulator.summary(results))
-    settings = {"seed": arguments.seed, "repeats": repeats, "kind": kind}
+    settings = {"seed": arguments.seed, "repeats": repeats}
     _save("simulator", machine, settings, [asdict(each) for each in results])
 
 

@@ -12,10 +12,11 @@ import numpy as np
 
 from autoscaler.forecasting.counts import Counts
 from autoscaler.loading.predictive import predictive
+from autoscaler.planning.desired_pods import ScalingParams, ScalingState, scale_pods
 from autoscaler.planning.pool_snapshot import Observations, read_pool
 from autoscaler.planning.pool_view import Limits
-from autoscaler.scaling.desired_pods import ScalingParams, ScalingState, scale_pods
-from autoscaler.tick.forecaster import DemandForecaster, ForecastInput
+from autoscaler.tick.forecaster import DemandForecaster
+from autoscaler.tick.observed_demand import ForecastInput
 from load.simulator.registry.memory_registry import MemoryRegistry
 from registry.domain.model import ModelName, ModelSpec, Tier
 from registry.domain.pod import PodInfo

@@ -18,7 +18,7 @@ from kserve.protocol.grpc import grpc_predict_v2_pb2 as messages
 
 from benchmarks.machine import machine_facts, save
 from benchmarks.quantiles import spread
-from runtime.wire.grpc_bodies import decode_message, encode_message
+from runtime.wire.bodies import decode_message, encode_message
 from runtime.wire.tensors import numeric_tensor
 from runtime.wire.v2 import (
     LENGTH_HEADER,

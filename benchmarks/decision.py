@@ -83,13 +83,13 @@ def measure(*, seed: int, repeats: int) -> list[DecisionTimes]:
         for repeat in range(repeats):
             for policy in RoutingPolicy:
                 rng = random.Random(f"{seed}:{size.pods}:{repeat}")
-                times[policy].append(_decisions(size, state, policy, rng))
+                times[policy].append(decisions(size, state, policy, rng))
         gc.unfreeze()
         results += [DecisionTimes(size, policy, repeats_us) for policy, repeats_us in times.items()]
     return results
 
 
-def _decisions(
+def decisions(
     size: ClusterSize, state: ClusterState, policy: RoutingPolicy, rng: random.Random
 ) -> list[float]:
     names = list(state.models)

@@ -20,10 +20,10 @@ import numpy as np
 
 from autoscaler.forecasting import negative_binomial
 from autoscaler.forecasting.counts import Counts, CountsParams
-from autoscaler.forecasting.fitting import fit
+from autoscaler.forecasting.forecasts import fit
 from autoscaler.forecasting.history import NEVER, ForecastHorizon, History
-from autoscaler.forecasting.methods import METHODS
 from benchmarks import autoscaler_tick
+from research.forecasting.methods import METHODS
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,7 +15,8 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from benchmarks.tiers.models import WEIGHTS
 from runtime.device.memory import CpuMemory
-from runtime.engines.building import build_skeleton
+from runtime.engines.building import engine_of
+from runtime.engines.engine import ModelFolder
 from runtime.tasks.processors import load_processor
 from runtime.weights.weight_source import DiskWeights
 
@@ -63,9 +64,10 @@ def _ours(folder: Path) -> dict[str, float]:
         weights = steps.run("weights mapped", lambda: memory.put(source))
     finally:
         source.close()
+    engine, model = engine_of(folder), ModelFolder(folder, None, tensors)
     skeleton = steps.run(
         "network without weights",
-        lambda: build_skeleton(folder, None, tensors, key="", device=memory.device),
+        lambda: engine.build_skeleton(model, key="", device=memory.device, threads=1),
     )
     steps.run("weights attached", lambda: skeleton.attach(weights.tensors))
     steps.run("tokenizer", lambda: load_processor(folder, None))

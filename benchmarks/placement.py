@@ -9,12 +9,14 @@ from __future__ import annotations
 import os
 import random
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from autoscaler.placement.planners.catalogue import PLANNERS
-from autoscaler.placement.planners.fewest import accelerators_of
+from autoscaler.placement.planners.catalogue import planner_names, planner_of
+from autoscaler.placement.planners.input_csv import read_profiles
+from autoscaler.placement.planners.plan import accelerators_of
+from autoscaler.placement.planners.prediction import Predictor
 from autoscaler.placement.planners.problem import (
     BatchPoint,
     ModelProfile,
@@ -22,7 +24,6 @@ from autoscaler.placement.planners.problem import (
     Profiles,
     Workload,
 )
-from autoscaler.placement.planners.profile_csv import read_profiles
 from benchmarks.marks import Mark
 
 if TYPE_CHECKING:
@@ -34,8 +35,6 @@ _LARGE: Final = 100
 _KIND: Final = "v100"
 _METRICS: Final = ("ao", "wao", "wsm")
 _OPTIMAL: Final = 1e-6
-_PLAIN: Final = PlanParams(has_interference=False, has_queueing=False, max_evaluations=1_000)
-"""Ours without interference and queueing: its optimum is that of `wsm-milp`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +44,8 @@ class PlanRun:
     cpu_s: float
     goodput_rps: float
     gap_ratio: float
-    optimum_ratio: float | None = None
-    """Goodput over the proven optimum of `wsm-milp`; only for ours."""
+    others_ratio: float | None = None
+    """Predicted goodput over that of the other planners' best plan; only for ours."""
 
 
 def measure(*, seed: int, problems: int, is_quick: bool) -> list[PlanRun]:
@@ -59,14 +58,10 @@ def measure(*, seed: int, problems: int, is_quick: bool) -> list[PlanRun]:
         found.append(_run(name, f"{metric}-milp", workloads, _SIZE, profiles, PlanParams()))
         usher = "usher" if metric == "ao" else f"{metric}-usher"
         found.append(_run(name, usher, workloads, _SIZE, profiles, PlanParams()))
-        best = PLANNERS["wsm-milp"](
-            workloads, accelerators_of(_KIND, _SIZE), profiles, (), PlanParams()
-        )
-        ours = _run(name, "predicted-goodput", workloads, _SIZE, profiles, _PLAIN)
-        ratio = ours.goodput_rps / best.total_rps if best.total_rps else 1.0
-        found.append(
-            PlanRun(name, ours.planner, ours.cpu_s, ours.goodput_rps, best.gap_ratio, ratio)
-        )
+        ours = _run(name, "predicted-goodput", workloads, _SIZE, profiles, PlanParams())
+        best_rps = max(_predicted_rps(other, workloads, profiles) for other in ("wsm-milp", usher))
+        ratio = ours.goodput_rps / best_rps if best_rps else 1.0
+        found.append(replace(ours, others_ratio=ratio))
     for metric in _METRICS[2 if is_quick else 0 :]:
         rng = random.Random(f"{seed}:large")
         profiles, workloads = random_problem(rng, _LARGE)
@@ -83,7 +78,9 @@ def _run(
     params: PlanParams,
 ) -> PlanRun:
     started = time.process_time()
-    placement = PLANNERS[planner](workloads, accelerators_of(_KIND, gpus), profiles, (), params)
+    placement = planner_of(planner).plan(
+        workloads, accelerators_of(_KIND, gpus), profiles, (), params
+    )
     took = time.process_time() - started
     return PlanRun(problem, planner, took, placement.total_rps, placement.gap_ratio)
 
@@ -134,11 +131,19 @@ def random_problem(rng: random.Random, size: int) -> tuple[Profiles, list[Worklo
     return Profiles(tuple(profiles)), workloads
 
 
+def _predicted_rps(planner: str, workloads: Sequence[Workload], profiles: Profiles) -> float:
+    accelerators, params = accelerators_of(_KIND, _SIZE), PlanParams(has_shares=False)
+    replicas = planner_of(planner).plan(workloads, accelerators, profiles, (), params).replicas
+    kinds = {each.name: each.kind for each in accelerators}
+    in_time = Predictor(workloads, kinds, profiles, params).predict(replicas).in_time
+    return sum(each.rate_rps * in_time[each.model] for each in workloads)
+
+
 def summary(found: Sequence[PlanRun]) -> str:
     lines = ["| problems | planner | runs | CPU s: p50 | p95 | max | worst gap |",
              "| --- | --- | --- | --- | --- | --- | --- |"]  # fmt: skip
     for size in ("8x8", "100x100"):
-        for planner in PLANNERS:
+        for planner in planner_names():
             mine = [
                 each for each in found if each.planner == planner and each.problem.startswith(size)
             ]
@@ -166,7 +171,7 @@ def marks(found: Sequence[PlanRun]) -> list[Mark]:
     longest, worst = max(each.cpu_s for each in large), max(each.gap_ratio for each in large)
     usher_s = max(each.cpu_s for each in usher)
     ours_s = max(each.cpu_s for each in ours)
-    ratio = min(each.optimum_ratio or 0.0 for each in ours)
+    ratio = min(each.others_ratio or 0.0 for each in ours)
     count = len(milp)
     return [
         Mark("MILP at 8x8: all proven optimal", f"{proven} of {count}", proven == count),
@@ -179,9 +184,9 @@ def marks(found: Sequence[PlanRun]) -> list[Mark]:
         ),
         Mark("Usher at 8x8 within 1 s", f"{usher_s:.3f} s", usher_s <= 1),
         Mark(
-            "ours, without interference and queueing, at least 99 % of the optimum",
+            "ours predicted at least 99 % of the best other plan",
             f"{ratio:.2%}",
             ratio >= 0.99,
         ),
-        Mark("ours, without these, within 1 s", f"{ours_s:.2f} s", ours_s <= 1),
+        Mark("ours within 10 s", f"{ours_s:.2f} s", ours_s <= 10),
     ]

@@ -72,7 +72,7 @@ def measure(*, repeats: int, seconds: float) -> list[PodCpu]:
         )
         url = f"http://127.0.0.1:{port}"
         for path, body in BODIES.items():
-            pod.wait_until(partial(_answers, f"{url}/{path}", body), timeout_s=600)
+            pod.wait_until(partial(answers, f"{url}/{path}", body), timeout_s=600)
         idle = _idle(pod, file, seconds)
         return [
             _burst(pod, file, f"{url}/{path}", path, clients, seconds, idle)
@@ -82,7 +82,7 @@ def measure(*, repeats: int, seconds: float) -> list[PodCpu]:
         ][len(BODIES) * len(_CLIENTS) :]
 
 
-def _answers(url: str, body: bytes) -> bool:
+def answers(url: str, body: bytes) -> bool:
     return post(url, body)[0] == 200
 
 

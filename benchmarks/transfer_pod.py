@@ -27,8 +27,7 @@ from registry.pod_secret import PodSecret
 from runtime.protocols.tensor_routes import tensor_routes
 from runtime.serving.block_exchange import BlockServer
 from runtime.serving.tensor_store import TensorStore
-from runtime.tiers.host_folder import HostFolder
-from runtime.tiers.host_sockets import HostSockets
+from runtime.tiers.host_folder import HostFolder, HostSockets
 from runtime.wire.tensors import Tensor
 
 if TYPE_CHECKING:

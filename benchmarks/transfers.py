@@ -44,8 +44,7 @@ from runtime.serving.block_exchange import BlockClient
 from runtime.serving.remote_inference import RemoteInference
 from runtime.serving.step_tensors import StepTensors
 from runtime.serving.tensor_store import TensorStore
-from runtime.tiers.host_folder import HostFolder
-from runtime.tiers.host_sockets import HostSockets
+from runtime.tiers.host_folder import HostFolder, HostSockets
 from runtime.wire.request_head import parse_request_head
 from runtime.wire.v2 import decode_request
 

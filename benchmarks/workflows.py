@@ -145,7 +145,7 @@ def measure(count: int) -> list[PlanningTime]:
 def measure_application(count: int) -> tuple[float, float | None]:
     """Mean time in ms of a plan of GILL's three steps: with candidates, and without (few devices).
 
-    The experiment `workflow-scale` charges these times (`load/experiments/workflows/scale.py`).
+    The experiment `workflow-scale` charges these times (`research/experiments/workflows/scale.py`).
     """
     rng = random.Random(count)
     filtered, unfiltered = list[float](), list[float]()

@@ -21,17 +21,16 @@ from uvicorn.config import STARTUP_FAILURE
 
 from gateway.app import GatewayApp
 from gateway.authentication.access import create_access
-from gateway.console.command_runs import CommandRuns
-from gateway.console.deadlines import MissedDeadlines
+from gateway.console.last_minute import LastMinute
 from gateway.console.live_updates import LiveUpdates
 from gateway.console.overview import Overview, present_level
-from gateway.console.pages import ConsoleSources, console_routes, docs_route
+from gateway.console.pages import ConsoleSources, console_routes, routes_beside_the_console
 from gateway.console.traffic import Traffic
 from gateway.dispatch.component_exchange import ComponentCalls
 from gateway.exchange_choice import ExchangeChoice
-from gateway.http.body import BodyLimits
-from gateway.http.held_bodies import HeldBodies
+from gateway.http.body import BUFFER_BYTES, MIN_BODY_RATE, BodyLimits, HeldBodies
 from gateway.http.listener import Listener, listen
+from gateway.http.model_host import KnownNames
 from gateway.http.probe_server import ProbeServer
 from gateway.http.server import create_protocol
 from gateway.inference import Inference
@@ -41,12 +40,12 @@ from gateway.pool import GatewayPools, create_pool
 from gateway.settings import GatewaySettings, tls_problems
 from gateway.shutdown import Shutdown
 from gateway.telemetry.metrics import GatewayMetrics
-from gateway.telemetry.otlp_export import SpanExporter
 from gateway.telemetry.request_telemetry import RequestTelemetry
-from gateway.telemetry.tracing import Tracer
+from gateway.telemetry.tracing import SpanExporter, Tracer
 from gateway.upstream.pod_connection import PodConnectionPool
 from registry.logs import configure_logs
 from registry.pod_secret import PodSecret
+from registry.process import set_process_title
 from registry.redis.autoscaler_log import AutoscalerLog
 from registry.settings_table import read_settings
 from registry.tls import PartTls
@@ -150,7 +149,7 @@ async def running_app(
     settings: GatewaySettings, metrics: GatewayMetrics | None = None
 ) -> AsyncIterator[GatewayApp]:
     """A gateway, composed and running, without its HTTP server."""
-    metrics = metrics or GatewayMetrics(settings.metric_models)
+    metrics = metrics or GatewayMetrics()
     gateway_id = uuid.uuid4().hex[:8]
     name = f"{socket.gethostname()}/{gateway_id}"
     tracer = Tracer(settings.trace_ratio) if settings.otlp_endpoint else None
@@ -160,42 +159,43 @@ async def running_app(
     access = create_access(
         api_keys=settings.api_keys,
         token_issuers=settings.token_issuers,
-        token_leeway_s=settings.token_leeway,
     )
-    pools = GatewayPools([
-        create_pool(
-            settings, pool, gateway_id, metrics=metrics, telemetry=telemetry,
-            connections=connections, is_guarded=access is not None,
-        )
-        for pool in settings.pools
-    ])  # fmt: skip
+    names = KnownNames(domain=settings.ingress_domain)
+    pools = GatewayPools(
+        [
+            create_pool(
+                settings, pool, gateway_id, metrics=metrics, telemetry=telemetry,
+                connections=connections, is_guarded=access is not None, names=names,
+            )
+            for pool in settings.pools
+        ],
+        names,
+    )  # fmt: skip
     metrics.labels.is_declared = pools.declares
     shutdown = Shutdown()
 
     def is_ending() -> bool:
         return shutdown.has_begun
 
-    api = create_api(pools.served, metrics, is_ending)
+    api = create_api(pools.served, metrics, telemetry.recent, is_ending)
     limits = BodyLimits(
-        settings.max_body_bytes, settings.buffer_bytes, settings.body_timeout,
-        settings.min_body_rate,
+        settings.max_body_bytes, BUFFER_BYTES, settings.body_timeout, MIN_BODY_RATE
     )  # fmt: skip
     held = HeldBodies(settings.held_body_bytes, settings.spool_bytes)
     workflows = WorkflowProxy(settings.workflows_url, connections, limits, held, shutdown)
     api.include_router(workflow_routes(workflows))
     shown = pools.served[0]
     traffic = Traffic(metrics, partial(present_level, shown.watch))
-    deadlines = MissedDeadlines(telemetry.recent, shown.watch.state)
-    overview = Overview(shown.watch, traffic, lambda: shown.dispatcher.queued_total, deadlines)
+    last_minute = LastMinute(telemetry.recent, shown.watch.state)
+    overview = Overview(shown.watch, traffic, lambda: shown.dispatcher.queued_total, last_minute)
     log = AutoscalerLog(shown.watch.registry)
     updates = LiveUpdates(overview, traffic, log, is_ending)
-    commands = CommandRuns(is_enabled=settings.console_commands)
     sources = ConsoleSources(
         shown.watch, metrics, telemetry.recent, [each.explanations for each in pools.served],
-        overview, updates, commands, deadlines,
+        overview, updates, last_minute,
     )  # fmt: skip
     api.include_router(console_routes(sources))
-    api.include_router(docs_route())
+    api.include_router(routes_beside_the_console(sources))
     secret = connections.secret
     exchanges = ExchangeChoice(
         pools, settings, components, secret=secret, telemetry=telemetry,
@@ -213,7 +213,6 @@ async def running_app(
             connections.secret.reload_periodically,
             connections.tls.reload_periodically,
             traffic.run,
-            commands.run,
             *pools.runs(),
         ]
         if access is not None:
@@ -233,7 +232,7 @@ async def running_app(
 
 async def serve(settings: GatewaySettings) -> None:
     """Serve until SIGINT or SIGTERM."""
-    metrics = GatewayMetrics(settings.metric_models)
+    metrics = GatewayMetrics()
     async with running_app(settings, metrics) as app:
         config = uvicorn.Config(
             app,
@@ -293,6 +292,7 @@ def main() -> None:
     if problems := tls_problems(settings):
         sys.stderr.write("\n".join(problems) + "\n")
         sys.exit(2)
+    set_process_title("gateway")
     configure_logs(
         logging.StreamHandler(sys.stderr), settings.log_level, log_format=settings.log_format
     )

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
 from gateway.errors import GatewayError, MethodNotAllowed
-from gateway.http.delegated_request import closing_connection
+from gateway.http.client_request import closing_connection
 from gateway.http.error_responses import send_error
-from gateway.http.routes import graph_path, is_inference, parse_path, target_of
-from gateway.management.allowed_methods import is_action
+from gateway.http.openai import is_openai
+from gateway.http.routes import (
+    graph_path,
+    is_inference,
+    parse_path,
+    refuse_other_name,
+    target_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -28,6 +36,8 @@ if TYPE_CHECKING:
     ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 CONSOLE: Final = "/console"
+EXPLANATIONS: Final = "/pilotlight/v1/explain/"
+_RUN: Final = re.compile(r"/v1/workflows/[^/]+(?::|%3[Aa])run")
 
 
 class GatewayApp:
@@ -57,6 +67,8 @@ class GatewayApp:
             return
         if self.shutdown.is_leaving:
             send = _closing_connection(send)
+        if scope["method"] == "HEAD":  # the server drops the body, by its own scope's method
+            scope = {**scope, "method": "GET"}
         path: str = scope["path"]
         if path == CONSOLE or path.startswith(f"{CONSOLE}/"):
             await self._show_console(scope, receive, send)
@@ -69,15 +81,18 @@ class GatewayApp:
                 model_path = graph_path(_host(scope))
             if self.access is not None:
                 model_path = await self._authorise_path(self.access, path, model_path, scope)
-            if is_action(model_path.path) and scope["method"] != "POST":
+            if _is_action(model_path.path) and scope["method"] != "POST":
                 raise MethodNotAllowed(scope["method"], path, ("POST",))
             if is_inference(model_path.path):
                 target_of(model_path)  # raises the error for which it was not resolved
+            else:
+                refuse_other_name(model_path)
         except GatewayError as error:
-            await send_error(send, error, is_openai="/openai/v1/" in path)
+            await send_error(send, error, is_openai=is_openai(path))
             return
         scope["pilotlight.namespace"] = model_path.namespace
         scope["pilotlight.name"] = model_path.name
+        scope["pilotlight.called"] = model_path.called
         scope["path"], scope["raw_path"] = unquote(model_path.path), model_path.path.encode()
         await self._api(scope, receive, send)
 
@@ -97,10 +112,15 @@ class GatewayApp:
         """As for inference, a Host that names another tenant's model is ignored."""
         headers: Headers = scope["headers"]
         if model_path.is_by_host and not await access.is_allowed(model_path.namespace, headers):
-            model_path = parse_path(path, "", ())
+            model_path = replace(parse_path(path, "", None), is_plain=False)
+        if model_path.is_plain:
+            namespace = await access.implied_namespace(headers)
+            model_path = replace(model_path, namespace=namespace)
         own_path = unquote(model_path.path)
         if own_path == "/" and model_path.name is not None and scope["method"] == "POST":
             await access.check(model_path.namespace, headers)  # runs an InferenceGraph
+        elif own_path.startswith(EXPLANATIONS):
+            scope["pilotlight.namespaces"] = await access.viewed_namespaces(headers)
         else:
             await access.check_path(own_path, model_path.namespace, headers)
         return model_path
@@ -112,6 +132,14 @@ def _closing_connection(send: Send) -> Send:
         await send(closing_connection(message) if is_start else message)
 
     return send_closing
+
+
+def _is_action(path: str) -> bool:
+    """True for a path, without its prefix, that takes POST only: an inference, or a run.
+
+    Routes of a model's or workflow's name match some of them as well.
+    """
+    return is_inference(path) or _RUN.fullmatch(path) is not None
 
 
 def _host(scope: Scope) -> str:

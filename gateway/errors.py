@@ -45,6 +45,10 @@ class MethodNotAllowed(GatewayError, status=405, reason="method-not-allowed"):
         super().__init__(f"{path[:200]} takes the methods {self.allowed}, was {method}")
 
 
+class UnknownPath(GatewayError, status=404, reason="path-not-found"):
+    """Nothing is at the path."""
+
+
 class UndeclaredModel(GatewayError, status=404, reason="model-not-found"):
     """The model is not declared."""
 
@@ -72,6 +76,10 @@ class Forbidden(
 
 class RequestBodyTooLarge(GatewayError, status=413, reason="body-too-large"):
     """The body is over the limit, by its declared or its received length."""
+
+
+class UnsupportedCoding(GatewayError, status=415, reason="content-encoding"):
+    """The body is compressed in a way that is not read."""
 
 
 class BodiesFull(GatewayError, status=503, reason="bodies-full"):
@@ -133,6 +141,7 @@ _STATUS_OF_REASON = {
     Reason.LOAD_FAILED: HTTPStatus.SERVICE_UNAVAILABLE,
     Reason.MODEL_GONE: HTTPStatus.NOT_FOUND,
     Reason.NO_SUPPORTING_RUNTIME: HTTPStatus.NOT_IMPLEMENTED,
+    Reason.POLICY_FAILED: HTTPStatus.INTERNAL_SERVER_ERROR,
 }
 
 

@@ -6,27 +6,28 @@ import random
 import time
 from typing import TYPE_CHECKING, Final
 
-from gateway.authentication.callback_token import make_token
+from gateway.authentication.access import make_token
 from gateway.dispatch.application_exchange import ApplicationCall, ApplicationExchange
 from gateway.dispatch.component_exchange import ComponentExchange
 from gateway.dispatch.exchange import Exchange
 from gateway.dispatch.inference_call import InferenceCall
-from gateway.errors import BadRequest, NotImplementedHere, NotReady, UndeclaredModel
-from gateway.http.component_target import Verb
+from gateway.errors import BadRequest, NotImplementedHere, NotReady, Rejected, UndeclaredModel
 from gateway.http.headers import PROTOBUF
+from gateway.http.model_host import Verb
 from gateway.http.openai import parse_model_name
 from gateway.http.routes import openai_target, target_of_version
-from gateway.http.turn_wait import check_wait
+from gateway.routing.decision import Reason
 from gateway.routing.route_request import IncomingRequest
 from gateway.selection.select_version import select_version
-from registry.domain.application import SelectionPolicy
+from registry.content_coding import coding_of
+from registry.domain.loading_choice import SELECTION
 
 if TYPE_CHECKING:
     from gateway.dispatch.component_exchange import ComponentCalls
     from gateway.http.body import IncomingBody
-    from gateway.http.component_target import ComponentTarget
     from gateway.http.headers import RequestHeaders
     from gateway.http.inference_client import InferenceClient
+    from gateway.http.model_host import ComponentTarget
     from gateway.http.routes import ModelTarget
     from gateway.pool import GatewayPool, GatewayPools
     from gateway.settings import GatewaySettings
@@ -40,6 +41,8 @@ _POLICY_HEADER_OFF: Final = (
     "header x-pilotlight-policy is turned off (--allow-policy-header), as it is by"
     " default where keys or tokens are required"
 )
+MAX_WAIT_SHARE: Final = 0.5
+"""Of a request's deadline, after which it is not begun any more."""
 
 
 class ExchangeChoice:
@@ -55,7 +58,7 @@ class ExchangeChoice:
         self._telemetry = telemetry
         self._is_guarded = is_guarded
         self._shutdown = shutdown
-        self._random = random.Random(settings.seed)
+        self._random = random.Random(0)  # runs of the same requests choose the same pods
         self._sequence = 0
         self._allows_policy_header = settings.allow_policy_header
         if settings.allow_policy_header is None:
@@ -101,7 +104,7 @@ class ExchangeChoice:
             raise BadRequest(_POLICY_HEADER_OFF)
         if read.policy is not None:
             raise BadRequest(
-                f"header x-pilotlight-policy must be one of {', '.join(SelectionPolicy)} for "
+                f"header x-pilotlight-policy must be one of {SELECTION} for "
                 f"application {application.name}, was {read.policy!r}"
             )
         deadline_s = read.deadline_s or application.deadline_s
@@ -119,7 +122,9 @@ class ExchangeChoice:
     async def _resolve_by_body(self, client: InferenceClient, body: IncomingBody) -> None:
         """Set the target of an OpenAI request by the model that its body names."""
         endpoint = client.target.openai_endpoint or ""
-        model = parse_model_name(await body.read_model_field())
+        coding = next((v for name, v in client.headers if name == b"content-encoding"), b"")
+        name = await body.read_model_field(coding_of(coding.decode("latin-1")))
+        model = parse_model_name(name, client.target.model.namespace)
         named = openai_target(model.namespace, model.name, endpoint)
         client.target = self._pools.owner_of(named.model).targets.with_declared(named)
 
@@ -190,4 +195,19 @@ class ExchangeChoice:
             sequence=self._sequence,
             policy=read.policy,
             deadline_s=None if deadline_s is None else now_s + deadline_s,
+        )
+
+
+def check_wait(client: InferenceClient, deadline_s: float | None) -> None:
+    """Raises Rejected for a request that has waited too long to be begun, before any work for it.
+
+    Where more requests come than the gateway can route, they wait in its accept queue and for their
+    turn. With deadlines that queue would become as long as they are: all responses would be late.
+    """
+    if deadline_s is not None and client.waited_s > MAX_WAIT_SHARE * deadline_s:
+        raise Rejected(
+            Reason.DEADLINE,
+            f"the request had not begun {client.waited_s:.3f} s after it came: too late for its"
+            f" deadline of {deadline_s:g} s",
+            retry_after_s=1.0,
         )

@@ -11,18 +11,16 @@ from gateway.applications.selector import ApplicationSelector
 from gateway.applications.window_planner import WindowPlanner
 from gateway.dispatch.dispatcher import Dispatcher, LoopTimers
 from gateway.dispatch.inference_call import CallContext
-from gateway.dispatch.lost_pods import LostPods
-from gateway.dispatch.passive_health import PassiveHealth
-from gateway.dispatch.reservations import Reservations
-from gateway.dispatch.retries import Retries
-from gateway.http.routes import KnownNames, TargetResolver
-from gateway.management.served_pool import ServedPool
+from gateway.dispatch.lost_pods import PAUSE_S, LostPods
+from gateway.dispatch.reservations import TTL_S, Reservations
+from gateway.dispatch.retries import PassiveHealth, Retries
+from gateway.http.routes import TargetResolver
+from gateway.management.models import ServedPool
 from gateway.sneakpeek.client import SneakPeekClient
 from gateway.telemetry.arrival_counter import ArrivalCounter
 from gateway.telemetry.explanations import Explanations
 from gateway.upstream.event_log import EventLog
-from gateway.upstream.model_loads import ModelLoads
-from gateway.upstream.model_metadata import ModelMetadata
+from gateway.upstream.pod_models import ModelLoads, ModelMetadata
 from registry.domain.model import ModelName
 from registry.inference_service.tenant_rules import parse_rules
 from registry.redis.client import Registry
@@ -31,6 +29,7 @@ from registry.redis.watch import ClusterWatch
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
+    from gateway.http.model_host import KnownNames
     from gateway.http.routes import ModelTarget
     from gateway.settings import GatewaySettings
     from gateway.telemetry.metrics import GatewayMetrics
@@ -59,13 +58,14 @@ class GatewayPool:
 class GatewayPools:
     """The pools of a gateway. A model is served by the first one that declares it."""
 
-    def __init__(self, pools: Sequence[GatewayPool]) -> None:
+    def __init__(self, pools: Sequence[GatewayPool], names: KnownNames) -> None:
+        """`names`: those of all pools."""
+        self.names = names
         self._pools = tuple(pools)
         self._only = pools[0] if len(pools) == 1 else None
         self.served = [each.served for each in pools]
         self.resolve_target = self._resolve if self._only is None else self._only.targets.resolve
         """The target of a path as it was sent, and a Host; None: not a valid inference path."""
-        self.names = KnownNames(*(each.watch.state for each in pools))
 
     @property
     def was_read(self) -> bool:
@@ -116,11 +116,16 @@ def create_pool(
     telemetry: RequestTelemetry,
     connections: PodConnectionPool,
     is_guarded: bool,
+    names: KnownNames,
 ) -> GatewayPool:
-    """Compose one pool's parts. With `is_guarded` requests need a key or token."""
+    """Compose one pool's parts. With `is_guarded` requests need a key or token.
+
+    The pool's models are added to `names`.
+    """
     registry = Registry(settings.redis_url, pool)
     watch = ClusterWatch(registry)
-    reservations = Reservations(registry, watch.state, gateway_id, ttl_s=settings.reservation_ttl)
+    names.add(watch.state)
+    reservations = Reservations(registry, watch.state, gateway_id, ttl_s=TTL_S)
     explanations = Explanations(gateway=telemetry.gateway.decode())
     dispatcher = Dispatcher(watch.state, reservations, explanations, watch.registry_now_s)
     arrival_counter = ArrivalCounter(
@@ -138,7 +143,7 @@ def create_pool(
         connections,
         telemetry,
         arrival_counter,
-        LostPods(time.monotonic, settings.lost_pods_pause),
+        LostPods(time.monotonic, PAUSE_S),
         events,
     )
     rules = parse_rules(prefixes=settings.sneakpeek_prefixes)
@@ -147,7 +152,7 @@ def create_pool(
         lambda outcome: metrics.looks.labels(outcome).inc(),
         lambda namespace, uri: rules.granting_prefix(namespace, uri) is not None,
     )
-    loads = ModelLoads(connections.secret, connections.tls, watch.state)
+    loads = ModelLoads(connections, watch.state)
     planner = WindowPlanner()
     selector = ApplicationSelector(
         watch.state, explanations, watch.registry_now_s, loads.request, planner, LoopTimers()
@@ -162,7 +167,7 @@ def create_pool(
         context,
         selector,
         sneak_peek,
-        TargetResolver(watch.state, is_guarded=is_guarded),
+        TargetResolver(watch.state, names, is_guarded=is_guarded),
         ServedPool(
             pool, watch, explanations, dispatcher, reservations,
             ModelMetadata(connections, watch.state),

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from gateway.authentication.issuers import read_issuers
-from gateway.authentication.tenant_keys import read_keys
+from gateway.authentication.tenant_files import read_keys
 from registry.inference_service.tenant_rules import parse_rules
 from registry.logs import parse_log_format
 from registry.pod_secret import parse_secret_file
 from registry.redis.server_address import parse_redis_url
 from registry.settings_table import option, parse_bool, parse_int, parse_seconds
+from registry.sizes import parse_size_from
 from registry.tls import TLS_DIR_HELP, parse_tls_dir
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 MIB = 1 << 20
+_DOMAIN = re.compile(r"[a-z0-9-]{1,63}(\.[a-z0-9-]{1,63})*")
 
 
 def _readable_folder(read: Callable[[Path], object]) -> Callable[[str], str]:
@@ -52,6 +55,13 @@ def _parse_pools(text: str) -> str:
     if not all(names) or len(set(names)) < len(names):
         raise ValueError(f"must be names of pools, each once, separated by commas, was {text!r}")
     return ",".join(names)
+
+
+def _parse_domain(text: str) -> str:
+    domain = text.lower().strip(".")
+    if domain and not _DOMAIN.fullmatch(domain):
+        raise ValueError(f"must be a domain such as example.com, was {text!r}")
+    return domain
 
 
 def _parse_endpoint(text: str) -> str:
@@ -90,12 +100,7 @@ class GatewaySettings:
         " the pool that declares it",
     )
     max_body_bytes: int = option(
-        64 * MIB, parse_int(1), "maximum size of a request body; raise it for large inputs"
-    )
-    buffer_bytes: int = option(
-        1 * MIB,
-        parse_int(1),
-        "bodies up to this size stay in memory until the response, longer ones in a file",
+        64 * MIB, parse_size_from(1), "maximum size of a request body; raise it for large inputs"
     )
     request_timeout: float = option(
         300.0, parse_seconds, "maximum duration of a request; its header cannot extend it"
@@ -103,14 +108,15 @@ class GatewaySettings:
     body_timeout: float = option(
         30.0, parse_seconds, "maximum pause inside a body, or in reading a response"
     )
-    min_body_rate: int = option(
-        1024, parse_int(0), "bytes per second of a body, on average after its first pause; else 408"
-    )
     held_body_bytes: int = option(
-        256 * MIB, parse_int(1), "memory for bodies over 64 KiB of all requests together; else 503"
+        256 * MIB,
+        parse_size_from(1),
+        "memory for bodies over 64 KiB of all requests together; else 503",
     )
     spool_bytes: int = option(
-        1024 * MIB, parse_int(1), "temporary files, in TMPDIR, of all requests together; else 503"
+        1024 * MIB,
+        parse_size_from(1),
+        "temporary files, in TMPDIR, of all requests together; else 503",
     )
     shutdown_delay: float = option(
         0.0,
@@ -122,14 +128,6 @@ class GatewaySettings:
         30.0,
         parse_seconds,
         "maximum duration of requests in flight after SIGTERM and the shutdown delay",
-    )
-    reservation_ttl: float = option(
-        15.0, parse_seconds, "time after which the slots of a gateway that died are free"
-    )
-    lost_pods_pause: float = option(
-        300.0,
-        parse_seconds,
-        "time for which a request is refused that lost a second pod when it was sent again",
     )
     allow_policy_header: bool | None = option(
         None,
@@ -160,6 +158,13 @@ class GatewaySettings:
     tls_port: int = option(
         0, parse_int(0, 65535), "a further port, on which clients speak TLS, with tls-dir; 0: none"
     )
+    ingress_domain: str = option(
+        "",
+        _parse_domain,
+        "domain of models' Hosts, such as example.com, KServe's ingressDomain: a Host below it that"
+        " names no declared model is 404, and other domains are the gateway's own; empty: every"
+        " domain may be the models'",
+    )
     workflows_url: str = option(
         "",
         str,
@@ -175,24 +180,6 @@ class GatewaySettings:
         "",
         _readable_folder(read_issuers),
         "folder with a file of trusted token issuers for each tenant; empty: tokens are not read",
-    )
-    token_leeway: float = option(
-        30.0, parse_seconds, "accepted difference between token issuers' clocks and this one"
-    )
-    seed: int = option(
-        0, parse_int(0), "seed of random choices; runs with the same seed choose the same pods"
-    )
-    metric_models: int = option(
-        200,
-        parse_int(1, 100_000),
-        "models with labels of their own in metrics, in the order of their first requests; the"
-        " others share the label 'other'",
-    )
-    console_commands: bool = option(
-        True,
-        parse_bool,
-        "let operators start simulations and plans from the console, one process at a time at a low"
-        " priority",
     )
     access_log: bool = option(
         False, parse_bool, "log a line per request: model, status, pod, reason, time"

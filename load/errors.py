@@ -12,28 +12,28 @@ class LoadError(Exception):
     """Root of this package's errors: expected failures, shown without a traceback."""
 
 
-class TraceError(LoadError):
-    """A trace cannot be opened or read."""
-
-
-class InvalidTraceSpec(TraceError):
-    """A trace specification has mistakes; `problems` holds all of them, one line each."""
+class Mistakes(LoadError):
+    """An input has mistakes; `problems` holds all of them, one line each."""
 
     def __init__(self, problems: Sequence[str]) -> None:
         super().__init__("\n".join(problems))
         self.problems = list(problems)
 
 
-class TraceNotFound(TraceError):
-    """No such file, or no file matches the pattern."""
+class InvalidExamples(Mistakes):
+    """A file of labelled examples cannot be used."""
+
+
+class TraceError(LoadError):
+    """A trace cannot be opened, read or simulated."""
+
+
+class InvalidTraceSpec(Mistakes, TraceError):
+    """A trace specification has mistakes."""
 
 
 class UnreadableTrace(TraceError):
     """The file cannot be read: a folder, damaged or truncated, not text, no permission."""
-
-
-class UnknownFormat(TraceError):
-    """The columns fit no known format, or not the format that was named."""
 
 
 class InvalidTrace(TraceError):
@@ -45,17 +45,49 @@ class InvalidTrace(TraceError):
         self.row = row
 
 
-class UnsortedTrace(InvalidTrace):
-    """A row is earlier than a row above it by more than the window in which rows are sorted."""
-
-
-class UnknownModel(TraceError):
-    """An arrival names a model that was not declared, or that a table does not list."""
-
-
-class UndeclaredModels(UnknownModel):
+class UndeclaredModels(TraceError):
     """Arrivals name models that were not declared; `models` has all of them, `tenant/model`."""
 
     def __init__(self, problem: str, models: Sequence[str]) -> None:
         super().__init__(problem)
         self.models = list(models)
+
+
+class GeneratorError(LoadError):
+    """A run of the generator cannot begin or go on; a request's own failure is recorded instead."""
+
+
+class CredentialsRefused(GeneratorError):
+    """The target shows none of the trace's models without another key or token."""
+
+
+class RunFailed(GeneratorError):
+    """No server responds, or records cannot be written, such as on a full disk."""
+
+
+class WorkerFailed(RunFailed):
+    """A process of the generator ended early."""
+
+
+class ReportError(LoadError):
+    """A file is not a run, or a report cannot be written."""
+
+
+class BadOutput(ReportError):
+    """The output folder cannot be created."""
+
+
+class BadRuns(Mistakes, ReportError):
+    """Files that cannot be reported on."""
+
+
+class InvalidCluster(Mistakes):
+    """A cluster file has mistakes."""
+
+
+class CannotWrite(LoadError):
+    """A file of records of a simulated run cannot be written."""
+
+
+class PolicyFailed(LoadError):
+    """A plug-in's routing policy has an error: the run ends, since it would compare nothing."""

@@ -10,7 +10,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
-from load.errors import LoadError
+from load.errors import InvalidExamples
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -25,14 +25,6 @@ _NOT_INPUTS: Final = (LABELS, PROJECTION)
 _MAX_ROWS_NAMED: Final = 5
 _UNREADABLE: Final = (OSError, ValueError, EOFError, KeyError, TypeError, AttributeError)
 """What numpy raises for files of another format."""
-
-
-class InvalidExamples(LoadError):
-    """A file of examples cannot be used; `problems` lists every reason."""
-
-    def __init__(self, problems: Sequence[str]) -> None:
-        super().__init__("\n".join(problems))
-        self.problems = list(problems)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,8 +57,11 @@ def read_examples(
     names = list(inputs) or [
         name for name in sorted(arrays) if name not in _NOT_INPUTS and " " not in name
     ]
+    present = ", ".join(sorted(arrays)) or "none"
     problems = [
-        f"{path}: the tensor {name!r} is missing" for name in [*names, LABELS] if name not in arrays
+        f"{path}: the tensor {name!r} is missing; the file has {present}"
+        for name in [*names, LABELS]
+        if name not in arrays
     ]
     if not names:
         problems.append(f"{path}: holds no input tensor beside {LABELS!r}")

@@ -1,14 +1,12 @@
 """Worker processes that end with their parent, even after SIGKILL, and that the parent can stop.
 
-Workers run compiled code if the parent does. Ctrl-C in a terminal interrupts only the parent, which
-then stops the workers.
+Ctrl-C in a terminal interrupts only the parent, which then stops the workers.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -16,10 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection, wait
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
-
-from load.compiled.loading import install, is_compiled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -65,7 +60,7 @@ def worker_processes(count: int, *, finish: bool = False) -> Iterator[Workers]:
             count,
             mp_context=context,
             initializer=_initialise,
-            initargs=(stop_signal, finish, _compiled_folder()),
+            initargs=(stop_signal, finish),
         ) as pool,
     ):
         try:
@@ -88,9 +83,7 @@ def end_with_parent() -> None:
         _call_when_ready(parent.sentinel, partial(os._exit, _STOPPED))
 
 
-def _initialise(stop_signal: Connection, finish: bool, compiled: Path | None) -> None:
-    if compiled is not None:
-        install(compiled)
+def _initialise(stop_signal: Connection, finish: bool) -> None:
     end_with_parent()
     # The parent closes its end of the pipe to stop the workers.
     _call_when_ready(stop_signal, _stop.set if finish else partial(os._exit, _STOPPED))
@@ -104,11 +97,3 @@ def _call_when_ready(handle: Connection | int, function: Callable[[], object]) -
         function()
 
     threading.Thread(target=run, daemon=True).start()
-
-
-def _compiled_folder() -> Path | None:
-    """The folder of the compiled modules that this process runs; None for plain Python."""
-    event_queue = sys.modules.get("load.simulator.event_queue")
-    if event_queue is None or event_queue.__file__ is None or not is_compiled(event_queue):
-        return None
-    return Path(event_queue.__file__).parents[2]

@@ -10,8 +10,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 from pilotlight.errors import InvalidInput
-from registry.domain.application import AccuracyProfile, parse_confusion
-from registry.domain.application_codec import read_tensors
+from registry.domain.application import AccuracyProfile, parse_confusion, read_tensors
 
 if TYPE_CHECKING:
     from registry.domain.application import ApplicationSpec

@@ -1,43 +1,53 @@
-"""The command line: collects the verbs of `commands` and maps errors to exit statuses.
+"""The command line: collects the verbs of `commands` and of plug-ins, maps errors to exit statuses.
 
 0: done. 1: failed; standard error says why. 2: the input is wrong, or a platform runs already;
-nothing was changed.
+nothing was changed. Help is plain text in narrow terminals, where tables cut names of options.
 """
 
 import importlib
+import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.metadata import version
 from typing import Annotated, Any, Final
 
 import typer
+from rich.markup import escape
+from typer import Typer
+from typer.core import TyperCommand, TyperGroup
 
-from pilotlight.command_help import complete_names
 from pilotlight.errors import AlreadyRunning, Interrupted, InvalidInput, PilotlightError
 from pilotlight.output import Output
+from registry.errors import PluginError
+from registry.plugins import PolicyNames
 
 _PANELS: Final = {
-    "Serve models": ("up", "apply", "import_objects", "predict", "get"),
-    "See what happens": ("top.top", "console", "describe", "logs", "autoscaler", "demo"),
+    "Serve models": ("up", "key", "apply", "canary", "import_objects", "predict", "get"),
+    "See what happens": (
+        "top", "console", "describe", "logs", "autoscaler", "doctor", "demo"
+    ),
     "Prepare models and applications": (
         "profile", "make_model", "convert", "sneakpeek", "workflow"
     ),
     "Load, simulate, plan": (
-        "load_runs.load", "load_runs.report", "simulation.simulate", "experiments.experiment",
-        "forecast", "place",
+        "load_runs.load", "load_runs.report", "simulation.simulate", "experiment", "place",
     ),
-    "Kubernetes": ("kubernetes", "doctor"),
+    "Kubernetes": ("kubernetes",),
 }  # fmt: skip
 """Modules of commands by the title that `--help` lists them under."""
 _VERBS: Final = {
     "up": ("up", "down"),
     "apply": ("apply", "delete"),
+    "canary": ("promote", "rollback"),
     "import_objects": ("import",),
     "predict": ("predict", "explain"),
     "make_model": ("make-model",),
     "kubernetes": ("controller", "scale"),
 }
 """The verbs of modules whose name is not their only verb."""
+_PLUGINS: Final = PolicyNames("pilotlight.commands")
+"""The group of entry points whose names are verbs, and whose objects are Typer applications."""
 
 
 def create_app(arguments: Sequence[str] = ()) -> typer.Typer:
@@ -54,16 +64,36 @@ def create_app(arguments: Sequence[str] = ()) -> typer.Typer:
     app.callback()(_options)
     verb = next(iter(arguments), "")
     is_known = any(verb in _verbs_of(name) for names in _PANELS.values() for name in names)
+    plugins = () if is_known else tuple(_PLUGINS)
+    is_plugin = verb in plugins
     for title, names in _PANELS.items():
         for name in names:
-            if not is_known or verb in _verbs_of(name):
+            if verb in _verbs_of(name) or not (is_known or is_plugin):
                 _add(app, importlib.import_module(f"pilotlight.commands.{name}").app, title)
+    for plugin in plugins:
+        if plugin == verb or not is_plugin:
+            try:
+                _add(app, _commands_of(plugin), "Plug-ins")
+            except PluginError as error:
+                if is_plugin:
+                    raise
+                Output().note(f"left out: {error}")
     complete_names(app)
     return app
 
 
 def _verbs_of(module: str) -> tuple[str, ...]:
     return _VERBS.get(module, (module.rpartition(".")[2],))
+
+
+def _commands_of(plugin: str) -> typer.Typer:
+    """Raises PluginError."""
+    commands = _PLUGINS.load(plugin)
+    if not isinstance(commands, typer.Typer):
+        raise PluginError(
+            f"plug-in {plugin!r} (pilotlight.commands) must be a typer.Typer, was {commands!r}"
+        )
+    return commands
 
 
 def _add(app: typer.Typer, commands: Any, title: str) -> None:
@@ -108,4 +138,76 @@ def main() -> int:
     except PilotlightError as error:
         output.failure(str(error), partial=error.partial_result)
         return 1
+    except PluginError as error:
+        output.failure(str(error))
+        return 1
     return 0
+
+
+_TABLE_COLUMNS: Final = 110
+"""Width that the table of `up` needs for its longest option and environment variable."""
+_TEXTS: Final = ("help", "short_help", "epilog")
+
+
+class Command(TyperCommand):
+    """A command with complete names in its help, whatever the width of the terminal."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """As a table if it fits."""
+        if shutil.get_terminal_size().columns < _TABLE_COLUMNS:
+            self.rich_markup_mode = None
+            super().format_help(ctx, formatter)
+            return
+        with _escaped(self, *self.params):
+            super().format_help(ctx, formatter)
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Of the plain text: by title, those without one first."""
+        titled: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx)
+            if record is not None:
+                is_argument = param.param_type_name == "argument"
+                title = "Arguments" if is_argument else "Options"
+                title = getattr(param, "rich_help_panel", None) or title
+                titled.setdefault(title, []).append(record)
+        for title in sorted(titled, key=lambda each: ("Arguments", "Options", each).index(each)):
+            with formatter.section(title):
+                formatter.write_dl(titled[title])
+
+
+class Group(TyperGroup):
+    """A group, whose help lists its commands."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        with _escaped(self, *self.params, *self.commands.values()):
+            super().format_help(ctx, formatter)
+
+
+def complete_names(app: Typer) -> None:
+    """Let all commands of the application, and of its groups, be of these kinds."""
+    app.info.cls = Group
+    for command in app.registered_commands:
+        if command.cls is TyperCommand:
+            command.cls = Command
+    for group in app.registered_groups:
+        if group.typer_instance is not None:
+            complete_names(group.typer_instance)
+
+
+@contextmanager
+def _escaped(*objects: Any) -> Iterator[None]:
+    """Meanwhile the texts of commands and options are escaped for rich."""
+    before = [
+        (each, name, text)
+        for each in objects
+        for name in _TEXTS
+        if isinstance(text := getattr(each, name, None), str)
+    ]
+    for each, name, text in before:
+        setattr(each, name, escape(text))
+    try:
+        yield
+    finally:
+        for each, name, text in before:
+            setattr(each, name, text)

@@ -44,6 +44,10 @@ class RequestFailed(PilotlightError):
     """The gateway, the registry or a pod did not carry out a request."""
 
 
+class KeyNeeded(RequestFailed):
+    """The gateway serves the request with a valid key or token alone."""
+
+
 class NotFound(RequestFailed):
     """The model, pod or request does not exist."""
 

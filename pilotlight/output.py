@@ -36,6 +36,8 @@ class Output:
     as_json: bool = False
     wide: bool = False
     """Whether tables keep columns and values that the terminal has no room for."""
+    watch: bool = False
+    """Whether a listing goes on with what changes."""
 
     def result(self, document: Any, lines: Sequence[str] = ()) -> None:
         """Print the document with `--json`, else the lines."""

@@ -1,31 +1,36 @@
 """Profiles of one model generation as a JSON file: export, and import that reports all mistakes.
 
     {"pilotlight_profiles": 1, "model": "default/translate", "generation": "0a1b2c3d4e",
-     "profiles": [{"accelerator": "NVIDIA H200", "source": "measured", "limited_by": "throughput",
+     "weights_bytes": 242041896,
+     "profiles": [{"accelerator": "NVIDIA H200", "accelerator_memory_bytes": 150754820096,
+                   "source": "measured", "limited_by": "throughput",
                    "points": [{"rows": 1, "latency_s": 0.01, "rows_per_s": 100.0,
                                "memory_bytes": 1048576}]}]}
 
 `rows` is the batch size, `rows_per_s` is `rows` / `latency_s`, and `memory_bytes` is the memory of
-an inference without the weights. Only `profiles`, `accelerator`, `points`, `rows` and `latency_s`
+an inference without the weights. `weights_bytes` and `accelerator_memory_bytes` are for
+`pilotlight place` alone. Only `profiles`, `accelerator`, `points`, `rows` and `latency_s`
 are required. Points that were measured for placement also have `PLACEMENT_FIELDS`, and profiles
-`shares` (`share_pct`, `rows`, `factor`) and `pairs` (`neighbour`, `factor`): slowdowns; `igniter`
-holds iGniter's coefficients. The CSV files of `pilotlight place` are read as well.
+`shares` (`share_pct`, `rows`, `factor`) and `pairs` (`neighbour`, `factor`): slowdowns; what a
+plug-in fitted to them is under its name (`igniter`: iGniter's coefficients). The CSV files of
+`pilotlight place` are read as well.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
+from autoscaler.placement.planners.input_csv import read_profiles
 from autoscaler.placement.planners.problem import InvalidPlacementInput
-from autoscaler.placement.planners.profile_csv import read_profiles
+from autoscaler.placement.planners.profile_fit import profile_fits
 from autoscaler.placement.planners.validation import profile_problems
 from pilotlight.errors import InvalidInput
-from pilotlight.igniter_profile_file import read_fit
 from registry.domain.profile import (
     IMPORTED,
     PLACEMENT_FIELDS,
@@ -36,22 +41,22 @@ from registry.domain.profile import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from registry.domain.model import ModelSpec
 
 _VERSION: Final = 1
 _MAX_ROWS: Final = 1_000_000
 _MAX_TEXT: Final = 200
-_FILE_FIELDS: Final = ("pilotlight_profiles", "model", "generation", "profiles")
+_FILE_FIELDS: Final = ("pilotlight_profiles", "model", "generation", "weights_bytes", "profiles")
 _PROFILE_FIELDS: Final = (
     "accelerator",
+    "accelerator_memory_bytes",
     "source",
     "limited_by",
     "points",
     "shares",
     "pairs",
-    "igniter",
 )
 _POINT_FIELDS: Final = ("rows", "latency_s", "rows_per_s", "memory_bytes", *PLACEMENT_FIELDS)
 _SHARE_FIELDS: Final = ("share_pct", "rows", "factor")
@@ -60,15 +65,36 @@ _MAX_FACTOR: Final = 1e6
 _LIMITS: Final = ("", "throughput", "memory", "size")
 
 
-def profiles_document(spec: ModelSpec, profiles: Sequence[Profile]) -> dict[str, Any]:
-    """The profiles as a JSON document."""
+@dataclass(frozen=True, slots=True)
+class ExportedProfile:
+    """A profile and what a plan needs beside it."""
+
+    model: str
+    profile: Profile
+    weights_bytes: int
+    """0: unknown."""
+    memory_bytes: int
+    """Of the accelerator; 0: unknown."""
+
+
+def profiles_document(
+    spec: ModelSpec, profiles: Sequence[Profile], *, weights_bytes: int = 0,
+    memory_bytes: Mapping[str, int] = MappingProxyType({}),
+) -> dict[str, Any]:  # fmt: skip
+    """The profiles as a JSON document. `memory_bytes`: of accelerators by product."""
     return {
         "pilotlight_profiles": _VERSION,
         "model": str(spec.name),
         "generation": spec.generation,
+        **({"weights_bytes": weights_bytes} if weights_bytes else {}),
         "profiles": [
             {
                 "accelerator": profile.product,
+                **(
+                    {"accelerator_memory_bytes": found}
+                    if (found := memory_bytes.get(profile.product))
+                    else {}
+                ),
                 "source": profile.source,
                 "limited_by": profile.limited_by,
                 "points": [
@@ -87,7 +113,7 @@ def profiles_document(spec: ModelSpec, profiles: Sequence[Profile]) -> dict[str,
                 ],
                 **({"shares": [asdict(each) for each in profile.shares]} if profile.shares else {}),
                 **({"pairs": [asdict(each) for each in profile.pairs]} if profile.pairs else {}),
-                **({"igniter": asdict(profile.igniter)} if profile.igniter else {}),
+                **profile.fits,
             }
             for profile in profiles
         ],
@@ -100,16 +126,29 @@ def parse_profiles(text: str, spec: ModelSpec, *, file: str) -> list[Profile]:
     A file of another generation is refused: its weights differ. A profile without a source is
     `imported`.
     """
+    reader = _Reader(file)
+    exported = reader.read(_json(text, file), spec)
+    if reader.problems:
+        raise InvalidInput(reader.problems)
+    return [each.profile for each in exported]
+
+
+def parse_exported(text: str, *, file: str) -> list[ExportedProfile]:
+    """The profiles in a file of any model; raises InvalidInput with every mistake."""
+    reader = _Reader(file)
+    exported = reader.read(_json(text, file), None)
+    if reader.problems:
+        raise InvalidInput(reader.problems)
+    return exported
+
+
+def _json(text: str, file: str) -> Any:
     try:
         document = json.loads(text)
         orjson.dumps(document)  # refuses what the registry cannot store, such as 70-bit integers
     except (ValueError, TypeError, RecursionError) as error:
         raise InvalidInput([f"{file}: not JSON: {error}"]) from None
-    reader = _Reader(file)
-    profiles = reader.read(document, spec)
-    if reader.problems:
-        raise InvalidInput(reader.problems)
-    return profiles
+    return document
 
 
 def parse_profile_csv(text: str, spec: ModelSpec, *, file: str, product: str) -> list[Profile]:
@@ -126,11 +165,7 @@ def parse_profile_csv(text: str, spec: ModelSpec, *, file: str, product: str) ->
     if not mine:
         models = ", ".join(sorted({each.model for each in known})) or "none"
         problems.append(f"{file}: has no rows of {spec.name.name}; its models: {models}")
-    problems += [
-        f"--accelerator must name the product that {file} was measured on, such as 'NVIDIA L4'"
-        for each in mine
-        if not each.kind.strip()
-    ]
+    problems += [problem for each in mine for problem in _no_product(each.kind, file)]
     if problems:
         raise InvalidInput(problems)
     return [
@@ -151,6 +186,39 @@ def parse_profile_csv(text: str, spec: ModelSpec, *, file: str, product: str) ->
     ]  # fmt: skip
 
 
+def parse_fitted(text: str, *, file: str, product: str) -> list[Profile] | None:
+    """The profiles of a plug-in's format, by the names of models; None: it is of none.
+
+    Raises InvalidInput.
+    """
+    try:
+        for each in profile_fits().values():
+            if (found := each.read(text, product, file)) is not None:
+                return found
+    except InvalidPlacementInput as error:
+        raise InvalidInput([*_no_product(product, file), *error.problems]) from error
+    return None
+
+
+def imported(found: Sequence[Profile], spec: ModelSpec, *, file: str, product: str) -> Profile:
+    """The model's own of the profiles in a file. Raises InvalidInput."""
+    problems = _no_product(product, file)
+    named = {each.key: each for each in found}
+    mine = named.get(str(spec.name)) or named.get(spec.name.name)
+    if mine is None:
+        models = ", ".join(sorted(named)) or "none"
+        problems.append(f"{file}: has no measurements of {spec.name.name}; its models: {models}")
+    if problems or mine is None:
+        raise InvalidInput(problems)
+    return replace(mine, key=spec.key)
+
+
+def _no_product(product: str, file: str) -> list[str]:
+    if product.strip():
+        return []
+    return [f"--accelerator must name the product that {file} was measured on, such as 'NVIDIA L4'"]
+
+
 class _Reader:
     """Reads one file and collects all problems in it."""
 
@@ -158,26 +226,41 @@ class _Reader:
         self._file = file
         self.problems: list[str] = []
 
-    def read(self, document: Any, spec: ModelSpec) -> list[Profile]:
+    def read(self, document: Any, spec: ModelSpec | None) -> list[ExportedProfile]:
+        """`spec`: of the model that the file must be of; None: of whichever it names."""
         content = self._object(document, "the file", _FILE_FIELDS)
         version = content.get("pilotlight_profiles", _VERSION)
         if version != _VERSION:
             self._refuse("pilotlight_profiles", f"must be {_VERSION}", version)
-        generation = content.get("generation", spec.generation)
-        if generation != spec.generation:
-            allowed = f"must be {spec.generation}, that of {spec.name}: profile the new weights"
-            self._refuse("generation", allowed, generation)
+        model = content.get("model")
+        if spec is None:
+            if not (isinstance(model, str) and model.strip()):
+                self._refuse("model", "must be a model's name", model)
+            key = str(model)
+        else:
+            key, generation = spec.key, content.get("generation", spec.generation)
+            if generation != spec.generation:
+                allowed = f"must be {spec.generation}, that of {spec.name}: profile the new weights"
+                self._refuse("generation", allowed, generation)
+        weights_bytes = self._bytes(content, "weights_bytes", "")
         listed = self._list(content, "profiles", "")
         profiles = [
-            self._profile(each, f"profiles[{at}]", spec.key) for at, each in enumerate(listed)
+            ExportedProfile(
+                str(model),
+                self._profile(each, f"profiles[{at}]", key),
+                weights_bytes,
+                self._bytes(each, "accelerator_memory_bytes", f"profiles[{at}]."),
+            )
+            for at, each in enumerate(listed)
         ]
-        products = [profile.product for profile in profiles]
+        products = [each.profile.product for each in profiles]
         for product in sorted({each for each in products if products.count(each) > 1}):
             self._refuse("profiles", "must hold one profile per accelerator", product)
         return profiles
 
     def _profile(self, value: Any, at: str, key: str) -> Profile:
-        content = self._object(value, at, _PROFILE_FIELDS)
+        known = profile_fits()
+        content = self._object(value, at, (*_PROFILE_FIELDS, *known))
         product, source = content.get("accelerator"), content.get("source", IMPORTED)
         for name, text in (("accelerator", product), ("source", source)):
             if not isinstance(text, str) or not 0 < len(text.strip()) <= _MAX_TEXT:
@@ -205,13 +288,20 @@ class _Reader:
             )
             for each, where in self._factors(content, "pairs", at, _PAIR_FIELDS)
         )
-        stored = content.get("igniter")
-        igniter = read_fit(stored) if stored is not None else None
-        if stored is not None and igniter is None:
-            self._refuse(f"{at}.igniter", "must hold all coefficients, as exported", stored)
+        fits = {name: content[name] for name in known if content.get(name) is not None}
+        for name, fit in fits.items():
+            if not known[name].is_valid(fit):
+                self._refuse(f"{at}.{name}", "must hold all coefficients, as exported", fit)
         return Profile(
-            key, str(product), tuple(points), str(limited_by), str(source), shares, pairs, igniter
+            key, str(product), tuple(points), str(limited_by), str(source), shares, pairs, fits
         )
+
+    def _bytes(self, content: Any, name: str, prefix: str) -> int:
+        value = content.get(name, 0) if isinstance(content, dict) else 0
+        if type(value) is int and value >= 0:
+            return value
+        self._refuse(f"{prefix}{name}", "must be bytes, 0 or more", value)
+        return 0
 
     def _factors(
         self, content: dict[str, Any], name: str, at: str, allowed: Sequence[str]

@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-import re
+from math import inf
 
-from load.simulator.cluster.values import size
 from pilotlight.errors import InvalidInput
+from registry import sizes
 
 
 def parse_bytes(text: str, *, field: str) -> int:
-    """Bytes of a Kubernetes quantity (`4Gi`), a size (`100MB`) or a plain number."""
+    """Bytes, more than 0."""
     try:
-        amount = size(text)
-    except ValueError:
-        amount = 0
-    if amount <= 0:
-        raise InvalidInput([f"{field} must be a positive size such as 4Gi or 500MB, was {text!r}"])
-    return amount
+        return sizes.parse_size_from(1)(text)
+    except ValueError as error:
+        raise InvalidInput([f"{field} {error}"]) from None
 
 
 def parse_rate(text: str, *, field: str) -> float | None:
     """Bytes per second of `100MB/s`; None for `unlimited`."""
-    if text.strip().lower() in {"unlimited", "none", ""}:
-        return None
     try:
-        return float(parse_bytes(re.sub(r"(/s|ps)$", "", text.strip()), field=field))
-    except InvalidInput:
-        problem = f"{field} must be a rate such as 100MB/s, or unlimited, was {text!r}"
-        raise InvalidInput([problem]) from None
+        rate = sizes.parse_rate(text)
+    except ValueError as error:
+        raise InvalidInput([f"{field} {error}"]) from None
+    return None if rate == inf else rate
 
 
 def format_bytes(amount: float) -> str:

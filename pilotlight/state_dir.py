@@ -41,6 +41,8 @@ class PlatformState:
     gateway: str = ""
     redis_url: str = ""
     pool: str = "default"
+    grpc: str = ""
+    """`host:port` of the gateway's V2 over gRPC; empty: none."""
     s3_endpoint: str | None = None
     autoscaler_metrics: str | None = None
     """URL of the autoscaler's metrics; None: no autoscaler runs."""

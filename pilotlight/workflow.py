@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, overload
 from workflows.runner.calls import Model
 from workflows.runner.definitions import Workflow, define
 from workflows.runner.run import executing_run
-from workflows.wire.values import Tensor
+from workflows.wire import Tensor
 
 if TYPE_CHECKING:
     import random as random_module

@@ -36,6 +36,10 @@ class ClaimLost(RegistryError):
     """The claim of a load has expired or was replaced by a newer one."""
 
 
+class PluginError(RegistryError):
+    """A policy's plug-in is not installed here, cannot be imported, or is not what it must be."""
+
+
 class InvalidModel(RegistryError):
     """A declaration is invalid; `problems` holds all mistakes, one line each."""
 

@@ -10,12 +10,11 @@ import asyncio
 import base64
 import hmac
 import logging
+import os
 import secrets
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
-
-from registry.file_stamp import file_stamp
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -136,3 +135,12 @@ class PodSecret:
         self._accepted = tuple(secret.encode() for secret in found)
         self.header_value = ",".join(found)
         self.header_line = f"\r\n{HEADER}: {self.header_value}".encode()
+
+
+def file_stamp(*files: Path) -> tuple[int, ...]:
+    """Changes with the files' contents, also where a mounted Secret replaces a link.
+
+    Raises OSError.
+    """
+    found = [os.stat(file) for file in files]
+    return tuple(n for each in found for n in (each.st_ino, each.st_mtime_ns, each.st_size))

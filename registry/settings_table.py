@@ -1,7 +1,8 @@
 """Settings tables: one dataclass defines flags, environment variables, defaults and help.
 
 Every component declares a frozen dataclass with fields made by `option`, and reads it once at
-start: flag over environment over default. All mistakes are reported together.
+start: flag over environment over default. All mistakes are reported together. Its other fields
+are for code that starts the component: no flag or variable sets them.
 """
 
 from __future__ import annotations
@@ -74,6 +75,11 @@ def parse_seconds(text: str) -> float:
     return parse_positive(text, unit=" of seconds")
 
 
+def options(kind: type[Any]) -> list[dataclasses.Field[Any]]:
+    """The fields that flags and variables set."""
+    return [each for each in dataclasses.fields(kind) if each.metadata]
+
+
 def _variable(field: dataclasses.Field[Any]) -> str:
     return field.metadata["variable"] or f"PILOTLIGHT_{field.name.upper()}"
 
@@ -87,7 +93,7 @@ def read_settings(
 ) -> Settings:
     """Settings from flags, environment and defaults; exits with status 2 on mistakes."""
     parser = argparse.ArgumentParser(prog=prog, description=kind.__doc__)
-    fields = dataclasses.fields(kind)  # type: ignore[arg-type]  # a dataclass, by contract
+    fields = options(kind)
     for each in fields:
         flag = "--" + each.name.replace("_", "-")
         text = f"{each.metadata['help']} (environment {_variable(each)})".replace("%", "%%")
@@ -111,16 +117,16 @@ def read_settings(
 
 
 def settings_from_fields(kind: type[Settings], values: Mapping[str, object]) -> Settings:
-    """Settings from texts by field name. Raises ValueError with all mistakes together."""
+    """Settings by field name, options as texts. Raises ValueError with all mistakes together."""
     fields = {each.name: each for each in dataclasses.fields(kind)}  # type: ignore[arg-type]
     problems = [f"unknown setting {name!r}" for name in values if name not in fields]
     problems += [
         f"--{name.replace('_', '-')} is required, or {_variable(each)}"
         for name, each in fields.items()
-        if each.metadata["is_required"] and not values.get(name)
+        if each.metadata.get("is_required") and not values.get(name)
     ]
-    parsed: dict[str, object] = {}
-    for name in values.keys() & fields.keys():
+    parsed = {name: value for name, value in values.items() if name in fields}
+    for name in parsed.keys() & {each.name for each in options(kind)}:
         try:
             parsed[name] = fields[name].metadata["parse"](str(values[name]))
         except ValueError as error:

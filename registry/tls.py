@@ -15,7 +15,7 @@ import ssl
 from pathlib import Path
 from typing import Any, Final
 
-from registry.file_stamp import file_stamp
+from registry.pod_secret import file_stamp
 
 logger = logging.getLogger(__name__)
 

@@ -6,9 +6,10 @@ import logging
 import os
 import sys
 
+from registry.process import set_process_title
 from registry.settings_table import read_settings
-from runtime.accelerator_share import bind_to_share
 from runtime.pod.places import with_place
+from runtime.pod_process import bind_to_share
 from runtime.settings import RuntimeSettings
 
 
@@ -17,7 +18,8 @@ def main() -> int:
     settings = read_settings(RuntimeSettings, sys.argv[1:], os.environ, prog="python -m runtime")
     sys.argv = sys.argv[:1]  # kserve reads the command line when it is imported
     settings = with_place(settings)
-    bind_to_share(gpu=settings.gpu, cores=settings.cores, share_pct=settings.share)
+    set_process_title(settings.name)
+    bind_to_share(share_pct=settings.share)
     os.environ.setdefault("OMP_NUM_THREADS", str(settings.threads))
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from runtime.warm_imports import import_everything

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from http import HTTPStatus
 from typing import ClassVar
+
+from registry.domain.model import UNREADABLE
 
 
 class RuntimePackageError(Exception):
@@ -12,6 +15,16 @@ class RuntimePackageError(Exception):
     refusal: ClassVar[str | None] = None
     """The value of `x-pilotlight-not-executed`; None if the request may have been executed."""
     retry_after_s: float | None = None
+    label: ClassVar[str] = "error"
+    """The class's name in the header `x-pilotlight-error`, such as `load-failed`."""
+
+    def __init__(self, message: str = "", *, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        if retry_after_s is not None:
+            self.retry_after_s = retry_after_s
+
+    def __init_subclass__(cls) -> None:
+        cls.label = re.sub(r"(?<!^)(?=[A-Z])", "-", cls.__name__).lower()
 
 
 class InvalidRequest(RuntimePackageError):
@@ -40,6 +53,10 @@ class PromptTooLong(InvalidRequest):
 
 class BodyTooLarge(RuntimePackageError):
     """The body exceeds the pod's limit."""
+
+
+class UnsupportedCoding(RuntimePackageError):
+    """The body is compressed in a way that is not read."""
 
 
 class Unauthorized(RuntimePackageError):
@@ -101,26 +118,36 @@ class DeadlinePassed(RuntimePackageError):
 
 
 class LoadFailed(RuntimePackageError):
-    """A model could not be loaded; `reason` is one of KServe's `lastFailureInfo.reason` values."""
+    """A model could not be loaded.
+
+    `reason` is that of its condition: `Unreadable` where its files cannot be read or served as they
+    are, else one of KServe's `lastFailureInfo.reason` values.
+    """
 
     refusal = "load-failed"
     reason: ClassVar[str] = "ModelLoadFailed"
-
-    def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
-        super().__init__(message)
-        self.retry_after_s = retry_after_s
 
 
 class StorageFailed(LoadFailed):
     """Object storage does not have the model, refused access, or closed the connection."""
 
+    reason = UNREADABLE
+
 
 class ModelInvalid(LoadFailed):
-    """The model's files cannot be served: corrupt, incomplete, or of an unsupported format."""
+    """The model's files cannot be served as they are: corrupt, incomplete, or not what they say."""
+
+    reason = UNREADABLE
+
+
+class ModelUnsupported(ModelInvalid):
+    """The model's files are of a kind that no engine here serves."""
 
 
 class ModelChanged(ModelInvalid):
     """A file was replaced or deleted at its source, or does not match the source's checksum."""
+
+    reason = LoadFailed.reason
 
 
 class DiskFull(LoadFailed):
@@ -128,7 +155,7 @@ class DiskFull(LoadFailed):
 
 
 class ModelTooLarge(LoadFailed):
-    """The model exceeds the pod's whole memory budget."""
+    """The model exceeds a whole budget, of memory or disk, of the pod or of its namespace."""
 
     refusal = "no-memory"
 
@@ -162,17 +189,9 @@ class InferenceHung(RuntimePackageError):
 class RequestHung(RuntimePackageError):
     """An earlier inference of an equal request hung; no pod should try it."""
 
-    def __init__(self, message: str, *, retry_after_s: float) -> None:
-        super().__init__(message)
-        self.retry_after_s = retry_after_s
-
 
 class ExpressionRefused(RuntimePackageError):
     """A chat template or tokenizer of the model was stopped with an input as short as this one."""
-
-    def __init__(self, message: str, *, retry_after_s: float) -> None:
-        super().__init__(message)
-        self.retry_after_s = retry_after_s
 
 
 class MemoryBusy(RuntimePackageError):
@@ -255,14 +274,16 @@ _ERRORS_OF: dict[HTTPStatus, tuple[type[RuntimePackageError], ...]] = {
     HTTPStatus.BAD_REQUEST: (InvalidRequest,),
     HTTPStatus.UNAUTHORIZED: (Unauthorized,),
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE: (BodyTooLarge,),
+    HTTPStatus.UNSUPPORTED_MEDIA_TYPE: (UnsupportedCoding,),
     HTTPStatus.NOT_FOUND: (ModelNotFound,),
     HTTPStatus.TOO_MANY_REQUESTS: (SlotsFull, StepQueueFull, QueueFull),
     HTTPStatus.SERVICE_UNAVAILABLE: (
         PodDraining, PodEnded, RequestHung, ExpressionRefused, LoadFailed, MemoryBusy,
         NoRoomToInfer, ModelInUse, LoadRefused, LoadCancelled, RemoteInferenceFailed,
-        ServerUnavailable, ServerLost, ModelUnknown,
+        ServerUnavailable, ServerLost, ModelUnknown, ModelChanged,
     ),
-    HTTPStatus.NOT_IMPLEMENTED: (NeedsMissing,),
+    HTTPStatus.UNPROCESSABLE_ENTITY: (ModelInvalid,),
+    HTTPStatus.NOT_IMPLEMENTED: (NeedsMissing, EngineMissing, ModelUnsupported),
     HTTPStatus.BAD_GATEWAY: (AlreadyBegun,),
     HTTPStatus.FAILED_DEPENDENCY: (InputLost,),
     HTTPStatus.GATEWAY_TIMEOUT: (DeadlinePassed, InferenceHung),

@@ -10,7 +10,6 @@ child would inherit them in an unusable state. It imports, freezes the heap and 
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import json
 import os
@@ -22,12 +21,12 @@ import traceback
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from registry.process import die_with, set_process_title
 from registry.settings_table import settings_from_fields
-from runtime.accelerator_share import bind_to_share
+from runtime.pod_process import bind_to_share
 from runtime.settings import RuntimeSettings
 from runtime.warm_imports import import_everything
 
-PR_SET_PDEATHSIG = 1
 DEFAULT_GRACE_S = 30.0
 POLL_INTERVAL_S = 0.05
 
@@ -138,9 +137,8 @@ def _run_pod_process(settings: RuntimeSettings, parent: int) -> NoReturn:
     """Run a pod in the child; never returns into the parent's code."""
     status = 1
     try:
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it ended before the line above
-            os._exit(1)
+        die_with(parent)
+        set_process_title(settings.name)
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
@@ -178,6 +176,7 @@ def main() -> int:
     os.environ["OMP_NUM_THREADS"] = "1"
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     sys.argv = sys.argv[:1]  # kserve reads the command line when it is imported
+    set_process_title("forkserver")
     gc.disable()  # collections of the growing heap would take a fifth of the time
     import_everything()
     gc.enable()

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from kserve.metrics import POST_HIST_TIME, PRE_HIST_TIME, PREDICT_HIST_TIME
 from prometheus_client import REGISTRY, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
+from registry.domain.pod import Stage
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+
+    from registry.domain.model import ModelName
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 
@@ -71,15 +76,6 @@ STAGE_SECONDS = Histogram(
     "pilotlight_stage_seconds", "Time of each stage of a request.", ["stage"], buckets=SECONDS
 )
 REQUESTS = Counter("pilotlight_pod_requests_total", "Requests answered.", ["stage", "status"])
-FRONTS = Gauge("pilotlight_front_processes", "Front processes that take connections.")
-FRONT_RESTARTS = Counter(
-    "pilotlight_front_restarts_total", "Front processes that ended and were replaced."
-)
-FRONT_REQUESTS = Counter(
-    "pilotlight_front_requests_total",
-    "Requests to front processes: inferred (by them but for the network), passed (on whole).",
-    ["way"],
-)
 SERVER_UP = Gauge("pilotlight_model_server_up", "1 while the pod's model server answers.")
 SLOTS_USED = Gauge("pilotlight_pod_slots_used", "Request slots taken.")
 STEPS_QUEUED = Gauge("pilotlight_pod_steps_queued", "Steps of workflows in the step queue.")
@@ -123,3 +119,23 @@ FIRST_TOKEN_SECONDS = Histogram(
     "Time to a choice's first token on a warm model.",
     buckets=SECONDS,
 )
+
+
+KSERVE_HISTOGRAMS: Final = {
+    Stage.PREPROCESS: PRE_HIST_TIME,
+    Stage.INFER: PREDICT_HIST_TIME,
+    Stage.POSTPROCESS: POST_HIST_TIME,
+}
+_OURS: Final = (BATCH_SIZE, BATCHES, QUEUE_SECONDS)
+
+
+def drop_series(model: ModelName) -> None:
+    """Forget all series of a model; a later request starts them again from zero.
+
+    A histogram's series takes 4 KB; a pod that sees thousands of models come and go would keep
+    them.
+    """
+    for ours in _OURS:
+        ours.remove_by_labels({"model": str(model)})
+    for histogram in KSERVE_HISTOGRAMS.values():
+        histogram.remove_by_labels({"model_name": model.path_segment})

@@ -9,28 +9,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from registry.domain.slots import CPU_SLOTS, GPU_SLOTS, MAX_SLOTS
+from registry.domain.pod import CPU_SLOTS, GPU_SLOTS, MAX_SLOTS
 from registry.inference_service.tenant_rules import TenantRules, parse_rules
 from registry.pod_secret import parse_secret_file
 from registry.redis.server_address import parse_redis_url
 from registry.settings_table import option, parse_bool, parse_int, parse_seconds
+from registry.sizes import parse_size_from
 from registry.tls import TLS_DIR_HELP, parse_tls_dir
-from runtime.accelerator_share import parse_cores
 from runtime.device.batch import MAX_SEQUENCES
 from runtime.engines.model_server.server_flags import server_problems
-from runtime.generation.limits import DEFAULT_CACHE_BYTES, Attention, GenerationLimits
-from runtime.tiers.eviction import POLICIES
+from runtime.generation.limits import DEFAULT_CACHE_BYTES, TIMEOUT_S, GenerationLimits
 from runtime.tiers.host_folder import DEFAULT_BASE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 KSERVE_GRPC_PORT = 8081
-MAX_FRONTS = 64
 GIB = 1024**3
 MIB = 1024**2
-AUTO = -1
-"""A number of bytes that the pod chooses by its device."""
 
 
 def _rules_text(name: str) -> Callable[[str], str]:
@@ -41,15 +37,6 @@ def _rules_text(name: str) -> Callable[[str], str]:
         return text
 
     return parse
-
-
-def _cores(text: str) -> str:
-    parse_cores(text)
-    return text
-
-
-def _bytes_or_auto(text: str) -> int:
-    return AUTO if text == "auto" else parse_int(0)(text)
 
 
 def _percentage(text: str) -> float:
@@ -65,18 +52,6 @@ def _percentage(text: str) -> float:
 def _device(text: str) -> str:
     if text not in {"auto", "cpu", "cuda"}:
         raise ValueError(f"must be auto, cpu or cuda, was {text!r}")
-    return text
-
-
-def _attention(text: str) -> str:
-    if text not in set(Attention):
-        raise ValueError(f"must be {' or '.join(Attention)}, was {text!r}")
-    return text
-
-
-def _policy(text: str) -> str:
-    if text not in POLICIES:
-        raise ValueError(f"must be one of {', '.join(POLICIES)}, was {text!r}")
     return text
 
 
@@ -118,15 +93,9 @@ class RuntimeSettings:
     model_name: str = option(
         "",
         str,
-        "name of the only model that this pod serves, from `model-dir`; empty: all models of the"
+        "name of the only model that this pod serves, from /mnt/models; empty: all models of the"
         " registry",
     )
-    model_dir: str = option("/mnt/models", str, "folder of the only model, where KServe puts it")
-    placed_model: str = option(
-        "", str, "NAMESPACE/NAME of the model that a plan placed on this pod: it is loaded at the"
-        " start, and no other model's requests come here; empty: all models",
-    )  # fmt: skip
-    place: str = option("", str, "name of the pod's place in the plan; empty: none")
     takes_places: str = option(
         "", str, "accelerator whose open places of the plan this pod takes: `gpu`, the first of its"
         " environment, or a name; with a place it serves that model only, and for another place its"
@@ -136,42 +105,17 @@ class RuntimeSettings:
         0.0, _percentage, "of a pod that takes places: the largest share that it can have, in %,"
         " such as NVIDIA's device plugin leaves it; 0: all",
     )  # fmt: skip
-    gpu: str = option("", str, "UUID of the GPU to use; empty: the first one of the environment")
-    cores: str = option(
-        "", _cores, "cores of a CPU pod, such as 0,1; empty: all cores of its environment"
-    )
-    share: float = option(
-        0.0, _percentage, "part of the accelerator's compute in %: on a GPU by MPS, on a CPU what"
-        " `cores` are of the accelerator; 0: all of it",
-    )  # fmt: skip
     slots: int = option(
         0,
         parse_int(0),
         f"requests served at once by this pod as entry pod; 0: {CPU_SLOTS} on a CPU and {GPU_SLOTS}"
         f" on a GPU, or two of the largest best batches by the profiles of its accelerator (at most"
-        f" {MAX_SLOTS})",
-    )
-    step_queue: int = option(
-        64,
-        parse_int(1),
-        "steps of workflows that the pod takes beside its slots, also while their inputs are"
-        " fetched; one namespace has three quarters at most",
+        f" {MAX_SLOTS}, and {CPU_SLOTS} per core of a CPU)",
     )
     memory_bytes: int = option(
         2 * GIB,
-        parse_int(0),
+        parse_size_from(0),
         "budget for models on the device; 0: 85 % of a GPU's memory, 2 GiB on a CPU",
-    )
-    tensor_store_bytes: int = option(
-        256 * MIB,
-        parse_int(0),
-        "host memory for outputs of workflows' steps that stay at the pod; 0: none does",
-    )
-    kept_device_bytes: int = option(
-        AUTO,
-        _bytes_or_auto,
-        "those of them that may be on the device, in what models leave of `memory-bytes`; 0: none;"
-        " auto: a sixteenth of `memory-bytes` on a GPU (no GPU has run this yet), none on a CPU",
     )
     device: str = option(
         "auto",
@@ -179,22 +123,15 @@ class RuntimeSettings:
         "cpu, cuda (without one the pod ends, with the reason), or auto: cuda if"
         " the pod can use one",
     )
-    slab_pools: bool = option(
-        False,
-        parse_bool,
-        "memory of a model that leaves a GPU goes back to the driver at once, for other pods of the"
-        " GPU; no GPU has run this yet",
-    )
     cuda_graphs: bool = option(
         False,
         parse_bool,
-        "weights on a GPU at fixed addresses, and CUDA graphs of inferences that are kept while"
-        " their model is away, with `attention-backend` paged also of steps of text generation; no"
+        "CUDA graphs of inferences, for small networks whose Python takes longer than the GPU; no"
         " GPU has run this yet",
     )
     registered_bytes: int = option(
         0,
-        parse_int(0),
+        parse_size_from(0),
         "bytes of tier host that stay registered with the GPU's driver, for copies from where they"
         " lie; no GPU has run this yet; 0: none",
     )
@@ -203,14 +140,9 @@ class RuntimeSettings:
         parse_bool,
         "a GPU multiplies 32-bit numbers with 10 bits of mantissa, several times faster",
     )
-    eviction: str = option(
-        "greedy-dual",
-        _policy,
-        f"policy that evicts idle models from the device: {', '.join(POLICIES)}",
-    )
     host_bytes: int = option(
         GIB,
-        parse_int(0),
+        parse_size_from(0),
         "budget of tier host for all pods of the node, within their limits; 0: none",
     )
     host_dir: str = option(
@@ -221,13 +153,12 @@ class RuntimeSettings:
     )
     disk_bytes: int = option(
         0,
-        parse_int(0),
+        parse_size_from(0),
         "budget for model files in `cache-dir`; 0: four fifths of the free disk space",
     )
     storage_config: str = option(
         "", str, "folder where KServe's secret `storage-config` is mounted; empty: none"
     )
-    pvc_dir: str = option("/mnt/pvc", str, "folder in which claims of pvc:// are mounted by name")
     namespaces: str = option(
         "",
         _rules_text("namespaces"),
@@ -245,82 +176,31 @@ class RuntimeSettings:
         "bytes of models per namespace, on the device and in the disk cache:"
         " NAMESPACE=memory:2Gi cache:20Gi; *=memory:1Gi; empty: no limits",
     )
-    link_rate: int = option(
-        0, parse_int(0), "bytes per second of all downloads together; 0: no limit"
-    )
-    end_abandoned_downloads: bool = option(
-        False,
-        parse_bool,
-        "end a download that no request waits for any more, unless nearly complete; the fetched"
-        " bytes stay on disk",
-    )
     threads: int = option(1, parse_int(1), "threads of one inference")
-    front_processes: int = option(
-        0,
-        parse_int(0, MAX_FRONTS),
-        "processes that take the pod's HTTP connections, decode, tokenise and encode, so that only"
-        " the device's work is left to the pod's own process; each needs a core; 0: none",
-    )
     allow_simulated_work: bool = option(
         False, parse_bool, "honour x-pilotlight-simulate; for experiments only"
     )
-    max_body_bytes: int = option(64 * MIB, parse_int(1), "longest request body")
-    max_openai_bytes: int = option(
-        4 * MIB, parse_int(1), "longest body of OpenAI's protocol; raise it for longer contexts"
-    )
-    lease_ttl: float = option(3.0, parse_seconds, "life of the lease; 3 heartbeats or more")
-    heartbeat: float = option(1.0, parse_seconds, "time between heartbeats")
+    max_body_bytes: int = option(64 * MIB, parse_size_from(1), "longest request body")
     drain_timeout: float = option(
         20.0,
         parse_seconds,
         "how long requests in flight may take after SIGTERM; closing takes up to 8 s more, and"
         " Kubernetes kills after 30 s in all",
     )
-    retire_grace: float = option(
-        5.0, parse_seconds, "time after the withdrawal of a model until its files are deleted"
-    )
-    device_queue: int = option(1024, parse_int(1), "inferences that may be queued for the device")
     inference_timeout: float = option(
         60.0, parse_seconds, "longest time of one inference; beyond it the model counts as hung"
     )
-    expression_timeout: float = option(
-        5.0,
-        parse_seconds,
-        "longest time of a chat template, or of a tokenizer with unusual expressions, for one"
-        " request; beyond it the process that runs it is killed",
-    )
-    most_stuck_threads: int = option(
-        2, parse_int(0), "hung inferences at once above which the pod drains and ends"
-    )
-    profile_interval: float = option(30.0, parse_seconds, "time between reports of batch times")
     generation_cache_bytes: int = option(
         0,
-        parse_int(0),
+        parse_size_from(0),
         "key-value cache of each model that generates text, at most; 0: 256 MiB on a CPU, what"
         " other models leave on a GPU, at most a quarter of `memory-bytes`",
-    )
-    generation_batch: int = option(
-        MAX_SEQUENCES, parse_int(1), "requests of a model that generate tokens at once"
-    )
-    attention_backend: str = option(
-        Attention.SDPA.value,
-        _attention,
-        "attention of text generation: sdpa (keys are gathered from the pages of the cache), or"
-        " paged (FlexAttention, which reads them where they lie; no GPU has run it, and a CPU is"
-        " slower with it)",
-    )
-    generation_max_tokens: int = option(4096, parse_int(1), "longest generated text, in tokens")
-    generation_timeout: float = option(
-        600.0, parse_seconds, "longest time of one generation request"
     )
     allow_pickle: bool = option(
         False,
         parse_bool,
         "serve scikit-learn's pickles (*.joblib, *.pkl), whose code runs in a process per namespace"
         " without network, files of yours or other programs",
-    )
-    pickle_memory_bytes: int = option(
-        GIB, parse_int(1), "memory of each such process, beyond the libraries'"
     )
     engine_url: str = option(
         "",
@@ -347,11 +227,44 @@ class RuntimeSettings:
         "URL of the server's metrics, for the memory of models: Triton's nv_gpu_memory_used_bytes,"
         " else process_resident_memory_bytes; empty: the memory of its process, if it can be seen",
     )
-    engine_load_timeout: float = option(
-        300.0, parse_seconds, "longest time in which the server may load a model"
-    )
-    log_file: str = option("", str, "file for log lines; empty: standard error")
     log_level: str = option("INFO", str, "lowest level that is logged")
+
+    # No flag or variable sets these: what starts the pod in this code base does, or the constant
+    # stays, since no operator could tell a better value.
+    placed_model: str = ""
+    """NAMESPACE/NAME of the model that a plan placed on this pod: it is loaded at the start, and
+    no other model's requests come here; empty: all models."""
+    place: str = ""
+    """Name of the pod's place in the plan; empty: none."""
+    gpu: str = ""
+    """UUID of the GPU to use; empty: the first one of the environment."""
+    cores: str = ""
+    """Cores of a CPU pod, such as 0,1; empty: all cores of its environment."""
+    share: float = 0.0
+    """Part of the accelerator's compute in %: on a GPU by MPS, on a CPU what `cores` are of the
+    accelerator; 0: all of it."""
+    model_dir: str = "/mnt/models"
+    """Folder of the only model: KServe always puts it there."""
+    link_rate: int = 0
+    """Bytes per second of all downloads together, for experiments; 0: no limit."""
+    log_file: str = ""
+    """Of a pod of the forkserver; empty: standard error."""
+    tensor_store_bytes: int = 256 * MIB
+    """Host memory for outputs of workflows' steps that stay at the pod. Those without room are sent
+    with the response, so that too little costs time alone."""
+    kept_device_bytes: int | None = None
+    """Those of them that may be on the device, in what models leave of `memory_bytes`; None: a
+    sixteenth of `memory_bytes` on a GPU (no GPU has run this yet), none on a CPU."""
+    lease_ttl: float = 3.0
+    """Life of the lease, which heartbeats renew: a lost pod is known in so many seconds, and two
+    heartbeats may be late."""
+    retire_grace: float = 5.0
+    """Time after the withdrawal of a model until its files are deleted: an object that is replaced
+    is withdrawn for a moment."""
+    engine_load_timeout: float = 300.0
+    """Longest time in which the model server may load a model; one that takes longer hangs."""
+    generation_max_tokens: int = 4096
+    """Longest generated text, whatever a request asks for."""
 
     def __post_init__(self) -> None:
         """Raise ValueError for settings of a model server that do not go together."""
@@ -362,11 +275,11 @@ class RuntimeSettings:
             metrics=self.engine_metrics,
         ):
             raise ValueError("; ".join(problems))
-        if self.has_server and self.front_processes:
-            raise ValueError(
-                f"front-processes must be 0 with a model server, was {self.front_processes}: the"
-                " server decodes its requests itself"
-            )
+
+    @property
+    def heartbeat_s(self) -> float:
+        """Two may be lost; and measurements are sent every second, whatever the lease."""
+        return min(1.0, self.lease_ttl / 3)
 
     @property
     def has_server(self) -> bool:
@@ -377,10 +290,9 @@ class RuntimeSettings:
     def generation_limits(self) -> GenerationLimits:
         return GenerationLimits(
             cache_bytes=self.generation_cache_bytes or DEFAULT_CACHE_BYTES,
-            max_concurrent=self.generation_batch,
+            max_concurrent=MAX_SEQUENCES,
             max_new_tokens=self.generation_max_tokens,
-            timeout_s=self.generation_timeout,
-            attention=Attention(self.attention_backend),
+            timeout_s=TIMEOUT_S,
         )
 
     @property

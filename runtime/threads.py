@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, TypeVarTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,6 +19,7 @@ SMALL_BODY_BYTES = 64 * 1024
 
 Result = TypeVar("Result")
 Arguments = TypeVarTuple("Arguments")
+Parameters = ParamSpec("Parameters")
 
 
 async def in_thread(
@@ -96,3 +100,49 @@ def as_exception(error: BaseException) -> Exception:
     if isinstance(error, Exception) and not isinstance(error, StopIteration):
         return error
     return RuntimeError(f"{type(error).__name__}: {error}")
+
+
+class RequestThreads(ThreadPoolExecutor):
+    """The threads that decode, preprocess and postprocess requests.
+
+    Knows how long each call has run: no thread can be ended, but a pod can.
+    """
+
+    def __init__(self, threads: int, timeout_s: float) -> None:
+        """`timeout_s`: time after which a call counts as hung."""
+        super().__init__(threads, "request")
+        self._threads_total = threads
+        self._timeout_s = timeout_s
+        self._begun_s: dict[int, float] = {}
+        """By thread, for the calls that run; each thread changes its own entry only."""
+
+    def submit(
+        self,
+        function: Callable[Parameters, Result],
+        /,
+        *arguments: Parameters.args,
+        **named: Parameters.kwargs,
+    ) -> Future[Result]:
+        return super().submit(self._run, function, *arguments, **named)
+
+    def _run(
+        self,
+        function: Callable[Parameters, Result],
+        /,
+        *arguments: Parameters.args,
+        **named: Parameters.kwargs,
+    ) -> Result:
+        thread = threading.get_ident()
+        self._begun_s[thread] = time.monotonic()
+        try:
+            return function(*arguments, **named)
+        finally:
+            del self._begun_s[thread]
+
+    @property
+    def are_stuck(self) -> bool:
+        """Whether every thread is in a call that hangs, so that no request can be served."""
+        begun_s = list(self._begun_s.values())
+        if len(begun_s) < self._threads_total:
+            return False
+        return time.monotonic() - max(begun_s) > self._timeout_s

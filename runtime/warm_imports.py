@@ -37,6 +37,7 @@ def import_everything() -> None:
         importlib.import_module(module)
     _disable_hub()
     _render_template()
+    _name_weights()
 
 
 def _render_template() -> None:
@@ -46,6 +47,13 @@ def _render_template() -> None:
     render_jinja_template(
         conversations=[[]], chat_template="{% for each in messages %}{% endfor %}"
     )
+
+
+def _name_weights() -> None:
+    """Let transformers compile its rules for the names of weights, which takes 0.1 s."""
+    from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+
+    get_checkpoint_conversion_mapping("legacy")
 
 
 def _disable_hub() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 from typing import TYPE_CHECKING
 
-from autoscaler.kubernetes.admission.certificates import make_certificates
+from autoscaler.kubernetes.admission.webhook_setup import make_certificates
 from registry.tls import PART_NAME
 
 if TYPE_CHECKING:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,8 +14,7 @@ from hypothesis import HealthCheck, settings
 from tests import servers
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
-    from pathlib import Path
+    from collections.abc import Callable, Generator, Iterator
 
 settings.register_profile(
     "unhurried",
@@ -57,3 +58,17 @@ def own_redis(tmp_path: Path) -> Iterator[servers.RedisServer]:
     options = ("--appendonly", "yes", "--appendfsync", "no")
     with servers.redis_server(tmp_path / "redis", options=options) as server:
         yield server
+
+
+@pytest.fixture
+def data() -> Callable[[str], Path]:
+    """Where a public data file is; the test is skipped where it is not."""
+
+    def find(name: str) -> Path:
+        folder = os.environ.get("PILOTLIGHT_DATA", "")
+        path = Path(folder) / name
+        if not folder or not path.is_file():
+            pytest.skip(f"{name} is not in PILOTLIGHT_DATA ({folder or 'not set'})")
+        return path
+
+    return find

@@ -355,7 +355,6 @@ def pod(
         "host_dir": str(folder / "host"),
         "log_file": str(folder / "pod.log"),
         "node": name,
-        "heartbeat": 0.2,
         "lease_ttl": 15.0,
         "retire_grace": 0.3,
         **settings,

@@ -24,7 +24,7 @@ NOT_AT_RUN_TIME = (
 MODULES = {
     "platform": (
         "gateway.__main__", "gateway.grpc.server", "gateway.sneakpeek.__main__",
-        "gateway.applications.planning",
+        "gateway.applications.window_planner",
         "autoscaler.__main__", "autoscaler.kubernetes.run", "workflows.__main__",
         "workflows.runner", "pilotlight.cli",
     ),

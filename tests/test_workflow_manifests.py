@@ -10,7 +10,7 @@ import pytest
 from gateway.settings import GatewaySettings
 from registry.settings_table import read_settings
 from tests.rendered import MANIFESTS, kustomized
-from workflows.scheduling.pod_groups import PodGroup
+from workflows.scheduling.candidates import PodGroup
 from workflows.service.settings import SchedulerSettings, parse_pod_group
 
 if TYPE_CHECKING:

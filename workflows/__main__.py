@@ -15,6 +15,7 @@ import uvloop
 
 from registry.logs import configure_logs
 from registry.pod_secret import PodSecret
+from registry.process import set_process_title
 from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch
 from registry.settings_table import read_settings
@@ -90,6 +91,7 @@ def main() -> None:
     if problems := tls_problems(settings):
         sys.stderr.write("\n".join(problems) + "\n")
         sys.exit(2)
+    set_process_title("scheduler")
     configure_logs(logging.StreamHandler(sys.stderr), settings.log_level)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve(settings))

@@ -8,7 +8,7 @@ Rules, in this order (classification before forecasting: SPES, Lee et al. 2024):
 - sparse: arrivals in less than 25 % of minutes.
 - steady: all others.
 
-Reasons for these three: docs/notes/forecast-ablation.md.
+Reasons for these three: research/docs/forecasting.md.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ _SHARED_ERRORS: Final = 6.0
 """Number of past windows at which a model's own noise weighs as much as the shared noise."""
 _OPTIMISM: Final = np.array([1.0, 1.3, 2.0])
 """Per noise window: squared errors of forecasts over those in the past that gave the weights.
-Measured on the first part of two traces: docs/experiments/forecasting.md."""
+Measured on the first part of two traces: research/docs/forecasting.md."""
 _MIN_PAST_LOAD: Final = 0.1
 
 

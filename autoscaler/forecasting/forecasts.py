@@ -1,22 +1,34 @@
-"""Forecasts of arrivals: one function per arrival pattern, and `forecast_by_pattern` for all."""
+"""Fits the parameters of the forecasts to arrival counts, and forecasts by arrival pattern.
+
+`fit` costs more than a forecast and is due every ten minutes or so. Everything can be refitted from
+the counts after a restart.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import numpy as np
 
 from autoscaler.forecasting import negative_binomial
-from autoscaler.forecasting.arrival_patterns import ArrivalPattern
-from autoscaler.forecasting.exponential_smoothing import smoothed_means, smoothed_sizes
+from autoscaler.forecasting.arrival_patterns import ArrivalPattern, PatternAssignment, classify
+from autoscaler.forecasting.day_profile import own_profiles, shared_profile
+from autoscaler.forecasting.exponential_smoothing import (
+    SmoothingFit,
+    fit_smoothing,
+    smoothed_means,
+    smoothed_sizes,
+)
 from autoscaler.forecasting.history import Floats, Forecast, ForecastHorizon, History
-from autoscaler.forecasting.interarrival import p_arrival_by_interarrival
-from autoscaler.forecasting.log_odds import pool_log_odds
+from autoscaler.forecasting.intervals import p_arrival_by_interarrival
+from autoscaler.forecasting.recency import pool_log_odds
 from autoscaler.forecasting.seasonal import seasonal
 
 if TYPE_CHECKING:
-    from autoscaler.forecasting.fitting import Fit
+    from autoscaler.forecasting.history import Floats, History, Integers
 
+_Parameters = TypeVar("_Parameters", PatternAssignment, SmoothingFit)
 _FEW: Final = 4.0
 """Below this mean the size of the negative binomial follows from P(arrival)."""
 _CHUNK: Final = 512
@@ -24,6 +36,40 @@ _CHUNK: Final = 512
 (`benchmarks.forecasting`: ten thousand at a time take twice as long)."""
 _GAPS_SHARE: Final = 0.5
 """Weight of gaps against averages in the log-odds of P(arrival) of a sparse model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """Parameters per model (rows as in the history), and parameters that all models share."""
+
+    shared_profile: Floats
+    """(144,): relative load of each ten minutes of the day, mean 1."""
+    patterns: PatternAssignment
+    profiles: Floats
+    """(models, 144): as `shared_profile`, of each model."""
+    smoothing: SmoothingFit
+
+    def take(self, rows: Integers) -> Fit:
+        """The parameters of the models at `rows`."""
+        return replace(
+            self,
+            patterns=_take(self.patterns, rows),
+            profiles=self.profiles[rows],
+            smoothing=_take(self.smoothing, rows),
+        )
+
+
+def fit(history: History) -> Fit:
+    shared = shared_profile(history)
+    profiles = own_profiles(history, shared)
+    patterns = classify(history)
+    smoothing = fit_smoothing(history, profiles, patterns.period_min)
+    return Fit(shared, patterns, profiles, smoothing)
+
+
+def _take(parameters: _Parameters, rows: Integers) -> _Parameters:
+    columns = (getattr(parameters, field.name) for field in fields(parameters))
+    return type(parameters)(*(column[rows] for column in columns))
 
 
 def sparse(history: History, fit: Fit, horizon: ForecastHorizon) -> Forecast:

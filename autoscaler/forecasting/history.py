@@ -12,8 +12,6 @@ from typing import Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from autoscaler.forecasting.errors import BadCounts, BadHorizon
-
 Floats: TypeAlias = NDArray[np.floating]
 Integers: TypeAlias = NDArray[np.integer]
 Booleans: TypeAlias = NDArray[np.bool_]
@@ -23,6 +21,18 @@ NEVER: Final = -1
 MINUTES_OF_TEN: Final = 10
 MINUTES_OF_DAY: Final = 1440
 _MAX_WINDOW_S: Final = 86_400.0
+
+
+class ForecastingError(ValueError):
+    """Root: the input is invalid; the text has the value and what is allowed."""
+
+
+class BadCounts(ForecastingError):
+    """Counts that are negative, not finite or of the wrong shape."""
+
+
+class BadHorizon(ForecastingError):
+    """Windows or probabilities outside the allowed range."""
 
 
 @dataclass(frozen=True, slots=True)

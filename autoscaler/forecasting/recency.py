@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from autoscaler.forecasting.history import NEVER, Booleans, Floats, Integers
-from autoscaler.forecasting.log_odds import pool_log_odds
 
 if TYPE_CHECKING:
-    from autoscaler.forecasting.history import Forecast, ForecastHorizon, History
+    from autoscaler.forecasting.history import Floats, Forecast, ForecastHorizon, History
 
 _HALF_LIVES_MIN: Final = np.array([3.0, 10.0, 30.0, 120.0, 600.0, 2880.0])
 _MIN_SHARE: Final = 1e-4
@@ -172,4 +171,17 @@ def _regress(features: Floats, arrived: Floats, returns: int) -> Floats:
     change = fitted / spread
     change[-1] -= change[:-1] @ mean[:-1]
     result: Floats = prior + change * returns / (returns + _PRIOR_RETURNS)
+    return result
+
+
+def pool_log_odds(one: Floats, other: Floats, weight: Floats | float) -> Floats:
+    """The weighted mean of the log-odds of two probabilities (Satopaa et al. 2014)."""
+    odds = weight * _log_odds(one) + (1 - weight) * _log_odds(other)
+    result: Floats = 1 / (1 + np.exp(-odds))
+    return result
+
+
+def _log_odds(p: Floats) -> Floats:
+    bounded = np.clip(p, 1e-6, 1 - 1e-6)
+    result: Floats = np.log(bounded / (1 - bounded))
     return result

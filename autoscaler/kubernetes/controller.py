@@ -20,9 +20,9 @@ from registry.errors import RegistryError, RegistryUnavailable
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
-    from autoscaler.kubernetes.applications.reconciler import ApplicationReconciler
+    from autoscaler.kubernetes.application_reconciler import ApplicationReconciler
     from autoscaler.kubernetes.cluster.cluster_objects import ClusterObjects
-    from autoscaler.kubernetes.graphs.reconciler import GraphReconciler
+    from autoscaler.kubernetes.graph_reconciler import GraphReconciler
     from autoscaler.kubernetes.models.reconciler import ModelReconciler
     from autoscaler.kubernetes.pools.pool_registries import PoolRegistries
     from registry.domain.model import ModelName

@@ -25,9 +25,10 @@ class SignalFreeServer(uvicorn.Server):
         yield
 
 
-def make_server(app: Starlette, *, host: str, port: int, **options: Any) -> SignalFreeServer:
+def make_server(app: Starlette, *, port: int, **options: Any) -> SignalFreeServer:
+    """On all addresses: it runs in a pod."""
     config = uvicorn.Config(
-        app, host=host, port=port, lifespan="off", log_config=None, access_log=False, **options
+        app, host="0.0.0.0", port=port, lifespan="off", log_config=None, access_log=False, **options
     )
     return SignalFreeServer(config)
 

@@ -6,18 +6,19 @@ import asyncio
 import logging
 import os
 import signal
+import socket
 import sys
 from typing import TYPE_CHECKING
 
 from autoscaler.kubernetes.admission.webhook_server import WebhookServer
-from autoscaler.kubernetes.applications.reconciler import ApplicationReconciler
+from autoscaler.kubernetes.application_reconciler import ApplicationReconciler
 from autoscaler.kubernetes.cluster.cluster_api import ClusterApi, connect
 from autoscaler.kubernetes.cluster.cluster_objects import ClusterObjects
 from autoscaler.kubernetes.cluster.informer import Informer
 from autoscaler.kubernetes.cluster.leadership import Leadership
 from autoscaler.kubernetes.controller import Controller
 from autoscaler.kubernetes.errors import KubernetesError
-from autoscaler.kubernetes.graphs.reconciler import GraphReconciler
+from autoscaler.kubernetes.graph_reconciler import GraphReconciler
 from autoscaler.kubernetes.http_server import make_server, operation_app
 from autoscaler.kubernetes.metrics import FAILURES, IS_LEADING
 from autoscaler.kubernetes.models.reconciler import ModelReconciler
@@ -50,11 +51,9 @@ async def run(settings: ControllerSettings) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
-    client = await connect()
+    client, identity = await connect(), socket.gethostname()  # the pod's name
     namespaces = settings.watched_namespaces
-    api = ClusterApi(
-        client, component=COMPONENT, instance=settings.own_identity, namespaces=namespaces
-    )
+    api = ClusterApi(client, component=COMPONENT, instance=identity, namespaces=namespaces)
     objects, informer = ClusterObjects(settings.trusted_namespaces), Informer(namespaces)
     try:
         async with asyncio.TaskGroup() as tasks:
@@ -88,17 +87,10 @@ async def run(settings: ControllerSettings) -> None:
             def is_ready() -> bool:
                 return objects.is_complete and (webhooks is None or webhooks.is_started)
 
-            operations = make_server(
-                operation_app(is_ready), host=settings.host, port=settings.port
-            )
+            operations = make_server(operation_app(is_ready), port=settings.port)
             tasks.create_task(operations.serve())
-            if settings.elect:
-                election = Leadership(
-                    client, settings.namespace, settings.own_identity, set_leading
-                )
-                tasks.create_task(election.run())
-            else:
-                set_leading(True)
+            election = Leadership(client, settings.namespace, identity, set_leading)
+            tasks.create_task(election.run())
             await stop.wait()
             await registries.close()
             raise _StopRequested

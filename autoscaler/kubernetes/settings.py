@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import socket
 from dataclasses import dataclass
 
 from registry.redis.server_address import parse_redis_url
-from registry.settings_table import option, parse_bool, parse_int, parse_seconds
+from registry.settings_table import option, parse_int
 
 
 def _url_template(text: str) -> str:
@@ -33,15 +32,8 @@ class ControllerSettings:
         "", str, "namespaces whose models are served, separated by commas, with that of the"
         " controller; empty: all, which needs a ClusterRole"
     )  # fmt: skip
-    identity: str = option(
-        "", str, "name of this replica in leader elections; empty: the host name"
-    )
-    host: str = option("0.0.0.0", str, "address to listen on")
     port: int = option(8080, parse_int(0, 65535), "port of /healthz, /readyz and /metrics")
     webhook_port: int = option(9443, parse_int(0, 65535), "port of the admission webhooks; 0: none")
-    webhook_service: str = option(
-        "pilotlight-webhook", str, "name of the webhooks' Service, for self-signed certificates"
-    )
     certificates: str = option(
         "", str, "folder with tls.crt and tls.key for the webhooks, such as a mounted Secret of"
         " cert-manager; empty: self-signed certificates, kept in a Secret"
@@ -56,22 +48,7 @@ class ControllerSettings:
         _url_template,
         "template of a model's status.address.url, inside the cluster",
     )
-    unload_timeout: float = option(
-        60.0, parse_seconds, "time for a deleted model to be unloaded from all pods"
-    )
-    pod_secret_period: float = option(
-        86_400.0,
-        parse_seconds,
-        "time after which the pods' secret is replaced; both are accepted for an hour in between",
-    )
-    elect: bool = option(
-        True, parse_bool, "elect a leader among the replicas; only the leader acts"
-    )
     log_level: str = option("INFO", str, "minimum level of log messages")
-
-    @property
-    def own_identity(self) -> str:
-        return self.identity or socket.gethostname()
 
     @property
     def trusted_namespaces(self) -> frozenset[str]:

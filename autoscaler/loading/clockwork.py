@@ -17,7 +17,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from autoscaler.placement.idle import IdlePod, idle_pods
-from autoscaler.placement.work_allocation import WorkAllocation
+from autoscaler.placement.marginal_value import WorkAllocation
 from autoscaler.planning.policy import Action, ActionReason, Demote, Load, LoadingPolicy
 from registry.domain.model import Tier
 

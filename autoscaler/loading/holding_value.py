@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from autoscaler.planning.expected_arrivals import arrivals_per_s
-from registry.cost.eviction import characteristic_time_s, eviction_loss_s
+from autoscaler.planning.demand_forecast import arrivals_per_s
+from registry.cost import characteristic_time_s, eviction_loss_s
 from registry.domain.model import Tier
 
 if TYPE_CHECKING:

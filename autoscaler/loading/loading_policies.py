@@ -1,75 +1,76 @@
-"""The loading policies by the name used in settings, metrics and plots."""
+"""The loading policies by the name used in settings, metrics and plots, plug-ins included."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from inspect import signature
 from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
-from autoscaler.forecasting.baselines.idle_time_histogram import IdleTimeHistogram
-from autoscaler.loading.baseline import baseline
 from autoscaler.loading.clockwork import clockwork
-from autoscaler.loading.greedy_dual import GreedyDual, greedy_dual
 from autoscaler.loading.holding_value import Prices
-from autoscaler.loading.hybrid_histogram import HybridHistogram, hybrid_histogram
 from autoscaler.loading.keep_alive import KeepAlive, keep_alive
 from autoscaler.loading.predictive import Predictive, predictive
-from autoscaler.loading.round_robin import (
-    PER_MODEL,
-    PLAIN,
-    RENEWED,
-    STARVED_FIRST,
-    RoundRobin,
-    round_robin,
-)
+from autoscaler.planning.policy import LoadingPolicy
+from registry.domain.loading_choice import LOADING
 from registry.domain.model import LoadingPolicyName
+from registry.errors import PluginError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from autoscaler.planning.policy import LoadingPolicy
-
 LOADING_POLICIES: Final[Mapping[str, Callable[[], LoadingPolicy[Any]]]] = {
     LoadingPolicyName.PREDICTIVE: predictive,
     LoadingPolicyName.KEEP_ALIVE: keep_alive,
-    LoadingPolicyName.GREEDY_DUAL: greedy_dual,
-    LoadingPolicyName.HYBRID_HISTOGRAM: hybrid_histogram,
-    LoadingPolicyName.BASELINE: baseline,
-    LoadingPolicyName.ROUND_ROBIN: round_robin,
-    LoadingPolicyName.ROUND_ROBIN_PLAIN: lambda: round_robin(RoundRobin(refinements=PLAIN)),
-    LoadingPolicyName.ROUND_ROBIN_RENEWED: lambda: round_robin(RoundRobin(refinements=RENEWED)),
-    LoadingPolicyName.ROUND_ROBIN_STARVED: lambda: round_robin(
-        RoundRobin(refinements=STARVED_FIRST)
-    ),
-    LoadingPolicyName.ROUND_ROBIN_PER_MODEL: lambda: round_robin(RoundRobin(refinements=PER_MODEL)),
     LoadingPolicyName.CLOCKWORK: clockwork,
 }
 """Each with its default parameters."""
 TUNED: Final[Mapping[str, Callable[[float], LoadingPolicy[Any]]]] = {
-    "predictive": lambda price: predictive(Predictive(prices=Prices(device=price))),
-    "keep-alive": lambda minutes: keep_alive(KeepAlive(keep_s=60 * minutes)),
-    "greedy-dual": lambda gigabytes: greedy_dual(GreedyDual(idle_bytes=1e9 * gigabytes)),
-    "hybrid-histogram": lambda minutes: hybrid_histogram(
-        HybridHistogram(IdleTimeHistogram(range_min=int(minutes)))
-    ),
+    LoadingPolicyName.PREDICTIVE: lambda price: predictive(Predictive(prices=Prices(device=price))),
+    LoadingPolicyName.KEEP_ALIVE: lambda minutes: keep_alive(KeepAlive(keep_s=60 * minutes)),
 }
 """Policies by name, made with the parameter that trades memory for cold starts: price of a device's
-memory in seconds saved per GB and hour; minutes after the last request; GB of models on each
-device; range of the histogram in minutes."""
-_MAX_RANGE_MIN: Final = 20_160
-"""Two weeks: how long arrivals are kept (`CountsParams.ten_minutes`)."""
+memory in seconds saved per GB and hour; minutes after the last request."""
+
+
+def tuned_names() -> list[str]:
+    """Policies that have a parameter: a plug-in's function then takes a `value`."""
+    return [name for name in LOADING if name in TUNED or _takes_value(name)]
 
 
 def value_problem(name: str, value: float) -> str:
     """Why a value of a policy's parameter is not allowed; empty: it is."""
-    if name not in TUNED:
-        return f"must be left out with --loading {name}; allowed with {', '.join(TUNED)}"
+    if name not in TUNED and not _takes_value(name):
+        return f"must be left out with --loading {name}; allowed with {', '.join(tuned_names())}"
     if not 0 < value < inf:
         return f"must be a positive number, was {value:g}"
-    if name == "hybrid-histogram" and not (value.is_integer() and value <= _MAX_RANGE_MIN):
-        return f"must be whole minutes, at most {_MAX_RANGE_MIN:,}, was {value:g}"
+    try:
+        policy_of(name, value)
+    except ValueError as error:
+        return str(error)
     return ""
 
 
 def policy_of(name: str, value: float | None = None) -> LoadingPolicy[Any]:
-    """A policy by name, with the given parameter or its default. Raises KeyError."""
-    return LOADING_POLICIES[name]() if value is None else TUNED[name](value)
+    """A policy by name, with the given parameter or its default.
+
+    Raises:
+        PluginError: no such policy is installed, or it cannot be imported.
+        ValueError: the policy does not allow the value.
+    """
+    if name in LOADING_POLICIES:
+        return LOADING_POLICIES[name]() if value is None else TUNED[name](value)
+    make = LOADING.load(name)
+    policy = make() if value is None else make(value=value)
+    if not isinstance(policy, LoadingPolicy):
+        raise PluginError(f"loading policy {name} must be a LoadingPolicy, was {policy!r}")
+    return replace(policy, name=name)  # by which annotations ask for it
+
+
+def _takes_value(name: str) -> bool:
+    if name in LOADING_POLICIES:
+        return False
+    try:
+        return "value" in signature(LOADING.load(name)).parameters
+    except PluginError:  # which `policy_of` says where the policy is asked for
+        return False

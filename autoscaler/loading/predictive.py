@@ -20,13 +20,12 @@ import numpy as np
 
 from autoscaler.loading.copy_targets import CopyParams, expected_copies, target_copies
 from autoscaler.loading.holding_value import Prices, holding_value
-from autoscaler.placement.free_memory import pods_short_of_memory
-from autoscaler.placement.idle import idle_copies
+from autoscaler.placement.idle import idle_copies, pods_short_of_memory
 from autoscaler.placement.load_placer import LoadPlacer
 from autoscaler.placement.marginal_value import HORIZON_S, MarginalValue
-from autoscaler.planning.expected_arrivals import MINUTE_S
+from autoscaler.planning.demand_forecast import MINUTE_S
 from autoscaler.planning.policy import Action, ActionReason, Demote, Load, LoadingPolicy
-from registry.cost.eviction import COPY_FACTOR
+from registry.cost import COPY_FACTOR
 from registry.domain.model import Preload, RoutingPolicy, Tier
 from registry.domain.reservation import ANY_COPIES
 
@@ -210,7 +209,7 @@ def _loads_for_queue(params: Predictive, model: ModelView) -> bool:
 
     Under `auto` they are the gateway's, which weighs a load against other ways to serve them.
     """
-    is_gateways = model.spec.policy.routing is RoutingPolicy.AUTO
+    is_gateways = model.spec.policy.routing == RoutingPolicy.AUTO
     return not is_gateways or _evicts_for_queue(params, model)
 
 

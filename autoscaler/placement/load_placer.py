@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING
 
-from autoscaler.placement.free_memory import free_device_bytes
-from autoscaler.placement.idle import idle_copies
+from autoscaler.placement.idle import free_device_bytes, idle_copies
 from autoscaler.planning.policy import Demote
 from registry.domain.model import Tier
 

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from registry.domain.demand import QueueStats
 from registry.domain.model import Tier
-from registry.domain.pod import PodPhase
-from registry.domain.slots import default_slots
+from registry.domain.pod import PodPhase, default_slots
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

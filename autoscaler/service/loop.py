@@ -14,28 +14,24 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from autoscaler.forecasting.counts import Counts
-from autoscaler.planning.copy_uses import copy_uses
-from autoscaler.planning.pod_use import PodUse, pod_uses
+from autoscaler.planning.demand_forecast import RatePublication
+from autoscaler.planning.desired_pods import PodUse, ScalingParams, ScalingState, pod_uses
 from autoscaler.planning.policy import DrainPod, SetPods
-from autoscaler.planning.pool_snapshot import Observations
+from autoscaler.planning.pool_snapshot import Observations, copy_uses
 from autoscaler.planning.pool_view import Limits
-from autoscaler.scaling.desired_pods import ScalingParams, ScalingState
 from autoscaler.service.actuator import RegistryActuator
-from autoscaler.service.background_forecast import BackgroundForecast
-from autoscaler.service.demand_reader import DemandReader
+from autoscaler.service.demand import BackgroundForecast, DemandReader
 from autoscaler.service.placement_service import PlacementService
 from autoscaler.tick.forecaster import DemandForecaster
 from autoscaler.tick.observed_demand import ObservedDemand
 from autoscaler.tick.placement_input import RECENT_S
 from autoscaler.tick.planner import Planner
-from autoscaler.tick.rate_publication import RatePublication
 from registry.domain.action_log import POOL, ActionOutcome, ActionRecord, WantedPods
 from registry.domain.model import name_of_key
 from registry.errors import RegistryUnavailable
 from registry.inference_service.tenant_rules import Quota
-from registry.redis.arrival_hints import ArrivalHints
-from registry.redis.arrivals import ArrivalLog
-from registry.redis.copy_reports import read_copy_reports
+from registry.redis.arrivals import ArrivalHints, ArrivalLog
+from registry.redis.reports import read_copy_reports
 
 if TYPE_CHECKING:
     from autoscaler.planning.policy import LoadingPolicy
@@ -53,6 +49,15 @@ _MAX_COPY_AGE_S: Final = 3.0
 """No plan is made from a copy of the registry older than this."""
 
 
+TICK_S: Final = 0.5
+"""Between two plans: a part of the time that most loads take."""
+LEASE_S: Final = 5.0
+"""Time after which another autoscaler takes over from a leader that stopped, and for pods to
+register again after the registry lost its data: ten ticks, five heartbeats."""
+FORECAST_EVERY_S: Final = 2.0
+"""Between two forecasts, which take longer than a plan and change slower."""
+
+
 class Autoscaler:
     """One autoscaler. Owned by the event loop."""
 
@@ -66,7 +71,13 @@ class Autoscaler:
         holder: str,
         forecaster: DemandForecaster | None = None,
         actuator: Actuator | None = None,
+        *,
+        tick_s: float = TICK_S,
+        lease_s: float = LEASE_S,
+        forecast_every_s: float = FORECAST_EVERY_S,
     ) -> None:
+        self._tick_s = tick_s
+        self._lease_s = lease_s
         self._settings = settings
         self._actuator = actuator or RegistryActuator(settings)
         self._watch = watch
@@ -79,7 +90,7 @@ class Autoscaler:
             observed,
             forecaster or DemandForecaster(is_partial=not policy.reads_history),
             metrics,
-            interval_s=settings.forecast_every,
+            interval_s=forecast_every_s,
         )
         params = ScalingParams(stable_s=settings.pod_stable, idle_s=settings.pod_idle)
         self._planner = Planner(policy, observed, self._forecast, params)
@@ -117,11 +128,11 @@ class Autoscaler:
             except Exception:
                 self._metrics.failures.labels("tick").inc()
                 logger.exception("a tick failed; the next one starts from the registry")
-            await asyncio.sleep(self._settings.tick)
+            await asyncio.sleep(self._tick_s)
 
     async def _tick(self, executor: ActionExecutor) -> None:
         token = await self._log.acquire_lead(
-            self._holder, ttl_s=self._settings.lease, loading=self._policy.name,
+            self._holder, ttl_s=self._lease_s, loading=self._policy.name,
             placement=self._settings.placement,
         )  # fmt: skip
         self._set_leading(is_leading=token is not None)
@@ -203,7 +214,7 @@ class Autoscaler:
             self._planner.scaling = ScalingState(current=wanted.pods)
         elif size.pods is None and last is not None:
             self._planner.scaling = ScalingState(existing=last.pods)
-        elif size.pods is None and time.monotonic() - self._leading_since_s < self._settings.lease:
+        elif size.pods is None and time.monotonic() - self._leading_since_s < self._lease_s:
             self._planner.scaling = None
         else:
             self._planner.scaling = ScalingState(existing=size.pods)

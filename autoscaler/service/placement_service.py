@@ -12,7 +12,6 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import TYPE_CHECKING, Final
 
 from autoscaler.placement.placed_pods import has_arrived, next_step
-from autoscaler.placement.planners.adoption import PlanningJob
 from autoscaler.placement.planners.problem import InvalidPlacementInput, PlanParams
 from autoscaler.placement.planners.replanning import (
     Observation,
@@ -23,15 +22,15 @@ from autoscaler.placement.planners.replanning import (
     should_replan,
     without_rate,
 )
-from autoscaler.service.planning_process import PlanningProcess
+from autoscaler.service.planning_process import PlanningJob, PlanningProcess
 from autoscaler.tick.placement_input import (
     expected_rates,
     find_accelerators,
     placement_input,
 )
-from autoscaler.tick.placement_latency import latency_ratios
 from autoscaler.tick.placement_record import (
     empty_record,
+    latency_ratios,
     moving_cost,
     new_record,
     with_scales,
@@ -42,9 +41,9 @@ from registry.domain.model import PlacementName
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from autoscaler.placement.planners.adoption import PlanningResult
     from autoscaler.planning.pool_view import PoolView
     from autoscaler.service.metrics import AutoscalerMetrics
+    from autoscaler.service.planning_process import PlanningResult
     from autoscaler.service.settings import AutoscalerSettings
     from autoscaler.tick.placement_input import PlacementInput
     from registry.domain.cluster import ClusterState

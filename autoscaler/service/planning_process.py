@@ -1,4 +1,7 @@
-"""Plans placements in a process of its own: no plan delays a tick or ends the autoscaler."""
+"""Plans placements in a process of its own: no plan delays a tick or ends the autoscaler.
+
+A plan is compared with what runs now, both by the predicted goodput.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,24 @@ import signal
 import time
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from autoscaler.placement.planners.adoption import plan_and_compare
+from autoscaler.placement.planners.catalogue import planner_of
+from autoscaler.placement.planners.prediction import Predictor
+from registry.process import set_process_title
 
 if TYPE_CHECKING:
-    from autoscaler.placement.planners.adoption import PlanningJob, PlanningResult
+    from collections.abc import Sequence
+
+    from autoscaler.placement.planners.plan import Placement
+    from autoscaler.placement.planners.problem import (
+        AcceleratorView,
+        PlanParams,
+        Profiles,
+        Workload,
+    )
+    from registry.domain.placement import PlacedReplica
 
 _PR_SET_PDEATHSIG: Final = 1
 _NICENESS: Final = 10
@@ -66,6 +81,51 @@ def _plan(job: PlanningJob) -> tuple[PlanningResult, float]:
 def _enter() -> None:
     """In the new process: it ends with its parent, which alone handles signals of the terminal."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    set_process_title("autoscaler planning")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.nice(_NICENESS)
+
+
+@dataclass(frozen=True, slots=True)
+class PlanningJob:
+    """The arguments of one plan."""
+
+    planner: str
+    workloads: tuple[Workload, ...]
+    accelerators: tuple[AcceleratorView, ...]
+    profiles: Profiles
+    current: tuple[PlacedReplica, ...]
+    params: PlanParams
+
+
+@dataclass(frozen=True, slots=True)
+class PlanningResult:
+    """A plan, and what it gains over the replicas that run now."""
+
+    placement: Placement
+    gain_rps: float
+
+
+def plan_and_compare(job: PlanningJob) -> PlanningResult:
+    """Raises InvalidPlacementInput, and PluginError."""
+    placement = planner_of(job.planner).plan(
+        job.workloads, job.accelerators, job.profiles, job.current, job.params
+    )
+    gain_rps = predicted_rps(job, placement.replicas) - predicted_rps(job, job.current)
+    return PlanningResult(replace(placement, planner=job.planner), gain_rps)
+
+
+def predicted_rps(job: PlanningJob, replicas: Sequence[PlacedReplica]) -> float:
+    """Responses in time per second, of the replicas that have a profile."""
+    kinds = {each.name: each.kind for each in job.accelerators}
+    rates = {each.model: each.rate_rps for each in job.workloads}
+    known = [
+        each
+        for each in replicas
+        if each.model in rates
+        and each.accelerator in kinds
+        and job.profiles.point(each.model, kinds[each.accelerator], each.batch_size)
+    ]
+    in_time = Predictor(job.workloads, kinds, job.profiles, job.params).predict(known).in_time
+    return sum(rates[model] * part for model, part in in_time.items())

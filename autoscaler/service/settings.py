@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from autoscaler.loading.loading_policies import LOADING_POLICIES
+from autoscaler.loading.loading_policies import policy_of
+from autoscaler.placement.planners.catalogue import planner_of
+from registry.domain.loading_choice import LOADING, PLACEMENT
 from registry.domain.model import PlacementName
+from registry.errors import PluginError
 from registry.inference_service.tenant_rules import TenantRules, parse_rules
 from registry.pod_secret import parse_secret_file
 from registry.redis.server_address import parse_redis_url
@@ -21,14 +24,23 @@ N = TypeVar("N")
 
 
 def _policy(text: str) -> str:
-    if text not in LOADING_POLICIES:
-        raise ValueError(f"must be one of {', '.join(LOADING_POLICIES)}, was {text!r}")
+    if text not in LOADING:
+        raise ValueError(f"must be one of {LOADING}, was {text!r}")
+    try:
+        policy_of(text)
+    except PluginError as error:
+        raise ValueError(f"cannot be {text!r}: {error}") from error
     return text
 
 
 def _planner(text: str) -> str:
-    if text not in PlacementName.__members__.values():
-        raise ValueError(f"must be one of {', '.join(PlacementName)}, was {text!r}")
+    if text not in PLACEMENT:
+        raise ValueError(f"must be one of {PLACEMENT}, was {text!r}")
+    try:
+        if text != PlacementName.OFF:
+            planner_of(text)
+    except PluginError as error:
+        raise ValueError(f"cannot be {text!r}: {error}") from error
     return text
 
 
@@ -90,29 +102,16 @@ class AutoscalerSettings:
         "of its InferenceService",
     )
     namespace: str = option("pilotlight", str, "namespace of the pool's InferenceService")
-    drain: float = option(
-        300.0, parse_seconds, "time for a leaving pod to finish its requests, in a cluster"
-    )
     pod_idle: float = option(
         120.0, parse_seconds, "how long the last pod is kept after the last request"
     )
     pod_stable: float = option(
         60.0, parse_seconds, "how long fewer pods must suffice before one is removed"
     )
-    tick: float = option(0.5, parse_seconds, "time between two plans")
-    forecast_every: float = option(2.0, parse_seconds, "time between two forecasts")
     pace: float = option(
         1.0, parse_positive, "seconds on the clock of policies and forecasts per second of the "
         "registry's, for replays of compressed traces",
     )  # fmt: skip
-    lease: float = option(
-        5.0, parse_seconds, "time after which another autoscaler takes over from a leader that "
-        "stopped, and for pods to register again after the registry lost its data",
-    )  # fmt: skip
-    load_timeout: float = option(300.0, parse_seconds, "timeout of a load")
-    metrics_host: str = option(
-        "127.0.0.1", str, "address to serve metrics on; 0.0.0.0 in a container"
-    )
     metrics_port: int = option(0, parse_int(0, 65535), "port of the metrics; 0: off")
     log_level: str = option("INFO", str, "minimum level of log messages")
 

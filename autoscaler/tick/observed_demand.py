@@ -6,18 +6,29 @@ The live autoscaler adds counts that it reads from the registry; the simulator a
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-
-from autoscaler.tick.forecaster import ForecastInput
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from autoscaler.forecasting.counts import Counts
-    from autoscaler.forecasting.history import Integers
+    from autoscaler.forecasting.history import History, Integers
     from registry.domain.model import ModelName
+
+
+@dataclass(frozen=True, slots=True)
+class ForecastInput:
+    """The counts that one forecast starts from."""
+
+    models: tuple[str, ...]
+    rows: Integers | None
+    """The models of `history`, as indices of `models`; None: all of them."""
+    history: History
+    seconds: Integers
+    """(models, seconds): counts of the last minutes of all models, the current second last."""
 
 
 class ObservedDemand:

@@ -10,16 +10,15 @@ from math import sqrt
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from autoscaler.placement.planners.igniter_profile import slower
 from autoscaler.placement.planners.problem import (
     WHOLE_PCT,
     AcceleratorView,
-    BatchPoint,
-    KindCoefficients,
+    ModelFits,
     ModelProfile,
     Profiles,
     SlowedPair,
     Workload,
+    model_profile,
 )
 from autoscaler.placement.planners.service_times import scaled, share_slowdown
 from registry.domain.model import ModelName, PlacementName, Tier
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
     from autoscaler.planning.pool_view import Demand
     from registry.domain.cluster import ClusterState
     from registry.domain.model import ModelSpec
-    from registry.domain.profile import Profile, ProfilePoint
 
 RECENT_S: Final = 15
 _NORMAL_90: Final = 1.2816
@@ -91,32 +89,18 @@ def placement_input(
         )
     names = [each.model for each in workloads]
     pairs = _pairs(state, names, kinds)
-    igniter = _igniter(state, names, kinds, latency_scales)
+    fits = tuple(
+        ModelFits(name, profile.product, profile.fits, latency_scales.get(name, 1.0))
+        for name in names
+        for profile in state.profiles_of(
+            _profile_key(state, state.models[ModelName.parse(name)].serving)
+        )
+        if profile.fits and profile.product in kinds
+    )
     return PlacementInput(
-        tuple(workloads), accelerators, Profiles(tuple(models), pairs, igniter), overhead_s,
+        tuple(workloads), accelerators, Profiles(tuple(models), pairs, fits), overhead_s,
         load_s, left_out,
     )  # fmt: skip
-
-
-def _igniter(
-    state: ClusterState, models: Sequence[str], kinds: Sequence[str], scales: Mapping[str, float]
-) -> tuple[KindCoefficients, ...]:
-    """Coefficients by kind; of its models' hardware the one with the largest step of shares."""
-    found = []
-    for kind in kinds:
-        fits = {}
-        for model in models:
-            spec = state.models[ModelName.parse(model)].serving
-            for profile in state.profiles_of(_profile_key(state, spec)):
-                if profile.product == kind and profile.igniter is not None:
-                    fits[model] = profile.igniter
-        if fits:
-            hardware = max(
-                (each.hardware for each in fits.values()), key=lambda h: h.share_step_pct
-            )
-            coefficients = {m: slower(fit.model, scales.get(m, 1.0)) for m, fit in fits.items()}
-            found.append(KindCoefficients(kind, hardware, coefficients))
-    return tuple(found)
 
 
 def _pairs(
@@ -203,7 +187,7 @@ def expected_rates(
 
 
 def _why_not(spec: ModelSpec, kinds: Sequence[str], profiles: Sequence[ModelProfile]) -> str:
-    if spec.policy.placement is PlacementName.OFF:
+    if spec.policy.placement == PlacementName.OFF:
         return "annotation placement is off"
     if spec.policy.deadline_s is None:
         return "it has no deadline: annotation pilotlight.io/deadline"
@@ -257,43 +241,7 @@ def _profiles(
     key = _profile_key(state, spec)
     weights = state.residency.device_bytes.get(key, 0)
     return [
-        ModelProfile(model, each.product, _points(each, weights, memory_bytes[each.product]))
+        model_profile(model, each, weights_bytes=weights, memory_bytes=memory_bytes[each.product])
         for each in state.profiles_of(key)
         if each.product in kinds and each.points
     ]
-
-
-def _points(profile: Profile, weights_bytes: int, memory_bytes: int) -> tuple[BatchPoint, ...]:
-    return tuple(
-        _point(each, _share_factors(profile, each.rows), weights_bytes, memory_bytes)
-        for each in profile.points
-    )
-
-
-def _share_factors(profile: Profile, rows: int) -> tuple[tuple[float, float], ...]:
-    return tuple(
-        (each.share_pct, each.factor) for each in sorted(profile.shares) if each.rows == rows
-    )
-
-
-def _point(
-    point: ProfilePoint, share_factors: tuple[tuple[float, float], ...], weights_bytes: int,
-    memory_bytes: int,
-) -> BatchPoint:  # fmt: skip
-    """What was not measured: memory from the weights, compute as if it were all of it."""
-    used_bytes = weights_bytes + (point.memory_bytes or 0)
-    reserved = WHOLE_PCT * used_bytes / memory_bytes if memory_bytes else 0.0
-    return BatchPoint(
-        batch_size=point.rows,
-        latency_s=point.latency_s,
-        throughput_rps=point.throughput_rps or point.rows_per_s,
-        memory_pct=min(WHOLE_PCT, reserved if point.reserved_pct is None else point.reserved_pct),
-        occupancy_pct=_or_whole(point.occupancy_pct),
-        mean_occupancy_pct=_or_whole(point.mean_occupancy_pct),
-        sm_utilization_pct=_or_whole(point.sm_utilization_pct),
-        share_factors=share_factors,
-    )
-
-
-def _or_whole(value_pct: float | None) -> float:
-    return WHOLE_PCT if value_pct is None else value_pct

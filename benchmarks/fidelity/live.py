@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Final
 
-from pilotlight.live_experiments.session import LiveSession, live_session
+from pilotlight.demo.session import LiveSession, live_session
 from pilotlight.platform.settings import LocalPodSettings, PlatformSettings
 from pilotlight.state_dir import StateDir
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec, Tier
@@ -24,7 +24,7 @@ from registry.domain.model import ModelName, ModelPolicy, ModelSpec, Tier
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
 
-    from load.experiments.liu.runs import TimedResponse
+    from pilotlight.demo.runs import TimedResponse
 
 PODS: Final = 3
 SLOTS: Final = 2
@@ -199,9 +199,9 @@ async def live_platform(folder: Path) -> AsyncIterator[LivePlatform]:
         pod=LocalPodSettings(
             slots=SLOTS,
             memory_bytes=MEMORY_BYTES,
-            link_bytes_per_s=LINK_BYTES_PER_S,
+            link_rate=int(LINK_BYTES_PER_S),
             allow_simulated_work=True,
-            retire_grace_s=0.1,
+            retire_grace=0.1,
         ),
     )
     async with live_session(settings) as session:

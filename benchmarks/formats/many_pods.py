@@ -26,8 +26,8 @@ import orjson
 from benchmarks.declared_models import declare_models
 from benchmarks.machine import REPOSITORY
 from benchmarks.marks import Mark
-from pilotlight.sample_models.make_tabular import make_onnx
 from registry.domain.model import ModelName, ModelSpec
+from tests.tabular_models import make_onnx
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -25,7 +25,7 @@ from pilotlight.platform.processes import free_port
 from registry.domain.model import ModelName, ModelSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Sequence
     from contextlib import ExitStack
 
 SERVER_CORE: Final = 0
@@ -136,14 +136,10 @@ def has_mlserver(kind: Kind) -> bool:
 
 
 def _start(
-    stack: ExitStack, command: list[str], log: Path, *cores: int, **environment: str
+    stack: ExitStack, command: list[str], log: Path, core: int = SERVER_CORE, **environment: str
 ) -> BenchmarkProcess:
-    """By default on the servers' core."""
     running = start(
-        command,
-        cores=set(cores or (SERVER_CORE,)),
-        log=log,
-        environment={**os.environ, **_THREADS, **environment},
+        command, cores={core}, log=log, environment={**os.environ, **_THREADS, **environment}
     )
     stack.callback(running.end)
     return running
@@ -176,7 +172,6 @@ def start_pod(
     specs: Sequence[ModelSpec],
     *flags: str,
     module: Sequence[str] = ("runtime",),
-    cores: Collection[int] = (SERVER_CORE,),
 ) -> tuple[str, int, BenchmarkProcess]:
     """A pod with a registry of its own: the registry's URL, the pod's port, the pod.
 
@@ -194,7 +189,7 @@ def start_pod(
         str(port), "--slots", str(_SLOTS), "--threads", "1", "--cache-dir", str(folder / "cache"),
         "--grpc-port", "0", *flags,
     ]  # fmt: skip
-    return redis_url, port, _start(stack, command, folder / "pod.log", *cores)
+    return redis_url, port, _start(stack, command, folder / "pod.log")
 
 
 def engine_flags() -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pilotlight.errors import StartFailed
-from pilotlight.platform.mps import COMMAND, is_mps_ready, mps_environment, mps_spec
+from pilotlight.platform.accelerators import MPS_COMMAND, is_mps_ready, mps_environment, mps_spec
 from pilotlight.platform.supervised_process import SupervisedProcess
 
 if TYPE_CHECKING:
@@ -25,8 +25,8 @@ _STOP_TIMEOUT_S = 10.0
 @asynccontextmanager
 async def mps_daemon() -> AsyncIterator[dict[str, str]]:
     """The environment in which programs find it; raises StartFailed where it cannot be started."""
-    if shutil.which(COMMAND) is None:
-        raise StartFailed(f"the command {COMMAND} of NVIDIA's driver was not found")
+    if shutil.which(MPS_COMMAND) is None:
+        raise StartFailed(f"the command {MPS_COMMAND} of NVIDIA's driver was not found")
     with tempfile.TemporaryDirectory(prefix="mps-") as folder:
         env = {**os.environ, **mps_environment(Path(folder), Path(folder))}
         daemon = SupervisedProcess(mps_spec(Path(folder), env), is_ready=partial(is_mps_ready, env))
@@ -49,7 +49,7 @@ async def mps_clients(env: Mapping[str, str]) -> int:
 async def _ask(request: str, env: Mapping[str, str]) -> list[str]:
     """The lines of the answer that are numbers of processes."""
     child = await asyncio.create_subprocess_exec(
-        COMMAND, env=dict(env), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+        MPS_COMMAND, env=dict(env), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,
     )  # fmt: skip
     answer, _ = await child.communicate(f"{request}\n".encode())

@@ -61,8 +61,6 @@ class ServingMeasured:
     tokens: Tokens
     large: Swaps
     swapped: Swaps
-    fixed: Swaps
-    """As `swapped`, with weights at fixed addresses (`--cuda-graphs`)."""
 
 
 def measure_serving_marks(subject: Subject, plan: ServingPlan) -> ServingMeasured:
@@ -82,21 +80,9 @@ def measure_serving_marks(subject: Subject, plan: ServingPlan) -> ServingMeasure
             ),
             measure_swaps(_llama(plan, plan.large_bytes), memory, swaps=plan.swaps),
             measure_swaps(_llama(plan, plan.swapped_bytes), memory, swaps=plan.swaps),
-            _at_fixed_addresses(subject, plan),
         )  # fmt: skip
     finally:
         memory.close()
-
-
-def _at_fixed_addresses(subject: Subject, plan: ServingPlan) -> Swaps:
-    try:
-        memory = StagedMemory(subject.with_fixed_addresses())
-        try:
-            return measure_swaps(_llama(plan, plan.swapped_bytes), memory, swaps=plan.swaps)
-        finally:
-            memory.close()
-    except Exception as raised:  # what no GPU has run may fail in any way
-        return Swaps(0, [], f"{type(raised).__name__}: {raised}")
 
 
 def _llama(plan: ServingPlan, size_bytes: int) -> Path:
@@ -113,21 +99,9 @@ def serving_summary(measured: ServingMeasured) -> str:
         _row(f"inferences/s, batches of {batches.clients} clients", batches.batched),
         _row(f"tokens/s, {tokens.sequences} sequences", tokens.ours),
         _row("tokens/s, transformers' continuous batching", tokens.transformers),
-        _tried("tokens/s, pages read in place", tokens.paged, tokens.paged_error, ".0f"),
-        *(
-            [_tried("tokens/s, with graphs too", tokens.graphs, tokens.graphs_error, ".0f")]
-            if tokens.graphs or tokens.graphs_error
-            else []
-        ),
         *(
             _row(f"host to first token, {each.size_bytes / 1e9:.1f} GB, s", each.seconds, ".3f")
             for each in (measured.large, measured.swapped)
-        ),
-        _tried(
-            "host to first token at fixed addresses, s",
-            measured.fixed.seconds,
-            measured.fixed.error,
-            ".3f",
         ),
     ]
     probes = rate_table([*measured.readers, *measured.copies])
@@ -137,13 +111,6 @@ def serving_summary(measured: ServingMeasured) -> str:
 def _row(what: str, values: Sequence[float], form: str = ".0f") -> str:
     of = spread(list(values))
     return f"| {what} | {of.median:{form}} | {of.lowest:{form}} to {of.highest:{form}} |"
-
-
-def _tried(what: str, values: Sequence[float], error: str, form: str) -> str:
-    """A row of what no GPU has run before."""
-    if error or not values:
-        return f"| {what} | failed: {error.splitlines()[0] if error else 'nothing measured'} | |"
-    return _row(what, values, form)
 
 
 def serving_marks(measured: ServingMeasured) -> Iterator[Mark]:

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runtime.accelerator_share import bind_to_share
+from runtime.pod_process import bind_to_share
 
 if TYPE_CHECKING:
     from runtime.loading.served_model import ServedModel

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from runtime.device.peak_memory import CPU, available_bytes
+from runtime.device.accelerator import CPU, available_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,8 +27,6 @@ class Subject:
     """What tensors hold now."""
     used_bytes: Callable[[], int]
     """What the whole device lacks now, caches and other processes included."""
-    with_fixed_addresses: Callable[[], CopyEngine]
-    """An engine of the same device, as with the setting `cuda-graphs`."""
 
 
 def cuda_subject() -> Subject | None:
@@ -48,13 +46,12 @@ def cuda_subject() -> Subject | None:
         engine,
         lambda: int(torch.cuda.memory_allocated(engine.device)),
         used_bytes,
-        lambda: CudaEngine(cuda_graphs=True),
     )
 
 
 def dry_subject() -> Subject:
     """The CPU with the interface of a GPU: its figures say nothing of one."""
-    return Subject("the CPU in place of a GPU", _CpuEngine(), lambda: 0, lambda: 0, _CpuEngine)
+    return Subject("the CPU in place of a GPU", _CpuEngine(), lambda: 0, lambda: 0)
 
 
 class _Done:
@@ -67,7 +64,7 @@ class _CpuEngine:
     has_bfloat16 = False
     graphs: GraphMaker | None = None
 
-    def allocate(self, size_bytes: int, layout: str = "") -> torch.Tensor:
+    def allocate(self, size_bytes: int) -> torch.Tensor:
         return torch.empty(size_bytes, dtype=torch.uint8)
 
     def allocate_pinned(self, size_bytes: int) -> torch.Tensor:

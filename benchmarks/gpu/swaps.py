@@ -47,7 +47,6 @@ class Swaps:
 
     size_bytes: int
     seconds: list[float]
-    error: str = ""
 
 
 def make_llama(shape: dict[str, Any], size_bytes: int, name: str) -> Path:

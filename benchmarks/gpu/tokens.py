@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -18,18 +18,15 @@ from transformers.generation import ContinuousBatchingConfig
 from benchmarks.tiers.models import WEIGHTS
 from benchmarks.tiers.ours import filled_skeleton
 from runtime.device.device_model import DeviceModel
-from runtime.device.forward_graphs import CudaGraphMaker
 from runtime.device.worker import DeviceWorker
 from runtime.engines.skeletons import Skeletons
 from runtime.generation.engine import Sampling
 from runtime.generation.limits import (
     PAGE_TOKENS,
     STEP_TOKENS,
-    Attention,
     GenerationLimits,
     cache_shape,
 )
-from runtime.generation.paged_attention import prepare
 from runtime.generation.transformers_engine import TransformersEngine
 from runtime.weights.weight_source import DiskWeights
 
@@ -37,7 +34,6 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
-    from runtime.device.forward_graphs import GraphMaker
     from runtime.device.staged_memory import StagedMemory
 
 PROMPT_TOKENS = 32
@@ -51,12 +47,6 @@ class Tokens:
     sequences: int
     ours: list[float]
     transformers: list[float]
-    paged: list[float] = field(default_factory=list)
-    """Ours with attention that reads pages in place; empty where it failed."""
-    paged_error: str = ""
-    graphs: list[float] = field(default_factory=list)
-    """The same with CUDA graphs of steps; empty without CUDA."""
-    graphs_error: str = ""
 
 
 def measure_tokens(
@@ -73,46 +63,17 @@ def measure_tokens(
     for _ in range(repeats + 1):
         found.ours.append(asyncio.run(_ours(network, prompts, new_tokens, limits)))
         found.transformers.append(_transformers(network, prompts, new_tokens, limits))
-    in_place = partial(_in_place, network, prompts, new_tokens, limits, repeats)
-    paged, paged_error = in_place(None)
-    is_cuda = memory.device.type == "cuda"
-    graphs, graphs_error = in_place(CudaGraphMaker()) if is_cuda else ([], "")
     skeleton.detach()
-    ours, theirs = found.ours[1:], found.transformers[1:]
-    return Tokens(sequences, ours, theirs, paged, paged_error, graphs, graphs_error)
-
-
-def _in_place(
-    network: Any,
-    prompts: list[list[int]],
-    new_tokens: int,
-    limits: GenerationLimits,
-    repeats: int,
-    graphs: GraphMaker | None,
-) -> tuple[list[float], str]:
-    """Ours with pages read in place, or why it failed: no GPU has run it before."""
-    found = []
-    try:
-        prepare(network)
-        for _ in range(repeats + 1):
-            paged = replace(limits, attention=Attention.PAGED)
-            found.append(asyncio.run(_ours(network, prompts, new_tokens, paged, graphs)))
-    except Exception as raised:  # in any way
-        return [], f"{type(raised).__name__}: {raised}"
-    return found[1:], ""
+    return Tokens(sequences, found.ours[1:], found.transformers[1:])
 
 
 async def _ours(
-    network: Any,
-    prompts: list[list[int]],
-    new_tokens: int,
-    limits: GenerationLimits,
-    graphs: GraphMaker | None = None,
+    network: Any, prompts: list[list[int]], new_tokens: int, limits: GenerationLimits
 ) -> float:
     device = DeviceWorker(threads=torch.get_num_threads(), max_queued=2 * len(prompts))
     device.start()
     loop = asyncio.get_running_loop()
-    make = partial(TransformersEngine, network, device, DeviceModel(), limits, loop, graphs)
+    make = partial(TransformersEngine, network, device, DeviceModel(), limits, loop)
     engine = (await device.run(make)).value
 
     times_s: list[float] = []

@@ -72,7 +72,7 @@ class _Counts:
         self.unserved = 0
 
 
-async def _drive(url: str, body: bytes, clients: int, seconds: float) -> bytes:
+async def drive(url: str, body: bytes, clients: int, seconds: float) -> bytes:
     parts = urlsplit(url)
     host, port = parts.hostname or "127.0.0.1", parts.port or 80
     head = (
@@ -112,7 +112,7 @@ def main() -> None:
     url, body_file, clients, seconds = sys.argv[1:]
     body = Path(body_file).read_bytes()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        result = runner.run(_drive(url, body, int(clients), float(seconds)))
+        result = runner.run(drive(url, body, int(clients), float(seconds)))
     print(f"RESULT {result.decode()}")
 
 

@@ -62,18 +62,9 @@ def generator_name() -> str:
 
 
 def load(
-    url: str,
-    body: bytes,
-    *,
-    clients: int,
-    seconds: float,
-    core: int | None,
-    own_client: bool = False,
+    url: str, body: bytes, *, clients: int, seconds: float, core: int, own_client: bool = False
 ) -> BurstResult:
-    """Keep `clients` connections busy for a while, from one core or any.
-
-    `own_client`: without wrk.
-    """
+    """Keep `clients` connections busy for a while, from one core; `own_client`: without wrk."""
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         body_file = Path(folder) / "body.json"
         body_file.write_bytes(body)
@@ -89,9 +80,7 @@ def load(
                 sys.executable, "-m", "benchmarks.proxy.client", url, str(body_file), str(clients),
                 str(seconds),
             ]  # fmt: skip
-        if core is not None:
-            command = ["taskset", "-c", str(core), *command]
-        return _run(command, timeout_s=seconds + 30)
+        return _run(["taskset", "-c", str(core), *command], timeout_s=seconds + 30)
 
 
 def _run(command: Sequence[str], *, timeout_s: float) -> BurstResult:

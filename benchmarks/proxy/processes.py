@@ -49,11 +49,6 @@ class BenchmarkProcess:
         """CPU time of the process and its living descendants so far, in seconds."""
         return sum(entry.cpu_s for entry in self._family())
 
-    def own_cpu_s(self) -> float:
-        """CPU time of the process alone."""
-        pid = self.process.pid
-        return sum(entry.cpu_s for entry in self._family() if entry.pid == pid)
-
     def resident_bytes(self) -> int:
         """Resident memory of the process and its living descendants; shared pages count in each."""
         pages = 0

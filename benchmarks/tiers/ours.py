@@ -5,17 +5,20 @@ from __future__ import annotations
 import os
 import tempfile
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.tiers.contestants import DISK, Contestant, Start
 from benchmarks.tiers.models import WEIGHTS
 from runtime.device.memory import CpuMemory
-from runtime.engines.networks.network import build_skeleton, skeleton_key
+from runtime.engines.engine import ModelFolder
+from runtime.engines.networks.network_engine import NetworkEngine
 from runtime.engines.skeletons import Skeleton, Skeletons
 from runtime.storage.listing import RemoteFile
 from runtime.tiers.host_image import image_bytes
 from runtime.tiers.host_tier import HostTier, PutOutcome, enter_host_tier
+from runtime.weights.converted_weights import converted
 from runtime.weights.weight_source import DiskWeights
 
 if TYPE_CHECKING:
@@ -94,17 +97,15 @@ def filled_skeleton(
 ) -> Skeleton:
     """What a pod does once the bytes are here, on the CPU by default; closes the source."""
     memory = memory or CpuMemory()
+    tensors = source.layout.tensors
+    engine, model = NetworkEngine(), ModelFolder(folder, None, tensors)
+    key = engine.skeleton_key(model)
+    build = partial(engine.build_skeleton, model, key=key, device=memory.device, threads=1)
+    skeleton = skeletons.take(key, build)
     try:
-        weights = memory.put(source)
+        weights = memory.put(converted(source, skeleton.conversions))
     finally:
         source.close()
-    tensors = source.layout.tensors
-    key = skeleton_key(folder, None, tensors)
-    shapes = {tensor.name: tensor.shape for tensor in tensors}
-    skeleton = skeletons.take(
-        key,
-        lambda: build_skeleton(folder, None, shapes, key=key, device=memory.device),
-    )
     skeleton.attach(weights.tensors)
     return skeleton
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from gateway.selection.window import Assignment
     from gateway.sneakpeek.client import LookResult
-    from registry.domain.application import ApplicationSpec, SelectionPolicy
+    from registry.domain.application import ApplicationSpec
     from registry.domain.model import ModelName
 
 
@@ -20,7 +20,7 @@ class ApplicationRequest:
     application: ApplicationSpec
     arrival_s: float
     deadline_s: float
-    policy: SelectionPolicy
+    policy: str
     look: LookResult
 
     @property
@@ -41,7 +41,7 @@ class Selection:
     """How a request is served, and what is expected of it."""
 
     assignment: Assignment
-    policy: SelectionPolicy
+    policy: str
     variant: ModelName | None
     """None: the look at the data answers."""
     pod: str | None = None

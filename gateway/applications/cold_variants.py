@@ -11,9 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from gateway.selection.accuracy import accuracy_by_class_mix
-from gateway.selection.class_posterior import class_probabilities
-from gateway.selection.utility import utility
+from gateway.selection.utility import accuracy_by_class_mix, class_probabilities, utility
 
 if TYPE_CHECKING:
     from gateway.selection.window import SelectionPlan, VariantProfile, Window, WindowRequest

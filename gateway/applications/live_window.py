@@ -12,13 +12,12 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from gateway.applications.batch_latency import batch_latency, lately_measured
 from gateway.routing.device_backlog import device_backlog, is_idle
 from gateway.routing.latency_model import remaining_load
-from gateway.selection.accuracy import profiled_accuracy, recalls
-from gateway.selection.class_posterior import prior_weights
+from gateway.selection.utility import prior_weights, profiled_accuracy, recalls
 from gateway.selection.window import VariantProfile, Window, WindowApplication, Worker
 from registry.domain.application_variants import accuracy_of, named_variants
+from registry.domain.measures import seconds_at_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,12 +25,51 @@ if TYPE_CHECKING:
     from gateway.selection.window import WindowRequest
     from registry.domain.application import ApplicationSpec
     from registry.domain.cluster import ClusterState
+    from registry.domain.estimates import StageTimes
     from registry.domain.model import ModelName, ModelSpec
     from registry.domain.pod_state import PodState
-
+    from registry.domain.profile import Profile
 
 MAX_WORKERS: Final = 16
 """Pods that a window is planned for, those with the most free slots first: more cost time."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLatency:
+    """What a variant's requests cost a pod's device where they run as batches, by a profile.
+
+    b requests take about `setup_s` + b * `each_s`: the line through the times of one request and of
+    all of the window's, or of the largest batch that is worth forming. Every batch pays its setup,
+    which a plan counts where a worker changes to another variant, as it counts swaps. A pod that
+    idles does not wait for a batch: its first request runs alone.
+    """
+
+    setup_s: float
+    each_s: float
+    rest_s: float
+    """Until the last request of a batch is done, from the turn of its first one."""
+
+
+def batch_latency(
+    profile: Profile, requests: int, *, max_rows: int | None, is_idle: bool
+) -> BatchLatency:
+    """`max_rows`: the largest batch by the model's annotation; None: by the profile."""
+    points = [(float(each.rows), each.latency_s) for each in profile.points]
+    one_s = seconds_at_size(points, 1)
+    rows = min(requests, max_rows or profile.best_rows)
+    if rows <= 1:
+        return BatchLatency(0.0, one_s, 0.0)
+    if is_idle:
+        each_s = seconds_at_size(points, rows - 1) / (rows - 1)
+    else:
+        each_s = max(seconds_at_size(points, rows) - one_s, 0.0) / (rows - 1)
+    each_s = min(each_s, one_s)
+    return BatchLatency(one_s - each_s, each_s, each_s * (rows - 1))
+
+
+def lately_measured(times: StageTimes) -> BatchLatency:
+    """Without a profile: what pods of the kind measured, in batches of whatever size."""
+    return BatchLatency(0.0, times.share_s, max(0.0, times.infer_s - times.share_s))
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from gateway.applications.live_window import Variants
     from gateway.routing.timers import Timer, Timers
     from gateway.selection.window import SelectionPlan, Window
-    from registry.domain.application import ApplicationSpec, SelectionPolicy
+    from registry.domain.application import ApplicationSpec
     from registry.domain.cluster import ClusterState
 
-    Key = tuple[str, SelectionPolicy]
+    Key = tuple[str, str]
 
 MAX_REQUESTS: Final = 64
 """Of a window; planning takes some 10 ms for 24."""
@@ -67,7 +67,7 @@ class WindowDriver(Protocol):
     """Plans windows, and carries out what belongs to a plan."""
 
     def plan(
-        self, policy: SelectionPolicy, window: Window,
+        self, policy: str, window: Window,
         then: Callable[[SelectionPlan | None], object],
     ) -> None:  # fmt: skip
         """Call `then` with the plan, now or later; None: no pod can run a variant."""
@@ -116,7 +116,7 @@ class OpenWindows:
         application = pending.request.application
         variants = pending.variants = self._variants.of(application)
         if not variants.usable:
-            raise NotReady(_no_variant(application, variants), retry_after_s=1.0)
+            raise NotReady(no_variant(application, variants), retry_after_s=1.0)
         window = self._add((application.name.namespace, pending.request.policy), pending)
         is_early = not application.is_window_fixed and has_idle_pod(variants, self._state)
         if is_early or len(window.pending) >= MAX_REQUESTS:
@@ -283,7 +283,8 @@ def _unplanned(pending: PendingSelection) -> Selection:
     return Selection(assignment, request.policy, spec.name)
 
 
-def _no_variant(application: ApplicationSpec, variants: Variants) -> str:
+def no_variant(application: ApplicationSpec, variants: Variants) -> str:
+    """Why none of the application's variants can be chosen, and what to do."""
     if not variants.problems:
         return (
             f"application {application.name} has no variants: annotate models of its namespace "

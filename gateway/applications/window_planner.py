@@ -1,24 +1,27 @@
 """Plans windows beside the event loop, so that no other request waits for a plan.
 
 A window of one request is planned at once: that takes less than the way to the process. So is one
-while the process does not run or does not answer; no request is lost.
+while the process does not run or does not answer; no request is lost. The process is this module,
+`python -m gateway.applications.window_planner DESCRIPTOR`, a gateway's socket, and ends when the
+gateway closes it. Messages are pickled: both ends are the same program, and nobody else has the
+socket.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import pickle
 from typing import TYPE_CHECKING, Final
 
-from gateway.applications.planning import decode_plan, encode_window, plan_or_none
+from gateway.selection.selection_policies import plan_window
 from gateway.sneakpeek.child_process import ChildProcess
+from gateway.sneakpeek.frames import Kind, frame, gateway_socket, received
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gateway.selection.window import SelectionPlan, Window
-    from gateway.sneakpeek.frames import Kind
-    from registry.domain.application import SelectionPolicy
 
 logger = logging.getLogger(__name__)
 
@@ -34,13 +37,13 @@ class WindowPlanner:
         self._number = 0
         self._pending: dict[int, _PendingPlan] = {}
         self.process = ChildProcess(
-            "gateway.applications.planning", self._on_message,
+            "gateway.applications.window_planner", self._on_message,
             on_start=lambda: None, on_end=self._plan_here,
         )  # fmt: skip
         self.run = self.process.run
 
     def plan(
-        self, policy: SelectionPolicy, window: Window,
+        self, policy: str, window: Window,
         then: Callable[[SelectionPlan | None], object],
     ) -> None:  # fmt: skip
         """Call `then` with the plan, now or later; None: no pod can run a variant."""
@@ -76,7 +79,7 @@ class WindowPlanner:
 
 class _PendingPlan:
     def __init__(
-        self, policy: SelectionPolicy, window: Window,
+        self, policy: str, window: Window,
         then: Callable[[SelectionPlan | None], object],
     ) -> None:  # fmt: skip
         self._policy = policy
@@ -91,3 +94,39 @@ class _PendingPlan:
         if self.timer is not None:
             self.timer.cancel()
         self._then(plan)
+
+
+def encode_window(number: int, policy: str, window: Window) -> bytes:
+    return frame(Kind.PLAN, pickle.dumps((number, policy, window)))
+
+
+def decode_plan(content: bytes) -> tuple[int, SelectionPlan | None]:
+    """The number of the window, and its plan."""
+    found: tuple[int, SelectionPlan | None] = pickle.loads(content)
+    return found
+
+
+def plan_or_none(policy: str, window: Window) -> SelectionPlan | None:
+    """None: no worker can run a variant of some application, or a policy failed.
+
+    Requests are then routed without a plan: a mistake of ours must not hold up later windows.
+    """
+    try:
+        return plan_window(policy, window)
+    except ValueError:
+        return None
+    except Exception:
+        logger.exception("a window cannot be planned", extra={"policy": str(policy)})
+        return None
+
+
+def main() -> None:
+    with gateway_socket() as connection:
+        for _, content in received(connection):
+            number, policy, window = pickle.loads(content)
+            plan = plan_or_none(policy, window)
+            connection.sendall(frame(Kind.PLANNED, pickle.dumps((number, plan))))
+
+
+if __name__ == "__main__":
+    main()

@@ -14,7 +14,7 @@ import httpx
 
 from gateway.authentication.tenant_files import files_of
 from registry.errors import InvalidYaml
-from registry.inference_service.strict_yaml import read_yaml
+from registry.inference_service.manifests import read_yaml
 from registry.shown_value import shown
 
 if TYPE_CHECKING:

@@ -1,13 +1,18 @@
-"""Folders with one file per tenant, named like its namespace: mounted Secrets and ConfigMaps."""
+"""Folders with one file per tenant, named like its namespace, and the API keys of such a folder.
+
+They are mounted Secrets and ConfigMaps. A file of keys has one per line.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import hmac
 import logging
 from typing import TYPE_CHECKING, Final, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
 logger = logging.getLogger(__name__)
@@ -18,6 +23,7 @@ OPERATOR: Final = "_operator"
 """File for endpoints that show all tenants' data: metrics, explanations."""
 RELOAD_INTERVAL_S: Final = 2.0
 """A mounted volume changes without notice."""
+MIN_KEY_BYTES: Final = 16
 
 
 def files_of(folder: Path) -> list[Path]:
@@ -44,3 +50,45 @@ async def wait_and_reload(
             "cannot read tenant files; the previous content stays in use",
             extra={"folder": str(folder)}, exc_info=error,
         )  # fmt: skip
+
+
+class TenantKeys:
+    """Keys by tenant; they are compared by digest, in constant time."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises OSError, ValueError as `read_keys`."""
+        self._folder = folder
+        self._digests = read_keys(folder)
+
+    async def reload_periodically(self) -> None:
+        while True:
+            await wait_and_reload(read_keys, self._folder, self._set_digests)
+
+    def _set_digests(self, digests: Mapping[str, Sequence[bytes]]) -> None:
+        self._digests = digests
+
+    def contains(self, namespace: str, key: bytes) -> bool:
+        return _is_among(hashlib.sha256(key).digest(), self._digests.get(namespace, ()))
+
+    def namespaces_of(self, key: bytes) -> list[str]:
+        """Those of which it is a key."""
+        digest = hashlib.sha256(key).digest()
+        return [each for each, digests in self._digests.items() if _is_among(digest, digests)]
+
+
+def _is_among(digest: bytes, digests: Sequence[bytes]) -> bool:
+    matches = [hmac.compare_digest(digest, each) for each in digests]
+    return any(matches)
+
+
+def read_keys(folder: Path) -> Mapping[str, Sequence[bytes]]:
+    """Digests of the keys by tenant. Raises OSError, or ValueError if a key is too short."""
+    found: dict[str, list[bytes]] = {}
+    for file in files_of(folder):
+        keys = [line.strip() for line in file.read_bytes().splitlines() if line.strip()]
+        if any(len(key) < MIN_KEY_BYTES for key in keys):
+            raise ValueError(
+                f"{file}: a key must have {MIN_KEY_BYTES} bytes or more; make them random"
+            )
+        found[file.name] = [hashlib.sha256(key).digest() for key in keys]
+    return found

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
     from gateway.authentication.issuers import TrustedIssuer
 
+LEEWAY_S: Final = 30.0
+"""Accepted difference between the clocks of issuers and this one; machines with NTP differ less."""
 MAX_TOKEN_BYTES: Final = 8192
 MAX_CACHED: Final = 4096
 _DOTS: Final = 2
@@ -49,7 +51,7 @@ class TenantTokens:
     """The trusted issuers of all tenants, their keys, and the verified tokens."""
 
     def __init__(
-        self, folder: Path, *, leeway_s: float, clock: Callable[[], float] = time.time
+        self, folder: Path, *, leeway_s: float = LEEWAY_S, clock: Callable[[], float] = time.time
     ) -> None:
         """Raises OSError, ValueError as `read_issuers`."""
         self._folder = folder
@@ -91,6 +93,11 @@ class TenantTokens:
             Forbidden: it is valid for other tenants.
             NotReady: its issuer's keys could not be read yet.
         """
+        if namespace not in await self.namespaces_of(token):
+            raise Forbidden("the token is not valid for the tenant of the requested model or path")
+
+    async def namespaces_of(self, token: bytes) -> frozenset[str]:
+        """Those that it is valid for. Raises InvalidToken, NotReady."""
         digest = hashlib.sha256(token).digest()
         verified = self._cache.get(digest)
         if verified is None or verified.expires_s <= self._clock():
@@ -98,8 +105,7 @@ class TenantTokens:
             verified = await self._verify(token)
             if cache_clears == self._cache_clears:  # else issuers or keys have changed meanwhile
                 self._add_to_cache(digest, verified)
-        if namespace not in verified.tenants:
-            raise Forbidden("the token is not valid for the tenant of the requested model or path")
+        return verified.tenants
 
     def _add_to_cache(self, digest: bytes, verified: VerifiedToken) -> None:
         self._cache[digest] = verified

@@ -10,10 +10,13 @@ import asyncio
 import time
 from collections import Counter
 from contextlib import aclosing, suppress
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakValueDictionary
 
-from gateway.console.overview_feed import MIN_INTERVAL_S, NOTHING, OverviewFeed, event
+import orjson
+
+from gateway.console.overview import changes
 from registry.errors import RegistryUnavailable
 
 if TYPE_CHECKING:
@@ -29,6 +32,64 @@ MAX_STREAMS: Final = 64
 """Browsers at once; a page that is refused still shows what it was rendered with."""
 MAX_STREAMS_OF_TENANT: Final = 16
 """Of one tenant, so that none takes all."""
+MIN_INTERVAL_S: Final = 0.25
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Shown:
+    """What a browser has."""
+
+    document: dict[str, Any] = field(default_factory=dict)
+    last_point_s: float = 0.0
+
+
+NOTHING: Final = Shown()
+
+
+class OverviewFeed:
+    """Events of one viewer and window, shared by browsers; a version lasts `MIN_INTERVAL_S`."""
+
+    def __init__(
+        self,
+        overview: Overview,
+        traffic: Traffic,
+        viewer: str | None,
+        window: RowWindow,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._overview = overview
+        self._traffic = traffic
+        self._viewer = viewer
+        self._window = window
+        self._clock = clock
+        self._made_s = -MIN_INTERVAL_S
+        self._before = self._latest = NOTHING
+        self._event = event({})
+
+    def next_event(self, seen: Shown) -> tuple[bytes, Shown]:
+        """What a browser that has `seen` needs for the latest version, and that version."""
+        if self._clock() - self._made_s >= MIN_INTERVAL_S:
+            self._made_s = self._clock()
+            document = self._overview.document(self._viewer, self._window)
+            self._before = self._latest
+            self._event, self._latest = self._changes(self._before, document)
+        if seen is self._latest:
+            return event({}), seen
+        if seen is self._before:
+            return self._event, self._latest
+        return self._changes(seen, self._latest.document)
+
+    def _changes(self, seen: Shown, document: dict[str, Any]) -> tuple[bytes, Shown]:
+        delta, last_point_s = changes(seen.document, document), seen.last_point_s
+        points = self._traffic.history(self._viewer, after_s=last_point_s)
+        if points:
+            last_point_s, delta["points"] = points[-1][0], points
+        return event(delta), Shown(document, last_point_s)
+
+
+def event(delta: dict[str, Any]) -> bytes:
+    """One server-sent event; without changes a comment, by which a gone browser is noticed."""
+    return b"data: " + orjson.dumps(delta) + b"\n\n" if delta else b":\n\n"
 
 
 class LiveUpdates:

@@ -10,19 +10,20 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Final
 
-from gateway.console.load_progress import load_progress
+from gateway.console.text import load_progress
 from gateway.selection.select_version import can_be_served
 from registry.domain.action_log import ActionOutcome
+from registry.domain.canaries import Canaries
 from registry.domain.model import ModelName, Tier
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from gateway.console.deadlines import MissedDeadlines
+    from gateway.console.last_minute import LastMinute
     from gateway.console.traffic import Traffic
     from registry.domain.action_log import ActionRecord
-    from registry.domain.expected_rates import Band
-    from registry.domain.model import ModelRecord
+    from registry.domain.demand import Band
+    from registry.domain.model import ModelRecord, ModelSpec
     from registry.domain.pod_state import PodState
     from registry.domain.residency_index import Residency
     from registry.redis.watch import ClusterWatch
@@ -52,17 +53,18 @@ class Overview:
         watch: ClusterWatch,
         traffic: Traffic,
         queued_total: Callable[[], int],
-        missed: MissedDeadlines,
+        last_minute: LastMinute,
     ) -> None:
         self._watch = watch
         self._traffic = traffic
         self._queued_total = queued_total
-        self._missed = missed
+        self._last_minute = last_minute
         self._names: dict[tuple[str | None, str], list[ModelName]] = {}
         self._names_version = -1
         self._pods: list[str] = []
         self._ordered: list[str] = []
         self._own_pods: dict[str, tuple[float, set[str]]] = {}
+        self._canaries = Canaries(watch.state)
         self._preloads: dict[str, dict[str, str]] = {}
         """Reasons of the autoscaler's latest loads, by model and pod."""
 
@@ -180,6 +182,7 @@ class Overview:
             },
             "ready": can_be_served(record, state),
             "pinned": spec.policy.pin,
+            "traffic": traffic_text(self._canaries, record.spec),
             "failure": "" if record.failure is None else str(record.failure.reason),
             "rps": round(rates.get(name, 0.0), 1),
             "expected_rps": round(expected_rps, 2),
@@ -187,7 +190,7 @@ class Overview:
         }
 
     def _totals(self, viewer: str | None, *, models: int, pods: int) -> dict[str, Any]:
-        p50_s, p99_s = self._traffic.quantiles_s((0.5, 0.99), viewer)
+        p50_s, p99_s = (self._last_minute.percentile_s(part, viewer) for part in (0.5, 0.99))
         history = self._traffic.history(viewer, after_s=time.time() - 60)
         latest = history[-10:]
         age_s = self._watch.age_s()
@@ -197,9 +200,9 @@ class Overview:
             "rps": round(sum(each[1] for each in latest) / max(len(latest), 1), 1),
             "cold": sum(each[2] for each in history),
             "failed": sum(each[3] for each in history),
-            "missed": self._missed.last_minute(viewer),
-            "p50_ms": None if p50_s is None else p50_s * 1000,
-            "p99_ms": None if p99_s is None else p99_s * 1000,
+            "missed": self._last_minute.missed(viewer),
+            "p50_ms": None if p50_s is None else round(p50_s * 1000, 1),
+            "p99_ms": None if p99_s is None else round(p99_s * 1000, 1),
             "age_s": int(min(age_s, 1e9)),
         }
         if viewer is None:
@@ -256,6 +259,17 @@ def nearby(holders: Mapping[str, Residency]) -> dict[str, Residency]:
         for pod, each in holders.items()
         if each.tier is not Tier.REMOTE or each.loading_from is not None
     }
+
+
+def traffic_text(canaries: Canaries, spec: ModelSpec) -> str:
+    """Where the requests to a model with canaries go, or which a canary gets; else empty."""
+    stable = spec.policy.canary_of
+    if stable is not None:
+        own = canaries.of(ModelName(spec.name.namespace, stable))
+        percent = next((each.percent for each in own if each.model == spec.name), 0)
+        return f"canary: {percent} % of the requests to {stable}"
+    own = canaries.of(spec.name)
+    return ", ".join(f"{each.percent} % to {each.model.name}" for each in own)
 
 
 def cell_text(residency: Residency) -> str:

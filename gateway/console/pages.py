@@ -14,23 +14,33 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import RedirectResponse, StreamingResponse
 from starlette.exceptions import HTTPException
 
-from gateway.console.api_page import operation_groups
-from gateway.console.autoscaler_plan import TITLE as PLAN
-from gateway.console.job_pages import JobSources, job_routes
-from gateway.console.model_page import model_document
+from gateway.console.last_minute import replayed, trace_of
 from gateway.console.overview import MAX_ROWS, RowWindow
-from gateway.console.page_files import HEADERS, PREFIX, Pages, viewer_of
-from gateway.console.request_list import RequestFilter, is_visible, request_row, request_rows
-from gateway.console.what_if import LOADING
+from gateway.console.page_documents import (
+    RequestFilter,
+    is_visible,
+    model_document,
+    operation_groups,
+    request_row,
+    request_rows,
+)
+from gateway.console.page_files import (
+    HEADERS,
+    PREFIX,
+    Pages,
+    routes_with_error_pages,
+    viewer_of,
+)
+from gateway.telemetry.explanations import find_explanation
 from registry.domain.model import ModelName
 from registry.errors import RegistryUnavailable
 from registry.redis.autoscaler_log import AutoscalerLog
+from registry.redis.workflow_log import WorkflowLog
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from gateway.console.command_runs import CommandRuns
-    from gateway.console.deadlines import MissedDeadlines
+    from gateway.console.last_minute import LastMinute
     from gateway.console.live_updates import LiveUpdates
     from gateway.console.overview import Overview
     from gateway.telemetry.explanations import Explanations
@@ -57,8 +67,7 @@ class ConsoleSources:
     """Of each pool of the gateway."""
     overview: Overview
     updates: LiveUpdates
-    commands: CommandRuns
-    deadlines: MissedDeadlines
+    last_minute: LastMinute
 
     @property
     def gateway(self) -> str:
@@ -66,35 +75,16 @@ class ConsoleSources:
         return self.explanations[0].gateway
 
 
-def find_explanation(
-    explanations: Sequence[Explanations], request_id: str, viewer: str | None
-) -> dict[str, Any]:
-    """With empty parts where there is none that the viewer may see.
-
-    Clients choose ids: another tenant's request may have the same one.
-    """
-    for each in explanations:
-        found = each.get(request_id)
-        if found is not None and _is_visible_to(viewer, found):
-            return {**_NO_EXPLANATION, **found}
-    return dict(_NO_EXPLANATION)
-
-
-def _is_visible_to(viewer: str | None, explanation: Mapping[str, Any]) -> bool:
-    names = (explanation.get("model"), explanation.get("selection", {}).get("application"))
-    return viewer is None or all(name is None or name.startswith(f"{viewer}/") for name in names)
-
-
 def console_routes(sources: ConsoleSources) -> APIRouter:
-    router = APIRouter(prefix=PREFIX, include_in_schema=False)
     pages = Pages(sources.gateway)
+    router = APIRouter(
+        prefix=PREFIX, include_in_schema=False, route_class=routes_with_error_pages(pages)
+    )
     _add_overview(router, pages, sources)
     _add_model(router, pages, sources)
     _add_requests(router, pages, sources)
     _add_autoscaler(router, pages, sources)
-    _add_runs(router)
-    jobs = JobSources(sources.watch, sources.recent, sources.commands)
-    router.include_router(job_routes(pages.render, jobs))
+    _add_workflows(router, pages, sources)
 
     @router.get("/api")
     async def interface(request: Request) -> Response:
@@ -112,16 +102,26 @@ def console_routes(sources: ConsoleSources) -> APIRouter:
         headers = {**HEADERS, "cache-control": "max-age=600"}
         return Response(found.content, media_type=found.media_type, headers=headers)
 
+    @router.get("/{path:path}")
+    async def unknown(path: str) -> Response:
+        raise HTTPException(404, f"the console has no page {path!r}")
+
     return router
 
 
-def docs_route() -> APIRouter:
-    """`/docs`, where servers of FastAPI have the description of their interface."""
-    router = APIRouter(include_in_schema=False)
+def routes_beside_the_console(sources: ConsoleSources) -> APIRouter:
+    """The trace, and `/docs`, where servers of FastAPI have the description of their interface."""
+    router = APIRouter()
 
-    @router.get("/docs")
+    @router.get("/docs", include_in_schema=False)
     async def docs() -> Response:
         return RedirectResponse(f"{PREFIX}/api")
+
+    @router.get("/pilotlight/v1/trace", tags=["operation"])
+    async def trace() -> Response:
+        """Arrivals of the last ten minutes' requests as CSV, for `pilotlight simulate`."""
+        requests = replayed(sources.recent, sources.watch.state, time.time())
+        return Response(trace_of(requests), media_type="text/csv")
 
     return router
 
@@ -156,13 +156,13 @@ def _add_model(router: APIRouter, pages: Pages, sources: ConsoleSources) -> None
         record = _record(request, sources, f"{namespace}/{name}")
         full_name = str(record.spec.name)
         records = await _records(sources)
-        actions = [] if records is None else _actions(records.history, full_name)
+        actions = [each for each in records.history if each.subject == full_name] if records else []
         return pages.render(
             request, "model",
             model=model_document(sources.watch.state, sources.metrics, record),
             actions=actions, read_at_s=0.0 if records is None else records.read_at_s,
             rows=request_rows(
-                sources.recent, sources.deadlines, viewer_of(request),
+                sources.recent, sources.last_minute, viewer_of(request),
                 RequestFilter(only_model=full_name), limit=20,
             ),
         )  # fmt: skip
@@ -172,7 +172,7 @@ def _add_requests(router: APIRouter, pages: Pages, sources: ConsoleSources) -> N
     @router.get("/requests")
     async def requests(request: Request) -> Response:
         wanted = _request_filter(request)
-        rows = request_rows(sources.recent, sources.deadlines, viewer_of(request), wanted)
+        rows = request_rows(sources.recent, sources.last_minute, viewer_of(request), wanted)
         return pages.render(request, "requests", wanted=wanted, rows=rows)
 
     @router.get("/requests/{request_id:path}")
@@ -184,9 +184,12 @@ def _add_requests(router: APIRouter, pages: Pages, sources: ConsoleSources) -> N
                 f"request {request_id!r} is not among the last ones of this gateway,"
                 f" {sources.gateway}",
             )
+        viewer = viewer_of(request)
+        decided = find_explanation(
+            sources.explanations, request_id, None if viewer is None else (viewer,)
+        )
         return pages.render(
-            request, "request", row=request_row(found),
-            explanation=find_explanation(sources.explanations, request_id, viewer_of(request)),
+            request, "request", row=request_row(found), explanation={**_NO_EXPLANATION, **decided},
         )  # fmt: skip
 
 
@@ -211,12 +214,26 @@ def _add_autoscaler(router: APIRouter, pages: Pages, sources: ConsoleSources) ->
             registry_now_s=sources.watch.registry_now_s(),
             ongoing=[] if records is None else visible(records.ongoing.actions),
             history=[] if records is None else visible(records.history),
-            job=sources.commands.latest(PLAN), loading=LOADING[:-1], now_s=time.time(),
-            may_run=viewer is None and sources.commands.is_enabled,
+            pool=sources.watch.registry.pool,
         )  # fmt: skip
 
 
-def _add_runs(router: APIRouter) -> None:
+def _add_workflows(router: APIRouter, pages: Pages, sources: ConsoleSources) -> None:
+    log = WorkflowLog(sources.watch.registry)
+
+    @router.get("/workflows")
+    async def workflows(request: Request) -> Response:
+        viewer = viewer_of(request)
+        try:
+            runs, deployed = await log.latest_runs(), await log.workflows()
+        except RegistryUnavailable:
+            raise HTTPException(503, "Redis does not answer: runs cannot be read") from None
+        return pages.render(
+            request, "workflows", now_s=time.time(),
+            runs=[each for each in runs if viewer in (None, each.workflow.namespace)],
+            deployed=sorted(name for name in deployed if viewer in (None, name.namespace)),
+        )  # fmt: skip
+
     @router.get("/runs")
     async def run(namespace: str, run: str) -> Response:
         """The workflow's run, which its scheduler describes; access is checked there."""
@@ -239,10 +256,6 @@ async def _records(sources: ConsoleSources) -> AutoscalerRecords | None:
         return await AutoscalerLog(sources.watch.registry).records()
     except RegistryUnavailable:
         return None
-
-
-def _actions(history: tuple[ActionRecord, ...], subject: str) -> list[ActionRecord]:
-    return [each for each in history if each.subject == subject]
 
 
 def _window(request: Request) -> RowWindow:

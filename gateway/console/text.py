@@ -1,12 +1,20 @@
-"""How the console writes times and sizes."""
+"""How the console writes times and sizes, and how far loads are."""
 
 from __future__ import annotations
 
 import time
 from typing import TYPE_CHECKING, Any, Final
 
+from gateway.telemetry import explanations
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    from registry.domain.pod_state import PodState
+    from registry.domain.residency_index import Residency
+
+_STEPS: Final = 20
+"""Shares are rounded to so many steps: every change is sent to every browser."""
 
 
 def duration(seconds: float | None) -> str:
@@ -15,9 +23,7 @@ def duration(seconds: float | None) -> str:
         return "-"
     if seconds >= 120:
         return f"{seconds / 60:.0f} min"
-    if seconds >= 1:
-        return f"{seconds:.1f} s"
-    return f"{seconds * 1000:.0f} ms" if seconds >= 0.01 else f"{seconds * 1000:.1f} ms"
+    return explanations.duration(seconds)
 
 
 def size(count: float | None) -> str:
@@ -31,11 +37,38 @@ def size(count: float | None) -> str:
     return f"{count:.3g} TB"
 
 
+def number(value: float | None) -> str:
+    """Such as `0.382` or `1,240`; `-` for None."""
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
 def clock(at_s: float) -> str:
     """Time of day, UTC."""
     return time.strftime("%H:%M:%S", time.gmtime(at_s))
 
 
 FILTERS: Final[Mapping[str, Callable[..., Any]]] = {
-    "duration": duration, "size": size, "clock": clock,
+    "duration": duration, "size": size, "number": number, "clock": clock,
 }  # fmt: skip
+
+
+def load_progress(
+    key: str, pod: PodState, residency: Residency, now_s: float
+) -> dict[str, Any] | None:
+    """`share` (0 to 1) and `text` of a load in progress; None without one.
+
+    By the time that loads from its tier took before; `share` is None where none was measured.
+    """
+    if residency.loading_from is None:
+        return None
+    whole = pod.estimates[key].load_from(residency.loading_from, pod.info.link_bytes_per_s)
+    elapsed_s = max(now_s - residency.since_s, 0.0)
+    if not whole.is_measured:
+        return {"share": None, "text": f"for {int(elapsed_s)} s"}
+    share = int(_STEPS * elapsed_s / max(whole.seconds, 1e-6)) / _STEPS
+    if share >= 1:
+        late = f"late: {int(elapsed_s)} s of about {duration(whole.seconds)}"
+        return {"share": 1.0, "text": late}
+    return {"share": share, "text": f"{share:.0%} of about {duration(whole.seconds)}"}

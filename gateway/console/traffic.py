@@ -1,15 +1,14 @@
-"""Requests, cold starts, failures and latency of the last ten minutes, by model and second."""
+"""Requests, cold starts and failures of the last ten minutes, by model and second."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections import deque
-from operator import add
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
     from gateway.telemetry.metrics import GatewayMetrics
 
@@ -17,7 +16,6 @@ INTERVAL_S: Final = 1.0
 KEPT_SAMPLES: Final = 600
 RATE_SAMPLES: Final = 10
 """Seconds that a rate is averaged over."""
-LATENCY_SAMPLES: Final = 60
 
 
 class Increment(NamedTuple):
@@ -28,8 +26,6 @@ class Increment(NamedTuple):
     """Responses that waited for a load."""
     failed: int = 0
     """Responses with a status of 500 or more."""
-    buckets: tuple[int, ...] = ()
-    """Responses by bucket of their time; empty: none."""
 
 
 _NOTHING: Final = Increment()
@@ -74,7 +70,6 @@ class Traffic:
         """Where they changed, of the models that have labels of their own."""
         self._samples: deque[Sample] = deque(maxlen=KEPT_SAMPLES)
         self._totals: dict[str, tuple[int, int, int]] = {}
-        self._buckets: dict[str, tuple[int, ...]] = {}
 
     async def run(self) -> None:
         """Sample until cancelled."""
@@ -93,9 +88,8 @@ class Traffic:
                 requests, cold, failed = (
                     now - then for now, then in zip(counts, before, strict=True)
                 )
-                by_model[model] = Increment(requests, cold, failed, self._new_buckets(model))
+                by_model[model] = Increment(requests, cold, failed)
         self._totals = totals
-        self._buckets = {model: each for model, each in self._buckets.items() if model in totals}
         self._samples.append(Sample(now_s, by_model, _by_namespace(by_model)))
         self._sample_levels(now_s)
 
@@ -107,17 +101,6 @@ class Traffic:
             level = Level(now_s, *self._level_of(model))
             if not kept or kept[-1][1:] != level[1:]:
                 kept.append(level)
-
-    def _new_buckets(self, model: str) -> tuple[int, ...]:
-        series = self._metrics.models.series.get(model)
-        if series is None:
-            return ()
-        counts = tuple(series.counts)
-        before = self._buckets.get(model, ())
-        if sum(counts) < sum(before) or not before:
-            before = (0,) * len(counts)
-        self._buckets[model] = counts
-        return tuple(now - then for now, then in zip(counts, before, strict=True))
 
     def history(
         self, namespace: str | None, model: str | None = None, *, after_s: float = 0.0
@@ -156,15 +139,6 @@ class Traffic:
                 counts[model] = counts.get(model, 0) + increment.requests
         return {model: count / max(len(latest), 1) for model, count in counts.items()}
 
-    def quantiles_s(
-        self, quantiles: Sequence[float], namespace: str | None, model: str | None = None
-    ) -> list[float | None]:
-        """Upper bounds of response times of the last minute; None without responses."""
-        merged: tuple[int, ...] = ()
-        for sample in list(self._samples)[-LATENCY_SAMPLES:]:
-            merged = _add(merged, _increment(sample, namespace, model).buckets)
-        return [_quantile(each, merged, self._metrics.models.bounds) for each in quantiles]
-
 
 def _increment(sample: Sample, namespace: str | None, model: str | None) -> Increment:
     if model is not None:
@@ -179,24 +153,6 @@ def _by_namespace(by_model: Mapping[str, Increment]) -> dict[str | None, Increme
         for key in (None, namespace) if slash else (None,):  # other labels are no model's
             one = sums.get(key, _NOTHING)
             sums[key] = Increment(
-                one.requests + each.requests, one.cold + each.cold, one.failed + each.failed,
-                _add(one.buckets, each.buckets),
-            )  # fmt: skip
+                one.requests + each.requests, one.cold + each.cold, one.failed + each.failed
+            )
     return sums
-
-
-def _add(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
-    if not one or not other:
-        return one or other
-    return tuple(map(add, one, other))
-
-
-def _quantile(quantile: float, buckets: Sequence[int], bounds: Sequence[float]) -> float | None:
-    rank, seen = quantile * sum(buckets), 0
-    if not rank:
-        return None
-    for count, bound in zip(buckets, [*bounds, bounds[-1]], strict=True):
-        seen += count
-        if seen >= rank:
-            return bound
-    return bounds[-1]

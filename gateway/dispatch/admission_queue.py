@@ -8,8 +8,7 @@ from __future__ import annotations
 from math import inf
 from typing import TYPE_CHECKING, Final, Generic
 
-from gateway.dispatch.dispatch_order import dispatch_order, is_ready
-from gateway.dispatch.fair_queue import FairQueue, QueueKey, queue_key
+from gateway.dispatch.fair_queue import FairQueue, QueueKey, dispatch_order, is_ready, queue_key
 from gateway.dispatch.pending_placement import P
 from gateway.errors import Rejected
 from gateway.routing.decision import Reason
@@ -225,6 +224,10 @@ class AdmissionQueue(Generic[P]):
                 min_inferring=min_inferring, has_awaited_tier=each.awaited_tier is not None,
             )
         ]  # fmt: skip
+
+    def is_starved(self, key: QueueKey, now_s: float) -> bool:
+        """Whether a queued request is past `STARVED_SHARE` of its time."""
+        return _is_starved(self._queued[key].arrival, now_s)
 
     def by_model(self) -> Iterator[Sequence[QueueKey]]:
         """The queue of every model, in its order."""

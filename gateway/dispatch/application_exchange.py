@@ -6,16 +6,19 @@ plan says that the look answers, no pod is called.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import orjson
 
 from gateway.applications.application_request import ApplicationRequest
 from gateway.applications.open_windows import MAX_PLANS
-from gateway.applications.short_circuit import answer
 from gateway.dispatch.dispatcher import PlanRefused
 from gateway.dispatch.exchange import Exchange
 from gateway.dispatch.inference_call import InferenceCall
 from gateway.errors import BadRequest
 from gateway.http.routes import target_of_variant
+from gateway.selection.utility import class_probabilities
 from gateway.sneakpeek.client import LookOutcome, LookResult
 
 if TYPE_CHECKING:
@@ -30,7 +33,11 @@ if TYPE_CHECKING:
     from gateway.http.inference_client import InferenceClient
     from gateway.routing.route_request import IncomingRequest
     from gateway.sneakpeek.client import SneakPeekClient
-    from registry.domain.application import ApplicationSpec, SelectionPolicy
+    from gateway.sneakpeek.frames import Seen
+    from registry.domain.application import ApplicationSpec
+
+PROBABILITIES: Final = "probabilities"
+"""Name of the second output."""
 
 
 class ShortCircuit(Exception):
@@ -108,7 +115,7 @@ class ApplicationExchange(Exchange):
     def __init__(
         self, call: ApplicationCall, client: InferenceClient, body: IncomingBody,
         context: CallContext, sneak_peek: SneakPeekClient, application: ApplicationSpec,
-        policy: SelectionPolicy, *, deadline_s: float, stall_s: float,
+        policy: str, *, deadline_s: float, stall_s: float,
     ) -> None:  # fmt: skip
         super().__init__(call, client, body, context.telemetry, stall_s=stall_s)
         self._sneak_peek = sneak_peek
@@ -161,3 +168,32 @@ class ApplicationExchange(Exchange):
         lines.append(b"content-length: %d\r\n" % len(body))
         self._client.start_response(200, lines, has_length=True)
         self._client.write_body(body, is_last=True)
+
+
+def answer(application: ApplicationSpec, seen: Seen, alpha: tuple[float, ...]) -> bytes:
+    """The response to a request that the look answers: the likeliest class of each row.
+
+    In V1 or V2 JSON, with the probabilities of the classes; it bears the application's name.
+    """
+    theta = class_probabilities(alpha, np.array(seen.rows, np.float64))
+    labels = theta.argmax(axis=1).tolist()
+    if not seen.is_v2:
+        rows = [
+            {application.output: label, PROBABILITIES: shares}
+            for label, shares in zip(labels, theta.tolist(), strict=True)
+        ]
+        return orjson.dumps({"predictions": rows})
+    document: dict[str, Any] = {"model_name": application.name.name}
+    if seen.request_id is not None:
+        document["id"] = seen.request_id
+    document["outputs"] = [
+        {
+            "name": application.output, "datatype": "INT64", "shape": [len(labels)],
+            "data": labels,
+        },
+        {
+            "name": PROBABILITIES, "datatype": "FP64", "shape": list(theta.shape),
+            "data": theta.ravel().tolist(),
+        },
+    ]  # fmt: skip
+    return orjson.dumps(document)

@@ -14,7 +14,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from gateway.dispatch.pod_request import send_request
-from gateway.dispatch.slow_client import wait_for_reader
 from gateway.errors import (
     ComponentLoop,
     ComponentLost,
@@ -22,6 +21,7 @@ from gateway.errors import (
     Rejected,
 )
 from gateway.http.headers import read_response
+from gateway.http.inference_client import wait_for_reader
 from gateway.routing.decision import Reason
 from gateway.upstream.pod_connection import PodConnectionLost, PodConnectionPool, PodUnreachable
 
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from gateway.http.body import IncomingBody
-    from gateway.http.component_target import ComponentTarget
     from gateway.http.headers import RequestHeaders
     from gateway.http.inference_client import InferenceClient
+    from gateway.http.model_host import ComponentTarget
     from gateway.telemetry.request_telemetry import RequestTelemetry
     from gateway.upstream.pod_connection import PodConnection
 

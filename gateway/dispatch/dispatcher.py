@@ -7,8 +7,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gateway.dispatch.pending_placement import PendingPlacement, PlacementDriver
+from gateway.dispatch.placed_at import planned_decision
 from gateway.dispatch.placer import Placer
-from gateway.dispatch.planned_decision import planned_decision
 from gateway.dispatch.reservations import Reservation
 from gateway.routing.route_request import RoutingResult
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from gateway.routing.route_request import IncomingRequest
     from gateway.routing.timers import Timer
     from gateway.telemetry.explanations import Explanations
-    from registry.domain.application import SelectionPolicy
     from registry.domain.cluster import ClusterState
     from registry.domain.demand import QueueStats
     from registry.domain.model import ModelName
@@ -104,9 +103,7 @@ class Dispatcher(PlacementDriver[Placement]):
         self._placer.place(placement)
         return await self._placed(placement)
 
-    async def place_planned(
-        self, request: IncomingRequest, pod: str, policy: SelectionPolicy
-    ) -> Placement:
+    async def place_planned(self, request: IncomingRequest, pod: str, policy: str) -> Placement:
         """Reserve a slot at the pod that a plan has chosen. Raises PlanRefused."""
         record = self._state.models.get(request.model)
         decision = None if record is None else planned_decision(record.serving, pod, self._state)

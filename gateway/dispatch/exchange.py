@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import time
 from http import HTTPStatus
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from gateway.dispatch.slow_client import wait_for_reader
+from gateway.http.inference_client import wait_for_reader
+from gateway.telemetry.recent_requests import stage_timings
 from gateway.telemetry.request_telemetry import ServedRequest
-from gateway.telemetry.stage_timings import stage_timings
 
 if TYPE_CHECKING:
     from gateway.dispatch.inference_call import InferenceCall
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from gateway.http.inference_client import InferenceClient
     from gateway.telemetry.request_telemetry import RequestTelemetry
     from gateway.upstream.event_log import LoggedRequest
+
+MAX_ERROR_BYTES: Final = 2048
+"""Of an error's response, kept for its explanation."""
 
 
 class Exchange:
@@ -45,6 +48,8 @@ class Exchange:
         self._logged: LoggedRequest | None = None
         self._content_type = b""
         """Of the response, for its event."""
+        self._error_body = b""
+        """The first bytes of an error's response."""
 
     async def run(self, until_s: float) -> None:
         """Serve the request until loop time `until_s`.
@@ -78,7 +83,8 @@ class Exchange:
         lines = self._telemetry.head_lines(served, response, timings)
         client.start_response(connection.status, lines, has_length=response.has_length)
         is_last = self._forward_body()
-        self._telemetry.served(served, timings, connection.status)  # after the write: off its path
+        # After the write: off its path.
+        self._telemetry.served(served, timings, connection.status, self._error_body)
         if response.has_length:
             call.release()  # such a response is complete at the pod: a slow client holds no slot
         while not is_last:
@@ -93,6 +99,8 @@ class Exchange:
         if connection.is_complete:
             self._call.release()  # before the client can send its next request
         body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        if connection.status >= HTTPStatus.BAD_REQUEST and not self._error_body:
+            self._error_body = body[:MAX_ERROR_BYTES]
         if self._logged is not None:
             self._log_response(self._logged, body)
         self._client.write_body(body, is_last=connection.is_complete)
@@ -127,7 +135,14 @@ class Exchange:
             placement.reservation.predict.name,
             start if start != "warm" else call.awaited_tier or "warm",
             target.selection_lines,
+            self._error_name(),
         )
+
+    def _error_name(self) -> str:
+        """Of an error's response; an error of a server behind the pod has none of its own."""
+        if self._call.connection.status < HTTPStatus.BAD_REQUEST:
+            return ""
+        return self._call.response.error.decode("latin-1") or "error"
 
 
 def _content_type(headers: Headers) -> bytes:

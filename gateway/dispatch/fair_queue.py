@@ -1,19 +1,27 @@
-"""Queued requests by tenant and model; the tenant that used least lately comes first.
+"""Queued requests by tenant and model, and the order in which they are dispatched.
 
-Pure bookkeeping without clock or tasks, shared with the simulator: the owner tries to place the
-heads in the order of `dispatch_order`, and removes those that were placed.
+Tenants take turns; the one that used least lately comes first. Within a tenant: priority, then
+models that a pod can serve now, then those that need a load; within each, the earliest deadline,
+then the earliest arrival. A load holds a slot that requests of warm models could use many times
+meanwhile, and requests that gather before a load share it. Every head becomes ready in time: see
+`is_ready`. Pure bookkeeping without clock or tasks, shared with the simulator.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
 from math import inf
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
+from gateway.routing.cold_start import MAX_LOADS_WAITED
 from registry.domain.tenant_usage import TenantUsage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator
+
+URGENT_LOADS: Final = 2.0
+"""Loads before its deadline at which a head no longer waits for requests of warm models; with less
+time left than one load it would be late all the same."""
 
 
 class QueueKey(NamedTuple):
@@ -92,3 +100,24 @@ class FairQueue:
     def end_turn(self, tenant: str, seconds: float, now_s: float) -> None:
         """A request of the tenant was sent, which takes a device so many seconds."""
         self._usage.add(tenant, seconds, now_s)
+
+
+def is_ready(*, waited_s: float, left_s: float, load_s: float) -> bool:
+    """Whether a head whose model needs a load is dispatched among those of warm models."""
+    if waited_s >= MAX_LOADS_WAITED * load_s:
+        return True
+    return load_s <= left_s <= URGENT_LOADS * load_s
+
+
+def dispatch_order(
+    heads_by_tenant: Iterable[Iterable[QueueKey]], is_head_ready: Callable[[QueueKey], bool]
+) -> Iterator[QueueKey]:
+    """The first key of every model: one round yields each tenant's first, the next its second."""
+    ranked = [
+        sorted(heads, key=lambda head: (head.negative_priority, not is_head_ready(head), head))
+        for heads in heads_by_tenant
+    ]
+    for turn in range(max(map(len, ranked), default=0)):
+        for heads in ranked:
+            if turn < len(heads):
+                yield heads[turn]

@@ -17,8 +17,8 @@ from gateway.errors import NoPodAccepted, UpstreamLost
 from gateway.http.headers import PodResponse, read_response
 from gateway.upstream.pod_connection import PodConnectionLost, PodUnreachable
 from gateway.upstream.queue_proxy import MESSAGES, classify_response, has_died, is_from_pod
-from registry.domain.request_size import size_class
-from registry.knative_errors import QueueProxyFailure
+from registry.domain.measures import size_class
+from registry.pod_responses import QueueProxyFailure
 
 if TYPE_CHECKING:
     from gateway.dispatch.dispatcher import Dispatcher, Placement

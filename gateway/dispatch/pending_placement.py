@@ -10,8 +10,7 @@ if TYPE_CHECKING:
     from gateway.routing.decision import Reason, SendTo
     from gateway.routing.route_request import IncomingRequest
     from gateway.routing.timers import Timer
-    from registry.domain.application import SelectionPolicy
-    from registry.domain.model import ModelSpec, RoutingPolicy
+    from registry.domain.model import ModelSpec
     from registry.domain.pod_work import PlacedRequest
 
 
@@ -37,7 +36,7 @@ class PendingPlacement:
     """Reservations tried before the request was queued."""
     queue_key: QueueKey | None
     """Place in the queue, also while a reservation is tried; None: the request was never queued."""
-    policy: RoutingPolicy | SelectionPolicy | None
+    policy: str | None
     """The policy that sent or queued the request; None: neither happened."""
     spec: ModelSpec
     """The model generation that the request was last routed to."""
@@ -77,11 +76,7 @@ P = TypeVar("P", bound=PendingPlacement)
 
 
 class PlacementDriver(Generic[P]):
-    """Carries out the placer's decisions: against Redis, or in a simulated cluster.
-
-    A base class, not a protocol: mypyc compiles calls through a base class to a jump, calls through
-    a protocol to a lookup by name.
-    """
+    """Carries out the placer's decisions: against Redis, or in a simulated cluster."""
 
     def reserve(self, placement: P, decision: SendTo) -> bool | None:
         """Reserve what a decision needs; False: refused, since the local state was outdated.

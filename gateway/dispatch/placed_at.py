@@ -1,12 +1,13 @@
-"""The decision for a request that a scheduler of workflows sends: a step.
+"""Decisions for a pod that others have chosen: a scheduler of workflows, or an application's plan.
 
-Pure. The request takes a place in a pod's step queue, which the pod bounds, and no slot. The
+A workflow's step takes a place in a pod's step queue, which the pod bounds, and no slot. The
 scheduler names the pod, or leaves its choice to the routing policy; if the named pod accepts no
-requests, the step is routed like any other request.
+requests, the step is routed like any other request. A planned request takes a slot. Pure.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from gateway.routing.decision import Decision, Reason, Reject, SendTo, Wait
@@ -14,6 +15,7 @@ from registry.domain.reservation import LoadMode
 
 if TYPE_CHECKING:
     from registry.domain.cluster import ClusterState
+    from registry.domain.model import ModelSpec
 
 ANY_POD: Final = "*"
 """In place of a pod's name: the routing policy chooses."""
@@ -30,14 +32,7 @@ def decision_at(pod_name: str, key: str, routed: Decision, cluster: ClusterState
     pod = cluster.pods.get(pod_name)
     if pod is None or not pod.is_accepting or isinstance(routed, Reject):
         return routed
-    residency = cluster.holders(key).get(pod_name)
-    if residency is not None and residency.is_warm:
-        mode, reason = LoadMode.WARM, Reason.WARM
-    elif residency is not None and residency.is_warming:
-        mode, reason = LoadMode.JOIN, Reason.WARMING
-    else:
-        mode, reason = LoadMode.LOAD, Reason.COLD
-    return SendTo(pod_name, pod_name, mode, reason, takes_slot=False)
+    return _send_to(pod_name, key, cluster, takes_slot=False)
 
 
 def _at_any_pod(key: str, routed: Decision, cluster: ClusterState) -> Decision:
@@ -48,14 +43,29 @@ def _at_any_pod(key: str, routed: Decision, cluster: ClusterState) -> Decision:
     """
     if isinstance(routed, SendTo):
         if routed.entry == routed.predict:
-            return SendTo(
-                routed.entry, routed.predict, routed.mode, routed.reason, routed.max_other_copies,
-                routed.target_ongoing, routed.forecast, routed.options, routed.loss,
-                routed.is_investment, takes_slot=False,
-            )  # fmt: skip
+            return replace(routed, takes_slot=False)
         return decision_at(routed.predict, key, routed, cluster)
     pods = cluster.warm(key) or cluster.warming(key)
     if isinstance(routed, Wait) and pods:
         pod = min(pods, key=lambda pod: (pod.inferring, pod.name))
         return decision_at(pod.name, key, routed, cluster)
     return routed
+
+
+def planned_decision(spec: ModelSpec, pod: str, state: ClusterState) -> SendTo | None:
+    """Send to the planned pod, warm or not; None if it takes no request now."""
+    planned = state.pods.get(pod)
+    if planned is None or not planned.has_free_slot:
+        return None
+    return _send_to(pod, spec.key, state, takes_slot=True)
+
+
+def _send_to(pod: str, key: str, cluster: ClusterState, *, takes_slot: bool) -> SendTo:
+    residency = cluster.holders(key).get(pod)
+    if residency is not None and residency.is_warm:
+        mode, reason = LoadMode.WARM, Reason.WARM
+    elif residency is not None and residency.is_warming:
+        mode, reason = LoadMode.JOIN, Reason.WARMING
+    else:
+        mode, reason = LoadMode.LOAD, Reason.COLD
+    return SendTo(pod, pod, mode, reason, takes_slot=takes_slot)

@@ -12,9 +12,12 @@ from typing import TYPE_CHECKING, Final, Generic
 from gateway.dispatch.admission_queue import AdmissionQueue
 from gateway.dispatch.pending_placement import P
 from gateway.dispatch.placed_at import decision_at
-from gateway.dispatch.recent_refusals import RecentRefusals
-from gateway.dispatch.request_probes import RequestProbes
-from gateway.dispatch.slot_headroom import RecentTenants, leaves_slot
+from gateway.dispatch.placement_guards import (
+    RecentRefusals,
+    RecentTenants,
+    RequestProbes,
+    leaves_slot,
+)
 from gateway.errors import Rejected
 from gateway.routing.decision import Reason, Reject, SendTo, Wait
 from gateway.routing.placed_requests import record_placed

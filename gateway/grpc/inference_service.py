@@ -7,6 +7,7 @@ too: each message of its stream is a request, answered in order.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias
 
 import grpc
@@ -15,10 +16,17 @@ import httpx
 from google.protobuf.message import DecodeError
 
 from gateway.errors import BadRequest, GatewayError
-from gateway.grpc.call_metadata import model_path, pairs_of, request_headers, target_of_call
-from gateway.grpc.grpc_request import GrpcRequest
+from gateway.grpc.authority_relay import AUTHORITY_HEADER
+from gateway.grpc.grpc_request import (
+    GrpcRequest,
+    host_of,
+    model_path,
+    pairs_of,
+    request_headers,
+    target_of_call,
+)
 from gateway.grpc.messages import INFERENCE, inference
-from registry.grpc_codes import MAX_DETAIL_CHARACTERS, code_of
+from registry.pod_responses import MAX_DETAIL_CHARACTERS, code_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -93,7 +101,9 @@ class InferenceService:
         """The request with its response. Raises CallFailed, GatewayError."""
         pairs = pairs_of(context.invocation_metadata())
         name = _parse(inference.ModelInferRequest, content).model_name
-        target = target_of_call(self._app, model_path(pairs, name, "/infer"))
+        target = target_of_call(self._app, model_path(pairs, name, "/infer"), host_of(pairs))
+        if name and "/" not in name and self._app.pools.names.answers_to(target.model, name):
+            target = replace(target, name=name)
         headers = request_headers(pairs, size=len(content), remaining_s=context.time_remaining())
         request = GrpcRequest(target, headers, content)
         work = asyncio.create_task(self._app.infer(request))
@@ -148,7 +158,10 @@ class InferenceService:
         Raises CallFailed, GatewayError.
         """
         pairs = pairs_of(context.invocation_metadata())
-        response = await self._api.get(path, headers=[each for each in pairs if each[0] != b"host"])
+        headers = [each for each in pairs if each[0] not in (b"host", AUTHORITY_HEADER)]
+        if host := host_of(pairs):
+            headers.append((b"host", host))
+        response = await self._api.get(path, headers=headers)
         document: dict[str, Any] = response.json()
         if response.status_code not in allowed:
             raise CallFailed(response.status_code, str(document.get("error", "")), [])

@@ -13,14 +13,18 @@ from dataclasses import dataclass
 from functools import partial
 from typing import IO, TYPE_CHECKING, Final, Protocol, TypeVar
 
-from gateway.errors import BadRequest, BodiesFull, BodyTooSlow, RequestBodyTooLarge
-from gateway.http.held_bodies import UNCOUNTED_BYTES
+from gateway.errors import (
+    BadRequest,
+    BodiesFull,
+    BodyTooSlow,
+    RequestBodyTooLarge,
+    UnsupportedCoding,
+)
 from gateway.http.openai import find_model_field
+from registry.content_coding import ACCEPTED, CODINGS, unpack
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
-
-    from gateway.http.held_bodies import HeldBodies
 
 Result = TypeVar("Result")
 
@@ -29,6 +33,58 @@ _MODEL_FIELD_BYTES: Final = 4096
 _MAX_CHUNKS: Final = 512
 _PIECE_BYTES: Final = 1 << 20
 """Written to and read from the file at once: a call in a thread costs about 0.1 ms."""
+BUFFER_BYTES: Final = 1 << 20
+"""Bodies up to this size stay in memory until the response, longer ones in a file: most requests of
+texts and rows are shorter, and what waits in a file costs a millisecond per megabyte."""
+MIN_BODY_RATE: Final = 1024
+"""Bytes per second of a body, on average after its first pause: slower clients only hold memory."""
+UNCOUNTED_BYTES: Final = 64 << 10
+"""The beginning of each body, which connections bound: small requests are served even when
+large ones have filled the budget."""
+
+
+class HeldBodies:
+    """What the bodies of all requests together occupy, and may, in memory and temporary files."""
+
+    def __init__(self, memory_limit: int, disk_limit: int) -> None:
+        self._memory_limit = memory_limit
+        self._disk_limit = disk_limit
+        self.memory_bytes = 0
+        self.disk_bytes = 0
+
+    def check(self, declared: int, *, in_file: bool) -> None:
+        """Refuse a body of this declared length before it is read. Raises BodiesFull."""
+        if in_file:
+            self._check_disk(declared)
+        elif declared > UNCOUNTED_BYTES:
+            self._check_memory(declared)
+
+    def take_memory(self, byte_count: int) -> None:
+        self._check_memory(byte_count)
+        self.memory_bytes += byte_count
+
+    def take_disk(self, byte_count: int) -> None:
+        self._check_disk(byte_count)
+        self.disk_bytes += byte_count
+
+    def release(self, memory_bytes: int, disk_bytes: int) -> None:
+        self.memory_bytes -= memory_bytes
+        self.disk_bytes -= disk_bytes
+
+    def _check_memory(self, more: int) -> None:
+        _check(self.memory_bytes, more, self._memory_limit, "memory", "--held-body-bytes")
+
+    def _check_disk(self, more: int) -> None:
+        _check(self.disk_bytes, more, self._disk_limit, "files", "--spool-bytes")
+
+
+def _check(held: int, more: int, limit: int, where: str, setting: str) -> None:
+    if held + more > limit:
+        raise BodiesFull(
+            f"the gateway holds {held} bytes of other requests' bodies in {where}; {more} more"
+            f" exceed {limit} ({setting})",
+            retry_after_s=1.0,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +192,7 @@ class IncomingBody:
             return await asyncio.to_thread(call)
         except OSError as error:
             raise BodiesFull(
-                f"a body over {self._limits.buffer_bytes} bytes (--buffer-bytes) needs a temporary"
+                f"a body over {self._limits.buffer_bytes} bytes needs a temporary"
                 f" file, which failed: {error.strerror}",
                 retry_after_s=1.0,
             ) from error
@@ -157,26 +213,40 @@ class IncomingBody:
             with contextlib.suppress(OSError):  # what a full disk did not take
                 self._file.close()
 
-    async def read_model_field(self) -> str:
+    async def read_model_field(self, coding: str = "") -> str:
         """The `model` that an OpenAI body names; the bytes read stay buffered for the pod.
 
-        Raises BadRequest if there is none within the buffer limit.
+        `coding`: of its `content-encoding`. Raises BadRequest if there is none within the buffer
+        limit, UnsupportedCoding.
         """
-        while not self.is_complete and self.received_bytes < _MODEL_FIELD_BYTES:
-            self.buffered += await self._receive()
-        name = self._find_model_field()
-        if name is None and not self.is_complete:
+        if coding and coding not in CODINGS:
+            raise UnsupportedCoding(
+                f"header content-encoding must be absent or one of identity, {ACCEPTED}, was"
+                f" {coding[:40]!r}"
+            )
+        name = None
+        if not coding:
+            while not self.is_complete and self.received_bytes < _MODEL_FIELD_BYTES:
+                self.buffered += await self._receive()
+            name = self._find_model_field("")
+        if name is None and (coding or not self.is_complete):
             await self._buffer()
-            name = await asyncio.to_thread(self._find_model_field)  # searches up to 1 MB
+            name = await asyncio.to_thread(self._find_model_field, coding)  # searches up to 1 MB
         if name is None:
             raise BadRequest(
                 "the body must name a 'model' within its first bytes; searched "
-                f"{self.received_bytes} bytes"
+                f"{self._limits.buffer_bytes if coding else self.received_bytes} bytes"
             )
         return name
 
-    def _find_model_field(self) -> str | None:
-        return find_model_field(b"".join(self.buffered))
+    def _find_model_field(self, coding: str) -> str | None:
+        beginning = b"".join(self.buffered)
+        if coding:
+            try:
+                beginning = unpack(beginning, coding, self._limits.buffer_bytes, is_prefix=True)
+            except ValueError as error:
+                raise BadRequest(f"the body {error}, as header content-encoding says") from None
+        return find_model_field(beginning)
 
     async def _receive(self) -> list[bytes]:
         limits, now_s = self._limits, asyncio.get_running_loop().time()

@@ -7,8 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from gateway.errors import BodiesFull, BodyTooSlow, MethodNotAllowed, RequestBodyTooLarge
+from gateway.errors import (
+    BodiesFull,
+    BodyTooSlow,
+    MethodNotAllowed,
+    RequestBodyTooLarge,
+    UnsupportedCoding,
+)
 from gateway.http import openai
+from registry.content_coding import ACCEPTED
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -27,6 +34,8 @@ def body_and_headers(error: GatewayError, *, is_openai: bool) -> tuple[bytes, He
         headers.append((b"www-authenticate", error.challenge))
     if error.retry_after_s is not None:
         headers.append((b"retry-after", b"%d" % max(1, round(error.retry_after_s))))
+    if isinstance(error, UnsupportedCoding):
+        headers.append((b"accept-encoding", b"identity, " + ACCEPTED.encode()))
     if isinstance(error, MethodNotAllowed):
         headers.append((b"allow", error.allowed.encode()))
     document = openai.error_document(error) if is_openai else {"error": str(error)}

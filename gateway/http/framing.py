@@ -1,10 +1,11 @@
 """Whether a request's bytes are HTTP/1.1 that the gateway reads, and the refusals of what is not.
 
-The parser checks the syntax; lengths, codings and the texts of all refusals are here.
+The parser checks the syntax; lengths, codings, the Host and the texts of refusals are here.
 """
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Final
 
 import orjson
@@ -27,6 +28,12 @@ _LINE_BYTES: Final = 4
 _REASONS: Final = {
     400: b"bad-request", 414: b"target-too-long", 431: b"head-too-long", 501: b"not-implemented",
 }  # fmt: skip
+MAX_HOST_BYTES: Final = 255
+MAX_LABEL_BYTES: Final = 63
+_ABSOLUTE_FORM: Final = re.compile(
+    rb"https?://((?:\[[0-9a-f:.]+\]|[^/?#@\[\]:]+)(?::[0-9]*)?)(/[^#]*|\?[^#]*)?", re.IGNORECASE
+)
+"""The host may be an IPv6 address in brackets."""
 
 
 class InvalidFraming(Exception):
@@ -101,3 +108,31 @@ def not_http(headers: Headers, *, is_in_body: bool) -> InvalidFraming:
         "the request is not valid HTTP/1.1: it begins with 'METHOD TARGET HTTP/1.1' and CRLF, with"
         " a known method and a target of visible ASCII characters; then come lines 'name: value'"
     )
+
+
+def split_absolute_form(target: bytes) -> tuple[bytes, bytes] | None:
+    """Host and path of a target such as `http://host/path`, which clients send to proxies.
+
+    None for other targets that have no leading slash (RFC 9112, section 3.2.2).
+    """
+    match = _ABSOLUTE_FORM.fullmatch(target)
+    if match is None:
+        return None
+    path = match[2] or b"/"
+    return match[1], path if path.startswith(b"/") else b"/" + path
+
+
+def host_error(host: bytes, count: int, *, is_required: bool) -> str | None:
+    """What is wrong with the last of `count` Host headers; None if nothing is.
+
+    There is exactly one, and short (RFC 9112, section 3.2; RFC 1035, 2.3.4).
+    """
+    if count != 1 and (count or is_required):
+        return f"a request must have exactly one host header, had {count}"
+    if len(host) > MAX_HOST_BYTES:
+        return f"header host may have {MAX_HOST_BYTES} bytes, has {len(host)}"
+    if len(host) > MAX_LABEL_BYTES:
+        longest = max(map(len, host.partition(b":")[0].split(b".")))
+        if longest > MAX_LABEL_BYTES:
+            return f"a label of header host may have {MAX_LABEL_BYTES} bytes, has {longest}"
+    return None

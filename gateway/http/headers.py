@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from gateway.errors import BadRequest
-from registry.domain.application import SelectionPolicy
-from registry.domain.model import RoutingPolicy
-from registry.server_timing import parse_server_timing
+from registry.domain.loading_choice import ROUTING, SELECTION
+from registry.pod_responses import parse_server_timing
 from registry.shown_value import shown
 
 Headers = list[tuple[bytes, bytes]]
@@ -49,8 +48,6 @@ _BLANKS: Final = b" \t"
 _MAX_DEADLINE_MS: Final = 86_400_000
 _SENT_AGAIN: Final = frozenset(("no-memory", "step-queue"))
 """Refusals that are told, since clients, or schedulers of workflows, may send the request again."""
-_ROUTING_POLICIES: Final = frozenset(RoutingPolicy)
-_SELECTION_POLICIES: Final = frozenset(SelectionPolicy)
 
 
 @dataclass(slots=True)
@@ -62,8 +59,8 @@ class RequestHeaders:
     request_id: str = ""
     content_length: int | None = None
     deadline_s: float | None = None
-    policy: RoutingPolicy | None = None
-    selection_policy: SelectionPolicy | None = None
+    policy: str | None = None
+    selection_policy: str | None = None
     """In place of `policy`, for applications."""
     seed: int | None = None
     place_at: str = ""
@@ -113,14 +110,14 @@ def _without(lines: list[bytes], names: frozenset[bytes]) -> list[bytes]:
 def _read_pilotlight(read: RequestHeaders, name: bytes, value: bytes) -> None:
     if name == b"x-pilotlight-policy":
         text = value.decode("latin-1")
-        if text in _ROUTING_POLICIES:
-            read.policy = RoutingPolicy(text)
-        elif text in _SELECTION_POLICIES:
-            read.selection_policy = SelectionPolicy(text)
+        if text in ROUTING:
+            read.policy = text
+        elif text in SELECTION:
+            read.selection_policy = text
         else:
             raise BadRequest(
-                f"header x-pilotlight-policy must be one of {', '.join(RoutingPolicy)}, for an "
-                f"application one of {', '.join(SelectionPolicy)}, was {text!r}"
+                f"header x-pilotlight-policy must be one of {ROUTING}, for an application one of "
+                f"{SELECTION}, was {text!r}"
             )
     elif name == b"x-pilotlight-deadline-ms":
         read.deadline_s = _parse_milliseconds(name.decode(), value) / 1000
@@ -175,6 +172,8 @@ class PodResponse:
     start: str = "warm"
     stages_ms: dict[str, float] | None = None
     not_executed: str | None = None
+    error: bytes = b""
+    """The name of the pod's error, such as `load-failed`."""
 
 
 def read_response(headers: Headers) -> PodResponse:
@@ -195,6 +194,8 @@ def read_response(headers: Headers) -> PodResponse:
                 response.not_executed = value.decode("latin-1")
                 if response.not_executed in _SENT_AGAIN:
                     forwarded += (name, b": ", value, b"\r\n")
+            elif name == b"x-pilotlight-error":
+                response.error = value
             elif name == b"x-pilotlight-batch":
                 forwarded += (name, b": ", value, b"\r\n")
         elif name not in _HOP_BY_HOP and name != b"x-request-id":

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from gateway.errors import ClientTooSlow
+from gateway.http.body import BodySource
+
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
@@ -12,7 +15,7 @@ if TYPE_CHECKING:
     from gateway.http.routes import ModelTarget
 
 
-class InferenceClient(Protocol):
+class InferenceClient(BodySource, Protocol):
     target: ModelTarget
     headers: Headers
     loop: asyncio.AbstractEventLoop
@@ -21,16 +24,8 @@ class InferenceClient(Protocol):
     keep_alive: bool
     disconnected: bool
     response_started: bool
-    is_complete: bool
-    """True once the end of the body was received."""
     on_disconnect: Callable[[], None] | None
     """Called when the client disconnects before its response is complete."""
-
-    def take_chunks(self) -> list[bytes]:
-        """Chunks of the body received since the last call."""
-
-    async def receive_chunks(self) -> list[bytes]:
-        """Wait for more of the body, or its end. Raises ClientClosedRequest."""
 
     def respond(self, status: int, headers: Headers, body: bytes) -> None:
         """Send a complete response."""
@@ -46,3 +41,11 @@ class InferenceClient(Protocol):
 
     def abort_response(self) -> None:
         """End a response that cannot be completed."""
+
+
+async def wait_for_reader(client: InferenceClient, stall_s: float) -> None:
+    """Return once the client accepts more; raises ClientTooSlow if it reads nothing so long."""
+    try:
+        await client.drain(stall_s)
+    except TimeoutError:
+        raise ClientTooSlow(f"the client read nothing of its response for {stall_s:g} s") from None

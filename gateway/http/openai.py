@@ -23,7 +23,17 @@ ENDPOINTS: Final = {
     "images/generations": "Generate images from a text.",
 }
 """Endpoints forwarded to pods, with their descriptions in the OpenAPI document."""
-PATH: Final = re.compile(f"/openai/v1/({'|'.join(ENDPOINTS)})")
+PATH: Final = re.compile(f"(?:/openai)?/v1/({'|'.join(ENDPOINTS)})")
+"""Without `/openai` as other servers have them; `/v1/models` is KServe's."""
+_AREAS: Final = (
+    "chat", "completions", "embeddings", "images", "responses", "conversations", "moderations",
+    "files", "uploads", "audio", "videos", "batches", "fine_tuning", "assistants", "threads",
+    "vector_stores", "containers", "evals", "realtime", "rerank", "score", "classify",
+)  # fmt: skip
+"""Of OpenAI's API and its imitations, whose clients may leave `/openai` out."""
+_ANY_PATH: Final = re.compile(
+    rf"(?:/serving/[^/]+/[^/]+)?(?:/openai/.*|/v1/(?:{'|'.join(_AREAS)})(?:/.*)?)"
+)
 _MAX_NAME_LENGTH: Final = 253
 _TOKEN: Final = re.compile(
     rb'[\s\x00]*+(?:("[^"\\]*+(?:\\.[^"\\]*+)*+")|([{}\[\]:,])|([^\s"{}\[\]:,]++))', re.DOTALL
@@ -72,14 +82,27 @@ def _read_value(beginning: bytes, at: int) -> str | None:
     return name
 
 
-def parse_model_name(text: str) -> ModelName:
-    """The model of namespace `default` with this name. Raises UndeclaredModel."""
+def parse_model_name(text: str, namespace: str = "default") -> ModelName:
+    """The model with this name in a namespace. Raises UndeclaredModel."""
     if len(text) > _MAX_NAME_LENGTH or not text.isprintable() or any(c in text for c in "/~\\"):
         raise UndeclaredModel(
             f"model {text[:_MAX_NAME_LENGTH]!r} does not exist here; models of other namespaces are"
             " at /serving/NAMESPACE/NAME/openai/v1"
         )
-    return ModelName("default", text)
+    return ModelName(namespace, text)
+
+
+def is_openai(path: str) -> bool:
+    """Whether errors at a path have OpenAI's form, with or without the prefix of a model."""
+    return _ANY_PATH.fullmatch(path) is not None
+
+
+def unknown_path(method: str, path: str) -> str:
+    """What is wrong with a path of OpenAI's API that is not served."""
+    return (
+        f"there is no {method} {path}; OpenAI's API is at /openai/v1, with"
+        f" {', '.join(ENDPOINTS)} and models"
+    )
 
 
 def error_document(error: GatewayError) -> dict[str, Any]:

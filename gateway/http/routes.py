@@ -8,18 +8,23 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 from gateway.errors import BadRequest, GatewayError, UndeclaredModel
 from gateway.http import openai
-from gateway.http.component_target import PREDICTOR_SUFFIX, Verb, component_of
+from gateway.http.model_host import (
+    PREDICTOR_SUFFIX,
+    KnownNames,
+    Verb,
+    component_of,
+    labels_of,
+    model_of_host,
+)
 from registry.domain.canaries import Canaries
 from registry.domain.model import ModelName
 
 if TYPE_CHECKING:
-    from collections.abc import Container
-
-    from gateway.http.component_target import ComponentTarget
+    from gateway.http.model_host import ComponentTarget
     from registry.domain.canaries import Canary
     from registry.domain.cluster import ClusterState
 
@@ -35,7 +40,7 @@ _INFERENCE: Final = re.compile(
     r"/(?:v1/models/([^/:]+?)(?::|%3[Aa])(predict|explain)"
     r"|v2/models/([^/]+)(?:/versions/[^/]+)?/infer)"
 )
-_ADDRESS: Final = re.compile(r"[0-9.]+|\[.*\]|localhost")
+_MODEL: Final = re.compile(r"/(?:openai/)?v[12]/models/([^/:]+?)(?=[/:]|%3[Aa]|$)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +66,8 @@ class ModelTarget:
     """The target that the path alone names, where the Host named the model."""
     verb: Verb | None = None
     """None for OpenAI's protocol."""
+    is_plain: bool = False
+    """Neither prefix nor Host names a namespace: it is `default`, or that of the caller's key."""
     is_direct: bool = False
     """The Host names the predictor, at which transformer and explainer call the model."""
     component: ComponentTarget | None = None
@@ -76,31 +83,25 @@ class ModelPath:
     name: str | None = None
     """The model that the prefix or the Host names; None if only the path may name one."""
     is_by_host: bool = False
+    is_plain: bool = False
+    """Neither prefix nor Host names a namespace."""
     is_direct: bool = False
     """The Host is `NAME-predictor.…`."""
-
-
-class KnownNames:
-    """The names that a Host may have: those of models and applications of all pools."""
-
-    def __init__(self, *states: ClusterState) -> None:
-        self._states = states
-
-    def __contains__(self, name: object) -> bool:
-        """True for a declared model or application."""
-        return any(name in each.models or name in each.applications for each in self._states)
+    called: str = ""
+    """The model's second name, where the caller used it; `path` has its own."""
 
 
 class TargetResolver:
     """Resolves paths and Hosts to targets, and caches the results until the models change."""
 
-    def __init__(self, state: ClusterState, *, is_guarded: bool = False) -> None:
+    def __init__(self, state: ClusterState, names: KnownNames, *, is_guarded: bool = False) -> None:
         """With `is_guarded` a Host that contradicts the path is ignored.
 
-        An error would disclose to other tenants that the model exists.
+        An error would disclose to other tenants that the model exists. `names`: those of all pools.
         """
         self._state = state
-        self._names = KnownNames(state)
+        self._names = names
+        self._states = names.states
         self._canaries = Canaries(state)
         self._is_guarded = is_guarded
         self._cache: dict[tuple[bytes, bytes], ModelTarget | None] = {}
@@ -108,9 +109,12 @@ class TargetResolver:
 
     def resolve(self, path: bytes, host: bytes) -> ModelTarget | None:
         """The target of a path as it was sent; None if it is not a valid inference path."""
-        if self._models_version != self._state.models_version or len(self._cache) > _MAX_CACHED:
+        version = 0
+        for state in self._states:  # here: a call costs as much as all of this
+            version += state.models_version
+        if self._models_version != version or len(self._cache) > _MAX_CACHED:
             self._cache.clear()
-            self._models_version = self._state.models_version
+            self._models_version = version
         try:
             return self._cache[path, host]
         except KeyError:
@@ -128,16 +132,24 @@ class TargetResolver:
                 return None
             target = target_of(model_path)
         except GatewayError:
-            return self._resolve(path, b"") if self._is_guarded and model_path.is_by_host else None
+            is_ignored = self._is_guarded and model_path.is_by_host
+            return self._without_host(path) if is_ignored else None
         if model_path.is_by_host:
-            target = replace(target, without_host=self._resolve(path, b""))
+            target = replace(target, without_host=self._without_host(path))
         return self.with_declared(target)
+
+    def _without_host(self, path: bytes) -> ModelTarget | None:
+        """What the path names alone; the Host said that it is not of the caller's own namespace."""
+        target = self._resolve(path, b"")
+        return target and replace(target, is_plain=False)
 
     def with_declared(self, target: ModelTarget) -> ModelTarget:
         """The target with the component, or the canaries, that the model is declared with."""
         record = self._state.models.get(target.model)
         if record is None:
             return target
+        if target.openai_endpoint is not None and record.spec.served_name:
+            target = replace(target, name=record.spec.served_name)  # pods take both in the body
         component = component_of(
             record.spec,
             verb=target.verb,
@@ -154,17 +166,37 @@ class TargetResolver:
         return self.with_declared(replace(target, is_direct=True, component=None))
 
 
-def parse_path(path: str, host: str, known: Container[ModelName]) -> ModelPath:
+def parse_path(path: str, host: str, known: KnownNames | None) -> ModelPath:
     """Read the namespace and model from the prefix or the Host. Raises BadRequest."""
     match = _SERVING.fullmatch(path)
     if match:
         namespace, name = _unescape(match[1]), _unescape(match[2])
-        return ModelPath(match[3] or "/", namespace, name)
-    named = model_of_host(host, known)
+        return _by_own_name(ModelPath(match[3] or "/", namespace, name), known)
+    named = model_of_host(host, known, named_model(path)) if host and known is not None else None
     if named is None:
-        return ModelPath(path)
-    is_direct = _labels(host)[0] == named.name + PREDICTOR_SUFFIX
-    return ModelPath(path, named.namespace, named.name, is_by_host=True, is_direct=is_direct)
+        return ModelPath(path, is_plain=True)
+    is_direct = labels_of(host)[0] == named.name + PREDICTOR_SUFFIX
+    found = ModelPath(path, named.namespace, named.name, is_by_host=True, is_direct=is_direct)
+    return _by_own_name(found, known)
+
+
+def _by_own_name(found: ModelPath, known: KnownNames | None) -> ModelPath:
+    """The path with the model's own name in place of a second one (`--model_name`)."""
+    match = _MODEL.match(found.path)
+    if match is None or found.name is None or known is None:
+        return found
+    called = unquote(match[1])
+    if called == found.name or not known.answers_to(ModelName(found.namespace, found.name), called):
+        return found
+    begin, end = match.span(1)
+    own_path = f"{found.path[:begin]}{quote(found.name)}{found.path[end:]}"
+    return replace(found, path=own_path, called=called)
+
+
+def named_model(path: str) -> str:
+    """The model that a path of KServe's protocols names, without its prefix; empty: none."""
+    match = _MODEL.match(path)
+    return unquote(match[1]) if match else ""
 
 
 def is_inference(path: str) -> bool:
@@ -178,25 +210,37 @@ def target_of(model_path: ModelPath) -> ModelTarget:
     """The target of an inference path. Raises BadRequest, UndeclaredModel."""
     if endpoint := openai.PATH.fullmatch(model_path.path):
         target = openai_target(model_path.namespace, model_path.name, endpoint[1])
-        return replace(target, is_direct=True) if model_path.is_direct else target
+        return replace(target, is_direct=model_path.is_direct, is_plain=model_path.is_plain)
     match = _INFERENCE.fullmatch(model_path.path)
     if match is None:
         raise BadRequest(f"{model_path.path!r} is not an inference path")
     name = _unescape(match[1] or match[3])
-    if model_path.name is not None and model_path.name != name:
-        raise UndeclaredModel(
-            f"the path names model {name!r}, its prefix or Host "
-            f"{model_path.namespace}/{model_path.name}"
-        )
+    _refuse_other_name(model_path, name)
     model = ModelName(model_path.namespace, name)
     verb = Verb(match[2]) if match[1] else Verb.INFER
     if match[1]:
         pod_path = f"/v1/models/{model.path_segment}:{verb}"
     else:
         pod_path = f"/v2/models/{model.path_segment}/infer"
+    called = model_path.called or name
     return ModelTarget(
-        model, name, pod_path.encode(), str(model), verb=verb, is_direct=model_path.is_direct
-    )
+        model, called, pod_path.encode(), str(model), verb=verb, is_direct=model_path.is_direct,
+        is_plain=model_path.is_plain,
+    )  # fmt: skip
+
+
+def refuse_other_name(model_path: ModelPath) -> None:
+    """Raise UndeclaredModel for a model of KServe's protocols that the prefix or Host is not of."""
+    if not model_path.path.startswith("/openai/") and (name := named_model(model_path.path)):
+        _refuse_other_name(model_path, name)
+
+
+def _refuse_other_name(model_path: ModelPath, name: str) -> None:
+    if model_path.name is not None and model_path.name != name:
+        raise UndeclaredModel(
+            f"the path names model {name!r}, its prefix or Host "
+            f"{model_path.namespace}/{model_path.name}"
+        )
 
 
 def target_of_version(target: ModelTarget, model: ModelName) -> ModelTarget:
@@ -207,6 +251,16 @@ def target_of_version(target: ModelTarget, model: ModelName) -> ModelTarget:
     requested, selected = target.model.path_segment.encode(), model.path_segment.encode()
     pod_path = target.pod_path.replace(b"/%b" % requested, b"/%b" % selected, 1)
     return replace(target, model=model, pod_path=pod_path, label=str(model), version=version)
+
+
+def target_in_namespace(target: ModelTarget, namespace: str) -> ModelTarget:
+    """The target of a plain path, of the same name in another namespace than `default`."""
+    if target.openai_endpoint is not None:
+        moved = openai_target(namespace, target.name or None, target.openai_endpoint)
+        return replace(moved, is_plain=True)
+    model = ModelName(namespace, target.model.name)
+    moved = target_of_version(target, model)
+    return replace(moved, version=b"", canaries=(), component=None)
 
 
 def target_of_variant(
@@ -240,36 +294,10 @@ def graph_path(host: str) -> ModelPath:
 
     Graphs are not part of the local cluster state: the scheduler of workflows knows them.
     """
-    labels = _labels(host)
+    labels = labels_of(host)
     if len(labels) < 2:
         return ModelPath("/")
     return ModelPath("/", labels[1], labels[0], is_by_host=True)
-
-
-def model_of_host(host: str, known: Container[ModelName]) -> ModelName | None:
-    """The declared model that a Host such as `NAME.NAMESPACE.example.com` names, if any.
-
-    KServe's forms: `NAME.NAMESPACE.…`, `NAME-predictor.NAMESPACE.…`, `NAME-NAMESPACE.DOMAIN`.
-    """
-    labels = _labels(host)
-    if len(labels) < 2:
-        return None
-    first, second = labels[0].removesuffix("-predictor"), labels[1]
-    for name in (ModelName(second, labels[0]), ModelName(second, first)):
-        if name in known:
-            return name
-    parts = first.split("-")
-    for cut in range(1, len(parts)):
-        name = ModelName("-".join(parts[cut:]), "-".join(parts[:cut]))
-        if name in known:
-            return name
-    return None
-
-
-def _labels(host: str) -> list[str]:
-    """Labels of a host's name without its port; none of an address."""
-    host = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
-    return [] if not host or _ADDRESS.fullmatch(host) else host.lower().split(".")
 
 
 def _unescape(segment: str) -> str:

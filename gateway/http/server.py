@@ -15,8 +15,7 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gateway.http import openai
-from gateway.http.client_request import ClientRequest
-from gateway.http.delegated_request import DelegatedRequest
+from gateway.http.client_request import ClientRequest, DelegatedRequest
 from gateway.http.framing import (
     MAX_HEAD_BYTES,
     MAX_TARGET_BYTES,
@@ -24,11 +23,12 @@ from gateway.http.framing import (
     check_coding,
     check_length,
     head_too_long,
+    host_error,
     not_http,
+    split_absolute_form,
     target_too_long,
 )
-from gateway.http.host import host_error, split_absolute_form
-from gateway.http.request_starts import ConnectionStarts
+from gateway.http.listener import ConnectionStarts
 from gateway.http.routes import INFERENCE_SUFFIXES
 from registry.shown_value import shown
 
@@ -46,7 +46,6 @@ _INFERENCE_SUFFIXES: Final = (
     *(suffix.encode() for suffix in INFERENCE_SUFFIXES),
     *(f"/{endpoint}".encode() for endpoint in openai.ENDPOINTS),
 )
-
 
 LINGER_S: Final = 30.0
 """For which bytes of a client whose request was refused half-way are read and dropped, however many

@@ -10,24 +10,30 @@ from fastapi import FastAPI, Header, Request, Response
 from fastapi.responses import JSONResponse
 from prometheus_client.exposition import choose_encoder
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 
-from gateway.errors import GatewayError, MethodNotAllowed
+from gateway.errors import GatewayError, MethodNotAllowed, UnknownPath
 from gateway.http.error_responses import body_and_headers, leaves_body_unread
-from gateway.management.allowed_methods import allowed_methods
+from gateway.http.openai import is_openai, unknown_path
 from gateway.management.models import kserve_models, openai_models
-from gateway.management.openapi import with_inference_paths
+from gateway.management.openapi import complete_openapi
+from gateway.telemetry.recent_requests import explain_request
 from registry.errors import RegistryUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from gateway.management.served_pool import ServedPool
+    from starlette.routing import BaseRoute
+
+    from gateway.management.models import ServedPool
     from gateway.telemetry.explanations import Explanations
     from gateway.telemetry.metrics import GatewayMetrics
+    from gateway.telemetry.recent_requests import RecentRequests
     from registry.redis.client import Registry
 
 MAX_REGISTRY_AGE_S = 10.0
 """A gateway with an older cluster state reports it as stale in `/readyz`, but still serves."""
+_METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE")
 
 
 def render_metrics(
@@ -50,8 +56,9 @@ def render_metrics(
 
 
 def create_api(
-    pools: Sequence[ServedPool], metrics: GatewayMetrics, is_ending: Callable[[], bool]
-) -> FastAPI:
+    pools: Sequence[ServedPool], metrics: GatewayMetrics, recent: RecentRequests,
+    is_ending: Callable[[], bool],
+) -> FastAPI:  # fmt: skip
     api = FastAPI(
         title="Pilotlight gateway",
         version="0.1.0",
@@ -64,7 +71,7 @@ def create_api(
     _add_health(api, pools, is_ending)
     api.include_router(kserve_models(pools))
     api.include_router(openai_models(pools))
-    _add_explanations(api, [each.explanations for each in pools])
+    _add_explanations(api, [each.explanations for each in pools], recent)
     _add_idle_memory(api, [each.registry for each in watches])
 
     @api.get("/metrics", tags=["operation"])
@@ -86,14 +93,14 @@ def create_api(
         ]
 
     _add_error_responses(api)
-    with_inference_paths(api)
+    complete_openapi(api)
     return api
 
 
 def _add_error_responses(api: FastAPI) -> None:
     @api.exception_handler(GatewayError)
-    def gateway_error(_: Request, error: GatewayError) -> Response:
-        body, headers = body_and_headers(error, is_openai=False)
+    def gateway_error(request: Request, error: GatewayError) -> Response:
+        body, headers = body_and_headers(error, is_openai=is_openai(request.scope["path"]))
         named = {name.decode(): value.decode() for name, value in headers}
         if leaves_body_unread(error):
             named["connection"] = "close"
@@ -103,9 +110,24 @@ def _add_error_responses(api: FastAPI) -> None:
     def http_error(request: Request, error: HTTPException) -> Response:
         if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
             path = request.scope["path"]
-            allowed = allowed_methods(api.routes, path)
+            allowed = _allowed_methods(api.routes, path)
             return gateway_error(request, MethodNotAllowed(request.method, path, allowed))
+        if error.status_code == HTTPStatus.NOT_FOUND:
+            path = request.scope["path"]
+            message = unknown_path(request.method, path) if is_openai(path) else str(error.detail)
+            return gateway_error(request, UnknownPath(message))
         return JSONResponse({"error": str(error.detail)}, error.status_code)
+
+
+def _allowed_methods(routes: Sequence[BaseRoute], path: str) -> list[str]:
+    """For the response's `allow`; `path` has no escapes."""
+
+    def is_allowed(method: str) -> bool:
+        asked = "GET" if method == "HEAD" else method  # as the application reads it
+        scope = {"type": "http", "method": asked, "path": path}
+        return any(route.matches(scope)[0] is Match.FULL for route in routes)
+
+    return list(filter(is_allowed, _METHODS))
 
 
 def _add_health(api: FastAPI, pools: Sequence[ServedPool], is_ending: Callable[[], bool]) -> None:
@@ -116,17 +138,17 @@ def _add_health(api: FastAPI, pools: Sequence[ServedPool], is_ending: Callable[[
 
     @api.get("/", tags=["operation"])
     def root() -> dict[str, str]:
-        """Liveness, in the form of KServe's servers."""
+        """Whether the gateway lives, in the form of KServe's servers."""
         return {"status": "alive"}
 
     @api.get("/healthz", tags=["operation"])
     def healthz() -> dict[str, str]:
-        """The process runs."""
+        """Whether the process runs."""
         return {"status": "ok"}
 
     @api.get("/readyz", tags=["operation"])
     def readyz() -> JSONResponse:
-        """Requests are accepted: the registry was read and the gateway does not shut down."""
+        """Whether requests are accepted: the registry was read, and no shutdown has begun."""
         age_s, ready = max(each.age_s() for each in watches), is_ready()
         return JSONResponse(
             {
@@ -142,40 +164,43 @@ def _add_health(api: FastAPI, pools: Sequence[ServedPool], is_ending: Callable[[
         )
 
     @api.get("/v2", tags=["v2"])
+    @api.get("/v2/", tags=["v2"], name="v2_server")
     def server_metadata() -> dict[str, Any]:
-        """Server metadata of the Open Inference Protocol."""
+        """Name, version and extensions of the server, by V2."""
         return {"name": "pilotlight", "version": "0.1.0", "extensions": ["binary_tensor_data"]}
 
     @api.get("/v2/health/live", tags=["v2"])
     def live() -> dict[str, bool]:
-        """Liveness."""
+        """Whether the gateway lives, by V2."""
         return {"live": True}
 
     @api.get("/v2/health/ready", tags=["v2"])
     def ready() -> JSONResponse:
-        """Readiness."""
+        """Whether the gateway accepts requests, by V2."""
         return JSONResponse({"ready": is_ready()}, 200 if is_ready() else 503)
 
 
-def _add_explanations(api: FastAPI, explanations: Sequence[Explanations]) -> None:
+def _add_explanations(
+    api: FastAPI, explanations: Sequence[Explanations], recent: RecentRequests
+) -> None:
     gateway = explanations[0].gateway
 
     @api.get("/pilotlight/v1/explain/{request_id:path}", tags=["operation"])
-    def explain(request_id: str) -> JSONResponse:
-        """The decision for a request: candidates, their estimates, the reason."""
-        for each in explanations:
-            if found := each.get(request_id):
-                return JSONResponse(found)
-        else:
-            return JSONResponse(
-                {
-                    "error": f"request {request_id!r} is not among the last ones of this gateway,"
-                    f" {gateway}; if the response's header x-pilotlight-gateway names"
-                    " another one, ask that one",
-                    "gateway": gateway,
-                },
-                404,
-            )
+    def explain(request: Request, request_id: str) -> JSONResponse:
+        """The decision for a request (candidates, their estimates, the reason) and its outcome."""
+        namespaces = request.scope.get("pilotlight.namespaces")
+        found = explain_request(explanations, recent, request_id, namespaces)
+        if found is not None:
+            return JSONResponse(found)
+        return JSONResponse(
+            {
+                "error": f"request {request_id!r} is not among the last ones of this gateway,"
+                f" {gateway}; if the response's header x-pilotlight-gateway names"
+                " another one, ask that one",
+                "gateway": gateway,
+            },
+            404,
+        )
 
 
 def _add_idle_memory(api: FastAPI, registries: Sequence[Registry]) -> None:

@@ -1,31 +1,77 @@
-"""Adds the inference paths, which FastAPI does not serve, to the OpenAPI document."""
+"""Completes the OpenAPI document: inference, which FastAPI does not serve, and errors as sent."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from gateway.http import openai
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from fastapi import FastAPI
 
-_PATHS = {
-    "/v1/models/{name}:predict": ("v1", "Predict with a model of the namespace `default`."),
-    "/v2/models/{name}/infer": ("v2", "Infer with a model of the namespace `default`."),
-    "/serving/{namespace}/{name}/v1/models/{name}:predict": ("v1", "Predict, any namespace."),
-    "/serving/{namespace}/{name}/v2/models/{name}/infer": ("v2", "Infer, any namespace."),
-    **{f"/openai/v1/{name}": ("openai", summary) for name, summary in openai.ENDPOINTS.items()},
-    **{
-        f"/serving/{{namespace}}/{{name}}/openai/v1/{endpoint}": ("openai", "Any namespace.")
-        for endpoint in openai.ENDPOINTS
-    },
+_PUBLIC: Final = frozenset(
+    ("/", "/healthz", "/readyz", "/v2", "/v2/", "/v2/health/live", "/v2/health/ready")
+)
+"""Without a key or token."""
+_ACCESS_ERRORS: Final = {
+    "401": "A key or token is needed; only where the gateway asks for one.",
+    "403": "The token is of another namespace; only where the gateway asks for one.",
 }
-_V1_BODY = {
+_NAME_ERRORS: Final = {
+    "400": "A name has characters that names cannot have.",
+    "404": "The model does not exist, or has another name than the Host or prefix.",
+    "503": "The model cannot be served now, or no pod answers; see retry-after.",
+}
+_UNREADABLE: Final = {
+    "422": "The model's files cannot be served as they are; the error says why.",
+    "501": "No pod of the pool can serve the model as it is declared; the error says why.",
+}
+_WORKFLOW_ERRORS: Final = {
+    "400": "The file or the arguments have a mistake; or the graph's step answers so.",
+    "404": "The workflow, graph or run does not exist.",
+    "408": "The body was sent too slowly.",
+    "409": "The name is taken, or the workflow was stopped.",
+    "413": "The body is over the limit.",
+    "429": "There are too many runs or files; see retry-after.",
+    "500": "The run failed.",
+    "502": "The scheduler was lost during the request.",
+    "503": "No scheduler of workflows runs; see retry-after.",
+    "504": "The run's deadline has passed.",
+}
+_ERROR: Final = {
+    "type": "object",
+    "properties": {"error": {"type": "string", "description": "What is wrong."}},
+    "required": ["error"],
+}
+_OPENAI_ERROR: Final = {
+    "type": "object",
+    "properties": {
+        "error": {
+            "type": "object",
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": "string", "nullable": True},
+                "code": {"type": "string", "nullable": True},
+            },
+            "required": ["message", "type"],
+        }
+    },
+    "required": ["error"],
+}
+_SCHEMAS: Final = {"Error": _ERROR, "OpenAIError": _OPENAI_ERROR}
+_UNSENT: Final = ("HTTPValidationError", "ValidationError")
+"""FastAPI's own, of a status that it never sends here: parameters are texts."""
+
+_V1_BODY: Final = {
     "type": "object",
     "properties": {"instances": {"type": "array", "items": {}}},
     "required": ["instances"],
+    "example": {"instances": [[6.8, 2.8, 4.8, 1.4]]},
 }
-_V2_BODY = {
+_V2_BODY: Final = {
     "type": "object",
     "properties": {
         "id": {"type": "string"},
@@ -44,51 +90,104 @@ _V2_BODY = {
         },
     },
     "required": ["inputs"],
+    "example": {
+        "inputs": [
+            {"name": "input-0", "shape": [1, 4], "datatype": "FP32", "data": [6.8, 2.8, 4.8, 1.4]}
+        ]
+    },
 }
-_OPENAI_BODY = {
-    "type": "object",
-    "properties": {"model": {"type": "string"}, "stream": {"type": "boolean"}},
-    "required": ["model"],
-}
-_BODIES = {"v1": _V1_BODY, "v2": _V2_BODY, "openai": _OPENAI_BODY}
-_HEADERS = {
+_OPENAI_EXAMPLES: Final[dict[str, dict[str, Any]]] = {
+    "completions": {"model": "writer", "prompt": "Once upon a time", "max_tokens": 16},
+    "chat/completions": {
+        "model": "writer", "messages": [{"role": "user", "content": "What is a cat?"}],
+    },
+    "embeddings": {"model": "embed", "input": ["a cat", "a dog"]},
+    "images/generations": {"model": "painter", "prompt": "a cat", "size": "256x256"},
+}  # fmt: skip
+_HEADERS: Final = {
     "x-pilotlight-policy": "Routing policy for this request.",
     "x-pilotlight-deadline-ms": "Milliseconds from arrival within which a response is useful.",
     "x-request-id": "Request id; generated if absent, always returned.",
 }
-_RESPONSES = {
-    "200": "The response; x-pilotlight-pod, -gateway, -policy, -reason, -start; server-timing.",
+_RESPONSE: Final = (
+    "The response; x-pilotlight-pod, -gateway, -policy, -reason, -start; server-timing."
+)
+ERRORS: Final = {
     "400": "The request is malformed.",
-    "404": "The model does not exist.",
+    "404": "The model does not exist, or has another name than the Host or prefix.",
+    "408": "The body was sent, or the response read, too slowly.",
     "413": "The body is over the limit.",
-    "429": "The model's queue is full; see Retry-After.",
+    "415": "The body is compressed in a way that is not read; see accept-encoding.",
+    "422": "The model's files cannot be served as they are; the error says why.",
+    "424": "A tensor that the request refers to is not kept any more.",
+    "429": "The model's queue is full; see retry-after.",
+    "500": "The model failed.",
     "501": "No pod of the pool can serve the model as it is declared; the error says why.",
-    "503": "The model could not be loaded; see Retry-After.",
+    "502": "The pod was lost during the request, which may have been executed.",
+    "503": "The model could not be loaded, or no pod accepts requests; see retry-after.",
     "504": "The deadline cannot be met, or has passed.",
-    "507": "The model is larger than any pod's memory budget.",
+    "507": "The disk is full, or the model is larger than a budget of a pod: no retry-after then.",
 }
+_PREFIX: Final = "/serving/{namespace}/{name}"
+_CURL: Final = "curl -X POST http://localhost:8080{path} -H 'content-type: application/json' -d '…'"
 
 
-def with_inference_paths(api: FastAPI) -> None:
-    generate = api.openapi
+def inference_operations() -> dict[str, dict[str, Any]]:
+    """Path items by path."""
+    found: dict[str, dict[str, Any]] = {}
+    for path, tag, summary, body in _operations():
+        found[path] = _item(path, tag, f"{summary}.", f"{summary}, {_PLAIN}", body)
+        prefixed = _PREFIX + path
+        found[prefixed] = _item(
+            prefixed, tag, f"{summary} in any namespace.", f"{summary}, {_ANY}", body
+        )
+    return found
 
-    def openapi() -> dict[str, Any]:
-        if api.openapi_schema is None:
-            document = generate()
-            document["paths"].update({path: _operation(path) for path in _PATHS})
-            api.openapi_schema = document
-        return api.openapi_schema
 
-    api.openapi = openapi  # type: ignore[method-assign]  # FastAPI's documented way
+_PLAIN: Final = (
+    "of the namespace `default`, of the Host's (`NAME.NAMESPACE.…`), or of the only one that the"
+    " caller's key is of."
+)
+_ANY: Final = "of the namespace and name before it; the model's name may not differ."
 
 
-def _operation(path: str) -> dict[str, Any]:
-    protocol, summary = _PATHS[path]
-    names = [name for name in ("namespace", "name") if f"{{{name}}}" in path]
+def _operations() -> list[tuple[str, str, str, dict[str, Any]]]:
+    """Path, tag, summary and body."""
+    openai_body = {
+        "type": "object",
+        "properties": {"model": {"type": "string"}, "stream": {"type": "boolean"}},
+        "required": ["model"],
+    }
+    return [
+        ("/v1/models/{name}:predict", "v1", "Predict with a model by KServe's V1", _V1_BODY),
+        ("/v1/models/{name}:explain", "v1", "Explain a prediction, by its explainer", _V1_BODY),
+        ("/v2/models/{name}/infer", "v2", "Infer with a model by V2", _V2_BODY),
+        (
+            "/v2/models/{name}/versions/{version}/infer", "v2",
+            "Infer with a model by V2; every version is the declared one", _V2_BODY,
+        ),
+        *(
+            (
+                f"/openai/v1/{endpoint}", "openai", summary.rstrip("."),
+                {**openai_body, "example": _OPENAI_EXAMPLES[endpoint]},
+            )
+            for endpoint, summary in openai.ENDPOINTS.items()
+        ),
+    ]  # fmt: skip
+
+
+def _item(
+    path: str, tag: str, summary: str, description: str, body: dict[str, Any]
+) -> dict[str, Any]:
+    names = [each for each in ("namespace", "name", "version") if f"{{{each}}}" in path]
+    example = path.replace("{namespace}", "default").replace("{name}", "iris")
+    curl = _CURL.format(path=example.replace("{version}", "1"))
     return {
         "post": {
-            "tags": [protocol],
+            "operationId": f"infer_{path.strip('/').translate(_NO_MARKS)}",
+            "tags": [tag],
             "summary": summary,
+            "description": f"{description}\n\n    {curl}",
             "parameters": [
                 {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
                 for name in names
@@ -99,8 +198,70 @@ def _operation(path: str) -> dict[str, Any]:
             ],
             "requestBody": {
                 "required": True,
-                "content": {"application/json": {"schema": _BODIES[protocol]}},
+                "content": {"application/json": {"schema": body}},
             },
-            "responses": {code: {"description": text} for code, text in _RESPONSES.items()},
+            "responses": {"200": {"description": _RESPONSE}},
         }
     }
+
+
+_NO_MARKS: Final = str.maketrans({"/": "_", "{": None, "}": None, ":": "_"})
+
+
+def complete_openapi(api: FastAPI) -> None:
+    """Let the application's document say what is sent."""
+    generate = api.openapi
+
+    def openapi() -> dict[str, Any]:
+        if api.openapi_schema is None:
+            api.openapi_schema = _completed(generate())
+        return api.openapi_schema
+
+    api.openapi = openapi  # type: ignore[method-assign]  # FastAPI's documented way
+
+
+def _completed(document: dict[str, Any]) -> dict[str, Any]:
+    for path, item in document["paths"].items():
+        for operation in item.values():
+            _describe(path, operation)
+    for path, item in inference_operations().items():
+        document["paths"][path] = item
+        _add_errors(path, item["post"], ERRORS)
+    schemas = document.setdefault("components", {}).setdefault("schemas", {})
+    for name in _UNSENT:
+        schemas.pop(name, None)
+    schemas.update(_SCHEMAS)
+    return document
+
+
+def _describe(path: str, operation: dict[str, Any]) -> None:
+    """A summary in words, in place of the function's name, and the errors."""
+    summary, _, rest = operation.get("description", operation["summary"]).partition("\n")
+    operation["summary"] = summary.strip()
+    operation["description"] = rest.strip() or operation["summary"]
+    operation["responses"].pop("422", None)
+    _add_errors(path, operation, _errors_of(path, operation))
+
+
+def _errors_of(path: str, operation: Mapping[str, Any]) -> dict[str, str]:
+    if "workflows" in operation.get("tags", ()):
+        return _WORKFLOW_ERRORS
+    if path in ("/readyz", "/v2/health/ready"):
+        return {"503": "The registry was not read yet, or the gateway shuts down."}
+    if path.startswith("/pilotlight/v1/explain"):
+        return {"404": "The request is not among the last ones of this gateway."}
+    if path == "/pilotlight/v1/idle-memory":
+        return {"503": "The registry does not answer."}
+    if path.startswith("/v2/models/{name}") and not path.endswith("/ready"):
+        return {**_NAME_ERRORS, **_UNREADABLE}  # which a pod reads
+    return _NAME_ERRORS if "{name}" in path else {}
+
+
+def _add_errors(path: str, operation: dict[str, Any], errors: Mapping[str, str]) -> None:
+    schema = "OpenAIError" if "/openai/" in path else "Error"
+    content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{schema}"}}}
+    if path == "/readyz" or path.endswith("/ready"):
+        content = {"application/json": {"schema": {"type": "object"}}}  # the state itself
+    access = {} if path in _PUBLIC and "workflows" not in operation["tags"] else _ACCESS_ERRORS
+    for status, text in {**errors, **access}.items():
+        operation["responses"][status] = {"description": text, "content": content}

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 
     from starlette.types import Receive
 
-    from gateway.http.body import BodyLimits
-    from gateway.http.held_bodies import HeldBodies
+    from gateway.http.body import BodyLimits, HeldBodies
     from gateway.shutdown import Shutdown
     from gateway.upstream.pod_connection import PodConnection, PodConnectionPool
 

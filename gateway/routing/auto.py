@@ -2,7 +2,7 @@
 
 Source: Liu 2025, section 6.5, which leaves the dynamic choice as future work. An option costs the
 time to the response (`latency_model`), what it delays and evicts, and what a late response costs,
-less what it leaves to other requests (`cold_start`, `slot_costs`). The lowest cost wins, on a tie
+less what it leaves to other requests (`cold_start`). The lowest cost wins, on a tie
 an option without a load.
 
 A model with a warm placed copy is loaded nowhere else: its requests keep to placed copies.
@@ -15,7 +15,12 @@ from __future__ import annotations
 from math import inf
 from typing import TYPE_CHECKING
 
-from gateway.routing.cold_start import cold_start, evicts_too_soon, nearest_load_s
+from gateway.routing.cold_start import (
+    cold_start,
+    evicts_too_soon,
+    nearest_load_s,
+    queue_cost_s,
+)
 from gateway.routing.decision import ColdStartLoss, Decision, Reason, RoutingOption, SendTo, Wait
 from gateway.routing.device_backlog import is_idle
 from gateway.routing.latency_model import proxy_to, wait_for
@@ -23,10 +28,9 @@ from gateway.routing.pod_selection import (
     MAX_SCANNED,
     least_loaded,
     least_loaded_free,
+    run_soonest,
 )
 from gateway.routing.remote_proxy import least_busy_below
-from gateway.routing.slot_costs import slot_cost_s
-from gateway.routing.soonest_pod import run_soonest
 from registry.domain.reservation import LoadMode
 
 if TYPE_CHECKING:
@@ -146,8 +150,26 @@ def _proxy(
         "proxy", forecast, Reason.WARM_REMOTE, entry.name, predict.name, LoadMode.WARM,
         target_ongoing=request.target_ongoing,
         delays_s=forecast.delays_s
-        + slot_cost_s(forecast.seconds, entry, predict, request, cluster, now_s),
+        + _slot_cost_s(forecast.seconds, entry, predict, request, cluster, now_s),
     )  # fmt: skip
+
+
+def _slot_cost_s(
+    forecast_s: float,
+    entry: PodState,
+    predict: PodState,
+    request: RequestView,
+    cluster: ClusterState,
+    now_s: float,
+) -> float:
+    """What others lose since the entry pod's slot is held until the response.
+
+    At the predict pod the request would hold one only for its own stages.
+    """
+    hold_s = predict.estimates[request.key].stages_of(request.size_class).hold_s
+    price_s = cluster.prices_at(now_s).slot_price_s
+    delays_s = max(0.0, price_s(entry, forecast_s) - price_s(predict, hold_s))
+    return delays_s + queue_cost_s(max(0.0, forecast_s - hold_s), request, cluster)
 
 
 def _may_pay(

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Final
 from gateway.routing.decision import Reason, RoutingOption
 from gateway.routing.latency_model import run_at
 from gateway.routing.pod_selection import cheapest_load
-from gateway.routing.slot_costs import queue_cost_s
-from registry.cost.eviction import COPY_FACTOR
+from registry.cost import COPY_FACTOR
 from registry.domain.model import Tier
 from registry.domain.reservation import LoadMode
 
@@ -145,6 +144,13 @@ def _best_cold(
         key=lambda pod: run_at(pod, request, cluster, now_s).seconds + price_s(pod, request.key),
         default=None,
     )
+
+
+def queue_cost_s(held_s: float, request: RequestView, cluster: ClusterState) -> float:
+    """What queued requests lose while one of the pool's slots is held."""
+    if not request.queued:
+        return 0.0
+    return held_s * request.queued / sum([pod.slots for pod in cluster.pods.values()])
 
 
 def nearest_load_s(key: str, cluster: ClusterState) -> float:

@@ -7,6 +7,9 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from registry.domain.cluster import ClusterState
     from registry.domain.reservation import LoadMode
 
 
@@ -37,6 +40,8 @@ class Reason(StrEnum):
     MODEL_GONE = "model-gone"
     NO_SUPPORTING_RUNTIME = "no-supporting-runtime"
     """No pod of the pool can ever serve the model as it is declared."""
+    POLICY_FAILED = "policy-failed"
+    """The plug-in that the model names as its policy is not installed here, or has an error."""
 
 
 @dataclass(slots=True)
@@ -63,7 +68,7 @@ class RequestView:
     queued: int = 0
     """Requests queued in this gateway, of all models."""
     size_class: int | None = None
-    """Of its body (`registry.domain.request_size`); None: not known."""
+    """Of its body (`registry.domain.measures`); None: not known."""
     max_load_wait_s: float = 0.0
     """How long it waits for more requests of its model before a load that evicts others."""
     may_try_transfer: bool = True
@@ -140,6 +145,8 @@ class SendTo:
     """A load that others gain by more than they lose: started even if this request is late."""
     takes_slot: bool = True
     """False: a step that waits in the entry pod's step queue."""
+    on_sent: Callable[[ClusterState, float], None] | None = None
+    """Called with the time when the request is sent to its pods; it must not raise."""
 
 
 @dataclass(slots=True)

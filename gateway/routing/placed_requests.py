@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gateway.routing.batch_round_robin import count_in_batch
 from gateway.routing.decision import Reason
 from gateway.routing.device_backlog import device_backlog
 from gateway.routing.latency_model import remaining_load, transfer_time
@@ -27,8 +26,8 @@ def record_placed(
     predict, entry = cluster.pods.get(decision.predict), cluster.pods.get(decision.entry)
     if predict is None or entry is None:
         return None
-    if decision.reason is Reason.BATCH_TURN:
-        count_in_batch(decision.predict, key, cluster, now_s)
+    if decision.on_sent is not None:
+        decision.on_sent(cluster, now_s)
     measured = predict.estimates[key]
     times = around = measured.stages_of(size_class)
     load_s = 0.0

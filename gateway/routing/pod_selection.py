@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from heapq import nsmallest
 from math import inf
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
+from gateway.routing.device_backlog import is_idle
+from gateway.routing.latency_model import run_at
 from registry.domain.estimates import UNMEASURED, KindEstimates
 from registry.domain.model import Tier
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
+    from gateway.routing.decision import LatencyEstimate, RequestView
     from registry.domain.accelerator import AcceleratorKind
     from registry.domain.cluster import ClusterState
     from registry.domain.pod_state import PodState
@@ -21,6 +26,9 @@ _REMOTE: Final = _DISTANCE[Tier.REMOTE]
 MAX_SCANNED: Final = 32
 """Pods up to which a scan per request is cheaper than the index (`benchmarks decision`)."""
 _name = attrgetter("name")
+
+_MAX_COMPARED: Final = 8
+_SAME_TIME_S: Final = 1e-6
 
 
 def free_pods(cluster: ClusterState) -> list[PodState]:
@@ -181,3 +189,44 @@ def _nearest_free(cluster: ClusterState, key: str) -> list[PodState]:
                 min_distance, nearest = distance, []
             nearest.append(pod)
     return nearest
+
+
+@dataclass(frozen=True, slots=True)
+class PodForecast:
+    pod: PodState
+    forecast: LatencyEstimate
+
+
+def run_soonest(
+    pods: Sequence[PodState], request: RequestView, cluster: ClusterState, now_s: float
+) -> PodForecast | None:
+    """Run at the pod with a free slot that responds first, delays of others there included.
+
+    None if there is no such pod. One without other inferences comes first; of many pods only those
+    with the fewest are compared. Ties: as `fewest_inferring`.
+    """
+    first = fewest_inferring(pods)
+    if first is None:
+        return None
+    best = PodForecast(first, run_at(first, request, cluster, now_s))
+    if is_idle(first):
+        return best
+    others = [pod for pod in pods if pod.has_free_slot and pod is not first]
+    if len(others) > _MAX_COMPARED:
+        others = nsmallest(_MAX_COMPARED, others, key=lambda pod: (pod.inferring, pod.name))
+    for pod in others:
+        forecast = run_at(pod, request, cluster, now_s)
+        if _ends_before(pod, forecast, best):
+            best = PodForecast(pod, forecast)
+    return best
+
+
+def _ends_before(pod: PodState, forecast: LatencyEstimate, best: PodForecast) -> bool:
+    known = best.forecast
+    difference_s = forecast.seconds + forecast.delays_s - known.seconds - known.delays_s
+    if abs(difference_s) > _SAME_TIME_S:
+        return difference_s < 0.0
+    other = best.pod
+    return (pod.inferring, pod.slots_busy, pod.name) < (
+        other.inferring, other.slots_busy, other.name,
+    )  # fmt: skip

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Final
 from gateway.routing.decision import ColdStartLoss, Reason, Reject, RequestView, SendTo, Wait
 from gateway.routing.device_backlog import is_idle
 from gateway.routing.latency_model import estimate_of
-from gateway.routing.routing_policies import ROUTING_POLICIES
+from gateway.routing.routing_policies import routing_policy
+from registry.domain.measures import MAX_AGE_S
 from registry.domain.model import RoutingPolicy
 from registry.domain.probes import MAX_LOAD_PAUSE_S, MAX_PAUSE_S
-from registry.domain.request_size import MAX_AGE_S
 from registry.domain.reservation import LoadMode
 from registry.inference_service.predictors import unmet_needs
 
@@ -41,13 +41,13 @@ class IncomingRequest:
     arrival_s: float
     draw: float
     sequence: int
-    policy: RoutingPolicy | None = None
+    policy: str | None = None
     """The policy that the request's header names; None: the model's."""
     deadline_s: float | None = None
     due_s: float | None = None
     """Soft deadline: after it, a queued request counts as starved, but is not rejected."""
     size_class: int | None = None
-    """Of its body (`registry.domain.request_size`); None: not known."""
+    """Of its body (`registry.domain.measures`); None: not known."""
 
 
 @dataclass(slots=True)
@@ -55,7 +55,7 @@ class RoutingResult:
     """A decision with the policy and the model generation it was made for."""
 
     decision: Decision
-    policy: RoutingPolicy | None
+    policy: str | None
     spec: ModelSpec | None
     """None if the model is gone."""
     is_probe: bool = False
@@ -105,7 +105,7 @@ def route_request(
         spec.policy.target_ongoing_requests, ahead, behind, stalled_s, request.deadline_s,
         lost_s, queued, request.size_class, spec.policy.max_load_wait_s, may_try_transfer,
     )  # fmt: skip
-    decision = ROUTING_POLICIES[policy](view, cluster, now_s)
+    decision = routing_policy(policy)(view, cluster, now_s)
     if not may_load and isinstance(decision, SendTo) and decision.mode is LoadMode.LOAD:
         decision = Wait(Reason.QUEUE_NO_SLOT)
     result = RoutingResult(decision, policy, spec, view=view)
@@ -118,7 +118,7 @@ def uses_remote_proxy(request: IncomingRequest, models: Mapping[ModelName, Model
     record = models.get(request.model)
     if record is None:
         return False
-    return (request.policy or record.serving.policy.routing) is RoutingPolicy.REMOTE_PROXY
+    return (request.policy or record.serving.policy.routing) == RoutingPolicy.REMOTE_PROXY
 
 
 def cannot_be_placed(
@@ -155,7 +155,7 @@ def _load_failed(failure: LoadFailure, now_s: float) -> Reject:
     return Reject(
         Reason.LOAD_FAILED,
         f"the model could not be loaded ({failure.reason}): {failure.message}",
-        retry_after_s=max(1.0, failure.retry_at_s - now_s),
+        retry_after_s=None if failure.is_permanent else max(1.0, failure.retry_at_s - now_s),
         http_status=failure.http_status,
     )
 

@@ -14,7 +14,7 @@ from gateway.routing.auto import auto
 from gateway.routing.cold_start import cold_start
 from gateway.routing.decision import Reason, RoutingOption, SendTo
 from gateway.routing.latency_model import estimate_of
-from gateway.routing.soonest_pod import run_soonest
+from gateway.routing.pod_selection import run_soonest
 from registry.domain.reservation import LoadMode
 
 if TYPE_CHECKING:

@@ -73,12 +73,13 @@ class _Partials:
 
 
 def best_order(
-    problem: PlanningProblem, groups: Sequence[Ints], *, at_least: float = -np.inf
-) -> list[Step] | None:
+    problem: PlanningProblem, groups: Sequence[Ints], *, at_least: float = -np.inf,
+    max_plans: int | None = None,
+) -> list[Step] | None:  # fmt: skip
     """The steps of the best plan; of equally good ones, one that ends first.
 
-    None: the search would evaluate more than `max_partial_plans` of the options, or no plan has
-    a sum of utilities of `at_least`.
+    None: the search would evaluate more than `max_plans` (else `max_partial_plans` of the
+    options), or no plan has a sum of utilities of `at_least`.
     """
     table = _padded(problem, groups)
     partials = _Partials(
@@ -87,7 +88,7 @@ def best_order(
     )  # fmt: skip
     bound = _Bound.of(problem, table, max(at_least, greedy_utility(problem, groups)))
     levels: list[_Partials] = []
-    budget = problem.options.max_partial_plans
+    budget = problem.options.max_partial_plans if max_plans is None else max_plans
     for left in range(len(groups), 0, -1):
         budget -= len(partials.done) * left * table.variant.shape[1]
         if budget < 0:

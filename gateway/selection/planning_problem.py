@@ -11,10 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from gateway.selection.accuracy import accuracy_by_class_mix
-from gateway.selection.class_posterior import class_probabilities
-from gateway.selection.priority import priority
-from gateway.selection.utility import penalty
+from gateway.selection.utility import accuracy_by_class_mix, class_probabilities, penalty, priority
 from gateway.selection.window import SHORT_CIRCUIT, WindowApplication
 
 if TYPE_CHECKING:
@@ -27,7 +24,6 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float64]
     Ints = NDArray[np.int64]
-
 
 _FORBIDDEN: Final = -1.0
 """In place of the accuracy of a choice that does not serve the request."""

@@ -1,4 +1,4 @@
-"""Trains the look at the data: projection, examples, k, and its profiled accuracy.
+"""The look at the data, by exact nearest neighbours among labelled examples, and its training.
 
 Dimensions and examples are bounded, since the time of a look grows with both: principal components,
 and a subset in which classes have the shares of the whole. Pure.
@@ -11,21 +11,62 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from gateway.selection.class_posterior import JEFFREYS, class_probabilities
-from gateway.selection.nearest_examples import NearestExamples
+from gateway.selection.utility import JEFFREYS, class_probabilities
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from gateway.selection.nearest_examples import Labels, Vectors
+    Vectors = NDArray[np.float32]
+    Labels = NDArray[np.int64]
 
 MAX_EXAMPLES: Final = 10_000
 MAX_DIMENSIONS: Final = 64
 CANDIDATES: Final = (1, 3, 5, 7, 9, 15)
 """Values of k that `choose_k` compares."""
 _FOLDS: Final = 5
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NearestExamples:
+    """Labelled vectors, [examples, dimensions], and how rows of a request become such vectors."""
+
+    vectors: Vectors
+    labels: Labels
+    """[examples], from 0 to `classes` - 1."""
+    classes: int
+    k: int
+    centre: Vectors
+    """[features], subtracted from a row."""
+    projection: Vectors
+    """[features, dimensions], applied then."""
+    half_norms: Vectors
+    """[examples]: half the squared length of each vector."""
+
+    @classmethod
+    def of(
+        cls, vectors: Vectors, labels: Labels, *, classes: int, k: int, centre: Vectors,
+        projection: Vectors,
+    ) -> NearestExamples:  # fmt: skip
+        vectors = np.ascontiguousarray(vectors, np.float32)
+        half_norms = (np.einsum("ij,ij->i", vectors, vectors) / 2).astype(np.float32)
+        return cls(vectors, labels, classes, k, centre, projection, half_norms)
+
+    def evidence(self, rows: Vectors) -> NDArray[np.float64]:
+        """The labels of the k nearest examples of each row, counted: [rows, classes]."""
+        projected: Vectors = (rows - self.centre).astype(np.float32) @ self.projection
+        return self.evidence_of(projected)
+
+    def evidence_of(self, projected: Vectors) -> NDArray[np.float64]:
+        """As `evidence`, for rows in the space of the examples."""
+        # Half the squared distance, less the row's own half square, which is the same for all.
+        distances = self.half_norms - projected @ self.vectors.T
+        k = min(self.k, len(self.vectors))
+        nearest = np.argpartition(distances, k - 1, axis=1)[:, :k]
+        counts = np.zeros((len(projected), self.classes))
+        np.add.at(counts, (np.arange(len(projected))[:, None], self.labels[nearest]), 1.0)
+        return counts
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -6,19 +6,107 @@ applications' data go on.
 
 from __future__ import annotations
 
+import tempfile
 import time
+from dataclasses import dataclass, field
+from pathlib import Path
 from queue import SimpleQueue
 from threading import Lock, Thread
 from typing import TYPE_CHECKING
 
-from gateway.sneakpeek.frames import Kind, decode_load, decode_look, encode
-from gateway.sneakpeek.gateway_socket import gateway_socket, received
-from gateway.sneakpeek.looking import Looking
+import numpy as np
+
+from gateway.selection.utility import profiled_accuracy
+from gateway.sneakpeek.frames import (
+    Kind,
+    Load,
+    Loaded,
+    Look,
+    Seen,
+    decode_load,
+    decode_look,
+    encode,
+    gateway_socket,
+    received,
+)
+from gateway.sneakpeek.request_rows import MismatchedBody, UnreadableBody, read_rows
+from gateway.sneakpeek.trained_file import InvalidSneakPeek, fetch, read_sneakpeek
 
 if TYPE_CHECKING:
     import socket
 
-    from gateway.sneakpeek.frames import Load, Loaded, Seen
+    from gateway.sneakpeek.trained_file import SneakPeekModel
+
+
+@dataclass(slots=True)
+class Looking:
+    """The trained looks in use, by application."""
+
+    _models: dict[str, tuple[Load, SneakPeekModel]] = field(default_factory=dict)
+
+    def load(self, wanted: Load) -> Loaded | None:
+        """Read an application's files; None if it is not to be looked at any more."""
+        if wanted.uri is None:
+            self._models.pop(wanted.application, None)
+            return None
+        try:
+            model = _read(wanted)
+        except InvalidSneakPeek as error:
+            self._models.pop(wanted.application, None)
+            return Loaded(wanted.application, wanted.uri, problem=str(error))
+        self._models[wanted.application] = (wanted, model)
+        return Loaded(wanted.application, wanted.uri, profiled_accuracy(model.confusion))
+
+    def look(self, look: Look) -> Seen:
+        found = self._models.get(look.application)
+        if found is None:
+            return Seen(look.number)
+        wanted, model = found
+        try:
+            read = read_rows(look.body, look.json_bytes, model.inputs, wanted.inputs, wanted.output)
+            width = model.examples.centre.shape[0]
+            if read.rows.shape[1] != width:
+                raise MismatchedBody(
+                    f"the inputs must have {width} numbers per row, were {read.rows.shape[1]}"
+                )
+        except MismatchedBody as error:
+            return Seen(look.number, problem=str(error))
+        except UnreadableBody:
+            return Seen(look.number)
+        evidence = model.examples.evidence(read.rows)
+        return Seen(
+            look.number,
+            tuple(tuple(row) for row in evidence.tolist()),
+            read.is_v2,
+            read.request_id,
+            read.is_answerable,
+        )
+
+
+def _read(wanted: Load) -> SneakPeekModel:
+    assert wanted.uri is not None
+    with tempfile.TemporaryDirectory() as folder:
+        model = read_sneakpeek(fetch(wanted.uri, Path(folder)))
+    if model.classes != wanted.classes:
+        raise InvalidSneakPeek(
+            f"{wanted.uri}: was trained for the classes {', '.join(model.classes)}; the "
+            f"application has {', '.join(wanted.classes)}"
+        )
+    k = model.examples.k
+    if wanted.k is not None and wanted.k != k:
+        raise InvalidSneakPeek(
+            f"{wanted.uri}: was trained and profiled with k {k}, spec.sneakPeek.k is {wanted.k}; "
+            f"train it with --k {wanted.k}, or leave k out"
+        )
+    named = {each.name for each in wanted.inputs}
+    if named and not set(model.inputs) <= named:
+        raise InvalidSneakPeek(
+            f"{wanted.uri}: was trained on the inputs {', '.join(model.inputs)}; the application "
+            f"has {', '.join(sorted(named))}"
+        )
+    if not np.asarray(model.confusion).sum(axis=1).all():
+        raise InvalidSneakPeek(f"{wanted.uri}: its profile has a class without examples")
+    return model
 
 
 class _Process:

@@ -1,11 +1,14 @@
 """Messages between the gateway and its own processes: length, kind, content.
 
-Times are of the system's monotonic clock, which both processes share. Pure.
+Times are of the system's monotonic clock, which both processes share.
 """
 
 from __future__ import annotations
 
+import socket
 import struct
+import sys
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final
@@ -15,11 +18,12 @@ import orjson
 from registry.domain.application import InputTensor
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 _HEAD: Final = struct.Struct("<IB")
 _LOOK: Final = struct.Struct("<QdII")
 MAX_FRAME_BYTES: Final = 64 << 20
+_READ_BYTES: Final = 1 << 18
 
 
 class Kind(IntEnum):
@@ -144,3 +148,20 @@ def decode_loaded(content: bytes) -> Loaded:
 def decode_seen(content: bytes) -> Seen:
     stored = orjson.loads(content)
     return Seen(**stored | {"rows": tuple(tuple(row) for row in stored["rows"])})
+
+
+@contextmanager
+def gateway_socket() -> Iterator[socket.socket]:
+    """The socket whose descriptor is the first argument; the body ends when the gateway does."""
+    with (
+        socket.socket(fileno=int(sys.argv[1])) as connection,
+        suppress(ConnectionError, KeyboardInterrupt),
+    ):
+        yield connection
+
+
+def received(connection: socket.socket) -> Iterator[tuple[Kind, bytes]]:
+    """Messages until the gateway closes its end. Raises ValueError for what is none."""
+    reader = FrameReader()
+    while data := connection.recv(_READ_BYTES):
+        yield from reader.feed(data)

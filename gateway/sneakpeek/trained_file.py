@@ -6,26 +6,28 @@ from a file (faiss #5400), nothing is unpickled.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote, urlsplit
 
 import numpy as np
 import orjson
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from gateway.selection.nearest_examples import NearestExamples
-from gateway.selection.sneakpeek_training import MAX_DIMENSIONS, MAX_EXAMPLES
+from gateway.selection.sneakpeek_training import MAX_DIMENSIONS, MAX_EXAMPLES, NearestExamples
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from gateway.selection.sneakpeek_training import TrainedSneakPeek
 
 ARRAYS: Final = "sneakpeek.safetensors"
 FACTS: Final = "sneakpeek.json"
 _VERSION: Final = 1
 _NAMES: Final = ("vectors", "labels", "centre", "projection")
+_MAX_BYTES: Final = 64 << 20
+"""Of one file; the largest that `sneakpeek train` writes has some 3 MB."""
 
 
 class InvalidSneakPeek(Exception):
@@ -110,3 +112,50 @@ def _model(facts: dict[str, Any], arrays: dict[str, Any]) -> SneakPeekModel:
     return SneakPeekModel(
         examples, str(facts["application"]), classes, tuple(facts["inputs"]), confusion
     )
+
+
+def fetch(uri: str, folder: Path) -> Path:
+    """The folder that holds the files of a `sneakPeek.uri`: its own, or `folder` with copies.
+
+    Raises InvalidSneakPeek.
+    """
+    parts = urlsplit(uri)
+    if parts.scheme == "file":
+        return _checked(Path(unquote(parts.path)), uri)
+    try:
+        if parts.scheme == "s3":
+            _from_s3(parts.netloc, unquote(parts.path).strip("/"), folder)
+        else:
+            _from_library(uri, folder)
+    except Exception as error:  # whatever the libraries raise
+        raise InvalidSneakPeek(f"{uri}: cannot be read: {error}") from error
+    return _checked(folder, uri)
+
+
+def _checked(folder: Path, uri: str) -> Path:
+    for name in (ARRAYS, FACTS):
+        try:
+            size = (folder / name).stat().st_size
+        except OSError as error:
+            raise InvalidSneakPeek(f"{uri}: {name} cannot be read: {error.strerror}") from error
+        if size > _MAX_BYTES:
+            raise InvalidSneakPeek(f"{uri}: {name} may have {_MAX_BYTES} bytes, has {size}")
+    return folder
+
+
+def _from_s3(bucket: str, prefix: str, folder: Path) -> None:
+    import boto3
+
+    client: Any = boto3.client("s3", endpoint_url=os.environ.get("AWS_ENDPOINT_URL") or None)
+    for name in (ARRAYS, FACTS):
+        key = f"{prefix}/{name}" if prefix else name
+        size = client.head_object(Bucket=bucket, Key=key)["ContentLength"]
+        if size > _MAX_BYTES:
+            raise InvalidSneakPeek(f"{name} may have {_MAX_BYTES} bytes, has {size}")
+        client.download_file(bucket, key, str(folder / name))
+
+
+def _from_library(uri: str, folder: Path) -> None:
+    from kserve_storage import Storage
+
+    Storage.download(uri, str(folder))

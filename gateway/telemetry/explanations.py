@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from gateway.routing.decision import Reject, RoutingOption, SendTo, Wait
+from gateway.routing.decision import Reason, Reject, RoutingOption, SendTo, Wait
 from gateway.routing.ways import ways
-from gateway.telemetry.decision_text import decision_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-    from gateway.routing.decision import LatencyEstimate
+    from gateway.routing.decision import Decision, LatencyEstimate
     from gateway.routing.route_request import IncomingRequest, RoutingResult
     from registry.domain.cluster import ClusterState
     from registry.domain.residency_index import Residency
@@ -23,6 +22,24 @@ MAX_WEIGHED: Final = 50
 explanation: that takes longer than their decision. Of further ones only the decision is kept."""
 _MAX_CANDIDATES: Final = 32
 _MAX_APPLICATIONS: Final = 256
+_SENT: Final[Mapping[Reason, str]] = {
+    Reason.WARM: "warm at {predict}",
+    Reason.WARM_REMOTE: "warm at {predict}, which infers; {entry} prepares the request",
+    Reason.WARMING: "being loaded at {predict}, where the request waits for it",
+    Reason.WARMING_REMOTE: "being loaded at {predict}, which infers; {entry} prepares the request",
+    Reason.COLD: "loaded at {predict}, as no pod has it on its device",
+    Reason.COLD_WARM_BUSY: "loaded at {predict} as well, as the pods that have it are busy",
+    Reason.BATCH_TURN: "in the batch of {predict}, whose turn it is",
+    Reason.MODEL_OBLIVIOUS: "sent to {predict} by a policy that does not look at models",
+}
+_WAITS: Final[Mapping[Reason, str]] = {
+    Reason.QUEUE_WARM_BUSY: "waits for a slot at a pod that has the model on its device",
+    Reason.QUEUE_WARMING: "waits for a load in progress",
+    Reason.QUEUE_NO_SLOT: "waits, as no pod has a free slot",
+    Reason.QUEUE_TARGET: "waits, as inference at the pods with free slots has reached its target",
+    Reason.QUEUE_MEMORY: "waits, as loads in progress take the memory of pods with free slots",
+    Reason.NO_PODS: "waits, as no pod accepts requests",
+}
 
 
 @dataclass(slots=True)
@@ -128,6 +145,25 @@ class Explanations:
         }
 
 
+def find_explanation(
+    explanations: Iterable[Explanations], request_id: str, namespaces: Collection[str] | None
+) -> dict[str, Any]:
+    """The request's, if model and application are of these namespaces; None: of any. Else empty.
+
+    Clients choose ids: requests of two tenants may have the same one.
+    """
+    for each in explanations:
+        found = each.get(request_id)
+        if found is not None and (namespaces is None or _is_within(found, namespaces)):
+            return found
+    return {}
+
+
+def _is_within(explanation: Mapping[str, Any], namespaces: Collection[str]) -> bool:
+    names = (explanation.get("model"), explanation.get("selection", {}).get("application"))
+    return all(name is None or name.partition("/")[0] in namespaces for name in names)
+
+
 def _candidates(
     state: ClusterState, decision: SendTo | Wait | Reject, holders: Mapping[str, Residency]
 ) -> list[Any]:
@@ -195,3 +231,54 @@ def _candidate(
         "ongoing": inferring,
         "accepting": accepting,
     }
+
+
+def decision_text(decision: Decision, options: Sequence[RoutingOption] = ()) -> str:
+    """A decision as one sentence: what was done, why, how long it should take, the next best.
+
+    Such as `warm at pod-3: 21 ms expected; next best: cold start at pod-1, 480 ms more in all`; of
+    a rejection its message. `options`: the ways, if not the decision's.
+    """
+    options = options or decision.options
+    if isinstance(decision, Reject):
+        return decision.message
+    if isinstance(decision, Wait):
+        return _WAITS.get(decision.reason, f"waits: {decision.reason}") + _time(decision.forecast)
+    done = _SENT.get(decision.reason, "sent to {predict}")
+    taken = next((each for each in options if _is_taken(each, decision)), None)
+    forecast = decision.forecast or (None if taken is None else taken.forecast)
+    text = done.format(predict=decision.predict, entry=decision.entry) + _time(forecast)
+    others = [each for each in options if each is not taken]
+    return text if taken is None or not others else text + _next_best(taken, others)
+
+
+def _time(forecast: LatencyEstimate | None) -> str:
+    if forecast is None:
+        return ""
+    how = "expected" if forecast.is_measured else "expected, by guess"
+    return f": {duration(forecast.seconds)} {how}"
+
+
+def _next_best(taken: RoutingOption, others: Sequence[RoutingOption]) -> str:
+    """The cheapest other way, and its difference, to this request and others together.
+
+    A fixed policy may have taken one that costs more.
+    """
+    best = min(others, key=lambda each: each.cost_s)
+    at = f" at {best.predict}" if best.predict else ""
+    difference_s = best.cost_s - taken.cost_s
+    if difference_s < 0:
+        return f"; cheaper: {best.name}{at}, {duration(-difference_s)} less in all"
+    return f"; next best: {best.name}{at}, {duration(difference_s)} more in all"
+
+
+def _is_taken(option: RoutingOption, decision: SendTo) -> bool:
+    return (option.reason, option.entry, option.predict) == (
+        decision.reason, decision.entry, decision.predict,
+    )  # fmt: skip
+
+
+def duration(seconds: float) -> str:
+    if seconds >= 1:
+        return f"{seconds:.1f} s"
+    return f"{seconds * 1000:.0f} ms" if seconds >= 0.01 else f"{seconds * 1000:.1f} ms"

@@ -1,36 +1,34 @@
 """Metrics of the gateway. Labels are closed sets and models, never pods or requests.
 
-Histograms and request counters are implemented here and exposed like those of prometheus_client,
-which lock and walk the buckets in Python on each of the nine observations per request: a request
-then takes 8 % more CPU time (`docs/benchmarks.md`). One event loop needs no locks.
+Request counters are implemented here, as histograms are, and exposed like those of
+prometheus_client: see `histograms`.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter as Counts
 from collections import defaultdict
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
-from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
+from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
-from gateway.telemetry.model_metrics import ModelLabels, ModelTimings, buckets_of
+from gateway.telemetry.histograms import LabelledHistogram, ModelLabels, ModelTimings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
     from collections.abc import Set as AbstractSet
 
-    from prometheus_client.samples import Exemplar
-
+MAX_MODELS: Final = 200
+"""With labels of their own, in the order of their first requests: each has its own histograms."""
 _STAGE_BUCKETS: Final = (
     0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
 )  # fmt: skip
 
 
 class GatewayMetrics:
-    def __init__(self, max_models: int = 200) -> None:
+    def __init__(self, max_models: int = MAX_MODELS) -> None:
         """`max_models`: models with a label of their own; the others are `other`."""
         self._unread_s = 0.0
         self.registry = CollectorRegistry()
@@ -61,50 +59,39 @@ class GatewayMetrics:
             "Absolute difference between a measured forecast and the actual time.",
             "policy",
         )
-        self.retries = Counter(
-            "pilotlight_gateway_retries", "Requests retried at another pod.", ("reason",),
-            registry=self.registry,
-        )  # fmt: skip
-        self.looks = Counter(
+        self.retries = self._counter(
+            "pilotlight_gateway_retries", "Requests retried at another pod.", "reason"
+        )
+        self.looks = self._counter(
             "pilotlight_gateway_looks",
             "Looks at the data of requests to applications; all but those seen are planned by"
             " profiled accuracy.",
-            ("outcome",), registry=self.registry,
-        )  # fmt: skip
-        self.events = Counter(
+            "outcome",
+        )
+        self.events = self._counter(
             "pilotlight_gateway_logger_events",
             "Events of models' loggers, by what became of them.",
-            ("outcome",), registry=self.registry,
-        )  # fmt: skip
-        self.disconnects = Counter(
-            "pilotlight_gateway_client_disconnects", "Clients that left before the response.",
-            registry=self.registry,
-        )  # fmt: skip
-        self.unread = Gauge(
+            "outcome",
+        )
+        self.disconnects = self._counter(
+            "pilotlight_gateway_client_disconnects", "Clients that left before the response."
+        )
+        self.unread = self._gauge(
             "pilotlight_gateway_unread_connection_seconds",
             "Longest wait of a new connection until it was accepted, since the last scrape.",
-            registry=self.registry,
-        )  # fmt: skip
-        self.waiting = Gauge(
-            "pilotlight_gateway_waiting_requests", "Requests in the queue.",
-            registry=self.registry,
-        )  # fmt: skip
-        self.reserved = Gauge(
-            "pilotlight_gateway_reservations", "Reservations held now.", registry=self.registry
         )
-        self.in_flight = Gauge(
+        self.waiting = self._gauge("pilotlight_gateway_waiting_requests", "Requests in the queue.")
+        self.reserved = self._gauge("pilotlight_gateway_reservations", "Reservations held now.")
+        self.in_flight = self._gauge(
             "pilotlight_gateway_requests_in_flight",
             "Requests in the queue or with a reservation; the number of gateways may follow it.",
-            registry=self.registry,
-        )  # fmt: skip
-        self.registry_age = Gauge(
-            "pilotlight_gateway_registry_age_seconds", "Age of the local cluster state.",
-            registry=self.registry,
-        )  # fmt: skip
-        self.registry_repairs = Gauge(
-            "pilotlight_gateway_registry_repairs", "Snapshots taken because updates were missed.",
-            registry=self.registry,
-        )  # fmt: skip
+        )
+        self.registry_age = self._gauge(
+            "pilotlight_gateway_registry_age_seconds", "Age of the local cluster state."
+        )
+        self.registry_repairs = self._gauge(
+            "pilotlight_gateway_registry_repairs", "Snapshots taken because updates were missed."
+        )
 
     def saw_unread(self, age_s: float) -> None:
         """A new connection had waited so long."""
@@ -115,56 +102,14 @@ class GatewayMetrics:
         longest_s, self._unread_s = self._unread_s, 0.0
         return longest_s
 
+    def _counter(self, name: str, documentation: str, *labels: str) -> Counter:
+        return Counter(name, documentation, labels, registry=self.registry)
+
+    def _gauge(self, name: str, documentation: str) -> Gauge:
+        return Gauge(name, documentation, registry=self.registry)
+
     def _histogram(self, name: str, documentation: str, label: str) -> LabelledHistogram:
         return LabelledHistogram(name, documentation, label, _STAGE_BUCKETS, self.registry)
-
-
-class HistogramSeries:
-    __slots__ = ("bounds", "counts", "exemplars", "total")
-
-    def __init__(self, bounds: Sequence[float]) -> None:
-        self.bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)
-        self.total = 0.0
-        self.exemplars: dict[int, Exemplar] = {}
-        """The latest traced request of each bucket; empty without traces."""
-
-    def observe(self, value: float) -> None:
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.total += value
-
-
-class LabelledHistogram(Collector):
-    """A histogram with one label, observed from one thread."""
-
-    def __init__(
-        self,
-        name: str,
-        documentation: str,
-        label: str,
-        bounds: Sequence[float],
-        registry: CollectorRegistry,
-    ) -> None:
-        self._name = name
-        self._documentation = documentation
-        self._label = label
-        self._bounds = tuple(bounds)
-        self._series: dict[str, HistogramSeries] = {}
-        registry.register(self)
-
-    def labels(self, value: str) -> HistogramSeries:
-        series = self._series.get(value)
-        if series is None:
-            series = self._series[value] = HistogramSeries(self._bounds)
-        return series
-
-    def collect(self) -> Iterable[HistogramMetricFamily]:
-        family = HistogramMetricFamily(self._name, self._documentation, labels=[self._label])
-        known = dict(self._series)  # called in a thread: an iteration could see a change
-        for value, series in known.items():
-            buckets = buckets_of(self._bounds, series.counts, series.exemplars)
-            family.add_metric([value], buckets, series.total)
-        yield family
 
 
 class RequestOutcome(NamedTuple):

@@ -1,18 +1,68 @@
-"""The latest requests of this gateway with their outcomes, for the console; bounded."""
+"""The latest requests of this gateway: times by stage and outcomes, and the failures in its log."""
 
 from __future__ import annotations
 
+import logging
 from collections import deque
-from typing import TYPE_CHECKING, Final, NamedTuple
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+import orjson
+
+from gateway.telemetry.explanations import duration, find_explanation
 from registry.domain.pod import Stage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator, Sequence
 
-    from gateway.telemetry.stage_timings import StageTimings
+    from gateway.http.headers import PodResponse
+    from gateway.telemetry.explanations import Explanations
+
+logger = logging.getLogger(__name__)
 
 MAX_REQUESTS: Final = 4096
+INTERVAL_S: Final = 60.0
+"""At most one line in this time for failures of one model, status and reason."""
+MAX_KINDS: Final = 1000
+MAX_MESSAGE: Final = 500
+
+
+class StageTimings(NamedTuple):
+    """Time of one request by stage, in milliseconds."""
+
+    queue_ms: float
+    pod_ms: float
+    """From the first byte sent to the pod to the head of its response."""
+    load_ms: float
+    preprocess_ms: float
+    infer_ms: float
+    postprocess_ms: float
+
+    @property
+    def network_ms(self) -> float:
+        """The part of `pod_ms` that the pod does not report."""
+        reported_ms = self.load_ms + self.preprocess_ms + self.infer_ms + self.postprocess_ms
+        return max(0.0, self.pod_ms - reported_ms)
+
+    def server_timing(self) -> bytes:
+        return (
+            f"queue;dur={self.queue_ms:.3f}, load;dur={self.load_ms:.3f}, "
+            f"preprocess;dur={self.preprocess_ms:.3f}, infer;dur={self.infer_ms:.3f}, "
+            f"postprocess;dur={self.postprocess_ms:.3f}, network;dur={self.network_ms:.3f}"
+        ).encode()
+
+
+def stage_timings(queue_s: float, pod_s: float, response: PodResponse) -> StageTimings:
+    """Timings by the gateway's clock and the pod's `server-timing`."""
+    reported = (response.stages_ms or {}).get
+    return StageTimings(
+        queue_s * 1000,
+        pod_s * 1000,
+        reported("load", 0.0),
+        reported("preprocess", 0.0),
+        reported("infer", 0.0),
+        reported("postprocess", 0.0),
+    )
 
 
 class RecentRequest(NamedTuple):
@@ -31,6 +81,35 @@ class RecentRequest(NamedTuple):
     timings: StageTimings | None
     expected_s: float | None
     """Forecast of the routing decision, if it was measured."""
+    error: str = ""
+    """The message of an error's response."""
+    failed_after_s: float = 0.0
+    """If no pod responded."""
+
+    @property
+    def namespace(self) -> str:
+        return self.model.partition("/")[0]
+
+    @property
+    def took_s(self) -> float:
+        timings = self.timings
+        return self.failed_after_s if timings is None else (timings.queue_ms + timings.pod_ms) / 1e3
+
+    def failure_text(self) -> str:
+        """Such as `failed after 1.6 s: 503 load-failed: MESSAGE`; empty for a success."""
+        if self.status < HTTPStatus.BAD_REQUEST:
+            return ""
+        after = f" after {duration(self.took_s)}" if self.took_s else ""
+        return f"failed{after}: {self.status} {self.reason}: {self.error or 'without a message'}"
+
+    def outcome(self) -> dict[str, Any]:
+        """The response as JSON, for an explanation."""
+        return {
+            "status": self.status,
+            "reason": self.reason,
+            "took_s": round(self.took_s, 6),
+            "error": self.error or None,
+        }
 
     def stages_ms(self) -> list[tuple[str, float]]:
         """Milliseconds of each stage, in the order in which a request passes them."""
@@ -57,6 +136,76 @@ class RecentRequests:
     def newest_first(self) -> Iterator[RecentRequest]:
         return reversed(self._requests)
 
-    def find(self, request_id: str) -> RecentRequest | None:
-        """The latest one with this id."""
-        return next((each for each in self.newest_first() if each.id == request_id), None)
+    def find(
+        self, request_id: str, namespaces: Collection[str] | None = None
+    ) -> RecentRequest | None:
+        """The latest one with this id, of a model of these namespaces; None: of any."""
+        found = (each for each in self.newest_first() if each.id == request_id)
+        return next(
+            (each for each in found if namespaces is None or each.namespace in namespaces), None
+        )
+
+
+def explain_request(
+    explanations: Sequence[Explanations],
+    recent: RecentRequests,
+    request_id: str,
+    namespaces: Collection[str] | None = None,
+) -> dict[str, Any] | None:
+    """The decision and the outcome of a request as JSON; None if both are unknown.
+
+    Of models of these namespaces only; None: of all.
+    """
+    decided = find_explanation(explanations, request_id, namespaces)
+    ended = recent.find(request_id, namespaces)
+    if ended is None:
+        return decided or None
+    document = decided or {
+        "request_id": request_id, "gateway": explanations[0].gateway, "model": ended.model,
+        "policy": ended.policy, "summary": "",
+    }  # fmt: skip
+    texts = (ended.failure_text(), document.get("summary", ""))
+    summary = "; decided: ".join(text for text in texts if text)
+    return {**document, "summary": summary, "outcome": ended.outcome()}
+
+
+class FailureLog:
+    """Logs responses with a status of 500 or more, of which there may be thousands a second.
+
+    The first of each kind, and how many followed it.
+    """
+
+    def __init__(self) -> None:
+        self._kinds: dict[tuple[str, int, str], list[float]] = {}
+        """Unix time of the last line and the failures since then, the oldest kind first."""
+
+    def log(self, request: RecentRequest) -> None:
+        kind = (request.model, request.status, request.reason)
+        last_s, unlogged = self._kinds.get(kind, (0.0, 0))
+        if 0 <= request.at_s - last_s < INTERVAL_S:
+            self._kinds[kind][1] += 1
+            return
+        self._kinds.pop(kind, None)
+        if len(self._kinds) >= MAX_KINDS:
+            del self._kinds[next(iter(self._kinds))]
+        self._kinds[kind] = [request.at_s, 0]
+        logger.warning(
+            "request failed",
+            extra={
+                "request_id": request.id, "model": request.model, "status": request.status,
+                "reason": request.reason, "pod": request.pod, "error": request.error,
+                "unlogged": int(unlogged),
+            },
+        )  # fmt: skip
+
+
+def error_message(body: bytes) -> str:
+    """The text of an error's response in KServe's or OpenAI's form; else the text as it is."""
+    if not body:
+        return ""
+    try:
+        error = orjson.loads(body)["error"]
+        text = error["message"] if isinstance(error, dict) else error
+    except (ValueError, KeyError, TypeError):
+        text = body.decode("utf-8", "replace")
+    return str(text)[:MAX_MESSAGE]

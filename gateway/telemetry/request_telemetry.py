@@ -6,13 +6,19 @@ import logging
 import time
 from bisect import bisect_left
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 
 from prometheus_client.samples import Exemplar
 
+from gateway.telemetry.histograms import UNKNOWN, ModelSeries
 from gateway.telemetry.metrics import RequestOutcome
-from gateway.telemetry.model_metrics import UNKNOWN, ModelSeries
-from gateway.telemetry.recent_requests import RecentRequest, RecentRequests
+from gateway.telemetry.recent_requests import (
+    FailureLog,
+    RecentRequest,
+    RecentRequests,
+    error_message,
+)
 from registry.domain.pod import Stage
 
 if TYPE_CHECKING:
@@ -21,10 +27,10 @@ if TYPE_CHECKING:
     from gateway.errors import GatewayError
     from gateway.http.headers import PodResponse
     from gateway.routing.decision import SendTo
-    from gateway.telemetry.metrics import GatewayMetrics, HistogramSeries
-    from gateway.telemetry.stage_timings import StageTimings
+    from gateway.telemetry.histograms import HistogramSeries
+    from gateway.telemetry.metrics import GatewayMetrics
+    from gateway.telemetry.recent_requests import StageTimings
     from gateway.telemetry.tracing import Tracer
-
 
 MAX_CACHED_MODELS: Final = 10_000
 _access_logger = logging.getLogger("gateway.access")
@@ -47,6 +53,8 @@ class ServedRequest:
     """`warm`, or the tier that the model was loaded from while the request waited."""
     selection_lines: bytes = b""
     """Header lines about the variant, if the request was to an application."""
+    error: str = ""
+    """The name of the error that the pod responded with, such as `load-failed`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +88,7 @@ class RequestTelemetry:
         )
         self._by_policy: dict[str, _PolicyHistograms] = {}
         self._by_model: dict[str, ModelSeries] = {}
+        self._failures = FailureLog()
         metrics.labels.on_gone.append(self._forget)
 
     def head_lines(
@@ -92,22 +101,26 @@ class RequestTelemetry:
             b"\r\nx-pilotlight-pod: ", response.pod or request.entry.encode(),
             b"\r\nx-pilotlight-predict-pod: ", response.predict_pod or request.predict.encode(),
             b"\r\nx-pilotlight-policy: ", request.policy.encode(),
-            b"\r\nx-pilotlight-reason: ", request.decision.reason.encode(),
-            b"\r\nx-pilotlight-start: ", request.start.encode(),
+            b"\r\nx-pilotlight-reason: ", (request.error or request.decision.reason).encode(),
             b"\r\nserver-timing: ", timings.server_timing(), b"\r\n",
             self._gateway_line,
         )  # fmt: skip
+        if not request.error:
+            lines += (b"x-pilotlight-start: ", request.start.encode(), b"\r\n")
         if request.version:
             lines += (b"x-pilotlight-version: ", request.version, b"\r\n")
         if request.selection_lines:
             lines.append(request.selection_lines)
         return lines
 
-    def served(self, request: ServedRequest, timings: StageTimings, status: int) -> None:
+    def served(
+        self, request: ServedRequest, timings: StageTimings, status: int, error_body: bytes = b""
+    ) -> None:
+        """Count a pod's response; `error_body`: the beginning of an error's."""
         decision, policy = request.decision, request.policy
-        self._count(
-            RequestOutcome(request.model, policy, str(decision.reason), request.start, status)
-        )
+        reason = request.error or str(decision.reason)
+        start = "" if request.error else request.start
+        self._count(RequestOutcome(request.model, policy, reason, start, status))
         self._queue.observe(timings.queue_ms / 1000)
         self._load.observe(timings.load_ms / 1000)
         self._preprocess.observe(timings.preprocess_ms / 1000)
@@ -128,8 +141,8 @@ class RequestTelemetry:
             histograms.prediction_error.observe(abs(expected_s - pod_s))
         self._ended(
             RecentRequest(
-                request.id, time.time(), request.model, policy, decision.reason, request.start,
-                status, request.predict, timings, expected_s,
+                request.id, time.time(), request.model, policy, reason, start,
+                status, request.predict, timings, expected_s, error_message(error_body),
             )
         )  # fmt: skip
 
@@ -173,8 +186,9 @@ class RequestTelemetry:
         ]  # fmt: skip
 
     def failed(
-        self, model: str, policy: str | None, error: GatewayError, request_id: str = ""
-    ) -> None:
+        self, model: str, policy: str | None, error: GatewayError, request_id: str = "",
+        *, took_s: float = 0.0,
+    ) -> None:  # fmt: skip
         """Count an error response of the gateway.
 
         Args:
@@ -182,18 +196,32 @@ class RequestTelemetry:
             policy: None if no policy was chosen.
             error: the response.
             request_id: empty if it was not read.
+            took_s: from the end of the request's head to the response.
         """
         reason, model, policy = str(error.reason), model or UNKNOWN, policy or "none"
         status = int(error.status)
         self._count(RequestOutcome(model, policy, reason, "", status))
         self._ended(
             RecentRequest(
-                request_id, time.time(), model, policy, reason, "", status, "", None, None
+                request_id,
+                time.time(),
+                model,
+                policy,
+                reason,
+                "",
+                status,
+                "",
+                None,
+                None,
+                str(error),
+                took_s,
             )
         )
 
     def _ended(self, request: RecentRequest) -> None:
         self.recent.add(request)
+        if request.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            self._failures.log(request)
         tracer = self.tracer
         if tracer is not None:
             tracer.respond(request)
@@ -236,9 +264,7 @@ class RequestTelemetry:
         return histograms
 
 
-def _keep_exemplar(
-    trace_id: str, timings: StageTimings, *histograms: HistogramSeries | ModelSeries
-) -> None:
+def _keep_exemplar(trace_id: str, timings: StageTimings, *histograms: HistogramSeries) -> None:
     took_s = (timings.queue_ms + timings.pod_ms) / 1000
     exemplar = Exemplar({"trace_id": trace_id}, took_s, time.time())
     for each in histograms:
@@ -246,9 +272,9 @@ def _keep_exemplar(
 
 
 def _observe(series: ModelSeries, timings: StageTimings) -> None:
-    total_ms = timings.queue_ms + timings.pod_ms
-    series.counts[bisect_left(series.bounds, total_ms / 1000)] += 1
-    series.total_ms += total_ms
+    total_s = (timings.queue_ms + timings.pod_ms) / 1000
+    series.counts[bisect_left(series.bounds, total_s)] += 1
+    series.total += total_s
     stages_ms = series.stages_ms
     stages_ms[0] += timings.queue_ms
     stages_ms[1] += timings.load_ms

@@ -19,15 +19,14 @@ from urllib.parse import urlsplit
 
 from gateway.errors import GatewayError, UpstreamLost
 from gateway.upstream.pod_connection import PodConnectionLost
-from registry.domain.request_log import LogMode
+from registry.domain.model import LogMode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from gateway.http.headers import Headers
     from gateway.upstream.pod_connection import PodConnection, PodConnectionPool
-    from registry.domain.model import ModelName, ModelSpec
-    from registry.domain.request_log import RequestLog
+    from registry.domain.model import ModelName, ModelSpec, RequestLog
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from gateway.errors import UpstreamLost
 from gateway.http.headers import read_response
 from gateway.upstream.pod_connection import PodConnectionLost, PodUnreachable
-from registry.knative_errors import (
+from registry.pod_responses import (
     FAILURE_STATUSES,
     MAX_BODY_BYTES,
     QueueProxyFailure,

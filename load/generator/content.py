@@ -9,13 +9,29 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from load.generator.errors import BadPayload
-from load.generator.example_rules import ExampleRules  # noqa: TC001 - pydantic resolves it
+from load.errors import GeneratorError
+from registry.domain.application import Penalty
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+
+@dataclass(frozen=True, slots=True)
+class ExampleRules:
+    """Where an application's examples are, and how its responses are judged."""
+
+    path: str
+    output: str = "label"
+    penalty: Penalty = Penalty.SIGMOID
+    deadline_s: float | None = None
+    """Of requests without one in the trace; None: lateness costs nothing."""
+
+
 _IMAGE_SUFFIXES: Final = {".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp"}
+
+
+_ONE_NEEDED: Final = frozenset(("transformers", "diffusers"))
+"""Platforms of models whose inputs after the first are options."""
 
 
 class ContentKind(StrEnum):
@@ -49,7 +65,7 @@ IMAGE: Final = Content(ContentKind.IMAGE, "image")
 
 
 def read_payloads(options: Sequence[str]) -> dict[str, Content]:
-    """Contents by model of `MODEL=FILE`, `MODEL=text` or `MODEL=image`. Raises BadPayload."""
+    """Contents by model of `MODEL=FILE`, `MODEL=text` or `MODEL=image`. Raises GeneratorError."""
     found: dict[str, Content] = {}
     problems = []
     for option in options:
@@ -62,7 +78,7 @@ def read_payloads(options: Sequence[str]) -> dict[str, Content]:
         except (OSError, ValueError) as error:
             problems.append(f"--payload {option}: {error}")
     if problems:
-        raise BadPayload("\n".join(problems))
+        raise GeneratorError("\n".join(problems))
     return found
 
 
@@ -93,7 +109,7 @@ def content_of_metadata(metadata: Any) -> Content | None:
     if not inputs:
         return None
     first, datatype, _ = inputs[0]
-    if len(inputs) == 1 and datatype == "BYTES":
+    if datatype == "BYTES" and (len(inputs) == 1 or metadata.get("platform") in _ONE_NEEDED):
         is_image = "image" in first.lower()
         return Content(ContentKind.IMAGE if is_image else ContentKind.TEXT, first)
     return Content(ContentKind.TENSORS, inputs=tuple(inputs))

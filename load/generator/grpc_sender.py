@@ -10,7 +10,7 @@ from kserve.protocol.grpc import grpc_predict_v2_pb2 as messages
 from load.generator.request_bodies import RequestBodies
 from load.generator.settings import SERVER_NAME, Layout
 from load.generator.target_url import inference_path
-from runtime.wire.raw_tensors import to_raw
+from runtime.wire.tensor_encodings import to_raw
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,6 +26,8 @@ _SERVER_METADATA: Final = "/inference.GRPCInferenceService/ServerMetadata"
 _METADATA_TIMEOUT_S: Final = 10.0
 _HTTP_STATUS: Final = {
     grpc.StatusCode.INVALID_ARGUMENT: 400,
+    grpc.StatusCode.UNAUTHENTICATED: 401,
+    grpc.StatusCode.PERMISSION_DENIED: 403,
     grpc.StatusCode.NOT_FOUND: 404,
     grpc.StatusCode.RESOURCE_EXHAUSTED: 429,
     grpc.StatusCode.FAILED_PRECONDITION: 409,
@@ -59,7 +61,7 @@ class GrpcSender:
         """Fill in the result of one request; every failure becomes its error."""
         request = self._request(arrival, content, request_id)
         policy = self._settings.policy
-        headers = [("x-request-id", request_id)]
+        headers = [("x-request-id", request_id), *self._settings.credentials.items()]
         headers += [] if policy is None else [("x-pilotlight-policy", policy)]
         result.sent_s = self._now_s()
         call = self._infer(request, metadata=tuple(headers), timeout=arrival.deadline_s)

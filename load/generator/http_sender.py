@@ -149,6 +149,7 @@ class HttpSender:
             f"x-request-id: {request_id}",
             f"content-length: {len(body.data)}",
             *(f"{name}: {value}" for name, value in body.headers),
+            *(f"{name}: {value}" for name, value in settings.credentials.items()),
         ]
         if settings.policy is not None:
             lines.append(f"x-pilotlight-policy: {settings.policy}")

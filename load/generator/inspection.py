@@ -1,4 +1,9 @@
-"""Requests, before a run, the layout of an HTTP target and the inputs that its models take."""
+"""What an HTTP target says of itself: before a run its layout and inputs, around it memory.
+
+The memory is what idle models held during a run. A gateway has the total of its whole pool, deleted
+pods included, as of each pod's last heartbeat; a pod has its own current total. Both are counters,
+so the value of a run is a difference.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +12,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import httpx
+from prometheus_client.parser import text_string_to_metric_families
 
-from load.generator.content import Content, content_of_metadata
-from load.generator.errors import TargetUnreachable
-from load.generator.settings import SERVER_NAME, Layout
+from load.errors import CredentialsRefused, RunFailed
+from load.generator.content import content_of_metadata
+from load.generator.responses import http_error
+from load.generator.settings import SERVER_NAME, Layout, RequestProtocol
 from load.generator.target_url import base_url, host_headers, metadata_path
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from load.generator.content import Content
+    from load.generator.settings import RunSettings
 
 _TIMEOUT_S: Final = 10.0
 _MAX_CONCURRENT: Final = 16
@@ -27,27 +37,31 @@ class TargetDescription:
     """By `tenant/model`; only models whose metadata describes inputs."""
     missing: tuple[str, ...]
     """`tenant/model` of the models whose metadata request got a 404."""
+    without_inputs: tuple[str, ...]
+    """`tenant/model` of the models whose metadata lists no inputs."""
 
 
-async def inspect(
-    url: str, models: Sequence[tuple[str, str]], *, host_header: str | None = None
-) -> TargetDescription:
-    """Request the metadata of a target and its models. Raises TargetUnreachable."""
+async def inspect(settings: RunSettings, models: Sequence[tuple[str, str]]) -> TargetDescription:
+    """Request the metadata of a target and its models.
+
+    Raises RunFailed; CredentialsRefused if the target answers 401 for every model.
+    """
+    url = settings.url
     async with httpx.AsyncClient(
-        base_url=base_url(url), trust_env=False, timeout=_TIMEOUT_S
+        base_url=base_url(url), trust_env=False, timeout=_TIMEOUT_S, headers=settings.credentials
     ) as client:
         try:
             layout = await _layout(client)
         except httpx.HTTPError as error:
             reason = str(error) or type(error).__name__
-            raise TargetUnreachable(
+            raise RunFailed(
                 f"no server responds at {url}: {reason}; start a platform with `pilotlight up`, or "
                 "name a gateway or KServe predictor with --url"
             ) from error
         slots = asyncio.Semaphore(_MAX_CONCURRENT)
 
         async def get_metadata(tenant: str, model: str) -> tuple[str, httpx.Response | None]:
-            headers = host_headers(host_header, tenant, model)
+            headers = host_headers(settings.host_header, tenant, model)
             path = metadata_path(layout, tenant=tenant, model=model)
             async with slots:
                 try:
@@ -56,9 +70,21 @@ async def inspect(
                     return f"{tenant}/{model}", None
 
         responses = await asyncio.gather(*(get_metadata(*each) for each in models))
-    missing = tuple(name for name, each in responses if each and each.status_code == 404)
-    contents = {name: content for name, each in responses if (content := _content(each))}
-    return TargetDescription(layout, contents, missing)
+    answered = [(name, each) for name, each in responses if each is not None]
+    refused = [each for _, each in answered if each.status_code == httpx.codes.UNAUTHORIZED]
+    if refused and len(refused) == len(responses):
+        raise CredentialsRefused(f"{url}: {http_error(401, refused[0].content)}")
+    missing = tuple(name for name, each in answered if each.status_code == httpx.codes.NOT_FOUND)
+    described = {name: _json(each) for name, each in answered if each.is_success}
+    contents = {
+        name: content for name, each in described.items() if (content := content_of_metadata(each))
+    }
+    without = tuple(
+        name
+        for name, each in described.items()
+        if isinstance(each, dict) and not each.get("inputs")
+    )
+    return TargetDescription(layout, contents, missing, without)
 
 
 async def _layout(client: httpx.AsyncClient) -> Layout:
@@ -70,14 +96,52 @@ async def _layout(client: httpx.AsyncClient) -> Layout:
     return Layout.GATEWAY if is_gateway else Layout.POD
 
 
-def _content(response: httpx.Response | None) -> Content | None:
-    if response is None or not response.is_success:
-        return None
-    return content_of_metadata(_json(response))
-
-
 def _json(response: httpx.Response) -> Any:
     try:
         return response.json()
     except ValueError:
         return None
+
+
+_MEMORY_TIMEOUT_S: Final = 10.0
+_METRIC: Final = "pilotlight_idle_memory_byte_seconds"
+
+
+class IdleMemoryProbe:
+    """Reads the counter at the beginning and at the end of a run."""
+
+    def __init__(self, settings: RunSettings) -> None:
+        self._settings = settings
+        self._before: float | None = None
+
+    async def begin(self) -> None:
+        self._before = await _read_byte_s(self._settings)
+
+    async def end(self) -> float | None:
+        """Bytes x seconds since `begin`; None if the target has no counter, or reset it."""
+        before, after = self._before, await _read_byte_s(self._settings)
+        return None if before is None or after is None or after < before else after - before
+
+
+async def _read_byte_s(settings: RunSettings) -> float | None:
+    if settings.protocol is RequestProtocol.GRPC or settings.layout is Layout.PLAIN:
+        return None
+    is_gateway = settings.layout is Layout.GATEWAY
+    path = "/pilotlight/v1/idle-memory" if is_gateway else "/metrics"
+    async with httpx.AsyncClient(
+        trust_env=False, timeout=_MEMORY_TIMEOUT_S, headers=settings.credentials
+    ) as client:
+        try:
+            response = (await client.get(base_url(settings.url) + path)).raise_for_status()
+            if is_gateway:
+                return float(response.json()["idle_memory_byte_seconds"])
+            return _of_metrics(response.text)
+        except (httpx.HTTPError, ValueError, KeyError):
+            return None
+
+
+def _of_metrics(text: str) -> float | None:
+    for family in text_string_to_metric_families(text):
+        if family.name == _METRIC:
+            return sum(sample.value for sample in family.samples)
+    return None

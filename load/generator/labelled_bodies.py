@@ -1,9 +1,8 @@
-"""Requests with labelled examples, and whether the responses are right."""
+"""Labelled examples that requests carry, and whether the responses are right."""
 
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,39 +12,13 @@ from gateway.selection.utility import penalty_of_one
 from load.labelled_examples import read_examples
 
 if TYPE_CHECKING:
-    from load.generator.example_rules import ExampleRules
+    from load.generator.content import ExampleRules
     from load.generator.responses import RequestResult
     from load.generator.trace_arrivals import TraceArrival
     from load.labelled_examples import LabelledExamples
 
 _MAX_CLASSES: Final = 1000
 MAX_RESPONSE_BYTES: Final = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class LabelledBody:
-    data: bytes
-    label: int
-
-
-class LabelledBodies:
-    """V2 bodies with one example each, drawn by seed and row of the trace."""
-
-    def __init__(self, rules: ExampleRules, seed: int) -> None:
-        self._examples = read_rules_examples(rules)
-        self._seed = seed
-
-    def body(self, arrival: TraceArrival) -> LabelledBody:
-        examples = self._examples
-        at = drawn_example(self._seed, arrival.row, len(examples.labels))
-        inputs = [
-            {
-                "name": name, "datatype": "FP32", "shape": [1, *values.shape[1:]],
-                "data": values[at].ravel().tolist(),
-            }
-            for name, values in examples.inputs.items()
-        ]  # fmt: skip
-        return LabelledBody(orjson.dumps({"inputs": inputs}), int(examples.labels[at]))
 
 
 def drawn_example(seed: int, row: int, count: int) -> int:

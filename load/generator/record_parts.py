@@ -1,25 +1,29 @@
 """Records of a run: an Arrow stream per worker while it runs, one Parquet file afterwards.
 
-A stream is readable up to its last complete batch, even if its writer was killed.
+A stream is readable up to its last complete batch, even if its writer was killed. The file of a run
+is claimed before: what it may replace, and a lock against other runs.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import shutil
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 from pyarrow import parquet
 
-from load.generator.errors import RecordsNotWritten
+from load.errors import GeneratorError, RunFailed
 from load.schema import ANSWER_SCHEMA, RECORD_SCHEMA
 from load.stages import STAGES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
+    from typing import TextIO
 
     from load.generator.responses import RequestResult
     from load.generator.trace_arrivals import TraceArrival
@@ -95,18 +99,18 @@ def read_parts(parts: Path) -> Iterator[pa.RecordBatch]:
 
 
 def write_metadata(parts: Path, metadata: Mapping[str, Any]) -> None:
-    """Write the run's metadata beside its parts. Raises RecordsNotWritten."""
+    """Write the run's metadata beside its parts. Raises RunFailed."""
     path = parts / "run.json"
     try:
         path.write_text(json.dumps(dict(metadata)))
     except OSError as error:
-        raise RecordsNotWritten(f"cannot write {path}: {error}; nothing was sent") from error
+        raise RunFailed(f"cannot write {path}: {error}; nothing was sent") from error
 
 
 def merge_parts(parts: Path, output: Path, metadata: Mapping[str, Any]) -> None:
     """Write the Parquet file in bounded memory, then remove the parts.
 
-    Raises RecordsNotWritten and then keeps the parts.
+    Raises RunFailed and then keeps the parts.
     """
     own = schema_of(parts)
     schema = own.with_metadata({METADATA_KEY: json.dumps(dict(metadata))})
@@ -119,7 +123,7 @@ def merge_parts(parts: Path, output: Path, metadata: Mapping[str, Any]) -> None:
     except OSError as error:
         with suppress(OSError):
             unfinished.unlink(missing_ok=True)
-        raise RecordsNotWritten(
+        raise RunFailed(
             f"cannot write {output}: {error}; {parts} holds the requests up to then, "
             f"and `pilotlight report {output}` reads them"
         ) from error
@@ -146,3 +150,59 @@ def _row_groups(batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterato
 
 def _table(batches: list[pa.RecordBatch], schema: pa.Schema) -> pa.Table:
     return pa.Table.from_batches(batches, schema).unify_dictionaries()
+
+
+_LOCK: Final = "lock"
+"""In the folder of the parts; the kernel releases it when the run ends in any way."""
+
+
+@contextmanager
+def claimed_output(output: Path, *, overwrite: bool, inputs: Sequence[str] = ()) -> Iterator[Path]:
+    """The empty folder for the parts, locked against other runs until the context ends.
+
+    Raises GeneratorError for a file that must not be replaced: a folder or device, one of the
+    `inputs` (paths), the output of a run in progress, any existing file without `overwrite`.
+    """
+    with ExitStack() as stack:
+        try:
+            require_replaceable(output, inputs, overwrite=overwrite)
+            parts = parts_folder(output)
+            existed = parts.exists()
+            parts.mkdir(parents=True, exist_ok=True)
+            _lock(stack.enter_context((parts / _LOCK).open("a")), output)
+            if existed and not overwrite:
+                raise _exists(f"{parts}, of an interrupted run")
+            for old in parts.iterdir():
+                if old.name != _LOCK:
+                    old.unlink()
+            output.unlink(missing_ok=True)
+        except OSError as error:
+            raise GeneratorError(f"--output: cannot write {output}: {error}") from error
+        yield parts
+
+
+def require_replaceable(
+    output: Path, inputs: Sequence[str] = (), *, overwrite: bool, flag: str = "--output"
+) -> None:
+    """Raises GeneratorError if `output` must not be replaced; OSError."""
+    if output.is_dir():
+        raise GeneratorError(f"{flag}: {output} is a folder; name a file in it")
+    if output.exists() and not output.is_file():
+        raise GeneratorError(f"{flag}: {output} is a pipe or device; name a file")
+    if output.exists() and any(os.path.samefile(output, each) for each in inputs):
+        raise GeneratorError(f"{flag}: {output} is a file of the trace; name another")
+    if output.exists() and not overwrite:
+        raise _exists(str(output), flag)
+
+
+def _exists(path: str, flag: str = "--output") -> GeneratorError:
+    return GeneratorError(f"{flag}: there is {path} already; name another, or --overwrite")
+
+
+def _lock(file: TextIO, output: Path) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise GeneratorError(
+            f"--output: another run writes {output} now; name another, or end that run"
+        ) from error

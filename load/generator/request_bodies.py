@@ -12,17 +12,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+import orjson
 
 from load.generator.content import Content, ContentKind
-from load.generator.labelled_bodies import LabelledBodies
+from load.generator.labelled_bodies import drawn_example, read_rules_examples
 from load.generator.settings import RequestProtocol
 from load.generator.synthetic_content import SyntheticText, synthetic_image
 from runtime.wire.tensors import BYTES, NUMPY_OF, Tensor, bytes_tensor
 from runtime.wire.v2 import encode_request
 
 if TYPE_CHECKING:
-    from load.generator.example_rules import ExampleRules
+    from load.generator.content import ExampleRules
     from load.generator.trace_arrivals import TraceArrival
+    from load.labelled_examples import LabelledExamples
 
 _WORDS_PER_ITEM: Final = 8
 _JSON: Final = (("content-type", "application/json"),)
@@ -47,17 +49,26 @@ class RequestBodies:
         self._protocol = protocol
         self._seed = seed
         self._text = SyntheticText(seed)
-        self._labelled: dict[str, LabelledBodies] = {}
+        self._examples: dict[str, LabelledExamples] = {}
 
-    def _labelled_bodies(self, rules: ExampleRules) -> LabelledBodies:
-        if rules.path not in self._labelled:
-            self._labelled[rules.path] = LabelledBodies(rules, self._seed)
-        return self._labelled[rules.path]
+    def _labelled(self, arrival: TraceArrival, rules: ExampleRules) -> RequestBody:
+        """A V2 body with one example, drawn by seed and row of the trace."""
+        if rules.path not in self._examples:
+            self._examples[rules.path] = read_rules_examples(rules)
+        examples = self._examples[rules.path]
+        at = drawn_example(self._seed, arrival.row, len(examples.labels))
+        inputs = [
+            {
+                "name": name, "datatype": "FP32", "shape": [1, *values.shape[1:]],
+                "data": values[at].ravel().tolist(),
+            }
+            for name, values in examples.inputs.items()
+        ]  # fmt: skip
+        return RequestBody(orjson.dumps({"inputs": inputs}), label=int(examples.labels[at]))
 
     def body(self, arrival: TraceArrival, content: Content) -> RequestBody:
         if content.examples is not None:
-            labelled = self._labelled_bodies(content.examples).body(arrival)
-            return RequestBody(labelled.data, label=labelled.label)
+            return self._labelled(arrival, content.examples)
         if content.kind is ContentKind.BODY:
             return RequestBody(base64.b64decode(content.data))
         if self._protocol is RequestProtocol.OPENAI:
@@ -83,13 +94,26 @@ class RequestBodies:
         return [self._text.text(row, _WORDS_PER_ITEM).encode() for row in rows]
 
     def _instances(self, arrival: TraceArrival, content: Content) -> list[Any]:
-        if content.kind is ContentKind.TENSORS and content.inputs[0][1] != BYTES:
-            values: list[Any] = self._random_tensor(arrival, *content.inputs[0]).data.tolist()
-            return values
+        if content.kind is ContentKind.TENSORS:
+            columns = {each[0]: self._values(arrival, *each) for each in content.inputs}
+            if len(columns) > 1:  # an object per item, as both we and TensorFlow Serving read it
+                rows = zip(*columns.values(), strict=True)
+                return [dict(zip(columns, row, strict=True)) for row in rows]
+            return next(iter(columns.values()))
         texts = [item.decode() for item in self._items(arrival, content)]
         if content.kind is ContentKind.IMAGE:
             return [{"image_bytes": {"b64": text}} for text in texts]
         return texts
+
+    def _values(
+        self, arrival: TraceArrival, name: str, datatype: str, shape: tuple[int, ...]
+    ) -> list[Any]:
+        """A random tensor as JSON, item by item."""
+        data = self._random_tensor(arrival, name, datatype, shape).data
+        if datatype == BYTES:
+            data = np.vectorize(bytes.decode, otypes=[object])(data)
+        values: list[Any] = data.tolist()
+        return values
 
     def _random_tensor(
         self, arrival: TraceArrival, name: str, datatype: str, shape: tuple[int, ...]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 
 from load.stages import STAGES
-from registry.server_timing import parse_server_timing
+from registry.pod_responses import parse_server_timing
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from load.generator.errors import BadTarget, WorkerFailed
-from load.generator.idle_memory import IdleMemoryProbe
-from load.generator.inspection import inspect
+from load.errors import GeneratorError, WorkerFailed
+from load.generator.inspection import IdleMemoryProbe, inspect
 from load.generator.progress import total_progress
 from load.generator.record_parts import merge_parts, parts_folder, write_metadata
 from load.generator.settings import RequestProtocol
@@ -32,8 +31,9 @@ from load.trace_spec.trace_spec import open_trace
 
 if TYPE_CHECKING:
     from asyncio.subprocess import Process
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+    from load.generator.content import Content
     from load.generator.progress import RunProgress
     from load.generator.settings import RunSettings
     from load.generator.trace_arrivals import ModelAppearance, TraceSurvey
@@ -65,8 +65,10 @@ async def prepare(settings: RunSettings) -> Prepared:
 
         return Prepared(replace(settings, layout=await layout_of(target)), survey, ())
     models = [(each.tenant, each.model) for each in survey.models]
-    found = await inspect(settings.url, models, host_header=settings.host_header)
+    found = await inspect(settings, models)
     given = settings.payloads
+    if settings.protocol is not RequestProtocol.OPENAI:
+        _require_inputs(found.without_inputs, given)
     detected = {
         name: content
         for name, content in found.contents.items()
@@ -78,11 +80,24 @@ async def prepare(settings: RunSettings) -> Prepared:
     return Prepared(settings, survey, missing)
 
 
+def _require_inputs(without: Sequence[str], given: Mapping[str, Content]) -> None:
+    """Raises GeneratorError for models whose inputs neither metadata nor the user give."""
+    unknown = [name for name in without if not {name, name.partition("/")[2]}.intersection(given)]
+    if unknown:
+        raise GeneratorError(
+            "\n".join(
+                f"{name}: its metadata lists no inputs: give the body of its requests with "
+                f"--payload {name.partition('/')[2]}=FILE (JSON or an image), or =text or =image"
+                for name in unknown
+            )
+        )
+
+
 def _require_hosts(settings: RunSettings, survey: TraceSurvey) -> None:
     for each in survey.models:
         for host in host_headers(settings.host_header, each.tenant, each.model).values():
             if not is_host(host):
-                raise BadTarget(
+                raise GeneratorError(
                     f"--host-header: {host!r} is not a host name; it results from arrival "
                     f"{each.arrival} of {settings.trace}, model {each.model!r} of {each.tenant!r}"
                 )
@@ -102,14 +117,16 @@ async def run_trace(
     *,
     stop: asyncio.Event,
     on_progress: Callable[[RunProgress], None],
+    start: Callable[[], Awaitable[str]] | None = None,
 ) -> RunResult:
     """Send the trace until its end or until `stop`; afterwards `output` has the records.
 
-    `output` is a `claimed_output`.
+    `output` is a `claimed_output`. `start` is awaited last before the first request, and returns
+    where the models are then, such as `1 of 4 models warm`.
 
     Raises:
         WorkerFailed: a process ended early; `output` has the records so far.
-        RecordsNotWritten: the records so far are in the parts of `output`.
+        RunFailed: the records so far are in the parts of `output`.
     """
     settings, parts = prepared.settings, parts_folder(output)
     metadata = _metadata(prepared)
@@ -117,8 +134,14 @@ async def run_trace(
     pool = _WorkerPool(prepared, parts, on_progress)
     memory = IdleMemoryProbe(settings)
     wasted_byte_s: float | None = None
+
+    async def begin() -> None:
+        await memory.begin()
+        if start is not None:
+            metadata["start_state"] = await start()
+
     try:
-        await pool.run(stop, memory.begin)
+        await pool.run(stop, begin)
         wasted_byte_s = await memory.end()
     finally:
         progress = pool.progress
@@ -180,7 +203,7 @@ class _WorkerPool:
                     _send_line(workers, f"go {time.monotonic() + _START_DELAY_S}".encode())
                 await asyncio.wait(ends)
                 stopping.cancel()
-        except* WorkerFailed as failed:
+        except ExceptionGroup as failed:
             raise failed.exceptions[0] from None
         finally:
             for worker in workers:

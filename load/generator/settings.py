@@ -50,6 +50,13 @@ class RunSettings:
     timeout_s: float = TIMEOUT_S
     payloads: dict[str, Content] = field(default_factory=dict)
     """By `tenant/model`, or by `model`."""
+    key: str = field(default="", repr=False)
+    """API key or token that every request carries, if any."""
+
+    @property
+    def credentials(self) -> dict[str, str]:
+        """Headers of every request, also of those before and after the run."""
+        return {"authorization": f"Bearer {self.key}"} if self.key else {}
 
     def worker_max_in_flight(self, worker: int) -> int:
         """One worker's share of `max_in_flight`; the shares of all add up to it."""

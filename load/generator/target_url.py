@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import quote, urlsplit
 
-from load.generator.errors import BadTarget
+from load.errors import GeneratorError
 from load.generator.settings import Layout, RequestProtocol
 
 _HOST: Final = re.compile(r"[A-Za-z0-9._:-]+")
@@ -34,18 +34,18 @@ class TargetUrl:
 
 
 def parse_url(url: str, *, is_grpc: bool) -> TargetUrl:
-    """Parse a URL; the scheme is optional. Raises BadTarget."""
+    """Parse a URL; the scheme is optional. Raises GeneratorError."""
     whole = url if "://" in url else f"{'grpc' if is_grpc else 'http'}://{url}"
     allowed = ("grpc", "grpcs", "http", "https") if is_grpc else ("http", "https")
     try:
         parts = urlsplit(whole)
         port = parts.port
     except ValueError as error:
-        raise BadTarget(f"--url {url!r}: {error}") from error
+        raise GeneratorError(f"--url {url!r}: {error}") from error
     if parts.scheme not in allowed or not parts.hostname or parts.query or parts.fragment:
-        raise BadTarget(f"--url must be such as {allowed[0]}://127.0.0.1:8080, was {url!r}")
+        raise GeneratorError(f"--url must be such as {allowed[0]}://127.0.0.1:8080, was {url!r}")
     if parts.username is not None:
-        raise BadTarget("--url must not hold a user or password")
+        raise GeneratorError("--url must not hold a user or password")
     number = port if port is not None else _PORTS[parts.scheme]
     return TargetUrl(parts.scheme, parts.hostname, number, parts.path.rstrip("/"))
 

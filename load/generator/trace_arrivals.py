@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from load.generator.errors import UnplayableTrace
+from load.errors import GeneratorError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,7 +59,7 @@ class TraceSurvey:
 
 
 def survey(trace: Trace, duration_s: float | None) -> TraceSurvey:
-    """Read a trace once. Raises UnplayableTrace if no request arrives before `duration_s`."""
+    """Read a trace once. Raises GeneratorError if no request arrives before `duration_s`."""
     requests, last_s = 0, 0.0
     models: dict[tuple[str, str], ModelAppearance] = {}
     for batch in _before(trace, duration_s):
@@ -72,7 +72,7 @@ def survey(trace: Trace, duration_s: float | None) -> TraceSurvey:
         last_s = float(at_s[-1]) if len(at_s) else last_s
     if not requests:
         within = "" if duration_s is None else f" within --duration {duration_s:g} s"
-        raise UnplayableTrace(f"the trace has no requests{within}")
+        raise GeneratorError(f"the trace has no requests{within}")
     return TraceSurvey(requests, last_s, tuple(models.values()))
 
 

@@ -8,15 +8,12 @@ import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from load.report.errors import BadOutput, ReportError
+from load.errors import BadOutput, ReportError
 from load.report.page import page
-from load.report.plots.answers import utility
-from load.report.plots.bars import cold_starts, stages, tenants
-from load.report.plots.completion import completion_times, deadline_misses
-from load.report.plots.loading_time import loading_time
-from load.report.plots.machines import machine_usage
+from load.report.plots.bars import cold_starts, stages, tenants, utility
+from load.report.plots.machines import loading_time, machine_usage
+from load.report.plots.requests import arrivals, completion_times, deadline_misses, workload
 from load.report.plots.tradeoffs import goodput, wasted_memory
-from load.report.plots.workload import arrivals, workload
 from load.report.style import DPI, LeftOut, Plot, styled
 from load.report.summary import summarise
 

@@ -40,7 +40,8 @@ nav { font-size: .9rem; }
 """
 
 _OVERVIEW: Final = (
-    "Offered: requests per second of the trace. Goodput: responses per second within the deadline, "
+    "At its start: models that were on a device already, which favours a run. Offered: requests "
+    "per second of the trace. Goodput: responses per second within the deadline, "
     "or all complete responses if there is none. Cold starts: requests that waited for a load of "
     "their model. Loading: time of all loads, over all pods; a lower bound (≥) if the run records "
     "only loads that requests waited for. Idle: bytes of models on devices that no request used, "
@@ -128,8 +129,10 @@ def _failures(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _overview(summaries: Sequence[Mapping[str, Any]], metadata: Sequence[Mapping[str, Any]]) -> str:
-    columns = ("Run", "Requests", "Answered", "Duration", "Offered /s", "Goodput /s",
-               "Cold starts", "Loading", "Idle GB s", "Missed", "Jain's index")  # fmt: skip
+    columns = (
+        "Run", "At its start", "Requests", "Answered", "Duration", "Offered /s", "Goodput /s",
+        "Cold starts", "Loading", "Idle GB s", "Missed", "Jain's index",
+    )  # fmt: skip
     rows = []
     for index, (each, known) in enumerate(zip(summaries, metadata, strict=True)):
         mark = f'<span class="mark" style="background:{COLOURS[index]}"></span>'
@@ -139,6 +142,7 @@ def _overview(summaries: Sequence[Mapping[str, Any]], metadata: Sequence[Mapping
         )  # fmt: skip
         idle = each["wasted_memory_byte_s"]
         cells = [
+            escape(str(known.get("start_state") or "not recorded")),
             f"{each['requests']:,}",
             f"{each['ok'] / each['requests']:.2%}", format_duration(each["duration_s"]),
             "-" if each["offered_rps"] is None else f"{each['offered_rps']:.4g}",

@@ -117,7 +117,7 @@ def floats(column: pa.ChunkedArray) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """What requests with labelled examples got, a row each."""
+    """What requests with labelled examples got, a row each; from columns of `ANSWER_SCHEMA`."""
 
     variant: GroupedNames
     label: Floats
@@ -128,6 +128,14 @@ class Answers:
     utility: Floats
     """Achieved; 0 without a response."""
 
+    @classmethod
+    def of(cls, table: pa.Table) -> Answers:
+        names = ("label", "prediction", "expected_utility", "utility")
+        return cls(
+            GroupedNames.of(table.column("variant").cast(table.schema.field("variant").type)),
+            *(floats(table.column(each).cast("float64")) for each in names),
+        )
+
     @property
     def is_right(self) -> Bools:
         right: Bools = self.prediction == self.label
@@ -136,6 +144,30 @@ class Answers:
     @property
     def is_judged(self) -> Bools:
         return ~np.isnan(self.label)
+
+
+@dataclass(frozen=True, slots=True)
+class Failures:
+    """Requests for one model that failed with one status."""
+
+    model: str
+    status: int
+    """0: no response."""
+    requests: int
+    first_error: str
+
+
+def failures_of(table: pa.Table) -> tuple[Failures, ...]:
+    """Those in columns of `RECORD_SCHEMA`, the most frequent first."""
+    failed = table.select(["model", "status", "error"]).filter(pc.is_valid(table.column("error")))
+    failed = failed.set_column(0, "model", failed.column("model").cast(pa.string()))
+    grouped = failed.group_by(["model", "status"], use_threads=False)
+    rows = grouped.aggregate([("error", "count"), ("error", "first")]).to_pylist()
+    found = [
+        Failures(row["model"], row["status"], row["error_count"], row["error_first"])
+        for row in rows
+    ]
+    return tuple(sorted(found, key=lambda each: (-each.requests, each.model, each.status)))
 
 
 @dataclass(frozen=True)
@@ -150,6 +182,7 @@ class Run(Requests):
     """Generated, as the server reported them, or else asked for; 0: not a generation."""
     answers: Answers | None = None
     """Of a run with labelled examples."""
+    failures: tuple[Failures, ...] = ()
 
     @property
     def was_interrupted(self) -> bool:

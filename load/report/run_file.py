@@ -11,10 +11,9 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import parquet
 
+from load.errors import BadRuns, ReportError
 from load.generator.record_parts import METADATA_KEY, parts_folder, read_parts, schema_of
-from load.report.answers import answer_columns
-from load.report.errors import BadRun, BadRuns
-from load.report.run import GroupedNames, Run, floats, request_columns
+from load.report.run import Answers, GroupedNames, Run, failures_of, floats, request_columns
 from load.schema import ANSWER_SCHEMA, RECORD_SCHEMA
 from load.stages import STAGES
 
@@ -48,7 +47,7 @@ def read_runs(given: Sequence[str]) -> list[Run]:
     for name, path in [] if problems else named:
         try:
             runs.append(read_run(path, name))
-        except BadRun as error:
+        except ReportError as error:
             problems.append(str(error))
     if problems:
         raise BadRuns(problems)
@@ -64,16 +63,16 @@ def _named(text: str) -> tuple[str, Path]:
 
 
 def read_run(path: Path, name: str) -> Run:
-    """A run with the columns that a report needs. Raises BadRun."""
+    """A run with the columns that a report needs. Raises ReportError."""
     try:
         table, metadata = _table(path)
     except OSError as error:
-        raise BadRun(f"{path}: cannot be read: {error.strerror}") from error
+        raise ReportError(f"{path}: cannot be read: {error.strerror}") from error
     if not table.num_rows:
-        raise BadRun(f"{path}: has no requests; leave it out")
+        raise ReportError(f"{path}: has no requests; leave it out")
     stages = {stage: floats(table.column(f"{stage}_ms")).astype(np.float32) for stage in STAGES}
     if wrong := _wrong_numbers(table):
-        raise BadRun(f"{path}: {'; '.join(wrong)}")
+        raise ReportError(f"{path}: {'; '.join(wrong)}")
     return Run(
         **request_columns(table),
         name=name,
@@ -82,14 +81,15 @@ def read_run(path: Path, name: str) -> Run:
         stages_ms=stages,
         first_byte_s=floats(table.column("first_byte_s")),
         output_tokens=floats(table.column("output_size")),
-        answers=answer_columns(table) if _ANSWERS[-1] in table.column_names else None,
+        failures=failures_of(table),
+        answers=Answers.of(table) if _ANSWERS[-1] in table.column_names else None,
     )
 
 
 def _table(path: Path) -> tuple[pa.Table, dict[str, Any]]:
     is_parts = path.name.endswith(".parts")
     if path.is_dir() and not is_parts:
-        raise BadRun(f"{path}: is a folder; name the Parquet file in it")
+        raise ReportError(f"{path}: is a folder; name the Parquet file in it")
     parts = path if is_parts else parts_folder(path)
     if path.is_file():
         return _parquet(path, parts)
@@ -98,9 +98,9 @@ def _table(path: Path) -> tuple[pa.Table, dict[str, Any]]:
             schema = schema_of(parts)
             table = pa.Table.from_batches(read_parts(parts), schema).select(_read(schema.names))
         except (pa.ArrowException, ValueError) as error:
-            raise BadRun(f"{parts}: not the parts of a run ({_first_line(error)})") from error
+            raise ReportError(f"{parts}: not the parts of a run ({_first_line(error)})") from error
         return table, _json_file(parts / "run.json") | {"interrupted": True}
-    raise BadRun(f"{path}: no such file")
+    raise ReportError(f"{path}: no such file")
 
 
 def _parquet(path: Path, parts: Path) -> tuple[pa.Table, dict[str, Any]]:
@@ -109,22 +109,24 @@ def _parquet(path: Path, parts: Path) -> tuple[pa.Table, dict[str, Any]]:
         schema = file.schema_arrow
         missing = [column for column in _READ if column not in schema.names]
         if missing:
-            raise BadRun(
+            raise ReportError(
                 f"{path}: columns missing: {', '.join(missing)}; a run has the columns that "
                 "`pilotlight load run` and `pilotlight simulate` write"
             )
         table = file.read(columns=_read(schema.names))
     except (pa.ArrowException, OSError) as error:
         kept = f"; its records are in {parts}" if parts.is_dir() else ""
-        raise BadRun(f"{path}: not a complete Parquet file ({_first_line(error)}){kept}") from error
+        raise ReportError(
+            f"{path}: not a complete Parquet file ({_first_line(error)}){kept}"
+        ) from error
     fields = [ANSWER_SCHEMA.field(column) for column in table.schema.names]
     try:
         table = table.cast(pa.schema([field.with_nullable(True) for field in fields]))
     except (pa.ArrowException, ValueError) as error:
-        raise BadRun(f"{path}: {_first_line(error)}") from error
+        raise ReportError(f"{path}: {_first_line(error)}") from error
     needed = ("tenant", "model", "scheduled_s", "status")
     if empty := [column for column in needed if table.column(column).null_count]:
-        raise BadRun(f"{path}: empty cells in {', '.join(empty)}, which are required")
+        raise ReportError(f"{path}: empty cells in {', '.join(empty)}, which are required")
     return table, _metadata(path, file.metadata.metadata)
 
 

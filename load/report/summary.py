@@ -7,6 +7,7 @@ and come from buckets for a run that is summarised while it runs.
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
@@ -21,7 +22,6 @@ from load.report.aggregates import (
     kinds_of,
     percentiles,
 )
-from load.report.answers import summarise_answers
 from load.report.pod_usage import loading_s
 from load.report.run import rate_rps
 
@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from load.report.aggregates import Latencies
-    from load.report.run import Requests, Run
-
+    from load.report.run import Answers, Bools, Requests, Run
 
 L = TypeVar("L", bound="Latencies")
 
@@ -110,6 +109,13 @@ class RunTotals(Generic[L]):
         }
 
 
+def _failures(run: Run) -> dict[str, Any]:
+    """First errors of a live run; simulated ones have reasons, which are counted as statuses."""
+    if not run.failures or run.metadata.get("kind") != "live":
+        return {}
+    return {"failures": [asdict(each) for each in run.failures]}
+
+
 def summarise(run: Run) -> dict[str, Any]:
     """A run as a JSON document, with exact percentiles."""
     totals = RunTotals(ExactLatencies)
@@ -118,6 +124,7 @@ def summarise(run: Run) -> dict[str, Any]:
     return {
         "run": run.name,
         "interrupted": run.was_interrupted,
+        **_failures(run),
         **({} if answers is None else {"answers": answers}),
         **({} if first_token_s is None else {"first_token_s": percentiles(first_token_s)}),
         **_token_rates(run),
@@ -159,3 +166,38 @@ def jain(values: Sequence[float]) -> float | None:
     if len(shares) < 2 or not shares.any():
         return None
     return float(shares.sum() ** 2 / (len(shares) * (shares**2).sum()))
+
+
+def summarise_answers(run: Run) -> dict[str, Any] | None:
+    """As JSON; None for a run without examples."""
+    answers = run.answers
+    if answers is None or not answers.is_judged.any():
+        return None
+    models = run.model
+    return {
+        **_answer_summary(run, answers, answers.is_judged),
+        "by_application": {
+            name: _answer_summary(run, answers, answers.is_judged & (models.codes == code))
+            for code, name in enumerate(models.names)
+            if (answers.is_judged & (models.codes == code)).any()
+        },
+    }
+
+
+def _answer_summary(run: Run, answers: Answers, chosen: Bools) -> dict[str, Any]:
+    served = chosen & ~np.isnan(answers.prediction)
+    count = int(chosen.sum())
+    expected = answers.expected_utility[served & ~np.isnan(answers.expected_utility)]
+    codes = answers.variant.codes[chosen]
+    return {
+        "requests": count,
+        "utility": float(answers.utility[chosen].sum() / count),
+        "expected_utility": float(expected.mean()) if len(expected) else None,
+        "accuracy": float(answers.is_right[served].mean()) if served.any() else None,
+        "missed": int(run.is_missed[chosen].sum()),
+        "variants": {
+            name: int((codes == code).sum())
+            for code, name in enumerate(answers.variant.names)
+            if (codes == code).any()
+        },
+    }

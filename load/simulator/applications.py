@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING, Final
 
 from gateway.applications.application_request import ApplicationRequest
 from gateway.applications.open_windows import OpenWindows, PendingSelection
-from gateway.applications.planning import plan_or_none
+from gateway.applications.window_planner import plan_or_none
 from gateway.errors import NotReady
-from gateway.selection.class_posterior import class_probabilities
-from gateway.selection.utility import penalty_of_one
+from gateway.selection.utility import class_probabilities, penalty_of_one
 from gateway.selection.window import SHORT_CIRCUIT
 from gateway.sneakpeek.client import LookOutcome, LookResult
 from gateway.sneakpeek.frames import Seen
 from load.generator.labelled_bodies import drawn_example
-from load.simulator.results.answer import Answer
+from load.simulator.results.records import Answer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -27,9 +26,8 @@ if TYPE_CHECKING:
     from gateway.applications.live_window import PlannedApplication
     from gateway.dispatch.retries import FailedAttempts
     from gateway.selection.window import Assignment, SelectionPlan, Window
-    from load.simulator.cluster.application_plan import ApplicationExamples, ApplicationPlan
+    from load.simulator.cluster.plan import ApplicationExamples, ApplicationPlan
     from load.simulator.event_queue import EventQueue
-    from registry.domain.application import SelectionPolicy
     from registry.domain.cluster import ClusterState
     from registry.domain.model import ModelName
 
@@ -148,7 +146,7 @@ class SimulatedApplications:
     # WindowDriver
 
     def plan(
-        self, policy: SelectionPolicy, window: Window,
+        self, policy: str, window: Window,
         then: Callable[[SelectionPlan | None], object],
     ) -> None:  # fmt: skip
         plan = plan_or_none(policy, window)

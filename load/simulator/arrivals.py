@@ -5,8 +5,8 @@ from __future__ import annotations
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final
 
+from load.errors import TraceError
 from load.schema import TRACE_SCHEMA
-from load.simulator.errors import WrongTrace
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -20,9 +20,9 @@ Row = tuple[float, str, str, int, int, float | None]
 
 
 def rows(batch: pa.RecordBatch) -> Iterator[Row]:
-    """Raises WrongTrace: other columns, or an arrival more than a year after the trace's start."""
+    """Raises TraceError: other columns, or an arrival more than a year after the trace's start."""
     if not batch.schema.equals(TRACE_SCHEMA):
-        raise WrongTrace(
+        raise TraceError(
             f"a trace must have the columns {TRACE_SCHEMA.names}, was {batch.schema.names}"
         )
     check_times(batch)
@@ -34,10 +34,10 @@ def rows(batch: pa.RecordBatch) -> Iterator[Row]:
 
 
 def check_times(batch: pa.RecordBatch) -> None:
-    """Raises WrongTrace if an arrival is more than a year after the trace's start."""
+    """Raises TraceError if an arrival is more than a year after the trace's start."""
     last_s = batch.column("at_s")[-1].as_py() if batch.num_rows else 0.0
     if last_s > MAX_ARRIVAL_S:
-        raise WrongTrace(
+        raise TraceError(
             f"there is an arrival at {last_s:.15g} s, {last_s / 86_400:,.0f} days after the "
             f"trace's start; {MAX_ARRIVAL_S / 86_400:.0f} days at most can be simulated: times are "
             "seconds since the start, so subtract the first one with |slice=FIRSTs:, and for "

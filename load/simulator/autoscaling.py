@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from autoscaler.forecasting.counts import Counts, CountsParams
 from autoscaler.loading.loading_policies import policy_of
+from autoscaler.planning.demand_forecast import RatePublication
+from autoscaler.planning.desired_pods import ScalingState
 from autoscaler.planning.policy import Demote, Load, SetPods
 from autoscaler.planning.pool_snapshot import Observations
-from autoscaler.scaling.desired_pods import ScalingState
-from autoscaler.tick.forecast_schedule import ForecastSchedule
-from autoscaler.tick.forecaster import DemandForecaster
+from autoscaler.tick.forecaster import DemandForecaster, ForecastSchedule
 from autoscaler.tick.observed_demand import ObservedDemand
 from autoscaler.tick.planner import Planner
-from autoscaler.tick.rate_publication import RatePublication
 from registry.domain.model import Tier, name_of_key
 
 if TYPE_CHECKING:
@@ -121,7 +120,7 @@ class LoadingOptions:
     """A loading policy by name, since policies cannot be sent to worker processes."""
 
     name: str
-    """One of `LOADING_POLICIES`."""
+    """One of `registry.domain.loading_choice.LOADING`."""
     value: float | None = None
     """Its parameter, as `--loading-value` of the autoscaler; None: its default."""
     tick_s: float = TICK_S

@@ -1,7 +1,8 @@
-"""Virtual time: a heap of events, merged with arrivals that are never pushed to the heap.
+"""Virtual time: a heap of events, merged with arrivals, and coroutines that await events.
 
 Events are tuples `(time, number, function, argument)`; events of one time run in the order in which
-they were added. Times in seconds since the start of the run.
+they were added, and arrivals are never pushed to the heap. Times in seconds since the start of the
+run. `runtime.loading.load_lifecycle` runs here as it does on an event loop of asyncio.
 """
 
 from __future__ import annotations
@@ -9,10 +10,10 @@ from __future__ import annotations
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any
 
-from load.simulator.errors import WrongTrace
+from load.errors import TraceError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Coroutine, Generator, Iterable
 
 
 class EventQueue:
@@ -45,7 +46,7 @@ class EventQueue:
 
         The first field of an arrival is its time; events of the same time run before it.
 
-        Raises WrongTrace if the times are not in ascending order.
+        Raises TraceError if the times are not in ascending order.
         """
         heap, pop = self._heap, heappop
         for arrival in arrivals:
@@ -54,7 +55,7 @@ class EventQueue:
                 self.now_s, _, do, argument = pop(heap)
                 do(argument)
             if arrival_s < self.now_s:
-                raise WrongTrace(f"the trace goes back from {self.now_s} s to {arrival_s} s")
+                raise TraceError(f"the trace goes back from {self.now_s} s to {arrival_s} s")
             self.now_s = arrival_s
             arrive(arrival)
 
@@ -67,3 +68,56 @@ class EventQueue:
             self.now_s, _, do, argument = pop(heap)
             do(argument)
         return True
+
+
+class VirtualTasks:
+    """The coroutines of one simulated process; after `close` no coroutine continues."""
+
+    __slots__ = ("_is_closed",)
+
+    def __init__(self) -> None:
+        self._is_closed = False
+
+    def close(self) -> None:
+        self._is_closed = True
+
+    def future(self) -> VirtualFuture:
+        return VirtualFuture(self)
+
+    def run(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Run the coroutine to its end, or until it awaits a future without a result."""
+        if self._is_closed:
+            coroutine.close()
+            return
+        try:
+            future: VirtualFuture = coroutine.send(None)
+        except StopIteration:
+            return
+        future.coroutine = coroutine
+
+
+class VirtualFuture:
+    """A result that one coroutine awaits; the first call of `set` counts."""
+
+    __slots__ = ("_result", "_tasks", "coroutine", "is_set")
+
+    def __init__(self, tasks: VirtualTasks) -> None:
+        self._tasks = tasks
+        self._result = False
+        self.is_set = False
+        self.coroutine: Coroutine[Any, Any, None] | None = None
+        """The coroutine that awaits this future."""
+
+    def set(self, result: bool) -> None:
+        """Set the result, and continue the coroutine that awaits it."""
+        if self.is_set:
+            return
+        self.is_set = True
+        self._result = result
+        if self.coroutine is not None:
+            self._tasks.run(self.coroutine)
+
+    def __await__(self) -> Generator[VirtualFuture, None, bool]:
+        if not self.is_set:
+            yield self
+        return self._result

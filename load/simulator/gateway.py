@@ -11,37 +11,36 @@ from typing import TYPE_CHECKING
 
 from gateway.applications.open_windows import MAX_PLANS
 from gateway.dispatch.lost_pods import LostPods
-from gateway.dispatch.passive_health import PassiveHealth
+from gateway.dispatch.pending_placement import PlacementDriver
+from gateway.dispatch.placed_at import planned_decision
 from gateway.dispatch.placer import Placer
-from gateway.dispatch.planned_decision import planned_decision
-from gateway.dispatch.retries import FailedAttempts, NotExecuted, Retries
-from gateway.dispatch.scheduled_placer import ScheduledPlacer
+from gateway.dispatch.retries import FailedAttempts, NotExecuted, PassiveHealth, Retries
+from gateway.routing.decision import Reason
 from gateway.routing.route_request import IncomingRequest
+from load.errors import PolicyFailed
 from load.simulator.cluster.plan import ModelPlan
 from load.simulator.pods.simulated_request import (
     BYTES_PER_ITEM,
-    PodListener,
     RequestPod,
     SimulatedRequest,
 )
+from registry.domain.measures import size_class
 from registry.domain.model import ModelName, ModelSpec
-from registry.domain.request_size import size_class
 from registry.domain.reservation import Refusal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from gateway.applications.application_request import Selection
-    from gateway.dispatch.inference_rules import InferenceRule
     from gateway.errors import Rejected
     from gateway.routing.decision import SendTo
     from load.simulator.applications import ApplicationArrival, SimulatedApplications
     from load.simulator.arrivals import Row
     from load.simulator.event_queue import EventQueue
     from load.simulator.registry.memory_registry import MemoryRegistry
-    from load.simulator.results.finished_requests import FinishedRequests
+    from load.simulator.results.records import FinishedRequests
     from load.simulator.results.summary import Summary
-    from registry.domain.model import RoutingPolicy, Tier
+    from registry.domain.model import Tier
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +58,13 @@ class QueueOptions:
     it sees pods that have just become idle; False: run it only at its tick interval."""
     may_load: bool = True
     """Requests may start loads; False: only the autoscaler starts loads, and requests queue."""
-    inference_rule: InferenceRule | None = None
-    """Starts every inference in place of the models' routing policies; implies not `may_load`."""
-    one_action_at_a_time: bool = False
-    """With `inference_rule`: a pod that loads a model serves nothing meanwhile (Gujarati et al.
-    2020: one action per worker)."""
+    placer: Callable[..., Placer[SimulatedRequest]] | None = None
+    """Makes a placer in place of the live gateway's, from the same four arguments and `is_loading`,
+    which says whether a pod loads a model now; the other options but `serves_late` and
+    `plans_first` are then its own."""
 
 
-class SimulatedGateway(PodListener):
+class SimulatedGateway(PlacementDriver[SimulatedRequest]):
     """One gateway in front of all pods."""
 
     def __init__(
@@ -78,7 +76,7 @@ class SimulatedGateway(PodListener):
         *,
         pods: Mapping[str, RequestPod],
         models: Mapping[ModelName, ModelPlan],
-        policy: RoutingPolicy | None,
+        policy: str | None,
         seed: int,
         queueing: QueueOptions | None = None,
         draws: Iterator[float] | None = None,
@@ -118,19 +116,15 @@ class SimulatedGateway(PodListener):
 
     def _new_placer(self, queueing: QueueOptions) -> Placer[SimulatedRequest]:
         events, state = self._events, self._state
-        if queueing.inference_rule is None:
-            return Placer(
+        if queueing.placer is not None:
+            return queueing.placer(
                 state, self, events, events.now,
-                by_deadline=queueing.by_deadline, warm_first=queueing.warm_first,
-                may_load=queueing.may_load,
+                is_loading=lambda pod: self._pods[pod].is_loading,
             )  # fmt: skip
-
-        def is_loading(pod: str) -> bool:
-            return queueing.one_action_at_a_time and self._pods[pod].is_loading
-
-        return ScheduledPlacer(
-            state, self, events, events.now, rule=queueing.inference_rule,
-            by_deadline=queueing.by_deadline, is_loading=is_loading,
+        return Placer(
+            state, self, events, events.now,
+            by_deadline=queueing.by_deadline, warm_first=queueing.warm_first,
+            may_load=queueing.may_load,
         )  # fmt: skip
 
     # Arrival
@@ -280,6 +274,8 @@ class SimulatedGateway(PodListener):
             self._events.after(0.0, self._on_entry_unreachable, placement)
 
     def on_rejected(self, placement: SimulatedRequest, error: Rejected) -> None:
+        if error.reason is Reason.POLICY_FAILED:
+            raise PolicyFailed(str(error))
         self._finish(placement, int(error.status), str(error), str(error.reason))
 
     def before_dispatch(self) -> None:

@@ -5,15 +5,22 @@ A run that was stopped, or whose trace cannot be read to its end, keeps its reco
 
 from __future__ import annotations
 
+import fcntl
+import json
+import os
 from concurrent.futures import as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
 
-from load.errors import LoadError
-from load.simulator.errors import CannotWrite
-from load.simulator.results.run_file import parquet_writer
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from load.errors import CannotWrite, LoadError
+from load.generator.record_parts import METADATA_KEY
+from load.schema import RECORD_SCHEMA
 from load.simulator.simulation import Simulation
 from load.trace_spec.trace_spec import open_trace
 from load.worker_processes import is_stopping, worker_processes
@@ -21,13 +28,9 @@ from load.worker_processes import is_stopping, worker_processes
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from concurrent.futures import Future
-    from pathlib import Path
-
-    import pyarrow as pa
 
     from load.simulator.autoscaling import LoadingOptions
     from load.simulator.cluster.plan import ClusterPlan
-    from registry.domain.model import RoutingPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +39,7 @@ class RunTask:
     metadata: Mapping[str, Any]
     """Fields of the run's summary, as JSON."""
     cluster: ClusterPlan
-    policy: RoutingPolicy | None
+    policy: str | None
     """None: each model's own."""
     trace: str
     """A trace specification; the process that runs the task opens it."""
@@ -135,7 +138,11 @@ def simulate_task(task: RunTask, is_stopping: Callable[[], bool]) -> RunOutcome 
         }  # fmt: skip
 
     try:
-        with _record_writer(task.output, document, run.schema) as write:
+        with (
+            nullcontext(_discard)
+            if task.output is None
+            else parquet_writer(task.output, document, run.schema)
+        ) as write:
             try:
                 for batch in run:
                     write(batch)
@@ -150,6 +157,10 @@ def simulate_task(task: RunTask, is_stopping: Callable[[], bool]) -> RunOutcome 
     return _outcome(task, found, problem)
 
 
+def _discard(_: pa.RecordBatch) -> None:
+    """Records that no file takes."""
+
+
 def _outcome(task: RunTask, found: Mapping[str, Any], error: LoadError | None) -> RunOutcome | None:
     problem = None if error is None else RunProblem(str(error), not isinstance(error, CannotWrite))
     if found["interrupted"] and not found["requests"]:
@@ -160,11 +171,46 @@ def _outcome(task: RunTask, found: Mapping[str, Any], error: LoadError | None) -
 
 
 @contextmanager
-def _record_writer(
-    output: Path | None, document: Callable[[], Mapping[str, Any]], schema: pa.Schema
-) -> Iterator[Callable[[pa.RecordBatch], object]]:
-    if output is None:
-        yield lambda _: None
-        return
-    with parquet_writer(output, document, schema) as write:
-        yield write
+def parquet_writer(
+    path: Path, metadata: Callable[[], Mapping[str, Any]], schema: pa.Schema = RECORD_SCHEMA
+) -> Iterator[Callable[[pa.RecordBatch], None]]:
+    """Yields a function that writes a record batch; writes the run's metadata at the end.
+
+    `metadata` is called at the end; reports read its result from the file's key `pilotlight.run`.
+    The file's name ends in `.unfinished` until the file is complete.
+
+    Raises:
+        CannotWrite: the file cannot be written.
+    """
+    try:
+        with _unfinished(path) as file:
+            with pq.ParquetWriter(file, schema) as writer:
+                yield writer.write_batch
+                text = json.dumps({"kind": "simulated", **metadata()})
+                writer.add_key_value_metadata({METADATA_KEY: text.encode()})
+            file.flush()
+            Path(file.name).replace(path)
+    except OSError as error:
+        raise CannotWrite(f"--out: cannot write {path}: {error}") from error
+
+
+@contextmanager
+def _unfinished(path: Path) -> Iterator[BinaryIO]:
+    """An empty temporary file for `path`, locked against other processes; raises CannotWrite."""
+    unfinished = path.with_name(path.name + ".unfinished")
+    with unfinished.open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_ours = unfinished.stat().st_ino == os.fstat(file.fileno()).st_ino
+        except (BlockingIOError, FileNotFoundError):
+            is_ours = False
+        taken = CannotWrite(f"--out: another run writes {path}; name another folder")
+        if not is_ours:
+            raise taken
+        try:
+            if path.exists():
+                raise taken
+            file.truncate(0)
+            yield file
+        finally:
+            unfinished.unlink(missing_ok=True)

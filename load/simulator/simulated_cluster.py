@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 
 from autoscaler.planning.pool_view import CopyUse
 from load.simulator.applications import SimulatedApplications
+from load.simulator.cluster.plan import IGNITER, INTERFERENCE
 from load.simulator.gateway import SimulatedGateway
-from load.simulator.pods import interference
+from load.simulator.pods import shared_gpu
 from load.simulator.pods.node import SimulatedNode
 from load.simulator.pods.pod import SimulatedPod
-from load.simulator.pods.shared_gpu import SharedGpu
+from load.simulator.pods.shared_gpu import Interference, SharedGpu
 from load.simulator.registry.memory_registry import MemoryRegistry
 from registry.domain.accelerator import AcceleratorKind
 from registry.domain.application import AccuracyProfile
@@ -28,11 +29,9 @@ if TYPE_CHECKING:
     from load.simulator.cluster.plan import ClusterPlan, PodPlan
     from load.simulator.event_queue import EventQueue
     from load.simulator.gateway import QueueOptions
-    from load.simulator.results.finished_requests import FinishedRequests
+    from load.simulator.results.records import FinishedRequests
     from load.simulator.results.summary import Summary
-    from registry.domain.demand import QueueStats
-    from registry.domain.expected_rates import ExpectedRates
-    from registry.domain.model import RoutingPolicy
+    from registry.domain.demand import ExpectedRates, QueueStats
 
 
 class SimulatedCluster:
@@ -45,7 +44,7 @@ class SimulatedCluster:
         rows: FinishedRequests,
         summary: Summary,
         *,
-        policy: RoutingPolicy | None,
+        policy: str | None,
         seed: int,
         queueing: QueueOptions | None,
         draws: Iterator[float] | None,
@@ -233,13 +232,15 @@ class SimulatedCluster:
         self._pods[name].kill()
 
 
-def _interference(plan: ClusterPlan) -> interference.Interference:
+def _interference(plan: ClusterPlan) -> Interference:
     if plan.interference == "table":
         known = {
             (str(ModelName.parse(model)), str(ModelName.parse(beside))): factor
             for model, beside, factor in plan.pairs
         }
-        return interference.table(known)
-    if plan.igniter is not None:
-        return interference.igniter(plan.igniter)
-    return interference.overlap if plan.interference == "overlap" else interference.none
+        return shared_gpu.table(known)
+    if plan.igniter:
+        plug_in = INTERFERENCE.load(IGNITER)
+        found: Interference = plug_in(plan.igniter, [])
+        return found
+    return shared_gpu.overlap if plan.interference == "overlap" else shared_gpu.none

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from load.simulator.cluster.plan import ClusterPlan
     from load.simulator.gateway import QueueOptions
     from registry.domain.cluster import ClusterState
-    from registry.domain.model import ModelName, RoutingPolicy
+    from registry.domain.model import ModelName
 
 BATCH_ROWS: Final = 16_384
 """Arrivals between two record batches: what a run holds in memory."""
@@ -63,7 +63,7 @@ class Simulation:
         self,
         cluster: ClusterPlan,
         trace: Trace,
-        policy: RoutingPolicy | None = None,
+        policy: str | None = None,
         seed: int = 0,
         *,
         autoscaler: SimulatedAutoscaler | None = None,
@@ -82,7 +82,7 @@ class Simulation:
             draws: the arrivals' random numbers, as a live run had them; None: by the seed.
 
         Raises while it is iterated, after the records of all requests that were finished before:
-            WrongTrace: the trace has other columns, or goes back in time.
+            TraceError: the trace has other columns, or goes back in time.
             LoadError: what the trace itself raises.
         """
         self.is_stopping: Callable[[], bool] = lambda: False

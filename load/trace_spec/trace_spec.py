@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow.compute as pc
 
 from load.errors import InvalidTraceSpec, TraceError
-from load.synthetic.generators import GENERATORS, generate
+from load.synthetic import GENERATORS, generate
 from load.trace_spec.grammar import Chain, SpecStage, parse_spec
 from load.traces.batches import ReplayableTrace, even_batches, full_names
-from load.traces.formats.compressed import matching_files
 from load.traces.formats.formats import FORMATS, detect_format, require_format
-from load.traces.formats.tables import read_header
+from load.traces.formats.tables import matching_files, read_header
 from load.traces.order import merged
 from load.traces.parameters import (
     Count,
@@ -35,9 +34,8 @@ from load.traces.parameters import (
     validated,
 )
 from load.traces.seeds import Seed
-from load.traces.transforms import attributes, filters, mapping, scaling
-from load.traces.transforms.attributes import DeadlineParameters
-from load.traces.transforms.mapping import MapParameters
+from load.traces.transforms import attributes, filters
+from load.traces.transforms.attributes import DeadlineParameters, MapParameters
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -61,15 +59,15 @@ class Transform:
 
 
 TRANSFORMS: Final = {
-    "rate": Transform(Value[scaling.RateFactor], scaling.rate),
-    "rps": Transform(Value[Rate], scaling.mean_rate),
-    "speed": Transform(Value[scaling.SpeedFactor], scaling.speed),
-    "shift": Transform(Value[DurationS], scaling.shift),
+    "rate": Transform(Value[filters.RateFactor], filters.rate),
+    "rps": Transform(Value[Rate], filters.mean_rate),
+    "speed": Transform(Value[filters.SpeedFactor], filters.speed),
+    "shift": Transform(Value[DurationS], filters.shift),
     "slice": Transform(Value[TimeSlice], filters.slice_time),
     "limit": Transform(Value[Positive], filters.limit),
     "only": Transform(Value[NameList], filters.only),
     "top": Transform(Value[Count], filters.top),
-    "map": Transform(MapParameters, mapping.map_functions, renames=True),
+    "map": Transform(MapParameters, attributes.map_functions, renames=True),
     "deadline": Transform(DeadlineParameters, attributes.set_deadline),
     "tenant": Transform(Value[Name], partial(attributes.set_name, "tenant"), renames=True),
     "model": Transform(Value[Name], partial(attributes.set_name, "model"), renames=True),
@@ -84,9 +82,9 @@ def open_trace(text: str, *, seed: int) -> Trace:
 
     Raises:
         InvalidTraceSpec: the specification has mistakes, all of which are listed.
-        TraceNotFound, UnreadableTrace, UnknownFormat: a file cannot be used.
+        UnreadableTrace: a file cannot be used.
 
-    While it is iterated also InvalidTrace and UnknownModel. All are TraceErrors.
+    While it is iterated also InvalidTrace. All errors are TraceErrors.
     """
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise InvalidTraceSpec([f"a seed must be a whole number of at least 0, was {seed!r}"])

@@ -1,9 +1,10 @@
-"""Record batches of `TRACE_SCHEMA`: construction, column access, concatenation, rebatching."""
+"""Record batches of `TRACE_SCHEMA`: made, cut, joined, summed up, with names as columns."""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +14,7 @@ from load.errors import TraceError
 from load.schema import TRACE_SCHEMA
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -118,3 +119,86 @@ def even_batches(trace: Trace, rows: int = BATCH_ROWS) -> Iterator[pa.RecordBatc
         raise
     if count:
         yield concat(held)
+
+
+@dataclass(frozen=True, slots=True)
+class TraceSummary:
+    arrivals: int
+    last_s: float
+    models: dict[str, int]
+    """Arrivals by full name, `tenant/model`, in order of first appearance."""
+
+
+def summarise(trace: Trace) -> TraceSummary:
+    """Read the trace once, in constant memory except for the names of its models."""
+    models: Counter[str] = Counter()
+    last_s = 0.0
+    for batch in trace:
+        counted = full_names(batch).value_counts()
+        names, counts = (counted.field(each).to_pylist() for each in ("values", "counts"))
+        models.update(dict(zip(names, counts, strict=True)))
+        last_s = float(times_s(batch)[-1]) if batch.num_rows else last_s
+    return TraceSummary(models.total(), last_s, dict(models))
+
+
+class NameColumn:
+    """Names numbered in order of first appearance."""
+
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        self._codes: dict[str, int] = {}
+        self._dictionary = pa.array([], pa.string())
+        for name in names:
+            self.code(name)
+
+    def __len__(self) -> int:
+        return len(self._codes)
+
+    def names(self) -> list[str]:
+        """All names, by number."""
+        return list(self._codes)
+
+    def code(self, name: str) -> int:
+        """The number of `name`, assigned at its first use."""
+        return self._codes.setdefault(name, len(self._codes))
+
+    def codes(self, names: pa.Array) -> NDArray[np.int32]:
+        """The numbers of a plain string column without nulls."""
+        encoded = names.dictionary_encode()
+        code_of = np.array([self.code(name) for name in encoded.dictionary.to_pylist()], np.int32)
+        codes: NDArray[np.int32] = code_of[encoded.indices.to_numpy(zero_copy_only=False)]
+        return codes
+
+    def column(self, codes: NDArray[np.int32]) -> pa.DictionaryArray:
+        """The names of `codes` as a column of `TRACE_SCHEMA`."""
+        if len(self._dictionary) != len(self._codes):
+            self._dictionary = pa.array(list(self._codes), pa.string())
+        return pa.DictionaryArray.from_arrays(pa.array(codes, pa.int32()), self._dictionary)
+
+
+class ModelIndex:
+    """Pairs of tenant and model, numbered in order of first appearance."""
+
+    def __init__(self, tenant: str = DEFAULT_TENANT) -> None:
+        """`tenant` is that of all models of a source without tenants."""
+        self._tenant = tenant
+        self._pairs, self._tenants, self._models = NameColumn(), NameColumn(), NameColumn()
+        self._tenant_of: list[int] = []
+        self._model_of: list[int] = []
+
+    def codes(self, models: pa.Array, tenants: pa.Array | None = None) -> NDArray[np.int32]:
+        """The numbers of the pairs, row by row; names hold no slash."""
+        owners = pa.scalar(self._tenant) if tenants is None else tenants
+        codes = self._pairs.codes(pc.binary_join_element_wise(owners, models, "/"))
+        if len(self._pairs) > len(self._tenant_of):
+            for pair in self._pairs.names()[len(self._tenant_of) :]:
+                tenant, _, model = pair.partition("/")
+                self._tenant_of.append(self._tenants.code(tenant))
+                self._model_of.append(self._models.code(model))
+        return codes
+
+    def columns(self, codes: NDArray[np.int32]) -> dict[str, Any]:
+        """The columns `tenant` and `model` of `arrival_batch`."""
+        return {
+            "tenant": self._tenants.column(np.array(self._tenant_of, np.int32)[codes]),
+            "model": self._models.column(np.array(self._model_of, np.int32)[codes]),
+        }

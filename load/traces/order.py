@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from load.errors import TraceError, UnsortedTrace
+from load.errors import TraceError
 from load.traces.batches import concat, sorted_by_time, times_s
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def sort_within_window(blocks: Iterable[Block], *, window_s: float) -> Iterator[pa.RecordBatch]:
     """Sort the arrivals by time (stable); only the rows of one window are in memory.
 
-    Raises UnsortedTrace at a row that is earlier than a row above it by more than `window_s`
+    Raises InvalidTrace at a row that is earlier than a row above it by more than `window_s`
     seconds, regardless of how the rows are cut into blocks. The arrivals of all earlier blocks are
     yielded before this error or an error of a block is raised.
     """
@@ -41,7 +41,7 @@ def sort_within_window(blocks: Iterable[Block], *, window_s: float) -> Iterator[
                     f"sorted within {window_s:g} s: sort the file by arrival, or allow more, such "
                     "as window=1h"
                 )
-                raise block.error(row, problem, UnsortedTrace)
+                raise block.error(row, problem)
             latest_s = float(latest_each[-1])
             merged_rows = sorted_by_time(concat([*held, block.batch]))
             ready = int(np.searchsorted(times_s(merged_rows), latest_s - window_s, side="left"))

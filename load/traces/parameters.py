@@ -16,7 +16,7 @@ from pydantic import (
 )
 
 from load.traces.batches import DEFAULT_TENANT
-from registry.inference_service.durations import parse_duration_s
+from registry.sizes import parse_duration_s
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -3,42 +3,51 @@
 All files are checked first: if any has a mistake, all mistakes are printed and nothing is changed.
 """
 
-import asyncio
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import Annotated, TypeAlias, TypeVar
 
 import typer
 
 from pilotlight.commands import flags
-from pilotlight.commands.completion import complete_model
-from pilotlight.commands.declaration_check import unreadable_models
-from pilotlight.commands.object_names import Kind, ObjectName, parse_object_names
+from pilotlight.commands.canary import note_canaries
+from pilotlight.commands.declaration_check import (
+    NOT_CHECKED,
+    Checked,
+    check_declared,
+    variant_problems,
+)
+from pilotlight.commands.object_names import Kind, ObjectName, parse_object_names, shown_name
 from pilotlight.commands.target import PlatformTarget
-from pilotlight.commands.variant_metadata import variant_problems
 from pilotlight.errors import InvalidInput, NotFound
 from pilotlight.output import Output
 from registry.domain.application import ApplicationSpec
+from registry.domain.cluster import ClusterState
 from registry.domain.graph import KIND as GRAPH
 from registry.domain.graph import GraphSpec
 from registry.domain.model import ModelName, ModelSpec
 from registry.errors import InvalidModel
 from registry.inference_service.application_reader import read_applications
 from registry.inference_service.graph_reader import read_graphs
+from registry.inference_service.manifests import left_objects
 from registry.inference_service.predictors import needs_in_pool
 from registry.inference_service.reader import read_documents
 from registry.redis.client import Registry
 from registry.redis.workflow_log import WorkflowLog
 
 Declared: TypeAlias = ModelSpec | ApplicationSpec | GraphSpec
+T = TypeVar("T")
 
 app = typer.Typer()
 
 
 @app.command()
-def apply(
+@flags.addresses(*flags.REGISTRY)
+async def apply(
+    target: PlatformTarget,
+    output: Output,
     *,
     filename: flags.Files,
     dry_run: Annotated[
@@ -47,34 +56,37 @@ def apply(
     check: Annotated[
         bool,
         typer.Option(
-            "--check/--no-check", help="Let a pod read new models' small files; warn if it cannot."
+            "--check/--no-check",
+            help="Let a pod read new models' small files and headers; warn if it cannot.",
         ),
     ] = True,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Exit with 1 if a model cannot be read, or served.")
+    ] = False,
     namespace: flags.Namespace = None,
-    home: flags.Home = None,
-    redis_url: flags.RedisUrl = None,
-    pool: flags.Pool = "default",
-    json_: flags.Json = False,
 ) -> None:
     """Create or update models, applications and graphs from YAML; all or nothing if invalid."""
     specs = read_declared(filename, namespace)
-    target = PlatformTarget.of(home, redis_url=redis_url, pool=pool)
-    asyncio.run(_apply(target, Output(json_), specs, dry_run=dry_run, check=check))
+    unserved = await _apply(target, output, specs, dry_run=dry_run, check=check)
+    if strict and unserved:
+        output.note(f"not served (--strict): {', '.join(map(str, sorted(unserved)))}")
+        raise typer.Exit(1)
 
 
 @app.command()
-def delete(
+@flags.addresses(*flags.REGISTRY)
+async def delete(
+    target: PlatformTarget,
+    output: Output,
     names: Annotated[
         list[str] | None,
-        typer.Argument(help="NAME, NAMESPACE/NAME or KIND/NAME", autocompletion=complete_model),
+        typer.Argument(
+            help="NAME, NAMESPACE/NAME or KIND/NAME", autocompletion=flags.complete_model
+        ),
     ] = None,
     *,
     filename: flags.Files = [],  # noqa: B006 - typer copies it
     namespace: flags.Namespace = None,
-    home: flags.Home = None,
-    redis_url: flags.RedisUrl = None,
-    pool: flags.Pool = "default",
-    json_: flags.Json = False,
 ) -> None:
     """Delete models, applications and graphs, by name or by the files that define them."""
     if bool(names) == bool(filename):
@@ -84,12 +96,14 @@ def delete(
         objects = [
             ObjectName(_kind(each), each.name) for each in read_declared(filename, namespace)
         ]
-    target = PlatformTarget.of(home, redis_url=redis_url, pool=pool)
-    asyncio.run(_delete(target, Output(json_), objects))
+    await _delete(target, output, objects)
 
 
 def read_declared(paths: Sequence[str], namespace: str | None) -> list[Declared]:
-    """What files, folders and standard input declare; raises InvalidInput with all mistakes."""
+    """What files, folders and standard input declare; raises InvalidInput with all mistakes.
+
+    A line on standard error names each object that is passed over.
+    """
     sources: list[tuple[str, str]] = []
     problems: list[str] = []
     for path in paths:
@@ -107,6 +121,8 @@ def read_declared(paths: Sequence[str], namespace: str | None) -> list[Declared]
             problems += error.problems
     if problems:
         raise InvalidInput(problems)
+    for line in left_objects(sources, default_namespace=namespace or "default"):
+        Output().note(line)
     return specs
 
 
@@ -125,38 +141,58 @@ def _read_sources(path: str) -> list[tuple[str, str]]:
 
 async def _apply(
     target: PlatformTarget, output: Output, specs: Sequence[Declared], *, dry_run: bool, check: bool
-) -> None:
+) -> set[ModelName]:
+    """The models that cannot be served, as far as it is known."""
     async with target.registry() as registry:
-        if dry_run:
-            outcomes = await _compare_declared(registry, specs)
-            print_applied(output, specs, outcomes, has_server=(await registry.cluster()).has_server)
-            return
-        outcomes = await put_declared(registry, specs)
+        if check and not dry_run:
+            unserved = await declare_and_check(target, registry, output, specs)
+            state = await registry.cluster()
+            for line in await variant_problems(target, state, _applications(specs)):
+                output.note(line)
+            return unserved
+        put = _compare_declared if dry_run else put_declared
+        outcomes = await put(registry, specs)
         state = await registry.cluster()
-        if not check:
-            print_applied(output, specs, outcomes, has_server=state.has_server)
-            return
-        changed = _changed(specs, outcomes)
-        what = "asking pods whether they can read the new models (--no-check: leave it out)"
-        async with output.waiting(what):
-            unreadable = await unreadable_models(target, state, changed)
-        print_applied(output, specs, outcomes, unreadable, has_server=state.has_server)
-        for line in await variant_problems(target, state, _applications(specs)):
-            output.note(line)
+        note_canaries(output, models_of(specs), state)
+        return print_applied(output, specs, outcomes, has_server=state.has_server)
 
 
-def _changed(specs: Sequence[Declared], outcomes: Sequence[str]) -> list[ModelSpec]:
-    """The models that are new or changed."""
+async def declare_and_check(
+    target: PlatformTarget, registry: Registry, output: Output, specs: Sequence[Declared],
+    *, is_note: bool = False,
+) -> set[ModelName]:  # fmt: skip
+    """Declare, let pods read new and failed models, print a line per object or note it.
+
+    The models that cannot be served, as far as it is known. Raises InvalidInput.
+    """
+    before = await registry.cluster()
+    outcomes = await put_declared(registry, specs)
+    state = await registry.cluster()
+    note_canaries(output, models_of(specs), state)
+    what = "asking pods whether they can read the new models (--no-check: leave it out)"
+    async with output.waiting(what):
+        changed = _changed(specs, outcomes, before)
+        checked = await check_declared(target, registry, state, changed)
+    return print_applied(
+        output, specs, outcomes, checked, has_server=state.has_server, is_note=is_note
+    )
+
+
+def _changed(
+    specs: Sequence[Declared], outcomes: Sequence[str], before: ClusterState
+) -> list[ModelSpec]:
+    """The models that are new, changed, or could not be read or loaded before."""
+    failed = {name for name, record in before.models.items() if record.failure is not None}
     return [
         spec
         for spec, outcome in zip(specs, outcomes, strict=True)
-        if isinstance(spec, ModelSpec) and outcome != "unchanged"
+        if isinstance(spec, ModelSpec) and (outcome != "unchanged" or spec.name in failed)
     ]
 
 
 def _applications(specs: Sequence[Declared]) -> set[ModelName]:
     """The applications among them, and those that models among them are variants of."""
-    names = {spec.name for spec in specs if isinstance(spec, ApplicationSpec)}
+    names = {spec.name for spec in _of_kind(ApplicationSpec, specs)}
     return names | {
         ModelName(spec.name.namespace, spec.policy.application)
         for spec in models_of(specs)
@@ -193,7 +229,11 @@ def _outcome(before: object | None, after: object) -> str:
 
 
 def models_of(specs: Sequence[Declared]) -> list[ModelSpec]:
-    return [spec for spec in specs if isinstance(spec, ModelSpec)]
+    return _of_kind(ModelSpec, specs)
+
+
+def _of_kind(kind: type[T], specs: Sequence[Declared]) -> list[T]:
+    return [spec for spec in specs if isinstance(spec, kind)]
 
 
 async def put_declared(registry: Registry, specs: Sequence[Declared]) -> list[str]:
@@ -202,21 +242,16 @@ async def put_declared(registry: Registry, specs: Sequence[Declared]) -> list[st
     Raises InvalidInput: no model is declared if the pool cannot take one.
     """
     models = models_of(specs)
-    applications = [spec for spec in specs if isinstance(spec, ApplicationSpec)]
     try:
         outcomes = iter(await registry.put_models(models))
-        others = iter(await registry.put_applications(applications))
+        others = iter(await registry.put_applications(_of_kind(ApplicationSpec, specs)))
     except InvalidModel as error:
         raise InvalidInput(error.problems) from error
-    graphs = iter(await _put_graphs(registry, _graphs_of(specs)))
+    graphs = iter(await _put_graphs(registry, _of_kind(GraphSpec, specs)))
     return [
         next({ModelSpec: outcomes, ApplicationSpec: others, GraphSpec: graphs}[type(spec)])
         for spec in specs
     ]
-
-
-def _graphs_of(specs: Sequence[Declared]) -> list[GraphSpec]:
-    return [spec for spec in specs if isinstance(spec, GraphSpec)]
 
 
 async def _put_graphs(registry: Registry, graphs: Sequence[GraphSpec]) -> list[str]:
@@ -236,31 +271,45 @@ async def _put_graphs(registry: Registry, graphs: Sequence[GraphSpec]) -> list[s
 
 def print_applied(
     output: Output, specs: Sequence[Declared], outcomes: Sequence[str],
-    unreadable: Mapping[ModelName, str] | None = None, *, has_server: bool,
-) -> None:  # fmt: skip
+    checked: Checked = NOT_CHECKED, *, has_server: bool, is_note: bool = False,
+) -> set[ModelName]:  # fmt: skip
     """One line per object, as kubectl prints it; outcomes are created, configured or unchanged.
 
-    `unreadable`: why pods cannot read some of the models; `has_server`: a model server may read
-    formats without an engine here.
+    The models that cannot be served. `has_server`: a model server may read formats without an
+    engine here.
     """
     warnings = {spec.name: f"cannot be served: {needs}" for spec in models_of(specs)
                 if (needs := needs_in_pool(spec, has_server=has_server))}  # fmt: skip
-    warnings |= {name: f"cannot be read: {why}" for name, why in (unreadable or {}).items()}
+    warnings |= {name: f"cannot be read: {why}" for name, why in checked.unreadable.items()}
+    unserved = set(warnings)
+    warnings |= {name: f"not checked: {why}" for name, why in checked.unchecked.items()}
+    for spec in models_of(specs):
+        if spec.warnings:
+            ignored = f"ignored: {', '.join(spec.warnings)}"
+            known = warnings.get(spec.name)
+            warnings[spec.name] = ignored if known is None else f"{known}; {ignored}"
+    warnings |= {
+        spec.name: "; ".join(spec.warnings) for spec in _of_kind(GraphSpec, specs) if spec.warnings
+    }
     applied = list(zip(specs, outcomes, strict=True))
-    output.result(
-        [
-            {
-                "namespace": spec.name.namespace, "name": spec.name.name, "outcome": outcome,
-                **({"warning": warnings[spec.name]} if spec.name in warnings else {}),
-            }
-            for spec, outcome in applied
-        ],
-        [
-            f"{_kind(spec)}/{spec.name.name} {outcome}"
-            + (f" ({warnings[spec.name]})" if spec.name in warnings else "")
-            for spec, outcome in applied
-        ],
-    )  # fmt: skip
+    lines = [
+        f"{_kind(spec)}/{shown_name(spec.name)} {outcome}"
+        + (f" ({warnings[spec.name]})" if spec.name in warnings else "")
+        for spec, outcome in applied
+    ]
+    if is_note:
+        for line in lines:
+            output.note(line)
+        return unserved
+    documents = [
+        {
+            "namespace": spec.name.namespace, "name": spec.name.name, "outcome": outcome,
+            **({"warning": warnings[spec.name]} if spec.name in warnings else {}),
+        }
+        for spec, outcome in applied
+    ]  # fmt: skip
+    output.result(documents, lines)
+    return unserved
 
 
 def _kind(spec: Declared) -> Kind:
@@ -287,7 +336,7 @@ async def _delete(target: PlatformTarget, output: Output, objects: Sequence[Obje
             absent = await delete_all([each.name for each in asked])
             deleted |= {each: kind for each in asked if each.name not in absent}
     found = [each for each in objects if each in deleted]
-    lines = [f'{deleted[each]} "{each.name.name}" deleted' for each in found]
+    lines = [f'{deleted[each]} "{shown_name(each.name)}" deleted' for each in found]
     unknown = [str(each.name) for each in objects if each not in deleted]
     if unknown:
         for line in lines:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autoscaler.loading.loading_policies import LOADING_POLICIES
+from autoscaler.loading.loading_policies import policy_of
 from autoscaler.planning.policy import Action, Demote, DrainPod, Load, SetPods
 from pilotlight.commands import flags
 from pilotlight.commands.target import PlatformTarget
@@ -14,6 +14,7 @@ from pilotlight.output import Output
 from pilotlight.quantities import format_age
 from registry.domain.action_log import ActionOutcome, ActionRecord, AutoscalerRecords
 from registry.domain.codec import action_document
+from registry.domain.loading_choice import LOADING
 from registry.domain.model import name_of_key
 from registry.redis.autoscaler_log import AutoscalerLog
 from registry.redis.client import Registry
@@ -22,7 +23,7 @@ from registry.redis.watch import ClusterWatch
 if TYPE_CHECKING:
     from autoscaler.tick.planner import TickPlan
 
-LOADING_NAMES = ", ".join(LOADING_POLICIES)
+LOADING_NAMES = str(LOADING)
 _READ_TIMEOUT_S = 10.0
 _FORGOTTEN_S = 600.0
 """Age from which an action without an outcome is taken for one whose autoscaler ended."""
@@ -31,7 +32,10 @@ app = typer.Typer()
 
 
 @app.command()
-def autoscaler(
+@flags.addresses(*flags.REGISTRY)
+async def autoscaler(
+    target: PlatformTarget,
+    output: Output,
     *,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Plan once and print the actions without doing them.")
@@ -42,33 +46,21 @@ def autoscaler(
     loading: Annotated[
         str, typer.Option(help=f"Loading policy to plan with: {LOADING_NAMES}.")
     ] = "predictive",
-    home: flags.Home = None,
-    redis_url: flags.RedisUrl = None,
-    pool: flags.Pool = "default",
-    json_: flags.Json = False,
 ) -> None:
     """Print the autoscaler's latest actions with reasons; with --dry-run, what it would do now."""
     if problems := loading_problems(loading):
         raise InvalidInput(problems)
-    target = PlatformTarget.of(home, redis_url=redis_url, pool=pool)
-    asyncio.run(_autoscaler(target, Output(json_), loading, dry_run=dry_run, explain=explain))
+    async with target.registry() as registry:
+        if dry_run:
+            _print_plan(output, await _plan_once(registry, loading), explain=explain)
+        else:
+            _print_history(output, await AutoscalerLog(registry).records())
 
 
 def loading_problems(loading: str) -> list[str]:
-    if loading in LOADING_POLICIES:
+    if loading in LOADING:
         return []
     return [f"--loading must be one of {LOADING_NAMES}, was {loading!r}"]
-
-
-async def _autoscaler(
-    target: PlatformTarget, output: Output, loading: str, *, dry_run: bool, explain: bool
-) -> None:
-    async with target.registry() as registry:
-        if dry_run:
-            plan = await _plan_once(registry, loading)
-            _print_plan(output, plan, explain=explain)
-        else:
-            _print_history(output, await AutoscalerLog(registry).records())
 
 
 async def _plan_once(registry: Registry, loading: str) -> "TickPlan":
@@ -81,7 +73,7 @@ async def _plan_once(registry: Registry, loading: str) -> "TickPlan":
     watch = ClusterWatch(registry)
     settings = AutoscalerSettings(redis_url=registry.url, pool=registry.pool, loading=loading)
     planner = Autoscaler(
-        settings, watch, AutoscalerLog(registry), LOADING_POLICIES[loading](),
+        settings, watch, AutoscalerLog(registry), policy_of(loading),
         AutoscalerMetrics(), "dry-run",
     )  # fmt: skip
     watching = asyncio.create_task(watch.run())

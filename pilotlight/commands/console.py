@@ -15,6 +15,7 @@ from pilotlight.output import Output
 app = typer.Typer()
 
 _PATH = "/console"
+_SIGN_IN = "sign in there with the namespace as user (none for an operator), the key as password"
 _FORWARDING = re.compile(r"Forwarding from (127\.0\.0\.1:\d+) ->")
 
 
@@ -39,6 +40,7 @@ def console(
         int, typer.Option(min=0, max=65535, help="Local port; 0 takes a free one.")
     ] = 0,
     gateway: flags.Gateway = None,
+    key: flags.Key = "",
     home: flags.Home = None,
     json_: flags.Json = False,
 ) -> None:
@@ -48,6 +50,8 @@ def console(
         if context is not None or port:
             raise InvalidInput(["--context and --port need --kubernetes"])
         _print(output, PlatformTarget.of(home, gateway=gateway).gateway_url)
+        if key:
+            output.note(_SIGN_IN)
         return
     kubectl = shutil.which("kubectl")
     if kubectl is None:

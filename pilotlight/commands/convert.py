@@ -86,10 +86,12 @@ def _compared(report: dict[str, Any]) -> str:
 
 def _check(model: Path, rows: Path | None) -> None:
     mistakes = []
-    if not model.is_file() or model.suffix not in SUFFIXES:
+    if not model.exists():
+        mistakes.append(f"MODEL: no such file: {str(model)!r}")
+    elif not model.is_file() or model.suffix not in SUFFIXES:
         mistakes.append(f"MODEL must be a file {', '.join(SUFFIXES)}, was {str(model)!r}")
     if rows is not None and not rows.is_file():
-        mistakes.append(f"--rows must be a file, was {str(rows)!r}")
+        mistakes.append(f"--rows: no such file: {str(rows)!r}")
     elif rows is not None:
         try:
             json.loads(rows.read_text())

@@ -1,79 +1,206 @@
-"""Whether pods can read the models that were just declared: what `apply` warns of.
+"""What pods say of what was just declared: whether they can read models, and metadata of variants.
 
-A pod reads a model's small files, as it does for its metadata. Schemes whose libraries fetch whole
-models are left out: that would be a download. What ails the pod that is asked, such as its full
-disk, says nothing of the model: only errors of reading it count, and none where another pod reads
-it.
+A pod reads a model's small files and the headers of its weights. Schemes whose libraries fetch
+whole models are left out: that would be a download. What ails the pod that is asked, such as its
+full disk, says nothing of the model: only errors of reading it count, and none where another pod
+reads it. What cannot be read is kept as the model's state, until a load succeeds or it is declared
+anew. `apply` and `up` warn of it, and `apply` of variants of an application that cannot be chosen.
 """
 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
+
+import httpx
 
 from pilotlight.errors import RequestFailed
+from registry.domain.application import read_tensors
+from registry.domain.application_variants import metadata_problems, named_variants
+from registry.domain.model import PERMANENT_STATUSES, UNREADABLE, LoadFailure
 from registry.inference_service.predictors import needs_in_pool
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from pilotlight.commands.target import PlatformTarget
+    from registry.domain.application import ApplicationSpec, InputTensor
     from registry.domain.cluster import ClusterState
     from registry.domain.model import ModelName, ModelSpec
     from registry.domain.pod_state import PodState
+    from registry.redis.client import Registry
 
-_SCHEMES: Final = ("s3://", "file://", "pvc://")
+_SCHEMES: Final = frozenset({"s3", "file", "pvc"})
+_STATUSES: Final = frozenset({HTTPStatus.SERVICE_UNAVAILABLE, *PERMANENT_STATUSES})
 _TIMEOUT_S: Final = 15.0
 _PARALLEL: Final = 8
 _MAX_PODS: Final = 2
 """Asked per model: one alone may lack the network or a mount."""
 
 
-async def unreadable_models(
-    target: PlatformTarget, state: ClusterState, specs: Sequence[ModelSpec]
-) -> dict[ModelName, str]:
-    """Why a model cannot be read, by name; without a pod to ask, nothing."""
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What a check of declared models found, by model; of the others all that was read is right."""
+
+    unreadable: Mapping[ModelName, str] = field(default_factory=dict)
+    unchecked: Mapping[ModelName, str] = field(default_factory=dict)
+    """Why a model was not looked at."""
+
+
+NOT_CHECKED: Final = Checked()
+
+
+@dataclass(frozen=True, slots=True)
+class _Problem:
+    message: str
+    status: int
+
+
+async def check_declared(
+    target: PlatformTarget, registry: Registry, state: ClusterState, specs: Sequence[ModelSpec]
+) -> Checked:
+    """Ask pods of `state` for the models, and keep what they cannot read as the models' state.
+
+    Without a pod nothing is known of the models that one would be asked for.
+    """
     pods = [pod for pod in state.pods.values() if pod.is_accepting]
-    asked = [
-        each
-        for each in specs
-        if each.storage_uri.startswith(_SCHEMES)
-        and not needs_in_pool(each, has_server=state.has_server)
-    ]
+    served = [each for each in specs if not needs_in_pool(each, has_server=state.has_server)]
+    asked = [each for each in served if _scheme(each) in _SCHEMES]
+    unchecked = {
+        each.name: f"{_scheme(each)}:// is read at the first load"
+        for each in served
+        if _scheme(each) not in _SCHEMES
+    }
     if not pods or not asked:
-        return {}
+        return Checked({}, unchecked)
     limit = asyncio.Semaphore(_PARALLEL)
 
-    async def check(index: int, spec: ModelSpec) -> str:
+    async def check(index: int, spec: ModelSpec) -> _Problem | None:
         async with limit:
             first = index % len(pods)
-            problem = ""
-            for pod in [*pods[first:], *pods[:first]][:_MAX_PODS]:
-                found = await _problem(target, pod, spec)
-                if found == "":
-                    return ""
-                problem = found or problem
-            return problem
+            try:
+                return await _problem(target, [*pods[first:], *pods[:first]][:_MAX_PODS], spec)
+            except TimeoutError:
+                unchecked[spec.name] = f"a pod reads its files for more than {_TIMEOUT_S:g} s"
+                return None
 
     problems = await asyncio.gather(*(check(*each) for each in enumerate(asked)))
-    found = zip(asked, problems, strict=True)
-    return {spec.name: problem for spec, problem in found if problem}
+    found = [(spec, each) for spec, each in zip(asked, problems, strict=True) if each is not None]
+    for spec, each in found:
+        await registry.report_unreadable(
+            LoadFailure(spec.key, UNREADABLE, each.message, 0, 0.0, each.status)
+        )
+    return Checked({spec.name: each.message for spec, each in found}, unchecked)
 
 
-async def _problem(target: PlatformTarget, pod: PodState, spec: ModelSpec) -> str | None:
-    """Why the pod cannot read the model, empty where it can; None where the pod is at fault."""
-    path = f"/v2/models/{spec.name.path_segment}/versions/{spec.generation}"
+def _scheme(spec: ModelSpec) -> str:
+    return urlsplit(spec.storage_uri).scheme
+
+
+async def _problem(
+    target: PlatformTarget, pods: Sequence[PodState], spec: ModelSpec
+) -> _Problem | None:
+    """Why no pod can read the model; None where one can, or all are at fault themselves.
+
+    Raises TimeoutError while a pod reads it: another one would read the same files.
+    """
+    problem = None
+    for pod in pods:
+        found = await _problem_at(target, pod, spec)
+        if isinstance(found, bool):
+            if found:
+                return None
+        else:
+            problem = found
+    return problem
+
+
+async def _problem_at(target: PlatformTarget, pod: PodState, spec: ModelSpec) -> _Problem | bool:
+    """Why the pod cannot read the model; True where it can, False where the pod is at fault."""
+    path = f"/v2/repository/models/{spec.name.path_segment}/versions/{spec.generation}/check"
     try:
-        response = await target.request_pod(pod, "GET", path, timeout_s=_TIMEOUT_S)
-    except RequestFailed:
-        return None
+        response = await target.request_pod(pod, "POST", path, timeout_s=_TIMEOUT_S)
+    except RequestFailed as error:
+        if isinstance(error.__cause__, httpx.ReadTimeout):
+            raise TimeoutError from error
+        return False
     if response.is_success:
-        return ""
+        return True
     is_own = response.headers.get("x-pilotlight-not-executed") == "load-failed"
-    if response.status_code != HTTPStatus.SERVICE_UNAVAILABLE or not is_own:
-        return None
+    if response.status_code not in _STATUSES or not is_own:
+        return False
     try:
-        return str(response.json()["error"])
+        message = str(response.json()["error"])
     except (ValueError, KeyError, TypeError):
-        return f"HTTP {response.status_code} from {pod.name}"
+        message = f"HTTP {response.status_code} from {pod.name}"
+    return _Problem(message, response.status_code)
+
+
+_OK: Final = 200
+_APPLY_TIMEOUT_S: Final = 10.0
+"""`apply` waits no longer for metadata; `profile` and `get applications` compare them as well."""
+
+
+@dataclass(frozen=True, slots=True)
+class VariantMetadata:
+    inputs: tuple[InputTensor, ...]
+    outputs: tuple[str, ...]
+
+
+async def read_metadata(
+    target: PlatformTarget, state: ClusterState, variant: ModelSpec, timeout_s: float
+) -> VariantMetadata:
+    """As a pod reads it from the model's small files. Raises RequestFailed if no pod tells."""
+    accepting = [each for each in state.pods.values() if each.is_accepting]
+    pod = min(accepting, key=lambda each: each.name, default=None)
+    if pod is None:
+        raise RequestFailed("no pod accepts requests; start pods with `pilotlight up`")
+    path = f"/v2/models/{variant.name.path_segment}"
+    response = await target.request_pod(pod, "GET", path, timeout_s=timeout_s)
+    if response.status_code != _OK:
+        raise RequestFailed(
+            f"pod {pod.name}: metadata of {variant.name}: {response.status_code} "
+            f"{response.text[:500]}"
+        )
+    document = response.json()
+    outputs = tuple(each["name"] for each in document["outputs"])
+    return VariantMetadata(read_tensors(document["inputs"]), outputs)
+
+
+async def variant_problems(
+    target: PlatformTarget, state: ClusterState, names: Collection[ModelName]
+) -> list[str]:
+    """A line per variant of these applications that cannot be chosen.
+
+    Metadata of variants without a profile of their own is read from a pod, where one answers.
+    """
+    found = [
+        (application, variant, problem)
+        for name in sorted(names)
+        if (application := state.applications.get(name)) is not None
+        for variant, problem in named_variants(application, state)
+    ]
+    read = await asyncio.gather(*(
+        _contradictions(target, state, application, variant) for application, variant, _ in found
+    ))  # fmt: skip
+    return [
+        f"{application.name}: {variant.name.name} cannot be chosen: {'; '.join(problems)}"
+        for (application, variant, problem), contradictions in zip(found, read, strict=True)
+        if (problems := [*([problem] if problem else []), *contradictions])
+    ]
+
+
+async def _contradictions(
+    target: PlatformTarget, state: ClusterState, application: ApplicationSpec, variant: ModelSpec
+) -> list[str]:
+    own = state.accuracies.get(variant.name)
+    if own is not None and own.key == variant.key:
+        return []  # `named_variants` compares what was stored with the profile
+    try:
+        metadata = await read_metadata(target, state, variant, _APPLY_TIMEOUT_S)
+    except RequestFailed:
+        return []
+    return metadata_problems(application, metadata.inputs, metadata.outputs)

@@ -9,22 +9,25 @@ import typer
 import yaml
 
 from pilotlight.commands import flags
-from pilotlight.commands.completion import complete_model, complete_pod
 from pilotlight.commands.get import (
+    age_text,
     model_document,
+    model_path,
     model_status,
     pod_document,
     pods_and_uses,
     pods_by_tier,
+    traffic_text,
 )
 from pilotlight.commands.object_names import parse_model_names
 from pilotlight.commands.target import PlatformTarget, require_known
 from pilotlight.output import Output
 from pilotlight.quantities import format_age
 from registry.domain.action_log import ActionRecord
+from registry.domain.canaries import find_canaries
 from registry.domain.codec import action_document
 from registry.redis.autoscaler_log import AutoscalerLog
-from registry.redis.gpu_readings import read_gpu_readings
+from registry.redis.reports import read_declared_times, read_gpu_readings
 
 app = typer.Typer(name="describe", no_args_is_help=True, help="Show one model or pod in detail.")
 
@@ -32,45 +35,21 @@ app = typer.Typer(name="describe", no_args_is_help=True, help="Show one model or
 @app.command("model")
 @app.command("isvc", hidden=True)
 @app.command("inferenceservice", hidden=True)
-def describe_model(
-    name: Annotated[
-        str, typer.Argument(help="NAME or NAMESPACE/NAME", autocompletion=complete_model)
-    ],
-    *,
-    namespace: flags.Namespace = None,
-    home: flags.Home = None,
-    redis_url: flags.RedisUrl = None,
-    pool: flags.Pool = "default",
-    json_: flags.Json = False,
+@flags.addresses(*flags.REGISTRY)
+async def describe_model(
+    target: PlatformTarget, output: Output, name: flags.Model, *, namespace: flags.Namespace = None
 ) -> None:
     """Show a model's declaration, its state on each pod, and the autoscaler's actions on it."""
-    target = PlatformTarget.of(home, redis_url=redis_url, pool=pool)
-    asyncio.run(_describe_model(target, Output(json_), name, namespace))
-
-
-@app.command("pod")
-def describe_pod(
-    name: Annotated[str, typer.Argument(help="Name of the pod.", autocompletion=complete_pod)],
-    *,
-    home: flags.Home = None,
-    redis_url: flags.RedisUrl = None,
-    pool: flags.Pool = "default",
-    json_: flags.Json = False,
-) -> None:
-    """Show a pod's address, phase, memory by tier and the tier of each of its models."""
-    target = PlatformTarget.of(home, redis_url=redis_url, pool=pool)
-    asyncio.run(_describe_pod(target, Output(json_), name))
-
-
-async def _describe_model(
-    target: PlatformTarget, output: Output, name: str, namespace: str | None
-) -> None:
     [model] = parse_model_names([name], namespace)
     async with target.registry() as registry:
-        state, records = await asyncio.gather(registry.cluster(), AutoscalerLog(registry).records())
+        state, records, declared = await asyncio.gather(
+            registry.cluster(), AutoscalerLog(registry).records(), read_declared_times(registry)
+        )
     require_known([str(model)], {str(each) for each in state.models})
     record = state.models[model]
-    document = model_document(state, record, records)
+    document = model_document(state, record, records, find_canaries(state.models.values()))
+    document["created"] = declared.get(str(model))
+    document["url"] = f"{target.known_gateway_url}{model_path(model)}"
     document["policy"] = {
         field: value for field, value in asdict(record.spec.policy).items() if value is not None
     }
@@ -92,7 +71,10 @@ def _for_readers(model: dict[str, Any], events: list[str]) -> dict[str, Any]:
         "status": "" if model["failure"] else model_status(model),
         "pods": {tier: ", ".join(pods) for tier, pods in pods_by_tier(model).items()}
         or "none; the model is in storage only",
+        "traffic": traffic_text(model),
         "failure": model["failure"],
+        "url": model["url"],
+        "age": age_text(model),
         "storage_uri": model["storage_uri"],
         "task": model["task"],
         "generation": model["generation"],
@@ -115,7 +97,16 @@ def _event(action: ActionRecord, now_s: float) -> str:
     )
 
 
-async def _describe_pod(target: PlatformTarget, output: Output, name: str) -> None:
+@app.command("pod")
+@flags.addresses(*flags.REGISTRY)
+async def describe_pod(
+    target: PlatformTarget,
+    output: Output,
+    name: Annotated[
+        str, typer.Argument(help="Name of the pod.", autocompletion=flags.complete_pod)
+    ],
+) -> None:
+    """Show a pod's address, phase, memory by tier and the tier of each of its models."""
     async with target.registry() as registry:
         state, uses = await pods_and_uses(registry)
         gpus = await read_gpu_readings(registry)

@@ -1,7 +1,9 @@
 """`doctor`: what would not work on a cluster, or on this machine, and the way out."""
 
 import asyncio
+import os
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -9,7 +11,7 @@ import typer
 from pilotlight.commands import flags
 from pilotlight.doctor.finding import Finding, Severity
 from pilotlight.doctor.machine import machine_findings
-from pilotlight.errors import RequestFailed, requires_extra
+from pilotlight.errors import InvalidInput, RequestFailed, requires_extra
 from pilotlight.output import Output
 from pilotlight.state_dir import StateDir
 
@@ -20,27 +22,46 @@ app = typer.Typer()
 def doctor(
     *,
     machine: Annotated[
-        bool, typer.Option("--machine", help="Examine this machine, for `pilotlight up`.")
+        bool,
+        typer.Option(
+            "--machine", help="Examine this machine even where there is a cluster's kubeconfig."
+        ),
     ] = False,
+    context: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Examine the cluster of this context of the kubeconfig."),
+    ] = None,
     namespace: Annotated[
-        str, typer.Option("-n", "--namespace", help="Namespace of the installation.")
+        str, typer.Option("-n", "--namespace", help="On a cluster: namespace of the installation.")
     ] = "pilotlight",
     home: flags.Home = None,
-    port: Annotated[int, typer.Option(help="With --machine: port of the gateway.")] = 8080,
+    port: Annotated[int, typer.Option(help="On this machine: port of the gateway.")] = 8080,
     json_: flags.Json = False,
 ) -> None:
-    """Say what would not work on the kubeconfig's cluster, or on this machine, and the way out."""
-    if machine:
+    """Say what would not work, and how to mend it: on the kubeconfig's cluster, else here."""
+    output = Output(json_)
+    if machine and context is not None:
+        raise InvalidInput(["--machine and --context examine different things: give one"])
+    if machine or (context is None and not has_kubeconfig()):
         findings = machine_findings(StateDir.of(home).root, port=port)
+        if not machine:
+            output.note("examined this machine; with a kubeconfig, --context NAME its cluster")
     else:
-        findings = asyncio.run(_examine_cluster(namespace))
+        findings = asyncio.run(_examine_cluster(namespace, context))
     lines = [line for each in findings for line in _lines(each)]
-    Output(json_).result([asdict(each) for each in findings], lines)
+    output.result([asdict(each) for each in findings], lines)
     if any(each.severity is Severity.PROBLEM for each in findings):
         raise typer.Exit(1)
 
 
-async def _examine_cluster(namespace: str) -> list[Finding]:
+def has_kubeconfig() -> bool:
+    """Whether kubectl would know a cluster: by KUBECONFIG, by its default file, or in a pod."""
+    listed = os.environ.get("KUBECONFIG") or str(Path.home() / ".kube" / "config")
+    files = [Path(each) for each in listed.split(os.pathsep) if each]
+    return any(each.is_file() for each in files) or "KUBERNETES_SERVICE_HOST" in os.environ
+
+
+async def _examine_cluster(namespace: str, context: str | None) -> list[Finding]:
     with requires_extra("kubernetes"):
         from kubernetes.aio.config import ConfigException
 
@@ -49,10 +70,10 @@ async def _examine_cluster(namespace: str) -> list[Finding]:
         from pilotlight.doctor.cluster_facts import read_cluster
         from pilotlight.doctor.cluster_findings import cluster_findings
     try:
-        client = await connect()
+        client = await connect(context)
     except ConfigException as error:
         raise RequestFailed(
-            f"no cluster: {error}; set KUBECONFIG, or use --machine for this machine"
+            f"no cluster: {error}; set KUBECONFIG or --context, or use --machine for this machine"
         ) from error
     try:
         return cluster_findings(await read_cluster(client, namespace))

@@ -1,9 +1,18 @@
-"""Flags that several commands share: name, environment variable, default and help of each."""
+"""Flags that several commands share: name, environment variable, default, help and completion."""
 
+import asyncio
+import inspect
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
+import click
 import typer
+
+from pilotlight.commands.target import PlatformTarget
+from pilotlight.errors import InvalidInput, PilotlightError
+from pilotlight.output import Output
+from registry.domain.cluster import ClusterState
 
 
 def setting(variable: str, help_text: str, *names: str, **options: Any) -> Any:
@@ -47,6 +56,23 @@ Gateway = Annotated[
         "--gateway",
     ),
 ]
+
+
+def _check_key(key: str) -> str:
+    """The key as a header carries it."""
+    key = key.strip()
+    if not (key.isascii() and key.isprintable()):
+        raise typer.BadParameter("must be one line of ASCII characters")
+    return key
+
+
+Key = Annotated[
+    str,
+    setting(
+        "KEY", "API key or token of the namespace, or of an operator, where the gateway needs one.",
+        "--key", show_default=False, callback=_check_key,
+    ),
+]  # fmt: skip
 Pool = Annotated[str, setting("POOL", "Name of the pool, with --redis-url.", "--pool")]
 Namespace = Annotated[
     str | None,
@@ -67,3 +93,90 @@ Processes = Annotated[
         min=1, max=256, show_default="one per core", help="Number of processes that simulate."
     ),
 ]
+
+
+def complete_model(ctx: click.Context, incomplete: str) -> list[str]:
+    """Models of the platform; those of the namespace `default`, or of -n, by their short names."""
+    namespace = ctx.params.get("namespace") or "default"
+    names = [
+        name.name if name.namespace == namespace else str(name) for name in _cluster(ctx).models
+    ]
+    return sorted(name for name in names if name.startswith(incomplete))
+
+
+def complete_pod(ctx: click.Context, incomplete: str) -> list[str]:
+    return sorted(name for name in _cluster(ctx).pods if name.startswith(incomplete))
+
+
+def _cluster(ctx: click.Context) -> ClusterState:
+    """The state of the platform that the command addresses; empty if there is none."""
+    given = ctx.params
+    target = PlatformTarget.of(
+        given.get("home"), redis_url=given.get("redis_url"), pool=given.get("pool") or "default"
+    )
+    try:
+        return asyncio.run(target.cluster())
+    except PilotlightError:
+        return ClusterState()
+
+
+Model = Annotated[str, typer.Argument(help="NAME or NAMESPACE/NAME", autocompletion=complete_model)]
+
+REGISTRY: Final = ("home", "redis_url", "pool")
+"""How a verb finds the registry."""
+GATEWAY: Final = ("home", "gateway", "key")
+"""How a verb finds the gateway."""
+_ADDRESS: Final[Mapping[str, tuple[Any, Any]]] = {
+    "home": (Home, None), "redis_url": (RedisUrl, None), "pool": (Pool, "default"),
+    "gateway": (Gateway, None), "key": (Key, ""),
+}  # fmt: skip
+"""Type and default of a flag by its parameter."""
+_LISTING: Final[Mapping[str, tuple[Any, Any]]] = {
+    "watch": (Watch, False),
+    "format_": (Format, None),
+}
+_JSON: Final[Mapping[str, tuple[Any, Any]]] = {"json_": (Json, False)}
+_FORMATS: Final = ("wide", "json")
+
+
+def addresses(
+    *names: str, lists: bool = False
+) -> Callable[[Callable[..., Any]], Callable[..., None]]:
+    """Makes a verb of a function, asynchronous or not, of the platform and the output.
+
+    The verb's flags are those of the function, then the named ones of `REGISTRY` and `GATEWAY`,
+    which say what platform, then with `lists` those of a listing, and `--json`.
+    """
+    flags = {**{name: _ADDRESS[name] for name in names}, **(_LISTING if lists else {}), **_JSON}
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., None]:
+        def verb(**given: Any) -> None:
+            shared = {name: given.pop(name) for name in flags}
+            target = PlatformTarget.of(**{name: shared.pop(name) for name in names})
+            result = function(target, _output(**shared), **given)
+            if inspect.iscoroutine(result):
+                asyncio.run(result)
+
+        own = list(inspect.signature(function, eval_str=True).parameters.values())[2:]
+        shared = [
+            inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=default
+            )
+            for name, (kind, default) in flags.items()
+        ]
+        verb.__name__, verb.__doc__ = function.__name__, function.__doc__
+        verb.__signature__ = inspect.Signature([*own, *shared])  # type: ignore[attr-defined]
+        verb.__annotations__ = {each.name: each.annotation for each in (*own, *shared)}
+        return verb
+
+    return decorate
+
+
+def _output(*, json_: bool, watch: bool = False, format_: str | None = None) -> Output:
+    """Raises InvalidInput."""
+    if format_ not in (None, *_FORMATS):
+        raise InvalidInput([f"-o must be one of {', '.join(_FORMATS)}, was {format_!r}"])
+    as_json = json_ or format_ == "json"
+    if as_json and watch:
+        raise InvalidInput(["-w prints lines of a table: leave out --json and -o json"])
+    return Output(as_json, wide=format_ == "wide", watch=watch)

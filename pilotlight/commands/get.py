@@ -1,25 +1,24 @@
 """`get models`, `get applications` and `get pods`: the registry's state, as tables or JSON."""
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
 
-from autoscaler.planning.pod_use import IN_USE_S, PodUse, pod_uses
+from autoscaler.planning.desired_pods import IN_USE_S, PodUse, pod_uses
 from autoscaler.planning.pool_snapshot import Observations, read_pool
 from pilotlight.commands import flags
-from pilotlight.commands.applications import print_applications
-from pilotlight.commands.completion import complete_model, complete_pod
-from pilotlight.commands.listing import Listing, listing_output, show
+from pilotlight.commands.listing import Listing, print_applications, show
 from pilotlight.commands.object_names import parse_model_names
 from pilotlight.commands.target import PlatformTarget, require_known
 from pilotlight.commands.workflow import print_workflows
 from pilotlight.output import Output
-from pilotlight.quantities import format_bytes
+from pilotlight.quantities import format_age, format_bytes
 from registry.domain.accelerator import GpuReading
-from registry.domain.action_log import ActionOutcome, AutoscalerRecords
+from registry.domain.action_log import ActionOutcome, AutoscalerRecords, WantedPods
+from registry.domain.canaries import Found, Traffic, find_canaries, traffic_of
 from registry.domain.cluster import ClusterState
 from registry.domain.cluster_changes import load_snapshot
 from registry.domain.codec import action_document
@@ -30,10 +29,15 @@ from registry.inference_service.predictors import needs_in_pool
 from registry.redis.arrivals import ArrivalLog
 from registry.redis.autoscaler_log import AutoscalerLog
 from registry.redis.client import Registry
-from registry.redis.gpu_readings import read_gpu_readings
+from registry.redis.reports import read_declared_times, read_gpu_readings
 
 _MAX_PODS = 2
 """Named in a table per tier of a model; `-o wide` names all."""
+
+_SCALED_TO_ZERO = (
+    "no pods: none is needed, as no request came for a while (`pilotlight up --min-pods 0"
+    " --pod-idle SECONDS`); the next request starts one and waits for it"
+)
 
 app = typer.Typer(name="get", no_args_is_help=True, help="Show models, applications or pods.")
 
@@ -42,107 +46,108 @@ app = typer.Typer(name="get", no_args_is_help=True, help="Show models, applicati
 @app.command("model", hidden=True)
 @app.command("isvc", hidden=True)
 @app.command("inferenceservices", hidden=True)
-def get_models(
+@flags.addresses(*flags.REGISTRY, lists=True)
+async def get_models(
+    target: PlatformTarget,
+    output: Output,
     names: Annotated[
         list[str] | None,
-        typer.Argument(help="Show only these models.", autocompletion=complete_model),
+        typer.Argument(help="Show only these models.", autocompletion=flags.complete_model),
     ] = None,
     *,
     namespace: flags.Namespace = None,
-    home: flags.Home = None,
-    redis_url: flags.RedisUrl = None,
-    pool: flags.Pool = "default",
-    watch: flags.Watch = False,
-    format_: flags.Format = None,
-    json_: flags.Json = False,
 ) -> None:
     """List models of all namespaces or of -n: readiness, routing policy, tier on each pod."""
-    target = PlatformTarget.of(home, redis_url=redis_url, pool=pool)
-    models = parse_model_names(names or [], namespace)
-    output = listing_output(format_, as_json=json_, watch=watch)
-    asyncio.run(_print_models(target, output, models, namespace, watch=watch))
+    wanted = parse_model_names(names or [], namespace)
+    async with target.registry() as registry:
+        log, base = AutoscalerLog(registry), target.known_gateway_url
+
+        async def read() -> list[dict[str, Any]]:
+            state, records, declared = await asyncio.gather(
+                registry.cluster(), log.records(), read_declared_times(registry)
+            )
+            require_known([str(name) for name in wanted], {str(name) for name in state.models})
+            canaries = find_canaries(state.models.values())
+            return [
+                model_document(state, record, records, canaries)
+                | {"created": declared.get(str(name)), "url": f"{base}{model_path(name)}"}
+                for name, record in sorted(state.models.items())
+                if (not wanted or name in wanted)
+                and (namespace is None or name.namespace == namespace)
+            ]
+
+        await show(output, _MODELS, read)
 
 
 @app.command("pods")
 @app.command("pod", hidden=True)
-def get_pods(
+@flags.addresses(*flags.REGISTRY, lists=True)
+async def get_pods(
+    target: PlatformTarget,
+    output: Output,
     names: Annotated[
-        list[str] | None, typer.Argument(help="Show only these pods.", autocompletion=complete_pod)
+        list[str] | None,
+        typer.Argument(help="Show only these pods.", autocompletion=flags.complete_pod),
     ] = None,
-    *,
-    home: flags.Home = None,
-    redis_url: flags.RedisUrl = None,
-    pool: flags.Pool = "default",
-    watch: flags.Watch = False,
-    format_: flags.Format = None,
-    json_: flags.Json = False,
 ) -> None:
     """List pods: node, phase, slots, warm models, bytes held in each tier."""
-    target = PlatformTarget.of(home, redis_url=redis_url, pool=pool)
-    output = listing_output(format_, as_json=json_, watch=watch)
-    asyncio.run(_print_pods(target, output, names or [], watch=watch))
+    async with target.registry() as registry:
+
+        async def read() -> list[dict[str, Any]]:
+            (state, uses), gpus = await asyncio.gather(
+                pods_and_uses(registry), read_gpu_readings(registry)
+            )
+            require_known(names or [], set(state.pods))
+            return [
+                pod_document(state, pod, uses.get(name), gpus.get(name))
+                for name, pod in sorted(state.pods.items())
+                if not names or name in names
+            ]
+
+        wanted = (await AutoscalerLog(registry).ongoing()).wanted
+        await show(output, replace(_PODS, when_empty=_why_no_pods(wanted)), read)
 
 
 @app.command("workflows")
 @app.command("workflow", hidden=True)
-def get_workflows(
-    *,
-    namespace: flags.Namespace = None,
-    home: flags.Home = None,
-    gateway: flags.Gateway = None,
-    json_: flags.Json = False,
+@flags.addresses(*flags.GATEWAY)
+async def get_workflows(
+    target: PlatformTarget, output: Output, *, namespace: flags.Namespace = None
 ) -> None:
     """List the workflows of a namespace: parameters and deadline."""
-    target = PlatformTarget.of(home, gateway=gateway)
-    asyncio.run(print_workflows(target, Output(json_), namespace or "default"))
+    await print_workflows(target, output, namespace or "default")
 
 
 @app.command("applications")
 @app.command("application", hidden=True)
-def get_applications(
+@flags.addresses(*flags.REGISTRY, lists=True)
+async def get_applications(
+    target: PlatformTarget,
+    output: Output,
     names: Annotated[list[str] | None, typer.Argument(help="Show only these.")] = None,
     *,
     namespace: flags.Namespace = None,
-    home: flags.Home = None,
-    redis_url: flags.RedisUrl = None,
-    pool: flags.Pool = "default",
-    watch: flags.Watch = False,
-    format_: flags.Format = None,
-    json_: flags.Json = False,
 ) -> None:
-    """List applications: deadline, policy, variants with accuracy, and why others are left out."""
-    target = PlatformTarget.of(home, redis_url=redis_url, pool=pool)
+    """List applications: deadline, selection policy, variants, and why others are left out."""
     wanted = parse_model_names(names or [], namespace)
-    output = listing_output(format_, as_json=json_, watch=watch)
-    asyncio.run(print_applications(target, output, wanted, namespace, watch=watch))
+    await print_applications(target, output, wanted, namespace)
 
 
-async def _print_models(
-    target: PlatformTarget,
-    output: Output,
-    names: Sequence[ModelName],
-    namespace: str | None,
-    *,
-    watch: bool,
-) -> None:
-    async with target.registry() as registry:
-        log = AutoscalerLog(registry)
+def model_path(name: ModelName) -> str:
+    """Beginning of the model's paths at a gateway, whatever its namespace."""
+    return f"/serving/{name.namespace}/{name.name}"
 
-        async def read() -> list[dict[str, Any]]:
-            state, records = await asyncio.gather(registry.cluster(), log.records())
-            require_known([str(name) for name in names], {str(name) for name in state.models})
-            return [
-                model_document(state, record, records)
-                for name, record in sorted(state.models.items())
-                if (not names or name in names)
-                and (namespace is None or name.namespace == namespace)
-            ]
 
-        await show(output, _MODELS, read, watch=watch)
+def age_text(model: dict[str, Any]) -> str:
+    """Time since the model was declared; empty: not recorded."""
+    if model["created"] is None:
+        return ""
+    age = datetime.now(UTC) - datetime.fromisoformat(model["created"])
+    return format_age(age.total_seconds())
 
 
 def model_document(
-    state: ClusterState, record: ModelRecord, records: AutoscalerRecords
+    state: ClusterState, record: ModelRecord, records: AutoscalerRecords, canaries: Found
 ) -> dict[str, Any]:
     """One model as JSON. A ready model can be served; it need not be warm."""
     action = records.last_by_model.get(str(record.spec.name))
@@ -169,6 +174,7 @@ def model_document(
             if held.loading_from is not None
         },
         "autoscaler": None if action is None else action_document(action),
+        "traffic": _traffic_document(traffic_of(record.spec, state.models, canaries)),
         "failure": None
         if failure is None
         else {
@@ -180,15 +186,36 @@ def model_document(
     }
 
 
+def _traffic_document(traffic: Traffic) -> dict[str, Any]:
+    return {
+        "percent": traffic.percent,
+        "canary_of": None if traffic.canary_of is None else str(traffic.canary_of),
+        "canaries": {each.model.name: each.percent for each in traffic.canaries},
+        "problem": traffic.problem,
+    }
+
+
+def traffic_text(document: dict[str, Any]) -> str:
+    """Such as `90 %, iris-v2 10 %` of a model, `10 % of iris` of its canary."""
+    traffic = document["traffic"]
+    of = traffic["canary_of"]
+    parts = [f"{traffic['percent']} %" + (f" of {ModelName.parse(of).name}" if of else "")]
+    parts += [f"{name} {percent} %" for name, percent in traffic["canaries"].items()]
+    return ", ".join(parts) + (f" ({traffic['problem']})" if traffic["problem"] else "")
+
+
 def _model_row(model: dict[str, Any]) -> tuple[str, ...]:
     return (
         f"{model['namespace']}/{model['name']}",
         str(model["ready"]),
         _tiers(model),
+        traffic_text(model),
+        age_text(model) or "-",
         model_status(model),
         model["policy"],
         _tiers(model, most=len(model["tiers"])),
         _last_action(model),
+        model["url"],
     )
 
 
@@ -232,23 +259,10 @@ def model_status(document: dict[str, Any]) -> str:
     return "" if document["ready"] else "no pod accepts requests"
 
 
-async def _print_pods(
-    target: PlatformTarget, output: Output, names: Sequence[str], *, watch: bool
-) -> None:
-    async with target.registry() as registry:
-
-        async def read() -> list[dict[str, Any]]:
-            (state, uses), gpus = await asyncio.gather(
-                pods_and_uses(registry), read_gpu_readings(registry)
-            )
-            require_known(names, set(state.pods))
-            return [
-                pod_document(state, pod, uses.get(name), gpus.get(name))
-                for name, pod in sorted(state.pods.items())
-                if not names or name in names
-            ]
-
-        await show(output, _PODS, read, watch=watch)
+def _why_no_pods(wanted: WantedPods | None) -> str:
+    if wanted is None:
+        return "no pods; `pilotlight logs` names the processes whose logs say why"
+    return f"no pods yet: {wanted.pods} are starting" if wanted.pods else _SCALED_TO_ZERO
 
 
 def _pod_row(pod: dict[str, Any]) -> tuple[str, ...]:
@@ -346,13 +360,17 @@ def pod_document(
 
 
 _MODELS = Listing(
-    columns=("NAME", "READY", "TIERS", "STATUS", "POLICY", "PODS", "AUTOSCALER"),
-    optional=("TIERS",),
+    columns=(
+        "NAME", "READY", "TIERS", "TRAFFIC", "AGE", "STATUS", "ROUTING", "PODS", "AUTOSCALER",
+        "URL",
+    ),
+    optional=("AGE", "TIERS"),
+    passing=("AGE",),
     row=_model_row,
-    wide=("POLICY", "PODS", "AUTOSCALER"),
+    wide=("ROUTING", "PODS", "AUTOSCALER", "URL"),
     width=120,
     when_empty="no models; create some with `pilotlight apply -f manifests/samples/`",
-)
+)  # fmt: skip
 _PODS = Listing(
     columns=(
         "NAME", "NODE", "PHASE", "USE", "SLOTS", "WARM MODELS", "DEVICE", "HOST", "DISK",

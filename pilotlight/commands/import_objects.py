@@ -1,6 +1,7 @@
-"""`import modelmesh`: ModelMesh's objects as InferenceServices of a pool, with a report."""
+"""`import`: other systems' objects and models as InferenceServices of a pool, with a report."""
 
 import json
+import re
 import subprocess
 from dataclasses import asdict
 from pathlib import Path
@@ -12,9 +13,11 @@ import yaml
 from pilotlight.commands import flags
 from pilotlight.errors import InvalidInput, PilotlightError
 from pilotlight.output import Output
-from registry.errors import InvalidYaml
+from registry.errors import InvalidModel, InvalidYaml
+from registry.inference_service.manifests import read_yaml
+from registry.inference_service.mlflow import NotServed, import_mlflow
 from registry.inference_service.modelmesh import SECRET, import_modelmesh
-from registry.inference_service.strict_yaml import read_yaml
+from registry.inference_service.reader import read_object
 
 TIMEOUT_S = 60.0
 RESOURCES = (
@@ -33,6 +36,11 @@ def _import() -> None:
     """Make declarations from other systems' objects."""
 
 
+Target = Annotated[
+    Path | None, typer.Option("-o", "--output", help="File for the YAML; default: stdout.")
+]
+
+
 @imports.command("modelmesh")
 def modelmesh(
     files: Annotated[
@@ -44,9 +52,7 @@ def modelmesh(
         str | None,
         typer.Option(help="Read a cluster with kubectl, by its context; changes nothing."),
     ] = None,
-    target: Annotated[
-        Path | None, typer.Option("-o", "--output", help="File for the YAML; default: stdout.")
-    ] = None,
+    target: Target = None,
     overwrite: flags.Overwrite = False,
     pool: flags.Pool = "default",
     json_: flags.Json = False,
@@ -59,28 +65,79 @@ def modelmesh(
     output = Output(json_)
     if bool(files) == (context is not None):
         raise InvalidInput(["give files or --context, and not both"])
-    if target is not None and target.exists() and not overwrite:
-        raise InvalidInput([f"{target} exists already; --overwrite replaces it"])
+    _check_target(target, overwrite)
     documents = _read_cluster(context) if context is not None else _read_files(files or [])
     found = import_modelmesh(documents, pool=pool)
     if not found.report:
         raise InvalidInput(["the input holds no object of ModelMesh's"])
     text = yaml.safe_dump_all(found.documents, sort_keys=False)
-    if target is not None:
-        _write(target, text)
-    for line in found.report:
-        output.note(f"{line.outcome:<10} {line.object}: {line.detail}")
-    output.result(
-        {"documents": found.documents, "report": [asdict(line) for line in found.report]},
-        [f"wrote {len(found.documents)} models to {target}"] if target else [text.rstrip()],
-    )
+    lines = [f"{line.outcome:<10} {line.object}: {line.detail}" for line in found.report]
+    document = {"documents": found.documents, "report": [asdict(line) for line in found.report]}
+    _conclude(output, target, text, lines, document, f"{len(found.documents)} models")
 
 
-def _write(target: Path, text: str) -> None:
+@imports.command("mlflow")
+def mlflow(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A model that MLflow saved.")],
+    *,
+    name: Annotated[str | None, typer.Option(help="Of the model; default: the folder's.")] = None,
+    uri: Annotated[
+        str | None,
+        typer.Option("--storage-uri", help="Where pods find DIR; default: on this machine."),
+    ] = None,
+    target: Target = None,
+    overwrite: flags.Overwrite = False,
+    namespace: flags.Namespace = None,
+    pool: flags.Pool = "default",
+    json_: flags.Json = False,
+) -> None:
+    """Write an InferenceService for a model that MLflow saved, by its file MLmodel.
+
+    Notes say what must be done before it is served. Nothing is applied or copied.
+    """
+    output = Output(json_)
+    _check_target(target, overwrite)
+    if not (folder / "MLmodel").is_file():
+        raise InvalidInput(
+            [f"FOLDER must be one that MLflow saved a model in, with a file MLmodel, was {folder}"]
+        )
+    [mlmodel, *_] = [*_read_files([folder / "MLmodel"]), None]
+    files = [str(each.relative_to(folder)) for each in folder.rglob("*") if each.is_file()]
+    folder_name = re.sub("[^a-z0-9]+", "-", folder.resolve().name.lower()).strip("-")
     try:
-        target.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise InvalidInput([f"cannot write {target}: {error.strerror}"]) from error
+        found = import_mlflow(
+            mlmodel if isinstance(mlmodel, dict) else {}, files,
+            uri=(uri or folder.resolve().as_uri()).rstrip("/"), name=name or folder_name,
+            namespace=namespace or "default", pool=pool,
+        )  # fmt: skip
+        read_object(found.document)
+    except NotServed as error:
+        raise InvalidInput([f"{folder}: {error}"]) from error
+    except InvalidModel as error:
+        raise InvalidInput(error.problems) from error
+    text = yaml.safe_dump(found.document, sort_keys=False)
+    lines = [f"needs work: {note}" for note in found.notes]
+    document = {"document": found.document, "notes": found.notes}
+    _conclude(output, target, text, lines, document, "the model")
+
+
+def _check_target(target: Path | None, overwrite: bool) -> None:
+    if target is not None and target.exists() and not overwrite:
+        raise InvalidInput([f"{target} exists already; --overwrite replaces it"])
+
+
+def _conclude(
+    output: Output, target: Path | None, text: str, notes: list[str], document: Any, what: str
+) -> None:
+    """Write the YAML to the target, or else print it."""
+    if target is not None:
+        try:
+            target.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise InvalidInput([f"cannot write {target}: {error.strerror}"]) from error
+    for note in notes:
+        output.note(note)
+    output.result(document, [f"wrote {what} to {target}"] if target else [text.rstrip()])
 
 
 def _read_files(files: list[Path]) -> list[Any]:

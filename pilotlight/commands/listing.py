@@ -1,4 +1,4 @@
-"""What `get` does for each kind of object: a table or JSON, once or as it changes."""
+"""What `get` does for each kind of object: a table or JSON, once or as it changes; applications."""
 
 from __future__ import annotations
 
@@ -6,13 +6,19 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from pilotlight.errors import InvalidInput
-from pilotlight.output import Output, fit
+from gateway.applications.live_window import variants_of
+from pilotlight.commands.target import require_known
+from pilotlight.output import fit
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-_FORMATS: Final = ("wide", "json")
+    from pilotlight.commands.target import PlatformTarget
+    from pilotlight.output import Output
+    from registry.domain.application import ApplicationSpec
+    from registry.domain.cluster import ClusterState
+    from registry.domain.model import ModelName
+
 _POLL_S: Final = 1.0
 
 
@@ -27,6 +33,8 @@ class Listing:
     when_empty: str
     wide: tuple[str, ...] = ()
     """Columns of `-o wide` alone."""
+    passing: tuple[str, ...] = ()
+    """Columns that change by time alone: `-w` does not print a row for that."""
     width: int | None = None
     """Characters of a line without `-o wide`: the longest values are shortened."""
 
@@ -46,37 +54,90 @@ class Listing:
         return tuple(columns), rows
 
 
-def listing_output(format_: str | None, *, as_json: bool, watch: bool) -> Output:
-    """The output that `-o`, `--json` and `-w` ask for; raises InvalidInput."""
-    if format_ not in (None, *_FORMATS):
-        raise InvalidInput([f"-o must be one of {', '.join(_FORMATS)}, was {format_!r}"])
-    as_json = as_json or format_ == "json"
-    if as_json and watch:
-        raise InvalidInput(["-w prints lines of a table: leave out --json and -o json"])
-    return Output(as_json, wide=format_ == "wide")
-
-
 async def show(
-    output: Output,
-    listing: Listing,
-    read: Callable[[], Awaitable[list[dict[str, Any]]]],
-    *,
-    watch: bool = False,
+    output: Output, listing: Listing, read: Callable[[], Awaitable[list[dict[str, Any]]]]
 ) -> None:
-    """Print all objects; with `watch` go on with the rows that change, as `kubectl get -w`."""
+    """Print all objects; with `-w` go on with the rows that change, as `kubectl get -w`."""
     documents = await read()
     if output.as_json:
         output.result(documents)
         return
     columns, shown = listing.table(documents, is_wide=output.wide)
     optional = [name for name in listing.optional if name in columns]
-    if shown or watch:
+    if shown or output.watch:
         output.table(columns, shown, optional=optional)
     else:
         output.note(listing.when_empty)
-    while watch:
+    while output.watch:
         await asyncio.sleep(_POLL_S)
         _, rows = listing.table(await read(), is_wide=output.wide)
-        changed = [row for row in rows if row not in shown]
+        before = [_without(row, columns, listing.passing) for row in shown]
+        changed = [r for r in rows if _without(r, columns, listing.passing) not in before]
         output.table(columns, changed, optional=optional, continues=shown)
         shown = rows
+
+
+def _without(row: Sequence[str], columns: Sequence[str], left_out: Sequence[str]) -> list[str]:
+    return [cell for cell, name in zip(row, columns, strict=True) if name not in left_out]
+
+
+async def print_applications(
+    target: PlatformTarget, output: Output, names: Sequence[ModelName], namespace: str | None
+) -> None:
+    async with target.registry() as registry:
+
+        async def read() -> list[dict[str, Any]]:
+            state = await registry.cluster()
+            require_known([str(name) for name in names], {str(name) for name in state.applications})
+            return [
+                application_document(spec, state)
+                for name, spec in sorted(state.applications.items())
+                if (not names or name in names)
+                and (namespace is None or name.namespace == namespace)
+            ]
+
+        await show(output, _APPLICATIONS, read)
+
+
+def application_document(spec: ApplicationSpec, state: ClusterState) -> dict[str, Any]:
+    """One application as JSON. It is ready if a variant can be chosen."""
+    variants = variants_of(spec, state)
+    return {
+        "namespace": spec.name.namespace,
+        "name": spec.name.name,
+        "ready": bool(variants.usable),
+        "classes": list(spec.classes),
+        "deadline_s": spec.deadline_s,
+        "late": "refuse" if spec.refuses_late else "serve",
+        "policy": str(spec.policy),
+        "variants": [
+            {
+                "name": profile.name,
+                "accuracy": round(profile.accuracy, 4),
+                "recalls": [round(each, 4) for each in profile.recalls],
+                "warm_on": [pod.name for pod in state.warm(model.key)],
+            }
+            for model, profile in variants.usable
+        ],
+        "left_out": list(variants.problems),
+    }
+
+
+def _row(document: dict[str, Any]) -> tuple[str, ...]:
+    variants = [f"{each['name']} ({each['accuracy']:.2f})" for each in document["variants"]]
+    return (
+        f"{document['namespace']}/{document['name']}",
+        "True" if document["ready"] else "False",
+        f"{document['deadline_s'] * 1000:g} ms",
+        document["policy"],
+        ", ".join(variants) or "-",
+        "; ".join(document["left_out"]),
+    )
+
+
+_APPLICATIONS = Listing(
+    columns=("NAME", "READY", "DEADLINE", "SELECTION", "VARIANTS", "LEFT OUT"),
+    optional=("SELECTION", "DEADLINE"),
+    row=_row,
+    when_empty="no applications; create one with `pilotlight apply -f FILE`",
+)

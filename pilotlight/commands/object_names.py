@@ -57,6 +57,11 @@ def parse_model_names(names: Sequence[str], namespace: str | None) -> list[Model
     return [each.name for text in names for each in parse_object_names([text], namespace)]
 
 
+def shown_name(name: ModelName) -> str:
+    """The name, with its namespace unless that is `default`."""
+    return str(name).removeprefix("default/")
+
+
 def _parse(text: str, namespace: str | None, kind: Kind | None) -> ObjectName:
     word, _, rest = text.partition("/")
     if rest and (own := _parse_kind(word)) is not None:

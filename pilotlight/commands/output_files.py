@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from load.generator.errors import OutputNotReplaceable
-from load.generator.output_file import require_replaceable
+from load.errors import GeneratorError
+from load.generator.record_parts import require_replaceable
 from pilotlight.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ def require_free(paths: Sequence[Path], inputs: Sequence[str] = (), *, overwrite
     for path in paths:
         try:
             require_replaceable(path, inputs, overwrite=overwrite, flag="--out")
-        except OutputNotReplaceable as error:
+        except GeneratorError as error:
             raise InvalidInput([str(error)]) from None
         except OSError as error:
             raise InvalidInput([f"--out: cannot write {path}: {error}"]) from error

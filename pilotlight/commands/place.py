@@ -2,35 +2,35 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
 
-from autoscaler.placement.planners.catalogue import BY_COEFFICIENTS, PLANNERS
-from autoscaler.placement.planners.explanation import explain
-from autoscaler.placement.planners.fewest import accelerators_of, plan_fewest
-from autoscaler.placement.planners.igniter_json import read_igniter
-from autoscaler.placement.planners.plan import Placement, Plan
+from autoscaler.placement.planners.catalogue import planner_names, planner_of
+from autoscaler.placement.planners.explanation import Measures, explain, measure
+from autoscaler.placement.planners.plan import Placement, accelerators_of, plan_fewest
 from autoscaler.placement.planners.problem import (
     AcceleratorView,
     InvalidPlacementInput,
-    KindCoefficients,
-    ModelProfile,
     PlanParams,
     Profiles,
     Workload,
 )
-from autoscaler.placement.planners.profile_csv import read_profiles
-from autoscaler.placement.planners.rates_csv import read_workloads
 from autoscaler.placement.planners.validation import validate
 from pilotlight.commands import flags
 from pilotlight.errors import InvalidInput, RequestFailed
 from pilotlight.output import Output
+from pilotlight.placement_files import read_profile_files, read_rates_file
+from registry.domain.model import PlacementName
 
 _GPUS: Final = re.compile(r"(?P<kind>[^:,]+)(:(?P<count>[0-9]+))?")
 _MAX_ACCELERATORS: Final = 1000
+_SHOWN: Final = 0.005
+"""Fewer requests per second are shown as none."""
+_LATE: Final = 0.95
+"""A plan that serves all by its own measure and less than this part in time is remarked on."""
 
 app = typer.Typer()
 
@@ -50,22 +50,30 @@ def place(
     profiles: Annotated[
         list[Path],
         typer.Option(
-            help="CSV of latency, throughput, memory and use by model and batch, or JSON of "
-            "iGniter's measurements. Repeat for several."
+            help="Profiles by batch size: JSON of `pilotlight profile NAME --export FILE`, CSV "
+            "(docs/placement.md), or JSON of iGniter's measurements. Repeat for several."
         ),
     ],
     rates: Annotated[
-        Path, typer.Option(help="CSV of model, rps, slo_ms and, if wanted, max_batch_size.")
+        Path,
+        typer.Option(
+            help="CSV of model, rps (requests per second), slo_ms (milliseconds) and, if wanted, "
+            "max_batch_size."
+        ),
     ],
     gpus: Annotated[
         str,
         typer.Option(
-            help="KIND:COUNT, separated by commas; one KIND alone: as few as serve everything."
+            help="KIND:COUNT, separated by commas, each a kind that was profiled; one KIND alone: "
+            "as few as serve everything."
         ),
     ],
     planner: Annotated[
-        str, typer.Option(help=f"Planners, separated by commas: {', '.join(PLANNERS)}.")
-    ] = "ao-milp",
+        str,
+        typer.Option(
+            help=f"Placement planners, separated by commas: {', '.join(planner_names())}."
+        ),
+    ] = PlacementName.PREDICTED_GOODPUT,
     explain_: Annotated[
         bool, typer.Option("--explain", help="Say why each model is where it is.")
     ] = False,
@@ -82,23 +90,26 @@ def place(
 ) -> None:
     """Plan which models share which accelerators, with which batch size and share.
 
-    Nothing is carried out. Every planner's goodput is recomputed from its plan.
+    Nothing is carried out. All plans are measured by the same two functions: what their batches can
+    compute (profiled goodput), and what is answered within the SLO (predicted in time).
     """
     names = [name.strip() for name in planner.split(",")]
     problem = _problem(profiles, rates, gpus, names)
     params = PlanParams(has_shares=not no_shares, is_fair=fair)
     output = Output(json_)
     try:
-        placements = [_plan(PLANNERS[name], problem, params) for name in names]
+        placements = [replace(_plan(name, problem, params), planner=name) for name in names]
     except InvalidPlacementInput as error:
         raise InvalidInput(error.problems) from error
-    documents = []
+    documents, measured = [], []
     for placement in placements:
-        lines = explain(placement, problem.workloads, _used(problem, placement), problem.profiles)
-        if not explain_:
-            lines = []
-        documents.append({**_document(placement), **({"explanation": lines} if lines else {})})
+        used = _used(problem, placement)
+        lines = explain(placement, problem.workloads, used, problem.profiles) if explain_ else []
+        measures = measure(placement, problem.workloads, used, problem.profiles, params)
+        measured.append(measures)
+        documents.append(_document(placement, measures, lines))
         _print(placement, lines, output)
+    _print_measures(placements, measured, output)
     short = _shortfall_lines(placements, problem, params) if require_all else []
     if short:
         failure = RequestFailed("\n".join(short))
@@ -111,51 +122,25 @@ def place(
 def _problem(profiles: Sequence[Path], rates: Path, gpus: str, names: Sequence[str]) -> _Problem:
     """Everything that the files and flags say; raises InvalidInput with all mistakes."""
     problems = [
-        f"--planner must be one of {', '.join(PLANNERS)}, was {name!r}"
+        f"--planner must be one of {', '.join(planner_names())}, was {name!r}"
         for name in names
-        if name not in PLANNERS
+        if name not in planner_names()
     ]
     accelerators, open_kind = _accelerators(gpus, problems)
     kind = accelerators[0].kind if accelerators else "gpu"
-    workloads: list[Workload] = []
-    known = _read_profiles(profiles, kind, problems)
-    try:
-        workloads = read_workloads(_lines(rates, problems), file=str(rates))
-    except InvalidPlacementInput as error:
-        problems += error.problems
-    if workloads and (known.models or known.igniter):
+    known = read_profile_files(profiles, kind, problems)
+    workloads = read_rates_file(rates, problems)
+    if workloads and (known.models or known.fits):
         checked = accelerators or accelerators_of(kind, 1)  # a wrong --gpus is said already
-        for by_coefficients in sorted({name in BY_COEFFICIENTS for name in names}):
+        for check in [planner_of(name).check if name in planner_names() else validate
+                      for name in names]:  # fmt: skip
             try:
-                validate(workloads, checked, known, by_coefficients=by_coefficients)
+                check(workloads, checked, known)
             except InvalidPlacementInput as error:
                 problems += error.problems
     if problems:
         raise InvalidInput(list(dict.fromkeys(problems)))
     return _Problem(workloads, accelerators, known, open_kind)
-
-
-def _read_profiles(files: Sequence[Path], kind: str, problems: list[str]) -> Profiles:
-    models: list[ModelProfile] = []
-    igniter: list[KindCoefficients] = []
-    for file in files:
-        lines = _lines(file, problems)
-        try:
-            if file.suffix == ".json":
-                igniter.append(read_igniter("\n".join(lines), kind=kind, file=str(file)))
-            else:
-                models += read_profiles(lines, kind=kind, file=str(file))
-        except InvalidPlacementInput as error:
-            problems += error.problems
-    return Profiles(tuple(models), igniter=tuple(igniter))
-
-
-def _lines(path: Path, problems: list[str]) -> list[str]:
-    try:
-        return path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeError) as error:
-        problems.append(f"{path} cannot be read: {error}")
-        return []
 
 
 def _accelerators(gpus: str, problems: list[str]) -> tuple[list[AcceleratorView], str | None]:
@@ -176,7 +161,8 @@ def _accelerators(gpus: str, problems: list[str]) -> tuple[list[AcceleratorView]
     return found, None
 
 
-def _plan(plan: Plan, problem: _Problem, params: PlanParams) -> Placement:
+def _plan(planner: str, problem: _Problem, params: PlanParams) -> Placement:
+    plan = planner_of(planner).plan
     if problem.open_kind is not None:
         return plan_fewest(plan, problem.workloads, problem.open_kind, problem.profiles, params)
     return plan(problem.workloads, problem.accelerators, problem.profiles, (), params)
@@ -188,9 +174,14 @@ def _used(problem: _Problem, placement: Placement) -> list[AcceleratorView]:
     return [AcceleratorView(name, problem.open_kind) for name in placement.used]
 
 
-def _document(placement: Placement) -> dict[str, Any]:
+def _document(
+    placement: Placement, measures: Measures | None, explanation: Sequence[str]
+) -> dict[str, Any]:
+    """`goodput_rps` and `bound_rps` are by the planner's own measure."""
     return {
         "planner": placement.planner,
+        "profiled_rps": None if measures is None else measures.profiled_rps,
+        "in_time_rps": None if measures is None else measures.in_time_rps,
         "goodput_rps": placement.total_rps,
         "bound_rps": placement.bound_rps,
         "gap_ratio": placement.gap_ratio,
@@ -202,6 +193,7 @@ def _document(placement: Placement) -> dict[str, Any]:
         "models": [
             {**asdict(each), "shortfall_rps": each.shortfall_rps} for each in placement.models
         ],
+        **({"explanation": list(explanation)} if explanation else {}),
     }
 
 
@@ -213,18 +205,13 @@ def _print(placement: Placement, lines: Sequence[str], output: Output) -> None:
                 each.accelerator,
                 each.model,
                 str(each.batch_size),
-                "-" if each.share_pct is None else f"{each.share_pct:g} %",
+                "-" if each.share_pct is None else f"{each.share_pct:.3g} %",
                 f"{each.rate_rps:.2f}",
-                f"{excess:.2f}" if (excess := placement.excess_rps(each)) else "-",
+                f"{excess:.2f}" if (excess := placement.excess_rps(each)) >= _SHOWN else "-",
             )
             for each in placement.replicas
         ],
         title=placement.planner,
-    )
-    wanted = sum(each.rate_rps for each in placement.models)
-    output.line(
-        f"expected goodput {placement.total_rps:.2f} of {wanted:g} req/s on "
-        f"{len(placement.used)} accelerators; at most {placement.bound_rps:.2f}"
     )
     if not lines:
         lines = [
@@ -232,9 +219,37 @@ def _print(placement: Placement, lines: Sequence[str], output: Output) -> None:
             for each in placement.models
             if each.reason
         ]
+        lines += [f"{each.model}: {each.note}" for each in placement.models if each.note]
     for line in lines:
         output.line(f"  {line}")
     output.line()
+
+
+def _print_measures(
+    placements: Sequence[Placement], measured: Sequence[Measures | None], output: Output
+) -> None:
+    """All plans by the same two measures, in requests per second."""
+    output.table(
+        ("PLANNER", "WANTED", "PROFILED GOODPUT", "PREDICTED IN TIME", "ACCELERATORS"),
+        [
+            (
+                placement.planner,
+                f"{sum(each.rate_rps for each in placement.models):.2f}",
+                "-" if found is None else f"{found.profiled_rps:.2f}",
+                "-" if found is None else f"{found.in_time_rps:.2f}",
+                str(len(placement.used)),
+            )
+            for placement, found in zip(placements, measured, strict=True)
+        ],
+    )
+    for placement, found in zip(placements, measured, strict=True):
+        wanted = sum(each.rate_rps for each in placement.models)
+        if found is not None and not placement.has_shortfall and found.in_time_rps < _LATE * wanted:
+            output.line(
+                f"{placement.planner}: all rates fit by its own measure, but only "
+                f"{found.in_time_rps:.2f} of {wanted:.2f} req/s are predicted in time; compare "
+                "--planner predicted-goodput"
+            )
 
 
 def _shortfall_lines(
@@ -261,7 +276,7 @@ def _needed(placement: Placement, problem: _Problem, params: PlanParams) -> str:
         return "with mixed kinds the GPUs needed are not computed"
     [kind] = kinds
     enough = plan_fewest(
-        PLANNERS[placement.planner], problem.workloads, kind, problem.profiles, params
+        planner_of(placement.planner).plan, problem.workloads, kind, problem.profiles, params
     )
     if enough.has_shortfall:
         return "more GPUs do not help"

@@ -1,6 +1,5 @@
 """`predict` and `explain`: one request through the gateway, and how the gateway routed it."""
 
-import asyncio
 import base64
 import json
 import sys
@@ -9,28 +8,33 @@ from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import quote
 
-import httpx
 import typer
 
 from pilotlight.commands import flags
-from pilotlight.commands.completion import complete_model, complete_policy
 from pilotlight.commands.object_names import parse_model_names
 from pilotlight.commands.run_explanation import check_plot, explain_run
-from pilotlight.commands.target import PlatformTarget
+from pilotlight.commands.target import PlatformTarget, error_text
 from pilotlight.errors import InvalidInput, NotFound, RequestFailed
 from pilotlight.output import Output
+from registry.domain.loading_choice import ROUTING
 from registry.domain.model import ModelName
 
+_TEXT_HINT = "; TEXT is sent as texts: give numbers with --data '{\"instances\": [[…]]}', or @FILE"
 _SHOWN_HEADERS = ("x-pilotlight-", "x-request-id", "server-timing", "retry-after")
 
 app = typer.Typer()
 
 
+def _complete_policy(incomplete: str) -> list[str]:
+    return [each for each in ROUTING if each.startswith(incomplete)]
+
+
 @app.command()
-def predict(
-    name: Annotated[
-        str, typer.Argument(help="NAME or NAMESPACE/NAME", autocompletion=complete_model)
-    ],
+@flags.addresses(*flags.GATEWAY)
+async def predict(
+    target: PlatformTarget,
+    output: Output,
+    name: flags.Model,
     texts: Annotated[list[str] | None, typer.Argument(metavar="TEXT...")] = None,
     *,
     image: Annotated[
@@ -46,19 +50,15 @@ def predict(
         str | None,
         typer.Option(
             help="Routing policy of this request. Default: the model's.",
-            autocompletion=complete_policy,
+            autocompletion=_complete_policy,
         ),
     ] = None,
     deadline_ms: Annotated[
         int | None, typer.Option(min=1, help="Deadline of the request in milliseconds.")
     ] = None,
     namespace: flags.Namespace = None,
-    home: flags.Home = None,
-    gateway: flags.Gateway = None,
-    json_: flags.Json = False,
 ) -> None:  # fmt: skip
     """Send one inference request through the gateway and print the response."""
-    target = PlatformTarget.of(home, gateway=gateway)
     [model] = parse_model_names([name], namespace)
     protocol = "v2" if v2 else "v1"
     headers = {"content-type": "application/json"}
@@ -67,30 +67,28 @@ def predict(
     if deadline_ms is not None:
         headers["x-pilotlight-deadline-ms"] = str(deadline_ms)
     body = _request_body(protocol, texts or [], image, data)
-    asyncio.run(
-        _predict(target, Output(json_), model, _request_path(model, protocol), body, headers)
-    )
+    path = _request_path(model, protocol)
+    await _predict(target, output, model, path, body, headers, is_text=bool(texts))
 
 
 @app.command()
-def explain(
+@flags.addresses(*flags.GATEWAY)
+async def explain(
+    target: PlatformTarget,
+    output: Output,
     request_id: Annotated[
         str, typer.Argument(help="The x-request-id header of the response, or a workflow's run.")
     ],
     *,
     plot: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Draw a run over time, by pod: .svg, .png or .pdf."),
+        typer.Option(metavar="FILE", help="Draw a workflow's run, by pod: .svg, .png or .pdf."),
     ] = None,
     namespace: flags.Namespace = None,
-    home: flags.Home = None,
-    gateway: flags.Gateway = None,
-    json_: flags.Json = False,
 ) -> None:
     """Show how a request, or each step of a workflow's run, was placed: candidates, estimates."""
     check_plot(plot)
-    target, output = PlatformTarget.of(home, gateway=gateway), Output(json_)
-    asyncio.run(_explain(target, output, request_id, namespace or "default", plot))
+    await _explain(target, output, request_id, namespace or "default", plot)
 
 
 def _request_path(name: ModelName, protocol: str) -> str:
@@ -145,19 +143,9 @@ def _read_image(path: Path) -> str:
         raise InvalidInput([f"--image: cannot read {path}: {error}"]) from error
 
 
-def _error_text(response: httpx.Response) -> str:
-    """The error message in a response, with the status."""
-    try:
-        document = response.json()
-        text = str(document["error"]) if isinstance(document, dict) else str(document)
-    except (ValueError, KeyError):
-        text = response.text.strip()[:500]
-    return f"{text or response.reason_phrase} (HTTP {response.status_code})"
-
-
 async def _predict(
     target: PlatformTarget, output: Output, name: ModelName, path: str, body: bytes,
-    headers: dict[str, str],
+    headers: dict[str, str], *, is_text: bool,
 ) -> None:  # fmt: skip
     """Print the response on standard output, the headers about its routing on standard error."""
     response = await target.request_gateway("POST", path, content=body, headers=headers)
@@ -166,7 +154,9 @@ async def _predict(
     }
     if not response.is_success:
         kind = NotFound if response.status_code == 404 else RequestFailed
-        raise kind(f"{name}: {_error_text(response)}")
+        pod_refused = response.status_code == 400 and "x-pilotlight-predict-pod" in response.headers
+        hint = _TEXT_HINT if is_text and pod_refused else ""
+        raise kind(f"{name}: {error_text(response)}{hint}")
     document = response.json()
     if output.as_json:
         output.result({"status": response.status_code, "headers": shown, "body": document})
@@ -201,7 +191,10 @@ async def _explain(
 ) -> None:
     """Of a request; where the gateway knows none, of a run."""
     if plot is not None:
-        await explain_run(target, output, namespace, request_id, plot)
+        try:
+            await explain_run(target, output, namespace, request_id, plot)
+        except (NotFound, RequestFailed) as error:
+            raise NotFound(f"{error}; --plot draws a workflow's run, not a request") from None
         return
     path = f"/pilotlight/v1/explain/{quote(request_id, safe='')}"
     response = await target.request_gateway("GET", path)
@@ -212,21 +205,22 @@ async def _explain(
             raise NotFound(
                 f"the gateway has no record of request {request_id!r}; it keeps only the most "
                 "recent requests, under the x-request-id header of the response, and only its "
-                f"own: {_error_text(response)}; nor is there a run of that id in namespace "
+                f"own: {error_text(response)}; nor is there a run of that id in namespace "
                 f"{namespace}"
             ) from None
         return
     if not response.is_success:
-        raise RequestFailed(_error_text(response))
+        raise RequestFailed(error_text(response))
     document = response.json()
     if output.as_json:
         output.result(document)
         return
-    decision = document.get("decision") or {}
+    decision, outcome = document.get("decision") or {}, document.get("outcome") or {}
     output.result(
         document,
         [
             f"request  {document.get('request_id')}",
+            f"status   {outcome.get('status', 'no response yet')}",
             f"model    {document.get('model')}",
             f"policy   {document.get('policy')}",
             f"summary  {document.get('summary')}",
@@ -243,12 +237,7 @@ async def _explain(
         rows = document.get(part) or []
         columns = list(dict.fromkeys(key for each in rows for key in each))
         if rows:
-            output.line()
-            output.table(
-                [column.upper().replace("_", " ") for column in columns],
-                [[_cell(each.get(column)) for column in columns] for each in rows],
-                title=title,
-            )
+            _print_rows(output, columns, rows, title)
 
 
 def _print_selection(output: Output, selection: dict[str, Any]) -> None:
@@ -260,12 +249,18 @@ def _print_selection(output: Output, selection: dict[str, Any]) -> None:
     if selection["posterior"] is not None:
         shares = sorted(selection["posterior"].items(), key=lambda each: (-each[1], each[0]))
         output.line("likely classes: " + ", ".join(f"{name} {share:.2f}" for name, share in shares))
-    output.line()
     columns = ("variant", "profiled_accuracy", "expected_accuracy", "soonest_s", "soonest_utility")
+    _print_rows(output, columns, selection["candidates"], "Variants")
+
+
+def _print_rows(
+    output: Output, columns: Sequence[str], rows: Sequence[dict[str, Any]], title: str
+) -> None:
+    output.line()
     output.table(
         [column.upper().replace("_", " ") for column in columns],
-        [[_cell(each[column]) for column in columns] for each in selection["candidates"]],
-        title="Variants",
+        [[_cell(each.get(column)) for column in columns] for each in rows],
+        title=title,
     )
 
 

@@ -1,27 +1,40 @@
 """`profile`: measure a model on a pod at growing batch sizes, or exchange profiles by file."""
 
-import asyncio
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from autoscaler.placement.planners.profile_fit import profile_fits
 from pilotlight.accuracy_file import accuracy_document, parse_accuracies
 from pilotlight.commands import flags
-from pilotlight.commands.completion import complete_model
 from pilotlight.commands.flags import setting
 from pilotlight.commands.object_names import parse_model_names
-from pilotlight.commands.placement_profile import parse_shares, profile_for_placement
-from pilotlight.commands.pod_profile import POINT_COLUMNS, choose_pod, measure_profile, point_rows
+from pilotlight.commands.pod_profile import (
+    POINT_COLUMNS,
+    choose_pod,
+    measure_profile,
+    parse_shares,
+    point_rows,
+    profile_for_placement,
+    slots_line,
+)
 from pilotlight.commands.profile_application import profile_application
 from pilotlight.commands.target import PlatformTarget, require_known
 from pilotlight.errors import InvalidInput, NotFound, RequestFailed
-from pilotlight.igniter_profile_file import is_igniter_file, parse_igniter_file
 from pilotlight.output import Output
-from pilotlight.profile_file import parse_profile_csv, parse_profiles, profiles_document
+from pilotlight.profile_file import (
+    imported,
+    parse_fitted,
+    parse_profile_csv,
+    parse_profiles,
+    profiles_document,
+)
 from registry.domain.cluster import ClusterState
 from registry.domain.codec import profile_document
 from registry.domain.model import ModelName, name_of_key
@@ -33,31 +46,37 @@ _LIMITS = {
     "size": "larger batches were not measured (--max-batch-size)",
 }
 
+_measure = partial(typer.Option, rich_help_panel="Measure")
+_exchange = partial(typer.Option, rich_help_panel="Exchange")
+_application = partial(typer.Option, rich_help_panel="Applications")
+_placement = partial(typer.Option, rich_help_panel="Placement")
+
 app = typer.Typer()
 
 
 @app.command()
-def profile(
-    name: Annotated[
-        str, typer.Argument(help="NAME or NAMESPACE/NAME", autocompletion=complete_model)
-    ],
+@flags.addresses("home", "key", "redis_url", "pool")
+async def profile(
+    target: PlatformTarget,
+    output: Output,
+    name: flags.Model,
     *,
     pod: Annotated[
         str | None,
-        typer.Option(help="Pod to measure on. Default: the least busy pod that holds the model."),
+        _measure(help="Pod to measure on. Default: the least busy pod that holds the model."),
     ] = None,
     max_batch_size: Annotated[
-        int, typer.Option(min=1, max=1024, help="Largest batch to measure.")
+        int, _measure(min=1, max=1024, help="Largest batch to measure.")
     ] = 64,
     tokens: Annotated[
-        int, typer.Option(min=1, max=100_000, help="Length of each text, in tokens.")
+        int, _measure(min=1, max=100_000, help="Length of each text, in tokens.")
     ] = 32,
     repeats: Annotated[
-        int, typer.Option(min=1, max=100, help="Inferences to measure per batch size.")
+        int, _measure(min=1, max=100, help="Inferences to measure per batch size.")
     ] = 5,
     export: Annotated[
         str | None,
-        typer.Option(
+        _exchange(
             "--export",
             metavar="FILE",
             help="Write the stored profiles to FILE as JSON instead of measuring; -: print them.",
@@ -65,7 +84,7 @@ def profile(
     ] = None,
     import_: Annotated[
         str | None,
-        typer.Option(
+        _exchange(
             "--import",
             metavar="FILE",
             help="Store the profiles in FILE, as --export writes it, instead of measuring; or the "
@@ -74,33 +93,32 @@ def profile(
     ] = None,
     examples: Annotated[
         Path | None,
-        typer.Option(
+        _application(
             metavar="FILE",
             help="Labelled examples: measure accuracy and times of an application's variants.",
         ),
     ] = None,
     limit: Annotated[
         int | None,
-        typer.Option(min=1, help="Of --examples: at most so many, evenly from every class."),
+        _application(min=1, help="Of --examples: at most so many, evenly from every class."),
     ] = None,
     shares: Annotated[
         str | None,
-        typer.Option(
+        _placement(
             metavar="10,50,100",
             help="Also measure with these shares of the accelerator, in %; on a CPU, cores.",
         ),
     ] = None,
     pairs: Annotated[
         bool,
-        typer.Option(
+        _placement(
             "--pairs",
             help="Also measure beside each other model with a profile, which a second pod of the "
             "accelerator runs meanwhile.",
         ),
     ] = False,
     accelerator: Annotated[
-        str,
-        typer.Option(help="Product of the accelerator that an imported file was measured on."),
+        str, _exchange(help="Product of the accelerator that an imported file was measured on.")
     ] = "",
     pod_secret_file: Annotated[
         Path | None,
@@ -110,19 +128,13 @@ def profile(
         ),
     ] = None,
     namespace: flags.Namespace = None,
-    home: flags.Home = None,
-    redis_url: flags.RedisUrl = None,
-    pool: flags.Pool = "default",
-    json_: flags.Json = False,
 ) -> None:
     """Measure latency, throughput and memory by batch size; pods then use the best batch size.
 
     A profile holds for one generation of a model and one product of accelerator, which has the
     profile that was measured or imported last.
     """
-    target = PlatformTarget.of(
-        home, redis_url=redis_url, pool=pool, pod_secret_file=pod_secret_file
-    )
+    target = replace(target, pod_secret_file=pod_secret_file)
     [model] = parse_model_names([name], namespace)
     parts = parse_shares(shares)
     others = [each for each in (export, import_, examples) if each is not None]
@@ -130,28 +142,17 @@ def profile(
         raise InvalidInput(["--shares and --pairs measure: leave out the other options"])
     if sum(each is not None for each in (export, import_, examples)) > 1:
         raise InvalidInput(["give --export, --import or --examples, not both"])
-    if export is not None:
-        asyncio.run(_export(target, Output(json_), model, export))
-        return
-    if import_ is not None:
-        asyncio.run(_import(target, Output(json_), model, import_, _read(import_), accelerator))
-        return
     plan = {"most_rows": max_batch_size, "tokens": tokens, "repeats": repeats}
-    if examples is not None:
-        asyncio.run(_profile_application(target, Output(json_), model, examples, limit, plan))
-        return
-    asyncio.run(
-        _profile(target, Output(json_), model, pod=pod, plan=plan, shares=parts, pairs=pairs)
-    )
-
-
-async def _profile_application(
-    target: PlatformTarget, output: Output, name: ModelName, examples: Path, limit: int | None,
-    plan: dict[str, int],
-) -> None:  # fmt: skip
-    state = await target.cluster()
-    require_known([str(name)], [str(each) for each in state.applications])
-    await profile_application(target, output, state.applications[name], examples, limit, plan)
+    if export is not None:
+        await _export(target, output, model, export)
+    elif import_ is not None:
+        await _import(target, output, model, import_, _read(import_), accelerator)
+    elif examples is not None:
+        state = await target.cluster()
+        require_known([str(model)], [str(each) for each in state.applications])
+        await profile_application(target, output, state.applications[model], examples, limit, plan)
+    else:
+        await _profile(target, output, model, pod=pod, plan=plan, shares=parts, pairs=pairs)
 
 
 async def _profile(
@@ -177,10 +178,13 @@ async def _profile(
                     f"{share['factor']:.2f} times as long")  # fmt: skip
     for pair in document.get("pairs", ()):
         output.line(f"beside {pair['neighbour']}: {pair['factor']:.2f} times as long")
-    if fit := document.get("igniter"):
-        output.line(f"iGniter's coefficients {fit['source']}")
+    for plug_in, fit in profile_fits().items():
+        if found := document.get(plug_in):
+            output.line(f"{fit.title} {found['source']}")
     best = document["best_rows"]
     output.line(f"batches of up to {best}: {_LIMITS.get(document['limited_by'], 'as measured')}")
+    if consequence := slots_line(await target.cluster(), chosen):
+        output.line(consequence)
 
 
 async def _export(target: PlatformTarget, output: Output, name: ModelName, file: str) -> None:
@@ -193,17 +197,18 @@ async def _export(target: PlatformTarget, output: Output, name: ModelName, file:
     profiles = state.profiles_of(spec.key)
     if not profiles:
         raise NotFound(f"{name} has no profile; `pilotlight profile {name}` measures one")
-    document = profiles_document(spec, profiles)
-    text = json.dumps(document, indent=2, ensure_ascii=False) + "\n"
-    if file == "-":
-        sys.stdout.write(text)
-        return
-    _write(file, text)
-    products = [profile.product for profile in profiles]
-    output.result(
-        {"file": file, "model": str(name), "accelerators": products},
-        [f"{file}: {name} on {', '.join(products)}"],
+    document = profiles_document(
+        spec,
+        profiles,
+        weights_bytes=state.residency.device_bytes.get(spec.key, 0),
+        memory_bytes={
+            each.info.accelerator.product: each.info.accelerator.memory_bytes
+            for each in state.pods.values()
+        },
     )
+    products = [profile.product for profile in profiles]
+    said = {"file": file, "model": str(name), "accelerators": products}
+    _save(output, document, file, said, f"{file}: {name} on {', '.join(products)}")
 
 
 def _export_accuracies(output: Output, state: ClusterState, name: ModelName, file: str) -> None:
@@ -213,23 +218,24 @@ def _export_accuracies(output: Output, state: ClusterState, name: ModelName, fil
             f"no variant of {name} has a current profile; `pilotlight profile {name} --examples "
             "FILE` measures them"
         )
+    variants = sorted(document["variants"])
+    said = {"file": file, "application": str(name), "variants": variants}
+    _save(output, document, file, said, f"{file}: accuracy of {', '.join(variants)}")
+
+
+def _save(
+    output: Output, document: dict[str, Any], file: str, said: dict[str, Any], line: str
+) -> None:
+    """Write the document to the file and say so; to standard output nothing else."""
     text = json.dumps(document, indent=2, ensure_ascii=False) + "\n"
     if file == "-":
         sys.stdout.write(text)
         return
-    _write(file, text)
-    variants = sorted(document["variants"])
-    output.result(
-        {"file": file, "application": str(name), "variants": variants},
-        [f"{file}: accuracy of {', '.join(variants)}"],
-    )
-
-
-def _write(file: str, text: str) -> None:
     try:
         Path(file).write_text(text, encoding="utf-8")
     except OSError as error:
         raise InvalidInput([f"--export: {file} cannot be written: {error}"]) from error
+    output.result(said, [line])
 
 
 def _read(file: str) -> str:
@@ -266,8 +272,8 @@ async def _import(
         spec = state.models[name].serving
         if file.endswith(".csv"):
             profiles = parse_profile_csv(text, spec, file=shown, product=product)
-        elif is_igniter_file(text):
-            profiles = parse_igniter_file(text, spec, file=shown, product=product)
+        elif (fitted := parse_fitted(text, file=shown, product=product)) is not None:
+            profiles = [imported(fitted, spec, file=shown, product=product)]
         else:
             profiles = parse_profiles(text, spec, file=shown)
         for profile in profiles:

@@ -1,4 +1,4 @@
-"""Confusion matrix and times of each variant of an application, through gateway and real pods."""
+"""Accuracy, times and costs of each variant of an application, through gateway and real pods."""
 
 from __future__ import annotations
 
@@ -9,29 +9,30 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import orjson
 
-from gateway.selection.accuracy import profiled_accuracy, recalls
 from gateway.selection.sneakpeek_training import confusion_matrix, stratified_subset
-from load.labelled_examples import InvalidExamples, read_examples
+from gateway.selection.utility import profiled_accuracy, recalls
+from load.errors import InvalidExamples
+from load.labelled_examples import read_examples
+from pilotlight.commands.declaration_check import read_metadata
 from pilotlight.commands.pod_profile import (
     POINT_COLUMNS,
     measure_profile,
     pods_by_product,
     point_rows,
 )
-from pilotlight.commands.variant_costs import variant_costs
-from pilotlight.commands.variant_metadata import read_metadata
 from pilotlight.errors import InvalidInput, RequestFailed
+from pilotlight.quantities import format_bytes
 from registry.domain.application import AccuracyProfile
 from registry.domain.application_variants import metadata_problems, named_variants
+from registry.domain.model import Tier
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from load.labelled_examples import LabelledExamples
+    from pilotlight.commands.declaration_check import VariantMetadata
     from pilotlight.commands.target import PlatformTarget
-    from pilotlight.commands.variant_costs import VariantCosts
-    from pilotlight.commands.variant_metadata import VariantMetadata
     from pilotlight.output import Output
     from registry.domain.application import ApplicationSpec
     from registry.domain.cluster import ClusterState
@@ -216,4 +217,40 @@ def _labels(spec: ApplicationSpec, variant: ModelSpec, document: dict[str, Any])
     raise RequestFailed(
         f"{variant.name} has no output {spec.output!r}, which application {spec.name} names; its "
         f"outputs: {named}"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class VariantCosts:
+    """None: not measured yet."""
+
+    latency_s: float | None
+    """Of an inference with its preparation, over all kinds of accelerators."""
+    load_s: float | None
+    """From the fastest tier that it was loaded from."""
+    memory_bytes: int | None
+    """On the device."""
+
+    def texts(self) -> tuple[str, str, str]:
+        return (
+            "-" if self.latency_s is None else f"{self.latency_s * 1000:.2f} ms",
+            "-" if self.load_s is None else f"{self.load_s * 1000:.0f} ms",
+            "-" if self.memory_bytes is None else format_bytes(self.memory_bytes),
+        )
+
+
+def variant_costs(state: ClusterState, variants: Sequence[ModelSpec]) -> dict[str, VariantCosts]:
+    """By model key."""
+    return {spec.key: _costs(state, spec) for spec in variants}
+
+
+def _costs(state: ClusterState, spec: ModelSpec) -> VariantCosts:
+    measured = state.measured(spec.key)
+    stages = measured.stages
+    loads = [measured.get(f"load:{tier}") for tier in (Tier.HOST, Tier.DISK, Tier.REMOTE)]
+    load = next((each for each in loads if each is not None), None)
+    return VariantCosts(
+        stages.hold_s if stages.is_measured else None,
+        None if load is None else load.seconds,
+        state.residency.device_bytes.get(spec.key),
     )

@@ -5,7 +5,7 @@ from typing import Any
 from urllib.parse import quote
 
 from pilotlight.commands.target import PlatformTarget
-from pilotlight.commands.workflow import read_response
+from pilotlight.commands.workflow import error_text, print_printed, read_response
 from pilotlight.errors import InvalidInput, requires_extra
 from pilotlight.output import Output
 
@@ -34,6 +34,8 @@ async def explain_run(
          "CANDIDATES (WAIT + LOAD + COMPUTE, S)"],
         [_row(document, step) for step in document["steps"]],
     )  # fmt: skip
+    if "error" in document:
+        output.line(f"error: {error_text(document['error'])}")
     for load in document["preloads"]:
         kind = "predicted" if load["predicted"] else "known"
         ended = "not ended" if load["ended_s"] is None else f"{load['ended_s']:.3f}"
@@ -41,6 +43,7 @@ async def explain_run(
             f"ahead: {load['model']} at {load['pod']} for a {kind} step, "
             f"{load['begun_s']:.3f} to {ended} s"
         )
+    print_printed(output, document)
     if plot is not None:
         output.note(f"plot: {plot}")
 

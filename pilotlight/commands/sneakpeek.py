@@ -9,7 +9,8 @@ import typer
 
 from gateway.selection.sneakpeek_training import MAX_DIMENSIONS, MAX_EXAMPLES, train
 from gateway.sneakpeek.trained_file import ARRAYS, FACTS, write_sneakpeek
-from load.labelled_examples import InvalidExamples, LabelledExamples, read_examples
+from load.errors import InvalidExamples
+from load.labelled_examples import LabelledExamples, read_examples
 from pilotlight.commands import flags
 from pilotlight.commands.object_names import parse_model_names
 from pilotlight.commands.target import PlatformTarget, require_known
@@ -21,7 +22,9 @@ _EVERY: int = 4
 """Without a validation file, each fourth example of a class validates."""
 
 app = typer.Typer(
-    name="sneakpeek", no_args_is_help=True, help="Train the look at an application's data."
+    name="sneakpeek",
+    no_args_is_help=True,
+    help="Train what guesses a request's class before an application's variant is chosen.",
 )
 
 
@@ -31,7 +34,10 @@ def _group() -> None:
 
 
 @app.command("train")
+@flags.addresses(*flags.REGISTRY)
 def train_sneakpeek(
+    target: PlatformTarget,
+    output: Output,
     name: Annotated[str, typer.Argument(help="Application: NAME or NAMESPACE/NAME")],
     *,
     examples: Annotated[
@@ -54,14 +60,9 @@ def train_sneakpeek(
         int, typer.Option(min=1, max=MAX_EXAMPLES, help="More are thinned out, by class.")
     ] = MAX_EXAMPLES,
     namespace: flags.Namespace = None,
-    home: flags.Home = None,
-    redis_url: flags.RedisUrl = None,
-    pool: flags.Pool = "default",
-    json_: flags.Json = False,
 ) -> None:
     """Train nearest neighbours on examples; write safetensors and JSON for `sneakPeek.uri`."""
     neighbours = _neighbours(k)
-    target = PlatformTarget.of(home, redis_url=redis_url, pool=pool)
     state = asyncio.run(target.cluster())
     [application] = parse_model_names([name], namespace)
     require_known([str(application)], [str(each) for each in state.applications])
@@ -87,7 +88,7 @@ def train_sneakpeek(
     )  # fmt: skip
     accuracy = float(np.trace(trained.confusion) / trained.confusion.sum())
     shape = trained.examples.vectors.shape
-    Output(json_).result(
+    output.result(
         {
             "application": str(spec.name),
             "folder": str(out),

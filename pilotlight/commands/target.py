@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+import shutil
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import httpx
 
-from pilotlight.commands.registry_storage import is_save_error, is_saving, unsaved_text
-from pilotlight.errors import InvalidInput, NotFound, RequestFailed
+from pilotlight.errors import InvalidInput, KeyNeeded, NotFound, RequestFailed
 from pilotlight.output import Output
+from pilotlight.quantities import format_bytes
 from pilotlight.state_dir import StateDir
-from registry.errors import RegistryUnavailable
+from registry.errors import RegistryRefused, RegistryUnavailable
 from registry.pod_secret import PodSecret
 from registry.redis.client import Registry
 from registry.redis.server_address import find_server
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from registry.domain.pod_state import PodState
 
 _GATEWAY_TIMEOUT_S = 300.0
+KEY_HINT: Final = "give --key or set PILOTLIGHT_KEY"
+"""How an error of a request without a valid credential ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +39,15 @@ class PlatformTarget:
     gateway: str | None = None
     pool: str = "default"
     pod_secret_file: Path | None = None
+    key: str = field(default="", repr=False)
+    """What requests to the gateway carry, if anything."""
 
     @classmethod
     def of(
         cls, home: Path | None, *, redis_url: str | None = None, gateway: str | None = None,
-        pool: str = "default", pod_secret_file: Path | None = None,
+        pool: str = "default", pod_secret_file: Path | None = None, key: str = "",
     ) -> Self:  # fmt: skip
-        return cls(StateDir.of(home), redis_url, gateway, pool, pod_secret_file)
+        return cls(StateDir.of(home), redis_url, gateway, pool, pod_secret_file, key)
 
     @property
     def pod_secret(self) -> PodSecret:
@@ -87,15 +92,24 @@ class PlatformTarget:
         url = self.gateway or self.state_dir.require_ready().gateway
         return (url if "://" in url else f"http://{url}").rstrip("/")
 
+    @property
+    def known_gateway_url(self) -> str:
+        """As `gateway_url`; empty where only a registry was named."""
+        return "" if self.redis_url is not None and self.gateway is None else self.gateway_url
+
     async def request_gateway(
         self, method: str, path: str, *, content: bytes | None = None,
         headers: dict[str, str] | None = None,
     ) -> httpx.Response:  # fmt: skip
-        """One request to the gateway; raises RequestFailed without a response."""
+        """One request to the gateway. Raises RequestFailed without a response, KeyNeeded at 401."""
         url = self.gateway_url
+        credentials = {"authorization": f"Bearer {self.key}"} if self.key else {}
+        headers = {**(headers or {}), **credentials}
         async with httpx.AsyncClient(trust_env=False, timeout=_GATEWAY_TIMEOUT_S) as client:
             try:
-                return await client.request(method, url + path, content=content, headers=headers)
+                response = await client.request(
+                    method, url + path, content=content, headers=headers
+                )
             except (httpx.HTTPError, httpx.InvalidURL) as error:
                 restarts = "" if self.gateway else (
                     "; the platform restarts a gateway that has ended: try again, or see "
@@ -103,6 +117,12 @@ class PlatformTarget:
                 )  # fmt: skip
                 message = f"no response from the gateway at {url}: {error}{restarts}"
                 raise RequestFailed(message) from error
+        if response.status_code == httpx.codes.UNAUTHORIZED:
+            given = (
+                "the one given does not open it: name its namespace (-n), or " if self.key else ""
+            )
+            raise KeyNeeded(f"{error_text(response)}; {given}{KEY_HINT}")
+        return response
 
     async def request_pod(
         self, pod: PodState, method: str, path: str, *, timeout_s: float, json: Any = None
@@ -129,6 +149,16 @@ async def _connect_registry(url: str, pool: str) -> Registry:
         raise InvalidInput([f"--redis-url: {error}"]) from error
 
 
+def error_text(response: httpx.Response) -> str:
+    """The error message in a response, with the status."""
+    try:
+        document = response.json()
+        text = str(document["error"]) if isinstance(document, dict) else str(document)
+    except (ValueError, KeyError):
+        text = response.text.strip()[:500]
+    return f"{text or response.reason_phrase} (HTTP {response.status_code})"
+
+
 def require_known(names: Sequence[str], known: Collection[str]) -> None:
     """Raises NotFound for names that are not among the known ones, and lists those."""
     unknown = [name for name in names if name not in known]
@@ -136,3 +166,39 @@ def require_known(names: Sequence[str], known: Collection[str]) -> None:
         raise NotFound(
             f"not found: {', '.join(unknown)}; there are: {', '.join(sorted(known)) or 'none'}"
         )
+
+
+def is_save_error(error: BaseException | None) -> bool:
+    """Whether Redis has refused a change because it cannot write its files."""
+    while error is not None and not isinstance(error, RegistryRefused):
+        error = error.__cause__
+    return error is not None and error.cannot_save
+
+
+async def is_saving(registry: Registry) -> bool:
+    """False once Redis has failed to write its append-only file; also for those who may not ask."""
+    with suppress(RegistryUnavailable):
+        report = await registry.transactions.command("INFO", "persistence")
+        return b"aof_last_write_status:err" not in report
+    return True
+
+
+async def unsaved_text(registry: Registry, embedded: Path | None) -> str:
+    """What is wrong and what to do. `embedded`: the folder of the platform's own Redis."""
+    return (
+        f"the registry at {registry.url} cannot save changes, its disk is full: "
+        f"{await _place_text(registry, embedded)}. Free space there; Redis takes changes again "
+        "within a second"
+    )
+
+
+async def _place_text(registry: Registry, embedded: Path | None) -> str:
+    if embedded is not None:
+        with suppress(OSError):
+            free = shutil.disk_usage(embedded).free
+            return f"it writes to {embedded}, whose file system has {format_bytes(free)} free"
+    folder = "its folder"
+    with suppress(RegistryUnavailable):
+        _, found = await registry.transactions.command("CONFIG", "GET", "dir")
+        folder = found.decode()
+    return f"it writes to {folder} on its machine"

@@ -1,18 +1,24 @@
 """`up` and `down`: start the platform in the foreground or detached, and stop it."""
 
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
 import typer
 
+from autoscaler.planning.desired_pods import pool_problems
 from autoscaler.planning.pool_view import Limits
-from autoscaler.scaling.limits import pool_problems
+from gateway.settings import GatewaySettings
 from pilotlight.commands import flags, up_flags
-from pilotlight.commands.apply import read_declared
+from pilotlight.commands.apply import Declared, models_of, read_declared
 from pilotlight.commands.autoscaler import loading_problems
-from pilotlight.commands.up_checks import choice_problems, engine_problems, placement_problems
 from pilotlight.commands.up_run import run_detached, run_in_foreground
 from pilotlight.errors import InvalidInput
 from pilotlight.output import Output
-from pilotlight.platform.mps import mps_problems
+from pilotlight.platform.accelerators import mps_problems
+from pilotlight.platform.processes import wait_for_ports
 from pilotlight.platform.settings import (
+    LocalAccessSettings,
     LocalAutoscalerSettings,
     LocalPodSettings,
     PlatformSettings,
@@ -21,7 +27,13 @@ from pilotlight.platform.supervisor import stop_platform
 from pilotlight.quantities import parse_bytes, parse_rate
 from pilotlight.sample_models.samples import prepare_samples
 from pilotlight.state_dir import StateDir
+from registry.domain import loading_choice
+from registry.domain.loading_choice import PLACEMENT
+from registry.domain.model import PlacementName
 from registry.inference_service.tenant_rules import parse_rules
+from registry.redis.server_address import check_url
+from registry.settings_table import settings_from_fields
+from runtime.engines.model_server.server_flags import server_problems
 
 app = typer.Typer()
 
@@ -29,21 +41,19 @@ app = typer.Typer()
 @app.command()
 def up(
     *,
-    pods: up_flags.Pods = 8,
-    filename: flags.Files = [],  # noqa: B006 - typer copies it
-    redis_url: up_flags.RedisUrl = None,
-    detach: up_flags.Detach = False,
     host: up_flags.Host = "127.0.0.1",
     port: up_flags.Port = 8080,
     grpc_port: up_flags.GrpcPort = 0,
+    ingress_domain: up_flags.IngressDomain = "",
+    redis_url: up_flags.RedisUrl = None,
+    detach: up_flags.Detach = False,
+    ephemeral: up_flags.Ephemeral = False,
+    pods: up_flags.Pods = 8,
     slots: up_flags.Slots = 0,
     threads: up_flags.Threads = 1,
     pod_memory: up_flags.PodMemory = "4Gi",
     pod_disk: up_flags.PodDisk = None,
     pod_link_rate: up_flags.PodLinkRate = "unlimited",
-    namespaces: up_flags.Namespaces = "",
-    storage_prefixes: up_flags.StoragePrefixes = "",
-    quotas: up_flags.Quotas = "",
     allow_pickle: up_flags.AllowPickle = False,
     engine_command: up_flags.EngineCommand = "",
     engine_url: up_flags.EngineUrl = "",
@@ -51,23 +61,35 @@ def up(
     engine_metrics: up_flags.EngineMetrics = "",
     s3: up_flags.S3 = True,
     objects: up_flags.Objects = None,
-    allow_simulated_work: up_flags.AllowSimulatedWork = False,
     autoscaler: up_flags.Autoscaler = True,
     loading: up_flags.Loading = "predictive",
     min_pods: up_flags.MinPods = None,
     pod_idle: up_flags.PodIdle = 120.0,
     pod_stable: up_flags.PodStable = 60.0,
+    api_keys: up_flags.ApiKeys = None,
+    token_issuers: up_flags.TokenIssuers = None,
+    namespaces: up_flags.Namespaces = "",
+    storage_prefixes: up_flags.StoragePrefixes = "",
+    quotas: up_flags.Quotas = "",
     placement: up_flags.Placement = "off",
     mps: up_flags.Mps = False,
-    ephemeral: up_flags.Ephemeral = False,
+    allow_simulated_work: up_flags.AllowSimulatedWork = False,
+    filename: flags.Files = [],  # noqa: B006 - typer copies it
     pool: flags.Pool = "default",
     namespace: flags.Namespace = None,
     home: flags.Home = None,
     json_: flags.Json = False,
 ) -> None:
-    """Start the platform on this machine; Ctrl-C stops all of its processes."""
+    """Start the platform on this machine; Ctrl-C stops all of its processes.
+
+    \b
+    pilotlight up -d --pods 4 -f models.yaml       # return when it is ready
+    pilotlight up --min-pods 0 --pod-memory 8Gi    # no pods without requests
+    """  # noqa: D301  (click looks for the character)
     problems = [*loading_problems(loading), *placement_problems(placement, autoscaler=autoscaler)]
     try:
+        if redis_url is not None:
+            check_url(redis_url)
         parse_rules(namespaces=namespaces, prefixes=storage_prefixes, quotas=quotas)
     except ValueError as error:
         problems += str(error).splitlines()
@@ -78,6 +100,8 @@ def up(
         repository=engine_repository,
         metrics=engine_metrics,
     )
+    access = LocalAccessSettings(_folder(api_keys), _folder(token_issuers), ingress_domain)
+    problems += access_problems(access)
     if min_pods is not None:
         problems += pool_problems(Limits(min_pods, pods))
     if mps:
@@ -94,7 +118,7 @@ def up(
             threads=threads,
             memory_bytes=parse_bytes(pod_memory, field="--pod-memory"),
             disk_bytes=0 if pod_disk is None else parse_bytes(pod_disk, field="--pod-disk"),
-            link_bytes_per_s=parse_rate(pod_link_rate, field="--pod-link-rate"),
+            link_rate=int(parse_rate(pod_link_rate, field="--pod-link-rate") or 0),
             allow_simulated_work=allow_simulated_work,
             namespaces=namespaces,
             storage_prefixes=storage_prefixes,
@@ -108,6 +132,7 @@ def up(
         host=host,
         port=port,
         grpc_port=grpc_port,
+        access=access,
         redis_url=redis_url,
         keeps_declared=not ephemeral,
         s3=s3,
@@ -126,12 +151,17 @@ def up(
     if state_dir.is_locked():
         raise state_dir.already_running_error()
     state_dir.check_room()
+    asyncio.run(wait_for_ports(host, port, grpc_port))  # before the samples are made
     if s3 and settings.objects == state_dir.objects:  # the user's own folder is left unchanged
         prepare_samples(settings.objects, output)
     if detach:
         run_detached(settings, output, specs)
     else:
         run_in_foreground(settings, output, specs)
+
+
+def _folder(path: Path | None) -> str:
+    return "" if path is None else str(path.expanduser().absolute())
 
 
 @app.command()
@@ -144,3 +174,47 @@ def down(*, home: flags.Home = None, json_: flags.Json = False) -> None:
         output.result(document, [f"no platform runs in {state_dir.root}"])
     else:
         output.result({**document, "pid": pid}, [f"stopped (pid {pid})"])
+
+
+def engine_problems(
+    pods: int, *, url: str, command: str, repository: str, metrics: str
+) -> list[str]:
+    problems = server_problems(url=url, command=command, repository=repository, metrics=metrics)
+    if pods > 1 and (url or repository):
+        problems.append(
+            f"--engine-url and --engine-repository serve one pod, --pods was {pods}: each pod needs"
+            " a server of its own, which --engine-command starts"
+        )
+    return problems
+
+
+def access_problems(access: LocalAccessSettings) -> list[str]:
+    """What the gateway would refuse to start with."""
+    fields = {
+        "api_keys": access.api_keys, "token_issuers": access.token_issuers,
+        "ingress_domain": access.ingress_domain,
+    }  # fmt: skip
+    try:
+        settings_from_fields(GatewaySettings, fields)
+    except ValueError as error:
+        return str(error).split("; ")
+    return []
+
+
+def placement_problems(placement: str, *, autoscaler: bool) -> list[str]:
+    if placement not in PLACEMENT:
+        return [f"--placement must be one of {PLACEMENT}, was {placement!r}"]
+    if placement != PlacementName.OFF and not autoscaler:
+        return [f"--placement {placement} needs the autoscaler: leave out --no-autoscaler"]
+    return []
+
+
+def choice_problems(
+    specs: Sequence[Declared], pool: str, loading: str, placement: str
+) -> list[str]:
+    """Annotations that name another loading policy or planner than the pool's."""
+    models = models_of(specs)
+    return [
+        *loading_choice.loading_problems(models, pool, loading),
+        *loading_choice.placement_problems(models, pool, placement),
+    ]

@@ -1,5 +1,6 @@
 """The flags of `up`, with their environment variables and help."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -7,39 +8,54 @@ import typer
 
 from pilotlight.commands.autoscaler import LOADING_NAMES
 from pilotlight.commands.flags import setting
-from registry.domain.model import PlacementName
-from registry.domain.slots import default_slots
+from registry.domain.loading_choice import PLACEMENT
+from registry.domain.pod import default_slots
 
-Pods = Annotated[int, setting("PODS", "Number of pods to start.", min=1, max=256)]
+_platform = partial(setting, rich_help_panel="Platform")
+_pods = partial(setting, rich_help_panel="Pods")
+_storage = partial(setting, rich_help_panel="Storage")
+_autoscaler = partial(setting, rich_help_panel="Autoscaler")
+_tenants = partial(setting, rich_help_panel="Tenants")
+_gpu = partial(setting, rich_help_panel="GPU")
+_experiments = partial(setting, rich_help_panel="Experiments")
+
+Pods = Annotated[int, _pods("PODS", "Number of pods to start.", min=1, max=256)]
 RedisUrl = Annotated[
     str | None,
-    setting("REDIS_URL", "URL of a Redis to use as registry. Default: start an embedded one."),
+    _platform("REDIS_URL", "URL of a Redis to use as registry. Default: start an embedded one."),
 ]
-Detach = Annotated[bool, typer.Option("--detach", "-d", help="Return when the platform is ready.")]
-Host = Annotated[str, setting("HOST", "Address the gateway listens on.")]
+Detach = Annotated[
+    bool,
+    typer.Option(
+        "--detach", "-d", help="Return when the platform is ready.", rich_help_panel="Platform"
+    ),
+]
+Host = Annotated[str, _platform("HOST", "Address the gateway listens on.")]
 Port = Annotated[
-    int, setting("PORT", "Port the gateway listens on; 0 takes a free one.", min=0, max=65535)
+    int, _platform("PORT", "Port the gateway listens on; 0 takes a free one.", min=0, max=65535)
 ]
 GrpcPort = Annotated[
     int,
-    setting("GATEWAY_GRPC_PORT", "Port of the gateway's V2 over gRPC; 0: none.", min=0, max=65535),
+    _platform(
+        "GATEWAY_GRPC_PORT", "Port of the gateway's V2 over gRPC; 0: none.", min=0, max=65535
+    ),
 ]
 Slots = Annotated[
     int,
-    setting(
+    _pods(
         "SLOTS",
         "Concurrent requests per pod. 0: by device and profiles, "
         f"{default_slots()} on a CPU without profiles.",
         min=0,
     ),
 ]
-Threads = Annotated[int, setting("THREADS", "CPU threads of one inference.", min=1)]
+Threads = Annotated[int, _pods("THREADS", "CPU threads of one inference.", min=1)]
 PodMemory = Annotated[
-    str, setting("POD_MEMORY", "Memory for models per pod, such as 4Gi or 500MB.")
+    str, _pods("POD_MEMORY", "Memory for models per pod, such as 4Gi, 500MB or 4294967296.")
 ]
 PodDisk = Annotated[
     str | None,
-    setting(
+    _pods(
         "POD_DISK",
         "Disk for model files per pod, such as 20Gi.",
         show_default="four fifths of the free space",
@@ -47,14 +63,40 @@ PodDisk = Annotated[
 ]
 PodLinkRate = Annotated[
     str,
-    setting(
+    _pods(
         "POD_LINK_RATE",
         "Limit of each pod's download rate from object storage, such as 100MB/s. For experiments.",
     ),
 ]
+IngressDomain = Annotated[
+    str,
+    _platform(
+        "INGRESS_DOMAIN",
+        "Domain of models' Hosts, such as example.com: a Host below it that names no declared model"
+        " is 404, and other domains are the gateway's own.",
+        show_default="every domain may be the models'",
+    ),
+]
+ApiKeys = Annotated[
+    Path | None,
+    _tenants(
+        "API_KEYS",
+        "Folder with a file of API keys for each namespace, which requests must then send; "
+        "`pilotlight key new` writes them.",
+        show_default="no key is needed",
+    ),
+]
+TokenIssuers = Annotated[
+    Path | None,
+    _tenants(
+        "TOKEN_ISSUERS",
+        "Folder with a file of trusted issuers of tokens (JWT) for each namespace.",
+        show_default="tokens are not read",
+    ),
+]
 Namespaces = Annotated[
     str,
-    setting(
+    _tenants(
         "NAMESPACES",
         "Namespaces whose models pods serve, separated by commas.",
         show_default="all",
@@ -62,7 +104,7 @@ Namespaces = Annotated[
 ]
 StoragePrefixes = Annotated[
     str,
-    setting(
+    _tenants(
         "STORAGE_PREFIXES",
         "URIs that each namespace's models may read with the pods' credentials, such as "
         "'team=s3://team/; *=file:///models'.",
@@ -71,16 +113,16 @@ StoragePrefixes = Annotated[
 ]
 Quotas = Annotated[
     str,
-    setting(
+    _tenants(
         "QUOTAS",
         "Bytes per namespace, of memory on all pods and of cache on each, such as"
-        " '*=memory:1Gi cache:20Gi'.",
+        " '*=memory:1Gi cache:500MB'.",
         show_default="none",
     ),
 ]
 AllowPickle = Annotated[
     bool,
-    setting(
+    _pods(
         "ALLOW_PICKLE",
         "Serve scikit-learn's model.joblib and model.pkl. Their code runs in a process per "
         "namespace without network, your files or other programs.",
@@ -89,7 +131,7 @@ AllowPickle = Annotated[
 ]
 EngineCommand = Annotated[
     str,
-    setting(
+    _pods(
         "ENGINE_COMMAND",
         "Command of a server that speaks V2 and runs all models, such as MLServer's; each pod "
         "starts one. {repository}, {port}, {grpc_port} and {metrics_port} are replaced.",
@@ -98,7 +140,7 @@ EngineCommand = Annotated[
 ]
 EngineUrl = Annotated[
     str,
-    setting(
+    _pods(
         "ENGINE_URL",
         "URL of such a server that runs already, with --pods 1 and --engine-repository.",
         show_default="none",
@@ -106,7 +148,7 @@ EngineUrl = Annotated[
 ]
 EngineRepository = Annotated[
     str,
-    setting(
+    _pods(
         "ENGINE_REPOSITORY",
         "Folder from which that server reads its models.",
         show_default="by pod",
@@ -114,7 +156,7 @@ EngineRepository = Annotated[
 ]
 EngineMetrics = Annotated[
     str,
-    setting(
+    _pods(
         "ENGINE_METRICS",
         "URL of the server's metrics, for the memory of models.",
         show_default="memory of its process",
@@ -122,7 +164,7 @@ EngineMetrics = Annotated[
 ]
 S3 = Annotated[
     bool,
-    setting(
+    _storage(
         "S3",
         "Start an object store with the sample models. With --no-s3, AWS_* name yours.",
         "--s3/--no-s3",
@@ -130,7 +172,7 @@ S3 = Annotated[
 ]
 Objects = Annotated[
     Path | None,
-    setting(
+    _storage(
         "OBJECTS",
         "Folder the object store serves, with one folder per bucket. With this flag no "
         "sample models are made.",
@@ -139,7 +181,7 @@ Objects = Annotated[
 ]
 AllowSimulatedWork = Annotated[
     bool,
-    setting(
+    _experiments(
         "ALLOW_SIMULATED_WORK",
         "Honour the request header x-pilotlight-simulate. For experiments.",
         "--allow-simulated-work",
@@ -147,16 +189,16 @@ AllowSimulatedWork = Annotated[
 ]
 Autoscaler = Annotated[
     bool,
-    setting(
+    _autoscaler(
         "AUTOSCALER",
         "Run the autoscaler: preload models ahead of requests and demote idle ones.",
         "--autoscaler/--no-autoscaler",
     ),
 ]
-Loading = Annotated[str, setting("LOADING", f"Loading policy, one of {LOADING_NAMES}.")]
+Loading = Annotated[str, _autoscaler("LOADING", f"Loading policy, one of {LOADING_NAMES}.")]
 MinPods = Annotated[
     int | None,
-    setting(
+    _autoscaler(
         "MIN_PODS",
         "Scale between this number and --pods; 0 scales to zero. Default: keep --pods running.",
         min=0,
@@ -164,23 +206,25 @@ MinPods = Annotated[
 ]
 PodIdle = Annotated[
     float,
-    setting("POD_IDLE", "Seconds from the last request to the stop of the last pod.", min=0.1),
+    _autoscaler("POD_IDLE", "Seconds from the last request to the stop of the last pod.", min=0.1),
 ]
 PodStable = Annotated[
     float,
-    setting("POD_STABLE", "Seconds for which fewer pods must suffice before a pod stops.", min=0.1),
+    _autoscaler(
+        "POD_STABLE", "Seconds for which fewer pods must suffice before a pod stops.", min=0.1
+    ),
 ]
 Placement = Annotated[
     str,
-    setting(
+    _gpu(
         "PLACEMENT",
-        "Planner that places models with a deadline and a profile on accelerators, each copy "
-        f"in a pod of its own beside --pods: {', '.join(PlacementName)}.",
+        "Placement planner: it places models with a deadline and a profile on accelerators, each "
+        f"copy in a pod of its own beside --pods: {PLACEMENT}.",
     ),
 ]
 Mps = Annotated[
     bool,
-    setting(
+    _gpu(
         "MPS",
         "Start NVIDIA's MPS daemon: pods on one GPU compute at once, within their shares.",
     ),
@@ -191,5 +235,6 @@ Ephemeral = Annotated[
         "--ephemeral",
         help="Begin without the models declared before, and forget this run's at its end. "
         "Default: models in the embedded Redis are declared again at the next start.",
+        rich_help_panel="Platform",
     ),
 ]

@@ -6,7 +6,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
-from pilotlight.commands.apply import print_applied, put_declared
+from pilotlight.commands.apply import declare_and_check
 from pilotlight.commands.target import PlatformTarget
 from pilotlight.output import ProgressReporter, progress_bar
 from pilotlight.platform.supervisor import log_to_file, start_detached, supervise
@@ -24,24 +24,16 @@ if TYPE_CHECKING:
 def run_detached(settings: PlatformSettings, output: Output, specs: Sequence[Declared]) -> None:
     with progress_bar("platform") as update:
         state = start_detached(settings, update)
-    _print_ready(output, state)
+    print_ready(output, state)
+    target = PlatformTarget(settings.state_dir)
     if specs:
-        asyncio.run(_apply(PlatformTarget(settings.state_dir), output, specs))
+        asyncio.run(_apply(target, output, specs))
+    note_next(output, has_models=bool(asyncio.run(target.cluster()).models))
 
 
 async def _apply(target: PlatformTarget, output: Output, specs: Sequence[Declared]) -> None:
     async with target.registry() as registry:
-        outcomes = await put_declared(registry, specs)
-        has_server = (await registry.cluster()).has_server
-    if output.as_json:
-        _note_applied(output, specs, outcomes)
-    else:
-        print_applied(output, specs, outcomes, has_server=has_server)
-
-
-def _note_applied(output: Output, specs: Sequence[Declared], outcomes: Sequence[str]) -> None:
-    for spec, outcome in zip(specs, outcomes, strict=True):
-        output.note(f"{spec.name} {outcome}")
+        await declare_and_check(target, registry, output, specs, is_note=output.as_json)
 
 
 def run_in_foreground(
@@ -53,10 +45,13 @@ def run_in_foreground(
 
     async def on_ready(platform: Platform) -> None:
         reporter.close_bar()
-        _print_ready(output, platform.state)
+        print_ready(output, platform.state)
         if specs:
-            _note_applied(output, specs, await put_declared(platform.cluster.registry, specs))
+            target = PlatformTarget(settings.state_dir)
+            registry = platform.cluster.registry
+            await declare_and_check(target, registry, output, specs, is_note=True)
         output.note(f"Ready after {time.monotonic() - started_s:.1f} s. Ctrl-C stops everything.")
+        note_next(output, has_models=bool(specs or platform.cluster.state.models))
 
     try:
         asyncio.run(supervise(settings, on_progress=reporter.on_progress, on_ready=on_ready))
@@ -65,10 +60,11 @@ def run_in_foreground(
     output.note("stopped")
 
 
-def _print_ready(output: Output, state: PlatformState) -> None:
+def print_ready(output: Output, state: PlatformState) -> None:
     output.result(
         {
             "gateway": state.gateway,
+            "grpc": state.grpc or None,
             "pid": state.pid,
             "redis_url": state.redis_url,
             "pool": state.pool,
@@ -78,6 +74,7 @@ def _print_ready(output: Output, state: PlatformState) -> None:
         },
         [
             f"gateway       {state.gateway}",
+            f"grpc          {state.grpc or 'none (--grpc-port)'}",
             f"console       {state.gateway}/console",
             f"registry      {state.redis_url}",
             f"object store  {state.s3_endpoint or 'none'}",
@@ -86,3 +83,12 @@ def _print_ready(output: Output, state: PlatformState) -> None:
             f"supervisor    pid {state.pid}",
         ],
     )
+
+
+def note_next(output: Output, *, has_models: bool) -> None:
+    """What to do with a platform that has just started."""
+    if has_models:
+        output.note("next: pilotlight get models")
+        return
+    output.note("next: pilotlight apply -f manifests/samples")
+    output.note("your own model, from training to answers: docs/first-model.md")

@@ -1,7 +1,7 @@
 """`workflow`: deploy a workflow's file, run it, and read or cancel its runs."""
 
-import asyncio
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import quote
@@ -10,7 +10,7 @@ import httpx
 import typer
 
 from pilotlight.commands import flags
-from pilotlight.commands.object_names import parse_model_names
+from pilotlight.commands.object_names import parse_model_names, shown_name
 from pilotlight.commands.target import PlatformTarget
 from pilotlight.errors import InvalidInput, NotFound, RequestFailed
 from pilotlight.output import Output
@@ -21,33 +21,36 @@ app = typer.Typer()
 verbs = typer.Typer(name="workflow", no_args_is_help=True, help="Deploy and run workflows.")
 app.add_typer(verbs)
 
+_ANY = "-"
+"""Any workflow, where a run is named by its id alone."""
 Name = Annotated[str, typer.Argument(help="NAME or NAMESPACE/NAME of the workflow.")]
 
 
 @verbs.command()
-def deploy(
+@flags.addresses(*flags.GATEWAY)
+async def deploy(
+    target: PlatformTarget,
+    output: Output,
     file: Annotated[Path, typer.Argument(help="Python file that defines one @workflow.")],
     *,
     name: Annotated[
         str | None, typer.Option(help="Name of the workflow. Default: the file's, without .py.")
     ] = None,
     namespace: flags.Namespace = None,
-    home: flags.Home = None,
-    gateway: flags.Gateway = None,
-    json_: flags.Json = False,
 ) -> None:
     """Check a file and deploy its workflow; a wrong file changes nothing."""
-    target = PlatformTarget.of(home, gateway=gateway)
     [workflow] = parse_model_names([name or file.stem.replace("_", "-")], namespace)
-    try:
-        content = file.read_bytes()
-    except OSError as error:
-        raise InvalidInput([f"{file}: cannot be read: {error}"]) from error
-    asyncio.run(_deploy(target, Output(json_), workflow, file, content))
+    content = _read(file)
+    response = await target.request_gateway("PUT", workflow_path(workflow), content=content)
+    document = read_response(response, str(file))
+    output.result(document, [f"workflow/{shown_name(workflow)} {document['outcome']}"])
 
 
 @verbs.command()
-def run(
+@flags.addresses(*flags.GATEWAY)
+async def run(
+    target: PlatformTarget,
+    output: Output,
     name: Name,
     arguments: Annotated[
         str, typer.Argument(help="JSON object of arguments, or @FILE.", metavar="ARGUMENTS")
@@ -56,8 +59,8 @@ def run(
     scheduling: Annotated[
         str | None,
         typer.Option(
-            help="speculative, greedy, round-robin, static, reactive, reactive-alone or auto. "
-            "Default: the scheduler's."
+            help="Scheduling policy: speculative, greedy, round-robin, static, reactive, "
+            "reactive-alone or auto. Default: the scheduler's."
         ),
     ] = None,
     detach: Annotated[
@@ -67,12 +70,8 @@ def run(
         int | None, typer.Option(min=1, help="Deadline of the run in milliseconds.")
     ] = None,
     namespace: flags.Namespace = None,
-    home: flags.Home = None,
-    gateway: flags.Gateway = None,
-    json_: flags.Json = False,
 ) -> None:
     """Run a workflow and print its result."""
-    target = PlatformTarget.of(home, gateway=gateway)
     [workflow] = parse_model_names([name], namespace)
     headers = {"content-type": "application/json"}
     if scheduling is not None:
@@ -81,59 +80,98 @@ def run(
         headers["x-pilotlight-deadline-ms"] = str(deadline_ms)
     if detach:
         headers["prefer"] = "respond-async"
-    asyncio.run(_run(target, Output(json_), workflow, _read_arguments(arguments), headers))
+    body = _read_arguments(arguments)
+    path = workflow_path(workflow, ":run")
+    response = await target.request_gateway("POST", path, content=body, headers=headers)
+    if not response.is_success and (run_id := response.headers.get("x-pilotlight-run")):
+        raise _failure_of_run(output, workflow, run_id, response)
+    document = read_response(response, str(workflow))
+    shown = document["id"] if response.status_code == 202 else json.dumps(
+        document["result"], ensure_ascii=False, indent=2
+    )  # fmt: skip
+    output.result(document, [shown])
+    if response.status_code != 202:
+        output.note(f"run: {document['id']}")
 
 
 @verbs.command()
-def status(
-    name: Name,
-    run_id: Annotated[str, typer.Argument(help="The run's id.", metavar="RUN")],
+@flags.addresses(*flags.GATEWAY)
+async def status(
+    target: PlatformTarget,
+    output: Output,
+    words: Annotated[
+        list[str],
+        typer.Argument(help="The run's id, after the workflow's name if wanted.", metavar="RUN"),
+    ],
     *,
     namespace: flags.Namespace = None,
-    home: flags.Home = None,
-    gateway: flags.Gateway = None,
-    json_: flags.Json = False,
 ) -> None:
-    """Show a run: its status, result or error, and its steps."""
-    target = PlatformTarget.of(home, gateway=gateway)
-    [workflow] = parse_model_names([name], namespace)
-    asyncio.run(_status(target, Output(json_), workflow, run_id))
+    """Show a run: its status, result or error, its steps, and what its code printed."""
+    if len(words) > 2:
+        raise InvalidInput([f"give RUN, or NAME and RUN, were {len(words)} words"])
+    *names, run_id = words
+    workflow = ModelName(namespace or "default", _ANY)
+    if names:
+        [workflow] = parse_model_names(names, namespace)
+    path = workflow_path(workflow, f"/runs/{quote(run_id, safe='')}")
+    document = read_response(await target.request_gateway("GET", path), str(workflow))
+    output.result(document, [f"run     {document['id']}", f"status  {document['status']}"])
+    if output.as_json:
+        return
+    if "error" in document:
+        output.line(f"error   {error_text(document['error'])}")
+    if "result" in document:
+        output.line(f"result  {json.dumps(document['result'], ensure_ascii=False)}")
+    rows = [
+        [str(step["step"]), step["model"], step["state"], step["pod"] or "-",
+         "yes" if step["predicted"] else "no", _seconds(step.get("sent_s")),
+         _seconds(step.get("ended_s"))]
+        for step in document.get("steps", ())
+    ]  # fmt: skip
+    if rows:
+        output.line()
+        output.table(["STEP", "MODEL", "STATE", "POD", "PREDICTED", "SENT", "ENDED"], rows)
+    print_printed(output, document)
 
 
 @verbs.command()
-def cancel(
+@flags.addresses(*flags.GATEWAY)
+async def cancel(
+    target: PlatformTarget,
+    output: Output,
     name: Name,
     run_id: Annotated[str, typer.Argument(help="The run's id.", metavar="RUN")],
     *,
     namespace: flags.Namespace = None,
-    home: flags.Home = None,
-    gateway: flags.Gateway = None,
-    json_: flags.Json = False,
 ) -> None:
     """Cancel a run; steps that are queued are taken back."""
-    target = PlatformTarget.of(home, gateway=gateway)
     [workflow] = parse_model_names([name], namespace)
-    asyncio.run(_cancel(target, Output(json_), workflow, run_id))
+    path = workflow_path(workflow, f"/runs/{quote(run_id, safe='')}")
+    document = read_response(await target.request_gateway("DELETE", path), str(workflow))
+    outcome = document["outcome"]
+    said = outcome if outcome == "cancelled" else f"had ended: {outcome}"
+    output.result(document, [f"run {document['id']} {said}"])
 
 
 @verbs.command()
-def delete(
+@flags.addresses(*flags.GATEWAY)
+async def delete(
+    target: PlatformTarget,
+    output: Output,
     name: Name,
     *,
     namespace: flags.Namespace = None,
-    home: flags.Home = None,
-    gateway: flags.Gateway = None,
-    json_: flags.Json = False,
 ) -> None:
     """Delete a workflow; runs under way go on."""
-    target = PlatformTarget.of(home, gateway=gateway)
     [workflow] = parse_model_names([name], namespace)
-    asyncio.run(_delete(target, Output(json_), workflow))
+    response = await target.request_gateway("DELETE", workflow_path(workflow))
+    document = read_response(response, str(workflow))
+    output.result(document, [f'workflow "{shown_name(workflow)}" deleted'])
 
 
 @verbs.command()
 def demo(*, home: flags.Home = None, json_: flags.Json = False) -> None:
-    """Start a platform, run two workflows by two policies, kill a pod, report what is seen."""
+    """Start a platform, run workflows by two scheduling policies, kill a pod, say what is seen."""
     from pilotlight.demo.workflows import run_workflow_demo  # imports the platform
 
     run_workflow_demo(StateDir.of(home), Output(json_))
@@ -143,6 +181,14 @@ def workflow_path(name: ModelName, rest: str = "") -> str:
     """Path of a workflow at the gateway."""
     prefix = f"/serving/{quote(name.namespace)}/{quote(name.name)}"
     return f"{prefix}/v1/workflows/{quote(name.name)}{rest}"
+
+
+def _read(file: Path) -> bytes:
+    """Raises InvalidInput."""
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise InvalidInput([f"{file}: cannot be read: {error}"]) from error
 
 
 def _read_arguments(text: str) -> bytes:
@@ -167,11 +213,7 @@ def read_response(response: httpx.Response, what: str) -> Any:
         document = {"error": response.text[:500]}
     if response.is_success:
         return document
-    text = document.get("error", document) if isinstance(document, dict) else document
-    where = ""
-    if isinstance(document, dict) and document.get("line") and "(line" not in str(text):
-        where = f" (line {document['line']})"
-    message = f"{what}: {text}{where}"
+    message = f"{what}: {_text_of(document)}"
     if response.status_code in (400, 413):
         raise InvalidInput([message])
     if response.status_code == 404:
@@ -179,65 +221,41 @@ def read_response(response: httpx.Response, what: str) -> Any:
     raise RequestFailed(f"{message} (HTTP {response.status_code})")
 
 
-async def _deploy(
-    target: PlatformTarget, output: Output, name: ModelName, file: Path, content: bytes
-) -> None:
-    response = await target.request_gateway("PUT", workflow_path(name), content=content)
-    document = read_response(response, str(file))
-    output.result(document, [f"workflow/{name.name} {document['outcome']}"])
+def _text_of(document: Any) -> str:
+    """The error in a response, with its line of the workflow's file."""
+    if not isinstance(document, dict):
+        return str(document)
+    return error_text({"message": document.get("error", document), "line": document.get("line")})
 
 
-async def _run(
-    target: PlatformTarget, output: Output, name: ModelName, body: bytes, headers: dict[str, str]
-) -> None:
-    path = workflow_path(name, ":run")
-    response = await target.request_gateway("POST", path, content=body, headers=headers)
-    document = read_response(response, str(name))
-    shown = document["id"] if response.status_code == 202 else json.dumps(
-        document["result"], ensure_ascii=False, indent=2
-    )  # fmt: skip
-    output.result(document, [shown])
-    if response.status_code != 202:
-        output.note(f"run: {document['id']}")
+def error_text(error: Mapping[str, Any]) -> str:
+    """An error's message, with its line of the workflow's file."""
+    text = str(error["message"])
+    return f"{text} (line {error['line']})" if error.get("line") and "(line" not in text else text
 
 
-async def _status(target: PlatformTarget, output: Output, name: ModelName, run_id: str) -> None:
-    path = workflow_path(name, f"/runs/{quote(run_id, safe='')}")
-    document = read_response(await target.request_gateway("GET", path), str(name))
-    output.result(document, [f"run     {document['id']}", f"status  {document['status']}"])
-    if output.as_json:
-        return
-    if "error" in document:
-        output.line(f"error   {document['error']['message']}")
-    if "result" in document:
-        output.line(f"result  {json.dumps(document['result'], ensure_ascii=False)}")
-    rows = [
-        [str(step["step"]), step["model"], step["state"], step["pod"] or "-",
-         "yes" if step["predicted"] else "no", _seconds(step.get("sent_s")),
-         _seconds(step.get("ended_s"))]
-        for step in document.get("steps", ())
-    ]  # fmt: skip
-    if rows:
+def print_printed(output: Output, document: Mapping[str, Any]) -> None:
+    """What the run's code printed."""
+    if text := document.get("printed"):
         output.line()
-        output.table(["STEP", "MODEL", "STATE", "POD", "PREDICTED", "SENT", "ENDED"], rows)
+        output.line("printed:")
+        for line in str(text).splitlines():
+            output.line(f"  {line}")
+
+
+def _failure_of_run(
+    output: Output, name: ModelName, run_id: str, response: httpx.Response
+) -> RequestFailed:
+    """The error of a run that began, whatever its status: the input was taken."""
+    output.note(f"run: {run_id}; `pilotlight explain {run_id}` shows its steps and what it printed")
+    document = response.json()
+    failure = RequestFailed(f"{name}: {_text_of(document)} (HTTP {response.status_code})")
+    failure.partial_result = {"id": run_id, "reason": document.get("reason")}
+    return failure
 
 
 def _seconds(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
-
-
-async def _cancel(target: PlatformTarget, output: Output, name: ModelName, run_id: str) -> None:
-    path = workflow_path(name, f"/runs/{quote(run_id, safe='')}")
-    document = read_response(await target.request_gateway("DELETE", path), str(name))
-    outcome = document["outcome"]
-    said = outcome if outcome == "cancelled" else f"had ended: {outcome}"
-    output.result(document, [f"run {document['id']} {said}"])
-
-
-async def _delete(target: PlatformTarget, output: Output, name: ModelName) -> None:
-    response = await target.request_gateway("DELETE", workflow_path(name))
-    document = read_response(response, str(name))
-    output.result(document, [f'workflow "{name.name}" deleted'])
 
 
 async def print_workflows(target: PlatformTarget, output: Output, namespace: str) -> None:

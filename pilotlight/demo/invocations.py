@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
-from load.experiments.liu.scenarios import SENTENCE
-from pilotlight.live_experiments.session import gather_requests
+from pilotlight.demo.scenarios import SENTENCE
+from pilotlight.demo.session import gather_requests
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from load.experiments.liu.runs import TimedResponse
-    from pilotlight.live_experiments.session import LiveSession
+    from pilotlight.demo.runs import TimedResponse
+    from pilotlight.demo.session import LiveSession
 
 SENTENCES = (
     "A cat is sleeping on the sofa.",

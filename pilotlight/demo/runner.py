@@ -10,22 +10,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from load.experiments.liu.scenarios import FULL, MAX_ATTEMPTS, POLICIES, SHORT, WIN_SCENARIOS
-from pilotlight.demo.expectations import check_simple, check_win, keep_faster, observed_times
 from pilotlight.demo.invocations import invoke_samples
-from pilotlight.demo.pictures import Page, find_browser, take_pictures
 from pilotlight.demo.report import (
     DemoReport,
+    Page,
     as_document,
+    find_browser,
     print_expectations,
     print_invocations,
     print_simple,
     print_wins,
+    take_pictures,
+    write_report_page,
 )
-from pilotlight.demo.report_page import write_report_page
+from pilotlight.demo.runs import check_simple, check_win, keep_faster, observed_times
+from pilotlight.demo.scenarios import FULL, MAX_ATTEMPTS, POLICIES, SHORT, WIN_SCENARIOS
+from pilotlight.demo.session import live_session
+from pilotlight.demo.workloads import measure_machine_times, run_simple, run_win
 from pilotlight.errors import ExpectationFailed
-from pilotlight.live_experiments.liu_workloads import measure_machine_times, run_simple, run_win
-from pilotlight.live_experiments.session import live_session
 from pilotlight.output import ProgressReporter, progress_bar
 from pilotlight.platform.settings import LocalPodSettings, PlatformSettings
 from pilotlight.platform.supervisor import log_to_file
@@ -35,9 +37,9 @@ from pilotlight.state_dir import StateDir
 from registry.inference_service.reader import read_documents
 
 if TYPE_CHECKING:
-    from load.experiments.liu.runs import SimpleRun, WinRun
-    from load.experiments.liu.scenarios import DemoScale, WinScenario
-    from pilotlight.live_experiments.session import LiveSession
+    from pilotlight.demo.runs import SimpleRun, WinRun
+    from pilotlight.demo.scenarios import DemoScale, WinScenario
+    from pilotlight.demo.session import LiveSession
     from pilotlight.output import Output
     from registry.domain.model import ModelSpec
 
@@ -59,9 +61,9 @@ def run_demo(state_dir: StateDir, output: Output, *, full: bool) -> None:
         port=0,
         pod=LocalPodSettings(
             slots=1,
-            link_bytes_per_s=scale.simple_link_bytes_per_s,
+            link_rate=int(scale.simple_link_bytes_per_s),
             allow_simulated_work=True,
-            retire_grace_s=0.1,
+            retire_grace=0.1,
         ),
     )
     if settings.state_dir.is_locked():
@@ -101,7 +103,7 @@ async def _run(settings: PlatformSettings, output: Output, scale: DemoScale) -> 
         simple = await _simple_runs(session, scale)
         print_simple(output, simple, scale)
         await session.platform.restart_pods(
-            replace(settings.pod, link_bytes_per_s=scale.win_link_bytes_per_s)
+            replace(settings.pod, link_rate=int(scale.win_link_bytes_per_s))
         )
         wins = await _win_runs(session, scale)
         print_wins(output, wins, scale)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 
 
 class Severity(StrEnum):
@@ -28,17 +29,7 @@ class Finding:
     """What to do; empty: nothing."""
 
 
-def ok(subject: str, detail: str) -> Finding:
-    return Finding(Severity.OK, subject, detail)
-
-
-def warning(subject: str, detail: str, remedy: str) -> Finding:
-    return Finding(Severity.WARNING, subject, detail, remedy)
-
-
-def problem(subject: str, detail: str, remedy: str) -> Finding:
-    return Finding(Severity.PROBLEM, subject, detail, remedy)
-
-
-def unknown(subject: str, detail: str, remedy: str) -> Finding:
-    return Finding(Severity.UNKNOWN, subject, detail, remedy)
+ok = partial(Finding, Severity.OK)
+warning = partial(Finding, Severity.WARNING)
+problem = partial(Finding, Severity.PROBLEM)
+unknown = partial(Finding, Severity.UNKNOWN)

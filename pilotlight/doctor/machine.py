@@ -34,7 +34,7 @@ def machine_findings(state_dir: Path, *, port: int) -> list[Finding]:
         *_memory(Path("/proc/meminfo")),
         *_disk("disk", _existing(state_dir), MIN_DISK_BYTES, "free some space"),
         *_disk("shared memory", Path("/dev/shm"), MIN_SHARED_BYTES,
-               "enlarge /dev/shm (a container: --shm-size=2g), or use --host-memory 0"),
+               "enlarge /dev/shm (a container: --shm-size=2g)"),
         *_writable(state_dir),
         *_files(),
         *_port(port),
@@ -82,7 +82,7 @@ def _writable(state_dir: Path) -> Iterator[Finding]:
     folder = _existing(state_dir)
     if not os.access(folder, os.W_OK | os.X_OK):
         yield problem("state directory", f"{folder} cannot be written",
-                      "make it yours, or name another one with --state-dir")  # fmt: skip
+                      "make it yours, or name another one with --home")  # fmt: skip
 
 
 def _files() -> Iterator[Finding]:
@@ -128,6 +128,6 @@ def _gpu(driver: str | None) -> Iterator[Finding]:
                       "install NVIDIA's driver; in a container, its runtime")  # fmt: skip
     elif int(driver.partition(".")[0]) < MIN_DRIVER:
         yield problem("GPU", f"driver {driver}; CUDA 13 needs {MIN_DRIVER} or later",
-                      "upgrade the driver, or use --device cpu")  # fmt: skip
+                      "upgrade the driver, or hide the GPU: CUDA_VISIBLE_DEVICES=")  # fmt: skip
     else:
         yield ok("GPU", f"driver {driver}")

@@ -1,7 +1,7 @@
 """What users declared and profiled in the embedded Redis, kept in a file for the next start.
 
-Models, applications, workflows and profiles; nothing else of Redis: pods, leases and measurements
-are those of one run.
+Models with what is known of files that cannot be read, applications, workflows and profiles;
+nothing else of Redis: pods, leases and measurements are those of one run.
 """
 
 from __future__ import annotations
@@ -13,15 +13,23 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from registry.domain.application_codec import (
+from registry.domain.application import (
     decode_accuracy,
     decode_application,
     encode_accuracy,
     encode_application,
 )
-from registry.domain.codec import decode_profile, decode_spec, encode_profile, encode_spec
-from registry.domain.model import ModelName
+from registry.domain.codec import (
+    decode_failure,
+    decode_profile,
+    decode_spec,
+    encode,
+    encode_profile,
+    encode_spec,
+)
+from registry.domain.model import UNREADABLE, ModelName
 from registry.errors import InvalidModel, RegistryUnavailable
+from registry.redis.reports import read_declared_times, restore_declared_times
 from registry.redis.workflow_log import WorkflowLog
 
 if TYPE_CHECKING:
@@ -29,7 +37,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pilotlight.platform.cluster_connection import ClusterConnection
-    from registry.domain.model import ModelSpec
 
 logger = logging.getLogger(__name__)
 
@@ -44,20 +51,26 @@ class KeptDeclarations:
         self._saved_versions = (-1, -1)
 
     async def restore(self) -> int:
-        """Declare what the file has; the number of models. A file that cannot be read is left."""
+        """Declare what the file has; the number of models. A file that cannot be read is left.
+
+        Files of earlier releases lack some of the lists.
+        """
         document = await asyncio.to_thread(self._read)
         if document is None:
             return 0
         registry = self._cluster.registry
         models = [decode_spec(text) for text in document["models"]]
         await self._put(registry.put_models, models)
+        await restore_declared_times(registry, document.get("declared", {}))
+        for text in document.get("unreadable", ()):
+            await registry.report_unreadable(decode_failure(text))
         await self._put(
             registry.put_applications,
             [decode_application(text) for text in document["applications"]],
         )
         for name, definition in document["workflows"].items():
             await self._put_workflow(ModelName.parse(name), definition)
-        for text in document.get("profiles", ()):  # files of earlier releases have none
+        for text in document.get("profiles", ()):
             await registry.put_profile(decode_profile(text))
         for text in document.get("accuracies", ()):
             await registry.put_accuracy(decode_accuracy(text))
@@ -105,13 +118,17 @@ class KeptDeclarations:
         """Write the file; leave it as it is while Redis is away."""
         state = self._cluster.state
         versions = self._versions()
-        models: list[ModelSpec] = [record.spec for _, record in sorted(state.models.items())]
+        records = [record for _, record in sorted(state.models.items())]
+        failures = [each.failure for each in records if each.failure is not None]
         try:
             workflows = await self._log.workflows()
+            declared = await read_declared_times(self._cluster.registry)
         except RegistryUnavailable:
             return
         document = {
-            "models": [encode_spec(spec) for spec in models],
+            "models": [encode_spec(each.spec) for each in records],
+            "declared": declared,
+            "unreadable": [encode(each) for each in failures if each.reason == UNREADABLE],
             "applications": [encode_application(each) for each in state.applications.values()],
             "workflows": {str(name): definition for name, definition in workflows.items()},
             "profiles": [

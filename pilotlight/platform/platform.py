@@ -18,15 +18,18 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from pilotlight.errors import StartFailed
+from pilotlight.platform.accelerators import (
+    MPS,
+    is_mps_ready,
+    mps_environment,
+    mps_spec,
+    visible_gpus,
+)
 from pilotlight.platform.bundled_servers import is_redis_ready
 from pilotlight.platform.cluster_connection import ClusterConnection
-from pilotlight.platform.gpus import visible_gpus
 from pilotlight.platform.kept_declarations import KeptDeclarations
-from pilotlight.platform.mps import NAME as MPS
-from pilotlight.platform.mps import is_mps_ready, mps_environment, mps_spec
-from pilotlight.platform.placed_pods import follow_placement
 from pilotlight.platform.pod_processes import PodProcesses
-from pilotlight.platform.pod_scaling import follow_wanted_pods
+from pilotlight.platform.pod_scaling import follow_placement, follow_wanted_pods
 from pilotlight.platform.process_specs import (
     autoscaler_spec,
     child_environment,
@@ -37,8 +40,7 @@ from pilotlight.platform.process_specs import (
     redis_spec,
     scheduler_spec,
 )
-from pilotlight.platform.processes import free_port
-from pilotlight.platform.readiness import returns_ok, wait_for_port
+from pilotlight.platform.processes import free_port, returns_ok, wait_for_ports
 from pilotlight.platform.socket_folder import socket_folder
 from pilotlight.platform.supervised_process import SupervisedProcess
 from pilotlight.state_dir import PlatformState
@@ -69,6 +71,7 @@ class Platform:
         self.settings = settings
         self.redis_url = settings.redis_url or ""
         self.gateway_url = ""
+        self.grpc_address = ""
         self.s3_endpoint: str | None = None
         self.autoscaler_metrics: str | None = None
         self._on_progress = on_progress or (lambda _done, _total, _text: None)
@@ -98,6 +101,7 @@ class Platform:
             gateway=self.gateway_url,
             redis_url=self.redis_url,
             pool=self.settings.pool,
+            grpc=self.grpc_address,
             s3_endpoint=self.s3_endpoint,
             autoscaler_metrics=self.autoscaler_metrics,
             pods=tuple(self._pod_names()),
@@ -121,10 +125,10 @@ class Platform:
     async def _start(self) -> None:
         settings = self.settings
         host, port = settings.host, settings.port or free_port(settings.host)
-        await wait_for_port(host, port)
-        if settings.grpc_port:
-            await wait_for_port(host, settings.grpc_port, flag="--grpc-port")
-        self.gateway_url = f"http://{_LOOPBACK if host in {'0.0.0.0', '::'} else host}:{port}"
+        await wait_for_ports(host, port, settings.grpc_port)
+        shown_host = _LOOPBACK if host in {"0.0.0.0", "::"} else host
+        self.gateway_url = f"http://{shown_host}:{port}"
+        self.grpc_address = f"{shown_host}:{settings.grpc_port}" if settings.grpc_port else ""
         settings.state_dir.clear_nodes()
         settings.state_dir.write_pod_secret()
         self._report("starting")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from pilotlight.platform.accelerators import core_groups, cores_of_share, gpu_of_pod
 from pilotlight.platform.bundled_servers import object_store_command, redis_command
-from pilotlight.platform.core_groups import core_groups, cores_of_share
-from pilotlight.platform.gpus import gpu_of_pod
 from pilotlight.platform.processes import python_module
 from pilotlight.platform.supervised_process import ProcessSpec
-from registry.domain.slots import placed_slots
+from registry.domain.pod import placed_slots
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -21,20 +21,26 @@ if TYPE_CHECKING:
     from registry.domain.placement import PlacedPod
 
 
+def _spec(
+    settings: PlatformSettings, name: str, command: Sequence[str], env: Mapping[str, str]
+) -> ProcessSpec:
+    return ProcessSpec(
+        name, command, settings.state_dir.logs / f"{name.replace(' ', '-')}.log", env
+    )
+
+
 def redis_spec(settings: PlatformSettings, path: Path) -> ProcessSpec:
     """An embedded Redis without any data."""
     folder = settings.state_dir.redis
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(mode=0o700, parents=True)
-    log_file = settings.state_dir.logs / "redis.log"
-    return ProcessSpec("redis", redis_command(path, folder), log_file, os.environ)
+    return _spec(settings, "redis", redis_command(path, folder), os.environ)
 
 
 def object_store_spec(settings: PlatformSettings, port: int) -> ProcessSpec:
     settings.objects.mkdir(parents=True, exist_ok=True)
     command = object_store_command(port, settings.objects, settings.state_dir.checksums)
-    log_file = settings.state_dir.logs / "object-store.log"
-    return ProcessSpec("object store", command, log_file, os.environ)
+    return _spec(settings, "object store", command, os.environ)
 
 
 def gateway_spec(
@@ -47,8 +53,13 @@ def gateway_spec(
         "--workflows-url", workflows_url, "--grpc-port", str(settings.grpc_port),
         "--shutdown-delay", str(settings.stop_grace_s),
     ]  # fmt: skip
-    log_file = settings.state_dir.logs / "gateway.log"
-    return ProcessSpec("gateway", command, log_file, _with_redis(env, redis_url))
+    for flag, value in (
+        ("--api-keys", settings.access.api_keys),
+        ("--token-issuers", settings.access.token_issuers),
+        ("--ingress-domain", settings.access.ingress_domain),
+    ):
+        command += [flag, value] if value else []
+    return _spec(settings, "gateway", command, _with_redis(env, redis_url))
 
 
 def scheduler_spec(
@@ -61,8 +72,7 @@ def scheduler_spec(
         "--gateway-url", gateway_url, "--scheduling", settings.scheduling,
         "--pod-secret-file", str(settings.state_dir.pod_secret),
     ]  # fmt: skip
-    log_file = settings.state_dir.logs / "scheduler.log"
-    return ProcessSpec("scheduler", command, log_file, _with_redis(env, redis_url))
+    return _spec(settings, "scheduler", command, _with_redis(env, redis_url))
 
 
 def autoscaler_spec(
@@ -72,7 +82,7 @@ def autoscaler_spec(
     command = [
         *python_module("autoscaler"), "--pool", settings.pool, "--loading", autoscaler.loading,
         "--pod-idle", str(autoscaler.pod_idle_s), "--pod-stable", str(autoscaler.pod_stable_s),
-        "--pace", str(autoscaler.pace), "--forecast-every", str(autoscaler.forecast_every_s),
+        "--pace", str(autoscaler.pace),
         "--metrics-port", str(metrics_port),
         "--pod-secret-file", str(settings.state_dir.pod_secret),
     ]  # fmt: skip
@@ -85,8 +95,7 @@ def autoscaler_spec(
         command += ["--quotas", settings.pod.quotas]
     if autoscaler.min_pods is not None:
         command += ["--min-pods", str(autoscaler.min_pods), "--max-pods", str(settings.pods)]
-    log_file = settings.state_dir.logs / "autoscaler.log"
-    return ProcessSpec("autoscaler", command, log_file, _with_redis(env, redis_url))
+    return _spec(settings, "autoscaler", command, _with_redis(env, redis_url))
 
 
 def _with_redis(env: Mapping[str, str], redis_url: str) -> dict[str, str]:
@@ -97,13 +106,12 @@ def _with_redis(env: Mapping[str, str], redis_url: str) -> dict[str, str]:
 def child_environment(settings: PlatformSettings, s3_endpoint: str | None) -> dict[str, str]:
     """The environment of gateway, autoscaler and pods; it names the object store, if there is one.
 
-    The model hub is off: pods load models from the object store only.
+    HF_* are the user's.
     """
     env = {
         **os.environ,
         "OMP_NUM_THREADS": str(settings.pod.threads),
         "TOKENIZERS_PARALLELISM": "false",
-        "HF_HUB_OFFLINE": "1",
         "NO_PROXY": f"{os.environ.get('NO_PROXY', '')},127.0.0.1,localhost".lstrip(","),
     }
     env["no_proxy"] = env["NO_PROXY"]
@@ -124,7 +132,7 @@ def pod_settings(
     settings: PlatformSettings, name: str, *, redis_url: str, gpus: Sequence[str] = ()
 ) -> dict[str, Any]:
     """Settings of the runtime for the pod `pod-N`, on the node `node-N`; it has one of `gpus`."""
-    pod, state_dir = settings.pod, settings.state_dir
+    state_dir = settings.state_dir
     number = name.removeprefix("pod-")
     device = gpu_of_pod(int(number) if number.isdecimal() else 0, settings.pods, gpus)
     node = name.replace("pod-", "node-")
@@ -137,25 +145,11 @@ def pod_settings(
         "grpc_port": 0,  # KServe's default is one port, here are many pods
         "gpu": device.gpu,
         "share": device.share_pct,
-        "slots": pod.slots,
-        "memory_bytes": pod.memory_bytes,
-        "disk_bytes": pod.disk_bytes,
         "cache_dir": str(state_dir.nodes / node),
         "host_dir": str(state_dir.memory / node),
-        "link_rate": int(pod.link_bytes_per_s or 0),
-        "threads": pod.threads,
-        "allow_simulated_work": pod.allow_simulated_work,
         "lease_ttl": settings.lease_ttl_s,
         "drain_timeout": settings.stop_grace_s,
-        "retire_grace": pod.retire_grace_s,
-        "namespaces": pod.namespaces,
-        "storage_prefixes": pod.storage_prefixes,
-        "quotas": pod.quotas,
-        "allow_pickle": pod.allow_pickle,
-        "engine_url": pod.engine_url,
-        "engine_command": pod.engine_command,
-        "engine_repository": pod.engine_repository,
-        "engine_metrics": pod.engine_metrics,
+        **asdict(settings.pod),
         "log_file": str(state_dir.logs / f"{name}.log"),
     }
 

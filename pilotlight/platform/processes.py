@@ -1,7 +1,8 @@
 """Child processes: started with a parent death signal, a session and a log file of their own.
 
 A child with its own session does not receive the terminal's Ctrl-C, so its parent can stop all
-children in order. The death signal ends the children when the parent is killed.
+children in order. The death signal ends the children when the parent is killed. Also whether ports
+are free, and by HTTP whether a process is ready.
 """
 
 from __future__ import annotations
@@ -11,14 +12,18 @@ import os
 import signal
 import socket
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+import httpx
+
+from pilotlight.errors import StartFailed
 from runtime import parent_death_signal
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 _REPOSITORY = str(Path(__file__).resolve().parents[2])
 _PARENT_DEATH_SIGNAL = parent_death_signal.__file__
@@ -101,3 +106,43 @@ def last_lines(log_file: Path, *, count: int = 8) -> str:
     except OSError:
         return ""
     return "\n".join(f"  | {line}" for line in lines[-count:])
+
+
+_PORT_TIMEOUT_S: Final = 2.0
+"""A platform that was just killed may keep the gateway's port for a moment."""
+
+_WITHOUT: Final = {
+    "--port": ", or any free one with --port 0",
+    "--grpc-port": ", or none with --grpc-port 0",
+}
+
+
+async def wait_for_ports(host: str, port: int, grpc_port: int) -> None:
+    """Return when the gateway's ports are free, of which 0 is none; raises StartFailed."""
+    if port:
+        await wait_for_port(host, port)
+    if grpc_port:
+        await wait_for_port(host, grpc_port, flag="--grpc-port")
+
+
+async def wait_for_port(host: str, port: int, *, flag: str = "--port") -> None:
+    """Return when the port that `flag` names is free; raises StartFailed."""
+    deadline_s = time.monotonic() + _PORT_TIMEOUT_S
+    while not port_is_free(host, port):
+        if time.monotonic() > deadline_s:
+            raise StartFailed(
+                f"port {port} of {host} is in use by another program: "
+                f"choose another with {flag}{_WITHOUT[flag]}"
+            )
+        await asyncio.sleep(0.05)
+
+
+def returns_ok(url: str) -> Callable[[], Awaitable[bool]]:
+    async def is_ready() -> bool:
+        async with httpx.AsyncClient(trust_env=False, timeout=2.0) as client:
+            try:
+                return (await client.get(url)).status_code == httpx.codes.OK
+            except httpx.HTTPError:
+                return False
+
+    return is_ready

@@ -10,7 +10,7 @@ from pilotlight.state_dir import StateDir  # noqa: TC001 - as above
 
 @dataclass(frozen=True, slots=True)
 class LocalPodSettings:
-    """Settings of every pod; name, node and cache folder differ by pod."""
+    """Those of the runtime's settings that are the same for every pod, under their names there."""
 
     slots: int = 0
     """Concurrent requests per pod, from preprocessing to the end of postprocessing; 0: the
@@ -19,14 +19,14 @@ class LocalPodSettings:
     """Device memory for models; raise it if one pod should hold more models."""
     disk_bytes: int = 0
     """Disk for the model files of each pod's node; 0: four fifths of what is free."""
-    link_bytes_per_s: float | None = None
-    """Limit of a pod's download rate from object storage; None: no limit. For experiments."""
+    link_rate: int = 0
+    """Limit of a pod's download rate from object storage, in bytes/s; 0: none. For experiments."""
     threads: int = 1
     """CPU threads per pod; more than cores divided by pods slows all pods down."""
     allow_simulated_work: bool = False
     """Honour `x-pilotlight-simulate`; for experiments only."""
-    retire_grace_s: float = 5.0
-    """How long a deleted model's files are kept, in case it is created again."""
+    retire_grace: float = 5.0
+    """Seconds for which a deleted model's files are kept, in case it is created again."""
     namespaces: str = ""
     storage_prefixes: str = ""
     quotas: str = ""
@@ -56,9 +56,20 @@ class LocalAutoscalerSettings:
     """Parameter of the loading policy; None: its default."""
     pace: float = 1.0
     """Seconds of policies and forecasts per second of the clock; for experiments only."""
-    forecast_every_s: float = 2.0
     placement: str = "off"
     """Planner of placements."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalAccessSettings:
+    """Who may send requests to the gateway, and which Hosts are models'."""
+
+    api_keys: str = ""
+    """Folder with a file of keys for each namespace; empty: no key is needed."""
+    token_issuers: str = ""
+    """Folder with a file of trusted issuers for each namespace; empty: tokens are not read."""
+    ingress_domain: str = ""
+    """Domain of models' Hosts; empty: every domain may be theirs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +85,7 @@ class PlatformSettings:
     """Port of the gateway; 0 takes a free one."""
     grpc_port: int = 0
     """Port of the gateway's gRPC; 0: none."""
+    access: LocalAccessSettings = LocalAccessSettings()
     redis_url: str | None = None
     """Redis to use as registry; None: start an embedded one."""
     keeps_declared: bool = False

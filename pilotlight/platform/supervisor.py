@@ -34,6 +34,7 @@ from pilotlight.platform.settings import PlatformSettings
 from pilotlight.signals import cancelled_by_signals
 from pilotlight.state_dir import PlatformState
 from registry.logs import configure_logs
+from registry.process import set_process_title
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -163,6 +164,7 @@ def log_to_file(settings: PlatformSettings) -> None:
 def main() -> int:
     from pydantic import TypeAdapter
 
+    set_process_title("supervisor")
     settings = TypeAdapter(PlatformSettings).validate_json(sys.stdin.buffer.read())
     log_to_file(settings)
     is_starter_reading = True

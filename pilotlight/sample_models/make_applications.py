@@ -11,7 +11,6 @@ variants are trained on skewed class mixes, so that variants are good at differe
 from __future__ import annotations
 
 import sys
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -19,6 +18,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import torch
 from torch import nn
+
+from pilotlight.sample_models.make_program import export
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -96,7 +97,7 @@ def make_applications(folder: Path) -> list[str]:
             module = _train(variant, *parts["train"])
             target = folder / "models" / variant.name
             target.mkdir(parents=True, exist_ok=True)
-            _export(module, application.inputs.shape[1], target / "model.pt2")
+            export(module, target / "model.pt2", application.inputs.shape[1], _MAX_ROWS)
             for part, (inputs, _) in parts.items():
                 predictions[part][variant.name] = _predict(module, inputs)
             share = (predictions["profile"][variant.name] == parts["profile"][1]).mean()
@@ -156,14 +157,6 @@ def _predict(module: Ensemble, inputs: Floats) -> Labels:
         scores = module.network(torch.from_numpy(inputs) @ module.select)
     labels: Labels = scores.argmax(dim=-1).numpy()
     return labels
-
-
-def _export(module: nn.Module, width: int, path: Path) -> None:
-    rows = torch.export.Dim("rows", min=1, max=_MAX_ROWS)
-    with warnings.catch_warnings():  # deprecations inside torch
-        warnings.simplefilter("ignore")
-        program = torch.export.export(module, (torch.zeros(2, width),), dynamic_shapes=({0: rows},))
-        torch.export.save(program, path)
 
 
 def _digits() -> _Application:

@@ -9,13 +9,14 @@ the domains 0 cooking, 1 science, 2 travel. The sentences below are its training
 from __future__ import annotations
 
 import sys
-import warnings
 from pathlib import Path
 from typing import Final
 
 import torch
 from torch import nn
 from transformers import AutoModel, AutoTokenizer
+
+from pilotlight.sample_models.make_program import export
 
 SENTENCES: Final = {
     "cooking": (
@@ -39,7 +40,6 @@ SENTENCES: Final = {
         "The best time to visit Iceland.",
     ),
 }  # fmt: skip
-MAX_ROWS: Final = 256
 _STEPS: Final = 300
 
 
@@ -83,11 +83,7 @@ def main() -> None:
         loss.backward()  # type: ignore[no-untyped-call]  # torch's
         optimiser.step()
     target.mkdir(parents=True, exist_ok=True)
-    rows = torch.export.Dim("rows", min=1, max=MAX_ROWS)
-    with warnings.catch_warnings():  # deprecations inside torch
-        warnings.simplefilter("ignore")
-        program = torch.export.export(head.eval(), (features[:2],), dynamic_shapes=({0: rows},))
-        torch.export.save(program, target / "model.pt2")
+    export(head.eval(), target / "model.pt2", features.shape[1])
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ The same name gives the same bytes each time. The command line runs it as a proc
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import math
 import os
@@ -14,7 +13,7 @@ import shutil
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -35,20 +34,19 @@ from transformers import (
     ViTForImageClassification,
     ViTImageProcessorPil,
 )
+from transformers.core_model_loading import revert_weight_conversion
 
 from pilotlight.sample_models.architectures import (
     ARCHITECTURES,
     T5_PREFIXES,
     Architecture,
     Family,
-)
-from pilotlight.sample_models.make_pipeline import write_pipeline
-from pilotlight.sample_models.make_program import write_program
-from pilotlight.sample_models.vocabulary import (
     byte_level_vocabulary,
     unigram_pieces,
     wordpiece_vocabulary,
 )
+from pilotlight.sample_models.make_pipeline import write_pipeline
+from pilotlight.sample_models.make_program import write_program
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -88,22 +86,14 @@ def make_model(name: str, folder: Path) -> Path:
 
 def _write_transformers(architecture: Architecture, name: str, folder: Path) -> None:
     skeleton = _write_assets(architecture, folder)
-    save_file(_random_weights(skeleton, name), folder / "model.safetensors", {"format": "pt"})
+    # Under the names that published files have, which differ from those of transformers 5.
+    weights = revert_weight_conversion(skeleton, _random_weights(skeleton, name))
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
 
 
 def _write_assets(architecture: Architecture, folder: Path) -> PreTrainedModel:
     """Write all files but the weights; returns the network without memory for its weights."""
-    match architecture.family:
-        case Family.T5:
-            skeleton = _t5_assets(architecture, folder)
-        case Family.BERT:
-            skeleton = _bert_assets(architecture, folder)
-        case Family.VIT:
-            skeleton = _vit_assets(architecture, folder)
-        case Family.GPT2:
-            skeleton = _gpt2_assets(architecture, folder)
-        case other:
-            raise ValueError(f"transformers has no network for the family {other.value}")
+    skeleton = _ASSETS[architecture.family](architecture, folder)
     skeleton.config.architectures = [type(skeleton).__name__]
     skeleton.config.save_pretrained(folder)
     return skeleton
@@ -179,6 +169,12 @@ def _gpt2_assets(architecture: Architecture, folder: Path) -> PreTrainedModel:
         return GPT2LMHeadModel(config)
 
 
+_ASSETS = {
+    Family.T5: _t5_assets, Family.BERT: _bert_assets, Family.VIT: _vit_assets,
+    Family.GPT2: _gpt2_assets,
+}  # fmt: skip
+
+
 def _labels(count: int) -> dict[int, str]:
     return {index: f"class-{index + 1:04d}" for index in range(count)}
 
@@ -222,18 +218,7 @@ def _scale_of(key: str, shape: Sequence[int], key_size: int) -> float | None:
     return 1.0 / math.sqrt(fan_in * (key_size if key.endswith(".q.weight") else 1))
 
 
-def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m pilotlight.sample_models.make_model", description=__doc__
-    )
-    parser.add_argument("name", choices=sorted(ARCHITECTURES))
-    parser.add_argument("folder", type=Path)
-    options = parser.parse_args(arguments)
-    folder = make_model(cast("str", options.name), cast("Path", options.folder))
-    size = sum(path.stat().st_size for path in folder.rglob("*"))
-    sys.stdout.write(f"made {options.name} in {folder}: {size / 1e6:.1f} MB\n")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    made = make_model(sys.argv[1], Path(sys.argv[2]))
+    size = sum(path.stat().st_size for path in made.rglob("*"))
+    sys.stdout.write(f"made {sys.argv[1]} in {made}: {size / 1e6:.1f} MB\n")

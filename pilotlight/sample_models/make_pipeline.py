@@ -77,7 +77,8 @@ def write_pipeline(name: str, folder: Path) -> None:
         unet, vae = UNet2DConditionModel.from_config(UNET), AutoencoderKL.from_config(VAE)
     (folder / "text_encoder").mkdir()
     config.save_pretrained(folder / "text_encoder")
-    save_file(encoder.state_dict(), folder / "text_encoder" / "model.safetensors", {"format": "pt"})
+    published = {f"text_model.{name}": each for name, each in encoder.state_dict().items()}
+    save_file(published, folder / "text_encoder" / "model.safetensors", {"format": "pt"})
     for part, network, fields in (("unet", unet, UNET), ("vae", vae, VAE)):
         _write_json(folder / part / "config.json", fields)
         weights = {key: value.contiguous() for key, value in network.state_dict().items()}

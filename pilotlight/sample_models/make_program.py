@@ -43,12 +43,14 @@ def write_program(name: str, path: Path) -> None:
     export(network, path)
 
 
-def export(network: torch.nn.Module, path: Path) -> None:
-    """Export a network that takes `features` [rows, 4], for 1 to 256 rows."""
-    rows = torch.export.Dim("rows", min=1, max=MAX_ROWS)
+def export(
+    network: torch.nn.Module, path: Path, width: int = FEATURES, max_rows: int = MAX_ROWS
+) -> None:
+    """Export a network that takes `features` [rows, width], for 1 to `max_rows` rows."""
+    rows = torch.export.Dim("rows", min=1, max=max_rows)
     with warnings.catch_warnings():  # deprecations inside torch
         warnings.simplefilter("ignore")
         program = torch.export.export(
-            network, (torch.zeros(2, FEATURES),), dynamic_shapes=({0: rows},)
+            network, (torch.zeros(2, width),), dynamic_shapes=({0: rows},)
         )
         torch.export.save(program, path)

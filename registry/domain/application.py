@@ -1,16 +1,21 @@
 """Applications: a task with a deadline, and how the gateway chooses among its variants.
 
-Value types only; `registry.inference_service` parses YAML into them.
+`registry.inference_service` parses YAML into them; here they become JSON documents of the registry.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
+
+import orjson
+
+from registry.domain.model import ModelName
 
 if TYPE_CHECKING:
-    from registry.domain.model import ModelName
+    from collections.abc import Mapping, Sequence
+
 
 DEFAULT_WINDOW_S: Final = 0.1
 DEFAULT_DEADLINE_S: Final = 1.0
@@ -37,7 +42,6 @@ class Prior(StrEnum):
 class SelectionPolicy(StrEnum):
     """Selection policies of applications, as declared and as in `x-pilotlight-policy`."""
 
-    MAX_ACCURACY_EDF = "max-accuracy-edf"
     LO_EDF = "lo-edf"
     LO_PRIORITY = "lo-priority"
     GROUPED = "grouped"
@@ -79,7 +83,7 @@ class ApplicationSpec:
     refuses_late: bool = False
     """Respond 504 at the deadline; otherwise lateness costs utility only."""
     penalty: Penalty = Penalty.SIGMOID
-    policy: SelectionPolicy = SelectionPolicy.REFINED
+    policy: str = SelectionPolicy.REFINED
     window_s: float = DEFAULT_WINDOW_S
     is_window_fixed: bool = False
     """Windows never close before their time is over."""
@@ -118,3 +122,50 @@ def parse_confusion(rows: object, classes: int) -> tuple[tuple[int, ...], ...] |
         for row in rows
     )
     return tuple(map(tuple, rows)) if is_matrix else None
+
+
+def encode_application(spec: ApplicationSpec) -> str:
+    document = asdict(spec) | {"name": spec.name._asdict()}
+    return orjson.dumps(document, option=orjson.OPT_SORT_KEYS).decode()
+
+
+def decode_application(text: str) -> ApplicationSpec:
+    """Fields that a newer version wrote are ignored."""
+    stored: dict[str, Any] = orjson.loads(text)
+    known = {name: stored[name] for name in ApplicationSpec.__slots__ if name in stored}
+    peek = known.get("sneak_peek")
+    return ApplicationSpec(
+        **known
+        | {
+            "name": ModelName(**stored["name"]),
+            "classes": tuple(stored["classes"]),
+            "inputs": read_tensors(stored["inputs"]),
+            "penalty": Penalty(stored["penalty"]),
+            "prior": Prior(stored["prior"]),
+            "frequencies": tuple(stored["frequencies"]),
+            "sneak_peek": SneakPeekSpec(**peek) if peek else None,
+        }
+    )
+
+
+def encode_accuracy(profile: AccuracyProfile) -> str:
+    return orjson.dumps(profile).decode()
+
+
+def decode_accuracy(text: str) -> AccuracyProfile:
+    stored = orjson.loads(text)
+    confusion = tuple(tuple(row) for row in stored["confusion"])
+    return AccuracyProfile(
+        stored["key"],
+        tuple(stored["classes"]),
+        confusion,
+        read_tensors(stored.get("inputs", ())),
+        tuple(stored.get("outputs", ())),
+    )
+
+
+def read_tensors(documents: Sequence[Mapping[str, Any]]) -> tuple[InputTensor, ...]:
+    """Tensors as V2 metadata and stored applications describe them."""
+    return tuple(
+        InputTensor(each["name"], each["datatype"], tuple(each["shape"])) for each in documents
+    )

@@ -6,18 +6,21 @@ annotations make it a canary. Pure.
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from registry.domain.model import ModelName
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from registry.domain.cluster import ClusterState
-    from registry.domain.model import ModelRecord
+    from registry.domain.model import ModelRecord, ModelSpec
 
 TOTAL_PERCENT = 100
+Found: TypeAlias = "dict[ModelName, tuple[Canary, ...]]"
+"""Canaries by stable model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +37,7 @@ class Canaries:
     def __init__(self, state: ClusterState) -> None:
         self._state = state
         self._models_version = -1
-        self._found: dict[ModelName, tuple[Canary, ...]] = {}
+        self._found: Found = {}
 
     def of(self, name: ModelName) -> tuple[Canary, ...]:
         """A model's canaries in order of name; their shares sum to at most 100 %."""
@@ -44,9 +47,42 @@ class Canaries:
         return self._found.get(name, ())
 
 
-def find_canaries(records: Iterable[ModelRecord]) -> dict[ModelName, tuple[Canary, ...]]:
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Which requests a model serves, as declared."""
+
+    percent: int
+    """Of the requests to `canary_of`, or else to itself."""
+    canary_of: ModelName | None
+    canaries: tuple[Canary, ...]
+    """That take the other requests to it."""
+    problem: str = ""
+    """Why a canary gets fewer requests than its annotations seem to say; empty: it does not."""
+
+
+def traffic_of(spec: ModelSpec, models: Mapping[ModelName, ModelRecord], found: Found) -> Traffic:
+    """`found`: of `find_canaries` of these models."""
+    mine = found.get(spec.name, ())
+    if spec.policy.canary_of is None:
+        return Traffic(TOTAL_PERCENT - sum(each.percent for each in mine), None, mine)
+    stable = ModelName(spec.name.namespace, spec.policy.canary_of)
+    if stable not in models:
+        known = [each.name for each in models if each.namespace == stable.namespace]
+        near = difflib.get_close_matches(stable.name, known, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        return Traffic(0, stable, mine, f"{stable} does not exist{hint}")
+    percent = sum(each.percent for each in found.get(stable, ()) if each.model == spec.name)
+    problem = ""
+    if spec.policy.canary_percent == 0:
+        problem = "canary-percent is 0"
+    elif percent < spec.policy.canary_percent:
+        problem = f"{percent} % is what other canaries of {stable} leave"
+    return Traffic(percent, stable, mine, problem)
+
+
+def find_canaries(records: Iterable[ModelRecord]) -> Found:
     """Canaries by stable model. Shares above 100 % in total are cut from the last by name."""
-    found: dict[ModelName, tuple[Canary, ...]] = {}
+    found: Found = {}
     declared = sorted(
         (record.spec for record in records if record.spec.policy.canary_of is not None),
         key=lambda spec: spec.name,

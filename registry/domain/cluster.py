@@ -6,9 +6,9 @@ Pure.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from registry.cost.arrival_rates import ArrivalRates
+from registry.cost import ArrivalRates
 from registry.domain.estimates import Measurements, ModelEstimates
 from registry.domain.eviction_prices import EvictionPrices
 from registry.domain.model import ModelName, ModelRecord, name_of_key
@@ -20,12 +20,11 @@ if TYPE_CHECKING:
 
     from registry.domain.action_log import WantedPods
     from registry.domain.application import AccuracyProfile, ApplicationSpec
-    from registry.domain.batch_turn import BatchTurn
-    from registry.domain.expected_rates import ExpectedRates
+    from registry.domain.demand import ExpectedRates
     from registry.domain.placement import PlacementRecord
     from registry.domain.pod_state import PodState
+    from registry.domain.pod_work import QueuedSteps
     from registry.domain.profile import Profile
-    from registry.domain.queued_steps import QueuedSteps
     from registry.domain.residency_index import Residency
 
 _NO_HOLDERS: Mapping[str, Residency] = {}
@@ -64,8 +63,8 @@ class ClusterState:
         """Which models share which accelerators; None: nothing is placed."""
         self.queued_steps: dict[str, QueuedSteps] = {}
         """By pod that has steps of workflows; those of all schedulers."""
-        self.batch_turns: dict[str, BatchTurn] = {}
-        """By model key: the batches that this gateway builds under `batch-round-robin`."""
+        self.policy_memory: dict[str, dict[str, Any]] = {}
+        """What routing policies of plug-ins keep: by model key, then by the policy's name."""
 
     @property
     def has_server(self) -> bool:
@@ -101,7 +100,7 @@ class ClusterState:
         """Drop what was learned of a model, or a generation of it, that is gone for good."""
         self.measurements.drop(key)
         self.arrivals.drop(key)
-        self.batch_turns.pop(key, None)
+        self.policy_memory.pop(key, None)
 
     def declared_keys(self) -> set[str]:
         """Keys of all generations of the declared models."""

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 
 from registry.domain.accelerator import AcceleratorKind
-from registry.domain.application_codec import decode_accuracy, decode_application
+from registry.domain.application import decode_accuracy, decode_application
 from registry.domain.codec import decode_pod, decode_profile, decode_record, decode_wanted
-from registry.domain.expected_rates import decode_expected
+from registry.domain.demand import decode_expected
 from registry.domain.model import ModelName, Tier
 from registry.domain.placement import decode_placement
 from registry.domain.pod import PodPhase
 from registry.domain.pod_state import PodState
-from registry.domain.queued_steps import NO_STEPS
+from registry.domain.pod_work import NO_STEPS
 from registry.domain.residency_index import Residency
 
 if TYPE_CHECKING:

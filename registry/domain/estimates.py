@@ -14,9 +14,14 @@ from math import inf
 from statistics import median
 from typing import TYPE_CHECKING, Final
 
+from registry.domain.measures import (
+    MAX_CLASSES,
+    OUTPUT_BYTES,
+    class_bytes,
+    infer_measure,
+    seconds_at_size,
+)
 from registry.domain.model import Tier
-from registry.domain.request_size import MAX_CLASSES, class_bytes, infer_measure, seconds_at_size
-from registry.domain.transfers import OUTPUT_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -111,6 +116,8 @@ class ModelEstimates:
         """Time of the latest inference samples."""
 
     def add(self, measure: str, values_s: Iterable[float], now_s: float = inf) -> None:
+        if self is UNMEASURED:
+            raise TypeError("UNMEASURED belongs to all models: add to `KindEstimates` instead")
         samples = self._samples.get(measure)
         if samples is None:
             samples = self._samples[measure] = deque(maxlen=WINDOW)
@@ -127,7 +134,7 @@ class ModelEstimates:
             self._by_class = {}
 
     def stages_of(self, of_class: int | None) -> StageTimes:
-        """Times of requests of a size class (`registry.domain.request_size`); None: of all.
+        """Times of requests of a size class (`registry.domain.measures`); None: of all.
 
         A class without measurements takes the time that those of the others give for its size.
         """

@@ -1,7 +1,7 @@
 """Room on the pods' devices, and the price of an eviction there, cached by pod.
 
 Room counts loads in progress, which heartbeats do not. A price is the expected waiting time, in
-seconds, of the evicted models' later requests (`registry.cost.eviction`). Rates of arrival and the
+seconds, of the evicted models' later requests (`registry.cost`). Rates of arrival and the
 characteristic time are computed once a second, not with a decision; a pod's victims when they are
 asked for after a change at the pod, or of another copy of one of its models.
 """
@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Final
 
-from registry.cost.arrival_rates import ArrivalRates, blended_rates
-from registry.cost.eviction import characteristic_time_s, eviction_loss_s
-from registry.domain.expected_rates import ExpectedRates
+from registry.cost import ArrivalRates, blended_rates, characteristic_time_s, eviction_loss_s
+from registry.domain.demand import ExpectedRates
 from registry.domain.model import Tier
 
 if TYPE_CHECKING:

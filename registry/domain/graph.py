@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
@@ -40,6 +40,8 @@ class GraphStep:
     """`v1` or `v2`; empty: as the body is written."""
     takes_response: bool = False
     """Of the step before it, in place of the node's request."""
+    maps_predictions: bool = False
+    """The list `predictions` of its input is sent as `instances`."""
     weight: int = 0
     """Per cent, of a Splitter's step."""
     condition: str = ""
@@ -60,6 +62,8 @@ class GraphSpec:
     timeout_s: float | None = None
     owner: str = ""
     """Uid of the cluster's object; empty: it was declared otherwise."""
+    warnings: tuple[str, ...] = field(default=(), compare=False)
+    """What of it changes nothing, for who declares it."""
 
     def definition(self) -> dict[str, Any]:
         """The workflow that serves it: its argument is the request's body."""

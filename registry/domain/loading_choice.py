@@ -1,18 +1,26 @@
-"""Whether models may be served by a pool with a given loading policy and planner. Pure.
+"""The policies that models, applications and pools may name, those of plug-ins included.
 
-A pool has one of each: they weigh all models against each other.
+A pool has one loading policy and one planner, since they weigh all models against each other; a
+model that names another one cannot be served by it.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from registry.domain.model import PlacementName
+from registry.domain.application import SelectionPolicy
+from registry.domain.model import LoadingPolicyName, PlacementName, RoutingPolicy
+from registry.plugins import PolicyNames
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from registry.domain.model import ModelSpec
+
+ROUTING: Final = PolicyNames("pilotlight.routing", RoutingPolicy)
+LOADING: Final = PolicyNames("pilotlight.loading", LoadingPolicyName)
+PLACEMENT: Final = PolicyNames("pilotlight.placement", PlacementName)
+SELECTION: Final = PolicyNames("pilotlight.selection", SelectionPolicy)
 
 
 def loading_problem(spec: ModelSpec, pool: str, loading: str) -> str:

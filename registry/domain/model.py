@@ -8,10 +8,9 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, Final, NamedTuple
 
-if TYPE_CHECKING:
-    from registry.domain.request_log import RequestLog
+from registry.domain.task_options import OWN, TaskOptions
 
 
 class Tier(StrEnum):
@@ -42,7 +41,7 @@ class Precision(StrEnum):
     """Types of a model's weights on the device, where it is not that of its files."""
 
     AUTO = "auto"
-    """bfloat16 on devices that have it, for models whose outputs it leaves nearly the same."""
+    """As the files have it."""
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
 
@@ -52,15 +51,6 @@ class LoadingPolicyName(StrEnum):
 
     PREDICTIVE = "predictive"
     KEEP_ALIVE = "keep-alive"
-    GREEDY_DUAL = "greedy-dual"
-    HYBRID_HISTOGRAM = "hybrid-histogram"
-    BASELINE = "baseline"
-    ROUND_ROBIN = "round-robin"
-    """With all refinements."""
-    ROUND_ROBIN_PLAIN = "round-robin-plain"
-    ROUND_ROBIN_RENEWED = "round-robin-renewed"
-    ROUND_ROBIN_STARVED = "round-robin-starved"
-    ROUND_ROBIN_PER_MODEL = "round-robin-per-model"
     CLOCKWORK = "clockwork"
 
 
@@ -68,13 +58,6 @@ class PlacementName(StrEnum):
     """Planners of placements, as flags and annotation values."""
 
     OFF = "off"
-    USHER = "usher"
-    WAO_USHER = "wao-usher"
-    WSM_USHER = "wsm-usher"
-    AO_MILP = "ao-milp"
-    WAO_MILP = "wao-milp"
-    WSM_MILP = "wsm-milp"
-    IGNITER = "igniter"
     PREDICTED_GOODPUT = "predicted-goodput"
 
 
@@ -88,8 +71,6 @@ class RoutingPolicy(StrEnum):
     RANDOM = "random"
     ROUND_ROBIN = "round-robin"
     LEAST_LOADED = "least-loaded"
-    BATCH_ROUND_ROBIN = "batch-round-robin"
-    """Of Elvinger 2024, for placed models."""
 
 
 class Preload(StrEnum):
@@ -134,7 +115,7 @@ class ModelName(NamedTuple):
 class ModelPolicy:
     """How a model is served: its `pilotlight.io/` annotations as types. Times in seconds."""
 
-    routing: RoutingPolicy = RoutingPolicy.AUTO
+    routing: str = RoutingPolicy.AUTO
     target_ongoing_requests: int = 3
     """Requests in inference at which a pod gets no more by remote proxying.
 
@@ -162,9 +143,9 @@ class ModelPolicy:
     """How long requests gather, under `auto`, before a load that evicts other models."""
     max_infer_s: float | None = None
     """None: the pod's own limit."""
-    loading: LoadingPolicyName | None = None
+    loading: str | None = None
     """The loading policy that the model's pool must have; None: any."""
-    placement: PlacementName | None = None
+    placement: str | None = None
     """The planner that the model's pool must have; OFF: the model is not placed. None: any."""
     profile: str | None = None
     """Name of a model in the namespace whose profile placement takes; None: its own."""
@@ -204,9 +185,16 @@ class ModelSpec:
     """`host:port` of the transformer that its requests go through; empty: none."""
     explainer: str = ""
     """`host:port` of the explainer that serves `:explain`; empty: none."""
+    options: TaskOptions = OWN
+    served_name: str = ""
+    """A second name, by which it is called at its own Host and prefix; empty: none."""
+
+    warnings: tuple[str, ...] = field(default=(), compare=False)
+    """Fields and arguments as declared that mean nothing here."""
 
     generation: str = field(init=False, compare=False)
-    """Hash of what determines the weights: URI, format, task, credentials, precision, base."""
+    """Hash of what determines weights and answers: URI, format, task, credentials, precision, base,
+    options."""
     key: str = field(init=False, compare=False)
     """`namespace/name@generation`: identifies the model in tiers, claims and estimates."""
 
@@ -219,6 +207,8 @@ class ModelSpec:
             parts.append(f"precision={self.precision}")
         if self.base:
             parts.append(f"base={self.base}")
+        if self.options != OWN:
+            parts.append(repr(self.options))
         generation = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:10]
         object.__setattr__(self, "generation", generation)
         object.__setattr__(self, "key", f"{self.name}@{generation}")
@@ -229,19 +219,36 @@ def name_of_key(key: str) -> ModelName:
     return ModelName.parse(key.rpartition("@")[0])
 
 
+PERMANENT_STATUSES: Final = frozenset({422, 501})
+"""Of failures of a model's files, which this software cannot serve as they are (422), or not at all
+(501)."""
+
+
+UNREADABLE: Final = "Unreadable"
+"""Reason of a model whose files no pod can read, or serve as they are."""
+
+
 @dataclass(frozen=True, slots=True)
 class LoadFailure:
     """Why a generation could not be loaded, and when the next attempt is allowed."""
 
     key: str
     reason: str
-    """One of KServe's `lastFailureInfo.reason` values, such as `ModelLoadFailed`."""
+    """`Unreadable`, or one of KServe's `lastFailureInfo.reason` values, as `ModelLoadFailed`."""
     message: str
     attempts: int
     retry_at_s: float
     """Registry (Redis) time in seconds since the epoch."""
     http_status: int = 503
-    """503 where a later load may succeed; 507 where the model exceeds the memory budget."""
+    """503 where a later load may succeed; 507 where memory or disk have no room; 422 and 501 where
+    only other files help."""
+    exceeds_budget: bool = False
+    """The model is larger than all that it may have of a pod's memory, or of its node's disk."""
+
+    @property
+    def is_permanent(self) -> bool:
+        """Whether a client gains nothing by sending its request again later."""
+        return self.exceeds_budget or self.http_status in PERMANENT_STATUSES
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,3 +269,27 @@ class ModelRecord:
     def serving(self) -> ModelSpec:
         """The generation that serves requests now."""
         return self.previous or self.spec
+
+
+class LogMode(StrEnum):
+    """What is sent, as KServe names it."""
+
+    ALL = "all"
+    REQUEST = "request"
+    RESPONSE = "response"
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLog:
+    url: str
+    """`http://HOST[:PORT][/PATH]`."""
+    mode: LogMode = LogMode.ALL
+    headers: tuple[str, ...] = ()
+    """Headers of the request, in lower case, that go with each event."""
+
+
+def decode_request_log(stored: dict[str, Any] | None) -> RequestLog | None:
+    """As it is in JSON; None: the model's requests are not logged."""
+    if stored is None:
+        return None
+    return RequestLog(stored["url"], LogMode(stored["mode"]), tuple(stored["headers"]))

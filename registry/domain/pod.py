@@ -1,4 +1,8 @@
-"""What a pod reports to the registry: its identity at the start, measurements per heartbeat."""
+"""What a pod reports to the registry: its identity at the start, measurements per heartbeat.
+
+Its slots are the requests that it serves at once. A batch contains only requests that are in a
+slot, so one slot means batches of one.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +11,24 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from registry.domain.accelerator import Accelerator, AcceleratorKind, GpuReading
-from registry.domain.slots import default_slots
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
+
+    from registry.domain.profile import Profile
 
 LEASE_TTL_S: Final = 3.0
 HEARTBEAT_S: Final = 1.0
+CPU_SLOTS: Final = 8
+"""Of a pod on a CPU without profiles; with profiles at most so many per core.
+
+Two CPU pods embed 3 to 4 times as many sentences per second with 8 slots as with 1
+(`docs/runtime.md`, Slots)."""
+GPU_SLOTS: Final = 64
+"""One batch of 64, the largest that live measurements try: fewer slots would keep them from it. No
+GPU has measured it."""
+MAX_SLOTS: Final = 128
+"""Two batches of 64, the largest batch by live measurements."""
 
 
 class PodPhase(StrEnum):
@@ -48,7 +63,7 @@ class PodInfo:
     """`host:port` of its HTTP server."""
     node: str
     device: str = "cpu"
-    slots: int = default_slots()
+    slots: int = CPU_SLOTS
     memory_bytes: int = 0
     """Memory budget for models on the device."""
     link_bytes_per_s: float | None = None
@@ -69,7 +84,7 @@ class PodInfo:
     has_server: bool = False
     """Whether a model server beside it runs its models, also of formats without an engine here."""
     shared_memory: str = ""
-    """Pods with the same one map each other's large outputs (`registry.domain.transfers`); empty:
+    """Pods with the same one map each other's large outputs (`registry.domain.measures`); empty:
     the pod shares no memory."""
     uid: str = ""
     """Of its Kubernetes object, unique among all namespaces; empty outside of clusters."""
@@ -121,3 +136,36 @@ class PodReport:
     """Use of the models on the device, by key."""
     gpu: GpuReading | None = None
     """None: the pod has no GPU, or its driver cannot be asked."""
+
+
+def placed_slots(slots: int, batch_size: int) -> int:
+    """Slots of a pod with one model: as set (0: the default), and for two of its batches."""
+    return min(max(slots or CPU_SLOTS, 2 * batch_size), MAX_SLOTS)
+
+
+def default_slots(device: str = "cpu", profiles: Iterable[Profile] = (), *, cores: int = 1) -> int:
+    """Slots for two of the best batches: one runs on the device, the other is preprocessed.
+
+    Never fewer than without profiles, since other models may not have one. On a CPU never more than
+    its cores can work on, since the slots are for all models, also those with small best batches.
+
+    Args:
+        device: torch's name of the pod's device.
+        profiles: those of the pod's accelerator.
+        cores: of a CPU, which the pod may use.
+    """
+    unmeasured, most = (
+        (CPU_SLOTS, CPU_SLOTS * max(cores, 1)) if device == "cpu" else (GPU_SLOTS, MAX_SLOTS)
+    )
+    rows = max((profile.best_rows for profile in profiles), default=0)
+    return min(max(unmeasured, 2 * rows), most, MAX_SLOTS)
+
+
+def slots_at_start(accelerator: Accelerator, profiles: Iterable[Profile]) -> int:
+    """Slots that a pod without the setting has if it starts now.
+
+    `profiles`: of all models, on any accelerator.
+    """
+    device = "cuda" if accelerator.uuid else "cpu"
+    mine = [each for each in profiles if each.product == accelerator.product]
+    return default_slots(device, mine, cores=accelerator.cores)

@@ -6,13 +6,12 @@ reads them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from registry.domain.igniter import IgniterFit
+    from collections.abc import Mapping, Sequence
 
 MEASURED: Final = "measured"
 """Source of a profile: a pod measured it on request."""
@@ -87,8 +86,8 @@ class Profile:
     shares: tuple[ShareFactor, ...] = ()
     """Only what was measured: placement estimates other shares, and pairs."""
     pairs: tuple[PairFactor, ...] = ()
-    igniter: IgniterFit | None = None
-    """Fitted to the points, shares and pairs, or imported."""
+    fits: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """What plug-ins fitted to the points, shares and pairs, by plug-in; only they read it."""
 
     @property
     def best_rows(self) -> int:
@@ -102,3 +101,13 @@ def best_rows(points: Sequence[ProfilePoint]) -> int:
         return 1
     highest = max(point.rows_per_s for point in points)
     return min(point.rows for point in points if point.rows_per_s >= NEAR_PEAK_RATIO * highest)
+
+
+def busy_pct(point: ProfilePoint) -> float:
+    """Busy multiprocessors or cores; all of them where not measured."""
+    return 100.0 if point.sm_utilization_pct is None else point.sm_utilization_pct
+
+
+def mean_busy_pct(points: Sequence[ProfilePoint]) -> float:
+    """Over batch sizes."""
+    return fmean(map(busy_pct, points)) if points else 100.0

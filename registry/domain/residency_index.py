@@ -42,14 +42,14 @@ class Residency:
 
 @dataclass(frozen=True, slots=True)
 class ServingPods:
-    """Accepting pods that serve one model; the lists must not be changed.
+    """Accepting pods that serve one model.
 
     Of a model with a warm placed copy only the placed ones.
     """
 
-    warm: list[PodState]
+    warm: tuple[PodState, ...]
     """Pods that hold the model on their device."""
-    warming: list[PodState]
+    warming: tuple[PodState, ...]
     """Pods that load the model to their device."""
 
 
@@ -125,7 +125,7 @@ class ResidencyIndex(dict[str, "dict[str, Residency]"]):
     def _build(self, key: str) -> ServingPods:
         holders = self.get(key)
         if holders is None:
-            return ServingPods([], [])
+            return ServingPods((), ())
         accepting = [
             (residency, pod)
             for name, residency in holders.items()
@@ -138,5 +138,5 @@ class ResidencyIndex(dict[str, "dict[str, Residency]"]):
             warm, warming = (
                 [pod for pod in pods if pod.placed_model == model] for pods in (warm, warming)
             )
-        self._serving[key] = found = ServingPods(warm, warming)
+        self._serving[key] = found = ServingPods(tuple(warm), tuple(warming))
         return found

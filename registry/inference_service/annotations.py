@@ -13,21 +13,22 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from registry.domain.loading_choice import LOADING, PLACEMENT, ROUTING
 from registry.domain.model import (
-    LoadingPolicyName,
     ModelPolicy,
-    PlacementName,
     Precision,
     Preload,
-    RoutingPolicy,
     Task,
     Tier,
 )
-from registry.inference_service.durations import parse_duration_s
+from registry.domain.task_options import Answers, Scores
+from registry.sizes import parse_duration_s
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from enum import StrEnum
+
+    from registry.plugins import PolicyNames
 
 PREFIX = "pilotlight.io/"
 _MAX_DURATION_S = 30 * 86400.0
@@ -43,6 +44,8 @@ class ParsedAnnotations:
     task: Task | None
     precision: Precision | None
     base: str
+    answers: Answers | None
+    scores: Scores | None
     problems: tuple[str, ...]
     """One line each: field, value, what is allowed."""
 
@@ -95,6 +98,15 @@ def _one_of(kind: type[StrEnum], *values: StrEnum) -> Callable[[str], StrEnum]:
     return parse
 
 
+def _named(names: PolicyNames) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text in names:
+            return text
+        raise ValueError(f"one of {names}")
+
+    return parse
+
+
 def _precision(text: str) -> Precision:
     try:
         return Precision(text)
@@ -119,7 +131,9 @@ KEYS: Mapping[str, _Annotation] = {
     "task": _Annotation("task", _one_of(Task)),
     "dtype": _Annotation("precision", _precision),
     "base-model": _Annotation("base", _label),
-    "policy": _Annotation("routing", _one_of(RoutingPolicy)),
+    "answers": _Annotation("answers", _one_of(Answers)),
+    "scores": _Annotation("scores", _one_of(Scores)),
+    "policy": _Annotation("routing", _named(ROUTING)),
     "target-ongoing-requests": _Annotation("target_ongoing_requests", _integer(1, 10_000)),
     "queue-depth": _Annotation("queue_depth", _integer(0, 1_000_000)),
     "queue-timeout": _Annotation("queue_timeout_s", _duration(positive=True)),
@@ -135,14 +149,14 @@ KEYS: Mapping[str, _Annotation] = {
     "max-batch-wait": _Annotation("max_batch_wait_s", _duration(positive=False)),
     "max-load-wait": _Annotation("max_load_wait_s", _duration(positive=False)),
     "max-infer-time": _Annotation("max_infer_s", _duration(positive=True)),
-    "loading": _Annotation("loading", _one_of(LoadingPolicyName)),
-    "placement": _Annotation("placement", _one_of(PlacementName)),
+    "loading": _Annotation("loading", _named(LOADING)),
+    "placement": _Annotation("placement", _named(PLACEMENT)),
     "profile": _Annotation("profile", _label),
     "canary-of": _Annotation("canary_of", _label),
     "canary-percent": _Annotation("canary_percent", _integer(0, 100)),
     "application": _Annotation("application", _label),
 }
-"""Each key without the prefix; README.md describes what each one does."""
+"""Each key without the prefix; docs/annotations.md describes what each one does."""
 
 
 def parse_annotations(
@@ -170,8 +184,10 @@ def parse_annotations(
     task = values.pop("task", None)
     precision = values.pop("precision", None)
     base = values.pop("base", "")
+    answers = values.pop("answers", None)
+    scores = values.pop("scores", None)
     policy = ModelPolicy() if problems else ModelPolicy(**values)
-    return ParsedAnnotations(policy, pool, task, precision, base, tuple(problems))
+    return ParsedAnnotations(policy, pool, task, precision, base, answers, scores, tuple(problems))
 
 
 def _unknown(full_key: str, text: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from enum import StrEnum
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from registry.domain.application import (
@@ -17,17 +17,18 @@ from registry.domain.application import (
     SelectionPolicy,
     SneakPeekSpec,
 )
+from registry.domain.loading_choice import SELECTION
 from registry.inference_service.document_checks import (
     DocumentChecks,
     is_kind,
     read_kind,
     read_parsed,
 )
-from registry.inference_service.durations import parse_duration_s
-from registry.inference_service.storage_uri import STORAGE_SCHEMES, is_storage_uri
+from registry.inference_service.storage_uri import storage_uri_rule
+from registry.sizes import parse_duration_s
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable
 
 API_VERSION: Final = "pilotlight.io/v1alpha1"
 KIND: Final = "InferenceApplication"
@@ -40,27 +41,7 @@ _FIELDS: Final = (
     "sneakPeek", "normaliseAccuracy",
 )  # fmt: skip
 _SNEAK_PEEK_FIELDS: Final = ("uri", "k", "shortCircuit", "splitGroups")
-_Choice = TypeVar("_Choice", bound=StrEnum)
-
-
-def is_application(document: object) -> bool:
-    return is_kind(document, KIND)
-
-
-def read_applications(
-    sources: Sequence[tuple[str, str]], *, default_namespace: str = "default"
-) -> list[ApplicationSpec]:
-    """The applications among the documents, as `document_checks.read_kind` reads them."""
-    return read_kind(KIND, sources, _read, default_namespace)
-
-
-def read_application(document: dict[str, Any], place: str) -> ApplicationSpec:
-    """One application that is parsed already. Raises InvalidModel."""
-    return read_parsed(KIND, document, place, _read)
-
-
-def _read(checks: DocumentChecks, document: dict[str, Any]) -> ApplicationSpec:
-    return _Reader(checks).read(document)
+_Choice = TypeVar("_Choice", bound=str)
 
 
 @dataclass(slots=True)
@@ -90,7 +71,7 @@ class _Reader:
             self._duration(spec, "deadline", DEFAULT_DEADLINE_S),
             late == "refuse",
             self._choice(spec, "penalty", Penalty, Penalty.SIGMOID),
-            self._choice(spec, "policy", SelectionPolicy, SelectionPolicy.REFINED),
+            self._choice(spec, "policy", SELECTION, SelectionPolicy.REFINED),
             window_s,
             is_fixed,
             prior,
@@ -159,13 +140,13 @@ class _Reader:
         return bool(value)
 
     def _choice(
-        self, spec: dict[str, Any], key: str, kind: type[_Choice], default: _Choice
+        self, spec: dict[str, Any], key: str, allowed: Iterable[_Choice], default: _Choice
     ) -> _Choice:
         value = spec.get(key, default)
-        for each in kind:
+        for each in allowed:
             if value == each:
                 return each
-        self.checks.reject(f"spec.{key}", f"must be one of {', '.join(kind)}", value)
+        self.checks.reject(f"spec.{key}", f"must be one of {', '.join(allowed)}", value)
         return default
 
     def _prior(self, value: object, classes: int) -> tuple[Prior, tuple[float, ...]]:
@@ -195,9 +176,8 @@ class _Reader:
         peek = value if isinstance(value, dict) else {}
         self.checks.known(peek, _SNEAK_PEEK_FIELDS, "spec.sneakPeek")
         uri, k = peek.get("uri"), peek.get("k")
-        if not isinstance(uri, str) or not is_storage_uri(uri):
-            allowed = ", ".join(f"{scheme}://" for scheme in STORAGE_SCHEMES)
-            self.checks.reject("spec.sneakPeek.uri", f"must begin with one of {allowed}", uri)
+        if (rule := storage_uri_rule(uri)) is not None:
+            self.checks.reject("spec.sneakPeek.uri", f"must {rule}", uri)
         if k is not None and (type(k) is not int or not 1 <= k <= _MAX_K):
             self.checks.reject("spec.sneakPeek.k", f"must be a whole number from 1 to {_MAX_K}", k)
             k = None
@@ -207,3 +187,14 @@ class _Reader:
             self._boolean(peek, "shortCircuit", default=True),
             self._boolean(peek, "splitGroups", default=True),
         )
+
+
+def _read(checks: DocumentChecks, document: dict[str, Any]) -> ApplicationSpec:
+    return _Reader(checks).read(document)
+
+
+is_application = partial(is_kind, KIND)
+read_applications = partial(read_kind, KIND, _read)
+"""Those among the documents of `(source name, YAML text)` pairs. Raises InvalidModel."""
+read_application = partial(read_parsed, KIND, _read)
+"""One that is parsed already. Raises InvalidModel."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from registry.domain.model import ModelName
 from registry.errors import InvalidModel, InvalidYaml
-from registry.inference_service.strict_yaml import read_yaml
+from registry.inference_service.manifests import objects_of
 from registry.shown_value import shown
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class DocumentChecks:
         return name
 
     def _name(self, metadata: dict[str, Any]) -> ModelName:
-        name, namespace = metadata.get("name"), metadata.get("namespace", self.default_namespace)
+        name, namespace = metadata.get("name"), metadata.get("namespace") or self.default_namespace
         self.title = f"{self.kind} {_text(namespace)}/{_text(name)}"
         for key, value, rule in (("name", name, NAME), ("namespace", namespace, _NAMESPACE)):
             if not isinstance(value, str) or not rule.fullmatch(value):
@@ -76,9 +76,10 @@ _Spec = TypeVar("_Spec", bound=_Named)
 
 def read_kind(
     kind: str,
-    sources: Sequence[tuple[str, str]],
     read: Callable[[DocumentChecks, dict[str, Any]], _Spec],
-    default_namespace: str,
+    sources: Sequence[tuple[str, str]],
+    *,
+    default_namespace: str = "default",
 ) -> list[_Spec]:
     """The specs of one kind among the documents of `(source name, YAML text)` pairs.
 
@@ -91,11 +92,11 @@ def read_kind(
     problems: list[str] = []
     for source, text in sources:
         try:
-            documents = read_yaml(text)
+            documents = objects_of(text)
         except InvalidYaml:
             continue
         for document in documents:
-            if not is_kind(document, kind):
+            if not is_kind(kind, document):
                 continue
             checks = DocumentChecks(kind, source, default_namespace)
             spec = read(checks, document)
@@ -110,9 +111,9 @@ def read_kind(
 
 def read_parsed(
     kind: str,
+    read: Callable[[DocumentChecks, dict[str, Any]], _Spec],
     document: dict[str, Any],
     place: str,
-    read: Callable[[DocumentChecks, dict[str, Any]], _Spec],
 ) -> _Spec:
     """The spec of one object that is parsed already. Raises InvalidModel."""
     checks = DocumentChecks(kind, place, "default")
@@ -122,7 +123,7 @@ def read_parsed(
     return spec
 
 
-def is_kind(document: object, kind: str) -> bool:
+def is_kind(kind: str, document: object) -> bool:
     return isinstance(document, dict) and document.get("kind") == kind
 
 

@@ -1,13 +1,14 @@
 """Reads InferenceGraph YAML, as for KServe; all mistakes of all objects are reported together.
 
-What KServe's router ignores or what fails there whatever the request is, is a mistake here. Fields
-about the router's pod are allowed and mean nothing: graphs have no pod of their own.
+What fails in KServe's router whatever the request is, is a mistake here; what it ignores is a
+warning. Fields about the router's pod are allowed and mean nothing: graphs have no pod.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
@@ -20,9 +21,10 @@ from registry.inference_service.document_checks import (
     read_kind,
     read_parsed,
 )
+from registry.shown_value import shown
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
 API_VERSION: Final = "serving.kserve.io/v1alpha1"
 KIND: Final = "InferenceGraph"
@@ -44,26 +46,6 @@ _TARGETS: Final = ("serviceName", "serviceUrl", "nodeName")
 _URL_PATH: Final = re.compile(r"/(?:v1/models/([^/:]+):predict|v2/models/([^/]+)/infer)")
 
 
-def is_graph(document: object) -> bool:
-    return is_kind(document, KIND)
-
-
-def read_graphs(
-    sources: Sequence[tuple[str, str]], *, default_namespace: str = "default"
-) -> list[GraphSpec]:
-    """The graphs among the documents, as `document_checks.read_kind` reads them."""
-    return read_kind(KIND, sources, _read, default_namespace)
-
-
-def read_graph(document: dict[str, Any], place: str) -> GraphSpec:
-    """One graph that is parsed already. Raises InvalidModel."""
-    return read_parsed(KIND, document, place, _read)
-
-
-def _read(checks: DocumentChecks, document: dict[str, Any]) -> GraphSpec:
-    return _Reader(checks).read(document)
-
-
 @dataclass(slots=True)
 class _Reader:
     """Reads one document."""
@@ -71,6 +53,7 @@ class _Reader:
     checks: DocumentChecks
     namespace: str = ""
     nodes: Mapping[str, Any] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
 
     def read(self, document: dict[str, Any]) -> GraphSpec:
         name = self.checks.head(document, API_VERSION)
@@ -83,7 +66,13 @@ class _Reader:
         self._check_size()
         nodes = {str(each): self._node(str(each), node) for each, node in self.nodes.items()}
         self._refuse_circles(nodes)
-        return GraphSpec(name, nodes, self._timeout(spec))
+        timeouts = spec.get("routerTimeouts")
+        if isinstance(timeouts, dict) and timeouts.get("serviceClient"):
+            self.warnings.append(
+                "spec.routerTimeouts.serviceClient is not applied: a step may take what is left of "
+                "spec.timeout"
+            )
+        return GraphSpec(name, nodes, self._timeout(spec), warnings=tuple(self.warnings))
 
     def _check_size(self) -> None:
         """Reading takes time for each step and each character of a condition.
@@ -144,23 +133,29 @@ class _Reader:
         step = document if isinstance(document, dict) else {}
         self.checks.known(step, _STEP_FIELDS, path)
         model, node, protocol = self._target(path, step)
-        data = step.get("data", "$request") or "$request"
-        if data not in ("$request", "$response"):
+        data = step.get("data") or "$request"
+        if not isinstance(data, str):
             self.checks.reject(f"{path}.data", "must be $request or $response", data)
+        elif data not in ("$request", "$response"):
+            self.warnings.append(
+                f"{path}.data {shown(data)} is not $response: the step gets the node's request, as "
+                "in KServe's router"
+            )
         dependency = step.get("dependency", "Soft")
         if dependency not in ("Soft", "Hard"):
             self.checks.reject(f"{path}.dependency", "must be Soft or Hard", dependency)
         name = step.get("name", "")
         if not isinstance(name, str):
             self.checks.reject(f"{path}.name", "must be a text", name)
-        if not isinstance(step.get("mapPredictionsToInstances", False), bool):
-            self.checks.reject(
-                f"{path}.mapPredictionsToInstances", "must be true or false",
-                step["mapPredictionsToInstances"],
-            )  # fmt: skip
+        maps = step.get("mapPredictionsToInstances", False)
+        if not isinstance(maps, bool):
+            self.checks.reject(f"{path}.mapPredictionsToInstances", "must be true or false", maps)
+        elif maps and router is not RouterType.SEQUENCE:
+            self._ignored(f"{path}.mapPredictionsToInstances", router)
         return GraphStep(
             name=name if isinstance(name, str) else "", model=model, node=node, protocol=protocol,
             takes_response=router is RouterType.SEQUENCE and not is_first and data == "$response",
+            maps_predictions=router is RouterType.SEQUENCE and maps is True,
             weight=self._weight(path, step, router),
             condition=self._condition(path, step, router, is_first=is_first),
             is_hard=dependency == "Hard",
@@ -231,9 +226,7 @@ class _Reader:
                 self.checks.reject(f"{path}.condition", allowed, value)
             return ""
         if router in (RouterType.SPLITTER, RouterType.ENSEMBLE):
-            self.checks.reject(
-                f"{path}.condition", f"has no meaning in nodes of type {router}", value
-            )
+            self._ignored(f"{path}.condition", router)
             return ""
         if router is RouterType.SEQUENCE and is_first:
             allowed = "must stand at a later step: it is about the response of the step before it"
@@ -246,6 +239,11 @@ class _Reader:
             self.checks.reject(f"{path}.condition", str(error), value)
         return text
 
+    def _ignored(self, path: str, router: RouterType) -> None:
+        self.warnings.append(
+            f"{path} changes nothing in a node of type {router}, as in KServe's router"
+        )
+
     def _refuse_circles(self, nodes: Mapping[str, GraphNode]) -> None:
         """A node that leads to itself would never end."""
         after = {
@@ -257,3 +255,14 @@ class _Reader:
             left -= ends
         if left:
             self.checks.reject("spec.nodes", "must not lead to themselves", sorted(left))
+
+
+def _read(checks: DocumentChecks, document: dict[str, Any]) -> GraphSpec:
+    return _Reader(checks).read(document)
+
+
+is_graph = partial(is_kind, KIND)
+read_graphs = partial(read_kind, KIND, _read)
+"""Those among the documents of `(source name, YAML text)` pairs. Raises InvalidModel."""
+read_graph = partial(read_parsed, KIND, _read)
+"""One that is parsed already. Raises InvalidModel."""

@@ -186,7 +186,7 @@ def _service_of(predictor: Mapping[str, Any]) -> dict[str, Any]:
     metadata["annotations"] = {**_mapping(metadata.get("annotations")), MODE_ANNOTATION: MODE}
     model = {"modelFormat": spec.get("modelType"), "storage": storage}
     return {
-        "kind": KIND,
+        "kind": predictor["kind"],  # as the report names it
         "metadata": metadata,
         "spec": {"predictor": {"model": model}},
     }

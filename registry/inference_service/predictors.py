@@ -11,16 +11,15 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from registry.inference_service.components import machine_needs
-from registry.inference_service.logger_reader import read_logger
+from registry.inference_service.components import machine_needs, read_logger
+from registry.inference_service.server_arguments import ServerArguments, read_arguments
 from registry.shown_value import shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from registry.domain.cluster import ClusterState
-    from registry.domain.model import ModelSpec
-    from registry.domain.request_log import RequestLog
+    from registry.domain.model import ModelSpec, RequestLog
 
 SERVED_FORMATS: Final = (
     "huggingface", "safetensors", "pytorch", "onnx", "xgboost", "lightgbm", "sklearn", "triton",
@@ -62,6 +61,11 @@ _REFUSED: Final[Mapping[str, str]] = {
     "autoScaling": "pods follow the load of all models of the pool: see docs/autoscaler.md",
     "scaleMetric": "write the annotation pilotlight.io/target-ongoing-requests",
     "scaleMetricType": "write the annotation pilotlight.io/target-ongoing-requests",
+    "storageUris": "a model is one folder: write storageUri of its model",
+}
+_ASKS_NOTHING: Final[Mapping[str, object]] = {
+    "scaleMetric": "concurrency",  # as scaleTarget counts here
+    "scaleMetricType": "AverageValue",
 }
 _MAX_COUNT: Final = 10_000
 _MAX_SECONDS: Final = 30 * 86400
@@ -80,6 +84,7 @@ class Predictor:
     logger: RequestLog | None = None
     wants_probabilities: bool = False
     """Of scikit-learn: KServe's server reads it from the environment variable PREDICT_PROBA."""
+    arguments: ServerArguments = field(default_factory=ServerArguments)
     needs: str = ""
     """What is missing for it to be served; empty: nothing."""
     problems: list[str] = field(default_factory=list)
@@ -105,20 +110,29 @@ def read_predictor(spec: Mapping[str, Any], predictor: Mapping[str, Any]) -> Pre
 
 
 def ignored_fields(spec: Mapping[str, Any]) -> tuple[str, ...]:
-    """The fields of `spec.predictor`, by path, in place of which the pool's pods have their own."""
+    """The fields and arguments of `spec.predictor`, by path, that mean nothing here.
+
+    The pool's pods have their own.
+    """
     predictor = spec.get("predictor")
     if not isinstance(predictor, dict):
         return ()
     parts = {"spec.predictor": predictor}
+    arguments: list[str] = []
     for kind in ("model", *LEGACY_KINDS):
         if isinstance(predictor.get(kind), dict):
-            parts[f"spec.predictor.{kind}"] = predictor[kind]
-    return tuple(
+            path, part = f"spec.predictor.{kind}", predictor[kind]
+            parts[path] = {key: value for key, value in part.items() if key != "args"}
+            model = part if kind == "model" else {**part, "modelFormat": {"name": kind}}
+            ignored = dict.fromkeys(read_arguments(model, path).ignored)
+            arguments += [f"{path}.args {each}" for each in ignored]
+    fields = [
         f"{path}.{key}"
         for path, part in parts.items()
         for key in sorted(part.keys() & POD_FIELDS - _HONOURED)
         if part[key] and not (key == "env" and _only_probabilities(part[key]))
-    )
+    ]
+    return (*fields, *arguments)
 
 
 def _only_probabilities(environment: object) -> bool:
@@ -160,12 +174,33 @@ def _read_model(found: Predictor, predictor: Mapping[str, Any], kind: str) -> No
             found.wants_probabilities = value is True or (
                 isinstance(value, str) and value.lower() == "true"
             )
+    confidential = model.get("confidential")
+    if isinstance(confidential, dict) and confidential.get("enabled"):
+        found.problems.append(
+            f"{found.path}.confidential is not supported: models are read without attestation; "
+            "leave it out, or set enabled: false"
+        )
+    found.arguments = read_arguments(found.model, found.path)
+    found.problems += found.arguments.problems
     storage = model.get("storage")
-    if "storageUri" not in model and isinstance(storage, dict) and "path" in storage:
+    if by_id := found.arguments.storage_uri:
+        _read_model_id(found, by_id)
+    elif "storageUri" not in model and isinstance(storage, dict) and "path" in storage:
         found.model["storageUri"] = _uri_of_storage(found, storage)
         found.model["storage"] = {
             key: storage[key] for key in storage if key not in ("path", "parameters")
         }
+
+
+def _read_model_id(found: Predictor, uri: str) -> None:
+    """The model of the Hub that `--model_id` names, which KServe's server reads in any case."""
+    given = found.model.get("storageUri")
+    if given and given != uri:
+        found.problems.append(
+            f"{found.path} has storageUri {shown(given)} and the argument --model_id for {uri},"
+            " which KServe's server reads: give one of them"
+        )
+    found.model["storageUri"] = uri
 
 
 def _uri_of_storage(found: Predictor, storage: Mapping[str, Any]) -> str:
@@ -243,7 +278,7 @@ def _reject_unsupported(found: Predictor, predictor: Mapping[str, Any]) -> None:
     found.problems += [
         f"spec.predictor.{key} is not supported; {advice}"
         for key, advice in _REFUSED.items()
-        if predictor.get(key) is not None
+        if predictor.get(key) not in (None, [], {}, _ASKS_NOTHING.get(key))
     ]
 
 

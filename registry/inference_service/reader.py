@@ -6,7 +6,7 @@ All mistakes of all objects are reported together: file, object, field, value, w
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from registry.domain.model import ModelName, ModelSpec, Task
@@ -15,22 +15,28 @@ from registry.inference_service.annotations import parse_annotations
 from registry.inference_service.application_reader import is_application
 from registry.inference_service.components import component_problems
 from registry.inference_service.graph_reader import is_graph
+from registry.inference_service.manifests import is_left, kind_problem, objects_of, title_of
 from registry.inference_service.predictors import (
     CUSTOM_FORMAT,
     MODEL_FORMATS,
     Predictor,
+    ignored_fields,
     read_predictor,
 )
-from registry.inference_service.storage_uri import STORAGE_SCHEMES, is_storage_uri
-from registry.inference_service.strict_yaml import read_yaml
+from registry.inference_service.storage_uri import storage_uri_rule
 from registry.shown_value import shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from registry.domain.model import Precision
+    from registry.domain.task_options import TaskOptions
+    from registry.inference_service.annotations import ParsedAnnotations
+
 API_VERSION = "serving.kserve.io/v1beta1"
 KIND = "InferenceService"
-PROTOCOLS = ("v1", "v2")
+PROTOCOLS = {"v1": "v1", "v2": "v2", "grpc-v1": "v1", "grpc-v2": "v2", "": "v2"}
+"""KServe's, and what they mean here, where every model is served over HTTP and V2 over gRPC."""
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 """KServe's own rule for the name of an InferenceService."""
 _NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
@@ -38,7 +44,8 @@ _OBJECT = re.compile(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?")
 """Names of service accounts and Secrets."""
 _SECRET_KEY = re.compile(r"[-._a-zA-Z0-9]{1,253}")
 _STORAGE_SECRET = "serving.kserve.io/storageSecretName"
-_CANARY_FIELDS = frozenset(("canary", "canaryTrafficPercent"))
+_NO_CANARY = {"canary": [], "canaryTrafficPercent": 100}
+"""Fields that ask for a canary, and the values with which they ask for none."""
 _CANARY_HINT = (
     "declare the new version as a model of its own, with the annotations pilotlight.io/canary-of "
     "and pilotlight.io/canary-percent"
@@ -51,7 +58,7 @@ def read_documents(
     """Model specifications of all documents in `(source name, YAML text)` pairs.
 
     Applications are left to `application_reader.read_applications`, graphs to
-    `graph_reader.read_graphs`.
+    `graph_reader.read_graphs`; for kinds that are passed over see `manifests.left_objects`.
 
     Raises:
         InvalidModel: lists every mistake of every document; the caller must apply no document.
@@ -61,14 +68,14 @@ def read_documents(
     declared: dict[ModelName, str] = {}
     for source, text in sources:
         try:
-            documents = read_yaml(text)
+            documents = objects_of(text)
         except InvalidYaml as error:
             problems.append(f"{source}: {error}")
             continue
         if not documents:
             problems.append(f"{source}: holds no object; expected kind {KIND}")
         for index, document in enumerate(documents, start=1):
-            if is_application(document) or is_graph(document):
+            if is_application(document) or is_graph(document) or is_left(document):
                 continue
             place = source if len(documents) == 1 else f"{source} (document {index})"
             reader = _Reader(place, default_namespace)
@@ -101,6 +108,16 @@ def read_object(document: object) -> ModelSpec:
     return spec
 
 
+def _options(predictor: Predictor, parsed: ParsedAnnotations) -> TaskOptions:
+    """Those of the arguments, where no annotation says otherwise."""
+    options = predictor.arguments.options
+    return replace(
+        options,
+        answers=parsed.answers or options.answers,
+        scores=parsed.scores or options.scores,
+    )
+
+
 def _is_object_name(value: object) -> bool:
     return isinstance(value, str) and len(value) <= 253 and _OBJECT.fullmatch(value) is not None
 
@@ -124,12 +141,14 @@ class _Reader:
         if not isinstance(document, dict):
             self._add_problem(f"must be an object of kind {KIND}, was {shown(document)}")
             return None
-        metadata = self._mapping(document, "metadata", required=True)
+        if problem := kind_problem(document):
+            self.title = title_of(document, self.default_namespace)
+            self._reject(problem)
+            return None
+        metadata = self._mapping(document, "metadata")
         name = self._name(metadata)
         self.title = f"{KIND} {name}"
         self._literal(document, "apiVersion", API_VERSION)
-        if not self._literal(document, "kind", KIND):
-            return None
         predictor = self._predictor(document)
         model = predictor.model
         parsed = parse_annotations(self._strings(metadata, "annotations"), predictor.policy)
@@ -157,14 +176,17 @@ class _Reader:
             needs=predictor.needs,
             logger=predictor.logger,
             format=self._format(model) or CUSTOM_FORMAT,
-            task=parsed.task or self._task(predictor),
+            task=self._task(predictor, parsed),
             protocol=self._protocol(model),
             pool=parsed.pool,
-            precision=parsed.precision,
+            precision=self._precision(predictor, parsed),
             base=parsed.base,
             policy=parsed.policy,
             annotations=tuple(sorted(self._strings(metadata, "annotations").items())),
             labels=tuple(sorted(labels.items())),
+            options=_options(predictor, parsed),
+            served_name=self._served_name(predictor, name),
+            warnings=ignored_fields(declared) if isinstance(declared, dict) else (),
         )
         return None if self.problems else spec
 
@@ -207,8 +229,11 @@ class _Reader:
 
     def _name(self, metadata: Mapping[str, Any]) -> ModelName:
         name = metadata.get("name")
-        namespace = metadata.get("namespace", self.default_namespace)
+        namespace = metadata.get("namespace") or self.default_namespace
         self.title = f"{KIND} {_text(namespace)}/{_text(name)}"
+        if name is None and metadata.get("generateName"):
+            self._reject("metadata.generateName is not supported: write metadata.name")
+            return ModelName(_text(namespace), "")
         for key, value, rule in (("name", name, _NAME), ("namespace", namespace, _NAMESPACE)):
             if not isinstance(value, str) or len(value) > 63 or not rule.fullmatch(value):
                 start = "starting with a letter, " if key == "name" else ""
@@ -224,15 +249,36 @@ class _Reader:
             return Predictor()
         predictor = self._mapping(spec, "predictor", path="spec.", required=True)
         for path, mapping in (("spec.", spec), ("spec.predictor.", predictor)):
-            for key in sorted(_CANARY_FIELDS & mapping.keys()):
-                self._reject(f"{path}{key} is not supported; {_CANARY_HINT}")
+            for key, none in _NO_CANARY.items():
+                if mapping.get(key, none) not in (none, None):
+                    self._reject(f"{path}{key} is not supported; {_CANARY_HINT}")
         found = read_predictor(spec, predictor) if predictor else Predictor()
         self.model_path = found.path
         for problem in found.problems:
             self._reject(problem)
         return found
 
-    def _task(self, predictor: Predictor) -> Task | None:
+    def _precision(self, predictor: Predictor, parsed: ParsedAnnotations) -> Precision | None:
+        by_argument = None if parsed.base else predictor.arguments.precision
+        self._contradiction("dtype", parsed.precision, by_argument)
+        return parsed.precision or by_argument
+
+    def _contradiction(self, key: str, annotated: str | None, argued: str | None) -> None:
+        if annotated is not None and argued is not None and annotated != argued:
+            self._reject(
+                f"metadata.annotations[pilotlight.io/{key}] is {annotated}, but"
+                f" {self.model_path}.args --{key} asks for {argued}: give one of them"
+            )
+
+    def _served_name(self, predictor: Predictor, name: ModelName) -> str:
+        given = predictor.arguments.model_name
+        return "" if given == name.name else given
+
+    def _task(self, predictor: Predictor, parsed: ParsedAnnotations) -> Task | None:
+        by_argument = predictor.arguments.task
+        self._contradiction("task", parsed.task, by_argument)
+        if declared := parsed.task or by_argument:
+            return declared
         is_sklearn = self._format_name(predictor.model) == "sklearn"
         wanted = predictor.wants_probabilities and is_sklearn
         return Task.TABULAR_CLASSIFICATION if wanted else None
@@ -254,7 +300,9 @@ class _Reader:
 
     def _protocol(self, model: Mapping[str, Any]) -> str:
         protocol = model.get("protocolVersion", "v2")
-        self._one_of(f"{self.model_path}.protocolVersion", protocol, PROTOCOLS)
+        if isinstance(protocol, str) and protocol in PROTOCOLS:
+            return PROTOCOLS[protocol]
+        self._one_of(f"{self.model_path}.protocolVersion", protocol, [*filter(None, PROTOCOLS)])
         return _text(protocol)
 
     def _one_of(self, path: str, value: object, allowed: Sequence[str]) -> None:
@@ -265,23 +313,19 @@ class _Reader:
         if not model:
             return ""
         uri = model.get("storageUri")
-        if model.get("storageUris") is not None:
+        if model.get("storageUris"):
             self._reject(
                 f"{self.model_path}.storageUris is not supported; "
                 f"write {self.model_path}.storageUri"
             )
         storage = self._mapping(model, "storage", path=f"{self.model_path}.")
-        for key in sorted(map(str, storage.keys() - {"key"})):
+        for key in sorted(str(key) for key in storage.keys() - {"key"} if storage[key]):
             self._reject(
                 f"{self.model_path}.storage.{key} is not supported; "
                 f"write {self.model_path}.storageUri beside {self.model_path}.storage.key"
             )
-        if not isinstance(uri, str) or not is_storage_uri(uri):
-            allowed = ", ".join(f"{scheme}://" for scheme in STORAGE_SCHEMES)
-            self._reject(
-                f"{self.model_path}.storageUri must be a plain URI that begins with one of "
-                f"{allowed}, was {shown(uri)}"
-            )
+        if (rule := storage_uri_rule(uri)) is not None:
+            self._reject(f"{self.model_path}.storageUri must {rule}, was {shown(uri)}")
         return _text(uri)
 
     def _credentials(self, document: Mapping[str, Any], model: Mapping[str, Any]) -> str:

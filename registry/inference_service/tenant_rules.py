@@ -7,10 +7,13 @@ the pool's InferenceService or settings of its processes.
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
+
+from registry.sizes import parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -20,9 +23,7 @@ if TYPE_CHECKING:
 EVERY: Final = "*"
 _NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _SEPARATORS = re.compile(r"[;\n]")
-_UNITS = {"": 1, "K": 1000, "M": 1000**2, "G": 1000**3, "T": 1000**4,
-          "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40}  # fmt: skip
-_AMOUNT = re.compile(r"([0-9]{1,15})([KMGT]i?)?")
+_COUNT = re.compile(r"[0-9]{1,15}")
 _ANONYMOUS_SCHEMES = frozenset({"s3", "gs", "hf", "https", "modelscope"})
 """Schemes that name one service, or are read from public addresses only: without a grant they are
 read with the model's own credentials or none, never with the pool's."""
@@ -151,7 +152,7 @@ def _begins_with(uri: str, prefix: str) -> bool:
     """Whether the prefix names the URI or a folder above it: `s3://team` is not `s3://team-2`."""
     if prefix == EVERY or uri == prefix:
         return True
-    if prefix.startswith("hf://") and uri.startswith(f"{prefix}:"):
+    if prefix.startswith("hf://") and uri.startswith((f"{prefix}:", f"{prefix}@")):
         return True  # a revision of the model
     return uri.startswith(prefix if prefix.endswith("/") else f"{prefix}/")
 
@@ -188,14 +189,17 @@ def _parse_quotas(text: str, problems: list[str]) -> dict[str, dict[Quota, int]]
 
 def _parse_quota(name: str, text: str, problems: list[str]) -> tuple[Quota, int] | None:
     kind, _, amount = text.partition(":")
-    match = _AMOUNT.fullmatch(amount)
-    if kind not in list(Quota) or match is None:
-        problems.append(
-            f"quotas: {text!r} of {name!r} must be one of {', '.join(Quota)}, a colon and a whole "
-            "number, as memory:2Gi"
-        )
-        return None
-    return Quota(kind), int(match[1]) * _UNITS[match[2] or ""]
+    if kind in (Quota.MEMORY, Quota.CACHE):
+        with suppress(ValueError):
+            return Quota(kind), parse_size(amount)
+    elif kind in list(Quota) and _COUNT.fullmatch(amount):
+        return Quota(kind), int(amount)
+    problems.append(
+        f"quotas: {text!r} of {name!r} must be {Quota.PINNED} or {Quota.MIN_COPIES}, a colon and a "
+        f"whole number, or {Quota.MEMORY} or {Quota.CACHE}, a colon and a size, as memory:2Gi or "
+        "cache:500MB"
+    )
+    return None
 
 
 def _by_namespace(key: str, text: str, problems: list[str]) -> dict[str, tuple[str, ...]]:

@@ -2,13 +2,19 @@
 
 Counts per second are kept for ten minutes, per minute for two days, per ten minutes for two weeks.
 Models that are not declared are not counted, which bounds the memory. Times are the registry's.
+
+Schedulers of workflows announce arrivals, which autoscalers read at each tick: each scheduler
+replaces its own, and those of one that is gone end with their time.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from math import inf, isfinite
+from typing import TYPE_CHECKING, Final
 
-from registry.domain.demand import WINDOW_S, ArrivalCount, QueueStats
+import orjson
+
+from registry.domain.demand import WINDOW_S, ArrivalCount, ArrivalHint, QueueStats
 from registry.domain.model import ModelName
 
 if TYPE_CHECKING:
@@ -73,3 +79,44 @@ class ArrivalLog:
                     min(known.oldest_s, float(oldest_ms) / 1000),
                 )
         return merged
+
+
+MAX_HINTS: Final = 1_000
+"""Of one scheduler; the models with the most expected arrivals."""
+
+
+class ArrivalHints:
+    """The hints of one pool. All methods raise RegistryUnavailable."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._submit = registry.transactions.submit
+
+    async def put(self, owner: str, hints: Sequence[ArrivalHint], *, ttl_s: float) -> None:
+        """Replace what `owner` has announced."""
+        most = sorted(hints, key=lambda each: -each.probability * each.count)[:MAX_HINTS]
+        rows = [[str(each.model), each.probability, each.until_s, each.count] for each in most]
+        text = orjson.dumps(rows).decode() if rows else ""
+        await self._submit("put_hints", owner, text, int(ttl_s * 1000))
+
+    async def read(self) -> list[ArrivalHint]:
+        """What all owners announce, as long as its time is not over.
+
+        Nothing of an owner whose announcement cannot be read: another version may have written it.
+        """
+        texts = await self._submit("hints") or ()
+        return [hint for text in texts for hint in _decoded(text)]
+
+
+def _decoded(text: str | bytes) -> list[ArrivalHint]:
+    try:
+        hints = [
+            ArrivalHint(ModelName.parse(model), float(probability), float(until_s), float(count))
+            for model, probability, until_s, count in orjson.loads(text)
+        ]
+        is_valid = all(
+            0 <= each.probability <= 1 and 1 <= each.count < inf and isfinite(each.until_s)
+            for each in hints
+        )
+        return hints if is_valid else []
+    except (ValueError, TypeError, AttributeError):
+        return []

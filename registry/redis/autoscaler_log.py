@@ -18,12 +18,12 @@ from registry.domain.action_log import (
     OngoingActions,
 )
 from registry.domain.codec import decode_action, decode_wanted, encode_action, encode_wanted
-from registry.domain.expected_rates import encode_expected
+from registry.domain.demand import encode_expected
 from registry.domain.placement import encode_placement
 
 if TYPE_CHECKING:
     from registry.domain.action_log import ActionRecord, WantedPods
-    from registry.domain.expected_rates import ExpectedRates
+    from registry.domain.demand import ExpectedRates
     from registry.domain.placement import PlacementRecord
     from registry.redis.client import Registry
 

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from registry.domain.application_codec import encode_accuracy, encode_application
+from registry.domain.application import encode_accuracy, encode_application
 from registry.domain.cluster import ClusterState
 from registry.domain.cluster_changes import load_snapshot
 from registry.domain.codec import (
+    declaration_steps,
     decode_record,
     encode,
     encode_copies,
@@ -34,7 +35,6 @@ from registry.domain.reservation import (
     ReservationRequest,
 )
 from registry.errors import ClaimLost, InvalidModel, LeaseLost, RegistryUnavailable
-from registry.redis.declaration_steps import declaration_steps
 from registry.redis.server_address import check_url
 from registry.redis.transactions import Transactions
 
@@ -272,6 +272,11 @@ class Registry:
         """Record that a model that was warm at the pod stopped working there. Raises LeaseLost."""
         name = str(name_of_key(failure.key))
         await self._submit_checked("broken", pod, epoch, failure.key, name, encode(failure))
+
+    async def report_unreadable(self, failure: LoadFailure) -> None:
+        """Record why a pod could not read a declared model, unless a pod has loaded it."""
+        name = str(name_of_key(failure.key))
+        await self._submit("unreadable", failure.key, name, encode(failure))
 
     async def set_tier(self, pod: str, epoch: int, key: str, tier: Tier, bytes_: int) -> None:
         """Record where the weights are at the pod, outside of a load. Raises LeaseLost.

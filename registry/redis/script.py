@@ -44,7 +44,12 @@ class ServerScript:
         self._sha = hashlib.sha1(self._source, usedforsecurity=False).hexdigest()
 
     async def load(self, connection: RedisConnection) -> None:
-        await connection.call("SCRIPT", "LOAD", self._source)
+        """Have the server know the script.
+
+        Until version 7 each load goes to its file, and clients reconnect while a disk is full.
+        """
+        if await connection.call("SCRIPT", "EXISTS", self._sha) != [1]:
+            await connection.call("SCRIPT", "LOAD", self._source)
 
     def run(
         self,

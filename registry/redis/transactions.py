@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 
 from registry.errors import RegistryRefused, RegistryUnavailable
-from registry.redis.reconnecting import ReconnectingConnection, reply_timeout
-from registry.redis.redis_connection import resolver
+from registry.redis.redis_connection import ReconnectingConnection, reply_timeout, resolver
 from registry.redis.script import ChannelVersions, ServerScript, read_snapshot
 
 if TYPE_CHECKING:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 MAX_TAKEN: Final = 16
 """Runs taken over at once; other schedulers take the next ones."""
 GAP: Final = "gap"
+UNDER_WAY: Final = "running"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,15 @@ class RunRecord:
     result: Mapping[str, Any] | None
     """None: the run is under way."""
     is_cancelled: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LatestRun:
+    run: str
+    workflow: ModelName
+    begun_s: float
+    """Unix time."""
+    status: str
 
 
 class WorkflowLog:
@@ -131,7 +141,22 @@ class WorkflowLog:
         self, run: str, token: int, result: Mapping[str, Any], *, kept_s: float
     ) -> bool:
         """Record the result; False: the caller does not own the run any more."""
-        return bool(await self._submit("end_run", run, token, _text(result), int(kept_s * 1000)))
+        status = str(result["status"])
+        return bool(
+            await self._submit("end_run", run, token, _text(result), status, int(kept_s * 1000))
+        )
+
+    async def latest_runs(self) -> list[LatestRun]:
+        """The newest 200 runs that are kept, newest first."""
+        found = await self._submit("latest_runs")
+        return [
+            LatestRun(
+                run, ModelName(head["namespace"], head["workflow"]), head["begun_s"],
+                status or UNDER_WAY,
+            )
+            for run, text, status in found or ()
+            for head in (orjson.loads(text),)
+        ]  # fmt: skip
 
     async def renew_runs(self, runs: Mapping[str, int], *, lease_s: float) -> list[str]:
         """Extend the leases, by token; the runs that the caller does not own any more."""

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
 MAX_SEQUENCES: Final = 16
-"""Default number of requests of a model that generate tokens at once."""
+"""Default number of requests of a model that generate tokens at once, on a CPU."""
+GPU_SEQUENCES: Final = 64
+"""The same on a GPU, as many as its slots; no GPU has measured it."""
 
 
 def batch_cap(*, annotated: int | None, planned: int | None, measured: int) -> int:

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import TYPE_CHECKING, Final
 
+from registry.domain.measures import MAX_AGE_S, seconds_at_size
 from registry.domain.profile import IN_SERVICE, Profile, ProfilePoint, best_rows
-from registry.domain.request_size import MAX_AGE_S, seconds_at_size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

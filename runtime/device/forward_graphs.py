@@ -1,8 +1,8 @@
 """CUDA graphs of a network's forward, captured per shape of its inputs, and kept over evictions.
 
 A graph holds the addresses of everything that it reads: it is right only for weights that lie where
-those lay with which it was captured (`address_ranges`). So graphs are kept by the place of the
-weights. Forwards with anything but tensors (caches of a generation) run as they are.
+those lay with which it was captured. So graphs are kept by the addresses of the weights. Forwards
+with anything but tensors (caches of a generation) run as they are.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import torch
 from torch.utils import _pytree as trees
 
-from runtime.device.device_errors import is_device_error, is_out_of_memory
+from runtime.device.device_errors import is_device_lost
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Callable, Hashable, Mapping
 
 logger = logging.getLogger(__name__)
@@ -53,23 +54,29 @@ class GraphMaker(Protocol):
 class CudaGraphMaker:
     """CUDA's graphs, on the current device. No GPU has run this yet."""
 
+    def __init__(self, lock: threading.Lock) -> None:
+        """`lock`: held during a capture, which no other thread may disturb by freeing memory."""
+        self._lock = lock
+        # One for all captures: cuBLAS keeps a workspace of up to 32 MiB for each stream.
+        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch's
+
     def new_pool(self) -> object:
         return torch.cuda.graph_pool_handle()
 
     def capture(self, work: Callable[[], Any], pool: Any) -> tuple[Graph, Any]:
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch's
-        side.wait_stream(torch.cuda.current_stream())
+        self._stream.wait_stream(torch.cuda.current_stream())
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.stream(side):
+        with torch.cuda.stream(self._stream):
             work()  # what libraries do only once must not be captured
             # Of this thread alone: loads allocate memory and copy in others meanwhile. Not by
             # `torch.cuda.graph`, which collects garbage and empties torch's cache each time.
-            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-            try:
-                outputs = work()
-            finally:
-                graph.capture_end()
-        torch.cuda.current_stream().wait_stream(side)
+            with self._lock:
+                graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+                try:
+                    outputs = work()
+                finally:
+                    graph.capture_end()
+        torch.cuda.current_stream().wait_stream(self._stream)
         return graph, outputs
 
 
@@ -158,9 +165,10 @@ class ForwardGraphs:
             )
             captured = _Captured(graph, inputs, outputs)
         except RuntimeError as error:
-            if is_out_of_memory(error) or is_device_error(error):
+            if is_device_lost(error):
                 raise
             logger.info("forward not captured", extra={"error": error})
+            self._pool = None  # torch leaves the pool of a failed capture unusable
         self._captured[key] = captured
         del self._uses[key]
         if len(self._captured) > self._max_graphs:

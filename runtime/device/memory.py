@@ -1,59 +1,33 @@
 """Memory of a device, one slab per model: on a CPU the mapped file itself, else an allocation.
 
-All weights of a model are in its slab, so that releasing its tensors frees all of its memory.
+All weights of a model are in its slab, so that releasing its tensors frees all of its memory. Also
+what types of numbers the device takes.
 """
 
 from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import torch
 
-from runtime.device.peak_memory import CPU, available_bytes
+from registry.domain.model import Precision
+from runtime.device.accelerator import CPU, available_bytes
 from runtime.device.staged_memory import StagedMemory
 from runtime.errors import DeviceFull, NoDevice
-from runtime.weights.slab import DeviceWeights
+from runtime.weights.safetensors_files import DeviceWeights
 
 if TYPE_CHECKING:
     from runtime.device.forward_graphs import GraphMaker
     from runtime.storage.load_ticket import LoadTicket
     from runtime.weights.weight_source import WeightSource
 
-
 logger = logging.getLogger(__name__)
 
 DEVICE_NODES: Final = Path("/dev")
 """Has `nvidia0` and so on in a pod that was given GPUs, whether or not they can be used."""
-
-
-class DeviceMemory(Protocol):
-    """Puts weights on a device. Methods block and are thread-safe."""
-
-    device: torch.device
-    has_bfloat16: bool
-    """Whether it multiplies numbers of this type as such; a CPU counts as one that does not."""
-    graphs: GraphMaker | None
-    """What captures forwards; None: nothing does."""
-
-    def put(self, source: WeightSource, ticket: LoadTicket | None = None) -> DeviceWeights:
-        """The tensors of `source` on the device, for the load with this ticket.
-
-        Raises DeviceFull, LoadFailed, LoadCancelled.
-        """
-
-    def free_bytes(self) -> int:
-        """Memory that no process has taken, or that this one can use again."""
-
-    def drop_registered(self) -> bool:
-        """Let tier `host` evict images that are registered with the driver; False without any."""
-
-    def check(self) -> None:
-        """Raise the device's error if it has failed for good. Blocks until its work has ended."""
-
-    def close(self) -> None:
-        """Release buffers and threads."""
+_DTYPES: Final = {Precision.FLOAT32: torch.float32, Precision.BFLOAT16: torch.bfloat16}
 
 
 class CpuMemory:
@@ -61,9 +35,11 @@ class CpuMemory:
 
     device = torch.device("cpu")
     has_bfloat16 = False
+    """Of a device that multiplies such numbers in software."""
     graphs: GraphMaker | None = None
 
     def put(self, source: WeightSource, ticket: LoadTicket | None = None) -> DeviceWeights:
+        """The tensors of `source`; raises DeviceFull, LoadFailed."""
         del ticket  # mapping takes no turns
         try:
             return DeviceWeights(source.map_tensors(), source.layout.size_bytes)
@@ -85,11 +61,14 @@ class CpuMemory:
         """Nothing to release."""
 
 
+DeviceMemory = CpuMemory | StagedMemory
+"""Puts weights on a device. Methods block and are thread-safe."""
+
+
 def open_device(
     name: str,
     memory_share: float = 1.0,
     *,
-    slab_pools: bool = False,
     registered_bytes: int = 0,
     cuda_graphs: bool = False,
 ) -> DeviceMemory:
@@ -98,7 +77,6 @@ def open_device(
     Args:
         name: the setting `device`.
         memory_share: part of the GPU's memory that this process may take.
-        slab_pools: the setting of that name.
         registered_bytes: the setting of that name.
         cuda_graphs: the setting of that name.
     """
@@ -117,7 +95,7 @@ def open_device(
         return CpuMemory()
     from runtime.device.cuda import CudaEngine
 
-    engine = CudaEngine(memory_share, slab_pools=slab_pools, cuda_graphs=cuda_graphs)
+    engine = CudaEngine(memory_share, cuda_graphs=cuda_graphs)
     return StagedMemory(engine, registered_bytes=registered_bytes)
 
 
@@ -130,3 +108,21 @@ def cuda_problem() -> str:
     except (RuntimeError, AssertionError) as error:
         return str(error).splitlines()[0]
     return "it sees no CUDA device (CUDA_VISIBLE_DEVICES selects them)"
+
+
+def dtype_on(
+    device: torch.device, wanted: Precision | None, *, has_bfloat16: bool
+) -> torch.dtype | None:
+    """The type of the weights; None: as stored, also on a GPU that lacks bfloat16."""
+    if wanted is Precision.BFLOAT16 and device.type == "cuda" and not has_bfloat16:
+        logger.warning("the GPU has no bfloat16; weights stay as they are stored")
+        return None
+    return None if wanted is None else _DTYPES[wanted]
+
+
+def use_tf32() -> None:
+    """Let a GPU multiply 32-bit numbers with 10 bits of mantissa, several times as fast.
+
+    cuDNN's convolutions do so by default. Not for pods on a CPU, where it would apply, too.
+    """
+    torch.set_float32_matmul_precision("high")

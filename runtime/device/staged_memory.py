@@ -8,6 +8,7 @@ allocates and copies: CUDA, or a fake in tests.
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 from collections import deque
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Protocol
 from runtime.device.device_errors import release_frames
 from runtime.device.reader_pool import ReaderPool
 from runtime.device.registered_images import RegisteredImages
-from runtime.weights.slab import DeviceWeights, view_of
+from runtime.weights.safetensors_files import DeviceWeights, view_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,12 +34,13 @@ if TYPE_CHECKING:
 
 BUFFER_BYTES = 32 * 1024**2
 """As in ServerlessLLM: large enough that the cost of starting a copy is negligible."""
-BUFFERS = 8
 MAX_COPIES = 2
 """Copies under way at once: the next begins without a pause, and inputs of inferences wait for at
 most two (1.3 ms at 50 GB/s)."""
-READERS = 4
+READERS = min(8, max(4, len(os.sched_getaffinity(0))))
 """Threads that fill buffers; one thread copies 5 to 10 GB/s, PCIe Gen5 transfers 50."""
+BUFFERS = READERS + MAX_COPIES
+"""One for each reader, and for each copy under way."""
 
 
 class CopyDone(Protocol):
@@ -58,11 +60,8 @@ class CopyEngine(Protocol):
     graphs: GraphMaker | None
     """What captures forwards; None: nothing does."""
 
-    def allocate(self, size_bytes: int, layout: str = "") -> torch.Tensor:
-        """Uninitialised uint8 memory on the device; raises DeviceFull.
-
-        Where addresses are fixed, memory of one layout is where it was before, if that is free.
-        """
+    def allocate(self, size_bytes: int) -> torch.Tensor:
+        """Uninitialised uint8 memory on the device; raises DeviceFull."""
 
     def free_bytes(self) -> int:
         """Memory that no process has taken, or that this one can use again."""
@@ -203,7 +202,7 @@ class StagedMemory:
         """
         layout = source.layout
         self._slab_ends.wait()
-        slab = self._engine.allocate(layout.size_bytes, layout.digest)
+        slab = self._engine.allocate(layout.size_bytes)
         end = self._slab_ends.begin_by(self._engine.end_of(slab))
         try:
             self._fill(slab, source, ticket)
@@ -229,6 +228,8 @@ class StagedMemory:
             self._engine.synchronize(slab)  # no copy may write to freed memory
             if image:
                 self._images.release(image[0])
+        if not image:
+            self._images.register_later(source)
 
     def _copy_registered(self, slab: torch.Tensor, region: torch.Tensor, part: SlabPart) -> None:
         """In parts, as through the ring, so that inputs of inferences do not wait for all."""
@@ -236,6 +237,7 @@ class StagedMemory:
         self._copies.start(slab.narrow(*where), region.narrow(*where))
 
     def free_bytes(self) -> int:
+        """Memory that no process has taken, or that this one can use again."""
         return self._engine.free_bytes()
 
     def drop_registered(self) -> bool:
@@ -253,6 +255,7 @@ class StagedMemory:
             self._ring.put_back(buffer)
 
     def check(self) -> None:
+        """Raise the device's error if it has failed for good. Blocks until its work has ended."""
         self._engine.check()
 
     def close(self) -> None:

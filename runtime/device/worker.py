@@ -2,7 +2,7 @@
 
 Callers wait on the event loop. `batch` chooses the requests of each batch. A thread in an inference
 that hangs is abandoned and counted, and a new one serves the others. It ends at its next line of
-Python, unless it hangs in one call of a library. `suspects` says whether request or model is to
+Python, unless it hangs in one call of a library. `Suspects` says whether request or model is to
 blame.
 """
 
@@ -20,13 +20,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from runtime.device.batch import QueuedRows
-from runtime.device.batch_runner import BatchRunner
+from runtime.device.batch_runner import BatchRunner, HangWatch, RunningBatch
 from runtime.device.batch_times import BatchTimes
-from runtime.device.device_model import DeviceModel, Payload
-from runtime.device.hang_watch import HangWatch, RunningBatch
-from runtime.device.kept_memory import KeptMemory
+from runtime.device.device_model import DeviceModel, Payload, digest_of
+from runtime.device.device_tensor import KeptMemory
 from runtime.device.queue import ASSUMED_DEADLINE_S, DeviceQueue, InferenceResult, Job, resolve
-from runtime.device.suspects import digest_of
 from runtime.errors import (
     DeadlinePassed,
     InferenceHung,
@@ -45,6 +43,8 @@ logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 INFERENCE_TIMEOUT_S = 60.0
+MAX_QUEUED = 1024
+"""Inferences that may wait: eight for each of the most slots that a pod has by default."""
 CLOSE_TIMEOUT_S = 5.0
 """How long `close` waits for the running inference."""
 
@@ -60,7 +60,7 @@ class DeviceWorker:
         self,
         *,
         threads: int,
-        max_queued: int,
+        max_queued: int = MAX_QUEUED,
         timeout_s: float = INFERENCE_TIMEOUT_S,
         check_device: Callable[[], None] = lambda: None,
     ) -> None:

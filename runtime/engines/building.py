@@ -6,9 +6,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runtime.engines.engine import Engine, ModelFolder
 from runtime.engines.networks.network_engine import NetworkEngine
-from runtime.errors import ModelInvalid
+from runtime.errors import ModelInvalid, ModelUnsupported
 from runtime.storage.library_files import (
     CODE_SUFFIXES,
     LIGHTGBM_SUFFIX,
@@ -17,16 +16,10 @@ from runtime.storage.library_files import (
     SKOPS_SUFFIX,
     library_files,
 )
-from runtime.storage.listing import PIPELINE_INDEX, PROGRAM_SUFFIX
+from runtime.storage.listing import ADAPTER_CONFIG, PIPELINE_INDEX, PROGRAM_SUFFIX
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import torch
-
-    from registry.domain.model import Task
-    from runtime.engines.skeletons import Skeleton
-    from runtime.weights.safetensors_files import StoredTensor
+    from runtime.engines.engine import Engine
 
 LIGHTGBM_START = b"tree\n"
 """The first line of LightGBM's files, which share the suffix `.bst` with XGBoost's."""
@@ -77,14 +70,24 @@ def engine_of(folder: Path) -> Engine:
     if (library := library_path(folder)) is not None:
         return library_engine(library)
     if (program := program_path(folder)) is not None:
-        from runtime.engines.programs.program_engine import ProgramEngine
+        from runtime.engines.programs.program import ProgramEngine
 
         return ProgramEngine(program)
     if is_pipeline(folder):
-        from runtime.engines.images.pipeline_engine import PipelineEngine
+        from runtime.engines.images import PipelineEngine
 
         return PipelineEngine()
+    check_is_whole(folder)
     return NetworkEngine()
+
+
+def check_is_whole(folder: Path) -> None:
+    """Raise ModelInvalid if the folder holds an adapter: its model names no base."""
+    if (folder / ADAPTER_CONFIG).exists() and not (folder / "config.json").exists():
+        raise ModelInvalid(
+            f"the model is an adapter ({ADAPTER_CONFIG}, no config.json): declare its base as a"
+            " model of the namespace, and name that with the annotation pilotlight.io/base-model"
+        )
 
 
 def pickle_path(folder: Path) -> Path | None:
@@ -101,24 +104,24 @@ def engine_name(path: Path) -> str:
 def library_engine(path: Path) -> Engine:
     """The engine that reads the file, as found by `library_path`; raises ModelInvalid."""
     if path.suffix in CODE_SUFFIXES:
-        raise ModelInvalid(f"{path.name}: {PICKLE_ADVICE}")
+        raise ModelUnsupported(f"{path.name}: {PICKLE_ADVICE}")
     if path.suffix == ONNX_SUFFIX:
         from runtime.engines.libraries.onnx_engine import OnnxEngine
 
         return OnnxEngine(path)
     if path.suffix == SKOPS_SUFFIX:
-        from runtime.engines.libraries.sklearn_engine import SklearnEngine
+        from runtime.engines.libraries.tabular_engines import SklearnEngine
 
         return SklearnEngine(path)
     with path.open("rb") as file:
         start = file.read(len(LIGHTGBM_START))
     if start == LIGHTGBM_START:
-        from runtime.engines.libraries.lightgbm_engine import LightgbmEngine
+        from runtime.engines.libraries.tabular_engines import LightgbmEngine
 
         return LightgbmEngine(path)
     if path.suffix == LIGHTGBM_SUFFIX:
         raise ModelInvalid(f"{path.name} does not begin as a model of LightGBM does ('tree')")
-    from runtime.engines.libraries.xgboost_engine import XgboostEngine
+    from runtime.engines.libraries.tabular_engines import XgboostEngine
 
     return XgboostEngine(path)
 
@@ -135,17 +138,3 @@ def check_format(declared: str, folder: Path) -> None:
             f"the model is declared as {declared}, but its files are of {found}; allowed are files"
             f" of {' and '.join(allowed)}: change modelFormat, or the files at storageUri"
         )
-
-
-def build_skeleton(
-    folder: Path,
-    declared: Task | None,
-    tensors: Sequence[StoredTensor],
-    *,
-    key: str,
-    device: torch.device,
-    threads: int = 1,
-) -> Skeleton:
-    """A skeleton for weights of these names and shapes; raises LoadFailed. Blocks."""
-    model = ModelFolder(folder, declared, tensors)
-    return engine_of(folder).build_skeleton(model, key=key, device=device, threads=threads)

@@ -6,8 +6,9 @@ model without weights: `attach` loads them, `network` then runs batches, `detach
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,21 +37,20 @@ class ModelFolder:
     """Budget of all models of the pod."""
 
 
-class Engine(Protocol):
+class Engine(ABC):
     """Stateless. Methods block and raise LoadFailed."""
 
     name: str
-
-    takes_dtype: bool
+    takes_dtype = False
     """Whether its weights may be converted to another type."""
+    uses_device = True
+    """Whether weights go to the pod's device; else they stay in the memory of the CPU."""
 
-    @property
-    def uses_device(self) -> bool:
-        """Whether weights go to the pod's device; else they stay in the memory of the CPU."""
-
+    @abstractmethod
     def skeleton_key(self, model: ModelFolder) -> str:
         """Equal for models that can use one skeleton."""
 
+    @abstractmethod
     def build_skeleton(
         self, model: ModelFolder, *, key: str, device: torch.device, threads: int
     ) -> Skeleton:
@@ -58,3 +58,4 @@ class Engine(Protocol):
 
     def working_bytes(self, weight_bytes: int) -> int:
         """Memory that a loaded model takes beside its weights' bytes, estimated."""
+        return 0

@@ -18,8 +18,12 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
+    from runtime.weights.converted_weights import Conversion
+
 MAX_KEPT = 8
 """Maximum number of unused skeletons; each takes 1 to 5 MB of Python objects."""
+MAX_CONVERSIONS = 64
+"""Maximum number of kinds of models whose conversions are known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +56,23 @@ class Skeleton:
     """Whether it is worth keeping without its weights."""
 
     def __init__(
-        self, key: str, network: PreTrainedModel, slots: tuple[ParameterSlot, ...]
+        self,
+        key: str,
+        network: PreTrainedModel,
+        slots: tuple[ParameterSlot, ...],
+        conversions: tuple[Conversion, ...] | None = None,
     ) -> None:
         self.key = key
         self.network = network
+        self.conversions = conversions
+        """Of stored tensors to those of the slots; None: they are taken as they are."""
         self.has_inferred = False
         self._slots = slots
         self._graphs: ForwardCapture | None = None
+
+    @property
+    def has_graphs(self) -> bool:
+        return self._graphs is not None
 
     def use_graphs(self, graphs: ForwardCapture) -> None:
         """Have the network's forwards captured; they stay with the skeleton."""
@@ -87,6 +101,40 @@ class Skeleton:
             slot.entries[slot.name] = slot.empty
 
 
+class LoadedSkeleton(Skeleton):
+    """A model that something else loads from its files: a library, another process, a server.
+
+    Structure and weights come at once, so that it is empty between `detach` and `attach`.
+    """
+
+    copies_weights = True
+    is_reusable = False
+
+    def __init__(
+        self,
+        key: str,
+        load: Callable[[Mapping[str, torch.Tensor]], Any],
+        unload: Callable[[Any], object] = lambda _network: None,
+        *,
+        has_inferred: bool = False,
+    ) -> None:
+        """`load`: the model from the bytes of its files, by name; blocks, raises LoadFailed.
+
+        `has_inferred`: that it is loaded says as much as a first inference.
+        """
+        super().__init__(key, None, ())
+        self.has_inferred = has_inferred
+        self._load, self._unload = load, unload
+
+    def attach(self, weights: Mapping[str, torch.Tensor]) -> None:
+        self.network = self._load(weights)
+
+    def detach(self) -> None:
+        if self.network is not None:
+            self._unload(self.network)
+            self.network = None
+
+
 class Skeletons:
     """The most recently used skeletons that are not in use. Thread-safe."""
 
@@ -94,6 +142,21 @@ class Skeletons:
         self._max_kept = max_kept
         self._lock = threading.Lock()
         self._kept: OrderedDict[int, Skeleton] = OrderedDict()
+        self._conversions: OrderedDict[str, tuple[Conversion, ...] | None] = OrderedDict()
+
+    def conversions(self, key: str, build: Callable[[], Skeleton]) -> tuple[Conversion, ...] | None:
+        """Those of the skeletons with this key; one that is built for it is kept."""
+        with self._lock:
+            if key in self._conversions:
+                self._conversions.move_to_end(key)
+                return self._conversions[key]
+        skeleton = build()
+        self.put_back(skeleton)
+        with self._lock:
+            self._conversions[key] = skeleton.conversions
+            if len(self._conversions) > MAX_CONVERSIONS:
+                self._conversions.popitem(last=False)
+        return skeleton.conversions
 
     def take(self, key: str, build: Callable[[], Skeleton]) -> Skeleton:
         """A skeleton with this key, kept or newly built."""

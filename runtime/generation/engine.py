@@ -1,7 +1,7 @@
 """The interface of generation engines: one engine per model, several prompts at once.
 
-The runtime uses engines through this interface only. `transformers_engine` implements it with
-transformers; another library's engine can replace it.
+The runtime uses engines through this interface only. `transformers_engine` computes the tokens of
+several texts together, `sequential_engine` those of one text after the other.
 """
 
 from __future__ import annotations
@@ -25,15 +25,38 @@ class Finish(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Sampling parameters, with OpenAI's names and ranges."""
+    """Sampling parameters, with OpenAI's and vLLM's names and ranges."""
 
     max_tokens: int
     seed: int
     temperature: float = 1.0
     """0 selects the likeliest token."""
     top_p: float = 1.0
+    top_k: int = 0
+    """0: all tokens."""
+    min_p: float = 0.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """Tokens, and what is added to their scores."""
+    min_tokens: int = 0
+    """Before that many tokens no end token is generated."""
+    end_ids: frozenset[int] = frozenset()
+    """Tokens that end the text."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingDefaults:
+    """What a model's generation_config.json says of sampling; None: nothing."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: int | None = None
+    stops: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +72,10 @@ class GenerationEngine(Protocol):
 
     context_tokens: int
     """Maximum number of tokens of a prompt and its output together."""
+    continues_prompt: bool
+    """Whether the output continues the prompt; else a decoder begins a text of its own, and prompt
+    and output have a context each."""
+    defaults: SamplingDefaults
 
     def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling
@@ -63,3 +90,9 @@ class GenerationEngine(Protocol):
 
     def close(self) -> None:
         """Release the network and all memory."""
+
+
+def finish_of(token_ids: Sequence[int], sampling: Sampling) -> Finish:
+    """Why a text with these last tokens ended."""
+    ended = bool(token_ids) and token_ids[-1] in sampling.end_ids
+    return Finish.STOP if ended else Finish.LENGTH

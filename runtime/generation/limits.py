@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from registry.domain.model import ModelPolicy, Task
 from runtime.device.batch import batch_cap
-from runtime.engines.networks.configuration import read_config, task_of
+from runtime.engines.networks.configuration import read_config, task_in
+from runtime.engines.networks.position_limit import position_limit
 from runtime.weights.safetensors_files import DTYPES, SCALE_NAMES
 
 if TYPE_CHECKING:
@@ -30,20 +30,10 @@ GPU_CACHE_SHARE = 0.25
 """Most of a GPU pod's memory for models that one model's cache takes; no GPU has measured it."""
 LEAST_CONTEXTS = 2
 """Whole contexts that a GPU's cache holds, if need be by the eviction of other models."""
+TIMEOUT_S = 600.0
+"""Of a request: 4,096 tokens at 7 a second, which a large model on a few cores makes."""
 DEFAULT_CONTEXT = 2048
 """Context in tokens of a model whose configuration sets no limit."""
-ADDRESSED_VALUES = (1 << 31) - 1
-"""Keys and values of a cache whose pages are read in place: FlexAttention's kernels count in 32
-bits, and the pages of a layer lie all over the cache."""
-
-
-class Attention(StrEnum):
-    """What computes attention, with the values of the setting `attention-backend`."""
-
-    SDPA = "sdpa"
-    """torch's, over keys that are gathered from their pages, with masks."""
-    PAGED = "paged"
-    """FlexAttention over the pages where they lie."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +45,6 @@ class GenerationLimits:
     max_new_tokens: int
     timeout_s: float
     """Time limit of a request."""
-    attention: Attention = Attention.SDPA
     counts_steps: bool = False
     """Whether a model's memory includes that of a step, and its cache is as large as what other
     models leave; set for a GPU, which has no swap."""
@@ -106,11 +95,10 @@ class StepMemory:
     """What a step needs beside the cache, in bytes: held as long as the model, or during a step."""
 
     mask_bytes: int
-    """Held: transformers makes a mask of the largest step once; none with pages in place."""
+    """Held: transformers makes a mask of the largest step once."""
     layer_bytes: int
     """The keys and values of one layer, gathered from their pages, and once for each head of the
-    queries where those share them: attention with a mask knows no groups of heads. With pages in
-    place layers with a sliding window gather theirs, once for all heads."""
+    queries where those share them: attention with a mask knows no groups of heads."""
     activation_bytes: int
     """Of the widest part of a layer: what goes into the MLP, its two inner vectors, its result."""
     score_bytes: int
@@ -121,36 +109,39 @@ class StepMemory:
         return self.mask_bytes + self.layer_bytes + self.activation_bytes + self.score_bytes
 
 
-def step_memory(
-    config: PretrainedConfig,
-    shape: CacheShape,
-    value_bytes: int,
-    *,
-    attention: Attention = Attention.SDPA,
-) -> StepMemory:
+def step_memory(config: PretrainedConfig, shape: CacheShape, value_bytes: int) -> StepMemory:
     """Of the largest step: `STEP_TOKENS` tokens that attend to the whole cache."""
     text = config.get_text_config()
     tokens = shape.pages * PAGE_TOKENS + STEP_TOKENS
     gathered = shape.bytes_per_page // text.num_hidden_layers // PAGE_TOKENS * tokens
-    groups = text.num_attention_heads // key_heads(text)
-    if attention is Attention.PAGED:
-        mask_bytes = 0
-        layer_bytes = gathered if getattr(text, "sliding_window", None) else 0
-    else:
-        mask_bytes = STEP_TOKENS * tokens * value_bytes
-        layer_bytes = gathered * (1 + groups if groups > 1 else 1)
-    inner = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
+    groups = _heads(text) // _key_heads(text)
+    inner = _largest(getattr(text, "intermediate_size", None)) or 4 * text.hidden_size
     return StepMemory(
-        mask_bytes,
-        layer_bytes,
+        STEP_TOKENS * tokens * value_bytes,
+        gathered * (1 + groups if groups > 1 else 1),
         STEP_TOKENS * (2 * text.hidden_size + 2 * inner) * value_bytes,
         STEP_TOKENS * text.vocab_size * 4,
     )
 
 
-def key_heads(text: PretrainedConfig) -> int:
+def _key_heads(text: PretrainedConfig) -> int:
     """Heads of keys and values, which heads of queries may share."""
-    return int(getattr(text, "num_key_value_heads", None) or text.num_attention_heads)
+    return _largest(getattr(text, "num_key_value_heads", None)) or _heads(text)
+
+
+def _heads(text: PretrainedConfig) -> int:
+    """Heads of queries; 1 for networks without attention, whose states are smaller than a cache."""
+    return _largest(getattr(text, "num_attention_heads", None)) or 1
+
+
+def _head_size(text: PretrainedConfig) -> int:
+    """Of the layer with the largest heads; 0 if the configuration names none."""
+    return _largest([getattr(layer, "head_dim", None) or 0 for layer in text.per_layer_config])
+
+
+def _largest(size: int | Sequence[int] | None) -> int:
+    """Of a size that may differ by layer; 0 without one."""
+    return int(size or 0) if isinstance(size, int | None) else max(size, default=0)
 
 
 def cache_shape(config: PretrainedConfig, limits: GenerationLimits, value_bytes: int) -> CacheShape:
@@ -159,16 +150,13 @@ def cache_shape(config: PretrainedConfig, limits: GenerationLimits, value_bytes:
     `value_bytes`: of a key or value, which have the type of the network's weights.
     """
     text = config.get_text_config()
-    heads = key_heads(text)
-    head_size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    heads = _key_heads(text)
+    head_size = _head_size(text) or text.hidden_size // _heads(text)
     token_bytes = 2 * text.num_hidden_layers * heads * head_size * value_bytes
-    context = getattr(text, "max_position_embeddings", None) or DEFAULT_CONTEXT
+    context = position_limit(config) or DEFAULT_CONTEXT
     page_bytes = token_bytes * PAGE_TOKENS
     usable = limits.max_concurrent * -(-context // PAGE_TOKENS)
-    cache_bytes = limits.cache_bytes
-    if limits.attention is Attention.PAGED:
-        cache_bytes = min(cache_bytes, ADDRESSED_VALUES * value_bytes)
-    pages = max(1, min(usable, cache_bytes // page_bytes))
+    pages = max(1, min(usable, limits.cache_bytes // page_bytes))
     return CacheShape(pages, page_bytes, min(context, pages * PAGE_TOKENS))
 
 
@@ -182,8 +170,7 @@ def limits_in(
     shape = cache_shape(config, limits, value_bytes)
     context = -(-shape.context_tokens // PAGE_TOKENS)
     none, one = (
-        each.total_bytes
-        + step_memory(config, each, value_bytes, attention=limits.attention).total_bytes
+        each.total_bytes + step_memory(config, each, value_bytes).total_bytes
         for each in (replace(shape, pages=0), replace(shape, pages=1))
     )
 
@@ -207,14 +194,14 @@ def generation_memory(
     if not (folder / "config.json").exists():
         return nothing  # not a model of transformers
     config = read_config(folder)
-    if task_of(config, declared) is not Task.TEXT_GENERATION:
+    if task_in(folder, config, declared) is not Task.TEXT_GENERATION:
         return nothing
     value_bytes = _value_bytes(tensors)
     if not limits.counts_steps:
         return GenerationMemory(limits, cache_shape(config, limits, value_bytes).total_bytes)
     limits = limits_in(config, limits, value_bytes, room)
     shape = cache_shape(config, limits, value_bytes)
-    step = step_memory(config, shape, value_bytes, attention=limits.attention)
+    step = step_memory(config, shape, value_bytes)
     return GenerationMemory(limits, shape.total_bytes + step.total_bytes)
 
 

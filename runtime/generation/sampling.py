@@ -12,6 +12,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 import torch
+from transformers import LogitsProcessorList
 from transformers.generation.continuous_batching.cb_logits_processors import (
     ContinuousBatchingLogitsProcessor,
 )
@@ -35,7 +36,9 @@ SEED_MASK = (1 << 64) - 1
 class PerRequestSampling(ContinuousBatchingLogitsProcessor):  # type: ignore[misc]  # untyped
     """Transformers' logits processor, with each request's `Sampling` and prompt length."""
 
-    supported_kwargs = {"sampling": Sampling, "prompt_tokens": int}  # noqa: RUF012  # transformers' type
+    supported_kwargs = {  # noqa: RUF012  # transformers' type
+        "sampling": Sampling, "prompt_tokens": int, "processors": LogitsProcessorList
+    }  # fmt: skip
     ignored_kwargs = ()
 
     def __init__(self) -> None:
@@ -55,29 +58,45 @@ class PerRequestSampling(ContinuousBatchingLogitsProcessor):  # type: ignore[mis
         count = len(self._rows)
         if count == 0:
             return scores
+        texts = [state.initial_tokens + state.generated_tokens for state in self._rows]
+        given = [state.logit_processor_kwargs for state in self._rows]
+        rows = scores[:count]
+        if any(each["processors"] for each in given):
+            ids = [torch.tensor([text], device=scores.device) for text in texts]
+            rows = torch.cat(
+                [
+                    each["processors"](ids[index], rows[index : index + 1])
+                    for index, each in enumerate(given)
+                ]
+            )
+        # A preempted request has some of its new tokens at the end of its prompt.
         rows = adjust_scores(
-            scores[:count],
-            [state.logit_processor_kwargs["sampling"] for state in self._rows],
-            generated=[_generated(state) for state in self._rows],
+            rows,
+            [each["sampling"] for each in given],
+            generated=[t[each["prompt_tokens"] :] for t, each in zip(texts, given, strict=True)],
+            texts=texts,
         )
         return rows if count == len(scores) else torch.cat([rows, scores[count:]])
 
 
-def _generated(state: RequestState) -> list[int]:
-    """A request's new tokens; a preempted request has some of them at the end of its prompt."""
-    ids: list[int] = state.initial_tokens + state.generated_tokens
-    return ids[state.logit_processor_kwargs["prompt_tokens"] :]
-
-
 def adjust_scores(
-    scores: torch.Tensor, samplings: Sequence[Sampling], *, generated: Sequence[Sequence[int]]
+    scores: torch.Tensor,
+    samplings: Sequence[Sampling],
+    *,
+    generated: Sequence[Sequence[int]],
+    texts: Sequence[Sequence[int]] | None = None,
 ) -> torch.Tensor:
     """Scores of shape (requests, vocabulary); the largest of each row is its next token.
 
+    `texts`: with the prompts; without them `generated` is all that repetitions are counted in.
+
     Penalties as OpenAI defines them: a token that was generated c times loses
-    c * frequency_penalty, and presence_penalty once if c > 0.
+    c * frequency_penalty, and presence_penalty once if c > 0; the one of repetitions as
+    transformers does, which counts the prompt too.
     """
-    scores = _penalised(scores, samplings, generated)
+    scores = _without_repetition(scores, samplings, texts or generated)
+    scores = _shifted_scores(scores, samplings, generated)
+    scores = _without_ends(scores, samplings, generated)
     drawn = [index for index, each in enumerate(samplings) if each.temperature > 0]
     if not drawn:
         return scores
@@ -88,33 +107,97 @@ def adjust_scores(
         [each.temperature for each in chosen], device=scores.device, dtype=scores.dtype
     )
     heated = scores.index_select(0, rows) / temperatures[:, None]
+    if any(each.top_k for each in chosen):
+        heated = _likeliest(heated, [each.top_k for each in chosen])
     if any(each.top_p < 1 for each in chosen):
         heated = _nucleus(heated, [each.top_p for each in chosen])
+    if any(each.min_p for each in chosen):
+        heated = _not_unlikely(heated, [each.min_p for each in chosen])
     noise = _gumbel_noise(heated, [each.seed for each in chosen], positions)
     if len(drawn) == len(samplings):
         return heated + noise
     return scores.index_copy(0, rows, heated + noise)
 
 
-def _penalised(
+def _without_repetition(
+    scores: torch.Tensor, samplings: Sequence[Sampling], texts: Sequence[Sequence[int]]
+) -> torch.Tensor:
+    """Source: Keskar et al. 2019, "CTRL", section 4.1, for scores of both signs."""
+    seen = [
+        (row, token, sampling.repetition_penalty)
+        for row, sampling in enumerate(samplings)
+        if sampling.repetition_penalty != 1
+        for token in set(texts[row])
+    ]
+    if not seen:
+        return scores
+    rows, tokens, penalties = zip(*seen, strict=True)
+    places = _places(scores, rows, tokens)
+    found = scores[places]
+    by = torch.tensor(penalties, device=scores.device, dtype=scores.dtype)
+    return scores.index_put(places, torch.where(found < 0, found * by, found / by))
+
+
+def _places(
+    scores: torch.Tensor, rows: Sequence[int], tokens: Sequence[int]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.tensor(rows, device=scores.device), torch.tensor(tokens, device=scores.device)
+
+
+def _shifted_scores(
     scores: torch.Tensor, samplings: Sequence[Sampling], generated: Sequence[Sequence[int]]
 ) -> torch.Tensor:
+    """With the client's bias, and less for tokens that were generated."""
     rows: list[int] = []
     tokens: list[int] = []
-    losses: list[float] = []
+    gains: list[float] = []
     for row, (sampling, ids) in enumerate(zip(samplings, generated, strict=True)):
+        shifts = list(sampling.logit_bias)
         if sampling.frequency_penalty or sampling.presence_penalty:
-            for token, count in Counter(ids).items():
-                rows.append(row)
-                tokens.append(token)
-                losses.append(count * sampling.frequency_penalty + sampling.presence_penalty)
+            shifts += [
+                (token, -count * sampling.frequency_penalty - sampling.presence_penalty)
+                for token, count in Counter(ids).items()
+            ]
+        rows += [row] * len(shifts)
+        tokens += [token for token, _ in shifts]
+        gains += [gain for _, gain in shifts]
     if not rows:
         return scores
-    device = scores.device
-    places = (torch.tensor(rows, device=device), torch.tensor(tokens, device=device))
-    return scores.index_put(
-        places, -torch.tensor(losses, device=device, dtype=scores.dtype), accumulate=True
-    )
+    added = torch.tensor(gains, device=scores.device, dtype=scores.dtype)
+    return scores.index_put(_places(scores, rows, tokens), added, accumulate=True)
+
+
+def _without_ends(
+    scores: torch.Tensor, samplings: Sequence[Sampling], generated: Sequence[Sequence[int]]
+) -> torch.Tensor:
+    """Without the tokens that would end a text before its least length."""
+    ends = [
+        (row, token)
+        for row, (sampling, ids) in enumerate(zip(samplings, generated, strict=True))
+        if len(ids) < sampling.min_tokens
+        for token in sampling.end_ids
+    ]
+    if not ends:
+        return scores
+    rows, tokens = zip(*ends, strict=True)
+    lowest = torch.tensor(-torch.inf, device=scores.device, dtype=scores.dtype)
+    return scores.index_put(_places(scores, rows, tokens), lowest)
+
+
+def _likeliest(scores: torch.Tensor, top_ks: Sequence[int]) -> torch.Tensor:
+    """Without all but the `top_k` largest, and those equal to the least of them."""
+    size = scores.shape[-1]
+    counts = [min(each, size) if each else size for each in top_ks]
+    ordered = scores.topk(max(counts), dim=-1).values
+    places = torch.tensor(counts, device=scores.device)[:, None] - 1
+    return scores.masked_fill(scores < ordered.gather(1, places), -torch.inf)
+
+
+def _not_unlikely(scores: torch.Tensor, min_ps: Sequence[float]) -> torch.Tensor:
+    """Without tokens less likely than `min_p` times the likeliest."""
+    likeliest = scores.amax(dim=-1, keepdim=True)
+    least = torch.tensor(min_ps, device=scores.device, dtype=scores.dtype).log()[:, None]
+    return scores.masked_fill(scores < likeliest + least, -torch.inf)
 
 
 def _nucleus(scores: torch.Tensor, top_ps: Sequence[float]) -> torch.Tensor:

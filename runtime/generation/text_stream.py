@@ -13,18 +13,36 @@ REPLACEMENT = "\ufffd"
 """Decoded from bytes that are a partial character."""
 MAX_HELD_TOKENS = 16
 """Tokens that end in a partial character are held back for at most so many tokens."""
+LEAST_PROMPT_TOKENS = 4
+MOST_PROMPT_TOKENS = 24
+"""Of a prompt's end, behind which new tokens are decoded, as vLLM does."""
 
 
 class TextStream:
     """One choice's text. Decoding a token takes about 20 us, too little to use a thread for."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, stops: Sequence[str]) -> None:
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        stops: Sequence[str],
+        *,
+        prompt_ids: Sequence[int] = (),
+        keeps_stop: bool = False,
+        keeps_special: bool = False,
+    ) -> None:
+        """`prompt_ids`: what the text continues; empty for a text that stands by itself.
+
+        `keeps_stop`: the text ends with the stop string, not before it. `keeps_special`: special
+        tokens are part of the text.
+        """
         self._tokenizer = tokenizer
         self._stops = tuple(stops)
-        self._ids: list[int] = []
+        self._keeps_stop = keeps_stop
+        self._skips_special = not keeps_special
+        self._ids: list[int] = self._end_of(prompt_ids)
         self._context_start = 0
         """Tokens from here on are decoded again with new ones: some depend on their neighbour."""
-        self._returned = 0
+        self._prompt_tokens = self._returned = len(self._ids)
         """Number of tokens that were returned as text."""
         self._held = ""
         """Text that may be the beginning of a stop string."""
@@ -40,8 +58,18 @@ class TextStream:
         """The held text, after the last token."""
         return self._up_to_stop(self._new_text(is_end=True), is_end=True)
 
+    def _end_of(self, prompt_ids: Sequence[int]) -> list[int]:
+        """The prompt's last tokens, from a whole character on."""
+        for count in range(LEAST_PROMPT_TOKENS, MOST_PROMPT_TOKENS):
+            tail = list(prompt_ids[-count:])
+            if len(tail) < count or not self._decode(tail).startswith(REPLACEMENT):
+                break
+        return tail
+
     def _new_text(self, *, is_end: bool) -> str:
         known = self._decode(self._ids[self._context_start : self._returned])
+        if self._returned == self._prompt_tokens:  # the prompt may end within a character
+            known = known.rstrip(REPLACEMENT)
         text = self._decode(self._ids[self._context_start :])
         may_hold = len(self._ids) - self._returned < MAX_HELD_TOKENS
         if text.endswith(REPLACEMENT) and may_hold and not is_end:
@@ -50,18 +78,19 @@ class TextStream:
         return text[len(known) :]
 
     def _decode(self, token_ids: Sequence[int]) -> str:
-        text: str = self._tokenizer.decode(token_ids, skip_special_tokens=True)
+        text: str = self._tokenizer.decode(token_ids, skip_special_tokens=self._skips_special)
         return text
 
     def _up_to_stop(self, text: str, *, is_end: bool) -> str:
         if self.is_stopped:
             return ""
         text = self._held + text
-        positions = [at for stop in self._stops if (at := text.find(stop)) >= 0]
-        if positions:
+        places = [(at, len(stop)) for stop in self._stops if (at := text.find(stop)) >= 0]
+        if places:
             self.is_stopped = True
             self._held = ""
-            return text[: min(positions)]
+            at, length = min(places)
+            return text[: at + length if self._keeps_stop else at]
         held = 0 if is_end else _overlap(text, self._stops)
         self._held = text[len(text) - held :]
         return text[: len(text) - held]

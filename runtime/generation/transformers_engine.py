@@ -11,10 +11,16 @@ import asyncio
 import itertools
 import logging
 from collections import deque
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from transformers import GenerationConfig, LogitsProcessorList
+import torch
+from transformers import (
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    PreTrainedModel,
+)
 from transformers.generation import ContinuousBatchingConfig
 from transformers.generation.continuous_batching.cb_logits_processors import (
     ContinuousBatchingLogitsProcessorList,
@@ -26,25 +32,29 @@ from transformers.generation.continuous_batching.continuous_api import (
 
 from runtime.device.device_errors import is_device_error, is_out_of_memory
 from runtime.errors import DeviceFull, InferenceFailed, ModelInvalid, NoRoomToInfer
-from runtime.generation.engine import Finish, Sampling, TokenChunk
+from runtime.generation.engine import Sampling, TokenChunk, finish_of
 from runtime.generation.limits import (
     PAGE_TOKENS,
     STEP_TOKENS,
-    Attention,
     GenerationLimits,
     cache_shape,
+)
+from runtime.generation.network_steps import (
+    request_config,
+    sampling_defaults,
+    score_processors,
 )
 from runtime.generation.sampling import PerRequestSampling
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
+    from collections.abc import AsyncGenerator, Iterator, Sequence
 
-    from transformers import PreTrainedModel
+    from transformers import PretrainedConfig
     from transformers.generation.continuous_batching.requests import GenerationOutput
 
     from runtime.device.device_model import DeviceModel
-    from runtime.device.forward_graphs import GraphMaker
     from runtime.device.worker import DeviceWorker
+    from runtime.generation.network_steps import Scores
 
 logger = logging.getLogger(__name__)
 
@@ -84,6 +94,8 @@ class _Processor(ContinuousBatchProcessor):  # type: ignore[misc]  # transformer
 class TransformersEngine:
     """One network's generation, without a task of its own: waiting requests take turns to step."""
 
+    continues_prompt = True
+
     def __init__(
         self,
         network: PreTrainedModel,
@@ -91,12 +103,9 @@ class TransformersEngine:
         device_model: DeviceModel,
         limits: GenerationLimits,
         loop: asyncio.AbstractEventLoop,
-        graphs: GraphMaker | None = None,
     ) -> None:
         """Called in the device's thread.
 
-        `graphs`: captures steps without prompts, where pages are read in place: else no two steps
-        have inputs of one shape.
         Raises ModelInvalid for an unsupported architecture, DeviceFull without room for a cache.
         """
         shape = cache_shape(network.config, limits, network.dtype.itemsize)
@@ -104,7 +113,7 @@ class TransformersEngine:
         self._device = device
         self._device_model = device_model
         self._limits = limits
-        self._eos_ids = _eos_ids(network)
+        self.defaults = sampling_defaults(network)
         self._outputs = _Outputs(loop)
         self._sequence = itertools.count()
         self._turn = asyncio.Lock()
@@ -119,20 +128,22 @@ class TransformersEngine:
             use_cuda_graph=False,
             auto_switch_to_flash=False,
         )
+        configurations = _configurations(network)
+        attention = [each._attn_implementation_internal for each in configurations]
         try:
             self._manager = network.init_continuous_batching(
-                GenerationConfig(do_sample=False, eos_token_id=self._eos_ids), config
+                GenerationConfig(do_sample=False, eos_token_id=-1), config
             )
             self._manager.output_router = self._outputs
             self._manager.logit_processor = _logits_processors()
-            with self._cache_attention():
-                self._processor = self._manager._create_batch_processor()
+            self._processor = self._manager._create_batch_processor()
             self._processor.__class__ = _Processor
             _use_default_stream(self._processor)
-            if limits.attention is Attention.PAGED:
-                from runtime.generation.paged_runner import read_in_place
-
-                read_in_place(self._processor, self.context_tokens, graphs)
+            self._paged = [
+                (each, each._attn_implementation_internal)
+                for each, own in zip(configurations, attention, strict=True)
+                if each._attn_implementation_internal != own
+            ]
         except Exception as error:  # each unsupported kind of attention fails in its own way
             if is_out_of_memory(error):
                 raise DeviceFull(
@@ -143,6 +154,11 @@ class TransformersEngine:
             raise ModelInvalid(
                 f"{network.config.model_type} cannot generate with continuous batching: {error}"
             ) from error
+        finally:  # other inferences share the network
+            for each, own in zip(configurations, attention, strict=True):
+                each._attn_implementation_internal = own
+        config = request_config(network, ())
+        self._has_processors = bool(score_processors(network, config, 1))
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling
@@ -153,15 +169,7 @@ class TransformersEngine:
         returned = 0
         is_finished = False
         try:
-            self._manager.add_request(
-                list(prompt_ids),
-                request_id,
-                max_new_tokens=sampling.max_tokens,
-                streaming=True,
-                eos_token_id=self._eos_ids,
-                sampling=sampling,
-                prompt_tokens=len(prompt_ids),
-            )
+            self._add(request_id, prompt_ids, sampling, self._processors(prompt_ids, sampling))
             while not is_finished:
                 await self._step_until(outputs)
                 output = outputs.popleft()
@@ -171,7 +179,8 @@ class TransformersEngine:
                     raise kind(f"generation failed: {output.error}") from self._failure
                 token_ids = tuple(output.generated_tokens[returned:])
                 returned += len(token_ids)
-                yield TokenChunk(token_ids, self._finish(token_ids) if is_finished else None)
+                finish = finish_of(token_ids, sampling) if is_finished else None
+                yield TokenChunk(token_ids, finish)
         finally:
             del self._outputs.queues[request_id]
             if not is_finished:
@@ -180,9 +189,32 @@ class TransformersEngine:
     def close(self) -> None:
         del self._processor, self._manager
 
-    def _finish(self, token_ids: tuple[int, ...]) -> Finish:
-        ended = bool(token_ids) and token_ids[-1] in self._eos_ids
-        return Finish.STOP if ended else Finish.LENGTH
+    def _add(
+        self,
+        request_id: str,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        processors: LogitsProcessorList,
+    ) -> None:
+        self._manager.add_request(
+            list(prompt_ids),
+            request_id,
+            max_new_tokens=sampling.max_tokens,
+            streaming=True,
+            eos_token_id=sorted(sampling.end_ids) or [-1],
+            sampling=sampling,
+            prompt_tokens=len(prompt_ids),
+            processors=processors,
+        )
+
+    def _processors(self, prompt_ids: Sequence[int], sampling: Sampling) -> LogitsProcessorList:
+        """What generation_config.json asks for beside a `Sampling`, which few models' does."""
+        if not self._has_processors:
+            return LogitsProcessorList()
+        network = self._manager.model
+        config = request_config(network, sorted(sampling.end_ids))
+        config.max_length = len(prompt_ids) + sampling.max_tokens
+        return score_processors(network, config, len(prompt_ids))
 
     async def _step_until(self, outputs: deque[GenerationOutput]) -> None:
         """Return once there are outputs; requests without any take turns to make a step."""
@@ -198,14 +230,6 @@ class TransformersEngine:
             if not has_stepped and not outputs:
                 raise InferenceFailed("the engine has no work, but a request waits for tokens")
 
-    def _cache_attention(self) -> AbstractContextManager[None]:
-        """The attention for which a cache is made; that of the network itself by default."""
-        if self._limits.attention is Attention.SDPA:
-            return nullcontext()
-        from runtime.generation.paged_attention import paged_network  # imports torch's compiler
-
-        return paged_network(self._manager.model)
-
     def _step(self) -> bool:
         """Generate a token for every request, in the device's thread; False if there is no work."""
         processor = self._processor
@@ -213,10 +237,7 @@ class TransformersEngine:
         planned = self._device.times.planned_rows.get(model.key)
         processor.scheduler.max_requests_per_batch = self._limits.batch_size(model.policy, planned)
         try:
-            if not processor.prepare_next_batch():
-                return False
-            processor._generation_step(self._manager.model)
-            processor.update_batch()
+            return self._advance()
         except Exception as error:  # a network may raise any error
             logger.exception("a generation step failed")
             self._failure = MemoryError(str(error)) if is_out_of_memory(error) else None
@@ -224,6 +245,30 @@ class TransformersEngine:
             if is_device_error(error) and not is_out_of_memory(error):
                 raise  # the worker finds out whether the device is lost
         return True
+
+    def _advance(self) -> bool:
+        processor = self._processor
+        if not processor.prepare_next_batch():
+            return False
+        with _paged_attention(self._paged):
+            processor._generation_step(self._manager.model)
+        processor.update_batch()
+        return True
+
+    def try_texts(self, prompts: Sequence[Sequence[int]], tokens: Sequence[int]) -> Scores:
+        """Scores of each text while these tokens are forced on all, in the device's thread.
+
+        The second text begins a step after the first. Raises the network's errors.
+        """
+        recorders = [_Recorder(tokens) for _ in prompts]
+        names = [f"trial-{index}" for index in range(len(prompts))]
+        for name, prompt, recorder in zip(names, prompts, recorders, strict=True):
+            sampling = Sampling(max_tokens=len(tokens), seed=0, temperature=0)
+            self._add(name, prompt, sampling, LogitsProcessorList([recorder]))
+            self._advance()
+        while self._advance():
+            pass
+        return [recorder.scores for recorder in recorders]
 
 
 def _use_default_stream(processor: Any) -> None:
@@ -243,10 +288,35 @@ def _logits_processors() -> ContinuousBatchingLogitsProcessorList:
     return processors
 
 
-def _eos_ids(network: PreTrainedModel) -> list[int]:
-    """Tokens that end a generation; [-1] if the model names none."""
-    declared = network.generation_config.eos_token_id
-    if declared is None:
-        declared = network.config.get_text_config().eos_token_id
-    ids = declared if isinstance(declared, list) else [declared]
-    return [int(each) for each in ids if each is not None] or [-1]
+class _Recorder(LogitsProcessor):  # type: ignore[misc]  # transformers ships no types here
+    """Keeps the scores of a text, and has it go on with given tokens."""
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        self._tokens = tokens
+        self.scores: list[torch.Tensor] = []
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        token = self._tokens[len(self.scores)]
+        self.scores.append(scores[0].float())
+        forced = torch.full_like(scores, -torch.inf)
+        forced[:, token] = 0
+        return forced
+
+
+def _configurations(network: PreTrainedModel) -> list[PretrainedConfig]:
+    """Of the network and its parts, each once."""
+    parts = (each for each in network.modules() if isinstance(each, PreTrainedModel))
+    return list({id(each.config): each.config for each in parts}.values())
+
+
+@contextmanager
+def _paged_attention(paged: Sequence[tuple[PretrainedConfig, str]]) -> Iterator[None]:
+    """In the block, the attention of a step where it is another one than the network's own."""
+    own = [each._attn_implementation_internal for each, _ in paged]
+    try:
+        for each, implementation in paged:
+            each._attn_implementation_internal = implementation
+        yield
+    finally:
+        for (each, _), implementation in zip(paged, own, strict=True):
+            each._attn_implementation_internal = implementation

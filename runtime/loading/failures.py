@@ -6,11 +6,20 @@ to 10 s after a full disk, on which space may be free at any moment and an attem
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 
 from registry.backoff import Backoff
 from registry.domain.model import LoadFailure, ModelSpec
-from runtime.errors import DiskFull, LoadFailed, ModelBroken, ModelTooLarge, status_of
+from runtime.errors import (
+    DiskFull,
+    LoadFailed,
+    ModelBroken,
+    ModelInvalid,
+    ModelTooLarge,
+    ModelUnsupported,
+    status_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,6 +28,7 @@ if TYPE_CHECKING:
 
 BACKOFF: Final = Backoff(initial_s=1.0, max_s=60.0)
 DISK_FULL_BACKOFF: Final = Backoff(initial_s=1.0, max_s=10.0)
+_PERMANENT: Final = {status_of(each("")): each for each in (ModelInvalid, ModelUnsupported)}
 BROKEN_PAUSE_S: Final = 300.0
 """Pause before a hung model is loaded again: each hang costs a thread until the pod ends."""
 
@@ -36,6 +46,7 @@ def next_failure(
         attempts=attempts,
         retry_at_s=now_s + backoff.pause_s(attempts),
         http_status=int(status_of(error)),
+        exceeds_budget=isinstance(error, ModelTooLarge),
     )
 
 
@@ -55,17 +66,22 @@ class LoadFailures:
         wait_s = failure.retry_at_s - self._now_s()
         if wait_s <= 0:
             return
-        if failure.http_status != status_of(ModelTooLarge("")):
-            raise LoadFailed(failure.message, retry_after_s=wait_s)
-        if spec.key in self._own:  # budgets of pods differ
-            raise ModelTooLarge(failure.message, retry_after_s=wait_s)
+        if failure.http_status == HTTPStatus.INSUFFICIENT_STORAGE:
+            if spec.key not in self._own:  # budgets of pods differ
+                return
+            if failure.exceeds_budget:
+                raise ModelTooLarge(failure.message)
+            raise DiskFull(failure.message, retry_after_s=wait_s)
+        if failure.is_permanent:
+            raise _PERMANENT[HTTPStatus(failure.http_status)](failure.message)
+        raise LoadFailed(failure.message, retry_after_s=wait_s)
 
     def record(self, spec: ModelSpec, error: LoadFailed) -> LoadFailure:
-        """Record a failed load, and set the time of the next attempt in the error."""
+        """Record a failed load, and in the error when a client may try again, if that can help."""
         now_s = self._now_s()
         failure = next_failure(spec.key, error, previous=self._last(spec), now_s=now_s)
         self._own[spec.key] = failure
-        error.retry_after_s = failure.retry_at_s - now_s
+        error.retry_after_s = None if failure.is_permanent else failure.retry_at_s - now_s
         return failure
 
     def record_broken(self, key: str, reason: str) -> LoadFailure:

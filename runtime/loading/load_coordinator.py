@@ -15,18 +15,17 @@ from typing import TYPE_CHECKING
 from registry.domain.model import LoadFailure, ModelSpec, Tier
 from runtime.errors import DeadlinePassed, LoadFailed, ModelBroken, RuntimePackageError
 from runtime.loading.failures import LoadFailures
-from runtime.loading.load import Load
-from runtime.loading.load_lifecycle import MEMORY_TIMEOUT_S, LoadLifecycle
+from runtime.loading.file_check import check_files
+from runtime.loading.load_lifecycle import LoadLifecycle
 from runtime.loading.load_threads import mark_retrieved, unless_cancelled
+from runtime.loading.load_turns import Load
 from runtime.loading.model_store import StoreEntry
-from runtime.loading.tier_preloads import TierPreloads
-from runtime.loading.weight_resolver import ResolvedWeights
+from runtime.loading.model_tiers import TierPreloads
 from runtime.metrics import LOAD_SECONDS, LOADS
 from runtime.threads import in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from contextlib import AbstractAsyncContextManager
+    from collections.abc import Awaitable, Callable
 
     from registry.redis.watch import ClusterWatch
     from runtime.loading.model_loader import ModelLoader
@@ -63,7 +62,7 @@ class _LiveLoad(Load):
     """Of an adapter: in use until the load has ended."""
 
 
-class LoadCoordinator(LoadLifecycle[_LiveLoad, ResolvedWeights, StoreEntry]):
+class LoadCoordinator(LoadLifecycle[_LiveLoad, StoreEntry]):
     def __init__(
         self,
         loader: ModelLoader,
@@ -73,7 +72,6 @@ class LoadCoordinator(LoadLifecycle[_LiveLoad, ResolvedWeights, StoreEntry]):
         measurements: Measurements,
         costs: ReloadCosts,
         tasks: asyncio.TaskGroup,
-        ends_downloads: bool = False,
     ) -> None:
         super().__init__(
             loader.store,
@@ -82,7 +80,6 @@ class LoadCoordinator(LoadLifecycle[_LiveLoad, ResolvedWeights, StoreEntry]):
             costs=costs,
             measurements=measurements,
             state=lambda: watch.state,
-            ends_downloads=ends_downloads,
         )
         self._loader = loader
         self._resolver = loader.resolver
@@ -187,6 +184,11 @@ class LoadCoordinator(LoadLifecycle[_LiveLoad, ResolvedWeights, StoreEntry]):
         finally:
             self.withdraw(load)
 
+    async def check(self, spec: ModelSpec) -> None:
+        """Raise LoadFailed where the model's files cannot be read, or do not fit together."""
+        if not self._store.holds(spec.key):
+            await check_files(self._loader, spec)
+
     async def cancel(self, key: str, reason: str) -> None:
         """End all loads of a model and free what they reserved; requests fail with the reason."""
         load = self.running.get(key)
@@ -209,21 +211,19 @@ class LoadCoordinator(LoadLifecycle[_LiveLoad, ResolvedWeights, StoreEntry]):
     def now_s(self) -> float:
         return time.monotonic()
 
-    async def sleep(self, load: _LiveLoad, seconds: float) -> None:
-        await asyncio.sleep(seconds)
-
-    async def wait_for_turn(
-        self, load: _LiveLoad, enter: Callable[[Callable[[], None]], None]
-    ) -> None:
-        granted = asyncio.Event()
-        enter(granted.set)
-        if not granted.is_set():
-            await unless_cancelled(load.ticket, granted.wait())
-
-    async def wait_for_memory(self, load: _LiveLoad, condition: Callable[[], bool]) -> bool:
+    async def wait(
+        self,
+        load: _LiveLoad,
+        begin: Callable[[Callable[[], None]], None],
+        timeout_s: float | None = None,
+    ) -> bool:
+        ended = asyncio.Event()
+        begin(ended.set)
+        if ended.is_set():
+            return True
         try:
-            async with asyncio.timeout(MEMORY_TIMEOUT_S):
-                await unless_cancelled(load.ticket, self._store.wait_until(condition))
+            async with asyncio.timeout(timeout_s):
+                await unless_cancelled(load.ticket, ended.wait())
         except TimeoutError:
             return False
         return True
@@ -261,11 +261,12 @@ class LoadCoordinator(LoadLifecycle[_LiveLoad, ResolvedWeights, StoreEntry]):
     async def nearest_tier(self, load: _LiveLoad) -> Tier:
         return await self._resolver.nearest_tier(load.spec.key)
 
-    def open(self, load: _LiveLoad) -> AbstractAsyncContextManager[ResolvedWeights]:
-        return self._loader.open(load.spec, load.ticket, load.base)
-
-    async def copy(self, load: _LiveLoad, weights: ResolvedWeights) -> StoreEntry:
-        return await self._loader.copy(load.spec, weights, load.ticket)
+    async def bring(self, load: _LiveLoad, reserve: Callable[[int], Awaitable[None]]) -> StoreEntry:
+        async with self._loader.open(load.spec, load.ticket, load.base) as weights:
+            await reserve(weights.memory_bytes)
+            entry = await self._loader.copy(weights)
+            load.source = weights.tier  # not the nearest if its copy was damaged or deleted
+        return entry
 
     def ended(
         self, load: _LiveLoad, entry: StoreEntry | None, error: RuntimePackageError | None

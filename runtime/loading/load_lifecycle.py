@@ -8,18 +8,18 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from functools import partial
-from typing import TYPE_CHECKING, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 
+from registry.domain.model import name_of_key
 from registry.domain.reservation import ANY_COPIES, LoadClaim
 from registry.errors import ClaimLost
+from registry.sizes import shown_bytes
 from runtime.errors import LoadCancelled, LoadFailed, LoadRefused, MemoryBusy, RuntimePackageError
-from runtime.loading.load import Load, LoadReports, Weights, should_continue
-from runtime.loading.load_turns import LoadTurns
+from runtime.loading.load_turns import Load, LoadTurns
 from runtime.tiers.device_cache import CachedModel, DeviceCache
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from contextlib import AbstractAsyncContextManager
+    from collections.abc import Awaitable, Callable
 
     from registry.domain.cluster import ClusterState
     from registry.domain.model import LoadFailure, ModelSpec, Tier
@@ -27,18 +27,30 @@ if TYPE_CHECKING:
     from runtime.registration.measurements import Measurements
     from runtime.tiers.eviction import ReloadCosts
 
+
 CLAIM_TIMEOUT_S: Final = 6.0
 """Timeout of retries of a refused claim: a gateway's claim expires after 5 s without a load."""
 CLAIM_RETRY_INTERVAL_S: Final = 0.1
 MEMORY_TIMEOUT_S: Final = 30.0
 """How long a load waits until requests release memory."""
 
+
+class LoadReports(Protocol):
+    """A pod's claims and reports of loads; implemented by `registration.registry_agent`."""
+
+    def claim_of(self, token: int) -> LoadClaim: ...
+    async def claim(self, key: str, max_other_copies: int) -> LoadClaim: ...
+    async def start_load(self, key: str, claim: LoadClaim, source: Tier) -> None: ...
+    async def finish_load(self, key: str, claim: LoadClaim, memory_bytes: int) -> None: ...
+    async def fail_load(self, key: str, claim: LoadClaim, failure: LoadFailure) -> bool: ...
+    def report_tier(self, key: str) -> None: ...
+
+
 L = TypeVar("L", bound=Load)
-W = TypeVar("W", bound=Weights)
 R = TypeVar("R", bound=CachedModel)
 
 
-class LoadLifecycle(Generic[L, W, R]):
+class LoadLifecycle(Generic[L, R]):
     """All loads of a pod: one per model at a time, those of several models in turns."""
 
     def __init__(
@@ -50,7 +62,6 @@ class LoadLifecycle(Generic[L, W, R]):
         costs: ReloadCosts,
         measurements: Measurements,
         state: Callable[[], ClusterState],
-        ends_downloads: bool = False,
     ) -> None:
         """`state` has the times of earlier loads, and the copies at other pods."""
         self.cache = cache
@@ -63,23 +74,19 @@ class LoadLifecycle(Generic[L, W, R]):
         self._measurements = measurements
         self._state = state
         self._turns = LoadTurns(self.now_s)
-        self._ends_downloads = ends_downloads
 
     @abstractmethod
     def now_s(self) -> float:
         """A monotonic clock."""
 
     @abstractmethod
-    async def sleep(self, load: L, seconds: float) -> None:
-        """Return after this time, or earlier if the load is cancelled."""
+    async def wait(
+        self, load: L, begin: Callable[[Callable[[], None]], None], timeout_s: float | None = None
+    ) -> bool:
+        """Call `begin`, and wait until its argument is called; False after the timeout.
 
-    @abstractmethod
-    async def wait_for_turn(self, load: L, enter: Callable[[Callable[[], None]], None]) -> None:
-        """Call `enter`, and wait until it calls its argument; raises LoadCancelled."""
-
-    @abstractmethod
-    async def wait_for_memory(self, load: L, condition: Callable[[], bool]) -> bool:
-        """Wait for the condition (`DeviceCache.call_when`); False after MEMORY_TIMEOUT_S."""
+        Raises LoadCancelled once the load is cancelled.
+        """
 
     @abstractmethod
     def new_load(self, spec: ModelSpec, max_other_copies: int, *, is_preload: bool) -> L: ...
@@ -93,12 +100,13 @@ class LoadLifecycle(Generic[L, W, R]):
         """The tier that the load would start from now."""
 
     @abstractmethod
-    def open(self, load: L) -> AbstractAsyncContextManager[W]:
-        """The weights, which may still be under download; raises LoadFailed, LoadCancelled."""
+    async def bring(self, load: L, reserve: Callable[[int], Awaitable[None]]) -> R:
+        """The model on the device, not yet in the cache.
 
-    @abstractmethod
-    async def copy(self, load: L, weights: W) -> R:
-        """The model on the device, in the memory reserved for it; not yet in the cache."""
+        Opens the weights, which may still be under download, awaits `reserve` with the device
+        memory that the model needs, and copies. Sets the tier that the weights came from. Raises
+        LoadFailed, LoadCancelled, and what `reserve` raises.
+        """
 
     @abstractmethod
     def ended(self, load: L, entry: R | None, error: RuntimePackageError | None) -> None:
@@ -116,9 +124,7 @@ class LoadLifecycle(Generic[L, W, R]):
 
     def join(self, spec: ModelSpec, token: int = 0) -> L:
         """The load of the model for one more waiting request, started if none is running."""
-        load = self.running.get(spec.key)
-        if load is None:
-            load = self._begin(spec, ANY_COPIES, is_preload=False)
+        load = self.running.get(spec.key) or self._begin(spec, ANY_COPIES, is_preload=False)
         load.token = max(token, load.token)
         load.waiters += 1
         load.ticket.prioritise()
@@ -127,9 +133,7 @@ class LoadLifecycle(Generic[L, W, R]):
 
     def join_preload(self, spec: ModelSpec, max_other_copies: int) -> L:
         """The load of the model, which now continues without waiting requests."""
-        load = self.running.get(spec.key)
-        if load is None:
-            load = self._begin(spec, max_other_copies, is_preload=True)
+        load = self.running.get(spec.key) or self._begin(spec, max_other_copies, is_preload=True)
         load.is_preload = True
         return load
 
@@ -158,9 +162,8 @@ class LoadLifecycle(Generic[L, W, R]):
         """End a request's wait; after the last one the load becomes a preload or is cancelled."""
         load.waiters -= 1
         if load.waiters == 0:
-            progress = load.ticket.progress
-            is_wanted = load.is_preload or load.askers > 0
-            if is_wanted or should_continue(progress, ends_downloads=self._ends_downloads):
+            # A started load is worth finishing: a client whose deadline passed usually retries.
+            if load.is_preload or load.askers > 0 or load.ticket.has_started:
                 load.ticket.deprioritise()
             else:
                 load.ticket.cancel("no request waits for it any more")
@@ -229,7 +232,7 @@ class LoadLifecycle(Generic[L, W, R]):
             except LoadRefused:
                 if copies != ANY_COPIES or self.now_s() >= deadline_s:
                     raise
-            await self.sleep(load, CLAIM_RETRY_INTERVAL_S)
+            await self.wait(load, lambda _: None, CLAIM_RETRY_INTERVAL_S)
 
     async def _start(self, load: L, claim: LoadClaim) -> LoadClaim:
         key = load.spec.key
@@ -250,12 +253,15 @@ class LoadLifecycle(Generic[L, W, R]):
         key, copies = load.spec.key, self._copies(load.spec.key)
         expected_s = self._state().measured(key).load_from(load.source, None).seconds
         try:
-            await self.wait_for_turn(load, partial(self._turns.enter, load, expected_s))
+            await self.wait(load, partial(self._turns.enter, load, expected_s))
             if not load.waiters and self._copies(key) > copies:
                 load.ticket.cancel("another pod has loaded the model since")
                 load.ticket.raise_if_cancelled()
             load.turn_s = self.now_s()
-            return await self._open_and_copy(load)
+            return await self.bring(load, partial(self._reserve, load))
+        except Exception:  # the process ends with any other
+            self.cache.cancel_reservation(key)
+            raise
         finally:
             self._turns.leave(load)
 
@@ -263,28 +269,22 @@ class LoadLifecycle(Generic[L, W, R]):
         """Number of pods that have the model on their device."""
         return sum(each.is_warm for each in self._state().holders(key).values())
 
-    async def _open_and_copy(self, load: L) -> R:
-        key = load.spec.key
-        async with self.open(load) as weights:
-            try:
-                await self._reserve(load, weights.memory_bytes)
-                entry = await self.copy(load, weights)
-            except Exception:  # the process ends with any other
-                self.cache.cancel_reservation(key)
-                raise
-            load.source = weights.tier  # not the nearest if its copy was damaged or deleted
-        return entry
-
     async def _reserve(self, load: L, memory_bytes: int) -> None:
         key = load.spec.key
         self.cache.check_fits(key, memory_bytes)
-        if self.cache.try_reserve(key, memory_bytes):
+        is_reserved = partial(self.cache.try_reserve, key, memory_bytes)
+        if is_reserved():
             return
         self._turns.leave(load)  # it waits for requests to end, which other loads need not
-        if not await self.wait_for_memory(load, lambda: self.cache.try_reserve(key, memory_bytes)):
-            raise MemoryBusy(
-                f"{key} needs {memory_bytes} bytes; models in use occupy the pod's memory"
-            )
+        try:
+            await_memory = partial(self.cache.call_when, is_reserved)
+            if not await self.wait(load, await_memory, MEMORY_TIMEOUT_S):
+                raise MemoryBusy(
+                    f"{name_of_key(key)} needs {shown_bytes(memory_bytes)}; models in use occupy"
+                    " the pod's memory"
+                )
+        finally:
+            self.cache.stop_waiting(is_reserved)
 
     async def _finish(self, load: L, claim: LoadClaim, entry: R) -> None:
         key = load.spec.key

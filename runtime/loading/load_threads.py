@@ -47,23 +47,14 @@ class _Job:
             self.future.set_result(result)
 
 
-class LoadThreads(Executor):
-    """All threads of a pod's loads. Work submitted directly is urgent; see also `executor_for`."""
+class _LoadExecutor(Executor):
+    """Submits work for one ticket."""
 
     def __init__(
-        self, threads: int = LOAD_THREADS, *, max_preload_threads: int = MAX_PRELOAD_THREADS
+        self, ticket: LoadTicket, submit_for: Callable[[LoadTicket, Callable[[], Any]], Future[Any]]
     ) -> None:
-        self._pool = ThreadPoolExecutor(threads, "load")
-        self._max_preload_threads = max_preload_threads
-        self._lock = threading.Lock()
-        self._queue: deque[_Job] = deque()
-        self._preloading = 0
-        self._urgent = _LoadExecutor(self, LoadTicket())
-
-    def executor_for(self, ticket: LoadTicket) -> Executor:
-        """An executor with the ticket's priority; cancelling the ticket removes queued work."""
-        ticket.add_listener(self._reschedule)
-        return _LoadExecutor(self, ticket)
+        self._ticket = ticket
+        self._submit_for = submit_for
 
     def submit(
         self,
@@ -72,7 +63,26 @@ class LoadThreads(Executor):
         *arguments: Arguments.args,
         **keywords: Arguments.kwargs,
     ) -> Future[Result]:
-        return self._urgent.submit(function, *arguments, **keywords)
+        return self._submit_for(self._ticket, partial(function, *arguments, **keywords))
+
+
+class LoadThreads(_LoadExecutor):
+    """All threads of a pod's loads. Work submitted directly is urgent; see also `executor_for`."""
+
+    def __init__(
+        self, threads: int = LOAD_THREADS, *, max_preload_threads: int = MAX_PRELOAD_THREADS
+    ) -> None:
+        super().__init__(LoadTicket(), self.submit_for)
+        self._pool = ThreadPoolExecutor(threads, "load")
+        self._max_preload_threads = max_preload_threads
+        self._lock = threading.Lock()
+        self._queue: deque[_Job] = deque()
+        self._preloading = 0
+
+    def executor_for(self, ticket: LoadTicket) -> Executor:
+        """An executor with the ticket's priority; cancelling the ticket removes queued work."""
+        ticket.add_listener(self._reschedule)
+        return _LoadExecutor(ticket, self.submit_for)
 
     def submit_for(self, ticket: LoadTicket, work: Callable[[], Result]) -> Future[Result]:
         """Queue a load's work; the future raises LoadCancelled if the ticket is cancelled first."""
@@ -132,21 +142,6 @@ class LoadThreads(Executor):
         if found is not None:
             self._queue.remove(found)
         return found
-
-
-class _LoadExecutor(Executor):
-    def __init__(self, threads: LoadThreads, ticket: LoadTicket) -> None:
-        self._threads = threads
-        self._ticket = ticket
-
-    def submit(
-        self,
-        function: Callable[Arguments, Result],
-        /,
-        *arguments: Arguments.args,
-        **keywords: Arguments.kwargs,
-    ) -> Future[Result]:
-        return self._threads.submit_for(self._ticket, partial(function, *arguments, **keywords))
 
 
 async def unless_cancelled(ticket: LoadTicket, work: Coroutine[Any, Any, Result]) -> Result:

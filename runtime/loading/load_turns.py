@@ -1,4 +1,4 @@
-"""The order of a pod's loads: how many of them transfer at once, and which one is next. Pure.
+"""A load, and the order of a pod's loads: how many transfer at once, and which one is next. Pure.
 
 Loads of one pod share its link, its CPU and the copy to its device, so all of them end late if all
 run at once. The next one is the load with the least expected time per waiting request (weighted
@@ -9,14 +9,15 @@ requests wait for, and never delay them: first those that are due at some time, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
+
+from registry.domain.model import ModelSpec, Tier
+from runtime.storage.load_ticket import LoadTicket
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from runtime.storage.load_ticket import LoadTicket
 
 MAX_CONCURRENT: Final = 4
 """Loads of one pod that transfer at once. 100 models of 250 MB on 8 pods, simulated: p50 2.25 s
@@ -28,18 +29,32 @@ LONG: Final = 2.0
 both share the link."""
 
 
-class OrderedLoad(Protocol):
-    """What the order depends on; it changes while the load waits."""
+@dataclass(eq=False, slots=True)
+class Load:
+    """A running load. Mutable: owned by the event loop."""
 
-    waiters: int
-
-    @property
-    def ticket(self) -> LoadTicket: ...
+    spec: ModelSpec
+    max_other_copies: int
+    """Limit of the copies at other pods, while no request waits."""
+    is_preload: bool
+    """Whether the load continues without waiting requests."""
+    started_s: float
+    turn_s: float = 0.0
+    """Start of its turn, on the clock of `started_s`."""
+    token: int = 0
+    """Token of the newest claim that the gateway made for a waiting request; 0: none."""
+    ticket: LoadTicket = field(default_factory=LoadTicket)
+    source: Tier = Tier.REMOTE
+    waiters: int = 0
+    askers: int = 0
+    """Clients that asked for it ahead of requests and may take that back."""
+    is_reported: bool = False
+    """Whether the registry received the result, or another pod has the claim."""
 
 
 @dataclass(eq=False, slots=True)
 class _Turn:
-    load: OrderedLoad
+    load: Load
     expected_s: float
     since_s: float
     """When it began to wait; while it runs, when it began to run."""
@@ -72,12 +87,12 @@ class LoadTurns:
         self._waiting: list[_Turn] = []
         self._running: list[_Turn] = []
 
-    def enter(self, load: OrderedLoad, expected_s: float, grant: Callable[[], None]) -> None:
+    def enter(self, load: Load, expected_s: float, grant: Callable[[], None]) -> None:
         """Call `grant`, now or later, when it is the load's turn."""
         self._waiting.append(_Turn(load, expected_s, self._now_s(), grant))
         self.refresh()
 
-    def leave(self, load: OrderedLoad) -> None:
+    def leave(self, load: Load) -> None:
         """End the load's turn or its wait; no effect without either."""
         for turns in (self._waiting, self._running):
             turns[:] = [turn for turn in turns if turn.load is not load]

@@ -1,13 +1,43 @@
-"""A model that another process infers, without the device's queue."""
+"""Models that another process infers, without the device's queue.
+
+The pod's model server takes several requests at once, which the pod's slots bound. A pickled
+estimator infers in its namespace's process, so one that hangs holds up no model but those of its
+own process.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import asyncio
+import time
+from typing import TYPE_CHECKING, Final
 
+import orjson
+
+from runtime.device.queue import InferenceResult
+from runtime.errors import (
+    InferenceFailed,
+    InferenceHung,
+    InvalidRequest,
+    ServerLost,
+    ServerUnavailable,
+)
 from runtime.loading.served_model import ServedModel
+from runtime.wire.tensor_encodings import to_json
+from runtime.wire.v2 import LENGTH_HEADER, EncodedBody, decode_outputs, encode_request
 
 if TYPE_CHECKING:
-    from registry.domain.model import ModelPolicy
+    from collections.abc import Mapping, Sequence
+
+    from registry.domain.model import ModelPolicy, ModelSpec
+    from runtime.device.device_model import ModelInputs
+    from runtime.device.worker import DeviceWorker
+    from runtime.engines.model_server.connections import Answer
+    from runtime.engines.model_server.server_engine import ModelServer, ServerModel
+    from runtime.sandbox.estimators import Estimators, LoadedEstimator
+    from runtime.tasks.task import Processor
+    from runtime.wire.tensors import Tensor
+
+JSON: Final = "application/json"
 
 
 class ModelElsewhere(ServedModel):
@@ -17,3 +47,170 @@ class ModelElsewhere(ServedModel):
     def _limit_s(self, policy: ModelPolicy) -> float:
         """Time limit of an inference."""
         return policy.max_infer_s or self._device.timeout_s
+
+
+class ProxiedModel(ModelElsewhere):
+    """Of the pod's model server."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        *,
+        processor: Processor,
+        network: ServerModel,
+        device: DeviceWorker,
+        server: ModelServer,
+    ) -> None:
+        super().__init__(spec, processor=processor, network=network, device=device)
+        self._loaded = network
+        self.server = server
+
+    async def infer(
+        self,
+        inputs: tuple[Tensor, ...],
+        *,
+        deadline_s: float | None = None,
+        due_s: float | None = None,
+        policy: ModelPolicy | None = None,
+        keeps_outputs: bool = False,
+    ) -> InferenceResult[tuple[Tensor, ...]]:
+        """The server's outputs; raises ServerUnavailable, ServerLost, InferenceHung.
+
+        Raises InvalidRequest for tensors that the server refuses, InferenceFailed where it fails.
+        `due_s` changes nothing: the server has a queue of its own.
+        """
+        del keeps_outputs  # they come from another process
+        self.device_model.policy = policy or self.device_model.policy
+        takes_binary = self.server.info is not None and self.server.info.takes_binary
+        body = encode_request(inputs) if takes_binary else _json_request(inputs)
+        begun_s = time.monotonic()
+        response = await self._post(body.content, dict(body.headers), deadline_s)
+        try:
+            outputs = decode_outputs(response.content, response.headers.get(LENGTH_HEADER))
+        except InvalidRequest as error:
+            raise InferenceFailed(f"the model server's response has no tensors: {error}") from error
+        return InferenceResult(outputs, 0.0, time.monotonic() - begun_s)
+
+    async def forward(
+        self, content: bytes, headers: Mapping[str, str], *, deadline_s: float | None
+    ) -> Answer:
+        """The server's response to a V2 body as it is; raises as `infer` does."""
+        return await self._post(content, headers, deadline_s)
+
+    async def _post(
+        self, content: bytes, headers: Mapping[str, str], deadline_s: float | None
+    ) -> Answer:
+        limit_s = self._limit_s(self.device_model.policy)
+        if deadline_s is not None:
+            limit_s = min(limit_s, max(0.0, deadline_s - time.monotonic()))
+        try:
+            with self.server.inferring(limit_s):
+                async with asyncio.timeout(limit_s):
+                    return await self.server.client.infer(self._loaded.name, content, headers)
+        except TimeoutError as error:
+            self.server.on_suspect()
+            raise InferenceHung(
+                f"the model server did not end an inference of {self.spec.key} within {limit_s:g} s"
+            ) from error
+        except (ServerUnavailable, ServerLost):
+            self.server.on_suspect()
+            raise
+        except (InvalidRequest, InferenceFailed) as error:
+            await self._check_known(error)
+            raise
+
+    async def _check_known(self, error: Exception) -> None:
+        """Raise ServerUnavailable if the server refused since it no longer has the model."""
+        if await self.server.client.knows(self._loaded.name):
+            return
+        self.server.on_model_lost(self.spec.key)
+        raise ServerUnavailable(
+            f"the model server has lost {self.spec.key}, which is loaded again: {error}"
+        ) from error
+
+
+def _json_request(inputs: tuple[Tensor, ...]) -> EncodedBody:
+    entries = []
+    for tensor in inputs:
+        data = to_json(tensor)
+        if data is None:
+            raise InvalidRequest(
+                f"input {tensor.name!r} is {tensor.datatype} with values that JSON cannot hold, and"
+                " the model server does not take binary tensors"
+            )
+        entries.append(
+            {
+                "name": tensor.name,
+                "datatype": tensor.datatype,
+                "shape": list(tensor.shape),
+                "data": data,
+            }
+        )
+    return EncodedBody(orjson.dumps({"inputs": entries}), (("content-type", JSON),))
+
+
+def renamed(response: Answer, name: str) -> EncodedBody:
+    """The response with the client's name of the model; raises InferenceFailed."""
+    content, length = response.content, response.headers.get(LENGTH_HEADER)
+    try:
+        end = len(content) if length is None else int(length)
+        document = orjson.loads(content[:end])
+        head = orjson.dumps({**document, "model_name": name})
+    except (ValueError, TypeError) as error:
+        raise InferenceFailed(f"the model server's response is no V2: {error}") from error
+    kind = response.headers.get("content-type", JSON)
+    headers = [("content-type", kind)]
+    if length is not None:
+        headers.append((LENGTH_HEADER, str(len(head))))
+    return EncodedBody(head + content[end:], tuple(headers))
+
+
+class PickledModel(ModelElsewhere):
+    """A pickled estimator."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        *,
+        processor: Processor,
+        network: LoadedEstimator,
+        device: DeviceWorker,
+        estimators: Estimators,
+    ) -> None:
+        super().__init__(spec, processor=processor, network=network, device=device)
+        self._loaded = network
+        self._estimators = estimators
+
+    async def infer(
+        self,
+        inputs: tuple[Tensor, ...],
+        *,
+        deadline_s: float | None = None,
+        due_s: float | None = None,
+        policy: ModelPolicy | None = None,
+        keeps_outputs: bool = False,
+    ) -> InferenceResult[tuple[Tensor, ...]]:
+        """The outputs of checked inputs, alone; raises as `Estimators.infer` does.
+
+        `due_s` changes nothing: its process takes requests in the order of their arrival.
+        """
+        del keeps_outputs  # they come from another process
+        self.device_model.policy = policy or self.device_model.policy
+        begun_s = time.monotonic()
+        outputs = await self._estimators.infer(
+            self._loaded,
+            inputs,
+            limit_s=self._limit_s(self.device_model.policy),
+            deadline_s=deadline_s,
+        )
+        rows = self.processor.batching.rows_of(inputs)
+        if not outputs or any(tensor.shape[:1] != (rows,) for tensor in outputs):
+            shapes = [list(tensor.shape) for tensor in outputs]
+            raise InferenceFailed(f"the model gave outputs of shape {shapes} for {rows} rows")
+        return InferenceResult(outputs, 0.0, time.monotonic() - begun_s)
+
+    def infer_together(self, requests: Sequence[ModelInputs]) -> list[tuple[Tensor, ...]]:
+        raise InvalidRequest(
+            "a pickled model cannot be profiled, since each request runs alone: convert it with"
+            " `pilotlight convert`"
+        )

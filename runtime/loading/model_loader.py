@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
-from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass, replace
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -22,7 +21,6 @@ from runtime.device.device_errors import (
 )
 from runtime.device.forward_graphs import ForwardGraphs
 from runtime.device.memory import CpuMemory
-from runtime.engines.engine import ModelFolder
 from runtime.engines.model_server.server_engine import ServerModel
 from runtime.errors import (
     DeviceFailed,
@@ -32,30 +30,25 @@ from runtime.errors import (
     RuntimePackageError,
 )
 from runtime.generation.engine import Sampling
-from runtime.generation.limits import Attention
-from runtime.generation.transformers_engine import TransformersEngine
-from runtime.loading.bases import SharedWeights
-from runtime.loading.model_store import ModelStore, StoreEntry
-from runtime.loading.pickled_model import PickledModel
-from runtime.loading.proxied_model import ProxiedModel
+from runtime.generation.open_engine import open_engine
+from runtime.loading.model_elsewhere import PickledModel, ProxiedModel
+from runtime.loading.model_store import ModelStore, SharedWeights, StoreEntry
 from runtime.loading.served_model import ServedModel
-from runtime.loading.type_choice import difference, record_choice, sample_outputs
 from runtime.sandbox.estimators import LoadedEstimator
-from runtime.tasks.text_generation import TextGeneration
+from runtime.tasks.padding_trial import PaddingTrials
+from runtime.tasks.text_generation import TextOutputs
 from runtime.threads import in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
+    from collections.abc import AsyncIterator, Iterator
+    from concurrent.futures import Executor
 
-    import torch
-    from transformers import PreTrainedModel
-
-    from runtime.device.memory import DeviceMemory
     from runtime.device.worker import DeviceWorker
-    from runtime.engines.skeletons import Skeleton, Skeletons
+    from runtime.engines.skeletons import Skeleton
+    from runtime.generation.open_engine import BatchTrial
     from runtime.loading.weight_resolver import ResolvedWeights, WeightResolver
     from runtime.storage.load_ticket import LoadTicket
-    from runtime.weights.slab import DeviceWeights
+    from runtime.weights.safetensors_files import DeviceWeights
 
 logger = logging.getLogger(__name__)
 
@@ -64,11 +57,15 @@ logger = logging.getLogger(__name__)
 class ModelLoader:
     """Opens weights from any tier and copies them to the device; the caller reserves memory."""
 
-    store: ModelStore
     resolver: WeightResolver
-    memory: DeviceMemory
-    skeletons: Skeletons
     device: DeviceWorker
+    padding: PaddingTrials = field(default_factory=PaddingTrials)
+    trials: dict[str, BatchTrial] = field(default_factory=dict)
+    """How texts may be computed together, by the key of the skeleton."""
+
+    @property
+    def store(self) -> ModelStore:
+        return self.resolver.store
 
     @asynccontextmanager
     async def open(
@@ -93,32 +90,18 @@ class ModelLoader:
                 resolver.processors.forget(spec.key)
             raise
 
-    async def copy(
-        self, spec: ModelSpec, resolved: ResolvedWeights, ticket: LoadTicket
-    ) -> StoreEntry:
+    async def copy(self, resolved: ResolvedWeights) -> StoreEntry:
         """The model, which has completed its first inference, in memory reserved for it.
 
         Raises LoadFailed, MemoryBusy, and LoadCancelled soon after the ticket is cancelled.
         """
-        await self.make_way(ticket)
-        loaded = await _DeviceLoad(self, spec, resolved, ticket).run()
-
-        def free_all() -> None:
-            loaded.free()
-            resolved.lock.release()
-
-        excess = loaded.memory_bytes - resolved.memory_bytes
-        used = self.store.used_bytes + self.store.reserved_bytes + excess
-        if excess > 0 and used > self.store.budget_bytes:
-            self.store.evict_idle(used - self.store.budget_bytes, spec.key)
-        return StoreEntry(
-            spec.key,
-            loaded.memory_bytes,
-            model=loaded.model,
-            free=free_all,
-            shared=loaded.shared,
-            base=resolved.base,
-        )
+        await self.make_way(resolved.ticket)
+        entry, store = await _DeviceLoad(self, resolved).run(), self.store
+        excess = entry.memory_bytes - resolved.memory_bytes
+        used = store.used_bytes + store.reserved_bytes + excess
+        if excess > 0 and used > store.budget_bytes:
+            store.evict_idle(used - store.budget_bytes, entry.key)
+        return entry
 
     async def make_way(self, ticket: LoadTicket, missing_bytes: int = 0) -> bool:
         """Have outputs of steps copied from memory that a load needs; False if it gets none."""
@@ -130,74 +113,29 @@ class ModelLoader:
 
 
 @dataclass(frozen=True, slots=True)
-class _Loaded:
-    model: ServedModel
-    memory_bytes: int
-    free: Callable[[], None]
-    shared: SharedWeights | None
-
-    def drop(self) -> None:
-        """Take the model off the device."""
-        self.model.stop()
-        self.free()
-
-
-@dataclass(frozen=True, slots=True)
 class _DeviceLoad:
     """One load from open weights to a served model."""
 
     loader: ModelLoader
-    spec: ModelSpec
     resolved: ResolvedWeights
-    ticket: LoadTicket
 
-    async def run(self) -> _Loaded:
-        """The model with a function that frees its memory, of the type that fits it.
+    @property
+    def spec(self) -> ModelSpec:
+        return self.resolved.spec
 
-        A model of which `auto` knows nothing yet is loaded as it is stored, then in bfloat16, and
-        as it is stored again if the two differ.
-        """
-        near = self.resolved.in_bfloat16
-        if near is None:
-            return await self._run_until_room()
-        exact = await self._sample(stored := await self._run_until_room())
-        stored.drop()
-        halved = replace(self, resolved=near)
-        loaded: _Loaded | None = None
-        found = math.inf
-        with suppress(ModelInvalid):  # it may not run in this type
-            loaded = await halved._run_until_room()
-            found = difference(exact, await halved._sample(loaded))
-        executor = self.loader.resolver.threads.executor_for(self.ticket)
-        keep = partial(record_choice, self.resolved.folder, difference=found)
-        is_near = await in_thread(executor, keep)
-        extra = {"key": self.spec.key, "difference": found, "bfloat16": is_near}
-        logger.info("dtype chosen", extra=extra)
-        if loaded is not None:
-            if is_near:
-                return loaded
-            loaded.drop()
-        return await self._run_until_room()
+    @property
+    def executor(self) -> Executor:
+        return self.loader.resolver.threads.executor_for(self.resolved.ticket)
 
-    async def _sample(self, loaded: _Loaded) -> torch.Tensor | None:
-        """The outputs of one sample input; frees the model if the device fails."""
-        work = partial(loaded.model.call, sample_outputs)
-        try:
-            with self._device_errors():
-                return (await self.loader.device.run(work, model=loaded.model.device_model)).value
-        except BaseException:
-            loaded.drop()
-            raise
-
-    async def _run_until_room(self) -> _Loaded:
-        """Evicts idle models while the device is full, as many as what is missing."""
+    async def run(self) -> StoreEntry:
+        """The model. Evicts idle models while the device is full, as many as what is missing."""
         while True:
             try:
                 with self._device_errors():
                     return await self._run_once()
             except DeviceFull as error:
                 release_frames(error)  # they hold a slab, or a network
-                if await self.loader.make_way(self.ticket, max(1, error.missing_bytes)):
+                if await self.loader.make_way(self.resolved.ticket, max(1, error.missing_bytes)):
                     continue
                 if not self.loader.store.evict_idle(error.missing_bytes, self.spec.key):
                     raise
@@ -221,91 +159,86 @@ class _DeviceLoad:
                 raise DeviceFailed(f"the device failed while {key} was loaded: {error}") from error
             raise
 
-    async def _run_once(self) -> _Loaded:
+    async def _run_once(self) -> StoreEntry:
         weights, skeleton = await self._weights_and_skeleton()
         await self._attach(skeleton, weights)
-        if isinstance(skeleton.network, ServerModel):
-            return self._at_server(skeleton, skeleton.network, weights)
-        if isinstance(skeleton.network, LoadedEstimator):
-            return self._in_process(skeleton, skeleton.network, weights)
-        model = ServedModel(
-            self.spec,
-            processor=self.resolved.processor,
-            network=skeleton.network,
-            device=self.loader.device,
-        )
+        network, processor, device = skeleton.network, self.resolved.processor, self.loader.device
+        if isinstance(network, ServerModel | LoadedEstimator):
+            return self._elsewhere(network, skeleton, weights)
+        model = ServedModel(self.spec, processor=processor, network=network, device=device)
+        # Of text generation no forward is captured: its caches are no tensors.
+        is_text = isinstance(processor, TextOutputs)
+        model.pads_to_buckets = skeleton.has_graphs and not is_text
         try:
             await self._warm_up(model, skeleton)
-            if isinstance(self.resolved.processor, TextGeneration):
-                await self._start_generator(model, skeleton.network)
+            await self.loader.padding.try_out(network, processor, device, model.device_model)
+            if isinstance(processor, TextOutputs):
+                await self._start_generator(model, skeleton, processor)
         except BaseException:
             model.stop()
             skeleton.detach()  # not kept, since it may have caused the failure
             weights.release()
             raise
-        free = partial(self._free, model, skeleton, weights)
-        return _Loaded(model, self.resolved.memory_bytes, free, self._shared(weights))
-
-    def _at_server(
-        self, skeleton: Skeleton, network: ServerModel, weights: DeviceWeights
-    ) -> _Loaded:
-        """A model that the pod's model server has loaded: it is ready as it is."""
-        server = self.loader.resolver.server
-        if server is None:
-            raise RuntimeError("a model of a server was loaded without one")
-        model = ProxiedModel(
-            self.spec,
-            processor=self.resolved.processor,
-            network=network,
-            device=self.loader.device,
-            server=server,
-        )
-        return self._elsewhere(model, network.memory_bytes, skeleton, weights)
-
-    def _in_process(
-        self, skeleton: Skeleton, network: LoadedEstimator, weights: DeviceWeights
-    ) -> _Loaded:
-        """A pickled model, which its namespace's process has loaded."""
-        estimators = self.loader.resolver.estimators
-        if estimators is None:
-            raise RuntimeError("a pickled model was loaded without a process for it")
-        model = PickledModel(
-            self.spec,
-            processor=self.resolved.processor,
-            network=network,
-            device=self.loader.device,
-            estimators=estimators,
-        )
-        return self._elsewhere(model, network.memory_bytes, skeleton, weights)
+        entry = self._entry(model, skeleton, weights)
+        if self.resolved.engine.takes_dtype:  # it may be the base of adapters
+            stored, taken = self.resolved.model, self.resolved.weights.layout.tensors
+            entry.shared = SharedWeights(weights, stored.tensors, taken, stored.dtype)
+        return entry
 
     def _elsewhere(
-        self, model: ServedModel, memory_bytes: int, skeleton: Skeleton, weights: DeviceWeights
-    ) -> _Loaded:
-        """A model of another process, which takes what was measured, or what its files suggest."""
-        free = partial(self._free, model, skeleton, weights)
-        return _Loaded(model, max(self.resolved.memory_bytes, memory_bytes), free, None)
+        self, network: ServerModel | LoadedEstimator, skeleton: Skeleton, weights: DeviceWeights
+    ) -> StoreEntry:
+        """A model that another process has loaded: it is ready as it is."""
+        spec, resolver = self.spec, self.loader.resolver
+        processor, device = self.resolved.processor, self.loader.device
+        model: ServedModel
+        if isinstance(network, ServerModel) and (server := resolver.server) is not None:
+            model = ProxiedModel(
+                spec, processor=processor, network=network, device=device, server=server
+            )
+        elif isinstance(network, LoadedEstimator) and resolver.estimators is not None:
+            model = PickledModel(
+                spec, processor=processor, network=network, device=device,
+                estimators=resolver.estimators,
+            )  # fmt: skip
+        else:
+            raise RuntimeError(f"{spec.key} was loaded without the process that infers it")
+        entry = self._entry(model, skeleton, weights)
+        # What was measured, or what its files suggest.
+        entry.memory_bytes = max(self.resolved.memory_bytes, network.memory_bytes)
+        return entry
 
-    def _shared(self, weights: DeviceWeights) -> SharedWeights | None:
-        """The weights, if they may be the base of adapters."""
+    def _entry(self, model: ServedModel, skeleton: Skeleton, weights: DeviceWeights) -> StoreEntry:
         resolved = self.resolved
-        if not resolved.engine.takes_dtype:
-            return None
-        return SharedWeights(weights, resolved.weights.layout.tensors, resolved.dtype)
+
+        def free() -> None:
+            if model.is_broken:  # a thread may hang in it forever
+                skeleton.detach()
+            else:
+                self.loader.resolver.skeletons.put_back(skeleton)
+            weights.release()
+            resolved.lock.release()
+
+        return StoreEntry(
+            self.spec.key, resolved.memory_bytes, model=model, free=free, base=resolved.base
+        )
 
     async def _attach(self, skeleton: Skeleton, weights: DeviceWeights) -> None:
         if not skeleton.copies_weights:
-            skeleton.attach(self._base_tensors() | weights.tensors)
+            base = self.resolved.base
+            shared = None if base is None else base.shared
+            own = {} if shared is None else shared.weights.tensors
+            skeleton.attach(own | weights.tensors)
             return
         try:
-            executor = self.loader.resolver.threads.executor_for(self.ticket)
-            await in_thread(executor, skeleton.attach, weights.tensors)
+            await in_thread(self.executor, skeleton.attach, weights.tensors)
         finally:
             weights.release()
 
     async def _weights_and_skeleton(self) -> tuple[DeviceWeights, Skeleton]:
         """Builds the skeleton while the weights arrive; its failure cancels their download."""
         weights, skeleton = await asyncio.gather(
-            in_thread(self.loader.resolver.threads.executor_for(self.ticket), self._copy_weights),
+            in_thread(self.executor, self._copy_weights),
             self._build_skeleton(),
             return_exceptions=True,
         )
@@ -314,63 +247,35 @@ class _DeviceLoad:
                 weights.release()
             raise skeleton
         if isinstance(weights, BaseException):
-            self.loader.skeletons.put_back(skeleton)
+            self.loader.resolver.skeletons.put_back(skeleton)
             raise weights
         return weights, skeleton
 
     def _copy_weights(self) -> DeviceWeights:
         if self.resolved.tier is not Tier.REMOTE:
-            self.ticket.mark_started()
-        memory = self.loader.memory if self.resolved.engine.uses_device else CpuMemory()
-        return memory.put(self.resolved.weights, self.ticket)
+            self.resolved.ticket.has_started = True
+        memory = self.loader.resolver.memory if self.resolved.engine.uses_device else CpuMemory()
+        return memory.put(self.resolved.weights, self.resolved.ticket)
 
     async def _build_skeleton(self) -> Skeleton:
         try:
-            return await in_thread(
-                self.loader.resolver.threads.executor_for(self.ticket), self._skeleton
-            )
+            return await in_thread(self.executor, self._skeleton)
         except Exception as error:
             if not is_out_of_memory(error):  # an eviction may make the next attempt succeed
-                self.ticket.cancel("its network cannot be built")
+                self.resolved.ticket.cancel("its network cannot be built")
             raise
 
     def _skeleton(self) -> Skeleton:
-        loader, engine = self.loader, self.resolved.engine
-        tensors = self.resolved.weights.layout.tensors
-        if (base := self._base_weights()) is not None:
-            tensors = (*base.stored, *tensors)
-        model = ModelFolder(
-            self.resolved.folder,
-            self.spec.task,
-            tensors,
-            self.resolved.dtype,
-            loader.store.budget_bytes,
-        )
+        resolver, engine, model = self.loader.resolver, self.resolved.engine, self.resolved.model
         key = engine.skeleton_key(model)
-        device, threads = loader.memory.device, loader.device.thread_count
-
-        def build() -> Skeleton:
-            made = engine.build_skeleton(model, key=key, device=device, threads=threads)
-            if loader.memory.graphs is not None and engine.takes_dtype:  # a network of transformers
-                made.use_graphs(ForwardGraphs(made.network, loader.memory.graphs))
-            return made
-
-        return loader.skeletons.take(key, build)
-
-    def _base_weights(self) -> SharedWeights | None:
-        base = self.resolved.base
-        return None if base is None else base.shared
-
-    def _base_tensors(self) -> dict[str, torch.Tensor]:
-        base = self._base_weights()
-        return {} if base is None else base.weights.tensors
-
-    def _free(self, model: ServedModel, skeleton: Skeleton, weights: DeviceWeights) -> None:
-        if model.is_broken:  # a thread may hang in it forever
-            skeleton.detach()
-        else:
-            self.loader.skeletons.put_back(skeleton)
-        weights.release()
+        device, threads = resolver.memory.device, self.loader.device.thread_count
+        build = partial(engine.build_skeleton, model, key=key, device=device, threads=threads)
+        skeleton = resolver.skeletons.take(key, build)
+        graphs = resolver.memory.graphs
+        # Those of networks of transformers are captured.
+        if graphs is not None and engine.takes_dtype and not skeleton.has_graphs:
+            skeleton.use_graphs(ForwardGraphs(skeleton.network, graphs))
+        return skeleton
 
     async def _warm_up(self, model: ServedModel, skeleton: Skeleton) -> None:
         """One inference, so that no request spends the time of the first one's setup.
@@ -387,24 +292,34 @@ class _DeviceLoad:
         except Exception as error:  # a network that cannot infer is not served
             if is_out_of_memory(error) or is_device_error(error):
                 raise
-            raise ModelInvalid(f"{self.spec.key} failed its first inference: {error}") from error
+            kind = getattr(getattr(skeleton.network, "config", None), "model_type", None)
+            raise ModelInvalid(
+                f"{self.spec.key}{f' ({kind})' if kind else ''} failed its first inference: {error}"
+            ) from error
         skeleton.has_inferred = True
 
-    async def _start_generator(self, model: ServedModel, network: PreTrainedModel) -> None:
-        """Create the generation engine on the device and generate one token."""
-        device = self.loader.device
+    async def _start_generator(
+        self, model: ServedModel, skeleton: Skeleton, processor: TextOutputs
+    ) -> None:
+        """Create the generation engine on the device, and try it out."""
+        network, device = skeleton.network, self.loader.device
         limits = self.resolved.generation or self.loader.resolver.generation_limits
-        if limits.attention is Attention.PAGED:
-            from runtime.generation.paged_attention import prepare  # imports torch's compiler
-
-            executor = self.loader.resolver.threads.executor_for(self.ticket)
-            await in_thread(executor, prepare, network)
-        loop = asyncio.get_running_loop()
-        graphs = self.loader.memory.graphs
+        known = self.loader.trials.get(skeleton.key)
         make = partial(
-            TransformersEngine, network, device, model.device_model, limits, loop, graphs
+            open_engine,
+            network,
+            device,
+            model.device_model,
+            limits,
+            asyncio.get_running_loop(),
+            pads_left=processor.batching.pads_left,
+            known=known,
         )
-        engine = (await device.run(make, model=model.device_model)).value
-        async for _ in engine.generate([0], Sampling(max_tokens=1, seed=0, temperature=0)):
-            pass
+        engine, trial = (await device.run(make, model=model.device_model)).value
+        if engine and known and trial.is_continuous:  # the trial has run no step of this engine
+            async for _ in engine.generate([0], Sampling(max_tokens=1, seed=0, temperature=0)):
+                pass
+        self.loader.trials[skeleton.key] = trial
+        if not trial.is_padded:
+            model.device_model.max_rows = 1
         model.generator = engine

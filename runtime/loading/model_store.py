@@ -17,12 +17,27 @@ from runtime.tiers.device_cache import CachedModel, DeviceCache
 from runtime.tiers.eviction import EvictionPolicy, lru
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-    from runtime.loading.bases import SharedWeights
+    import torch
+
     from runtime.loading.served_model import ServedModel
+    from runtime.weights.safetensors_files import DeviceWeights, StoredTensor
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class SharedWeights:
+    """The weights of a model on the device, for its adapters."""
+
+    weights: DeviceWeights
+    stored: Sequence[StoredTensor]
+    """In the model's files."""
+    tensors: Sequence[StoredTensor]
+    """As the network takes them."""
+    dtype: torch.dtype | None
+    """Of the weights, where it is not that of the configuration."""
 
 
 @dataclass(eq=False, slots=True)
@@ -127,17 +142,16 @@ class ModelStore(DeviceCache[StoreEntry]):
             for key, entry in self.by_key.items()
         }
 
-    async def wait_until(self, condition: Callable[[], bool]) -> None:
-        """Return once the condition holds; it is evaluated whenever memory is freed."""
+    async def wait_removed(self, key: str) -> None:
+        def is_removed() -> bool:
+            return key not in self.by_key
+
         done = asyncio.Event()
-        self.call_when(condition, done.set)
+        self.call_when(is_removed, done.set)
         try:
             await done.wait()
         finally:
-            self.stop_waiting(done.set)
-
-    async def wait_removed(self, key: str) -> None:
-        await self.wait_until(lambda: key not in self.by_key)
+            self.stop_waiting(is_removed)
 
     def _removed(self, entry: StoreEntry, reason: str, evicted_for: str | None) -> None:
         for adapter in tuple(entry.adapters):  # idle, as it is

@@ -8,28 +8,34 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
+from registry.domain.model import ModelName
 from registry.inference_service.predictors import needs_in_pool
-from runtime.engines.building import check_format, engine_name, library_path, model_files
-from runtime.errors import ModelInvalid, NeedsMissing
-from runtime.loading.bases import Bases, check_is_whole
+from runtime.engines.building import (
+    check_format,
+    check_is_whole,
+    engine_name,
+    library_path,
+    model_files,
+)
+from runtime.errors import LoadFailed, ModelInvalid, NeedsMissing
 from runtime.loading.load_threads import SingleFlight
-from runtime.storage.listing import PROGRAM_SUFFIX
+from runtime.storage.listing import MODULES, PROGRAM_SUFFIX
 from runtime.tasks.processors import load_processor
 from runtime.tasks.server_task import ServerTask
 from runtime.threads import in_thread
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import Callable
     from concurrent.futures import Executor
     from pathlib import Path
 
-    from registry.domain.model import ModelSpec, Task
+    from registry.domain.model import ModelSpec
     from runtime.engines.model_server.server_engine import ModelServer
     from runtime.sandbox.pool import Sandbox
     from runtime.tasks.task import Processor
@@ -39,10 +45,28 @@ MAX_PROCESSORS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class ProcessorFiles:
-    folder: Path
-    task: Task | None
-    """As declared."""
+class Bases:
+    """Finds bases among the declared models."""
+
+    find: Callable[[ModelName], ModelSpec | None] = lambda _name: None
+
+    def of(self, spec: ModelSpec) -> ModelSpec | None:
+        """The base of an adapter, None for other models; raises LoadFailed."""
+        if not spec.base:
+            return None
+        name = ModelName(spec.name.namespace, spec.base)
+        base = self.find(name)
+        if base is None:
+            raise LoadFailed(
+                f"{spec.key} is an adapter of {name}, which is not declared: apply that model, or"
+                " correct pilotlight.io/base-model"
+            )
+        if base.base:
+            raise LoadFailed(
+                f"{spec.key} is an adapter of {name}, which is an adapter itself (of {base.base});"
+                f" pilotlight.io/base-model must name a whole model"
+            )
+        return base
 
 
 class Processors:
@@ -88,16 +112,6 @@ class Processors:
             self._ready.move_to_end(spec.key)
         return processor
 
-    @asynccontextmanager
-    async def files(self, spec: ModelSpec) -> AsyncIterator[ProcessorFiles]:
-        """What the model's processor is built from, kept while the block runs; raises LoadFailed.
-
-        Adapters have their base's.
-        """
-        spec = self.bases.of(spec) or spec
-        with await in_thread(self._threads, self._cache.lock_for_use, spec.key):
-            yield ProcessorFiles(await self.folder(spec), spec.task)
-
     def has(self, key: str) -> bool:
         return key in self._ready
 
@@ -130,7 +144,7 @@ class Processors:
                 return await self.get(base)
             await in_thread(self._threads, check_is_whole, folder)
             await in_thread(self._threads, check_format, spec.format, folder)
-            contents = await in_thread(self._threads, _digest, folder, spec.task)
+            contents = await in_thread(self._threads, _digest, folder, spec)
             return await self._shared(contents, folder, spec)
 
     async def _shared(self, contents: str, folder: Path, spec: ModelSpec) -> Processor:
@@ -138,14 +152,15 @@ class Processors:
         existing = self._by_contents.get(contents)
         if existing is not None:
             return existing
-        processor = await in_thread(self._threads, load_processor, folder, spec.task, self._sandbox)
+        load = partial(load_processor, options=spec.options)
+        processor = await in_thread(self._threads, load, folder, spec.task, self._sandbox)
         self._by_contents[contents] = processor
         return processor
 
 
-def _digest(folder: Path, declared: Task | None) -> str:
-    """Digest of the task and all small files: equal for models that can share a processor."""
-    digest = hashlib.sha256(repr(declared).encode())
+def _digest(folder: Path, spec: ModelSpec) -> str:
+    """Of task, options and all small files: equal for models that can share a processor."""
+    digest = hashlib.sha256(repr((spec.task, spec.options)).encode())
     if (library := library_path(folder)) is not None:
         engine = engine_name(library)
         digest.update(engine.encode())
@@ -154,8 +169,10 @@ def _digest(folder: Path, declared: Task | None) -> str:
 
             digest.update(repr(onnx_signature(library)).encode())
         return digest.hexdigest()
+    has_modules = (folder / MODULES).exists()
     for path in model_files(folder):
-        is_weights = ".safetensors" in path.name  # they may be under download
+        is_network = path.parent == folder or not has_modules
+        is_weights = is_network and ".safetensors" in path.name  # they may be under download
         if path.suffix == PROGRAM_SUFFIX:
             from runtime.weights.archive import Archive
 

@@ -1,17 +1,19 @@
-"""A model on the device: its network behind the device's queue, and its generation engine."""
+"""A model on the device: its network behind the device's queue, and its generation engine.
+
+Of an inference in steps each step is a job of the device, and other models run in between.
+"""
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Generator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, assert_never, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, assert_never, cast, runtime_checkable
 
-from registry.domain.transfers import KEPT_OVER_BYTES
-from runtime.device.device_model import DeviceModel, Payload
+from registry.domain.measures import KEPT_OVER_BYTES
+from runtime.device.device_model import DeviceModel, ModelInputs, OutputPlace, Payload
 from runtime.device.device_tensor import DeviceTensor, on_host, wait_for
-from runtime.device.model_inputs import ModelInputs, OutputPlace
 from runtime.device.queue import InferenceResult
-from runtime.device.stepwise import Stepwise, run_steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -50,6 +52,8 @@ class ServedModel:
             max_rows=processor.batching.max_rows,
         )
         self._is_stepwise = isinstance(processor, Stepwise)  # looks through all of its attributes
+        self.pads_to_buckets = False
+        """Whether batches have few shapes, for which CUDA graphs are kept."""
         self.generator: GenerationEngine | None = None
         """Generates tokens, if the model generates text."""
 
@@ -136,7 +140,7 @@ class ServedModel:
     def infer_together(self, requests: Sequence[ModelInputs]) -> list[tuple[Tensor, ...]]:
         """The outputs of each request from one inference; called by the device."""
         network, batching = self._network_in_use(), self.processor.batching
-        outputs = self.processor.infer(network, batching.join([each.tensors for each in requests]))
+        outputs = self._infer(network, batching.join([each.tensors for each in requests]))
         if all(each.outputs is OutputPlace.HOST for each in requests):
             outputs = on_host(outputs)  # in one copy
         parts = [outputs]
@@ -148,6 +152,13 @@ class ServedModel:
         ]
         wait_for(itertools.chain(*placed))
         return placed
+
+    def _infer(self, network: PreTrainedModel, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        if not self.pads_to_buckets or self.device_model.max_rows == 1:  # padding may change it
+            return self.processor.infer(network, inputs)
+        batching = self.processor.batching
+        outputs = self.processor.infer(network, batching.in_bucket(inputs))
+        return tuple(each.rows(0, batching.rows_of(inputs)) for each in outputs)
 
     def _place(self, outputs: tuple[Tensor, ...], place: OutputPlace) -> tuple[Tensor, ...]:
         match place:
@@ -183,3 +194,45 @@ class ServedModel:
         if self.generator is not None:
             self.generator.close()
             self.generator = None
+
+
+Steps = Generator[None, None, "tuple[Tensor, ...]"]
+
+
+@runtime_checkable
+class Stepwise(Protocol):
+    """A processor whose inferences are long and consist of steps."""
+
+    def steps(self, network: PreTrainedModel, inputs: Sequence[Tensor]) -> Steps:
+        """The outputs; yields between steps. Runs in the device's thread."""
+
+
+async def run_steps(
+    device: DeviceWorker,
+    model: DeviceModel,
+    steps: Steps,
+    *,
+    deadline_s: float | None,
+    due_s: float | None = None,
+) -> InferenceResult[Any]:
+    """The outputs of an inference in steps; raises as `DeviceWorker.infer` does.
+
+    Cancellation of the caller, or a passed deadline, ends the inference at the next step.
+    """
+    wait_s = compute_s = 0.0
+    outputs: tuple[Tensor, ...] | None = None
+
+    def advance() -> tuple[Tensor, ...] | None:
+        try:
+            next(steps)
+        except StopIteration as end:
+            value: tuple[Tensor, ...] = end.value
+            return value
+        return None
+
+    while outputs is None:
+        result = await device.run(advance, model=model, deadline_s=deadline_s, due_s=due_s)
+        outputs = result.value
+        wait_s += result.wait_s
+        compute_s += result.compute_s
+    return InferenceResult(outputs, wait_s, compute_s, len(outputs[0].data))

@@ -15,7 +15,7 @@ import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from runtime.termination_message import write_termination_message
+from runtime.pod_process import write_termination_message
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+MAX_STUCK_THREADS = 2
+"""Hung inferences at once above which a CPU pod drains and ends: each holds a core for good."""
 INTERRUPT_S = 1.0
 """Time for interrupted threads to end."""
 MAX_STUCK_PER_MODEL = 1

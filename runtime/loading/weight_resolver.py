@@ -8,46 +8,49 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-import torch
-
 from registry.domain.model import ModelSpec, Precision, Tier
-from runtime.device.memory import CpuMemory
-from runtime.device.precision import dtype_on
+from runtime.device.memory import CpuMemory, dtype_on
 from runtime.engines.building import engine_of, pickle_path
+from runtime.engines.engine import ModelFolder
 from runtime.engines.model_server.server_engine import ModelServer, ServerEngine
 from runtime.engines.networks.adapter import check_names, read_adapter
 from runtime.engines.networks.network_engine import AdapterEngine
+from runtime.engines.skeletons import Skeletons
 from runtime.errors import LoadCancelled, LoadFailed, ModelInvalid
-from runtime.generation.limits import GenerationLimits, Room, generation_memory
+from runtime.generation.limits import (
+    GenerationLimits,
+    GenerationMemory,
+    Room,
+    generation_memory,
+)
 from runtime.loading.load_threads import LoadThreads, unless_cancelled
-from runtime.loading.type_choice import is_bfloat16_chosen
 from runtime.sandbox.pickle_engine import PickleEngine
 from runtime.storage.listing import WEIGHT_SUFFIX, RemoteFile
 from runtime.threads import in_thread
-from runtime.tiers.download_progress import DownloadProgress, StreamingWeights
-from runtime.weights.cast_weights import CastWeights
+from runtime.tiers.download_progress import Download
+from runtime.weights.converted_weights import converted
 from runtime.weights.weight_source import DiskWeights, UnreadFiles, WeightSource
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
-    from concurrent.futures import Executor
+    from collections.abc import AsyncIterator, Callable, Sequence
     from pathlib import Path
+
+    import torch
 
     from runtime.device.memory import DeviceMemory
     from runtime.engines.engine import Engine
-    from runtime.loading.bases import SharedWeights
-    from runtime.loading.model_store import ModelStore, StoreEntry
+    from runtime.loading.model_store import ModelStore, SharedWeights, StoreEntry
     from runtime.loading.processors import Processors
     from runtime.sandbox.estimators import Estimators
     from runtime.storage.load_ticket import LoadTicket
     from runtime.tasks.task import Processor
     from runtime.tiers.cache_locks import FileLock
     from runtime.tiers.disk_cache import DiskCache
-    from runtime.tiers.host_tier import HostTier
+    from runtime.tiers.host_tier import HostTier, PutOutcome
     from runtime.weights.safetensors_files import StoredTensor
 
 
@@ -55,82 +58,38 @@ if TYPE_CHECKING:
 class ResolvedWeights:
     """A model's open weights, complete or under download, with its folder and processor."""
 
-    folder: Path
+    spec: ModelSpec
+    ticket: LoadTicket
+    model: ModelFolder
+    """As it is stored; of an adapter, with its base's folder and tensors."""
     processor: Processor
     weights: WeightSource
+    """As the network takes them."""
     tier: Tier
     engine: Engine
     working_bytes: int
     """Device memory that the model needs besides its weights."""
     lock: FileLock
     """Protects the files from deletion."""
-    dtype: torch.dtype | None = None
-    """Of the weights on the device; None: as they are stored."""
     generation: GenerationLimits | None = None
     """With the size of its cache, if the model generates text."""
     base: StoreEntry | None = None
-    """Of an adapter, whose folder is that of the base."""
-    in_bfloat16: ResolvedWeights | None = None
-    """The same in bfloat16, to be compared with this one; None: there is no choice to make."""
+    """Of an adapter."""
 
     @property
     def memory_bytes(self) -> int:
         return self.weights.layout.size_bytes + self.working_bytes
 
 
-class Download:
-    """A download in a thread, started on creation. Owned by the event loop, which calls `end`."""
-
-    def __init__(
-        self,
-        cache: DiskCache,
-        spec: ModelSpec,
-        files: Sequence[RemoteFile],
-        *,
-        ticket: LoadTicket,
-        threads: Executor,
-    ) -> None:
-        self._cache = cache
-        self._spec = spec
-        self._ticket = ticket
-        self._threads = threads
-        self._progress = DownloadProgress(files, ticket)
-        loop = asyncio.get_running_loop()
-        self._fetching = loop.run_in_executor(threads, self._fetch)
-        self._fetching.add_done_callback(self._report_failure)
-
-    def _fetch(self) -> None:
-        try:
-            self._cache.fetch_weights(self._spec, self._ticket, self._progress)
-        except BaseException as error:
-            self._progress.fail(error)
-            raise
-
-    def _report_failure(self, fetching: asyncio.Future[None]) -> None:
-        """Report a failure even if the fetch never got a thread."""
-        if not fetching.cancelled() and (error := fetching.exception()) is not None:
-            self._progress.fail(error)
-
-    async def weights(self) -> StreamingWeights:
-        """The weights, once all headers have arrived; raises LoadFailed, LoadCancelled."""
-        await asyncio.shield(asyncio.wrap_future(self._progress.headers))
-        return await in_thread(self._threads, StreamingWeights, self._progress)
-
-    async def end(self) -> None:
-        """Cancel an unfinished download, wait for its thread, and close the files."""
-        if not self._fetching.done():
-            self._ticket.cancel("the load had ended")
-        await asyncio.wait({self._fetching})
-        self._progress.close()
-
-
 @dataclass(frozen=True, slots=True)
-class _OpenWeights:
-    """Open weights, their tier, and their download if there is one."""
+class _Opened:
+    """A model as it is stored, and its open weights as its network takes them."""
 
+    model: ModelFolder
     weights: WeightSource
     tier: Tier
-    download: Download | None = None
+    download: Download | None
+    """Of the weights, if they are under way."""
 
     async def end(self) -> None:
         self.weights.close()
@@ -151,6 +110,8 @@ class WeightResolver:
     """What runs all models in place of the pod's own engines; None: those do."""
     estimators: Estimators | None = None
     """Runs pickled models; None: they are refused."""
+    skeletons: Skeletons = field(default_factory=Skeletons)
+    """They also tell how networks take stored tensors."""
 
     async def nearest_tier(self, key: str) -> Tier:
         """The tier that a load of the model would start from now."""
@@ -180,41 +141,40 @@ class WeightResolver:
         if self.server is not None:
             engine = ServerEngine(self.server, spec)
         elif base is None:
-            pickle = await in_thread(threads, pickle_path, folder)
-            if pickle is not None:
-                engine = PickleEngine(pickle, spec, self.estimators)
-            else:
-                engine = await in_thread(threads, engine_of, folder)
+            engine = await in_thread(threads, self._own_engine, spec, folder)
         else:
             engine = AdapterEngine(await in_thread(threads, read_adapter, folder))
             folder = await unless_cancelled(ticket, self.processors.folder(base.model.spec))
         working_bytes = engine.working_bytes(weight_bytes)
-        is_auto = (
-            spec.precision is Precision.AUTO and self.memory.has_bfloat16 and engine.takes_dtype
-        )
-        choice = await in_thread(threads, is_bfloat16_chosen, folder) if is_auto else False
-        dtype = torch.bfloat16 if choice else self._dtype(spec, engine)
-        # Files of 32 bits become half as large, at least; `reserve` knows the exact size.
-        least_bytes = weight_bytes // 2 if dtype is torch.bfloat16 else weight_bytes
+        dtype = self._dtype(spec, engine)
+        # Files of 32 bits may become half as large; `reserve` knows the exact size.
+        least_bytes = weight_bytes // 2 if engine.takes_dtype else weight_bytes
         self.store.check_fits(spec.key, least_bytes + working_bytes)
-        processor, opened = await self._open_with_processor(spec, files, ticket)
+        take = partial(self._take, spec, engine, folder, dtype, base)
+        processor, opened = await self._open_with_processor(spec, files, ticket, take)
         tier = opened.tier
         came_with_assets = self.server is not None or not files[0].path.endswith(WEIGHT_SUFFIX)
         if tier is Tier.DISK and not was_on_disk and came_with_assets:
             tier = Tier.REMOTE  # downloaded above with the small files
-            ticket.mark_started()
+            ticket.has_started = True
         try:
-            weights = opened.weights if dtype is None else CastWeights(opened.weights, dtype)
-            tensors: Sequence[StoredTensor] = weights.layout.tensors
-            if base is not None:
-                check_names(tensor.name for tensor in tensors)
-                dtype, tensors = _shared(base).dtype, _shared(base).stored
-            resolved = ResolvedWeights(
-                folder, processor, weights, tier, engine, working_bytes, lock, dtype, base=base
+            needed_bytes = opened.weights.layout.size_bytes + working_bytes
+            memory = partial(self._generation_memory, spec, opened, base, needed_bytes)
+            generation = None if self.server is not None else await in_thread(threads, memory)
+            yield ResolvedWeights(
+                spec,
+                ticket,
+                opened.model,
+                processor,
+                opened.weights,
+                tier,
+                engine,
+                working_bytes + (0 if generation is None else generation.total_bytes),
+                lock,
+                None if generation is None else generation.limits,
+                base,
             )
-            complete = partial(self._with_generation, spec, resolved, tensors)
-            yield await in_thread(threads, partial(complete, tries=choice is None))
-        except asyncio.CancelledError:  # the pod shuts down
+        except asyncio.CancelledError:
             ticket.cancel("the pod shuts down")
             raise
         except BaseException:
@@ -222,47 +182,70 @@ class WeightResolver:
             raise
         await opened.end()
 
-    def _with_generation(
+    def _own_engine(self, spec: ModelSpec, folder: Path) -> Engine:
+        pickle = pickle_path(folder)
+        return engine_of(folder) if pickle is None else PickleEngine(pickle, spec, self.estimators)
+
+    def _generation_memory(
+        self, spec: ModelSpec, opened: _Opened, base: StoreEntry | None, needed_bytes: int
+    ) -> GenerationMemory:
+        """What generation of text takes beside the needed bytes. Blocks."""
+        tensors = opened.weights.layout.tensors if base is None else _shared(base).tensors
+        free_bytes = min(self.store.free_bytes, self.memory.free_bytes())
+        room = Room(self.store.most_bytes(spec.key) - needed_bytes, free_bytes - needed_bytes)
+        return generation_memory(
+            opened.model.path, spec.task, self.generation_limits, tensors, room
+        )
+
+    def _take(
         self,
         spec: ModelSpec,
-        resolved: ResolvedWeights,
-        tensors: Sequence[StoredTensor],
-        *,
-        tries: bool,
-    ) -> ResolvedWeights:
-        """With the memory to generate text; `tries`: with the same weights in bfloat16, too.
+        engine: Engine,
+        folder: Path,
+        dtype: torch.dtype | None,
+        base: StoreEntry | None,
+        opened: WeightSource,
+    ) -> tuple[ModelFolder, WeightSource]:
+        """The model as it is stored, and its weights as its network takes them. Blocks."""
+        stored: Sequence[StoredTensor] = opened.layout.tensors
+        if base is not None:
+            check_names(tensor.name for tensor in stored)
+            dtype, stored = _shared(base).dtype, (*_shared(base).stored, *stored)
+        model = ModelFolder(folder, spec.task, stored, dtype, self.store.budget_bytes)
+        return model, self._as_taken(engine, model, opened)
 
-        `tensors`: those of the network, which are the base's for an adapter.
-        """
-        if self.server is not None:
-            return resolved
-        store = self.store
-        free_bytes = min(store.free_bytes, self.memory.free_bytes())
-        room = Room(
-            store.most_bytes(spec.key) - resolved.memory_bytes, free_bytes - resolved.memory_bytes
-        )
-        found = generation_memory(resolved.folder, spec.task, self.generation_limits, tensors, room)
-        complete = replace(
-            resolved,
-            working_bytes=resolved.working_bytes + found.total_bytes,
-            generation=found.limits,
-        )
-        near = CastWeights(resolved.weights, torch.bfloat16) if tries else None
-        if near is None or near.layout.size_bytes >= resolved.weights.layout.size_bytes:
-            return complete
-        halved = replace(resolved, weights=near, dtype=torch.bfloat16)
-        return replace(
-            complete,
-            in_bfloat16=self._with_generation(spec, halved, near.layout.tensors, tries=False),
-        )
+    def _as_taken(self, engine: Engine, model: ModelFolder, opened: WeightSource) -> WeightSource:
+        """The weights as the engine's network takes them; raises LoadFailed. Blocks."""
+        if not engine.takes_dtype:
+            return opened
+        key = engine.skeleton_key(model)
+        build = partial(engine.build_skeleton, model, key=key, device=self.memory.device, threads=1)
+        return converted(opened, self.skeletons.conversions(key, build))
+
+    def copy_to_host(
+        self, spec: ModelSpec, should_stop: Callable[[], bool] = lambda: False
+    ) -> PutOutcome:
+        """Copy a model on disk to tier `host`; raises LoadFailed. Blocks."""
+        files, folder = self.cache.weight_files(spec), self.cache.folder_of(spec.key)
+        paths = [folder / file.path for file in files]
+        form = partial(self._for_host, spec)
+        return self.host.put_files(spec.key, files, paths, should_stop, form)
+
+    def _for_host(self, spec: ModelSpec, opened: WeightSource) -> WeightSource:
+        """As the device takes them, so that loads from there map or copy them as they are."""
+        folder = self.cache.folder_of(spec.key)
+        if self.server is not None or spec.base or pickle_path(folder) is not None:
+            return opened
+        engine = engine_of(folder)
+        dtype = self._dtype(spec, engine)
+        model = ModelFolder(folder, spec.task, opened.layout.tensors, dtype)
+        return self._as_taken(engine, model, opened)
 
     def _dtype(self, spec: ModelSpec, engine: Engine) -> torch.dtype | None:
         """The type that the model declares; raises ModelInvalid if its format has none."""
-        if spec.precision is None:
+        if spec.precision is None or spec.precision is Precision.AUTO:
             return None
         if not engine.takes_dtype:
-            if spec.precision is Precision.AUTO:
-                return None
             raise ModelInvalid(
                 f"pilotlight.io/dtype is {spec.precision}, but a model of {engine.name} keeps its"
                 " own types: remove the annotation"
@@ -271,41 +254,58 @@ class WeightResolver:
         return dtype_on(memory.device, spec.precision, has_bfloat16=memory.has_bfloat16)
 
     async def _open_with_processor(
-        self, spec: ModelSpec, files: Sequence[RemoteFile], ticket: LoadTicket
-    ) -> tuple[Processor, _OpenWeights]:
+        self,
+        spec: ModelSpec,
+        files: Sequence[RemoteFile],
+        ticket: LoadTicket,
+        take: Callable[[WeightSource], tuple[ModelFolder, WeightSource]],
+    ) -> tuple[Processor, _Opened]:
         processor, opened = await asyncio.gather(
             unless_cancelled(ticket, self.processors.get(spec)),
-            self._open(spec, files, ticket),
+            self._open(spec, files, ticket, take),
             return_exceptions=True,
         )
         if not isinstance(processor, BaseException) and not isinstance(opened, BaseException):
             return processor, opened
-        if isinstance(opened, _OpenWeights):
+        if not isinstance(opened, BaseException):
             await opened.end()
         raise _cause(processor, opened)
 
     async def _open(
-        self, spec: ModelSpec, files: Sequence[RemoteFile], ticket: LoadTicket
-    ) -> _OpenWeights:
+        self,
+        spec: ModelSpec,
+        files: Sequence[RemoteFile],
+        ticket: LoadTicket,
+        take: Callable[[WeightSource], tuple[ModelFolder, WeightSource]],
+    ) -> _Opened:
         threads = self.threads.executor_for(ticket)
-        image = await in_thread(threads, self.host.open, spec.key, files)
-        if image is not None:
-            return _OpenWeights(image, Tier.HOST)
-        if await in_thread(threads, self.cache.has_weights, spec.key):
-            paths = await in_thread(threads, self.cache.fetch_weights, spec, ticket)
-            if self.server is not None:
-                folder = self.cache.folder_of(spec.key)
-                return _OpenWeights(await in_thread(threads, UnreadFiles, folder, paths), Tier.DISK)
-            return _OpenWeights(await in_thread(threads, DiskWeights, paths), Tier.DISK)
-        download = Download(self.cache, spec, files, ticket=ticket, threads=threads)
+        stored: WeightSource | None = await in_thread(threads, self.host.open, spec.key, files)
+        tier, download = Tier.HOST, None
+        if stored is None and await in_thread(threads, self.cache.has_weights, spec.key):
+            stored, tier = await in_thread(threads, self._open_files, spec, ticket), Tier.DISK
         try:
-            return _OpenWeights(await download.weights(), Tier.REMOTE, download)
+            if stored is None:
+                tier = Tier.REMOTE
+                fetch = partial(self.cache.fetch_weights, spec, ticket)
+                download = Download(files, fetch, ticket=ticket, threads=threads)
+                stored = await download.weights()
+            model, weights = await in_thread(threads, take, stored)
         except asyncio.CancelledError:
             ticket.cancel("the pod shuts down")
             raise
         except BaseException:
-            await download.end()
+            if stored is not None:
+                stored.close()
+            if download is not None:
+                await download.end()
             raise
+        return _Opened(model, weights, tier, download)
+
+    def _open_files(self, spec: ModelSpec, ticket: LoadTicket) -> WeightSource:
+        paths = self.cache.fetch_weights(spec, ticket)
+        if self.server is not None:
+            return UnreadFiles(self.cache.folder_of(spec.key), paths)
+        return DiskWeights(paths)
 
 
 def _shared(base: StoreEntry) -> SharedWeights:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic
+from typing import TYPE_CHECKING, Final, Generic
 
 from registry.domain.model import ModelName
 from runtime.errors import ModelNotFound
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
     from runtime.settings import RuntimeSettings
+
+MAX_BYTES: Final = 4 * 1024**2
+"""Longest body: a million tokens of text, more than any model reads; each part of it is checked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +62,13 @@ class Endpoint(Generic[Body]):
         receive: Receive,
         response: HttpResponse,
     ) -> None:
-        max_bytes = min(self.settings.max_body_bytes, self.settings.max_openai_bytes)
+        max_bytes = min(self.settings.max_body_bytes, MAX_BYTES)
         content = await receive_body(headers, receive, max_bytes)
         if len(content) <= SMALL_BODY_BYTES:
             body = parse_openai_body(self.body_class, content)
         else:
             body = await in_thread(self.threads, parse_openai_body, self.body_class, content)
-        head = parse_head(path_model, body.model, headers)
+        head = _parse_head(path_model, body.model, headers)
         await while_connected(receive, self.serve(Call(head, body, content, response)))
 
 
@@ -74,7 +77,7 @@ def parse_model_name(text: str) -> ModelName:
     return ModelName.from_path_segment(text) if "~" in text else ModelName.parse(text)
 
 
-def parse_head(path_model: str | None, body_model: str, headers: Mapping[str, str]) -> RequestHead:
+def _parse_head(path_model: str | None, body_model: str, headers: Mapping[str, str]) -> RequestHead:
     """The head of a request; raises ModelNotFound if path and body name different models.
 
     The body may also name the stable version of a canary: the gateway sends that name in

@@ -145,14 +145,25 @@ def _generation_request(body: ChatBody | CompletionBody) -> GenerationRequest:
         choices=body.n or 1,
         stops=body.stops,
         seed=body.seed,
-        temperature=1.0 if body.temperature is None else body.temperature,
-        top_p=body.top_p or 1.0,
+        temperature=body.temperature,
+        top_p=body.top_p,
+        top_k=None if body.top_k is None else max(0, body.top_k),
+        min_p=body.min_p,
+        repetition_penalty=body.repetition_penalty,
+        min_tokens=body.min_tokens,
         presence_penalty=body.presence_penalty or 0.0,
         frequency_penalty=body.frequency_penalty or 0.0,
+        logit_bias=body.biases,
+        stop_ids=frozenset(body.stop_token_ids or ()),
+        ignores_end=bool(body.ignore_eos),
+        keeps_stop=bool(body.include_stop_str_in_output),
+        keeps_special=body.skip_special_tokens is False,
+        truncates_to=body.truncate_prompt_tokens,
     )
 
 
 def _prompts(body: ChatBody | CompletionBody) -> Sequence[Prompt]:
     if isinstance(body, ChatBody):
-        return [Conversation([message.for_template() for message in body.messages])]
+        messages = [message.for_template() for message in body.messages]
+        return [Conversation(messages, body.template_options)]
     return body.prompts

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import numpy as np
@@ -38,6 +37,7 @@ class ImageBody(ModelBody):
         "output_format": ("png",), "output_compression": (100,), "background": ("auto", "opaque"),
         "quality": ("auto", "standard"), "style": (),
     }  # fmt: skip
+    ignored: ClassVar[frozenset[str]] = ModelBody.ignored | {"moderation"}
     prompt: str
     n: Annotated[int, Field(ge=1, le=MAX_IMAGES)] | None = None
     size: Annotated[str, Field(pattern=r"^(auto|[0-9]{1,4}x[0-9]{1,4})$")] | None = None
@@ -47,14 +47,9 @@ class ImageBody(ModelBody):
     guidance_scale: Annotated[float, Field(ge=0, le=MAX_GUIDANCE)] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ImageRoute:
-    inferences: Inferences
-
-    async def serve(self, call: Call[ImageBody]) -> None:
-        processor = await self.inferences.processor(call.head, TextToImage, "make images")
-        inputs = _inputs(call.body, processor.sides)
-        await self.inferences.serve(call, inputs, _encode)
+async def make_images(inferences: Inferences, call: Call[ImageBody]) -> None:
+    processor = await inferences.processor(call.head, TextToImage, "make images")
+    await inferences.serve(call, _inputs(call.body, processor.sides), _encode)
 
 
 def _encode(outputs: Sequence[Tensor]) -> bytes:

@@ -64,21 +64,14 @@ class Inferences:
         headers = [*result.body.headers, *provenance_headers(result)]
         await call.response.send(result.body.content, headers)
 
-
-@dataclass(frozen=True, slots=True)
-class EmbeddingRoute:
-    """`/openai/v1/embeddings`."""
-
-    inferences: Inferences
-
-    async def serve(self, call: Call[EmbeddingBody]) -> None:
-        body = call.body
-        processor = await self.inferences.processor(call.head, Embedding, "embed texts")
-        tensors = embedding_inputs(processor, body)
-        await self.inferences.serve(call, tensors, partial(encode_embeddings, processor, body))
+    async def embed(self, call: Call[EmbeddingBody]) -> None:
+        """`/openai/v1/embeddings`."""
+        processor = await self.processor(call.head, Embedding, "embed texts")
+        inputs = _inputs(processor, call.body)
+        await self.serve(call, inputs, partial(_encode, processor, call.body))
 
 
-def embedding_inputs(processor: Embedding, body: EmbeddingBody) -> Sequence[Tensor]:
+def _inputs(processor: Embedding, body: EmbeddingBody) -> Sequence[Tensor]:
     """The V2 inputs of a request; raises InvalidField."""
     texts = [each.encode() for each in body.inputs if isinstance(each, str)]
     rows = [each for each in body.inputs if not isinstance(each, str)]
@@ -86,9 +79,7 @@ def embedding_inputs(processor: Embedding, body: EmbeddingBody) -> Sequence[Tens
     return processor.preprocess(rows) if rows else [bytes_tensor("text", texts)]
 
 
-def encode_embeddings(
-    processor: Embedding, body: EmbeddingBody, outputs: Sequence[Tensor]
-) -> bytes:
+def _encode(processor: Embedding, body: EmbeddingBody, outputs: Sequence[Tensor]) -> bytes:
     """The document of a response."""
     (vectors,) = outputs
     return embeddings(

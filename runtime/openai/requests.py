@@ -1,20 +1,29 @@
 """OpenAI's request bodies: the supported fields with their ranges, and the unsupported ones.
 
-Unsupported fields that would change the response are refused; all others are ignored, as OpenAI's
-own servers do. Lengths are checked first; then pydantic stops at a list's first mistake, since a
-body of 2 MB can hold 700,000 of them. A mistake becomes an `InvalidField`.
+Unsupported fields that would change the response are refused, and unknown ones, as OpenAI's own
+servers do. Lengths are checked first; then pydantic stops at a list's first mistake, since a body
+of 2 MB can hold 700,000 of them. A mistake becomes an `InvalidField`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, Final, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
 
 from registry.shown_value import shown
 from runtime.errors import InvalidRequest
 from runtime.openai.field_errors import describe_errors, first_field
+from runtime.openai.messages import Message  # noqa: TC001 - pydantic resolves it
 from runtime.wire.v2 import parse_object
 
 MAX_CHOICES = 16
@@ -23,6 +32,8 @@ MAX_TEXTS = 128
 """Choices of all prompts of a request together."""
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 256
+MAX_STOP_TOKENS = 128
+MAX_BIASES = 1024
 MAX_MESSAGES = 4096
 MAX_PARTS = 16_384
 """Parts of all messages together."""
@@ -35,8 +46,23 @@ TokenLists = Annotated[list[TokenIds], Field(min_length=1, fail_fast=True)]
 Texts = Annotated[list[str], Field(min_length=1, fail_fast=True)]
 Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
+TokenId = Annotated[int, Field(ge=0)]
+Bias = Annotated[float, Field(ge=-100, le=100)]
 Unsupported = Mapping[str, tuple[Any, ...]]
 """Unsupported fields, each with the values that have no effect and are therefore allowed."""
+UNSUPPORTED_OF_VLLM: Unsupported = {
+    "structured_outputs": (), "guided_json": (), "guided_regex": (), "guided_choice": (),
+    "guided_grammar": (), "guided_decoding_backend": (), "guided_whitespace_pattern": (),
+    "bad_words": ([],), "allowed_token_ids": (), "logits_processors": ([],),
+    "use_beam_search": (False,), "length_penalty": (1.0,), "early_stopping": (False,),
+    "prompt_logprobs": (0,), "return_tokens_as_token_ids": (False,), "return_token_ids": (False,),
+    "spaces_between_special_tokens": (True,), "response_format": ({"type": "text"},),
+}  # fmt: skip
+RESERVED: Final = frozenset({
+    "conversations", "messages", "chat_template", "tools", "tokenize", "add_generation_prompt",
+    "continue_final_message", "return_assistant_tokens_mask",
+})  # fmt: skip
+"""Names of a chat template's variables that a request sets by fields of their own, or never."""
 
 
 class InvalidField(InvalidRequest):
@@ -57,6 +83,11 @@ class ModelBody(BaseModel):
     """The field that all bodies have. In optional fields null means the default."""
 
     unsupported: ClassVar[Unsupported] = {}
+    """With values that change nothing."""
+    ignored: ClassVar[frozenset[str]] = frozenset(
+        ["user", "metadata", "safety_identifier", "request_id", "priority", "cache_salt"]
+    )
+    """Fields that do not change the response."""
     max_items: ClassVar[Mapping[str, int]] = {}
     """Longest lists of the fields."""
     model_config = ConfigDict(strict=True)
@@ -76,6 +107,41 @@ class GenerationBody(ModelBody):
     frequency_penalty: Penalty | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    logit_bias: Annotated[dict[str, Bias], Field(max_length=MAX_BIASES)] | None = None
+
+    # vLLM's
+    top_k: Annotated[int, Field(ge=-1)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKENS)] | None = None
+    min_tokens: Annotated[int, Field(ge=0)] | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
+
+    ignored: ClassVar[frozenset[str]] = ModelBody.ignored | frozenset(
+        ["store", "service_tier", "prompt_cache_key", "prompt_cache_retention", "prediction"]
+    )
+
+    @field_validator("logit_bias")
+    @classmethod
+    def _names_tokens(cls, bias: dict[str, float] | None) -> dict[str, float] | None:
+        for token in bias or ():
+            if not token.isdecimal():
+                raise PydanticCustomError("token", "an object of numbers by token")
+        return bias
+
+    @field_validator("truncate_prompt_tokens")
+    @classmethod
+    def _keeps_tokens(cls, count: int | None) -> int | None:
+        if count == 0:
+            raise PydanticCustomError("count", "1 or more, or -1")
+        return count
+
+    @property
+    def biases(self) -> tuple[tuple[int, float], ...]:
+        return tuple((int(token), bias) for token, bias in (self.logit_bias or {}).items())
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -94,7 +160,8 @@ class CompletionBody(GenerationBody):
     """`/openai/v1/completions`."""
 
     unsupported: ClassVar[Unsupported] = {
-        "echo": (False,), "suffix": ("",), "best_of": (1,), "logprobs": (), "logit_bias": ({},),
+        "echo": (False,), "suffix": ("",), "best_of": (1,), "logprobs": (),
+        **UNSUPPORTED_OF_VLLM,
     }  # fmt: skip
     max_items: ClassVar[Mapping[str, int]] = {"prompt": MAX_PROMPT_TOKENS, "stop": MAX_STOPS}
     prompt: str | TokenIds | Texts | TokenLists
@@ -115,39 +182,52 @@ def _texts_or_tokens(field: str | list[int] | list[str] | list[list[int]]) -> li
             return [each for each in several if not isinstance(each, int)]
 
 
-class TextPart(BaseModel):
-    """A part of a message's content; text is the only kind."""
-
-    model_config = ConfigDict(strict=True)
-    type: Annotated[str, Field(pattern="^text$")]
-    text: str
-
-
-class Message(BaseModel):
-    model_config = ConfigDict(strict=True)
-    role: Annotated[str, Field(pattern="^(system|developer|user|assistant|tool)$")]
-    content: str | Annotated[list[TextPart], Field(fail_fast=True)]
-    name: str | None = None
-
-    def for_template(self) -> dict[str, str]:
-        """The message in the form of chat templates."""
-        text = self.content
-        if not isinstance(text, str):
-            text = "".join(part.text for part in text)
-        return {"role": self.role, "content": text}
-
-
 class ChatBody(GenerationBody):
     """`/openai/v1/chat/completions`."""
 
     unsupported: ClassVar[Unsupported] = {
         "tools": ([],), "functions": ([],), "tool_choice": ("none",), "function_call": ("none",),
         "response_format": ({"type": "text"},), "logprobs": (False,), "top_logprobs": (0,),
-        "logit_bias": ({},), "modalities": (["text"],), "audio": (), "web_search_options": (),
+        "modalities": (["text"],), "audio": (), "web_search_options": (),
+        "reasoning_effort": (), "verbosity": (), "chat_template": (), "documents": ([],),
+        "add_special_tokens": (False,), "echo": (False,), "include_reasoning": (True,),
+        **UNSUPPORTED_OF_VLLM,
     }  # fmt: skip
+    # Calls of tools, which are refused, are all that it is about.
+    ignored: ClassVar[frozenset[str]] = GenerationBody.ignored | {"parallel_tool_calls"}
     max_items: ClassVar[Mapping[str, int]] = {"messages": MAX_MESSAGES, "stop": MAX_STOPS}
     messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+
+    @field_validator("chat_template_kwargs")
+    @classmethod
+    def _sets_variables(cls, variables: dict[str, Any] | None) -> dict[str, Any] | None:
+        if reserved := sorted(RESERVED.intersection(variables or ())):
+            raise PydanticCustomError("reserved", f"an object without {', '.join(reserved)}")
+        return variables
+
+    @model_validator(mode="after")
+    def _ends_in_one_way(self) -> Self:
+        if self.continue_final_message and self.add_generation_prompt:
+            raise InvalidField(
+                "add_generation_prompt must be false where continue_final_message is true",
+                param="add_generation_prompt",
+            )
+        return self
+
+    @property
+    def template_options(self) -> dict[str, Any]:
+        """Variables of the chat template, and how its text ends."""
+        continues = bool(self.continue_final_message)
+        begins = not continues if self.add_generation_prompt is None else self.add_generation_prompt
+        return {
+            **(self.chat_template_kwargs or {}),
+            "add_generation_prompt": begins,
+            "continue_final_message": continues,
+        }
 
     @property
     def max_new_tokens(self) -> int | None:
@@ -158,7 +238,7 @@ class ChatBody(GenerationBody):
 class EmbeddingBody(ModelBody):
     """`/openai/v1/embeddings`."""
 
-    unsupported: ClassVar[Unsupported] = {"dimensions": ()}
+    unsupported: ClassVar[Unsupported] = {"dimensions": (), "truncate_prompt_tokens": ()}
     max_items: ClassVar[Mapping[str, int]] = {"input": MAX_PROMPT_TOKENS}
     input: str | TokenIds | Texts | TokenLists
     encoding_format: Annotated[str, Field(pattern="^(float|base64)$")] | None = None
@@ -179,6 +259,12 @@ def parse_openai_body(kind: type[Body], content: bytes) -> Body:
         value = document.get(field)
         if value is not None and value not in neutral:
             raise InvalidField(_unsupported(field, value, neutral), param=field)
+    known = kind.model_fields.keys() | kind.unsupported.keys() | kind.ignored
+    for field in document:
+        if field not in known and document[field] is not None:
+            raise InvalidField(
+                f"unknown field {shown(field)}; omit it", param=field, code="unknown_parameter"
+            )
     try:
         return kind.model_validate(document)
     except ValidationError as error:

@@ -27,6 +27,7 @@ ERROR_TYPES: Mapping[int, str] = {
     HTTPStatus.BAD_REQUEST: "invalid_request_error",
     HTTPStatus.NOT_FOUND: "invalid_request_error",
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "invalid_request_error",
+    HTTPStatus.UNPROCESSABLE_ENTITY: "invalid_request_error",
     HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_error",
     HTTPStatus.SERVICE_UNAVAILABLE: "service_unavailable_error",
     HTTPStatus.GATEWAY_TIMEOUT: "timeout_error",

@@ -7,6 +7,7 @@ the model in the path: `/serving/NAMESPACE~NAME/openai/v1/…`.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import orjson
@@ -16,7 +17,7 @@ from starlette.routing import Route
 from runtime.errors import ModelNotFound
 from runtime.openai.endpoint import Endpoint, parse_model_name
 from runtime.openai.generation_route import GenerationRoute
-from runtime.openai.inference_routes import EmbeddingRoute, Inferences
+from runtime.openai.inference_routes import Inferences
 from runtime.openai.requests import ChatBody, CompletionBody, EmbeddingBody
 from runtime.openai.responses import model_card, model_list, openai_error
 from runtime.protocols.routes import error_as_response
@@ -45,11 +46,10 @@ class _ImageEndpoint:
     inferences: Inferences
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        from runtime.openai.image_route import ImageBody, ImageRoute
+        from runtime.openai.image_route import ImageBody, make_images
 
-        threads, serve = self.inferences.service.threads, ImageRoute(self.inferences).serve
-        endpoint = Endpoint(self.settings, threads, ImageBody, serve)
-        await endpoint(scope, receive, send)
+        threads, serve = self.inferences.service.threads, partial(make_images, self.inferences)
+        await Endpoint(self.settings, threads, ImageBody, serve)(scope, receive, send)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +68,7 @@ class OpenAIRoutes:
         endpoints: Mapping[str, ASGIApp] = {
             "chat/completions": Endpoint(settings, threads, ChatBody, generation.serve),
             "completions": Endpoint(settings, threads, CompletionBody, generation.serve),
-            "embeddings": Endpoint(
-                settings, threads, EmbeddingBody, EmbeddingRoute(inferences).serve
-            ),
+            "embeddings": Endpoint(settings, threads, EmbeddingBody, inferences.embed),
             "images/generations": _ImageEndpoint(settings, inferences),
         }
         return [

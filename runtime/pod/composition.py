@@ -7,18 +7,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from runtime.fronts.front_link import DeviceSide
-from runtime.fronts.supervisor import Fronts
 from runtime.generation.processor_sharing import ProcessorSharing
-from runtime.loading.tier_state import watch_disk
-from runtime.loading.watchdog import Watchdog
+from runtime.loading.model_tiers import watch_disk
+from runtime.loading.watchdog import MAX_STUCK_THREADS, Watchdog
 from runtime.openai.routes import OpenAIRoutes
 from runtime.pod.loading_components import LoadingComponents, PodContext, compose_loading
 from runtime.pod.model_sync import ModelSync
 from runtime.pod.places import PlaceWatch
 from runtime.pod.server_watch import ServerWatch
-from runtime.profiling.profile_sync import ProfileSync
-from runtime.profiling.profiler import Profiler
+from runtime.profiling import Profiler, ProfileSync
 from runtime.protocols.grpc_server import GrpcServer
 from runtime.protocols.grpc_service import InferenceService
 from runtime.protocols.profile_route import profile_route
@@ -29,12 +26,10 @@ from runtime.registration.model_catalog import ModelCatalog
 from runtime.registration.registry_agent import InferenceEndNotifier
 from runtime.serving.block_exchange import BlockClient, BlockServer
 from runtime.serving.generation_service import GenerationService
-from runtime.serving.health import Health
-from runtime.serving.in_flight import InFlightRequests
+from runtime.serving.health import Health, SingleModel, single_model_spec
+from runtime.serving.in_flight import InFlightRequests, StepQueue
 from runtime.serving.predict_service import PredictService
 from runtime.serving.repository import Repository
-from runtime.serving.single_model import SingleModel, single_model_spec
-from runtime.serving.step_queue import StepQueue
 from runtime.serving.step_tensors import StepTensors
 from runtime.serving.tensor_store import TensorStore
 
@@ -52,8 +47,6 @@ class PodComponents:
     in_flight: InFlightRequests
     server: PodServer
     grpc_server: GrpcServer
-    fronts: Fronts | None
-    """The processes that take the HTTP connections; None: the server does."""
     background: tuple[Callable[[], Coroutine[Any, Any, None]], ...]
     """Coroutine functions that run until cancelled."""
 
@@ -67,12 +60,11 @@ def assemble(context: PodContext) -> PodComponents:
         watch=watch,
         agent=agent,
         info=info,
-        interval_s=settings.profile_interval,
     )
     watchdog = Watchdog(
         context.device,
         loading.coordinator,
-        max_stuck_threads=settings.most_stuck_threads if info.device == "cpu" else 0,
+        max_stuck_threads=MAX_STUCK_THREADS if info.device == "cpu" else 0,
         end_pod=context.end_pod,
     )
     end_notifier = InferenceEndNotifier(agent)
@@ -93,7 +85,7 @@ def assemble(context: PodContext) -> PodComponents:
         in_flight=InFlightRequests(
             info.name,
             slots=info.slots,
-            step_queue=StepQueue(settings.step_queue),
+            step_queue=StepQueue(),
             allow_simulated_work=settings.allow_simulated_work,
         ),
         catalog=catalog,
@@ -137,30 +129,15 @@ def assemble(context: PodContext) -> PodComponents:
                 context.request_threads,
             ).run
         )  # fmt: skip
-    if context.opened_server is not None:
+    if context.server is not None:
         agent.is_held = True  # until the server answers
-        opened = context.opened_server
-        background.append(
-            ServerWatch(opened.server, opened.process, loading, context.load_threads).run
+        server_watch = ServerWatch(
+            context.server, context.server_process, loading, context.load_threads
         )
+        background.append(server_watch.run)
     if single_model is not None:
         background.append(single_model.run)
-    fronts = _fronts(context, loading, service, server)
-    return PodComponents(loading, service.in_flight, server, grpc_server, fronts, tuple(background))
-
-
-def _fronts(
-    context: PodContext, loading: LoadingComponents, service: PredictService, server: PodServer
-) -> Fronts | None:
-    if context.front_forks is None:
-        return None
-    return Fronts(
-        context.front_forks,
-        context.settings.front_processes,
-        server.http,
-        DeviceSide(service, context.slots, loading.store, loading.processors),
-        on_lost=context.end_pod,
-    )
+    return PodComponents(loading, service.in_flight, server, grpc_server, tuple(background))
 
 
 def _step_tensors(

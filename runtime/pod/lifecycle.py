@@ -9,37 +9,37 @@ import signal
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import torch
 import uvloop
 
-from registry.domain.slots import default_slots
+from registry.domain.pod import slots_at_start
 from registry.errors import RegistryUnavailable
 from registry.logs import configure_logs
 from registry.pod_secret import PodSecret
 from registry.redis.client import Registry
 from registry.tls import PartTls
-from runtime.child_processes import serve_forks
 from runtime.device.accelerator import find_accelerator, mps_share
-from runtime.device.memory import open_device
-from runtime.device.precision import use_tf32
+from runtime.device.memory import open_device, use_tf32
 from runtime.device.worker import DeviceWorker
+from runtime.engines.model_server.server_engine import ModelServer
+from runtime.engines.model_server.server_memory import ServerMemory
+from runtime.engines.model_server.server_process import ServerProcess
+from runtime.engines.model_server.server_repository import ServerRepository
+from runtime.engines.model_server.v2_client import V2Client
 from runtime.errors import LoadFailed, NoDevice
-from runtime.fronts.front_process import run_front
 from runtime.loading.load_threads import LoadThreads
 from runtime.pod.composition import PodComponents, assemble
 from runtime.pod.loading_components import PodContext
-from runtime.pod.opened_server import open_server
+from runtime.pod_process import write_termination_message
 from runtime.protocols.server import CLOSE_TIMEOUT_S, listen
-from runtime.request_threads import RequestThreads
 from runtime.sandbox.estimators import Estimators
 from runtime.sandbox.pool import Sandbox
-from runtime.sandbox.server import fork_server
+from runtime.sandbox.worker import fork_server
 from runtime.serving.remote_inference import RemoteInference
-from runtime.termination_message import write_termination_message
-from runtime.threads import in_thread
+from runtime.threads import RequestThreads, in_thread
 from runtime.tiers.host_tier import enter_host_tier
 
 if TYPE_CHECKING:
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 
     from registry.domain.accelerator import Accelerator
     from runtime.device.memory import DeviceMemory
-    from runtime.pod.opened_server import OpenedServer
     from runtime.serving.in_flight import InFlightRequests
     from runtime.settings import RuntimeSettings
 
@@ -68,49 +67,59 @@ _QUIET_LIBRARIES = (
 def run_pod(settings: RuntimeSettings) -> int:
     """Run a pod until SIGTERM or SIGINT; returns its exit status, or RESTART."""
     sandbox = fork_server()  # before any thread, torch operation or socket
-    front_forks = _fork_fronts(settings)
     _configure_logs(settings)
     torch.set_num_threads(settings.threads)
+    server = process = None
     try:
         memory = open_device(
             settings.device,
             mps_share(os.environ),
-            slab_pools=settings.slab_pools,
             cuda_graphs=settings.cuda_graphs,
             registered_bytes=settings.registered_bytes,
         )
-    except NoDevice as error:
-        logger.error("the pod cannot start", extra={"error": error})
-        write_termination_message(str(error))
-        return os.EX_CONFIG
-    try:
-        opened = open_server(settings)
-    except LoadFailed as error:
+        if settings.has_server:
+            server, process = _open_server(settings)
+    except (NoDevice, LoadFailed) as error:
         logger.error("the pod cannot start", extra={"error": error})
         write_termination_message(str(error))
         return os.EX_CONFIG
     if settings.tf32 and memory.device.type == "cuda":
         use_tf32()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        lifecycle = _PodLifecycle(settings, sandbox, memory, opened, front_forks)
+        lifecycle = _PodLifecycle(settings, sandbox, memory, server, process)
         runner.run(lifecycle.run())
     return RESTART if lifecycle.restarts else 0
 
 
-def _fork_fronts(settings: RuntimeSettings) -> socket.socket | None:
-    """The control socket of the process that forks fronts; None: the pod has none."""
-    if not settings.front_processes:
-        return None
-    configure_logs = partial(_configure_logs, settings)
-    return serve_forks(partial(run_front, settings=settings, configure_logs=configure_logs))
+def _open_server(settings: RuntimeSettings) -> tuple[ModelServer, ServerProcess | None]:
+    """The pod's model server, not yet started, and the process of one that the pod starts itself.
+
+    Raises LoadFailed if the server's repository cannot be used. Blocks.
+    """
+    repository = ServerRepository(settings.repository_path)
+    repository.open(f"pod {settings.name}")
+    process = None
+    if settings.engine_command:
+        log_file = Path(settings.log_file) if settings.log_file else None
+        process = ServerProcess(
+            settings.engine_command,
+            settings.repository_path,
+            log_file and log_file.with_name(f"{log_file.stem}-server.log"),
+        )
+    url = settings.engine_url if process is None else process.url
+    metrics = settings.engine_metrics
+    memory = ServerMemory(
+        url,
+        metrics_url=metrics if process is None else process.with_values(metrics),
+        process_id=lambda: None if process is None else process.process_id,
+    )
+    client = V2Client(url, load_timeout_s=settings.engine_load_timeout)
+    server = ModelServer(client, repository, memory, load_timeout_s=settings.engine_load_timeout)
+    return server, process
 
 
 def _configure_logs(settings: RuntimeSettings) -> None:
-    handler = (
-        logging.FileHandler(settings.log_file)
-        if settings.log_file
-        else logging.StreamHandler(sys.stderr)
-    )
+    handler = logging.StreamHandler(sys.stderr)
     line_format = f"%(asctime)s %(levelname)s {settings.name} %(name)s: %(message)s"
     configure_logs(handler, settings.log_level, line_format=line_format, libraries=_QUIET_LIBRARIES)
 
@@ -127,8 +136,8 @@ class _PodLifecycle:
         settings: RuntimeSettings,
         sandbox: socket.socket,
         memory: DeviceMemory,
-        opened: OpenedServer | None = None,
-        front_forks: socket.socket | None = None,
+        server: ModelServer | None,
+        process: ServerProcess | None,
     ) -> None:
         self.restarts = False
         """Whether the pod ends in order to start anew."""
@@ -137,8 +146,7 @@ class _PodLifecycle:
         self._listener = listen(settings.host, settings.port)
         self._stop = asyncio.Event()
         self._memory = memory
-        self._opened = opened
-        self._front_forks = front_forks
+        self._server, self._process = server, process
         # A model server reads files: the host tier's images are in the form of our own engines.
         host_bytes = 0 if settings.has_server else settings.host_bytes
         self._host = enter_host_tier(settings.host_path, host_bytes)
@@ -157,20 +165,15 @@ class _PodLifecycle:
         remote = RemoteInference(secret, tls)
         device = DeviceWorker(
             threads=settings.threads,
-            max_queued=settings.device_queue,
             timeout_s=settings.inference_timeout,
             check_device=self._memory.check,
         )
         device.start()
-        sandbox = Sandbox(
-            self._sandbox, timeout_s=settings.expression_timeout, on_lost=self._stop.set
-        )
+        sandbox = Sandbox(self._sandbox, on_lost=self._stop.set)
         await sandbox.start()
         estimators = None
         if settings.allow_pickle:
-            estimators = Estimators(
-                memory_bytes=settings.pickle_memory_bytes, threads=settings.threads
-            )
+            estimators = Estimators(threads=settings.threads)
         try:
             async with asyncio.TaskGroup() as tasks:
                 accelerator = find_accelerator(self._memory.device, os.environ)
@@ -192,16 +195,16 @@ class _PodLifecycle:
                     end_pod=self._stop.set,
                     restart_pod=self._restart,
                     accelerator=accelerator,
-                    opened_server=self._opened,
+                    server=self._server,
+                    server_process=self._process,
                     estimators=estimators,
-                    front_forks=self._front_forks,
                     slots=settings.slots or await self._default_slots(registry, accelerator),
                 )
                 components = assemble(context)
                 await components.grpc_server.start(settings.host, settings.grpc_port)
                 for work in components.background:
                     tasks.create_task(work())
-                serving = tasks.create_task(self._serve(components))
+                serving = tasks.create_task(components.server.serve(self._listener))
                 await self._stop.wait()
                 self._schedule_forced_exit()
                 await self._shut_down(components)
@@ -210,9 +213,9 @@ class _PodLifecycle:
         except* _PodStopped:
             logger.info("stopped")
         finally:
-            if self._opened is not None:
-                await in_thread(self._request_threads, self._opened.server.close)
-                self._opened.server.client.close()
+            if self._server is not None:
+                await in_thread(self._request_threads, self._server.close)
+                self._server.client.close()
             await remote.close()
             await registry.close()
             await sandbox.close()
@@ -225,15 +228,6 @@ class _PodLifecycle:
             self._request_threads.shutdown(wait=False, cancel_futures=True)
             self._sandbox_threads.shutdown(wait=False, cancel_futures=True)
 
-    async def _serve(self, components: PodComponents) -> None:
-        """Serve HTTP until the server is closed; fronts take the connections if there are any."""
-        if components.fronts is None:
-            await components.server.serve(self._listener)
-            return
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(components.fronts.run(self._listener))
-            await components.server.serve()
-
     def _end(self) -> None:
         self.restarts = False
         self._stop.set()
@@ -243,13 +237,14 @@ class _PodLifecycle:
         self._stop.set()
 
     async def _default_slots(self, registry: Registry, accelerator: Accelerator) -> int:
-        """By device, and by the profiles of this accelerator in the registry."""
+        """By accelerator, and by its profiles in the registry."""
         try:
             state = await registry.cluster()
         except RegistryUnavailable:  # the pod starts without it
-            return default_slots(str(self._memory.device))
-        stored = [each.get(accelerator.product) for each in state.profiles.values()]
-        return default_slots(str(self._memory.device), [each for each in stored if each])
+            return slots_at_start(accelerator, ())
+        return slots_at_start(
+            accelerator, [each for known in state.profiles.values() for each in known.values()]
+        )
 
     def _schedule_forced_exit(self) -> None:
         """Exit even if an inference or a download hangs, which nothing can cancel."""
@@ -275,8 +270,6 @@ class _PodLifecycle:
             loading.store.retire(key, "shutdown")
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(components.grpc_server.stop(CLOSE_TIMEOUT_S))
-            if components.fronts is not None:
-                await components.fronts.close()
             components.server.close()
         await in_thread(self._request_threads, loading.cache.close)
 

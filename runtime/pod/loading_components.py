@@ -5,40 +5,34 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from registry.domain.pod import PodInfo, host_port
 from registry.inference_service.tenant_rules import Quota
 from registry.redis.watch import ClusterWatch
 from runtime.device.accelerator import memory_budget, pod_share
-from runtime.device.gpu_watch import GpuWatch
-from runtime.device.kept_memory import DEFAULT_SHARE, KeptMemory
-from runtime.engines.skeletons import Skeletons
+from runtime.device.batch import GPU_SEQUENCES
+from runtime.device.device_tensor import DEFAULT_SHARE, KeptMemory
+from runtime.device.gpu_sensors import GpuWatch
 from runtime.generation.limits import GPU_CACHE_SHARE
-from runtime.loading.bases import Bases
 from runtime.loading.load_coordinator import LoadCoordinator
 from runtime.loading.model_loader import ModelLoader
 from runtime.loading.model_store import ModelStore, StoreEntry
-from runtime.loading.processors import Processors
-from runtime.loading.tier_state import tier_state, used_bytes
+from runtime.loading.model_tiers import Demotions, tier_state, used_bytes
+from runtime.loading.processors import Bases, Processors
 from runtime.loading.weight_resolver import WeightResolver
 from runtime.metrics import IDLE_MEMORY, KEPT_DEVICE_TENSOR_BYTES
-from runtime.registration.lease_keeper import LeaseKeeper
 from runtime.registration.measurements import Measurements
 from runtime.registration.registry_agent import Inventory, RegistryAgent
-from runtime.settings import AUTO
+from runtime.storage.access import NamespaceSecrets
 from runtime.storage.bandwidth import Bandwidth
-from runtime.storage.listing import MODEL_SERVER, OWN_ENGINES, WITH_PICKLES, FileRules
-from runtime.storage.load_ticket import LoadTicket
-from runtime.storage.namespace_secrets import NamespaceSecrets
+from runtime.storage.declared_files import MODEL_SERVER, OWN_ENGINES, WITH_PICKLES, FileRules
 from runtime.storage.storages import StorageOptions, Storages
-from runtime.tiers.demotion import Demotions
 from runtime.tiers.disk_cache import DiskCache
-from runtime.tiers.eviction import POLICIES, ReloadCosts, tier_after_eviction
+from runtime.tiers.eviction import ReloadCosts, greedy_dual, tier_after_eviction
 
 if TYPE_CHECKING:
     import asyncio
-    import socket
     from collections.abc import Callable
     from concurrent.futures import Executor
 
@@ -51,15 +45,19 @@ if TYPE_CHECKING:
     from runtime.device.memory import DeviceMemory
     from runtime.device.worker import DeviceWorker
     from runtime.engines.model_server.server_engine import ModelServer
+    from runtime.engines.model_server.server_process import ServerProcess
     from runtime.generation.limits import GenerationLimits
     from runtime.loading.load_threads import LoadThreads
-    from runtime.pod.opened_server import OpenedServer
-    from runtime.request_threads import RequestThreads
     from runtime.sandbox.estimators import Estimators
     from runtime.sandbox.pool import Sandbox
     from runtime.serving.remote_inference import RemoteInference
     from runtime.settings import RuntimeSettings
+    from runtime.threads import RequestThreads
     from runtime.tiers.host_tier import HostTier
+
+
+CLAIM_MOUNTS: Final = Path("/mnt/pvc")
+"""Where claims of pvc:// are mounted, by name: the pool's manifest decides it, for all pods."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,16 +83,12 @@ class PodContext:
     restart_pod: Callable[[], None]
     accelerator: Accelerator
     slots: int
-    opened_server: OpenedServer | None = None
+    server: ModelServer | None = None
     """What runs the pod's models in its place."""
+    server_process: ServerProcess | None = None
+    """Of a server that the pod starts itself."""
     estimators: Estimators | None = None
     """Runs pickled models; None: they are refused."""
-    front_forks: socket.socket | None = None
-    """Control of the process that forks fronts; None: the pod has none."""
-
-    @property
-    def server(self) -> ModelServer | None:
-        return None if self.opened_server is None else self.opened_server.server
 
     @property
     def memory_bytes(self) -> int:
@@ -104,7 +98,7 @@ class PodContext:
     def kept_device_bytes(self) -> int:
         """Limit of steps' outputs on the device."""
         configured = self.settings.kept_device_bytes
-        if configured != AUTO:
+        if configured is not None:
             return configured
         return int(DEFAULT_SHARE * self.memory_bytes) if self.accelerator.uuid else 0
 
@@ -114,10 +108,13 @@ class PodContext:
         limits = self.settings.generation_limits
         if not self.accelerator.uuid:
             return limits
-        if self.settings.generation_cache_bytes:
-            return replace(limits, counts_steps=True)
-        cache_bytes = int(self.memory_bytes * GPU_CACHE_SHARE)
-        return replace(limits, cache_bytes=cache_bytes, counts_steps=True)
+        settings = self.settings
+        return replace(
+            limits,
+            cache_bytes=settings.generation_cache_bytes or int(self.memory_bytes * GPU_CACHE_SHARE),
+            max_concurrent=GPU_SEQUENCES,
+            counts_steps=True,
+        )
 
     @property
     def info(self) -> PodInfo:
@@ -186,13 +183,13 @@ def compose_loading(context: PodContext) -> LoadingComponents:
     store = ModelStore(
         context.memory_bytes,
         on_removed,
-        policy=POLICIES[settings.eviction],
+        policy=greedy_dual,
         reload_s=reload_s,
         quota_of=lambda namespace: rules.quota(namespace, Quota.MEMORY),
         on_taken=_keep_outputs(context).models_take,
     )
     IDLE_MEMORY.set_function(lambda: store.idle_byte_s)
-    gpu = GpuWatch(context.accelerator, context.device.mark_lost, interval_s=settings.heartbeat)
+    gpu = GpuWatch(context.accelerator, context.device.mark_lost, interval_s=settings.heartbeat_s)
     agent = RegistryAgent(
         context.registry,
         context.info,
@@ -207,15 +204,8 @@ def compose_loading(context: PodContext) -> LoadingComponents:
             gpu=lambda: gpu.reading,
         ),
         measurements=measurements,
-        heartbeat_s=settings.heartbeat,
+        heartbeat_s=settings.heartbeat_s,
         lease_ttl_s=settings.lease_ttl,
-        keeper=LeaseKeeper(
-            settings.redis_url,
-            settings.pool,
-            settings.name,
-            heartbeat_s=settings.heartbeat,
-            lease_ttl_s=settings.lease_ttl,
-        ),
     )
     host.on_no_room = context.memory.drop_registered
     processors = Processors(
@@ -227,8 +217,6 @@ def compose_loading(context: PodContext) -> LoadingComponents:
         bases=Bases(lambda name: _declared(watch, name)),
         server=context.server,
     )
-    background = threads.executor_for(LoadTicket(is_urgent=False))
-    demotions = Demotions(host, cache, background, agent.report_tier)
     resolver = WeightResolver(
         store,
         cache,
@@ -240,9 +228,10 @@ def compose_loading(context: PodContext) -> LoadingComponents:
         context.server,
         context.estimators,
     )
+    demotions = Demotions(resolver, agent.report_tier)
     if context.estimators is not None:
         context.estimators.on_lost = lambda key: _retire_lost(store, key)
-    loader = ModelLoader(store, resolver, context.memory, Skeletons(), context.device)
+    loader = ModelLoader(resolver, context.device)
     coordinator = LoadCoordinator(
         loader,
         agent=agent,
@@ -250,7 +239,6 @@ def compose_loading(context: PodContext) -> LoadingComponents:
         measurements=measurements,
         costs=costs,
         tasks=context.tasks,
-        ends_downloads=settings.end_abandoned_downloads,
     )
     return LoadingComponents(
         watch,
@@ -299,7 +287,7 @@ def _disk_cache(settings: RuntimeSettings) -> DiskCache:
     rules = settings.rules
     options = StorageOptions(
         secret_folder=settings.storage_config,
-        claim_mounts=Path(settings.pvc_dir),
+        claim_mounts=CLAIM_MOUNTS,
         rules=_storage_rules(settings),
         secrets=NamespaceSecrets.from_environment(os.environ),
     )

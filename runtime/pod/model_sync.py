@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from registry.domain.model import ModelName, ModelSpec, name_of_key
 from registry.domain.reservation import ANY_COPIES
 from runtime.errors import RuntimePackageError, StorageFailed
-from runtime.model_series import drop_series
+from runtime.metrics import drop_series
 from runtime.threads import in_thread
 
 if TYPE_CHECKING:

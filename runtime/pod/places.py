@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from registry.domain.slots import placed_slots
+from registry.domain.pod import placed_slots
 from registry.errors import RegistryUnavailable
 from registry.redis.client import Registry
 

@@ -19,17 +19,16 @@ import grpc
 from google.protobuf.unknown_fields import UnknownFieldSet
 from kserve.protocol.grpc import grpc_predict_v2_pb2 as messages
 
-from registry.grpc_codes import MAX_DETAIL_CHARACTERS, MAX_NAME_CHARACTERS, code_of
+from registry.pod_responses import MAX_DETAIL_CHARACTERS, MAX_NAME_CHARACTERS, code_of
 from registry.pod_secret import HEADER
 from runtime.errors import InvalidRequest, RuntimePackageError, Unauthorized
 from runtime.metrics import REQUESTS
 from runtime.protocols.response import error_headers, error_status, provenance_headers, stage_of
-from runtime.protocols.secret_check import REFUSAL
+from runtime.protocols.server import REFUSAL
 from runtime.serving.remote_inference import RemoteRefused
 from runtime.serving.repository import EXTENSIONS, SERVER_NAME, Repository, server_version
 from runtime.threads import SMALL_BODY_BYTES, in_thread
-from runtime.wire.bodies import DecodedBody, WireProtocol
-from runtime.wire.grpc_bodies import decode_message, parse_message
+from runtime.wire.bodies import DecodedBody, WireProtocol, decode_message, parse_message
 from runtime.wire.request_head import RequestHead, parse_request_head
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from registry.domain.codec import profile_document
 from registry.domain.model import ModelName
 from registry.shown_value import shown
 from runtime.errors import InferenceFailed, InvalidRequest, RuntimePackageError
-from runtime.profiling.profiler import ProfilePlan, Profiler
+from runtime.profiling import ProfilePlan, Profiler
 from runtime.protocols.routes import error_as_response, read_json
 
 if TYPE_CHECKING:

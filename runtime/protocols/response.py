@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 import orjson
 
-from runtime.errors import InferenceFailed, RuntimePackageError, status_of
+from registry.content_coding import ACCEPTED
+from runtime.errors import InferenceFailed, RuntimePackageError, UnsupportedCoding, status_of
 from runtime.metrics import REQUESTS
 from runtime.protocols.client import RequestAborted
 from runtime.serving.remote_inference import RemoteRefused
@@ -83,28 +84,21 @@ class HttpResponse:
             await self.finish(server_sent_event(self._form(error)))
 
 
-def count_response(stage: str, status: str) -> None:
-    REQUESTS.labels(stage, status).inc()
-
-
 async def respond(
-    response: HttpResponse,
-    stage: str,
-    work: Coroutine[object, object, None],
-    count: Callable[[str, str], None] = count_response,
+    response: HttpResponse, stage: str, work: Coroutine[object, object, None]
 ) -> None:
     """Run `work`, send its error as the response, and count the request by stage and status."""
     try:
         await work
     except RequestAborted:
-        count(stage, "gone")
+        REQUESTS.labels(stage, "gone").inc()
         return
     except (RuntimePackageError, RemoteRefused) as error:
         await response.fail(error)
     except Exception as error:
         logger.exception("request failed with an unexpected error")
         await response.fail(InferenceFailed(repr(error)))
-    count(stage, str(int(response.status or 0)))
+    REQUESTS.labels(stage, str(int(response.status or 0))).inc()
 
 
 def server_sent_event(document: object) -> bytes:
@@ -163,12 +157,14 @@ def error_status(error: Failure) -> int:
 
 
 def error_headers(error: Failure) -> Headers:
-    """Headers that say whether the request was executed and when to retry it."""
+    """Headers that name the error, and say whether the request was executed and when to retry."""
     if isinstance(error, RemoteRefused):
         return list(error.headers.items())
-    headers = []
+    headers = [("x-pilotlight-error", error.label)]
     if error.refusal is not None:
         headers.append(("x-pilotlight-not-executed", error.refusal))
+    if isinstance(error, UnsupportedCoding):
+        headers.append(("accept-encoding", f"identity, {ACCEPTED}"))
     if error.retry_after_s is not None:
         headers.append(("retry-after", str(max(1, math.ceil(error.retry_after_s)))))
     return headers

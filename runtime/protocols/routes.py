@@ -70,6 +70,7 @@ class Routes:
             ("GET", "/v2/health/live", self._live),
             ("GET", "/v2/health/ready", self._ready),
             ("GET POST", f"{repository}/index", self._index),
+            ("POST", f"{repository}/models/{{model}}/versions/{{version}}/check", self._check),
             ("POST", f"{repository}/models/{{model}}/load", self._load),
             ("POST", f"{repository}/models/{{model}}/unload", self._unload),
         ]
@@ -139,6 +140,12 @@ class Routes:
         if not isinstance(ready_only, bool):
             raise InvalidRequest(f"'ready' must be true or false, was {kind_of(ready_only)}")
         return _json([asdict(each) for each in self.repository.index(ready_only=ready_only)])
+
+    async def _check(self, request: Request) -> Response:
+        """Read a model's small files and the headers of its weights; load nothing."""
+        segment, version = request.path_params["model"], request.path_params["version"]
+        await self.repository.check(segment, version)
+        return _json({"name": segment, "version": version, "readable": True})
 
     async def _load(self, request: Request) -> Response:
         """Load a model to the device, or to the tier that the parameters name."""

@@ -13,9 +13,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from runtime.threads import in_thread
-from runtime.wire.raw_tensors import raw_view
-from runtime.wire.references import MAX_IDENTITIES
-from runtime.wire.tensors import BF16
+from runtime.wire.tensor_encodings import raw_view
+from runtime.wire.tensors import BF16, MAX_IDENTITIES
 from runtime.wire.v2 import BINARY_TYPE
 
 if TYPE_CHECKING:

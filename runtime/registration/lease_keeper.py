@@ -36,10 +36,9 @@ class LeaseKeeper:
     """Repeats the event loop's last heartbeat when the next one is late."""
 
     def __init__(
-        self, redis_url: str, pool: str, pod: str, *, heartbeat_s: float, lease_ttl_s: float
+        self, registry: Registry, pod: str, *, heartbeat_s: float, lease_ttl_s: float
     ) -> None:
-        self._redis_url = redis_url
-        self._pool = pool
+        self._url, self._pool = registry.url, registry.pool
         self._pod = pod
         self._heartbeat_s = heartbeat_s
         self._lease_ttl_s = lease_ttl_s
@@ -79,7 +78,7 @@ class LeaseKeeper:
             logger.warning("event loop is late, lease kept")
 
     async def _send(self, last: SentHeartbeat) -> None:
-        registry = Registry(self._redis_url, self._pool)
+        registry = Registry(self._url, self._pool)  # of this thread
         try:
             await registry.heartbeat(
                 self._pod, last.epoch, last.report, lease_ttl_s=self._lease_ttl_s

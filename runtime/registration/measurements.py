@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from registry.domain.measures import infer_measure, size_class
 from registry.domain.pod import Samples, Stage
-from registry.domain.request_size import infer_measure, size_class
 
 MAX_PER_HEARTBEAT: Final = 8
 _MAX_VARIED: Final = 4096

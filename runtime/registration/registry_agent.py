@@ -17,6 +17,7 @@ from registry.domain.reservation import LoadClaim
 from registry.errors import ClaimLost, LeaseLost, RegistryUnavailable
 from runtime.errors import LoadRefused
 from runtime.metrics import HEARTBEATS
+from runtime.registration.lease_keeper import LeaseKeeper
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from registry.domain.pod import CopyReport
     from registry.domain.profile import Profile
     from registry.redis.client import Registry
-    from runtime.registration.lease_keeper import LeaseKeeper
     from runtime.registration.measurements import Measurements
 
 logger = logging.getLogger(__name__)
@@ -68,7 +68,6 @@ class RegistryAgent:
     measurements: Measurements
     heartbeat_s: float
     lease_ttl_s: float
-    keeper: LeaseKeeper | None = None
     is_registered: bool = field(default=False, init=False)
     """Whether the pod has a lease, unless it has expired since the last heartbeat."""
     is_held: bool = field(default=False, init=False)
@@ -79,6 +78,12 @@ class RegistryAgent:
     _is_registry_unavailable: bool = field(default=False, init=False)
     _unreported: set[str] = field(default_factory=set, init=False)
     _wake: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    _keeper: LeaseKeeper = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._keeper = LeaseKeeper(
+            self.registry, self._name, heartbeat_s=self.heartbeat_s, lease_ttl_s=self.lease_ttl_s
+        )
 
     @property
     def _name(self) -> str:
@@ -88,14 +93,11 @@ class RegistryAgent:
 
     async def run(self) -> None:
         """Register, then send heartbeats and tiers, until the pod leaves or this is cancelled."""
-        if self.keeper is None:
-            await self._run()
-            return
-        self.keeper.start()
+        self._keeper.start()
         try:
             await self._run()
         finally:
-            self.keeper.close()
+            self._keeper.close()
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
@@ -114,7 +116,7 @@ class RegistryAgent:
                 logger.warning("lease lost, registering again")
                 HEARTBEATS.labels(outcome="lease-lost").inc()
                 self.is_registered = False
-                self._forget_lease()
+                self._keeper.forget()
                 continue
             except RegistryUnavailable as error:
                 HEARTBEATS.labels(outcome="unavailable").inc()
@@ -129,7 +131,7 @@ class RegistryAgent:
         """Give up the lease, and wait until the pod may have one again."""
         if self.is_registered:
             self.is_registered = False
-            self._forget_lease()
+            self._keeper.forget()
             await self.registry.deregister_pod(self._name, self._epoch)
         self._wake.clear()
         if self.is_held and not self._has_left:
@@ -182,12 +184,7 @@ class RegistryAgent:
         )
         epoch = self._epoch
         await self.registry.heartbeat(self._name, epoch, report, lease_ttl_s=self.lease_ttl_s)
-        if self.keeper is not None:
-            self.keeper.sent(epoch, report)
-
-    def _forget_lease(self) -> None:
-        if self.keeper is not None:
-            self.keeper.forget()
+        self._keeper.sent(epoch, report)
 
     async def _send_tiers(self) -> None:
         for key in sorted(self._unreported):
@@ -301,7 +298,7 @@ class RegistryAgent:
             return
         try:
             await self._send_report(self.measurements.take())
-            self._forget_lease()
+            self._keeper.forget()
             await self.registry.deregister_pod(self._name, self._epoch)
         except LeaseLost:
             logger.info("lease expired before deregistration")

@@ -22,8 +22,13 @@ from registry.confinement import ConfinementMissing, confine
 from runtime.engines.libraries.optional_library import one_line
 from runtime.engines.libraries.sklearn_model import SklearnModel
 from runtime.errors import InferenceFailed, InvalidRequest, ModelInvalid
-from runtime.sandbox.estimator_frames import HEADER_LENGTH, LENGTHS
-from runtime.sandbox.pickles import readable_libraries, unpickled
+from runtime.sandbox.pickles import (
+    HEADER_LENGTH,
+    LENGTHS,
+    booster_advice,
+    readable_libraries,
+    unpickled,
+)
 from runtime.wire.v2 import V2Request, decode_request, encode_response
 
 _MAX_DESCRIPTORS: Final = 64
@@ -82,9 +87,7 @@ def _answer(
     try:
         match head["operation"]:
             case "load":
-                models[head["number"]] = SklearnModel(
-                    unpickled(io.BytesIO(body)), wants_probabilities=head["wants_probabilities"]
-                )
+                models[head["number"]] = _model(body, bool(head["wants_probabilities"]))
             case "unload":
                 models.pop(head["number"], None)
             case _:
@@ -100,6 +103,13 @@ def _answer(
     except BaseException as error:  # the pickle's code may raise anything
         return {"failed": f"{type(error).__name__}: {_text(error)}"}, b""
     return {}, b""
+
+
+def _model(content: bytes, wants_probabilities: bool) -> SklearnModel:
+    estimator = unpickled(io.BytesIO(content))
+    if type(estimator).__name__ == "Booster" and (advice := booster_advice(estimator)):
+        raise ModelInvalid(advice)  # it takes no rows, but matrices of its library
+    return SklearnModel(estimator, wants_probabilities=wants_probabilities)
 
 
 def _text(error: BaseException) -> str:

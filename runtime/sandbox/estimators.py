@@ -35,7 +35,7 @@ from runtime.errors import (
     ServerUnavailable,
 )
 from runtime.parent_death_signal import dies_with_this_thread
-from runtime.sandbox.estimator_frames import HEADER_LENGTH, LENGTHS, MAX_HEAD_BYTES
+from runtime.sandbox.pickles import HEADER_LENGTH, LENGTHS, MAX_HEAD_BYTES
 from runtime.wire.v2 import LENGTH_HEADER, decode_outputs, encode_request
 
 if TYPE_CHECKING:
@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+MEMORY_BYTES: Final = 1024**3
+"""Of a process, beyond the libraries: a pickle that takes more is not a model of scikit-learn."""
 START_TIMEOUT_S: Final = 60.0
 """Its imports take seconds of CPU."""
 LOAD_TIMEOUT_S: Final = 60.0
@@ -91,7 +93,7 @@ class _Process:
 class Estimators:
     """Belongs to the event loop that makes it; methods named `_in_thread` are for its threads."""
 
-    def __init__(self, *, memory_bytes: int, threads: int) -> None:
+    def __init__(self, *, memory_bytes: int = MEMORY_BYTES, threads: int) -> None:
         """`memory_bytes`: of each process, beyond the libraries; `threads`: of its inferences."""
         self.on_lost: Callable[[str], None] = lambda key: None
         """Called on the loop with the key of each model whose process has ended."""

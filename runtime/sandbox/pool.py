@@ -15,11 +15,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from runtime.child_processes import start_child
 from runtime.errors import ExpressionRefused, ExpressionStopped, InvalidExpression
 from runtime.metrics import EXPRESSIONS
-from runtime.sandbox.refusals import Refusals
-from runtime.sandbox.worker import LENGTH, MAX_FRAME_BYTES
+from runtime.sandbox.worker import LENGTH, MAX_FRAME_BYTES, start_worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,10 +26,44 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+PAUSE_S: Final = 300.0
+SHARE: Final = 4
+"""Inputs of a killed one's length divided by this, or more, are refused."""
+MIN_BYTES: Final = 4096
+"""A kill by an input up to this long refuses all inputs."""
 WORKERS: Final = 2
+TIMEOUT_S: Final = 5.0
+"""Of one evaluation; beyond it the worker is killed. Templates take milliseconds, and long texts of
+a tokenizer with unusual expressions a second."""
 LOAD_TIMEOUT_S: Final = 60.0
 """For the construction of a tokenizer, whose file can have megabytes."""
 _MAX_MODELS: Final = 4096
+
+
+@dataclass(slots=True)
+class Refusals:
+    """Which evaluations of a model are refused after one was killed: those as long, or nearly.
+
+    A template that never ends is soon refused whatever its input; a tokenizer that a huge text
+    holds up goes on with texts of usual length, so one client's request does not shut its model.
+    Times are of one clock.
+    """
+
+    from_bytes: int | None = None
+    until_s: float = 0.0
+
+    def record(self, size_bytes: int, now_s: float) -> None:
+        """Record that an evaluation of an input of this size was killed."""
+        allowed = size_bytes // SHARE if size_bytes > MIN_BYTES else 0
+        if self.from_bytes is not None and now_s < self.until_s:
+            allowed = min(allowed, self.from_bytes)
+        self.from_bytes, self.until_s = allowed, now_s + PAUSE_S
+
+    def refused_s(self, size_bytes: int, now_s: float) -> float:
+        """For how long an input of this size is refused; 0 if it is not."""
+        if self.from_bytes is None or size_bytes < self.from_bytes or now_s >= self.until_s:
+            return 0.0
+        return self.until_s - now_s
 
 
 @dataclass(slots=True)
@@ -53,7 +85,7 @@ class Sandbox:
     """Belongs to the event loop that starts it; `evaluate_in_thread` is for all other threads."""
 
     def __init__(
-        self, control: socket.socket, *, timeout_s: float, on_lost: Callable[[], None]
+        self, control: socket.socket, *, timeout_s: float = TIMEOUT_S, on_lost: Callable[[], None]
     ) -> None:
         """`on_lost` is called when the server has ended and no worker can be started."""
         self._control = control
@@ -160,7 +192,7 @@ class Sandbox:
 
     async def _start_worker(self, number: int) -> _Worker:
         ours, theirs = socket.socketpair()
-        start_child(self._control, number, theirs)
+        start_worker(self._control, number, theirs)
         reader, writer = await asyncio.open_unix_connection(sock=ours)
         return _Worker(number, reader, writer)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from runtime.engines.libraries.sklearn_model import known_values
 from runtime.errors import ModelInvalid
 
 if TYPE_CHECKING:
@@ -61,14 +62,31 @@ def example_rows(estimator: Any, rows: list[Any] | None) -> Any:
                 "the model does not say how many features it takes: give rows to compare with"
                 " --rows FILE (a JSON list, as the instances of a V1 request)"
             )
-        found = np.random.default_rng(0).standard_normal((RANDOM_ROWS, count))
+        found = _random_rows(estimator, names, count)
     elif not rows or not isinstance(rows, list):
         raise ModelInvalid("the file of --rows must hold a JSON list of one row or more")
     elif isinstance(rows[0], dict):
         return library("pandas").DataFrame(rows)
     else:
         found = rows if isinstance(rows[0], str) else np.asarray(rows)
-    return found if names is None else library("pandas").DataFrame(found, columns=names)
+    if names is None:
+        return found
+    table = library("pandas").DataFrame(found)
+    table.columns = names
+    return table
+
+
+def _random_rows(estimator: Any, names: Any, count: int) -> Any:
+    """Normally distributed numbers, or for a column of categories some that the model knows."""
+    rng = np.random.default_rng(0)
+    numbers = rng.standard_normal((RANDOM_ROWS, count))
+    known = known_values(estimator, None if names is None else [*map(str, names)], count)
+    if not known:
+        return numbers
+    table = library("pandas").DataFrame(numbers)
+    for index, values in known.items():
+        table[index] = rng.choice(values, RANDOM_ROWS)
+    return table if names is not None else table.to_numpy()
 
 
 def predictions_of(estimator: Any, examples: Any) -> dict[str, Any]:

@@ -1,7 +1,11 @@
-"""A process that evaluates expressions of models' files, with limits of its own.
+"""The processes that evaluate expressions of models' files, with limits of their own.
 
 A frame is a length of four bytes and a JSON document. Expressions are those of jinja2's sandbox and
 of `tokenizers`; nothing here reads a credential or a socket of the pod.
+
+A process that has all libraries and no thread, from the pod's start on, forks them: a worker is
+replaced in milliseconds, since nothing is imported again. It ends when the pod closes its control
+socket, and the kernel kills it and the workers when their parent dies.
 """
 
 from __future__ import annotations
@@ -9,6 +13,7 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import socket
 import struct
 from collections import OrderedDict
 from pathlib import Path
@@ -16,10 +21,13 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import orjson
 
+from registry.process import die_with, extend_process_title
+
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable, Mapping
 
+MEMORY_BYTES: Final = 512 * 1024**2
+"""What a worker may use beyond the libraries."""
 LENGTH: Final = struct.Struct(">I")
 MAX_FRAME_BYTES: Final = 256 * 1024**2
 MAX_TEXT_CHARACTERS: Final = 16 * 1024**2
@@ -95,12 +103,14 @@ class _Evaluator:
         except BaseException as error:  # templates raise anything, and so does Rust
             return {"error": f"{error}"[:MAX_MESSAGE_CHARACTERS] or type(error).__name__}
 
-    def _render(self, template: str, messages: list[dict[str, str]], tokens: dict[str, Any]) -> str:
+    def _render(
+        self, template: str, messages: list[dict[str, Any]], variables: dict[str, Any]
+    ) -> str:
         """The text of a conversation, by transformers' jinja2 sandbox."""
         from transformers.utils.chat_template_utils import render_jinja_template
 
         rendered, _ = render_jinja_template(
-            conversations=[messages], chat_template=template, add_generation_prompt=True, **tokens
+            conversations=[messages], chat_template=template, **variables
         )
         text: str = rendered[0]
         if len(text) > MAX_TEXT_CHARACTERS:
@@ -132,3 +142,54 @@ class _Evaluator:
         for name, value in attributes.items():
             setattr(tokenizer, name, value)
         return dict(tokenizer(texts, **options))
+
+
+def fork_server(memory_bytes: int = MEMORY_BYTES) -> socket.socket:
+    """Its control socket. Call it while the process has a single thread."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    parent = os.getpid()
+    if os.fork() == 0:
+        ours.close()
+        _run_server(theirs, parent, memory_bytes)
+    theirs.close()
+    return ours
+
+
+def start_worker(control: socket.socket, number: int, connection: socket.socket) -> None:
+    """Start a worker with its end of a connection, in place of the one of that number.
+
+    Closes this end. Raises OSError if the forking process has ended.
+    """
+    with connection:
+        socket.send_fds(control, [bytes([number])], [connection.fileno()])
+
+
+def _run_server(control: socket.socket, parent: int, memory_bytes: int) -> NoReturn:
+    try:
+        die_with(parent)
+        extend_process_title("sandbox")
+        for number in (signal.SIGTERM, signal.SIGINT):  # the pod drains on these
+            signal.signal(number, signal.SIG_IGN)
+        os.closerange(3, control.fileno())
+        os.closerange(control.fileno() + 1, 4096)
+        _replace_workers(control, memory_bytes)
+    finally:
+        os._exit(0)
+
+
+def _replace_workers(control: socket.socket, memory_bytes: int) -> None:
+    workers: dict[bytes, int] = {}
+    own = os.getpid()
+    while True:
+        number, descriptors, _, _ = socket.recv_fds(control, 1, 1)
+        if not number:
+            return
+        if number in workers:
+            os.kill(workers[number], signal.SIGKILL)
+            os.waitpid(workers[number], 0)
+        with socket.socket(fileno=descriptors[0]) as connection:
+            pid = os.fork()
+            if pid == 0:
+                die_with(own)
+                run_worker(connection, memory_bytes)
+        workers[number] = pid

@@ -20,7 +20,7 @@ import orjson
 
 from runtime.serving.shared_block import map_block
 from runtime.threads import in_thread
-from runtime.tiers.host_sockets import check_user
+from runtime.tiers.host_folder import check_user
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from registry.pod_secret import PodSecret
     from runtime.serving.shared_block import MappedBlock
     from runtime.serving.tensor_store import TensorStore
-    from runtime.tiers.host_sockets import HostSockets
+    from runtime.tiers.host_folder import HostSockets
 
 logger = logging.getLogger(__name__)
 

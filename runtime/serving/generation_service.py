@@ -9,20 +9,21 @@ from collections.abc import Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from kserve.metrics import PREDICT_HIST_TIME
 
 from registry.domain.pod import Stage
 from runtime.errors import DeadlinePassed, InvalidRequest, PromptTooLong
-from runtime.generation.engine import Finish, GenerationEngine, Sampling
+from runtime.generation.engine import Finish, GenerationEngine, Sampling, TokenChunk
 from runtime.generation.text_stream import TextStream
 from runtime.metrics import FIRST_TOKEN_SECONDS, GENERATED_TOKENS, GENERATIONS, STAGE_SECONDS
-from runtime.tasks.text_generation import TextGeneration
+from runtime.tasks.text_generation import TextOutputs
 from runtime.threads import in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+    from concurrent.futures import Executor
 
     from registry.domain.model import ModelSpec
     from runtime.generation.limits import GenerationLimits
@@ -31,7 +32,10 @@ if TYPE_CHECKING:
     from runtime.registration.measurements import Measurements
     from runtime.registration.model_catalog import ModelCatalog
     from runtime.serving.predict_service import PredictService
+    from runtime.tasks.text_generation import TextPrompts
     from runtime.wire.request_head import RequestHead
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +43,8 @@ class Conversation:
     """A prompt that the model's chat template makes."""
 
     messages: Sequence[Mapping[str, Any]]
+    options: Mapping[str, Any]
+    """Variables of the template, and how its text ends."""
 
 
 Prompt: TypeAlias = str | Sequence[int] | Conversation
@@ -55,10 +61,24 @@ class GenerationRequest:
     """Of each prompt."""
     stops: tuple[str, ...]
     seed: int | None
-    temperature: float
-    top_p: float
-    presence_penalty: float
-    frequency_penalty: float
+    temperature: float | None = None
+    """None, here and below: what the model's generation_config.json says, else no effect."""
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    stop_ids: frozenset[int] = frozenset()
+    """Tokens that end a text beside the model's own."""
+    ignores_end: bool = False
+    """Whether the model's own end tokens do not end a text."""
+    keeps_stop: bool = False
+    keeps_special: bool = False
+    truncates_to: int | None = None
+    """Tokens of a prompt that are kept, from its end; -1: as many as the context takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +100,7 @@ class Generation:
     samplings: Sequence[Sampling]
     """One per prompt, as their rooms in the context differ."""
     prompts_ids: Sequence[Sequence[int]]
-    processor: TextGeneration
+    processor: TextOutputs
     engine: GenerationEngine
     start: str
     """`warm`, or the tier from which the model was loaded."""
@@ -101,8 +121,8 @@ class Generation:
             raise group.exceptions[0] from None
 
     async def _choose(self, index: int, on_delta: Callable[[TextDelta], Awaitable[None]]) -> None:
-        stream = TextStream(self.processor.tokenizer, self.request.stops)
         prompt, choice = divmod(index, self.request.choices)
+        stream = self._stream(prompt)
         sampling = self.samplings[prompt]
         sampling = replace(sampling, seed=sampling.seed + choice)
         began_s = time.monotonic()
@@ -112,13 +132,28 @@ class Generation:
                     FIRST_TOKEN_SECONDS.observe(time.monotonic() - began_s)
                     began_s = 0.0
                 GENERATED_TOKENS.inc(len(chunk.token_ids))
-                text = stream.push(chunk.token_ids)
+                text = stream.push(self._shown(chunk))
                 if chunk.finish is not None and not stream.is_stopped:
                     text += stream.finish()
                 finish = Finish.STOP if stream.is_stopped else chunk.finish
                 await on_delta(TextDelta(index, text, finish, len(chunk.token_ids)))
                 if stream.is_stopped:
                     return
+
+    def _stream(self, prompt: int) -> TextStream:
+        request, defaults = self.request, self.engine.defaults
+        return TextStream(
+            self.processor.encoder.tokenizer,
+            (*request.stops, *defaults.stops),
+            prompt_ids=self.prompts_ids[prompt] if self.engine.continues_prompt else (),
+            keeps_stop=request.keeps_stop,
+            keeps_special=request.keeps_special,
+        )
+
+    def _shown(self, chunk: TokenChunk) -> Sequence[int]:
+        """The tokens of a text: that which ended it is none, as in vLLM."""
+        is_end = chunk.finish is Finish.STOP and not self.request.keeps_stop
+        return chunk.token_ids[:-1] if is_end else chunk.token_ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,31 +190,58 @@ class GenerationService:
 
     async def _prepare(self, acquired: AcquiredModel, request: GenerationRequest) -> Generation:
         processor, engine = acquired.model.processor, acquired.model.generator
-        if not isinstance(processor, TextGeneration) or engine is None:
-            raise InvalidRequest(f"model {acquired.model.spec.name} does not generate text")
+        if not isinstance(processor, TextOutputs) or engine is None:
+            does = "does not generate text"
+            if isinstance(processor, TextOutputs):
+                kind = acquired.model.call(lambda network, _: network.config.model_type)
+                does = f"({kind}) generates whole texts alone, as texts of it change one another"
+            raise InvalidRequest(
+                f"model {acquired.model.spec.name} {does}; ask it by KServe's V1"
+                " protocol (/v1/models/NAME:predict) or V2 (/v2/models/NAME/infer)"
+            )
         began_s = time.monotonic()
         key = acquired.model.spec.key
-        prompts = [await self._prompt_ids(key, processor, each) for each in request.prompts]
-        samplings = [self._sampling(request, len(each), engine.context_tokens) for each in prompts]
+        threads = self.service.threads_for(acquired.model.processor)
+        prompts = [
+            await self._prompt_ids(key, processor.prompts, each, threads)
+            for each in request.prompts
+        ]
+        prompts = [_truncated(each, request, engine) for each in prompts]
+        vocabulary = processor.prompts.vocabulary
+        _check_tokens("stop_token_ids", request.stop_ids, vocabulary)
+        _check_tokens("logit_bias", [token for token, _ in request.logit_bias], vocabulary)
+        end_ids = frozenset[int]() if request.ignores_end else processor.end_ids
+        samplings = [
+            self._sampling(request, len(each), engine, end_ids | request.stop_ids)
+            for each in prompts
+        ]
         stages = {Stage.PREPROCESS: time.monotonic() - began_s}
         if acquired.load_s:
             stages[Stage.LOAD] = acquired.load_s
         return Generation(request, samplings, prompts, processor, engine, acquired.start, stages)
 
-    async def _prompt_ids(self, key: str, processor: TextGeneration, prompt: Prompt) -> list[int]:
+    async def _prompt_ids(
+        self, key: str, prompts: TextPrompts, prompt: Prompt, threads: Executor
+    ) -> list[int]:
         """Tokens of the prompt; raises InvalidRequest, ExpressionRefused."""
-        threads = self.service.threads_for(processor)
         if isinstance(prompt, Conversation):
-            text = await processor.render_chat(key, prompt.messages)
-            return await in_thread(threads, partial(processor.prompt_ids, text, is_rendered=True))
+            text = await prompts.render(key, prompt.messages, prompt.options)
+            return await in_thread(threads, partial(prompts.ids, text, is_rendered=True))
         if isinstance(prompt, str):
-            return await in_thread(threads, processor.prompt_ids, prompt)
-        return await in_thread(self.service.threads, processor.check_ids, prompt)
+            return await in_thread(threads, prompts.ids, prompts.prefix + prompt)
+        return await in_thread(self.service.threads, prompts.check_ids, prompt)
 
     def _sampling(
-        self, request: GenerationRequest, prompt_tokens: int, context_tokens: int
+        self,
+        request: GenerationRequest,
+        prompt_tokens: int,
+        engine: GenerationEngine,
+        end_ids: frozenset[int],
     ) -> Sampling:
-        available = context_tokens - prompt_tokens
+        context_tokens, defaults = engine.context_tokens, engine.defaults
+        # A decoder that does not continue the prompt has the whole context for the new text.
+        taken = prompt_tokens if engine.continues_prompt else max(0, prompt_tokens - context_tokens)
+        available = context_tokens - taken
         requested = request.max_new_tokens or 1
         if not prompt_tokens:
             raise InvalidRequest("the prompt has no tokens")
@@ -188,22 +250,32 @@ class GenerationService:
                 f"a response may have {self.limits.max_new_tokens} tokens,"
                 f" {requested} were requested"
             )
-        if requested > available:
+        if requested > available or prompt_tokens > context_tokens:
             raise PromptTooLong(
                 f"this model's maximum context length is {context_tokens} tokens; the prompt has"
                 f" {prompt_tokens}, and at least {requested} more are requested"
             )
+        most = min(
+            request.max_new_tokens or request.default_tokens, available, self.limits.max_new_tokens
+        )
+        least = _chosen(request.min_tokens, defaults.min_tokens, 0)
+        if request.min_tokens and least > most:
+            raise InvalidRequest(f"min_tokens may be max_tokens ({most}) at most, was {least}")
         return Sampling(
-            max_tokens=min(
-                request.max_new_tokens or request.default_tokens,
-                available,
-                self.limits.max_new_tokens,
-            ),
+            max_tokens=most,
             seed=secrets.randbits(62) if request.seed is None else request.seed,
-            temperature=request.temperature,
-            top_p=request.top_p,
+            temperature=_chosen(request.temperature, defaults.temperature, 1.0),
+            top_p=_chosen(request.top_p, defaults.top_p, 1.0),
+            top_k=_chosen(request.top_k, defaults.top_k, 0),
+            min_p=_chosen(request.min_p, defaults.min_p, 0.0),
+            repetition_penalty=_chosen(
+                request.repetition_penalty, defaults.repetition_penalty, 1.0
+            ),
             presence_penalty=request.presence_penalty,
             frequency_penalty=request.frequency_penalty,
+            logit_bias=request.logit_bias,
+            min_tokens=min(least, most),
+            end_ids=end_ids,
         )
 
     def _record(self, spec: ModelSpec, seconds: float, share_s: float) -> None:
@@ -212,6 +284,32 @@ class GenerationService:
         STAGE_SECONDS.labels(stage=Stage.INFER.value).observe(seconds)
         self.measurements.add(spec.key, Stage.INFER.value, seconds)
         self.measurements.add(spec.key, "share", share_s)
+
+
+def _chosen(requested: T | None, default: T | None, neutral: T) -> T:
+    if requested is not None:
+        return requested
+    return neutral if default is None else default
+
+
+def _truncated(
+    prompt_ids: list[int], request: GenerationRequest, engine: GenerationEngine
+) -> list[int]:
+    """The end of a prompt, if the request asks for it."""
+    if request.truncates_to is None:
+        return prompt_ids
+    kept = request.truncates_to
+    if kept < 0:
+        new_tokens = (request.max_new_tokens or 1) if engine.continues_prompt else 0
+        kept = max(1, engine.context_tokens - new_tokens)
+    return prompt_ids[-kept:]
+
+
+def _check_tokens(field: str, token_ids: Iterable[int], vocabulary: int) -> None:
+    """Raises InvalidRequest for a token that the model does not have."""
+    wrong = [each for each in token_ids if not 0 <= each < vocabulary]
+    if wrong:
+        raise InvalidRequest(f"{field} must name tokens from 0 to {vocabulary - 1}, was {wrong[0]}")
 
 
 @asynccontextmanager

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from runtime.errors import (
     AlreadyBegun,
@@ -15,16 +15,18 @@ from runtime.errors import (
     PodDraining,
     PodEnded,
     SlotsFull,
+    StepQueueFull,
 )
-from runtime.metrics import SLOTS_USED
+from runtime.metrics import SLOTS_USED, STEPS_QUEUED
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from runtime.serving.step_queue import StepQueue
     from runtime.wire.request_head import RequestHead
 
 MAX_BEGUN = 10_000
+PLACES: Final = 64
+"""Steps that a pod takes beside its slots, also while their inputs are fetched."""
 
 
 class InFlightRequests:
@@ -128,3 +130,33 @@ class InFlightRequests:
 
     async def wait_idle(self) -> None:
         await self._idle.wait()
+
+
+class StepQueue:
+    """Steps that schedulers have placed here, beside the slots, from arrival to response.
+
+    At most `length`, of one namespace three quarters. So one that lacks inputs holds no slot.
+    Belongs to the event loop.
+    """
+
+    def __init__(self, length: int = PLACES) -> None:
+        self._length = length
+        self._by_namespace: Counter[str] = Counter()
+
+    def check(self, namespace: str) -> None:
+        """Raises StepQueueFull where a step of the namespace finds no place."""
+        if self._by_namespace.total() >= self._length:
+            raise StepQueueFull(f"the pod's step queue is full: it has {self._length} steps")
+        most = self._length - self._length // 4
+        if self._by_namespace[namespace] >= most:
+            raise StepQueueFull(
+                f"namespace {namespace} has {most} of {self._length} steps in the pod's step "
+                "queue; the others are for other namespaces"
+            )
+
+    def add(self, namespace: str, steps: int) -> None:
+        """Count steps that arrive, or, below 0, that are over."""
+        self._by_namespace[namespace] += steps
+        if not self._by_namespace[namespace]:
+            del self._by_namespace[namespace]
+        STEPS_QUEUED.set(self._by_namespace.total())

@@ -8,8 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from registry.domain.pod import Stage
-from runtime.metrics import STAGE_SECONDS
-from runtime.model_series import KSERVE_HISTOGRAMS
+from runtime.metrics import KSERVE_HISTOGRAMS, STAGE_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from registry.domain.measures import OUTPUT_BYTES
 from registry.domain.pod import Stage
-from registry.domain.transfers import OUTPUT_BYTES
 from runtime.device.device_errors import is_device_error, is_out_of_memory
 from runtime.device.device_tensor import on_host
 from runtime.errors import (
@@ -25,11 +25,11 @@ from runtime.errors import (
     RemotePodUnreachable,
     RuntimePackageError,
 )
-from runtime.loading.proxied_model import ProxiedModel, renamed
+from runtime.loading.model_elsewhere import ProxiedModel, renamed
 from runtime.serving.predict_request import PredictRequest, PredictResponse
 from runtime.threads import SMALL_BODY_BYTES, in_thread
 from runtime.wire.bodies import DecodedBody, WireProtocol, decode_body, encode_body
-from runtime.wire.references import REFERENCE_FLAG
+from runtime.wire.tensors import REFERENCE_FLAG
 from runtime.wire.v2 import BINARY_TYPE, LENGTH_HEADER, check_values
 
 if TYPE_CHECKING:
@@ -228,15 +228,6 @@ class PredictService:
         network_s = simulated_s + result.network_s
         request.record(Stage.NETWORK, network_s, sample_s=network_s)
         return processor, result.outputs
-
-    # Inputs that a front process has preprocessed
-
-    async def infer_prepared(
-        self, request: PredictRequest, inputs: tuple[Tensor, ...]
-    ) -> tuple[Tensor, ...]:
-        """The network's outputs for checked inputs of an admitted request; raises as `predict`."""
-        async with self._acquire(request) as acquired:
-            return await self._infer(request, acquired, inputs)
 
     # The inference stage, for another pod
 

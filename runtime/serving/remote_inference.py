@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING, assert_never
 import httpx
 import orjson
 
-from registry import knative_errors
-from registry.knative_errors import QueueProxyFailure
-from registry.server_timing import parse_server_timing
+from registry.pod_responses import (
+    FAILURE_STATUSES,
+    QueueProxyFailure,
+    classify_failure,
+    parse_server_timing,
+)
 from runtime.errors import (
     DeadlinePassed,
     InvalidRequest,
@@ -35,7 +38,7 @@ CONNECT_TIMEOUT_S = 2.0
 RESPONSE_TIMEOUT_S = 600.0
 MAX_CONNECTIONS = 256
 POD_HEADER = "x-pilotlight-pod"
-FORWARDED_ERROR_HEADERS = ("retry-after", "x-pilotlight-not-executed")
+FORWARDED_ERROR_HEADERS = ("retry-after", "x-pilotlight-error", "x-pilotlight-not-executed")
 
 
 class RemoteRefused(Exception):
@@ -158,10 +161,7 @@ def _transport_errors(head: RequestHead) -> Iterator[None]:
 
 
 def _is_from_queue_proxy(response: httpx.Response) -> bool:
-    return (
-        response.status_code in knative_errors.FAILURE_STATUSES
-        and POD_HEADER not in response.headers
-    )
+    return response.status_code in FAILURE_STATUSES and POD_HEADER not in response.headers
 
 
 def _check_origin(response: httpx.Response, head: RequestHead) -> None:
@@ -169,7 +169,7 @@ def _check_origin(response: httpx.Response, head: RequestHead) -> None:
     if not _is_from_queue_proxy(response):
         return
     detail = f"queue-proxy of predict pod {head.predict_address}: {response.text.strip()}"
-    match knative_errors.classify_failure(response.status_code, response.content):
+    match classify_failure(response.status_code, response.content):
         case QueueProxyFailure.NOT_REACHED:
             raise RemotePodUnreachable(detail)
         case QueueProxyFailure.FULL:

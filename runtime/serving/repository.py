@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from registry.domain.model import ModelName, ModelSpec, Tier
 from registry.domain.reservation import ANY_COPIES
 from runtime.errors import ModelInUse, ModelNotFound, PodDraining
+from runtime.tasks.embedding import Embedding
+from runtime.tasks.text_generation import TextOutputs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -62,6 +64,8 @@ class ModelMetadata:
     platform: str
     inputs: Sequence[Mapping[str, Any]]
     outputs: Sequence[Mapping[str, Any]]
+    answers_openai: bool
+    """Whether one of OpenAI's endpoints is for such a model; for the gateway's list of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,13 +102,23 @@ class Repository:
         """A model's inputs and outputs; needs its small files only. Raises LoadFailed."""
         spec = await self.find(segment, version)
         processor = await self.processors.get(spec)
+        inputs = await asyncio.to_thread(processor.input_types)  # some are read from the file
         return ModelMetadata(
             name=segment,
             versions=(spec.generation,),
             platform=processor.platform,
-            inputs=processor.input_types(),
+            inputs=inputs,
             outputs=processor.output_types(),
+            answers_openai=isinstance(processor, (TextOutputs, Embedding))
+            or processor.platform == "diffusers",
         )
+
+    async def check(self, segment: str, version: str) -> None:
+        """Whether the model's files fit together, as far as they tell before a load.
+
+        Raises ModelNotFound, LoadFailed.
+        """
+        await self.coordinator.check(await self.find(segment, version))
 
     def index(self, *, ready_only: bool = False) -> list[IndexEntry]:
         entries = [self._entry(name) for name in self.catalog.names()]

@@ -20,11 +20,9 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     import numpy.typing as npt
-
-    Buffer = bytes | memoryview
 
 F_SEAL_FUTURE_WRITE: Final = 0x10
 """Linux constant (fcntl(2), 5.1) that Python lacks: only mappings made before can write."""
@@ -148,24 +146,6 @@ class BlockPool:
     def _collect(self) -> None:
         while self._unused:
             self._idle.append(self._unused.popleft())
-
-
-def sealed_copy(parts: Sequence[Buffer]) -> int:
-    """The descriptor of new memory with a copy of all parts, which nobody can write any more.
-
-    Raises OSError if there is no memory or descriptor.
-    """
-    descriptor = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
-        for part in parts:
-            rest = memoryview(part)
-            while rest:
-                rest = rest[os.write(descriptor, rest) :]
-        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
 
 
 class MappedBlock(mmap.mmap):

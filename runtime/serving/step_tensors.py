@@ -12,18 +12,24 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from registry.domain.request_size import size_class
-from registry.domain.transfers import (
+from registry.domain.measures import (
     KEPT_OVER_BYTES,
     TRANSFERS,
     TransferTier,
+    size_class,
     transfer_measure,
 )
 from runtime.errors import InputLost, InvalidRequest
 from runtime.metrics import KEPT_TENSOR_READS
-from runtime.wire.raw_tensors import from_raw, raw_bytes, raw_size
-from runtime.wire.references import MAX_IDENTITIES, REFERENCE_FLAG, TensorReference
-from runtime.wire.tensors import BF16, BYTES, Tensor
+from runtime.wire.tensor_encodings import from_raw, raw_bytes, raw_size
+from runtime.wire.tensors import (
+    BF16,
+    BYTES,
+    MAX_IDENTITIES,
+    REFERENCE_FLAG,
+    Tensor,
+    TensorReference,
+)
 from runtime.wire.v2 import encode_response, find_references, select_outputs
 
 if TYPE_CHECKING:

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from registry.domain.transfers import SHARED_OVER_BYTES
-from runtime.device.device_tensor import DeviceTensor
-from runtime.device.kept_memory import KeptMemory, SpillReason
+from registry.domain.measures import SHARED_OVER_BYTES
+from runtime.device.device_tensor import DeviceTensor, KeptMemory, SpillReason
 from runtime.metrics import DEVICE_TENSOR_COPIED_BYTES, KEPT_TENSOR_BYTES
 from runtime.serving.shared_block import BlockPool, SharedBlock, max_blocks
 from runtime.wire.tensors import Tensor
@@ -31,6 +30,8 @@ logger = logging.getLogger(__name__)
 LONGEST_S: Final = 3600.0
 """Of a tensor whose run has no deadline."""
 CHECKED_EVERY_S: Final = 1.0
+MAX_ENDED: Final = 4096
+"""Ended runs that are remembered: those of minutes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,8 @@ class TensorStore:
         self._device.on_lost = self.drop_device_tensors
         self._on_device: dict[str, tuple[str, str]] = {}
         """Namespace and run of tensors on the device by identity, the oldest first."""
+        self._ended: dict[tuple[str, str], None] = {}
+        """The runs that ended last, in order."""
         self._copying = threading.Lock()
         """Held while a tensor is copied to the host."""
         self._budget_bytes = budget_bytes
@@ -91,6 +94,8 @@ class TensorStore:
         expires_s = now_s + LONGEST_S if expires_s is None else expires_s
         size = tensor.host_bytes
         with self._lock:
+            if (namespace, run) in self._ended:
+                return None
             if expires_s <= now_s or self._used_bytes + size > self._budget_bytes:
                 return None
             self._add_bytes(size)
@@ -134,8 +139,15 @@ class TensorStore:
         return None if kept is None or kept.expires_s <= self._now_s() else kept
 
     def drop(self, namespace: str, run: str, identities: Sequence[str] | None = None) -> int:
-        """Free tensors of a run, by default all; returns their number."""
+        """Free tensors of a run, by default all, of which no more are kept; returns their number.
+
+        An attempt that nobody waits for may end after its run.
+        """
         with self._lock:
+            if identities is None:
+                self._ended[namespace, run] = None
+                if len(self._ended) > MAX_ENDED:
+                    del self._ended[next(iter(self._ended))]
             kept = self._kept.get((namespace, run), {})
             names = list(kept) if identities is None else identities
             dropped = [name for name in dict.fromkeys(names) if name in kept]

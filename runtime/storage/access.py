@@ -1,14 +1,25 @@
-"""How a pod reads a model's storage: with whose credentials, and from which hosts."""
+"""How a pod reads a model's storage: with whose credentials, and from which hosts.
+
+Credentials in a model's own namespace are read from the API server for each download, by KServe's
+conventions (`pkg/credentials` of 0.20): the Secrets of a service account, an annotated Secret, or a
+key of `storage-config`. They are kept in memory for the download only. A namespace allows it with a
+RoleBinding to the pool's service account.
+"""
 
 from __future__ import annotations
 
+import base64
+import binascii
+import http.client
+import json
+import ssl
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
-from urllib.parse import unquote, urlsplit
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote, unquote, urlsplit
 
 from registry.inference_service.tenant_rules import EVERY, Access, TenantRules, access_problem
 from runtime.errors import StorageFailed
-from runtime.storage.namespace_secrets import ModelCredentials, NamespaceSecrets
 from runtime.storage.public_addresses import host_of, operator_hosts
 
 if TYPE_CHECKING:
@@ -29,6 +40,25 @@ _S3_FROM_POOL: Final = ("AWS_ENDPOINT_URL", "S3_ENDPOINT", "S3_USE_HTTPS", "AWS_
 _ENDPOINTS: Final = ("AWS_ENDPOINT_URL", "S3_ENDPOINT", "S3_USE_HTTPS")
 _WEB_SCHEMES: Final = frozenset({"http", "https", "webhdfs", "hdfs", "oci"})
 """Schemes whose URI names the host."""
+TOKEN_FOLDER: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+TIMEOUT_S: Final = 10.0
+MAX_BYTES: Final = 4 << 20
+_ANNOTATION = "serving.kserve.io/s3-"
+_S3_ANNOTATIONS = {
+    "endpoint": "S3_ENDPOINT",
+    "usehttps": "S3_USE_HTTPS",
+    "region": "AWS_DEFAULT_REGION",
+    "verifyssl": "S3_VERIFY_SSL",
+    "usevirtualbucket": "S3_USER_VIRTUAL_BUCKET",
+    "useaccelerate": "S3_USE_ACCELERATE",
+    "useanoncredential": "awsAnonymousCredential",
+}
+"""Annotations of a Secret with S3 keys. Files with certificates are not read from them: they would
+name files of the pod."""
+GOOGLE_FILE = "gcloud-application-credentials.json"
+_AS_VARIABLES = ("HF_TOKEN", "MODELSCOPE_API_TOKEN")
+_AZURE = ("AZURE_", "AZ_")
+_IRSA = "eks.amazonaws.com/role-arn"
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,3 +149,145 @@ def _model_access(
         google=found.google,
         credentials=spec.credentials or "no credentials",
     )
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCredentials:
+    """What a model's namespace gives to read its storage; without secrets in its repr."""
+
+    variables: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """As KServe names them in the environment of its storage initializer."""
+    google: str = field(default="", repr=False)
+    """A file of Google's credentials."""
+
+
+class NamespaceSecrets:
+    """Reads service accounts and Secrets with the pod's own token."""
+
+    def __init__(self, host: str, port: int, token_folder: Path = TOKEN_FOLDER) -> None:
+        self._host, self._port, self._folder = host, port, token_folder
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str]) -> NamespaceSecrets | None:
+        """The reader of a pod on a cluster; None elsewhere, or without a token."""
+        host = environment.get("KUBERNETES_SERVICE_HOST")
+        if not host or not (TOKEN_FOLDER / "token").is_file():
+            return None
+        return cls(host, int(environment.get("KUBERNETES_SERVICE_PORT") or 443))
+
+    def read(self, namespace: str, credentials: str) -> ModelCredentials:
+        """The credentials that `ModelSpec.credentials` names; raises StorageFailed."""
+        kind, _, name = credentials.partition("/")
+        match kind:
+            case "serviceaccount":
+                return self._of_account(namespace, name)
+            case "secret":
+                return _of_secrets([self._secret(namespace, name)])
+            case "storage-config":
+                secret, _, key = name.partition("/")
+                return self._of_storage_config(namespace, secret, key)
+            case _:
+                raise StorageFailed(f"credentials {credentials!r} are of an unknown kind")
+
+    def _of_account(self, namespace: str, name: str) -> ModelCredentials:
+        account = self._get(namespace, "serviceaccounts", name)
+        secrets = [
+            self._secret(namespace, str(each["name"]))
+            for each in account.get("secrets") or ()
+            if each.get("name")
+        ]
+        found = _of_secrets(secrets)
+        if not found.variables and not found.google:
+            annotations = account["metadata"].get("annotations") or {}
+            hint = f"; {_IRSA} is not supported, name a Secret" if _IRSA in annotations else ""
+            raise StorageFailed(
+                f"service account {namespace}/{name} names no Secret with storage credentials{hint}"
+            )
+        return found
+
+    def _of_storage_config(self, namespace: str, name: str, key: str) -> ModelCredentials:
+        data = _data(self._get(namespace, "secrets", name))
+        try:
+            stored = json.loads(data[key])
+        except KeyError:
+            raise StorageFailed(f"Secret {namespace}/{name} has no key {key!r}") from None
+        except ValueError:
+            stored = None
+        if not isinstance(stored, dict):
+            raise StorageFailed(f"Secret {namespace}/{name}: {key!r} must be a JSON object")
+        stored.pop("ca_bundle", None)  # would name a file of the pod
+        return ModelCredentials({"STORAGE_CONFIG": json.dumps({"type": "s3", **stored})})
+
+    def _secret(self, namespace: str, name: str) -> Mapping[str, Any]:
+        return self._get(namespace, "secrets", name)
+
+    def _get(self, namespace: str, kind: str, name: str) -> dict[str, Any]:
+        path = f"/api/v1/namespaces/{quote(namespace, '')}/{kind}/{quote(name, '')}"
+        try:
+            token = (self._folder / "token").read_text().strip()  # rotated by the kubelet
+            context = ssl.create_default_context(cafile=str(self._folder / "ca.crt"))
+            connection = http.client.HTTPSConnection(
+                self._host, self._port, timeout=TIMEOUT_S, context=context
+            )
+            try:
+                headers = {"authorization": f"Bearer {token}", "accept": "application/json"}
+                connection.request("GET", path, headers=headers)
+                response = connection.getresponse()
+                body = response.read(MAX_BYTES)
+            finally:
+                connection.close()
+        except (OSError, http.client.HTTPException) as error:
+            raise StorageFailed(f"the API server did not respond: {error}") from error
+        if response.status == http.HTTPStatus.OK:
+            found: dict[str, Any] = json.loads(body)
+            return found
+        if response.status == http.HTTPStatus.NOT_FOUND:
+            raise StorageFailed(f"{namespace} has no object {name!r} among its {kind}")
+        raise StorageFailed(
+            f"the pool may not read {kind} {name!r} of namespace {namespace!r}"
+            f" ({response.status}); allow it: kubectl -n {namespace} create rolebinding"
+            " pilotlight-storage --clusterrole=pilotlight-storage-reader"
+            " --serviceaccount=pilotlight:pilotlight-runtime"
+        )
+
+
+def _of_secrets(secrets: list[Mapping[str, Any]]) -> ModelCredentials:
+    variables: dict[str, str] = {}
+    google = ""
+    for secret in secrets:
+        data = _data(secret)
+        if "awsSecretAccessKey" in data:
+            variables |= _s3_variables(secret["metadata"].get("annotations") or {}, data)
+        elif GOOGLE_FILE in data:
+            google = data[GOOGLE_FILE]
+        else:
+            variables |= {
+                key: text
+                for key, text in data.items()
+                if key in _AS_VARIABLES or key.startswith(_AZURE)
+            }
+    return ModelCredentials(variables, google)
+
+
+def _s3_variables(annotations: Mapping[str, str], data: Mapping[str, str]) -> dict[str, str]:
+    """An annotation comes before the Secret's entry of the variable's name."""
+    found = {
+        name: value
+        for key, name in _S3_ANNOTATIONS.items()
+        if (value := annotations.get(_ANNOTATION + key, data.get(name)))
+    }
+    return found | {
+        "AWS_ACCESS_KEY_ID": data.get("awsAccessKeyID", ""),
+        "AWS_SECRET_ACCESS_KEY": data["awsSecretAccessKey"],
+    }
+
+
+def _data(secret: Mapping[str, Any]) -> dict[str, str]:
+    """The entries of a Secret that are texts."""
+    found = {}
+    for key, encoded in (secret.get("data") or {}).items():
+        try:
+            found[str(key)] = base64.b64decode(encoded).decode()
+        except (ValueError, binascii.Error):
+            continue
+    return found

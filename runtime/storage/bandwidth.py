@@ -87,7 +87,7 @@ class Bandwidth:
             piece = min(byte_count, max_piece)
             self._wait_for_priority(use, piece)
             self._wait_for_rate(piece)
-            use.ticket.add_arrived(piece)
+            use.ticket.has_started = True
             byte_count -= piece
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""Models in a plain folder: `file:///path/to/model`, or `pvc://claim/path` of a mounted claim.
+"""Models in a folder or file: `file:///path/to/model`, or `pvc://claim/path` of a mounted claim.
 
 KServe mounts the claim of a `pvc://` URI into the pod that reads it; here all claims that pods may
 read are mounted below one folder, each under its name.
@@ -27,24 +27,28 @@ if TYPE_CHECKING:
 
 
 class FolderStorage:
-    """A model in a folder of this machine; reads nothing outside `bounds`, if given."""
+    """A model in a folder or file of this machine; reads nothing outside `bounds`, if given."""
 
-    def __init__(self, uri: str, folder: Path, *, bounds: Path | None = None) -> None:
-        if "\0" in str(folder):
+    def __init__(self, uri: str, path: Path, *, bounds: Path | None = None) -> None:
+        """`path`: of the folder, or of a file, which is a folder's only one then."""
+        if "\0" in str(path):
             raise StorageFailed(f"storage URI {uri!r} must not contain a zero byte")
         self._uri = uri
-        self._folder = folder
+        self._path = path
         self._bounds = bounds.resolve() if bounds is not None else None
 
     def list_files(self) -> tuple[RemoteFile, ...]:
-        """All regular files below the folder; raises StorageFailed, ModelInvalid."""
-        self._check_bounds(self._folder)
-        if not self._folder.is_dir():
-            raise StorageFailed(f"{self._uri} does not exist or is not a folder")
+        """All regular files of the folder, or the one file; raises StorageFailed, ModelInvalid."""
+        self._check_bounds(self._path)
         try:
-            return checked_listing(self._walk(), self._uri)
+            if os.path.isfile(self._path):
+                only = _remote_file(self._path.name, self._path.stat())
+                return checked_listing([only], self._uri)
+            if self._path.is_dir():
+                return checked_listing(self._walk(), self._uri)
         except OSError as error:
             raise StorageFailed(f"{self._uri} cannot be read: {error}") from error
+        raise StorageFailed(f"{self._uri} does not exist on the pod's node")
 
     def _check_bounds(self, path: Path) -> None:
         if self._bounds is not None and not path.resolve().is_relative_to(self._bounds):
@@ -52,7 +56,7 @@ class FolderStorage:
 
     def _walk(self) -> Iterator[RemoteFile]:
         count = 0
-        for folder, _, names in os.walk(self._folder):
+        for folder, _, names in os.walk(self._path):
             for name in names:
                 path = Path(folder) / name
                 self._check_bounds(path)
@@ -64,20 +68,29 @@ class FolderStorage:
                     raise ModelInvalid(
                         f"{self._uri} has more than {MAX_LISTED} files: name a model's own folder"
                     )
-                yield RemoteFile(
-                    path.relative_to(self._folder).as_posix(),
-                    status.st_size,
-                    str(status.st_mtime_ns),
-                )
+                yield _remote_file(path.relative_to(self._path).as_posix(), status)
+
+    def read_start(self, file: RemoteFile, size: int) -> bytes:
+        path, name = self._checked(file)
+        try:
+            with path.open("rb") as source:
+                return source.read(size)
+        except OSError as error:
+            raise StorageFailed(f"{name} cannot be read: {error}") from error
+
+    def _checked(self, file: RemoteFile) -> tuple[Path, str]:
+        """Path of a listed file and its name for errors; raises LoadFailed if it was replaced."""
+        folder = self._path.parent if os.path.isfile(self._path) else self._path
+        path, name = folder / file.path, f"{self._uri}/{file.path}"
+        self._check_bounds(path)
+        _check_unchanged(path, file, name)
+        return path, name
 
     def fetch(
         self, partial: PartialFile, bandwidth: BandwidthUse, *, head_only: bool = False
     ) -> None:
         file = partial.file
-        path = self._folder / file.path
-        self._check_bounds(path)
-        name = f"{self._uri}/{file.path}"
-        _check_unchanged(path, file, name)
+        path, name = self._checked(file)
         download_ranges(
             bind(_open_reader, path, name), partial, bandwidth, name=name, head_only=head_only
         )
@@ -90,7 +103,7 @@ class FileStorage(FolderStorage):
         parts = urlsplit(uri)
         if parts.netloc not in {"", "localhost"} or not parts.path.startswith("/"):
             raise StorageFailed(f"storage URI {uri!r} must be file:// and an absolute path")
-        super().__init__(uri, Path(unquote(parts.path)), bounds=bounds)
+        super().__init__(uri, _named(Path("/"), parts.path), bounds=bounds)
 
 
 class ClaimStorage(FolderStorage):
@@ -99,7 +112,7 @@ class ClaimStorage(FolderStorage):
     def __init__(self, uri: str, mounts: Path, bounds: Path | None = None) -> None:
         """`bounds`: nothing outside this folder is read, also by links; None: the claim's."""
         parts = urlsplit(uri)
-        claim, path = parts.netloc, unquote(parts.path).strip("/")
+        claim, path = parts.netloc, parts.path.strip("/")
         if not claim or claim in {".", ".."}:
             raise StorageFailed(f"storage URI {uri!r} must be pvc://claim/path")
         mount = mounts / claim
@@ -107,7 +120,17 @@ class ClaimStorage(FolderStorage):
             raise StorageFailed(
                 f"{uri}: the claim {claim!r} is not mounted at {mount}; mount it into the pods"
             )
-        super().__init__(uri, mount / path, bounds=bounds or mount)
+        super().__init__(uri, _named(mount, path), bounds=bounds or mount)
+
+
+def _named(below: Path, path: str) -> Path:
+    """What a URI's path names: as it is spelt, as KServe reads it, else with `%20` as a space."""
+    spelt = below / path
+    return spelt if "%" not in path or os.path.exists(spelt) else below / unquote(path)
+
+
+def _remote_file(name: str, status: os.stat_result) -> RemoteFile:
+    return RemoteFile(name, status.st_size, str(status.st_mtime_ns))
 
 
 def folder_bytes(folder: Path) -> int:

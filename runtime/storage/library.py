@@ -22,14 +22,12 @@ from typing import TYPE_CHECKING
 from runtime.errors import DiskFull, ModelInvalid, StorageFailed
 from runtime.storage.file import FolderStorage, file_bytes, folder_bytes
 from runtime.storage.library_fetch import HUB_SCHEME
-from runtime.storage.listing import MAX_WEIGHT_BYTES, RemoteFile
+from runtime.storage.listing import MAX_WEIGHT_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from runtime.storage.access import StorageAccess
-    from runtime.storage.bandwidth import BandwidthUse
-    from runtime.storage.partial_file import PartialFile
 
 FETCH_TIMEOUT_S = 3600.0
 FIRST_BYTE_TIMEOUT_S = 20.0
@@ -39,34 +37,35 @@ POLL_INTERVAL_S = 0.25
 MIN_FREE_BYTES = 64 * 1024**2
 
 
-@dataclass(eq=False, slots=True)
-class LibraryStorage:
+def fetched_folder(
+    uri: str,
+    staging: Path,
+    access: StorageAccess,
+    model_format: str = "huggingface",
+    *,
+    max_bytes: int = MAX_WEIGHT_BYTES,
+    first_byte_timeout_s: float = FIRST_BYTE_TIMEOUT_S,
+) -> FolderStorage:
+    """All files of the model, which are fetched first, unless they are in `staging`. Blocks.
+
+    Raises LoadFailed.
+    """
+    marker = staging / "folder.json"
+    if not marker.exists():
+        _Fetch(uri, staging, access, model_format, max_bytes, first_byte_timeout_s).run(marker)
+    return FolderStorage(uri, Path(json.loads(marker.read_text())))
+
+
+@dataclass(frozen=True, slots=True)
+class _Fetch:
     uri: str
     staging: Path
     access: StorageAccess
-    max_bytes: int = MAX_WEIGHT_BYTES
-    first_byte_timeout_s: float = FIRST_BYTE_TIMEOUT_S
-    _fetched: FolderStorage | None = None
+    model_format: str
+    max_bytes: int
+    first_byte_timeout_s: float
 
-    def list_files(self) -> tuple[RemoteFile, ...]:
-        """All files of the model, which are fetched first; raises LoadFailed."""
-        return self._folder().list_files()
-
-    def fetch(
-        self, partial: PartialFile, bandwidth: BandwidthUse, *, head_only: bool = False
-    ) -> None:
-        self._folder().fetch(partial, bandwidth, head_only=head_only)
-
-    def _folder(self) -> FolderStorage:
-        """The fetched files, from this call or an earlier one."""
-        if self._fetched is None:
-            marker = self.staging / "folder.json"
-            if not marker.exists():
-                self._fetch_in_process(marker)
-            self._fetched = FolderStorage(self.uri, Path(json.loads(marker.read_text())))
-        return self._fetched
-
-    def _fetch_in_process(self, marker: Path) -> None:
+    def run(self, marker: Path) -> None:
         self.staging.mkdir(parents=True, exist_ok=True)
         log = self.staging / "log.txt"
         command = [
@@ -75,6 +74,7 @@ class LibraryStorage:
             "runtime.storage.library_fetch",
             self.uri,
             str(self.staging),
+            self.model_format,
         ]
         if self.access.hosts is not None:
             command.append(",".join(sorted(self.access.hosts)))

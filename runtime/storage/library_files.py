@@ -10,16 +10,19 @@ import re
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from runtime.errors import ModelInvalid
+from runtime.errors import ModelInvalid, ModelUnsupported
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 ONNX_SUFFIX = ".onnx"
 SKOPS_SUFFIX = ".skops"
 LIGHTGBM_SUFFIX = ".txt"
-BOOSTER_SUFFIXES = (".ubj", ".bst", ".json", LIGHTGBM_SUFFIX)
-"""Of XGBoost (`.ubj`, `.bst`, `.json`) and LightGBM (`.txt`, `.bst`)."""
+XGBOOST_SUFFIXES = (".ubj", ".bst", ".xgb", ".json")
+"""The third is MLflow's."""
+LIGHTGBM_SUFFIXES = (".bst", ".lgb", LIGHTGBM_SUFFIX)
+"""The second is MLflow's."""
+BOOSTER_SUFFIXES = tuple(dict.fromkeys((*XGBOOST_SUFFIXES, *LIGHTGBM_SUFFIXES)))
 LIBRARY_SUFFIXES = (ONNX_SUFFIX, SKOPS_SUFFIX, *BOOSTER_SUFFIXES)
 """In the order in which a folder is searched for its model."""
 CODE_SUFFIXES = (".joblib", ".pkl", ".pickle")
@@ -34,10 +37,20 @@ _OTHER_MODELS = frozenset({"config.json", "model_index.json"})
 _OTHER_SUFFIXES = (".safetensors", ".pt2")
 _NOT_MODELS = re.compile(
     r"(readme|requirements|license|notice|.*settings|.*config|tokenizer|vocab|labels?|classes"
-    r"|metadata|schema|signature|input_example|generation|special_tokens|added_tokens).*"
+    r"|metadata|schema|signature|.*input_example|generation|special_tokens|added_tokens"
+    r"|model_index|preprocessor).*"
 )
 """Text files that lie beside models."""
-_NOT_DATA = (".md", ".py", ".yaml", ".yml", ".pbtxt", *CODE_SUFFIXES)
+_HARDLY_MODELS = re.compile(
+    r"(.*[_.-])?(metrics?|columns?|features?|feature[_-](names|importances?)|params|parameters"
+    r"|hyperparameters|report|results?|scores?|evaluation|examples?|samples?|mapping|index"
+    r"|manifest|info|notes?|summary|args|history|log|card)\.[a-z]+"
+)
+"""Text files that are models only where no other file may be one."""
+_NOT_DATA = (".md", ".py", ".yaml", ".yml", ".pbtxt", ".csv", ".parquet", ".safetensors", ".pt2",
+             ".h5", ".msgpack", SKOPS_SUFFIX, *CODE_SUFFIXES)  # fmt: skip
+_NOT_DATA_NAMES = re.compile(r"MLmodel|(pytorch|tf|flax)_model.*|.*\.(png|jpe?g|gif|spm|model)")
+"""Files beside ONNX models that hold none of their tensors."""
 
 
 def library_files(
@@ -52,44 +65,76 @@ def library_files(
     names = {PurePosixPath(path).name for path in paths}
     if names & _OTHER_MODELS or any(path.endswith(_OTHER_SUFFIXES) for path in paths):
         return ()
-    version = _highest_version(paths)
-    paths = [path for path in paths if version is None or path.startswith(f"{version}/")]
-    for suffix in LIBRARY_SUFFIXES:
-        found = [path for path in paths if path.endswith(suffix) and _may_be_model(path)]
-        if found:
-            model = _only(found, uri)
-            return (model, *(_data_beside(model, paths) if suffix == ONNX_SUFFIX else ()))
+    paths = in_highest_version(paths, (*LIBRARY_SUFFIXES, *CODE_SUFFIXES))
+    if found := model_of_suffixes(paths, LIBRARY_SUFFIXES, uri):
+        return found
     if code := [path for path in paths if path.endswith(CODE_SUFFIXES)]:
         if takes_pickles:
             return (_only(code, uri),)
-        raise ModelInvalid(f"{uri} has {code[:4]}: {PICKLE_ADVICE}")
+        raise ModelUnsupported(f"{uri} has {code[:4]}: {PICKLE_ADVICE}")
     return ()
 
 
-def _highest_version(paths: Iterable[str]) -> str | None:
-    """The name of the folder with the highest number that holds a model."""
-    found = {
-        path.partition("/")[0]
-        for path in paths
-        if path.partition("/")[0].isdecimal() and "/" in path
-        if path.endswith((*LIBRARY_SUFFIXES, *CODE_SUFFIXES)) and _may_be_model(path)
-    }
-    return max(found, key=lambda name: (int(name[:18]), name), default=None)
+def model_of_suffixes(paths: Iterable[str], suffixes: Sequence[str], uri: str) -> tuple[str, ...]:
+    """The model's file, of the first suffix that one has, then those of its external data.
+
+    Empty without one; raises ModelInvalid for several.
+    """
+    paths = tuple(paths)
+    for suffix in suffixes:
+        found = [path for path in paths if path.endswith(suffix) and may_be_model(path)]
+        if found:
+            model = _only(found, uri)
+            return (model, *(_data_beside(model, paths) if suffix == ONNX_SUFFIX else ()))
+    return ()
 
 
-def _may_be_model(path: str) -> bool:
-    return _NOT_MODELS.fullmatch(PurePosixPath(path).name.lower()) is None
+def in_highest_version(paths: Iterable[str], suffixes: tuple[str, ...]) -> list[str]:
+    """Those in the folder with the highest number that holds a model; all without versions.
+
+    The versions may lie in a folder of the model's name, as in a repository of Triton.
+    """
+    paths = list(paths)
+    models = [path for path in paths if path.endswith(suffixes) and may_be_model(path)]
+    base = _shared_folder(models)
+    tops = (path.removeprefix(base).partition("/") for path in models)
+    found = {top for top, slash, _ in tops if slash and top.isdecimal()}
+    if not found:
+        return paths
+    version = max(found, key=lambda name: (int(name[:18]), name))
+    return [path for path in paths if path.startswith(f"{base}{version}/")]
 
 
-def _only(found: list[str], uri: str) -> str:
-    """The one model's file, or the one named `model.*`."""
-    named = [path for path in found if PurePosixPath(path).stem == "model"]
-    if len(found) > 1 and len(named) != 1:
-        raise ModelInvalid(
-            f"{uri} has several models: {found[:8]}; a model must have a folder of its own, or its"
-            " file the name model with the format's suffix"
-        )
-    return found[0] if len(found) == 1 else named[0]
+def _shared_folder(paths: Sequence[str]) -> str:
+    """The deepest folder that all paths are in, with a slash, above any version; else empty."""
+    base = ""
+    while True:
+        rest = (path.removeprefix(base).partition("/") for path in paths)
+        tops = {top if slash else "" for top, slash, _ in rest}
+        top = tops.pop() if len(tops) == 1 else ""
+        if not top or top.isdecimal():
+            return base
+        base += f"{top}/"
+
+
+def may_be_model(path: str) -> bool:
+    return _NOT_MODELS.fullmatch(_name(path)) is None
+
+
+def _only(found: Sequence[str], uri: str) -> str:
+    """The one model's file, or the one named `model.*`, or the one that is likely a model."""
+    likely = [path for path in found if not _HARDLY_MODELS.fullmatch(_name(path))]
+    for among in (found, [path for path in found if PurePosixPath(path).stem == "model"], likely):
+        if len(among) == 1:
+            return among[0]
+    raise ModelInvalid(
+        f"{uri} has several models: {list(found[:8])}; a model must have a folder of its own, or"
+        " its file the name model with the format's suffix"
+    )
+
+
+def _name(path: str) -> str:
+    return PurePosixPath(path).name.lower()
 
 
 def _data_beside(model: str, paths: Iterable[str]) -> list[str]:
@@ -101,4 +146,5 @@ def _data_beside(model: str, paths: Iterable[str]) -> list[str]:
         for path in paths
         if path.startswith(prefix) and path != model
         if not path.endswith((*_NOT_DATA, *BOOSTER_SUFFIXES, ONNX_SUFFIX))
+        if not _NOT_DATA_NAMES.fullmatch(PurePosixPath(path).name)
     ]

@@ -6,22 +6,27 @@ Owns the rules on paths, kinds and sizes of files.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from runtime.errors import ModelInvalid
-from runtime.storage.library_files import library_files
+from runtime.errors import ModelInvalid, ModelUnsupported
+from runtime.storage.library_files import ONNX_SUFFIX, library_files
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
 
-ASSET_SUFFIXES = frozenset({".json", ".txt", ".model", ".jinja"})
+ASSET_SUFFIXES = frozenset(
+    {".json", ".txt", ".model", ".jinja", ".spm", ".codes", ".tokenizer", ".tiktoken"}
+)
 WEIGHT_SUFFIX = ".safetensors"
 PROGRAM_SUFFIX = ".pt2"
 PIPELINE_INDEX = "model_index.json"
 ADAPTER_CONFIG = "adapter_config.json"
 """Of a LoRA adapter in PEFT's format, whose base has the `config.json`."""
+MODULES = "modules.json"
+"""Of sentence-transformers: the modules after the network, each in a folder of its own."""
+NETWORK_FILES = frozenset({"config.json", PIPELINE_INDEX, ADAPTER_CONFIG})
+"""One of these is in the folder of every network of transformers or diffusers."""
 PIPELINE_PARTS: Mapping[str, str] = {
     "text_encoder": "model.safetensors",
     "unet": "diffusion_pytorch_model.safetensors",
@@ -67,17 +72,49 @@ def asset_files(
     if library := _library_files({file.path: file for file in files}, uri, takes_pickles):
         _check_limits(library, uri, "files of weights", MAX_WEIGHT_BYTES)
         return library
-    assets = tuple(file for file in files if PurePosixPath(file.path).suffix in ASSET_SUFFIXES)
+    modules = _module_weights(file.path for file in files)
+    assets = tuple(
+        file
+        for file in files
+        if PurePosixPath(file.path).suffix in ASSET_SUFFIXES or file.path in modules
+    )
     _check_limits(assets, uri, "small files", MAX_ASSET_BYTES)
     if (program := _program_file(files, uri)) is not None:
         _check_limits((program,), uri, "files of weights", MAX_WEIGHT_BYTES)
         return (*assets, program)
-    if not {"config.json", PIPELINE_INDEX, ADAPTER_CONFIG} & {file.path for file in assets}:
+    if not NETWORK_FILES & {file.path for file in assets}:
+        _check_not_nested({file.path for file in files}, uri)
         _check_not_torchscript(files, uri)
         _check_not_unserved(files, uri)
         found = sorted(file.path for file in files)[:8]
         raise ModelInvalid(f"{uri} has no config.json; found {found}")
     return assets
+
+
+def _module_weights(paths: Iterable[str]) -> frozenset[str]:
+    """Weights of modules after a network, which are as small as its other files."""
+    found = set(paths)
+    if MODULES not in found:
+        return frozenset()
+    folders = {path.partition("/")[0] for path in found if path.count("/") == 1}
+    return (
+        frozenset(
+            f"{folder}/model{WEIGHT_SUFFIX}"
+            for folder in folders
+            if not folder.endswith("_Transformer") and f"{folder}/config.json" in found
+        )
+        & found
+    )
+
+
+def _check_not_nested(paths: set[str], uri: str) -> None:
+    nested = sorted(path for path in paths if path.endswith("_Transformer/config.json"))
+    if MODULES in paths and nested:
+        folder = nested[0].rpartition("/")[0]
+        raise ModelInvalid(
+            f"{uri} has its network in {folder}/, the older layout of sentence-transformers: move"
+            f" the files there beside {MODULES}, and set the module's path in it to ''"
+        )
 
 
 def weight_files(
@@ -124,11 +161,13 @@ def _choose_weight_files(
         raise ModelInvalid(f"{uri} has several files of weights and no index: {sorted(found)}")
     pickled = sorted(path for path in by_path if PurePosixPath(path).suffix in PICKLE_SUFFIXES)
     if pickled:
-        raise ModelInvalid(
+        raise ModelUnsupported(
             f"{uri} has weights only as {pickled}, which can run code when they are read;"
             " only safetensors are loaded: convert the model to safetensors"
         )
-    raise ModelInvalid(f"{uri} has no *.safetensors file")
+    others = sorted(path for path in by_path if path.endswith(ONNX_SUFFIX))[:4]
+    hint = f"; to serve {others} declare modelFormat onnx" if others else ""
+    raise ModelInvalid(f"{uri} has no *.safetensors file; found {sorted(by_path)[:8]}{hint}")
 
 
 def _pipeline_weight_files(by_path: Mapping[str, RemoteFile], uri: str) -> tuple[RemoteFile, ...]:
@@ -170,13 +209,15 @@ def _check_not_unserved(files: Iterable[RemoteFile], uri: str) -> None:
     for file in files:
         for suffix, (kind, advice) in UNSERVED.items():
             if file.path.endswith(suffix):
-                raise ModelInvalid(f"{uri} has {file.path}: no engine here reads {kind}; {advice}")
+                raise ModelUnsupported(
+                    f"{uri} has {file.path}: no engine here reads {kind}; {advice}"
+                )
 
 
 def _check_not_torchscript(files: Iterable[RemoteFile], uri: str) -> None:
     found = sorted(file.path for file in files if file.path.endswith(TORCHSCRIPT_SUFFIXES))
     if found:
-        raise ModelInvalid(
+        raise ModelUnsupported(
             f"{uri} has {found[:4]}: TorchScript and pickled models are not served, since loading"
             " one runs code that came with it; export the model with torch.export.export and"
             f" torch.export.save to a {PROGRAM_SUFFIX} file"
@@ -199,25 +240,6 @@ def every_file(files: Iterable[RemoteFile], uri: str) -> tuple[RemoteFile, ...]:
         raise ModelInvalid(f"{uri} has no files")
     _check_limits(files, uri, "files", MAX_WEIGHT_BYTES)
     return files
-
-
-@dataclass(frozen=True, slots=True)
-class FileRules:
-    """Which of a model's files are fetched, by who reads them."""
-
-    assets: Callable[[Iterable[RemoteFile], str], tuple[RemoteFile, ...]]
-    weights: Callable[[Iterable[RemoteFile], str, frozenset[str] | None], tuple[RemoteFile, ...]]
-    reads_index: bool = True
-    """Whether an index of sharded weights says which files those are."""
-
-
-OWN_ENGINES = FileRules(asset_files, weight_files)
-WITH_PICKLES = FileRules(
-    partial(asset_files, takes_pickles=True), partial(weight_files, takes_pickles=True)
-)
-MODEL_SERVER = FileRules(
-    every_file, lambda files, uri, _indexed: every_file(files, uri), reads_index=False
-)
 
 
 def checked_listing(files: Iterable[RemoteFile], uri: str) -> tuple[RemoteFile, ...]:

@@ -1,4 +1,4 @@
-"""The priority of one load, its cancellation and its progress, shared by all threads of the load.
+"""The priority of one load, its cancellation and its start, shared by all threads of the load.
 
 The event loop sets them; threads, downloads and copies of the load read them, end soon after the
 load is cancelled, and give way to urgent loads while no request waits for this one.
@@ -7,7 +7,6 @@ load is cancelled, and give way to urgent loads while no request waits for this 
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from runtime.errors import LoadCancelled
@@ -16,26 +15,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-@dataclass(frozen=True, slots=True)
-class LoadProgress:
-    """How much of a model's weights a load has read."""
-
-    has_started: bool = False
-    """Whether this load has downloaded bytes of weights, or maps those of this node."""
-    arrived_bytes: int = 0
-    total_bytes: int = 0
-    """Size of the download; 0 without a download."""
-
-
 class LoadTicket:
-    """Priority, cancellation and progress of one load. Methods may be called from any thread."""
+    """Priority, cancellation and start of one load. Methods may be called from any thread."""
 
     def __init__(self, *, is_urgent: bool = True) -> None:
         self.is_urgent = is_urgent
         """Whether a request waits for the load; set by `prioritise` and `deprioritise`."""
         self.due_s: float | None = None
         """When it should have ended, on the monotonic clock, though no request waits yet."""
-        self.progress = LoadProgress()
+        self.has_started = False
+        """Whether this load has downloaded bytes of weights, or maps those of this node."""
         self._cancel_reason: str | None = None
         self._lock = threading.Lock()
         self._listeners: list[Callable[[], None]] = []
@@ -88,19 +77,3 @@ class LoadTicket:
             listeners = list(self._listeners)
         for listener in listeners:
             listener()
-
-    def start_download(self, total_bytes: int, present_bytes: int) -> None:
-        """Record the size of a download, `present_bytes` of which an earlier one has fetched."""
-        with self._lock:
-            self.progress = LoadProgress(self.progress.has_started, present_bytes, total_bytes)
-
-    def add_arrived(self, byte_count: int) -> None:
-        with self._lock:
-            before = self.progress
-            self.progress = LoadProgress(
-                True, before.arrived_bytes + byte_count, before.total_bytes
-            )
-
-    def mark_started(self) -> None:
-        """Record that weights of this node are being copied to the device."""
-        self.add_arrived(0)

@@ -81,6 +81,11 @@ class PartialFile:
             self._journal.write_text(json.dumps(self._journal_header()) + "\n")
             os.ftruncate(self._descriptor, 0)
 
+    @property
+    def path(self) -> Path:
+        """Where the data is until the file is complete and renamed."""
+        return self._data
+
     def __enter__(self) -> Self:
         return self
 

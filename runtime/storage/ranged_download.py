@@ -1,7 +1,9 @@
 """Downloads the missing ranges of a file in parallel; an interrupted range resumes where it ended.
 
-`download_concurrency` decides how many reads run at once. A reader raises `ReadInterrupted` where
-another attempt may succeed; every other error ends the download.
+An object store limits one connection to a fraction of a machine's rate, and its first byte is slow,
+so the readers are doubled until they reach the link's rate. Where the CPU is the limit, more
+readers only add thread switches, so the number of readers stays. A reader raises `ReadInterrupted`
+where another attempt may succeed; every other error ends the download.
 """
 
 from __future__ import annotations
@@ -19,12 +21,6 @@ from registry.backoff import Backoff
 from runtime.errors import StorageFailed
 from runtime.metrics import DOWNLOADED_BYTES, RANGE_RETRIES
 from runtime.storage.checksums import CRC32
-from runtime.storage.download_concurrency import (
-    INITIAL_READERS,
-    MAX_READERS,
-    ReadRate,
-    additional_readers,
-)
 from runtime.storage.partial_file import SPAN_BYTES, ByteRange, PartialFile
 
 if TYPE_CHECKING:
@@ -32,6 +28,14 @@ if TYPE_CHECKING:
 
     from runtime.storage.bandwidth import BandwidthUse
 
+MAX_READERS = 16
+INITIAL_READERS = 2
+FAST_BYTES_PER_S = 250 * 1024**2
+"""No readers are added at this throughput per reader."""
+LINK_SHARE = 0.75
+"""Share of the link's configured rate above which the link is the limit, not the store."""
+MIN_GAIN = 0.5
+"""Minimum gain in throughput, as a share of linear scaling, for which more readers are added."""
 POLL_INTERVAL_S = 0.025
 """Between measurements of the throughput: a fraction of a store's time to the first byte."""
 CHUNK_BYTES = 256 * 1024
@@ -40,6 +44,30 @@ machine must first get the memory from its host."""
 MAX_ATTEMPTS = 6
 """Attempts in a row that may return no byte; the pauses between them add up to 3 s."""
 _BACKOFF = Backoff(initial_s=0.1)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRate:
+    """Throughput of a number of readers together."""
+
+    readers: int
+    bytes_per_s: float
+
+
+def additional_readers(
+    now: ReadRate, before: ReadRate | None, link_bytes_per_s: float | None
+) -> int:
+    """Number of readers to add. `before` is the rate before the last readers were added, if any."""
+    enough: float = FAST_BYTES_PER_S * now.readers
+    if link_bytes_per_s is not None:
+        enough = min(enough, LINK_SHARE * link_bytes_per_s)
+    if now.bytes_per_s >= enough:
+        return 0
+    if before is not None:
+        growth = now.readers / before.readers - 1
+        if now.bytes_per_s < before.bytes_per_s * (1 + MIN_GAIN * growth):
+            return 0
+    return max(0, min(now.readers, MAX_READERS - now.readers))
 
 
 class ReadInterrupted(Exception):

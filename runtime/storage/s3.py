@@ -1,4 +1,4 @@
-"""Models in an S3 bucket: `s3://bucket/prefix`.
+"""Models in an S3 bucket: `s3://bucket/prefix`, a folder, one object, or the whole bucket.
 
 boto3 lists, describes and signs; `s3_connections` reads the bytes in ranges. Every read is bound to
 the listed version by its ETag, and S3's own checksum is compared if the object has one.
@@ -6,14 +6,12 @@ the listed version by its ETag, and S3's own checksum is compared if the object 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
 from functools import partial as bind
+from http import HTTPStatus
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
-import boto3
-from botocore import UNSIGNED
-from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 from urllib3.exceptions import HTTPError
 
@@ -22,93 +20,68 @@ from runtime.storage.checksums import CRC32, S3_CHECKSUMS, Crc
 from runtime.storage.listing import MAX_LISTED, RemoteFile, checked_listing
 from runtime.storage.partial_file import PartialFile, split_spans
 from runtime.storage.ranged_download import download_ranges
-from runtime.storage.s3_connections import MAX_CONNECTIONS, S3Connections, plain_etag
-from runtime.storage.s3_session import send_to_public_addresses
+from runtime.storage.s3_client import S3Access, s3_problem
+from runtime.storage.s3_connections import plain_etag
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from botocore.config import _S3Dict
-    from mypy_boto3_s3.client import S3Client
     from mypy_boto3_s3.type_defs import HeadObjectOutputTypeDef
 
     from runtime.storage.bandwidth import BandwidthUse
-    from runtime.storage.s3_options import S3Options
 
-MAX_ATTEMPTS = 5
-CONNECT_TIMEOUT_S = 5.0
-READ_TIMEOUT_S = 30.0
 PRESIGNED_URL_TTL_S = 900
+
+_NO_OBJECT = frozenset({HTTPStatus.NOT_FOUND, HTTPStatus.FORBIDDEN, HTTPStatus.BAD_REQUEST})
+"""Without the right to list, S3 answers 403 for a key that does not exist; some stores answer 400
+for one with `//`."""
 
 TRANSFER_ERRORS = (BotoCoreError, ClientError, HTTPError, OSError)
 
 
-@dataclass(frozen=True, slots=True)
-class S3Access:
-    """Client and connections, shared by all downloads of an account."""
-
-    client: S3Client
-    connections: S3Connections
-
-
-def open_s3(options: S3Options, *, read_timeout_s: float = READ_TIMEOUT_S) -> S3Access:
-    """Access with these options; raises StorageFailed if boto3 is misconfigured."""
-    style: _S3Dict = {"addressing_style": "virtual"} if options.is_virtual_hosted else {}
-    if options.is_accelerated:
-        style["use_accelerate_endpoint"] = True
-    try:
-        client = boto3.session.Session().client(
-            "s3",
-            endpoint_url=options.endpoint_url,
-            aws_access_key_id=options.access_key_id,
-            aws_secret_access_key=options.secret_access_key,
-            aws_session_token=options.session_token,
-            region_name=options.region,
-            verify=None if options.verify is True else options.verify,
-            config=Config(
-                connect_timeout=CONNECT_TIMEOUT_S,
-                read_timeout=read_timeout_s,
-                max_pool_connections=MAX_CONNECTIONS,
-                retries={"mode": "standard", "max_attempts": MAX_ATTEMPTS},
-                signature_version=UNSIGNED if options.is_anonymous else "s3v4",
-                response_checksum_validation="when_required",
-                s3=style or None,
-            ),
-        )
-    except (BotoCoreError, ValueError) as error:
-        raise StorageFailed(f"S3 cannot be used: {error}") from error
-    if options.hosts is not None:
-        send_to_public_addresses(
-            client,
-            options.hosts,
-            verify=options.verify,
-            timeout_s=(CONNECT_TIMEOUT_S, read_timeout_s),
-            max_connections=MAX_CONNECTIONS,
-        )
-    connections = S3Connections(
-        verify=options.verify, timeout_s=read_timeout_s, hosts=options.hosts
-    )
-    return S3Access(client, connections)
-
-
 class S3Storage:
-    def __init__(self, uri: str, access: S3Access) -> None:
+    def __init__(self, uri: str, access: S3Access, *, is_exact: bool = False) -> None:
+        """`is_exact`: a path with `%` or `//` names only the key that it spells."""
         self._uri = uri.rstrip("/")
-        self._bucket, self._prefix = parse_s3_uri(uri)
+        self._bucket, prefix = parse_s3_uri(uri)
+        unquoted = unquote(prefix)
+        others = () if is_exact else (unquoted, re.sub("//+", "/", unquoted))
+        self._prefixes = tuple(dict.fromkeys((prefix, *others)))
         self._access = access
 
     def list_files(self) -> tuple[RemoteFile, ...]:
-        """All objects in the folder that the prefix names; raises StorageFailed, ModelInvalid."""
-        try:
-            files = checked_listing(self._objects(), self._uri)
-        except TRANSFER_ERRORS as error:
-            raise StorageFailed(f"{self._uri} cannot be listed: {error}") from error
-        if not files:
-            raise StorageFailed(f"{self._uri} does not exist: no object has this prefix")
-        return files
+        """The objects in the folder that the prefix names, else the object of this key.
 
-    def _objects(self) -> Iterator[RemoteFile]:
-        folder = self._prefix + "/"
+        Raises StorageFailed, ModelInvalid.
+        """
+        client = self._access.client
+        try:
+            for prefix in self._prefixes:
+                if files := checked_listing(self._objects(prefix), self._uri):
+                    return files
+            for key in filter(None, self._prefixes):
+                if files := checked_listing(self._object(key), self._uri):
+                    return files
+        except TRANSFER_ERRORS as error:
+            raise StorageFailed(
+                f"{self._uri} cannot be listed {s3_problem(error, client)}"
+            ) from error
+        raise StorageFailed(
+            f"{self._uri} does not exist at {client.meta.endpoint_url}: no object has this prefix"
+        )
+
+    def _object(self, key: str) -> Iterator[RemoteFile]:
+        """The object itself, as the only file of a model's folder; nothing without one."""
+        try:
+            head = self._access.client.head_object(Bucket=self._bucket, Key=key)
+        except ClientError as error:
+            if error.response["ResponseMetadata"]["HTTPStatusCode"] in _NO_OBJECT:
+                return
+            raise
+        yield RemoteFile(_name(key), head["ContentLength"], plain_etag(head.get("ETag", "")))
+
+    def _objects(self, prefix: str) -> Iterator[RemoteFile]:
+        folder = prefix and prefix + "/"
         pages = self._access.client.get_paginator("list_objects_v2").paginate(
             Bucket=self._bucket, Prefix=folder
         )
@@ -125,50 +98,81 @@ class S3Storage:
                     )
                 yield RemoteFile(path, item["Size"], plain_etag(item.get("ETag", "")))
 
+    def read_start(self, file: RemoteFile, size: int) -> bytes:
+        name = f"{self._uri}/{file.path}"
+        key, _ = self._head(file, name)
+        try:
+            found = self._access.client.get_object(
+                Bucket=self._bucket, Key=key, Range=f"bytes=0-{size - 1}"
+            )
+            return found["Body"].read()
+        except TRANSFER_ERRORS as error:
+            raise self._unreadable(error, name) from error
+
     def fetch(
         self, partial: PartialFile, bandwidth: BandwidthUse, *, head_only: bool = False
     ) -> None:
         file = partial.file
         name = f"{self._uri}/{file.path}"
-        head = self._head(file, name)
-        sign = bind(self._presigned_url, file)
+        key, head = self._head(file, name)
+        sign = bind(self._presigned_url, key)
         open_reader = bind(self._access.connections.reader, sign, file.version, file.size_bytes)
         download_ranges(open_reader, partial, bandwidth, name=name, head_only=head_only)
         if not head_only:
             _compare_checksum(head, partial, name)
 
-    def _head(self, file: RemoteFile, name: str) -> HeadObjectOutputTypeDef:
-        """S3's description of the object, by which boto3 also finds the bucket's region."""
-        try:
-            head = self._access.client.head_object(
-                Bucket=self._bucket, Key=f"{self._prefix}/{file.path}", ChecksumMode="ENABLED"
-            )
-        except ClientError as error:
-            if error.response["ResponseMetadata"]["HTTPStatusCode"] == 404:
-                raise ModelChanged(f"{name} was deleted after it was listed") from error
-            raise StorageFailed(f"{name} cannot be read: {error}") from error
-        except TRANSFER_ERRORS as error:
-            raise StorageFailed(f"{name} cannot be read: {error}") from error
-        etag = plain_etag(head.get("ETag", file.version))
-        if head["ContentLength"] != file.size_bytes or etag != file.version:
-            raise ModelChanged(f"{name} was replaced after it was listed")
-        return head
+    def _head(self, file: RemoteFile, name: str) -> tuple[str, HeadObjectOutputTypeDef]:
+        """Key and S3's description of the listed object; boto3 also finds the bucket's region."""
+        was_found = False
+        keys = list(self._keys(file))
+        for key in keys:
+            try:
+                head = self._access.client.head_object(
+                    Bucket=self._bucket, Key=key, ChecksumMode="ENABLED"
+                )
+            except ClientError as error:
+                status = error.response["ResponseMetadata"]["HTTPStatusCode"]
+                if status == HTTPStatus.NOT_FOUND or (status in _NO_OBJECT and key != keys[-1]):
+                    continue
+                raise self._unreadable(error, name) from error
+            except TRANSFER_ERRORS as error:
+                raise self._unreadable(error, name) from error
+            etag = plain_etag(head.get("ETag", file.version))
+            if head["ContentLength"] == file.size_bytes and etag == file.version:
+                return key, head
+            was_found = True
+        raise ModelChanged(
+            f"{name} was {'replaced' if was_found else 'deleted'} after it was listed"
+        )
 
-    def _presigned_url(self, file: RemoteFile) -> str:
+    def _unreadable(self, error: Exception, name: str) -> StorageFailed:
+        return StorageFailed(f"{name} cannot be read {s3_problem(error, self._access.client)}")
+
+    def _keys(self, file: RemoteFile) -> Iterator[str]:
+        """Of the object that was listed as this file: the URI's own key first, if it is that."""
+        for prefix in self._prefixes:
+            if prefix and _name(prefix) == file.path:
+                yield prefix
+            yield f"{prefix}/{file.path}" if prefix else file.path
+
+    def _presigned_url(self, key: str) -> str:
         return self._access.client.generate_presigned_url(
             "get_object",
-            Params={"Bucket": self._bucket, "Key": f"{self._prefix}/{file.path}"},
+            Params={"Bucket": self._bucket, "Key": key},
             ExpiresIn=PRESIGNED_URL_TTL_S,
         )
 
 
 def parse_s3_uri(uri: str) -> tuple[str, str]:
-    """Bucket and prefix; raises StorageFailed."""
+    """Bucket and prefix, which is empty for the whole bucket; raises StorageFailed."""
     parts = urlsplit(uri)
-    bucket, prefix = parts.netloc, parts.path.strip("/")
-    if not bucket or not prefix:
-        raise StorageFailed(f"storage URI {uri!r} must be s3://bucket/prefix")
-    return bucket, prefix
+    if not parts.netloc:
+        raise StorageFailed(f"storage URI {uri!r} must be s3://bucket or s3://bucket/prefix")
+    return parts.netloc, parts.path.strip("/")
+
+
+def _name(key: str) -> str:
+    return key.rpartition("/")[2]
 
 
 def _compare_checksum(head: HeadObjectOutputTypeDef, partial: PartialFile, name: str) -> None:

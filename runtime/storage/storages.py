@@ -14,18 +14,19 @@ from registry.inference_service.tenant_rules import Quota, TenantRules
 from runtime.errors import StorageFailed
 from runtime.storage.access import StorageAccess, reader_of, storage_access
 from runtime.storage.file import ClaimStorage, FileStorage
-from runtime.storage.library import LibraryStorage
+from runtime.storage.library import fetched_folder
 from runtime.storage.listing import MAX_WEIGHT_BYTES
-from runtime.storage.s3 import READ_TIMEOUT_S, S3Access, S3Storage, open_s3, parse_s3_uri
+from runtime.storage.s3 import S3Storage, parse_s3_uri
+from runtime.storage.s3_client import READ_TIMEOUT_S, S3Access, open_s3
 from runtime.storage.s3_options import S3Options, options_for, options_without_pool
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from registry.domain.model import ModelSpec
+    from runtime.storage.access import NamespaceSecrets
     from runtime.storage.bandwidth import BandwidthUse
     from runtime.storage.listing import RemoteFile
-    from runtime.storage.namespace_secrets import NamespaceSecrets
     from runtime.storage.partial_file import PartialFile
 
 
@@ -38,6 +39,9 @@ class ModelStorage(Protocol):
 
     def list_files(self) -> tuple[RemoteFile, ...]:
         """All files of the model; raises LoadFailed."""
+
+    def read_start(self, file: RemoteFile, size: int) -> bytes:
+        """The first bytes of a file, at most its own; raises LoadFailed."""
 
     def fetch(
         self, partial: PartialFile, bandwidth: BandwidthUse, *, head_only: bool = False
@@ -81,22 +85,25 @@ class Storages:
     def open(self, spec: ModelSpec, staging: Path) -> ModelStorage:
         """The storage of a model.
 
-        A library that fetches whole models writes to `staging`, which the caller deletes. Raises
-        StorageFailed for an unknown scheme, a wrong URI, or one that the pool's rules forbid.
+        A library fetches the whole model now, into `staging`, which the caller deletes. Raises
+        StorageFailed for an unknown scheme, a wrong URI, or one that the pool's rules forbid, and
+        LoadFailed if the library fails.
         """
         options, uri = self._options, spec.storage_uri
         access = storage_access(spec, options.rules, options.environment, options.secrets)
         scheme = urlsplit(uri).scheme
         match scheme:
             case "s3":
-                return S3Storage(uri, self._s3_access(parse_s3_uri(uri)[0], access))
+                s3 = self._s3_access(parse_s3_uri(uri)[0], access)
+                return S3Storage(uri, s3, is_exact=options.rules is not None)
             case "file":
                 return FileStorage(uri, Path(access.folder) if access.folder else None)
             case "pvc":
                 mounts = self._options.claim_mounts
                 return ClaimStorage(uri, mounts, mounts / access.folder if access.folder else None)
             case _ if scheme in LIBRARY_SCHEMES:
-                return LibraryStorage(uri, staging, access, max_bytes=self._max_bytes(spec))
+                max_bytes = self._max_bytes(spec)
+                return fetched_folder(uri, staging, access, spec.format, max_bytes=max_bytes)
             case _:
                 known = sorted(STORAGE_SCHEMES)
                 raise StorageFailed(

@@ -1,4 +1,8 @@
-"""Classification: labels from a network's scores, and the processor of text classification."""
+"""Classification: labels from a network's scores, and the processor of text classification.
+
+Scores are those of transformers' pipelines: by the softmax, or where labels do not exclude each
+other the sigmoid, or as they are for a regression.
+"""
 
 from __future__ import annotations
 
@@ -6,62 +10,109 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from runtime.tasks.text import TextEncoder, TextInputs, torch_inputs
+from registry.domain.task_options import Answers, Scores
+from runtime.tasks import kserve_answers
+from runtime.tasks.task import Processor, torch_inputs
+from runtime.tasks.text import TextInputs, TextModel
 from runtime.wire.tensors import BYTES, Tensor, bytes_tensor, numeric_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
+    import numpy.typing as npt
     from transformers import PretrainedConfig, PreTrainedModel
 
-    from runtime.sandbox.pool import Sandbox
+    from registry.domain.task_options import TaskOptions
     from runtime.tasks.tensor_batching import PaddedBatching
 
 
-class LabelOutputs:
+def class_scores(
+    logits: npt.NDArray[np.float32], config: PretrainedConfig
+) -> npt.NDArray[np.float32]:
+    """The scores of each row's classes, as transformers' `TextClassificationPipeline` has them."""
+    if config.problem_type == "regression":
+        return logits
+    if config.problem_type == "multi_label_classification" or config.num_labels == 1:
+        return np.exp(-np.logaddexp(np.float32(0), -logits))  # no overflow on either side
+    return softmax(logits)
+
+
+def softmax(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    shifted = np.exp(values - values.max(axis=-1, keepdims=True))
+    probabilities: npt.NDArray[np.float32] = shifted / shifted.sum(axis=-1, keepdims=True)
+    return probabilities
+
+
+class LabelOutputs(Processor):
     """The shared part of classification processors: logits, and labels from them."""
 
     batching: PaddedBatching
 
-    def __init__(self, config: PretrainedConfig) -> None:
-        self._labels: dict[int, str] = {int(key): str(v) for key, v in config.id2label.items()}
+    def __init__(self, config: PretrainedConfig, options: TaskOptions) -> None:
+        self._labels: dict[int, str] = {
+            int(key): str(v) for key, v in (config.id2label or {}).items()
+        }
+        self._config = config
+        self._options = options
 
     def infer(self, network: PreTrainedModel, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         logits = network(**torch_inputs(inputs, network, self.batching.required[0])).logits
         return (numeric_tensor("logits", logits.float().cpu().numpy()),)
 
     def postprocess(self, outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """The likeliest class of each row and its softmax probability."""
-        values = outputs[0].data.astype(np.float32, copy=False)
-        shifted = np.exp(values - values.max(axis=1, keepdims=True))
-        probabilities = shifted / shifted.sum(axis=1, keepdims=True)
-        best = probabilities.argmax(axis=1)
-        labels = [self._labels.get(int(index), f"LABEL_{index}").encode() for index in best]
-        scores = probabilities[np.arange(len(best)), best]
-        return (bytes_tensor("label", labels), numeric_tensor("score", scores))
+        """Each row's best label and its score, or those of all labels, the best first."""
+        logits = outputs[0].data.astype(np.float32, copy=False)
+        wanted = self._options.scores
+        scores = logits if wanted is Scores.LOGITS else class_scores(logits, self._config)
+        if self._options.answers is Answers.KSERVE:
+            return (kserve_answers.class_answers(wanted, scores),)
+        if wanted is Scores.BEST:
+            best = scores.argmax(axis=1)
+            found = scores[np.arange(len(best)), best]
+            return (bytes_tensor("label", self._names(best)), numeric_tensor("score", found))
+        order = np.argsort(-scores, axis=1, kind="stable")
+        labels = np.array(self._names(order.ravel()), dtype=object).reshape(order.shape)
+        sorted_scores = np.take_along_axis(scores, order, axis=1)
+        return (Tensor("label", BYTES, labels), numeric_tensor("score", sorted_scores))
+
+    def _names(self, classes: npt.NDArray[Any]) -> list[bytes]:
+        return [self._labels.get(int(each), f"LABEL_{each}").encode() for each in classes]
 
     def predictions(self, outputs: Sequence[Tensor]) -> list[Any]:
+        """An object with label and score for each row, or a list of them for all labels."""
+        if self._options.answers is Answers.KSERVE:
+            return kserve_answers.class_predictions(outputs)
         labels, scores = outputs[0].data, outputs[1].data
-        return [
-            {"label": label.decode(), "score": float(score)}
-            for label, score in zip(labels, scores, strict=True)
-        ]
+        if labels.ndim == 1:
+            return _scored(labels, scores)
+        return [_scored(*row) for row in zip(labels, scores, strict=True)]
 
     def output_types(self) -> list[dict[str, Any]]:
+        is_best = self._options.scores is Scores.BEST
+        if self._options.answers is Answers.KSERVE:
+            return kserve_answers.output_type("INT64" if is_best else BYTES)
+        shape = [-1] if is_best else [-1, self._config.num_labels]
         return [
-            {"name": "label", "datatype": BYTES, "shape": [-1]},
-            {"name": "score", "datatype": "FP32", "shape": [-1]},
+            {"name": "label", "datatype": BYTES, "shape": shape},
+            {"name": "score", "datatype": "FP32", "shape": shape},
         ]
 
 
-class TextClassification(TextInputs, LabelOutputs):
-    def __init__(
-        self, folder: Path, config: PretrainedConfig, sandbox: Sandbox | None = None
-    ) -> None:
-        TextInputs.__init__(self, TextEncoder(folder, config, sandbox=sandbox))
-        LabelOutputs.__init__(self, config)
-        self.batching = self.encoder.batching()
+def _scored(labels: npt.NDArray[Any], scores: npt.NDArray[Any]) -> list[dict[str, Any]]:
+    return [
+        {"label": label.decode(), "score": float(score)}
+        for label, score in zip(labels, scores, strict=True)
+    ]
 
-    def warm_up(self, network: PreTrainedModel) -> None:
-        self.infer(network, self.preprocess(["warm"]))
+
+class TextClassification(LabelOutputs, TextInputs):
+    def __init__(self, model: TextModel) -> None:
+        TextInputs.__init__(self, model)
+        LabelOutputs.__init__(self, model.config, model.options)
+        self._lacks_padding = model.config.get_text_config().pad_token_id is None
+
+    def infer(self, network: PreTrainedModel, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        if self._lacks_padding:  # a causal network classifies at the last token before padding
+            text_config = network.config.get_text_config()
+            text_config.pad_token_id = self.encoder.tokenizer.pad_token_id
+        return LabelOutputs.infer(self, network, inputs)

@@ -10,6 +10,7 @@ import numpy as np
 
 from registry.shown_value import shown
 from runtime.errors import InvalidRequest
+from runtime.tasks.task import texts_of
 from runtime.tasks.tensor_batching import Batching
 from runtime.wire.tensors import BYTES, Tensor, numeric_tensor
 
@@ -78,14 +79,8 @@ def instances_of(tensors: Sequence[Tensor]) -> list[dict[str, Any]]:
 
 
 def _column(tensor: Tensor, count: int) -> list[Any]:
-    values = tensor.data.ravel().tolist()
-    if tensor.datatype == BYTES:
-        try:
-            values = [value.decode() for value in values]
-        except UnicodeDecodeError as error:
-            raise InvalidRequest(
-                f"input {tensor.name!r} must be UTF-8, but byte {error.start} of one is not"
-            ) from error
+    is_text = tensor.datatype == BYTES
+    values = texts_of(tensor) if is_text else tensor.data.ravel().tolist()
     if len(values) not in {1, count}:
         raise InvalidRequest(
             f"input {tensor.name!r} must have 1 value or {count}, one per prompt, has {len(values)}"

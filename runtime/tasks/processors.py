@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from registry.domain.model import Task
+from registry.domain.task_options import OWN
 from runtime.engines.building import engine_name, is_pipeline, library_path, program_path
-from runtime.engines.networks.configuration import read_config, task_of
+from runtime.engines.networks.configuration import read_config, task_in
 from runtime.errors import ModelInvalid
 from runtime.tasks.classification import TextClassification
 from runtime.tasks.embedding import Embedding
 from runtime.tasks.image_classification import ImageClassification
+from runtime.tasks.text import TextModel
 from runtime.tasks.text_generation import TextGeneration
 from runtime.tasks.text_to_text import TextToText
 from runtime.tasks.token_tasks import FillMask, TokenClassification
@@ -19,10 +21,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
+    from registry.domain.task_options import TaskOptions
     from runtime.sandbox.pool import Sandbox
     from runtime.tasks.task import Processor
 
-TEXT_PROCESSORS: Mapping[Task, Callable[[Path, Any, Sandbox | None], Processor]] = {
+TEXT_PROCESSORS: Mapping[Task, Callable[[TextModel], Processor]] = {
     Task.TEXT_EMBEDDING: Embedding,
     Task.TEXT_TO_TEXT: TextToText,
     Task.TEXT_GENERATION: TextGeneration,
@@ -33,7 +36,10 @@ TEXT_PROCESSORS: Mapping[Task, Callable[[Path, Any, Sandbox | None], Processor]]
 
 
 def load_processor(
-    folder: Path, declared: Task | None, sandbox: Sandbox | None = None
+    folder: Path,
+    declared: Task | None,
+    sandbox: Sandbox | None = None,
+    options: TaskOptions = OWN,
 ) -> Processor:
     """The processor of the model whose small files are in `folder`; raises ModelInvalid.
 
@@ -46,7 +52,7 @@ def load_processor(
         return _library_processor(library, declared)
     program = program_path(folder)
     if program is not None:
-        from runtime.tasks.tensor_program import TensorProgram
+        from runtime.tasks.tensor_task import TensorProgram
 
         return TensorProgram(program, declared)
     if is_pipeline(folder):
@@ -54,21 +60,21 @@ def load_processor(
 
         return TextToImage(folder, declared)
     config = read_config(folder)
-    task = task_of(config, declared)
+    task = task_in(folder, config, declared)
     if task is Task.IMAGE_CLASSIFICATION:
-        return ImageClassification(folder, config)
+        return ImageClassification(folder, config, options)
     if task not in TEXT_PROCESSORS:
         raise ModelInvalid(f"task {task.value!r} needs a pipeline of diffusers (model_index.json)")
-    return TEXT_PROCESSORS[task](folder, config, sandbox)
+    return TEXT_PROCESSORS[task](TextModel(folder, config, sandbox, options))
 
 
 def _library_processor(path: Path, declared: Task | None) -> Processor:
     engine = engine_name(path)
     if engine == "onnx":
-        from runtime.tasks.onnx_model import OnnxTask
+        from runtime.tasks.tensor_task import OnnxTask
 
         return OnnxTask(path, declared)
     from runtime.tasks.tabular import Tabular
 
     allowed = (Task.TABULAR_CLASSIFICATION,) if engine == "sklearn" else ()
-    return Tabular(engine, declared, allowed)
+    return Tabular(path, engine, declared, allowed)

@@ -85,12 +85,15 @@ class ProgramBatching(Batching):
         return low <= seen <= high
 
     def rows_of(self, inputs: Sequence[Tensor]) -> int:
-        """The common first size; 1 without a batch dimension."""
-        return inputs[0].shape[0] if self._batch_size else 1
+        """The common first size; 1 without a batch dimension, or without rows."""
+        return (inputs[0].shape[0] or 1) if self._batch_size else 1
 
     def batch_key(self, inputs: Sequence[Tensor], network: Any) -> Hashable:
-        """The sizes other than the first; None unless rows are known to be independent."""
-        if self._batch_size is None or not network.are_rows_independent:
+        """The sizes other than the first; None unless rows are known to be independent.
+
+        A request without rows runs alone: it has nothing to join.
+        """
+        if self._batch_size is None or not network.are_rows_independent or not inputs[0].shape[0]:
             return None
         return tuple((tensor.name, tensor.shape[1:]) for tensor in inputs)
 

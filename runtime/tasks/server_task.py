@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from runtime.errors import InvalidRequest
+from runtime.tasks.task import Processor, nested_tensor
 from runtime.tasks.tensor_batching import Batching
-from runtime.wire.json_tensors import from_json
-from runtime.wire.tensors import BYTES, Tensor, check_item_count, parse_tensor_spec
+from runtime.wire.tensors import BYTES, Tensor, check_item_count
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -32,10 +32,8 @@ class ServerBatching(Batching):
         return 1
 
 
-class ServerTask:
+class ServerTask(Processor):
     """Its inputs and outputs are as the server told when it loaded the model; none before that."""
-
-    waits_for_sandbox = False
 
     def __init__(self, server: ModelServer, key: str) -> None:
         self._server = server
@@ -58,9 +56,6 @@ class ServerTask:
 
     # V1 and V2
 
-    def read_tensors(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-        return tensors
-
     def read_instances(self, instances: Sequence[Any]) -> Sequence[Tensor]:
         """A list per row as the only input, or an object per row with every input by name."""
         check_item_count(len(instances))
@@ -76,18 +71,12 @@ class ServerTask:
         else:
             columns = {next(iter(known), DEFAULT_INPUT): list(instances)}
         return [
-            _tensor(name, values, known.get(name, {}).get("datatype"))
+            nested_tensor(name, known.get(name, {}).get("datatype") or _datatype(values), values)
             for name, values in columns.items()
         ]
 
-    def preprocess(self, items: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        return tuple(items)
-
     def infer(self, network: Any, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         raise NotImplementedError("the model server infers")
-
-    def postprocess(self, outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        return tuple(outputs)
 
     def predictions(self, outputs: Sequence[Tensor]) -> list[Any]:
         """A value per row, or an object per row where there are several outputs."""
@@ -109,17 +98,6 @@ def _entry(stored: Mapping[str, Any]) -> dict[str, Any]:
         "datatype": str(stored.get("datatype", "")),
         "shape": list(shape) if isinstance(shape, list) else [-1],
     }
-
-
-def _tensor(name: str, values: list[Any], datatype: str | None) -> Tensor:
-    """A tensor from nested lists, whose depth and lengths give its shape."""
-    shape: list[int] = []
-    inner: Any = values
-    while isinstance(inner, list):
-        shape.append(len(inner))
-        inner = inner[0] if inner else None
-    kind = datatype or _datatype(values)
-    return from_json(values, parse_tensor_spec(name, kind, shape, f"instances, input {name!r}"))
 
 
 def _datatype(values: Any) -> str:

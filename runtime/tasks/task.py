@@ -6,7 +6,14 @@ postprocess without weights, so an entry pod can serve a model whose inference r
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from runtime.errors import InvalidRequest
+from runtime.wire.tensor_encodings import from_json
+from runtime.wire.tensors import BYTES, NUMPY_OF, RAW_ONLY, Tensor, parse_tensor_spec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -14,47 +21,101 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from runtime.tasks.tensor_batching import Batching
-    from runtime.wire.tensors import Tensor
 
 
-class Processor(Protocol):
-    """One model's task. All methods block and are thread-safe."""
+class Processor(ABC):
+    """One model's task. All methods block and are thread-safe.
+
+    By default the items of a request are its tensors, as they are, and so are its outputs.
+    """
+
+    batching: Batching
+    """How its tensors are validated and batched."""
 
     @property
+    @abstractmethod
     def platform(self) -> str:
         """What runs the model, for V2 metadata: transformers, onnx and so on."""
 
     @property
     def waits_for_sandbox(self) -> bool:
         """True if its calls wait for other processes: they get threads of their own."""
+        return False
 
-    @property
-    def batching(self) -> Batching:
-        """How its tensors are validated and batched."""
-
+    @abstractmethod
     def read_instances(self, instances: Sequence[Any]) -> Sequence[Any]:
         """Items from a V1 body; raises InvalidRequest."""
 
     def read_tensors(self, tensors: Sequence[Tensor]) -> Sequence[Any]:
         """Items from a V2 body; raises InvalidRequest."""
+        return tensors
 
     def preprocess(self, items: Sequence[Any]) -> tuple[Tensor, ...]:
         """The network's inputs."""
+        return tuple(items)
 
-    def infer(self, network: PreTrainedModel, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    @abstractmethod
+    def infer(self, network: Any, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Run the network; called in the device's thread only."""
 
     def postprocess(self, outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """V2 outputs from the network's outputs."""
+        return tuple(outputs)
 
+    @abstractmethod
     def predictions(self, outputs: Sequence[Tensor]) -> list[Any]:
         """V1 predictions from V2 outputs."""
 
-    def warm_up(self, network: PreTrainedModel) -> None:
+    @abstractmethod
+    def warm_up(self, network: Any) -> None:
         """One short inference; called in the device's thread only."""
 
+    @abstractmethod
     def input_types(self) -> list[dict[str, Any]]:
         """V2 metadata of the inputs."""
 
+    @abstractmethod
     def output_types(self) -> list[dict[str, Any]]:
         """V2 metadata of the outputs."""
+
+
+def texts_of(tensor: Tensor) -> list[str]:
+    """The strings of a tensor of the type BYTES; raises InvalidRequest."""
+    if tensor.datatype != BYTES:
+        raise InvalidRequest(f"input {tensor.name!r} must be BYTES, was {tensor.datatype}")
+    try:
+        return [value.decode("utf-8") for value in tensor.data.ravel()]
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(
+            f"input {tensor.name!r} must hold UTF-8, but byte {error.start} of one is not"
+        ) from error
+
+
+def nested_tensor(name: str, datatype: str, data: Any) -> Tensor:
+    """A tensor from nested lists of V1, whose depth and lengths give its shape."""
+    shape: list[int] = []
+    inner = data
+    while isinstance(inner, list):
+        shape.append(len(inner))
+        inner = inner[0] if inner else None
+    values = data if shape else [data]
+    path = f"instances, input {name!r}"
+    if datatype not in RAW_ONLY:
+        return from_json(values, parse_tensor_spec(name, datatype, shape, path))
+    wide = from_json(values, parse_tensor_spec(name, "FP32", shape, path))
+    return Tensor(name, datatype, wide.data.astype(NUMPY_OF.get(datatype, wide.data.dtype)))
+
+
+def torch_inputs(
+    inputs: Sequence[Tensor], network: PreTrainedModel, required: str = "input_ids"
+) -> dict[str, torch.Tensor]:
+    """The network's keyword arguments on its device; raises InvalidRequest."""
+    arguments = {}
+    for tensor in inputs:
+        if tensor.datatype == BYTES:
+            raise InvalidRequest(f"tensor {tensor.name!r} must be numeric, was BYTES")
+        array = tensor.data if tensor.data.flags.writeable else tensor.data.copy()
+        arguments[tensor.name] = torch.from_numpy(array).to(network.device)
+    if required not in arguments:
+        raise InvalidRequest(f"inference needs a tensor {required!r}, got {sorted(arguments)}")
+    return arguments

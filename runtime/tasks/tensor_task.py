@@ -1,46 +1,60 @@
-"""Tensors in, tensors out: the task of models that have a signature, in V1 and V2."""
+"""Tensors in, tensors out: the task of models that have a signature, in V1 and V2.
+
+Such are exported programs, on a device of torch, and ONNX models.
+"""
 
 from __future__ import annotations
 
 import logging
-from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from runtime.device.device_tensor import on_host
-from runtime.errors import InferenceTooLarge, InvalidRequest, ModelInvalid
+from runtime.device.device_errors import is_device_error, is_out_of_memory
+from runtime.device.device_tensor import DATATYPE_OF, DeviceTensor, on_host, values_on
+from runtime.engines.libraries.onnx_file import onnx_signature
+from runtime.engines.libraries.rows import output_tensor
+from runtime.engines.programs.program import Program, program_signature
+from runtime.errors import InferenceFailed, InferenceTooLarge, InvalidRequest, ModelInvalid
 from runtime.tasks.program_batching import ProgramBatching
-from runtime.wire.json_tensors import from_json
-from runtime.wire.tensors import BF16, Tensor, check_item_count, parse_tensor_spec, plain_values
+from runtime.tasks.task import Processor, nested_tensor
+from runtime.wire.tensors import (
+    BF16,
+    Tensor,
+    check_item_count,
+    plain_values,
+    v1_values,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
+    import torch
+
+    from registry.domain.model import Task
+    from runtime.engines.libraries.onnx_engine import OnnxModel
     from runtime.engines.programs.signature import Signature
 
 logger = logging.getLogger(__name__)
-
 TOLERANCE = {"FP16": 1e-2, BF16: 5e-2}
 DEFAULT_TOLERANCE = 1e-4
 """Allowed difference of a row's outputs alone and in a batch, relative to the largest value."""
-Network = TypeVar("Network")
-"""What runs the model; it has a boolean `are_rows_independent`."""
+REFUSAL_ERRORS = (
+    RuntimeError, ValueError, TypeError, IndexError, ArithmeticError, AssertionError,
+)  # fmt: skip
+"""What torch raises for tensors whose sizes or values a program does not accept."""
+MAX_OUTPUT_BYTES = 2 * 1024**3
 
 
-class TensorTask(ABC, Generic[Network]):
+class TensorTask(Processor):
     """Its inputs and outputs are the request's tensors, with the names of the signature."""
 
-    platform: str
-    waits_for_sandbox = False
+    batching: ProgramBatching
 
     def __init__(self, signature: Signature, *, allows_nan: bool = False) -> None:
         self._signature = signature
         self.batching = ProgramBatching(signature, allows_nan=allows_nan)
-
-    @abstractmethod
-    def infer(self, network: Network, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Run the model; raises InvalidRequest for tensors that it does not accept."""
 
     # V1 and V2
 
@@ -54,7 +68,7 @@ class TensorTask(ABC, Generic[Network]):
             raise InvalidRequest(
                 f"each instance must be an object with {[port.name for port in ports]}"
             )
-        return [_nested_tensor(ports[0].name, ports[0].datatype, list(instances))]
+        return [nested_tensor(ports[0].name, ports[0].datatype, list(instances))]
 
     def _tensors_of_objects(self, instances: Sequence[dict[str, Any]]) -> list[Tensor]:
         names = [port.name for port in self._signature.inputs]
@@ -69,24 +83,15 @@ class TensorTask(ABC, Generic[Network]):
         for port in self._signature.inputs:
             rows = [instance[port.name] for instance in instances]
             data = rows if self._signature.batch_size is not None else rows[0]
-            tensors.append(_nested_tensor(port.name, port.datatype, data))
+            tensors.append(nested_tensor(port.name, port.datatype, data))
         return tensors
-
-    def read_tensors(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-        return tensors
-
-    def preprocess(self, items: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        return tuple(items)
-
-    def postprocess(self, outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        return tuple(outputs)
 
     def predictions(self, outputs: Sequence[Tensor]) -> list[Any]:
         """One value or object per row, or per request if there is no batch dimension."""
         if len(outputs) == 1:
-            values = plain_values(outputs[0]).tolist()
+            values = v1_values(outputs[0])
             return list(values) if self._signature.batch_size is not None else [values]
-        named = {tensor.name: plain_values(tensor).tolist() for tensor in outputs}
+        named = {tensor.name: v1_values(tensor) for tensor in outputs}
         if self._signature.batch_size is None:
             return [named]
         return [dict(zip(named, row, strict=True)) for row in zip(*named.values(), strict=True)]
@@ -138,17 +143,6 @@ class TensorTask(ABC, Generic[Network]):
         return [port.metadata() for port in self._signature.outputs]
 
 
-def _nested_tensor(name: str, datatype: str, data: Any) -> Tensor:
-    """A tensor from nested lists, whose depth and lengths give its shape."""
-    shape: list[int] = []
-    inner = data
-    while isinstance(inner, list):
-        shape.append(len(inner))
-        inner = inner[0] if inner else None
-    values = data if shape else [data]
-    return from_json(values, parse_tensor_spec(name, datatype, shape, f"instances, input {name!r}"))
-
-
 def _is_close(one: Tensor, other: Tensor) -> bool:
     if one.shape != other.shape:
         return False
@@ -157,3 +151,70 @@ def _is_close(one: Tensor, other: Tensor) -> bool:
     finite = np.abs(other.data[np.isfinite(other.data)])
     bound = TOLERANCE.get(one.datatype, DEFAULT_TOLERANCE) * float(finite.max(initial=1e-6))
     return bool(np.allclose(one.data, other.data, rtol=0, atol=bound, equal_nan=True))
+
+
+class TensorProgram(TensorTask):
+    """The task of an exported program: its inputs and outputs are the request's tensors."""
+
+    platform = "torch.export"
+
+    def __init__(self, path: Path, declared: Task | None) -> None:
+        """Read the signature of the archive at `path`; raises ModelInvalid."""
+        if declared is not None:
+            raise ModelInvalid(
+                "the model is an exported program, which has no task, but task"
+                f" {declared.value!r} is declared: remove the annotation pilotlight.io/task"
+            )
+        super().__init__(program_signature(path))
+        self.batching.takes_device_tensors = True
+
+    def infer(self, network: Program, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Run the program; raises InvalidRequest for tensors that it does not accept."""
+        ports = zip(self._signature.inputs, inputs, strict=True)
+        arguments = {port.graph_name: _argument(tensor, network) for port, tensor in ports}
+        try:
+            values = network(arguments)
+        except REFUSAL_ERRORS as error:
+            if is_out_of_memory(error) or is_device_error(error):
+                raise  # not caused by the tensors
+            raise InvalidRequest(f"the program refused these tensors: {error}") from error
+        outputs = zip(self._signature.outputs, values, strict=True)
+        return tuple(_output(port.name, value) for port, value in outputs)
+
+
+def _argument(tensor: Tensor, network: Program) -> torch.Tensor:
+    """A kept tensor is read by other steps as well, so no program may write to it."""
+    values = values_on(network.device, tensor)
+    is_shared = isinstance(tensor, DeviceTensor) and network.may_write
+    return values.clone() if is_shared else values
+
+
+def _output(name: str, value: torch.Tensor) -> DeviceTensor:
+    if value.numel() * value.element_size() > MAX_OUTPUT_BYTES:
+        raise InferenceFailed(
+            f"output {name!r} has shape {list(value.shape)}; the limit is {MAX_OUTPUT_BYTES} bytes"
+        )
+    if value.dtype not in DATATYPE_OF:
+        raise InferenceFailed(
+            f"output {name!r} has type {value.dtype}, which the protocol does not support"
+        )
+    return DeviceTensor(name, DATATYPE_OF[value.dtype], value)
+
+
+class OnnxTask(TensorTask):
+    platform = "onnx"
+
+    def __init__(self, path: Path, declared: Task | None) -> None:
+        """Read the signature of the file at `path`; raises ModelInvalid."""
+        if declared is not None:
+            raise ModelInvalid(
+                f"an ONNX model has no task, but task {declared.value!r} is declared: remove the"
+                " annotation pilotlight.io/task"
+            )
+        super().__init__(onnx_signature(path), allows_nan=True)
+
+    def infer(self, network: OnnxModel, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        arrays = {tensor.name: plain_values(tensor) for tensor in inputs}
+        names = [port.name for port in self._signature.outputs]
+        values = network(arrays, names)
+        return tuple(output_tensor(value, name) for name, value in zip(names, values, strict=True))

@@ -2,69 +2,85 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import tempfile
 import weakref
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-import torch
 
+from registry.domain.task_options import OWN
 from registry.shown_value import shown
 from runtime.engines.networks.configuration import read_json
+from runtime.engines.networks.position_limit import position_limit
 from runtime.errors import InvalidExpression, InvalidRequest, ModelInvalid, RuntimePackageError
 from runtime.sandbox.expressions import unbounded_decoder, unbounded_part
+from runtime.storage.listing import ASSET_SUFFIXES
+from runtime.tasks.task import Processor, texts_of
 from runtime.tasks.tensor_batching import PaddedBatching, TensorRule
+from runtime.tasks.tokenizer_files import load_tokenizer
 from runtime.wire.tensors import (
     BYTES,
     Tensor,
-    bytes_tensor,
     check_item_count,
     numeric_tensor,
     single_input,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+    from registry.domain.task_options import TaskOptions
     from runtime.sandbox.pool import Sandbox
 
 DEFAULT_MAX_TOKENS = 512
 """Texts are truncated to this many tokens if the model's files set no limit."""
+MOST_TOKENS: Final = 100_000
 
 MAX_CHARACTERS_PER_TOKEN: Final = 256
 """More characters per token of the context are not tokenised: the tokens would be cut off."""
 MAX_CHARACTERS: Final = 4 * 1024**2
 """Of all texts of a request together, after that cut: tokenising them takes seconds."""
 
-VOCABULARY_FILES = (
-    "tokenizer.json",
-    "vocab.txt",
-    "vocab.json",
-    "spiece.model",
-    "sentencepiece.bpe.model",
-    "tokenizer.model",
-)
-
 TEXT_TYPE: dict[str, Any] = {"name": "text", "datatype": BYTES, "shape": [-1]}
 
 
-class TextInputs:
+@dataclass(frozen=True, slots=True)
+class TextModel:
+    """What a text model's processor is made of."""
+
+    folder: Path
+    """Of its small files."""
+    config: PretrainedConfig
+    sandbox: Sandbox | None
+    options: TaskOptions
+
+
+class TextInputs(Processor):
     """Base class of processors that take texts."""
 
     platform = "transformers"
+    batching: PaddedBatching
+    warm_text = "warm"
+    """Of the first inference."""
 
-    def __init__(self, encoder: TextEncoder) -> None:
-        self.encoder = encoder
+    def __init__(self, model: TextModel, **encoding: Any) -> None:
+        """`encoding`: more of what a `TextEncoder` takes. Raises ModelInvalid."""
+        self.encoder = TextEncoder(
+            model.folder, model.config, sandbox=model.sandbox, options=model.options, **encoding
+        )
+        self.batching = self.encoder.batching()
 
     @property
     def waits_for_sandbox(self) -> bool:
         return self.encoder.is_sandboxed
 
-    def read_instances(self, instances: Sequence[Any]) -> list[str]:
+    def read_instances(self, instances: Sequence[Any]) -> Sequence[Any]:
         """Read strings, or objects with a string `text`; raises InvalidRequest."""
         check_item_count(len(instances))
         texts = []
@@ -81,43 +97,17 @@ class TextInputs:
     def read_tensors(self, tensors: Sequence[Tensor]) -> Sequence[Any]:
         """Read one tensor of UTF-8 strings; raises InvalidRequest."""
         tensor = single_input(tensors, "text")
-        if tensor.datatype != BYTES:
-            raise InvalidRequest(f"input {tensor.name!r} must be BYTES, was {tensor.datatype}")
-        check_item_count(tensor.data.size)
-        try:
-            return [value.decode("utf-8") for value in tensor.data.ravel()]
-        except UnicodeDecodeError as error:
-            raise InvalidRequest(
-                f"input {tensor.name!r} must hold UTF-8, but byte {error.start} of one is not"
-            ) from error
+        if tensor.datatype == BYTES:
+            check_item_count(tensor.data.size)
+        return texts_of(tensor)
 
     def preprocess(self, items: Sequence[str]) -> tuple[Tensor, ...]:
         return self.encoder.encode(items)
 
+    def warm_up(self, network: PreTrainedModel) -> None:
+        self.infer(network, self.preprocess([self.warm_text]))
+
     def input_types(self) -> list[dict[str, Any]]:
-        return [TEXT_TYPE]
-
-
-class TextOutputs:
-    """Base class of processors whose networks generate tokens."""
-
-    platform = "transformers"
-
-    encoder: TextEncoder
-
-    @property
-    def waits_for_sandbox(self) -> bool:
-        return self.encoder.is_sandboxed
-
-    def postprocess(self, outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        token_ids = outputs[0].data.astype(np.int64, copy=False)
-        texts = self.encoder.tokenizer.batch_decode(token_ids, skip_special_tokens=True)
-        return (bytes_tensor("text", [text.encode() for text in texts]),)
-
-    def predictions(self, outputs: Sequence[Tensor]) -> list[Any]:
-        return [value.decode() for value in outputs[0].data]
-
-    def output_types(self) -> list[dict[str, Any]]:
         return [TEXT_TYPE]
 
 
@@ -129,38 +119,29 @@ class TextEncoder:
         *,
         sandbox: Sandbox | None = None,
         takes_types: bool = True,
+        options: TaskOptions = OWN,
+        max_tokens: int | None = None,
     ) -> None:
-        """Load the tokenizer; raises ModelInvalid.
+        """Load the tokenizer in the folder; raises ModelInvalid.
 
-        Args:
-            folder: the model's small files.
-            config: the network's configuration.
-            sandbox: runs tokenizers with unusual expressions; None: they are refused.
-            takes_types: False for networks without token types.
+        Without a sandbox, tokenizers with unusual expressions are refused. `takes_types`: False for
+        networks without token types. `max_tokens`: a limit of other files of the model.
         """
-        from transformers import AutoTokenizer
-
-        # Without these files, transformers returns a tokenizer with only five special tokens.
-        if not any((folder / name).exists() for name in VOCABULARY_FILES):
-            raise ModelInvalid(f"the model has no tokenizer: none of {', '.join(VOCABULARY_FILES)}")
         self._sandbox = sandbox
         self._sandboxed: Path | None = None
         """A copy of the tokenizer's files, if the sandbox runs it."""
-        self._check_expressions(folder)
-        try:
-            self.tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-                folder, config=config, trust_remote_code=False, local_files_only=True
-            )
-        except BaseException as error:  # a panic in Rust is not an Exception
-            raise ModelInvalid(f"the model's tokenizer cannot be used: {error}") from error
-        limit = min(
-            self.tokenizer.model_max_length,
-            getattr(config, "max_position_embeddings", None) or DEFAULT_MAX_TOKENS,
-        )
-        self.max_tokens = int(min(limit, 100_000))
-        self._vocabulary: int = config.vocab_size
+        changes = {"do_lower_case": False} if options.keeps_case else {}
+        self._check_expressions(folder, changes)
+        self.tokenizer = load_tokenizer(folder, config, **changes)
+        if self.tokenizer.pad_token_id is None:
+            self.tokenizer.pad_token = self.tokenizer.eos_token or self.tokenizer.unk_token
+        self._adds_special_tokens = options.adds_special_tokens
+        limits = (max_tokens, options.max_tokens, position_limit(config))
+        self.max_tokens = _max_tokens(self.tokenizer.model_max_length, *limits)
+        self.vocabulary_size = _vocabulary_size(config)
         self._token_types: int = getattr(config, "type_vocab_size", 2)
         names = ["input_ids", "attention_mask"]
+        takes_types = takes_types and self._token_types > 0  # DeBERTa-v3 has none
         if takes_types and "token_type_ids" in self.tokenizer.model_input_names:
             names.append("token_type_ids")
         self._names = tuple(names)
@@ -170,7 +151,7 @@ class TextEncoder:
         """True if texts are tokenised in the sandbox, which a thread waits for."""
         return self._sandboxed is not None
 
-    def _check_expressions(self, folder: Path) -> None:
+    def _check_expressions(self, folder: Path, changes: Mapping[str, Any]) -> None:
         """Build a tokenizer with unusual expressions in the sandbox first; raises ModelInvalid."""
         if not (folder / "tokenizer.json").exists():
             return
@@ -187,8 +168,12 @@ class TextEncoder:
         copy = Path(tempfile.mkdtemp(prefix="pilotlight-tokenizer-"))
         weakref.finalize(self, shutil.rmtree, copy, ignore_errors=True)
         for file in folder.iterdir():
-            if file.suffix in {".json", ".txt", ".model"} and file.is_file():
+            if file.suffix in ASSET_SUFFIXES and file.is_file():
                 shutil.copyfile(file, copy / file.name)
+        if changes:
+            settings = copy / "tokenizer_config.json"
+            fields = read_json(settings) if settings.exists() else {}
+            settings.write_text(json.dumps({**fields, **changes}))
         try:
             self._sandbox.evaluate_in_thread(str(copy), 0, operation="load", folder=str(copy))
         except RuntimePackageError as error:
@@ -201,7 +186,7 @@ class TextEncoder:
         """Batching with the tokenizer's padding, on the side where the tokenizer pads."""
         padding = self.tokenizer.pad_token_id or 0
         rules = {
-            "input_ids": TensorRule("INT64", padding=padding, upper_bound=self._vocabulary),
+            "input_ids": TensorRule("INT64", padding=padding, upper_bound=self.vocabulary_size),
             "attention_mask": TensorRule("INT64", upper_bound=2),
         }
         if "token_type_ids" in self._names:
@@ -217,7 +202,8 @@ class TextEncoder:
     def encode(self, texts: Sequence[str], max_tokens: int | None = None) -> tuple[Tensor, ...]:
         """Token tensors, padded to the longest text and truncated; raises InvalidRequest."""
         options: dict[str, Any] = {
-            "padding": True, "truncation": True, "max_length": max_tokens or self.max_tokens
+            "padding": True, "truncation": True, "max_length": max_tokens or self.max_tokens,
+            "add_special_tokens": self._adds_special_tokens,
         }  # fmt: skip
         texts = self._cut(texts)
         if self._sandboxed is None:
@@ -291,24 +277,18 @@ class TextEncoder:
             raise InvalidRequest(f"the tokenizer refused the input: {error}") from error
 
 
-def torch_inputs(
-    inputs: Sequence[Tensor], network: PreTrainedModel, required: str = "input_ids"
-) -> dict[str, torch.Tensor]:
-    """The network's keyword arguments on its device; raises InvalidRequest."""
-    arguments = {}
-    for tensor in inputs:
-        if tensor.datatype == BYTES:
-            raise InvalidRequest(f"tensor {tensor.name!r} must be numeric, was BYTES")
-        array = tensor.data if tensor.data.flags.writeable else tensor.data.copy()
-        arguments[tensor.name] = torch.from_numpy(array).to(network.device)
-    if required not in arguments:
-        raise InvalidRequest(f"inference needs a tensor {required!r}, got {sorted(arguments)}")
-    return arguments
+def _max_tokens(*limits: int | None) -> int:
+    """The least limit; transformers writes 10^30 where a tokenizer has none."""
+    found = [int(each) for each in limits if each is not None and 0 < each < 10**9]
+    return min(*found, MOST_TOKENS) if found else DEFAULT_MAX_TOKENS
 
 
-def eos_ids(folder: Path, config: PretrainedConfig) -> frozenset[int]:
-    """Tokens that end a generated row: from generation_config.json, else from the configuration."""
-    path = folder / "generation_config.json"
-    stored = read_json(path).get("eos_token_id") if path.exists() else None
-    found = stored if stored is not None else getattr(config, "eos_token_id", None)
-    return frozenset([found] if isinstance(found, int) else found or ())
+def _vocabulary_size(config: PretrainedConfig) -> int:
+    """Raises ModelInvalid."""
+    size = getattr(config.get_text_config(), "vocab_size", None)
+    if not isinstance(size, int):
+        raise ModelInvalid(
+            f"{config.model_type} has no vocabulary: config.json gives no vocab_size, which the"
+            " tasks of texts need"
+        )
+    return size

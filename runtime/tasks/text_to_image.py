@@ -10,8 +10,7 @@ import numpy as np
 from PIL import Image
 
 from registry.domain.model import Task
-from runtime.engines.images.diffusion import DiffusionJob, diffuse
-from runtime.engines.images.pipeline import Pipeline, check_index
+from runtime.engines.images import DiffusionJob, Pipeline, check_index, diffuse
 from runtime.engines.networks.configuration import read_json
 from runtime.errors import ModelInvalid
 from runtime.sandbox.expressions import unbounded_part
@@ -22,6 +21,8 @@ from runtime.tasks.image_requests import (
     instances_of,
     parse_image_requests,
 )
+from runtime.tasks.task import Processor
+from runtime.tasks.tokenizer_files import load_tokenizer
 from runtime.wire.tensors import BYTES, Tensor, bytes_tensor, named_arrays, numeric_tensor
 
 if TYPE_CHECKING:
@@ -34,23 +35,15 @@ MAX_TOKENS = 77
 """CLIP's context, if the tokenizer sets no limit."""
 
 
-class TextToImage:
+class TextToImage(Processor):
     platform = "diffusers"
-    waits_for_sandbox = False
 
     def __init__(self, folder: Path, declared: Task | None) -> None:
-        from transformers import AutoTokenizer
-
         if declared not in {None, Task.TEXT_TO_IMAGE}:
             raise ModelInvalid(f"the model makes images, but task {declared.value!r} is declared")
         check_index(folder)
         _check_expressions(folder / "tokenizer" / "tokenizer.json")
-        try:
-            self._tokenizer = AutoTokenizer.from_pretrained(
-                folder / "tokenizer", local_files_only=True, trust_remote_code=False
-            )
-        except Exception as error:  # missing or invalid files
-            raise ModelInvalid(f"the model's tokenizer cannot be used: {error}") from error
+        self._tokenizer = load_tokenizer(folder / "tokenizer")
         self._max_tokens = min(self._tokenizer.model_max_length, MAX_TOKENS)
         self._scale, self.sides = _sizes(folder)
         self.batching = ImageBatching(self.sides, len(self._tokenizer), self._max_tokens)

@@ -9,25 +9,26 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from runtime.engines.networks.position_limit import output_limit
+from runtime.tasks.task import torch_inputs
 from runtime.tasks.tensor_batching import TensorRule
-from runtime.tasks.text import TEXT_TYPE, TextEncoder, TextOutputs, eos_ids, torch_inputs
-from runtime.tasks.text_requests import (
+from runtime.tasks.text import TEXT_TYPE, TextModel
+from runtime.tasks.text_generation import TextOutputs, TextPrompts, end_ids, without_padding
+from runtime.tasks.text_tasks import (
     OPTIONS,
     TextRequest,
     parse_text_requests,
     read_text_requests,
+    read_text_tasks,
 )
-from runtime.tasks.text_tasks import read_text_tasks
 from runtime.wire.tensors import Tensor, named_arrays, numeric_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     import numpy.typing as npt
-    from transformers import PretrainedConfig, PreTrainedModel
+    from transformers import PreTrainedModel
 
-    from runtime.sandbox.pool import Sandbox
     from runtime.tasks.text_tasks import ChosenTask
 
 TASK: Final = "task"
@@ -37,14 +38,15 @@ FIRST_TOKEN: Final = "forced_bos_token_id"
 
 
 class TextToText(TextOutputs):
-    def __init__(
-        self, folder: Path, config: PretrainedConfig, sandbox: Sandbox | None = None
-    ) -> None:
-        self.encoder = TextEncoder(folder, config, sandbox=sandbox, takes_types=False)
+    def __init__(self, model: TextModel) -> None:
+        super().__init__(model, takes_types=False)
+        config, folder = model.config, model.folder
         self._tasks = read_text_tasks(folder, self.encoder.tokenizer)
-        self._any_token: int = config.vocab_size
-        batching = self.encoder.batching(eos_ids=eos_ids(folder, config))
-        options = {
+        self._any_token: int = config.get_text_config(decoder=True).vocab_size
+        self.prompts = TextPrompts(self.encoder, model.sandbox, prefix=self._tasks.tasks[0].prefix)
+        self.end_ids = end_ids(folder, config, self.encoder.tokenizer)
+        batching = self.encoder.batching(eos_ids=self.end_ids)
+        chosen = {
             TASK: TensorRule(
                 "INT64", trailing_shape=(), upper_bound=len(self._tasks.tasks), is_option=True
             ),
@@ -52,7 +54,8 @@ class TextToText(TextOutputs):
                 "INT64", trailing_shape=(), upper_bound=self._any_token + 1, is_option=True
             ),
         }
-        self.batching = replace(batching, rules={**batching.rules, **options})
+        self.batching = replace(batching, rules={**batching.rules, **chosen})
+        self._output_limit = output_limit(config)
         self._padding: int = self.encoder.tokenizer.pad_token_id or 0
         # The language of the texts is a state of a multilingual tokenizer.
         self._language = threading.Lock()
@@ -121,12 +124,28 @@ class TextToText(TextOutputs):
         parameters = dict(self._tasks.tasks[task].parameters)
         if network.generation_config.max_new_tokens is not None:
             parameters.pop("max_length", None)  # the former takes precedence, with a warning
+        self._limit_length(network, parameters)
         if token != self._any_token:
             parameters["forced_bos_token_id"] = token
+        arguments = torch_inputs(without_padding(inputs), network)
         output_ids: npt.NDArray[np.int64] = (
-            network.generate(**torch_inputs(inputs, network), **parameters).cpu().numpy()
+            network.generate(
+                **arguments,
+                **parameters,
+                eos_token_id=sorted(self.end_ids) or None,
+                tokenizer=self.encoder.tokenizer,  # for the strings that end a text
+            )
+            .cpu()
+            .numpy()
         )
         return output_ids
+
+    def _limit_length(self, network: PreTrainedModel, parameters: dict[str, Any]) -> None:
+        """No output beyond the decoder's last position, whose first one is the start token's."""
+        for name in ("max_new_tokens", "max_length"):
+            wanted = parameters.get(name, getattr(network.generation_config, name))
+            if wanted and self._output_limit is not None and wanted > self._output_limit:
+                parameters[name] = self._output_limit
 
     def warm_up(self, network: PreTrainedModel) -> None:
         """Generate one token: a whole output would cost as much as a request."""

@@ -2,30 +2,36 @@
 
 V1 predictions are those of the pipelines of transformers (`fill-mask`, and `token-classification`
 without aggregation) without `sequence`, `start` and `end`; V2 outputs have one JSON text per input.
+With the option, answers have the forms of KServe's server.
 """
 
 from __future__ import annotations
 
 import json
+from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
 
+from registry.domain.task_options import Answers, Scores
 from runtime.errors import InvalidRequest, ModelInvalid
-from runtime.tasks.text import TextEncoder, TextInputs, torch_inputs
+from runtime.tasks import kserve_answers
+from runtime.tasks.classification import softmax
+from runtime.tasks.task import torch_inputs
+from runtime.tasks.text import TextInputs, TextModel
 from runtime.wire.tensors import BYTES, Tensor, bytes_tensor, named_arrays, numeric_tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
+    from collections.abc import Mapping, Sequence
 
-    from transformers import PretrainedConfig, PreTrainedModel
+    from transformers import PreTrainedModel
 
-    from runtime.sandbox.pool import Sandbox
 
 TOP_TOKENS: Final = 5
 """Tokens per mask, the default of the pipeline of transformers."""
+MAX_NUMBERS: Final = 500_000
+"""Of an answer with a number for each token of the vocabulary."""
 
 
 class _TokenTask(TextInputs):
@@ -33,16 +39,35 @@ class _TokenTask(TextInputs):
 
     output: str
 
-    def __init__(
-        self, folder: Path, config: PretrainedConfig, sandbox: Sandbox | None = None
-    ) -> None:
-        super().__init__(TextEncoder(folder, config, sandbox=sandbox))
-        self.batching = self.encoder.batching()
+    def __init__(self, model: TextModel) -> None:
+        super().__init__(model)
+        self._vocabulary = self.encoder.vocabulary_size
+        self._scores = model.options.scores
+        self._is_kserve = model.options.answers is Answers.KSERVE
+        self._wants_numbers = self._is_kserve and self._scores is not Scores.BEST
+
+    def postprocess(self, outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        arrays = named_arrays(outputs)
+        return (self._as_kserve(arrays),) if self._is_kserve else self._as_json(self._rows(arrays))
+
+    @abstractmethod
+    def _rows(self, arrays: Mapping[str, Any]) -> list[Any]:
+        """The answer to each text."""
+
+    @abstractmethod
+    def _as_kserve(self, arrays: Mapping[str, Any]) -> Tensor: ...
+
+    @abstractmethod
+    def _kserve_types(self) -> list[dict[str, Any]]: ...
 
     def predictions(self, outputs: Sequence[Tensor]) -> list[Any]:
+        if self._is_kserve:
+            return kserve_answers.class_predictions(outputs)
         return [json.loads(value) for value in outputs[0].data]
 
     def output_types(self) -> list[dict[str, Any]]:
+        if self._is_kserve:
+            return self._kserve_types()
         return [{"name": self.output, "datatype": BYTES, "shape": [-1]}]
 
     def _as_json(self, rows: Sequence[Any]) -> tuple[Tensor, ...]:
@@ -53,27 +78,41 @@ class _TokenTask(TextInputs):
 class FillMask(_TokenTask):
     output = "fillings"
 
-    def __init__(
-        self, folder: Path, config: PretrainedConfig, sandbox: Sandbox | None = None
-    ) -> None:
-        super().__init__(folder, config, sandbox)
+    def __init__(self, model: TextModel) -> None:
+        super().__init__(model)
         tokenizer = self.encoder.tokenizer
         if tokenizer.mask_token is None or tokenizer.mask_token_id is None:
             raise ModelInvalid("the model's tokenizer has no mask token, which fill-mask needs")
-        self._mask = tokenizer.mask_token
+        self._mask = self.warm_text = tokenizer.mask_token
         self._mask_id: int = tokenizer.mask_token_id
 
     def preprocess(self, items: Sequence[str]) -> tuple[Tensor, ...]:
         """Raises InvalidRequest for a text without a mask among its tokens."""
         inputs = super().preprocess(items)
-        has_mask = (named_arrays(inputs)["input_ids"] == self._mask_id).any(axis=1)
+        is_mask = named_arrays(inputs)["input_ids"] == self._mask_id
+        has_mask = is_mask.any(axis=1)
         if not has_mask.all():
             index = int(has_mask.argmin())
             raise InvalidRequest(
                 f"each text must have {self._mask} within its first"
                 f" {self.encoder.max_tokens} tokens, text {index} has not"
             )
+        if self._wants_numbers:
+            self._check_size(is_mask.sum(axis=1))
         return inputs
+
+    def _check_size(self, masks: Any) -> None:
+        """Raises InvalidRequest for what is no array, or too large."""
+        if masks.min() != masks.max():
+            raise InvalidRequest(
+                "all texts of a request must have the same number of masks where each is answered"
+                f" with the whole vocabulary; they have {masks.min()} to {masks.max()}"
+            )
+        if int(masks.sum()) * self._vocabulary > MAX_NUMBERS:
+            raise InvalidRequest(
+                f"a request may have {MAX_NUMBERS // self._vocabulary} masks where each is answered"
+                f" with the whole vocabulary, has {masks.sum()}"
+            )
 
     def infer(self, network: PreTrainedModel, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """The likeliest tokens of each mask and their probabilities, of shape [rows, tokens, n].
@@ -84,6 +123,8 @@ class FillMask(_TokenTask):
         token_ids = arguments["input_ids"]
         is_mask = token_ids == self._mask_id
         logits = network(**arguments).logits[is_mask].float()
+        if self._wants_numbers:
+            return (self._numbers(logits, is_mask), _input_ids(token_ids))
         count = min(TOP_TOKENS, logits.shape[-1])
         best = logits.softmax(-1).topk(count, dim=-1)
         shape = (*token_ids.shape, count)
@@ -93,13 +134,39 @@ class FillMask(_TokenTask):
         return (
             numeric_tensor("tokens", tokens.cpu().numpy()),
             numeric_tensor("scores", scores.cpu().numpy()),
-            numeric_tensor("input_ids", token_ids.cpu().numpy()),
+            _input_ids(token_ids),
         )
 
-    def postprocess(self, outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        arrays = named_arrays(outputs)
+    def _numbers(self, logits: torch.Tensor, is_mask: torch.Tensor) -> Tensor:
+        """Of a row's masks one after the other; requests of a batch differ in their number."""
+        values = logits.softmax(-1) if self._scores is Scores.ALL else logits
+        counts = is_mask.sum(1).tolist()
+        rows = torch.zeros((len(counts), max(counts) * self._vocabulary), device=logits.device)
+        for row, part in zip(rows, torch.split(values, counts), strict=True):
+            row[: part.numel()] = part.ravel()
+        return numeric_tensor("numbers", rows.cpu().numpy())
+
+    def _as_kserve(self, arrays: Mapping[str, Any]) -> Tensor:
+        if self._wants_numbers:
+            masks = int((arrays["input_ids"] == self._mask_id).sum(axis=1).max())
+            numbers = arrays["numbers"][:, : masks * self._vocabulary]
+            shape = (len(numbers), masks, self._vocabulary)
+            return kserve_answers.token_answers(self._scores, numbers.reshape(shape))
+        best = [
+            tokens[token_ids == self._mask_id, 0]
+            for token_ids, tokens in zip(arrays["input_ids"], arrays["tokens"], strict=True)
+        ]
+        texts = [self.encoder.tokenizer.decode(each.tolist()).encode() for each in best]
+        return bytes_tensor(kserve_answers.OUTPUT, texts)
+
+    def predictions(self, outputs: Sequence[Tensor]) -> list[Any]:
+        if self._is_kserve and not self._wants_numbers:
+            return [value.decode() for value in outputs[0].data]
+        return super().predictions(outputs)
+
+    def _rows(self, arrays: Mapping[str, Any]) -> list[Any]:
         rows = zip(arrays["input_ids"], arrays["tokens"], arrays["scores"], strict=True)
-        return self._as_json([self._fillings(*row) for row in rows])
+        return [self._fillings(*row) for row in rows]
 
     def _fillings(self, token_ids: Any, tokens: Any, scores: Any) -> list[Any]:
         """Of one text: a list, or with several masks a list for each."""
@@ -112,50 +179,80 @@ class FillMask(_TokenTask):
         ]
         return found[0] if len(found) == 1 else found
 
+    def _kserve_types(self) -> list[dict[str, Any]]:
+        more = (-1, self._vocabulary) if self._wants_numbers else ()
+        return kserve_answers.output_type(BYTES, *more)
+
     def _text(self, token: Any) -> str:
         return str(self.encoder.tokenizer.decode([int(token)]))
-
-    def warm_up(self, network: PreTrainedModel) -> None:
-        self.infer(network, self.preprocess([self._mask]))
 
 
 class TokenClassification(_TokenTask):
     output = "entities"
 
-    def __init__(
-        self, folder: Path, config: PretrainedConfig, sandbox: Sandbox | None = None
-    ) -> None:
-        super().__init__(folder, config, sandbox)
-        self._labels: dict[int, str] = {int(key): str(v) for key, v in config.id2label.items()}
+    def __init__(self, model: TextModel) -> None:
+        super().__init__(model)
+        self._labels: dict[int, str] = {
+            int(key): str(v) for key, v in model.config.id2label.items()
+        }
         known = self.encoder.tokenizer
         ends = (known.cls_token_id, known.sep_token_id, known.bos_token_id, known.eos_token_id)
+        self._padding = known.pad_token_id
         self._left_out = [each for each in (*ends, known.pad_token_id) if each is not None]
 
     def infer(self, network: PreTrainedModel, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """The likeliest class of each token and its probability, of shape [rows, tokens]."""
         arguments = torch_inputs(inputs, network)
-        best = network(**arguments).logits.float().softmax(-1).max(-1)
+        logits = network(**arguments).logits.float()
+        if self._wants_numbers:
+            return (
+                numeric_tensor("logits", logits.cpu().numpy()),
+                _input_ids(arguments["input_ids"]),
+            )
+        best = logits.softmax(-1).max(-1)
         return (
             numeric_tensor("classes", best.indices.cpu().numpy()),
             numeric_tensor("scores", best.values.cpu().numpy()),
-            numeric_tensor("input_ids", arguments["input_ids"].cpu().numpy()),
+            _input_ids(arguments["input_ids"]),
         )
 
-    def postprocess(self, outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        arrays = named_arrays(outputs)
+    def _as_kserve(self, arrays: Mapping[str, Any]) -> Tensor:
+        """Of each token, as many as the longest text of the request has."""
+        used = np.flatnonzero((arrays["input_ids"] != self._padding).any(axis=0))
+        columns = slice(used[0], used[-1] + 1) if used.size else slice(None)
+        if not self._wants_numbers:
+            return numeric_tensor(kserve_answers.OUTPUT, arrays["classes"][:, None, columns])
+        values = arrays["logits"][:, columns]
+        values = softmax(values) if self._scores is Scores.ALL else values
+        return kserve_answers.class_answers(self._scores, values)
+
+    def _rows(self, arrays: Mapping[str, Any]) -> list[Any]:
         rows = zip(arrays["input_ids"], arrays["classes"], arrays["scores"], strict=True)
-        return self._as_json([self._entities(*row) for row in rows])
+        return [self._entities(*row) for row in rows]
+
+    def _kserve_types(self) -> list[dict[str, Any]]:
+        if self._wants_numbers:
+            return kserve_answers.output_type(BYTES, -1)
+        return kserve_answers.output_type("INT64", 1, -1)
 
     def _entities(self, token_ids: Any, classes: Any, scores: Any) -> list[dict[str, Any]]:
         """Tokens of a class other than `O`, which means none."""
         words = self.encoder.tokenizer.convert_ids_to_tokens(token_ids.tolist())
         is_special = np.isin(token_ids, self._left_out)
+        # Positions are those of the text, which padding may stand before.
+        first = int((token_ids != self._padding).argmax()) if self.batching.pads_left else 0
         labels = [self._labels.get(int(each), f"LABEL_{each}") for each in classes]
         return [
-            {"entity": label, "score": float(scores[index]), "index": index, "word": words[index]}
+            {
+                "entity": label,
+                "score": float(scores[index]),
+                "index": index - first,
+                "word": words[index],
+            }
             for index, label in enumerate(labels)
             if label != "O" and not is_special[index]
         ]
 
-    def warm_up(self, network: PreTrainedModel) -> None:
-        self.infer(network, self.preprocess(["warm"]))
+
+def _input_ids(token_ids: torch.Tensor) -> Tensor:
+    return numeric_tensor("input_ids", token_ids.cpu().numpy())

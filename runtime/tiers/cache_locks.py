@@ -1,6 +1,6 @@
-"""Locks between the pods of a node that share a disk cache: kernel locks on files.
+"""Locks between the pods of a node that share a disk cache, and errors of writing to it.
 
-The kernel releases a process's locks when the process ends, also after a crash. Each generation has
+The kernel releases a process's locks on files when it ends, also after a crash. Each generation has
 two locks: `use`, shared by readers and exclusive for deletion (the time of its file is the time of
 the last use), and `fetch`, for the one process that downloads. The lock `room` is held while the
 cache is measured and disk space reserved.
@@ -9,13 +9,15 @@ cache is measured and disk space reserved.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
+import shutil
 import threading
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Final, Self
 
-from runtime.errors import StorageFailed
-from runtime.tiers.disk_full import write_error
+from registry.sizes import shown_bytes
+from runtime.errors import DiskFull, LoadFailed, StorageFailed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
 POLL_INTERVAL_S = 0.02
 """Time between attempts to lock: the kernel's own wait could not be cancelled."""
+_DISK_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 class FileLock:
@@ -131,3 +134,21 @@ def _try_lock(path: Path, operation: int) -> FileLock | None:
         raise
     os.close(descriptor)
     return None
+
+
+def write_error(error: OSError, cache: Path, what: str) -> LoadFailed:
+    """The failure where `what` cannot be written to the cache's folder."""
+    if error.errno not in _DISK_FULL:
+        return StorageFailed(f"{what} cannot be written to the disk cache {cache}: {error}")
+    return DiskFull(
+        f"{what} cannot be written to the disk cache {cache}, whose file system has"
+        f" {shown_bytes(free_bytes(cache))} free ({os.strerror(error.errno or 0)}): free some"
+        " space, or give the cache another folder (PILOTLIGHT_CACHE_DIR; --home of `pilotlight up`)"
+    )
+
+
+def free_bytes(cache: Path) -> int:
+    """What the file system of the cache has free, which may be nobody's folder any more."""
+    while not cache.exists():
+        cache = cache.parent
+    return shutil.disk_usage(cache).free

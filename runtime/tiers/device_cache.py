@@ -11,6 +11,7 @@ from math import inf
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from registry.domain.model import name_of_key
+from registry.sizes import shown_bytes
 from runtime.errors import ModelTooLarge
 from runtime.tiers.eviction import Candidate, EvictionPolicy, lru
 
@@ -78,14 +79,6 @@ class IdleMemory:
         self._since_s = now_s
 
 
-@dataclass(eq=False, slots=True)
-class _MemoryWait:
-    """A load that waits until others release memory."""
-
-    condition: Callable[[], bool]
-    done: Callable[[], None]
-
-
 R = TypeVar("R", bound=CachedModel)
 
 
@@ -124,7 +117,8 @@ class DeviceCache(Generic[R]):
         self._reserved: dict[str, int] = {}
         self._uses = 0
         self._idle = IdleMemory(now_s)
-        self._waits: list[_MemoryWait] = []
+        self._waits: dict[Callable[[], bool], Callable[[], None]] = {}
+        """Of loads, until others release memory: the condition, and what to call then."""
 
     @property
     def used_bytes(self) -> int:
@@ -184,13 +178,15 @@ class DeviceCache(Generic[R]):
         quota = self._quota_of(name_of_key(key).namespace)
         if quota is not None and memory_bytes > quota:
             raise ModelTooLarge(
-                f"{key} needs {memory_bytes} bytes, its namespace's quota of memory is {quota}"
-                " bytes (the pool's annotation pilotlight.io/quotas)"
+                f"{name_of_key(key)} needs {shown_bytes(memory_bytes)}, its namespace's quota of"
+                f" memory is {shown_bytes(quota)}: raise the pool's annotation"
+                " pilotlight.io/quotas, or --quotas of `pilotlight up`"
             )
         if memory_bytes > self.budget_bytes:
             raise ModelTooLarge(
-                f"{key} needs {memory_bytes} bytes, the pod's memory budget is"
-                f" {self.budget_bytes} bytes"
+                f"{name_of_key(key)} needs {shown_bytes(memory_bytes)}, the pod's memory budget is"
+                f" {shown_bytes(self.budget_bytes)}: raise the pod's --memory-bytes, or"
+                " --pod-memory of `pilotlight up`"
             )
 
     def most_bytes(self, key: str) -> int:
@@ -251,17 +247,16 @@ class DeviceCache(Generic[R]):
         if condition():
             done()
         else:
-            self._waits.append(_MemoryWait(condition, done))
+            self._waits[condition] = done
 
-    def stop_waiting(self, done: Callable[[], None]) -> None:
-        self._waits = [wait for wait in self._waits if wait.done != done]
+    def stop_waiting(self, condition: Callable[[], bool]) -> None:
+        self._waits.pop(condition, None)
 
     def notify_freed(self) -> None:
         """Let waiting loads try again."""
-        for wait in tuple(self._waits):
-            if wait in self._waits and wait.condition():
-                self._waits = [each for each in self._waits if each is not wait]
-                wait.done()
+        for condition in tuple(self._waits):
+            if condition in self._waits and condition():
+                self._waits.pop(condition)()
 
     def choose_evictions(
         self, needed_bytes: int, is_candidate: Callable[[str], bool] = lambda _key: True

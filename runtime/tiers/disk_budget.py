@@ -13,12 +13,13 @@ import shutil
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from registry.domain.model import name_of_key
-from runtime.errors import DiskFull
+from registry.domain.model import ModelName, name_of_key
+from registry.sizes import shown_bytes
+from runtime.errors import DiskFull, ModelTooLarge
 from runtime.metrics import DISK_EVICTED_BYTES, DISK_EVICTIONS
 from runtime.storage.file import file_bytes, folder_bytes
 from runtime.storage.partial_file import PARTIAL_SUFFIX, PartialFile
-from runtime.tiers.disk_full import free_bytes
+from runtime.tiers.cache_locks import free_bytes
 from runtime.tiers.generation_folder import key_of_cache_name
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_QUOTAS = "the pool's annotation pilotlight.io/quotas, or --quotas of `pilotlight up`"
 DEFAULT_SHARE = 0.8
 """Budget without a configured one, as a share of the space that is free for the cache now."""
 
@@ -71,22 +73,24 @@ class DiskBudget:
     def open_partials(
         self, files: Sequence[RemoteFile], folder: Path, stack: ExitStack
     ) -> list[PartialFile]:
-        """Partial files in `folder` with their space reserved; raises DiskFull, OSError.
+        """Partial files in `folder` with their space reserved.
 
-        `stack` closes them. Creates none if there is no space.
+        `stack` closes them. Creates none if there is no space; raises DiskFull, ModelTooLarge,
+        OSError.
         """
         needed = sum(file.size_bytes for file in files)
         budget_bytes = self.budget_bytes
         if needed > budget_bytes:
-            raise DiskFull(
-                f"{folder.name} needs {needed} bytes on disk, more than"
+            # What others take of the disk may be freed; a configured budget stays as it is.
+            raise (ModelTooLarge if self._configured_bytes else DiskFull)(
+                f"{model_of(folder)} needs {shown_bytes(needed)} on disk, more than"
                 f" {self._describe(budget_bytes)}"
             )
         quota = self._quota_of(_namespace(folder))
         if quota is not None and needed > quota:
-            raise DiskFull(
-                f"{folder.name} needs {needed} bytes on disk, its namespace's quota of cache is"
-                f" {quota} bytes (the pool's annotation pilotlight.io/quotas)"
+            raise ModelTooLarge(
+                f"{model_of(folder)} needs {shown_bytes(needed)} on disk, its namespace's quota of"
+                f" cache is {shown_bytes(quota)}: raise {_QUOTAS}"
             )
         with self._locks.lock_budget():
             present = sum(file_bytes(folder / f"{file.path}{PARTIAL_SUFFIX}") for file in files)
@@ -107,7 +111,7 @@ class DiskBudget:
             evicted: list[tuple[Path, int]] = []
             if quota is not None:
                 excess = sum(map(folder_bytes, own)) + needed - quota
-                limit = f"its namespace's quota of {quota} bytes (annotation pilotlight.io/quotas)"
+                limit = f"its namespace's quota of {shown_bytes(quota)}: raise {_QUOTAS}"
                 evicted += self._choose_evictions(own, excess, for_folder, stack, limit=limit)
             others = [path for path in folders if path not in {path for path, _ in evicted}]
             budget_bytes = self.budget_bytes
@@ -128,13 +132,14 @@ class DiskBudget:
         """The budget: as configured, or by what the file system has free."""
         if self._configured_bytes:
             return (
-                f"the node's disk budget of {budget_bytes} bytes: raise the pod's --disk-bytes, or"
-                " --pod-disk of `pilotlight up`"
+                f"the node's disk budget of {shown_bytes(budget_bytes)}: raise the pod's"
+                " --disk-bytes, or --pod-disk of `pilotlight up`"
             )
         return (
-            f"the {budget_bytes} bytes that models may take in {self._folder}, whose file system"
-            f" has {free_bytes(self._folder)} bytes free (four fifths of these and of what models"
-            " take there): free some space, or give the cache another folder"
+            f"the {shown_bytes(budget_bytes)} that models may take in {self._folder}, whose file"
+            f" system has {shown_bytes(free_bytes(self._folder))} free (four fifths of"
+            " these and of what models take there): free some space, or give the cache another"
+            " folder"
         )
 
     def _choose_evictions(
@@ -164,8 +169,8 @@ class DiskBudget:
                 freed += chosen[-1][1]
         if freed < excess:
             raise DiskFull(
-                f"{for_folder.name} needs {excess} bytes more than is left, and all but {freed}"
-                f" bytes belong to models in use; the limit is {limit}"
+                f"{model_of(for_folder)} needs {shown_bytes(excess)} more than is left, and all but"
+                f" {shown_bytes(freed)} belong to models in use; the limit is {limit}"
             )
         for candidate in reversed(tuple(chosen)):  # keep the most recently used that fit
             if freed - candidate[1] >= excess:
@@ -174,8 +179,12 @@ class DiskBudget:
         return chosen
 
 
+def model_of(folder: Path) -> ModelName:
+    return name_of_key(key_of_cache_name(folder.name) or "")
+
+
 def _namespace(folder: Path) -> str:
-    return name_of_key(key_of_cache_name(folder.name) or "").namespace
+    return model_of(folder).namespace
 
 
 def remove_generation(folder: Path) -> None:

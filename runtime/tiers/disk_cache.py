@@ -11,7 +11,7 @@ import shutil
 from typing import TYPE_CHECKING
 
 from runtime.errors import StorageFailed
-from runtime.storage.listing import OWN_ENGINES, FileRules, RemoteFile
+from runtime.storage.declared_files import OWN_ENGINES, FileRules
 from runtime.storage.partial_file import partial_targets, remove_partial, remove_stale_partials
 from runtime.tiers.cache_locks import CacheLocks, FileLock
 from runtime.tiers.disk_budget import DiskBudget, remove_generation
@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 
     from registry.domain.model import ModelSpec
     from runtime.storage.bandwidth import Bandwidth
+    from runtime.storage.listing import RemoteFile
     from runtime.storage.load_ticket import LoadTicket
-    from runtime.storage.storages import Storages
+    from runtime.storage.storages import ModelStorage, Storages
     from runtime.tiers.download_progress import DownloadProgress
 
 
@@ -131,6 +132,10 @@ class DiskCache:
         if files is None:
             raise StorageFailed(f"the cached files of {spec.key} are gone")
         return files
+
+    def source(self, spec: ModelSpec) -> ModelStorage:
+        """The storage that the model's files are fetched from; raises StorageFailed."""
+        return self._downloader.open_storage(spec, self._generation(spec.key))
 
     def has_weights(self, key: str) -> bool:
         """Whether every file of weights is here with its size."""

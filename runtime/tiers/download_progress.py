@@ -7,6 +7,7 @@ descriptors of its own, so a file can be read before and after it gets its final
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 from collections import defaultdict
@@ -17,11 +18,13 @@ from typing import TYPE_CHECKING
 
 from runtime.errors import ModelInvalid
 from runtime.storage.partial_file import SPAN_BYTES, ByteRange, PartialFile, split_spans
+from runtime.threads import in_thread
 from runtime.weights.safetensors_files import read_header_end
 from runtime.weights.weight_source import OpenFiles, SlabPart, slab_parts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
+    from concurrent.futures import Executor
     from pathlib import Path
 
     import torch
@@ -209,3 +212,48 @@ class StreamingWeights(OpenFiles):
 
     def close(self) -> None:
         """Does nothing: `DownloadProgress` owns the file descriptors."""
+
+
+class Download:
+    """A download in a thread, started on creation. Owned by the event loop, which calls `end`."""
+
+    def __init__(
+        self,
+        files: Sequence[RemoteFile],
+        fetch: Callable[[DownloadProgress], object],
+        *,
+        ticket: LoadTicket,
+        threads: Executor,
+    ) -> None:
+        """`fetch` downloads them, and blocks."""
+        self._fetch = fetch
+        self._ticket = ticket
+        self._threads = threads
+        self._progress = DownloadProgress(files, ticket)
+        loop = asyncio.get_running_loop()
+        self._fetching = loop.run_in_executor(threads, self._run)
+        self._fetching.add_done_callback(self._report_failure)
+
+    def _run(self) -> None:
+        try:
+            self._fetch(self._progress)
+        except BaseException as error:
+            self._progress.fail(error)
+            raise
+
+    def _report_failure(self, fetching: asyncio.Future[None]) -> None:
+        """Report a failure even if the fetch never got a thread."""
+        if not fetching.cancelled() and (error := fetching.exception()) is not None:
+            self._progress.fail(error)
+
+    async def weights(self) -> StreamingWeights:
+        """The weights, once all headers have arrived; raises LoadFailed, LoadCancelled."""
+        await asyncio.shield(asyncio.wrap_future(self._progress.headers))
+        return await in_thread(self._threads, StreamingWeights, self._progress)
+
+    async def end(self) -> None:
+        """Cancel an unfinished download, wait for its thread, and close the files."""
+        if not self._fetching.done():
+            self._ticket.cancel("the load had ended")
+        await asyncio.wait({self._fetching})
+        self._progress.close()

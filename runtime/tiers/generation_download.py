@@ -10,11 +10,14 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from registry.sizes import shown_bytes
 from runtime.errors import ModelInvalid
-from runtime.storage.listing import OWN_ENGINES, FileRules, RemoteFile
+from runtime.storage.archives import Archive, archive_hint, only_archive
+from runtime.storage.declared_files import OWN_ENGINES, FileRules
 from runtime.storage.load_ticket import LoadTicket
 from runtime.storage.partial_file import PartialFile, remove_partial
-from runtime.tiers.disk_full import write_error
+from runtime.tiers.cache_locks import write_error
+from runtime.tiers.disk_budget import model_of
 from runtime.tiers.generation_folder import STAGING, GenerationFolder
 
 if TYPE_CHECKING:
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
 
     from registry.domain.model import ModelSpec
     from runtime.storage.bandwidth import Bandwidth, BandwidthUse
+    from runtime.storage.listing import RemoteFile
     from runtime.storage.storages import ModelStorage, Storages
     from runtime.tiers.cache_locks import CacheLocks
     from runtime.tiers.disk_budget import DiskBudget
@@ -53,14 +57,63 @@ class GenerationDownloader:
         with self.locks.lock_for_download(generation.path.name):
             listing = _listing_by(reader, generation)
             if listing is None:
-                listing = self._open_storage(spec, generation).list_files()
-                self.rules.assets(listing, spec.storage_uri)  # refuse it before anything is written
+                storage = self.open_storage(spec, generation)
+                found = storage.list_files()
+                archive = only_archive(found, spec.storage_uri)
                 try:
+                    if archive is None:
+                        listing = self._declared(spec, found)
+                    else:
+                        listing = self._unpack(spec, generation, storage, archive)
                     generation.write_listing(listing, reader)
                 except OSError as error:
-                    what = f"the list of files of {generation.path.name}"
+                    what = f"the list of files of {spec.name}"
                     raise write_error(error, generation.path.parent, what) from error
         return listing
+
+    def _declared(self, spec: ModelSpec, found: Sequence[RemoteFile]) -> tuple[RemoteFile, ...]:
+        """The files of the model that is declared; refused before anything is written."""
+        uri = spec.storage_uri
+        try:
+            chosen = self.rules.declared(found, spec.format, uri)
+            self.rules.assets(chosen, uri)
+        except ModelInvalid as error:
+            if hint := archive_hint(found):
+                raise type(error)(f"{error}{hint}") from error
+            raise
+        return chosen
+
+    def _unpack(
+        self,
+        spec: ModelSpec,
+        generation: GenerationFolder,
+        storage: ModelStorage,
+        file: RemoteFile,
+    ) -> tuple[RemoteFile, ...]:
+        """The archive's members as the model's files, of which the declared ones are on disk then.
+
+        What is downloaded of the archive stays for the next attempt, if this one is interrupted.
+        """
+        chosen: tuple[RemoteFile, ...] = ()
+        is_done = False
+        with ExitStack() as stack:
+            (packed,) = self.budget.open_partials([file], generation.path, stack)
+            try:
+                storage.fetch(packed, stack.enter_context(self.bandwidth.use(LoadTicket())))
+                archive = Archive(packed.path, file, spec.storage_uri)
+                chosen = self._declared(spec, archive.list_files())
+                members = self.budget.open_partials(chosen, generation.path, stack)
+                archive.unpack(members)
+                for member in members:
+                    generation.finish(member)
+                is_done = True
+            except ModelInvalid:
+                is_done = True  # another attempt needs another archive
+                raise
+            finally:
+                for each in (*chosen, *((file,) if is_done else ())):
+                    remove_partial(generation.path / each.path)
+        return chosen
 
     def ensure(
         self,
@@ -81,7 +134,7 @@ class GenerationDownloader:
                 return
             try:
                 with self.bandwidth.use(ticket) as bandwidth:
-                    storage = self._open_storage(spec, generation)
+                    storage = self.open_storage(spec, generation)
                     self._fetch_all(storage, missing, generation, bandwidth, progress)
             except (OSError, ModelInvalid) as error:
                 for file in missing:
@@ -89,10 +142,11 @@ class GenerationDownloader:
                 if isinstance(error, ModelInvalid):
                     raise  # another version of the file, or a wrong checksum
                 needed = sum(file.size_bytes for file in missing)
-                what = f"{needed} bytes of {generation.path.name}"
+                what = f"{shown_bytes(needed)} of {model_of(generation.path)}"
                 raise write_error(error, generation.path.parent, what) from error
 
-    def _open_storage(self, spec: ModelSpec, generation: GenerationFolder) -> ModelStorage:
+    def open_storage(self, spec: ModelSpec, generation: GenerationFolder) -> ModelStorage:
+        """Where the model's files are; raises StorageFailed."""
         return self.storages.open(spec, generation.path / STAGING)
 
     def _fetch_all(
@@ -112,9 +166,6 @@ class GenerationDownloader:
 
         with ExitStack() as stack:
             partials = self.budget.open_partials(files, generation.path, stack)
-            total = sum(file.size_bytes for file in files)
-            missing = sum(rest.size_bytes for each in partials for rest in each.missing_ranges())
-            bandwidth.ticket.start_download(total, total - missing)
             if progress is not None:
                 for partial in partials:
                     progress.follow(partial)

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING
 
 from runtime.errors import LoadFailed, ModelInvalid
 from runtime.storage.checksums import CRC32
-from runtime.storage.listing import OWN_ENGINES, WEIGHT_SUFFIX, FileRules, RemoteFile
+from runtime.storage.declared_files import OWN_ENGINES, FileRules
+from runtime.storage.listing import WEIGHT_SUFFIX, RemoteFile
 from runtime.storage.partial_file import PartialFile, boot_id
 
 if TYPE_CHECKING:

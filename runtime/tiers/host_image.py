@@ -15,16 +15,19 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from runtime.weights.safetensors_files import StoredTensor
-from runtime.weights.slab import SlabLayout, aligned, view_of
-from runtime.weights.weight_source import map_file, read_exactly, slab_parts, touch_pages
+from runtime.weights.safetensors_files import SlabLayout, StoredTensor, aligned, view_of
+from runtime.weights.weight_source import (
+    WeightSource,
+    map_file,
+    map_shared,
+    read_exactly,
+    touch_pages,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     import torch
-
-    from runtime.weights.weight_source import SlabPart, WeightSource
 
 MAGIC = b"PLSLAB01"
 HEAD = struct.Struct("<8sQ32s")
@@ -36,7 +39,7 @@ class ImageDamaged(Exception):
     """An image differs from what was written; it is deleted, and the model is read from disk."""
 
 
-class HostImage:
+class HostImage(WeightSource):
     """An open, complete image. Its descriptor's lock lasts until its last tensor is released."""
 
     def __init__(self, descriptor: int, name: str) -> None:
@@ -45,23 +48,18 @@ class HostImage:
         self.image_name = name
         self.layout, self._slab_offset = _read_header(descriptor, name)
 
-    def parts(self, max_bytes: int) -> Iterator[SlabPart]:
-        return slab_parts(self.layout.size_bytes, max_bytes)
-
-    def wait_verified(self) -> None:
-        """Return at once: an image gets its name once it is complete."""
-
-    def map_slab(self) -> torch.Tensor:
-        """The slab, mapped; a write to it changes a copy of the page."""
-        size_bytes = self._slab_offset + self.layout.size_bytes
-        whole = map_file(self._descriptor, size_bytes, name=self.image_name)
-        touch_pages(whole, name=self.image_name)
-        return whole.narrow(0, self._slab_offset, self.layout.size_bytes)
+    def map_shared(self) -> torch.Tensor:
+        """The slab, mapped for a device to read; a write to it is a fatal signal."""
+        end = self._slab_offset + self.layout.size_bytes
+        return map_shared(self._descriptor, end, name=self.image_name)[self._slab_offset :]
 
     def map_tensors(self) -> dict[str, torch.Tensor]:
         """All tensors, mapped, so that the pods of a node share the memory."""
-        region = self.map_slab()
-        return {tensor.name: view_of(region, tensor) for tensor in self.layout.tensors}
+        end = self._slab_offset + self.layout.size_bytes
+        whole = map_file(self._descriptor, end, name=self.image_name)
+        touch_pages(whole, name=self.image_name)
+        slab = whole[self._slab_offset :]
+        return {tensor.name: view_of(slab, tensor) for tensor in self.layout.tensors}
 
     def read_into(self, offset: int, target: memoryview) -> None:
         read_exactly(self._descriptor, self._slab_offset + offset, target, name=self.image_name)

@@ -24,12 +24,12 @@ from runtime.tiers.host_folder import (
     HostFile,
     HostFolder,
     HostFolderUnusable,
+    HostSockets,
     delete_if_free,
     lock_if_free,
     partial_path,
 )
 from runtime.tiers.host_image import HostImage, ImageDamaged, image_bytes, write_image
-from runtime.tiers.host_sockets import HostSockets
 from runtime.weights.weight_source import DiskWeights, WeightSource
 
 if TYPE_CHECKING:
@@ -149,11 +149,15 @@ class HostTier:
         files: Sequence[RemoteFile],
         paths: Sequence[Path],
         should_stop: Callable[[], bool] = lambda: False,
+        form: Callable[[WeightSource], WeightSource] = lambda source: source,
     ) -> PutOutcome:
-        """Copy a model from its files on disk; raises ModelInvalid if they cannot be read."""
+        """Copy a model from its files on disk; raises LoadFailed if they cannot be read.
+
+        `form`: gives the weights the form in which they are copied.
+        """
         source = DiskWeights(paths)
         try:
-            outcome = self.put(key, files, source, should_stop)
+            outcome = self.put(key, files, form(source), should_stop)
             if outcome is PutOutcome.DONE:
                 source.drop_cached()  # else the weights are in memory twice
             return outcome

@@ -1,7 +1,11 @@
-"""Headers of safetensors files, checked against the file before anything is mapped or read.
+"""Stored tensors: in safetensors files, checked before anything is mapped or read, and in the slab.
 
 If a mapped file is shorter than its header declares, access to the missing pages kills the process
 with SIGBUS, so all code that reads the bytes goes through this module.
+
+The slab: all tensors of a model in one contiguous range of bytes, each one aligned. A file of tier
+`host` and an allocation on a device have the same layout, so a copy of the bytes in order turns one
+into the other.
 """
 
 from __future__ import annotations
@@ -10,11 +14,15 @@ import json
 import math
 import os
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from runtime.errors import ModelInvalid
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
 
 HEADER_LENGTH_BYTES = 8
 MAX_HEADER_BYTES = 100 * 1024**2
@@ -50,6 +58,8 @@ DTYPES = {
 """Torch types by their names in safetensors."""
 SCALE_NAMES = ("weight_scale", "weight_scale_inv")
 """Last parts of the names of scales of weights of 8 bits (`compressed-tensors`, `fp8`)."""
+ALIGNMENT_BYTES = 64
+"""A cache line; GPU kernels need 16."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,3 +141,47 @@ def _check_extent(file: str, tensors: list[StoredTensor], *, begin: int, size: i
         raise ModelInvalid(
             f"{file} is corrupt or truncated: its header promises {end} bytes, the file has {size}"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class SlabLayout:
+    """The offset of each tensor in a slab."""
+
+    tensors: tuple[StoredTensor, ...]
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceWeights:
+    """A model's tensors on the device, views of one slab."""
+
+    tensors: dict[str, torch.Tensor]
+    size_bytes: int
+    on_release: Callable[[], None] = lambda: None
+
+    def release(self) -> None:
+        """Drop the tensors; the memory is free once the network has dropped them, too."""
+        self.tensors.clear()
+        self.on_release()
+
+
+def lay_out(tensors: Sequence[StoredTensor]) -> SlabLayout:
+    placed = []
+    end = 0
+    for tensor in tensors:
+        placed.append(StoredTensor(tensor.name, tensor.dtype, tensor.shape, end, tensor.size_bytes))
+        end = aligned(end + tensor.size_bytes)
+    return SlabLayout(tuple(placed), end)
+
+
+def aligned(size_bytes: int, alignment_bytes: int = ALIGNMENT_BYTES) -> int:
+    return -(-size_bytes // alignment_bytes) * alignment_bytes
+
+
+def view_of(region: torch.Tensor, tensor: StoredTensor) -> torch.Tensor:
+    """A tensor as a view of a region of uint8, or as a copy if its bytes are unaligned there."""
+    dtype = DTYPES[tensor.dtype]
+    part = region.narrow(0, tensor.offset, tensor.size_bytes)
+    if part.data_ptr() % dtype.itemsize or part.storage_offset() % dtype.itemsize:
+        part = part.clone()
+    return part.view(dtype).view(tensor.shape)

@@ -10,14 +10,20 @@ from bisect import bisect_right
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from runtime.errors import ModelInvalid
 from runtime.storage.listing import PIPELINE_INDEX, PROGRAM_SUFFIX, WEIGHT_SUFFIX
-from runtime.weights.safetensors_files import StoredTensor, read_tensors
-from runtime.weights.slab import SlabLayout, lay_out, view_of
+from runtime.weights.safetensors_files import (
+    SlabLayout,
+    StoredTensor,
+    lay_out,
+    read_tensors,
+    view_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -51,42 +57,47 @@ def slab_parts(size_bytes: int, max_bytes: int) -> Iterator[SlabPart]:
         yield SlabPart(offset, min(max_bytes, size_bytes - offset))
 
 
-class WeightSource(Protocol):
-    """The weights of one model, to be mapped or to be read in the order of the slab. Blocks."""
+class WeightSource:
+    """The weights of one model, to be mapped or to be read in the order of the slab. Blocks.
+
+    As it is here: complete and verified weights of no image, in no file that is open.
+    """
 
     layout: SlabLayout
-    image_name: str
+    image_name = ""
     """Of a file in memory that holds the slab as it is on a device; empty: there is none."""
 
     def parts(self, max_bytes: int) -> Iterator[SlabPart]:
         """The whole slab, part by part as it becomes readable; raises LoadFailed, LoadCancelled."""
+        return slab_parts(self.layout.size_bytes, max_bytes)
 
     def wait_verified(self) -> None:
         """Return once the bytes that were read are verified; raises LoadFailed, LoadCancelled."""
 
     def map_tensors(self) -> dict[str, torch.Tensor]:
         """All tensors, mapped and not copied, once complete; a write to one changes no file."""
+        return {}
 
     def read_into(self, offset: int, target: memoryview) -> None:
         """Fill `target` with the slab's bytes from `offset` on; raises ModelInvalid.
 
         Bytes between tensors are left unchanged. Many threads may read at once.
         """
+        raise NotImplementedError
 
-    def map_slab(self) -> torch.Tensor:
-        """The whole slab of an image, mapped; only if there is one."""
+    def map_shared(self) -> torch.Tensor:
+        """The whole slab of an image, mapped to be read alone."""
+        raise NotImplementedError
 
     def close(self) -> None:
         """Close the files; mapped tensors stay valid."""
 
 
-class OpenFiles:
+class OpenFiles(WeightSource):
     """Open files of weights with complete headers, as one slab.
 
     If several files of safetensors hold a tensor of one name, that of the last file is used.
     """
-
-    image_name = ""
 
     def __init__(self, names: Sequence[str], descriptors: Sequence[int]) -> None:
         """Read the headers; raises ModelInvalid. The caller closes the descriptors."""
@@ -127,9 +138,6 @@ class OpenFiles:
                 name=self._names[piece.file],
             )
 
-    def map_slab(self) -> torch.Tensor:
-        raise NotImplementedError("files on disk hold no slab")
-
     def pieces(self, offset: int, size_bytes: int) -> Iterator[FilePiece]:
         """The pieces of files that make up a range of the slab, without bytes between tensors."""
         end = offset + size_bytes
@@ -154,12 +162,6 @@ class DiskWeights(OpenFiles):
             super().__init__([_name(path, paths[0].parent) for path in paths], descriptors)
             self._open_files = stack.pop_all()
 
-    def parts(self, max_bytes: int) -> Iterator[SlabPart]:
-        return slab_parts(self.layout.size_bytes, max_bytes)
-
-    def wait_verified(self) -> None:
-        """Return at once: the disk cache has verified the files."""
-
     def drop_cached(self) -> None:
         """Free the memory of the files' pages, unless a process has mapped them."""
         for descriptor in self._descriptors:
@@ -169,10 +171,8 @@ class DiskWeights(OpenFiles):
         self._open_files.close()
 
 
-class UnreadFiles:
+class UnreadFiles(WeightSource):
     """A model's files for a server that reads them by itself: their sizes, and no bytes."""
-
-    image_name = ""
 
     def __init__(self, folder: Path, paths: Sequence[Path]) -> None:
         """Raise ModelInvalid if a file is missing."""
@@ -181,25 +181,6 @@ class UnreadFiles:
         except OSError as error:
             raise ModelInvalid(f"a file of the model cannot be read: {error}") from error
         self.layout = lay_out([StoredTensor(name, "U8", (size,), 0, size) for name, size in sizes])
-
-    def parts(self, max_bytes: int) -> Iterator[SlabPart]:
-        raise NotImplementedError("a server reads these files")
-
-    def wait_verified(self) -> None:
-        """Return at once: the disk cache has verified the files."""
-
-    def map_tensors(self) -> dict[str, torch.Tensor]:
-        """Nothing is mapped."""
-        return {}
-
-    def read_into(self, offset: int, target: memoryview) -> None:
-        raise NotImplementedError("a server reads these files")
-
-    def map_slab(self) -> torch.Tensor:
-        raise NotImplementedError("a server reads these files")
-
-    def close(self) -> None:
-        """Return at once: no file is open."""
 
 
 def _name(path: Path, folder: Path) -> str:
@@ -220,7 +201,7 @@ def _read_tensors(descriptor: int, file: str) -> Sequence[StoredTensor]:
     Components of a pipeline, each in its own folder, may have tensors of equal names.
     """
     if file.endswith(PROGRAM_SUFFIX):
-        from runtime.weights.archive_tensors import tensors_of_program  # optional format
+        from runtime.weights.archive import tensors_of_program  # optional format
 
         return tensors_of_program(Path(f"/proc/self/fd/{descriptor}"), file)
     if not file.endswith(WEIGHT_SUFFIX):  # a library reads the whole file
@@ -237,12 +218,28 @@ def map_file(descriptor: int, size_bytes: int, *, name: str) -> torch.Tensor:
     """
     if size_bytes == 0:
         return torch.empty(0, dtype=torch.uint8)
+    # Private: a write to a tensor changes a copy of the page, never the file.
+    mapping = _mapped(descriptor, size_bytes, mmap.ACCESS_COPY, name)
+    return torch.frombuffer(mapping, dtype=torch.uint8)
+
+
+def map_shared(descriptor: int, size_bytes: int, *, name: str) -> torch.Tensor:
+    """As `map_file`, but shared and read-only: a driver that pins the pages copies none of them.
+
+    Of a private mapping it would make copies of all pages, as for a write.
+    """
+    mapping = _mapped(descriptor, size_bytes, mmap.ACCESS_READ, name)
+    # By its address: torch makes no tensor of a buffer that may not be written.
+    pages = (ctypes.c_uint8 * size_bytes).from_address(np.frombuffer(mapping, "u1").ctypes.data)
+    pages.mapping = mapping  # type: ignore[attr-defined]  # lives as long as the tensor
+    return torch.frombuffer(pages, dtype=torch.uint8)
+
+
+def _mapped(descriptor: int, size_bytes: int, access: int, name: str) -> mmap.mmap:
     try:
-        # Private: a write to a tensor changes a copy of the page, never the file.
-        mapping = mmap.mmap(descriptor, size_bytes, access=mmap.ACCESS_COPY)
+        return mmap.mmap(descriptor, size_bytes, access=access)
     except ValueError as error:
         raise ModelInvalid(f"{name} was cut short: it had {size_bytes} bytes") from error
-    return torch.frombuffer(mapping, dtype=torch.uint8)
 
 
 def touch_pages(region: torch.Tensor, *, name: str) -> None:

@@ -1,10 +1,17 @@
-"""Named arrays with a datatype of the Open Inference Protocol, and checks of their names."""
+"""Named arrays with a datatype of the Open Inference Protocol, and checks of their names.
+
+References to tensors that a pod keeps are in the parameters of V2's inputs and outputs: as with
+Triton's shared-memory extension, a tensor's entry then has name, datatype and shape, and says in
+its `parameters` where the data is.
+"""
 
 from __future__ import annotations
 
+import base64
 import math
+import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +21,16 @@ from runtime.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+KEPT_TENSOR: Final = "kept_tensor"
+KEPT_AT: Final = "kept_at"
+KEPT_BYTES: Final = "kept_bytes"
+REFERENCE_FLAG: Final = b'"kept_tensor"'
+MAX_IDENTITIES: Final = 128
+"""Tensors that one request reads: a path of about 4 KiB."""
+_IDENTITY: Final = re.compile(r"[0-9a-f]{32}")
+_ADDRESS: Final = re.compile(r"[A-Za-z0-9.\-\[\]:]{1,253}:\d{1,5}")
+
 
 NUMPY_OF: Mapping[str, np.dtype[Any]] = {
     "BOOL": np.dtype(np.bool_),
@@ -167,12 +184,33 @@ def bytes_tensor(name: str, values: Sequence[bytes]) -> Tensor:
 
 
 def plain_values(tensor: Tensor) -> npt.NDArray[Any]:
-    """The tensor's array, its strings as text; bytes that are not UTF-8 are replaced."""
+    """An input's array, its strings as text; raises InvalidRequest for bytes that are not UTF-8."""
     if tensor.datatype != BYTES:
         return tensor.data
     decoded = np.empty(tensor.data.size, dtype=object)
-    decoded[:] = [each.decode(errors="replace") for each in tensor.data.flat]
+    try:
+        decoded[:] = [each.decode() for each in tensor.data.flat]
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(
+            f"input {tensor.name!r} must hold UTF-8, but byte {error.start} of one is not"
+        ) from error
     return decoded.reshape(tensor.shape)
+
+
+def v1_values(tensor: Tensor) -> Any:
+    """Nested lists for a V1 body; bytes that are not UTF-8 are `{"b64": …}`, V1's form of them."""
+    if tensor.datatype != BYTES:
+        return tensor.data.tolist()
+    values = np.empty(tensor.data.size, dtype=object)
+    values[:] = [_text_or_base64(each) for each in tensor.data.flat]
+    return values.reshape(tensor.shape).tolist()
+
+
+def _text_or_base64(value: bytes) -> str | dict[str, str]:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return {"b64": base64.b64encode(value).decode()}
 
 
 def single_input(tensors: Sequence[Tensor], name: str) -> Tensor:
@@ -191,3 +229,34 @@ def single_input(tensors: Sequence[Tensor], name: str) -> Tensor:
 
 def named_arrays(tensors: Sequence[Tensor]) -> dict[str, npt.NDArray[Any]]:
     return {tensor.name: tensor.data for tensor in tensors}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorReference:
+    """Where a tensor is kept."""
+
+    identity: str
+    """128 random bits: whoever has it was given it."""
+    address: str
+    """`host:port` of the pod."""
+    size_bytes: int = 0
+    """Of its raw form; not sent by those who only use it."""
+
+    def as_parameters(self) -> dict[str, Any]:
+        return {
+            KEPT_TENSOR: self.identity, KEPT_AT: self.address, KEPT_BYTES: self.size_bytes,
+        }  # fmt: skip
+
+
+def parse_reference(parameters: Mapping[str, Any], path: str) -> TensorReference | None:
+    """The reference in an entry's parameters; None without one. Raises InvalidRequest."""
+    identity, address = parameters.get(KEPT_TENSOR), parameters.get(KEPT_AT)
+    if identity is None:
+        return None
+    if not isinstance(identity, str) or not _IDENTITY.fullmatch(identity):
+        raise InvalidRequest(
+            f"{path}: {KEPT_TENSOR} must be 32 hexadecimal digits, was {shown(identity)}"
+        )
+    if not isinstance(address, str) or not _ADDRESS.fullmatch(address):
+        raise InvalidRequest(f"{path}: {KEPT_AT} must be host:port, was {shown(address)}")
+    return TensorReference(identity, address)

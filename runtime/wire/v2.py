@@ -12,10 +12,15 @@ import orjson
 
 from registry.shown_value import json_fault, kind_of, shown
 from runtime.errors import BodyTooLarge, InvalidRequest
-from runtime.wire.json_tensors import from_json, to_json
-from runtime.wire.raw_tensors import from_raw, to_raw
-from runtime.wire.references import TensorReference, parse_reference
-from runtime.wire.tensors import Tensor, TensorSpec, check_unique_names, parse_tensor_spec
+from runtime.wire.tensor_encodings import from_json, from_raw, to_json, to_raw
+from runtime.wire.tensors import (
+    Tensor,
+    TensorReference,
+    TensorSpec,
+    check_unique_names,
+    parse_reference,
+    parse_tensor_spec,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 @contextlib.contextmanager
 def autoscaler_process(redis_url: str, **settings: object) -> Iterator[subprocess.Popen[bytes]]:
     """A running `python -m autoscaler`; ends with the context."""
-    flags = {"redis_url": redis_url, "tick": 0.05, "lease": 1.0, **settings}
+    flags = {"redis_url": redis_url, **settings}
     arguments = [
         text
         for name, value in flags.items()

@@ -17,7 +17,7 @@ from benchmarks.gpu.subject import Subject
 from benchmarks.tiers import ours
 from benchmarks.tiers.contestants import Start
 from pilotlight.sample_models.make_model import make_model
-from runtime.device.peak_memory import PeakMemory
+from runtime.device.accelerator import PeakMemory
 from runtime.device.staged_memory import StagedMemory
 from runtime.tiers.host_tier import HostTier
 from tests.runtime.fake_engine import FakeEngine
@@ -47,8 +47,8 @@ class LeakingEngine(FakeEngine):
         super().__init__()
         self.kept: list[torch.Tensor] = []
 
-    def allocate(self, size_bytes: int, layout: str = "") -> torch.Tensor:
-        self.kept.append(super().allocate(size_bytes, layout))
+    def allocate(self, size_bytes: int) -> torch.Tensor:
+        self.kept.append(super().allocate(size_bytes))
         return self.kept[-1]
 
 
@@ -56,7 +56,7 @@ def measured_on(engine: FakeEngine, plan: Plan) -> Measured:
     def allocated_bytes() -> int:
         return engine.allocated_bytes
 
-    return measure(Subject("fake", engine, allocated_bytes, allocated_bytes, FakeEngine), plan)
+    return measure(Subject("fake", engine, allocated_bytes, allocated_bytes), plan)
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +160,7 @@ def test_dry_run_measures_every_mark(
     printed = capsys.readouterr().out
     for promise in (
         "of a pinned copy", "PCIe Gen5", "p50 beside loads", "loads and unloads",
-        "eager one by one", "transformers' own", "pages read in place", "at fixed addresses",
+        "eager one by one", "transformers' own",
         "two pods with shares: inferences/s", "two pods with shares: p99",
     ):  # fmt: skip
         assert promise in printed

@@ -21,7 +21,7 @@ from benchmarks.gpu.sharing import (
 from benchmarks.gpu.sharing_marks import sharing_marks, sharing_summary
 from benchmarks.gpu.sharing_pod import PodBurst
 from pilotlight.errors import StartFailed
-from pilotlight.platform.mps import COMMAND, is_mps_ready
+from pilotlight.platform.accelerators import MPS_COMMAND, is_mps_ready
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,7 +42,7 @@ esac
 
 @pytest.fixture
 def mps_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    command = tmp_path / COMMAND
+    command = tmp_path / MPS_COMMAND
     command.write_text(_SCRIPT)
     command.chmod(0o700)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
@@ -61,8 +61,8 @@ async def test_a_daemon_runs_for_the_time_of_a_measurement() -> None:
 async def test_a_daemon_that_ends_at_once_cannot_be_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / COMMAND).write_text("#!/bin/sh\necho no driver; exit 1\n")
-    (tmp_path / COMMAND).chmod(0o700)
+    (tmp_path / MPS_COMMAND).write_text("#!/bin/sh\necho no driver; exit 1\n")
+    (tmp_path / MPS_COMMAND).chmod(0o700)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     with pytest.raises(StartFailed, match="no driver"):
         async with mps_daemon():
@@ -74,11 +74,11 @@ def test_without_mps_shares_are_named_as_not_measured(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     measured = measure_sharing("cuda", SharingPlan(tmp_path, ways=(SHARES,)))
-    assert COMMAND in measured.problems[SHARES]
-    assert f"Not measured: {SHARES}: the command {COMMAND}" in sharing_summary(measured)
+    assert MPS_COMMAND in measured.problems[SHARES]
+    assert f"Not measured: {SHARES}: the command {MPS_COMMAND}" in sharing_summary(measured)
     for mark in sharing_marks(measured):
         assert not mark.is_reached
-        assert COMMAND in mark.seen
+        assert MPS_COMMAND in mark.seen
 
 
 def test_what_is_not_done_in_time_is_named(tmp_path: Path) -> None:

@@ -10,6 +10,12 @@ from pathlib import Path
 from typing import Final
 
 _ROLES: Final = (
+    ("pilotlight: supervisor ", "supervisor"),
+    ("pilotlight: gateway ", "gateway"),
+    ("pilotlight: autoscaler ", "autoscaler"),
+    ("pilotlight: scheduler ", "scheduler"),
+    ("pilotlight: forkserver ", "forkserver"),
+    ("pilotlight: pod-", "forkserver"),  # it and its children, as their parents say
     ("pilotlight.platform.supervisor", "supervisor"),
     (" -m gateway ", "gateway"),
     (" -m autoscaler ", "autoscaler"),
@@ -17,6 +23,7 @@ _ROLES: Final = (
     ("runtime.forkserver", "forkserver"),
     ("serve s3", "object store"),
 )
+"""By title, and by command line until a process has set its title."""
 MARK: Final = "CHAOS_LEDGER"
 """A variable in the environment of every process that the campaign starts."""
 

@@ -72,11 +72,21 @@ class GatewayHarness:
         """Run something against the registry, as another component would."""
         return act(self.redis_url, self.pool, action)
 
-    def declare(self, name: str = "", *, namespace: str = "default", **policy: Any) -> ModelSpec:
+    def declare(
+        self,
+        name: str = "",
+        *,
+        namespace: str = "default",
+        served_name: str = "",
+        **policy: Any,
+    ) -> ModelSpec:
         """Declare a model, by default with a new name; return when the gateway knows it."""
         name = name or f"m{next(_model_numbers)}"
         spec = ModelSpec(
-            ModelName(namespace, name), f"file:///{name}", policy=ModelPolicy(**policy)
+            ModelName(namespace, name),
+            f"file:///{name}",
+            policy=ModelPolicy(**policy),
+            served_name=served_name,
         )
         self.run(lambda registry: registry.put_models([spec]))
         self.wait_synced()

@@ -53,15 +53,26 @@ QUEUE_PROXY = {
 
 
 def metadata_response(pod: str, path: str) -> tuple[int, dict[str, str], bytes]:
-    """V2 metadata; names say which models have none, and why."""
+    """V2 metadata, and whether the files are right; names say which models' are not, and why."""
     refused = {"x-pilotlight-not-executed": "load-failed"}
     if "~broken" in path or f"~unmounted-{pod}" in path:
         return 503, refused, b'{"error": "no such bucket"}'
+    if "~pickle" in path:
+        return 501, refused, b'{"error": "pickled models are not served"}'
     if "~no-disk" in path:
         return 507, refused, b'{"error": "no space left on device"}'
+    if "~too-large" in path:
+        refused = {
+            "x-pilotlight-not-executed": "no-memory",
+            "x-pilotlight-error": "model-too-large",
+        }
+        return 507, refused, b'{"error": "needs 8 GB on disk"}'
     if "~draining" in path:
         return 503, {"x-pilotlight-not-executed": "draining"}, b'{"error": "the pod is draining"}'
-    document = {"platform": "fake", "inputs": [INPUT], "outputs": []}
+    document = {
+        "platform": "fake", "inputs": [INPUT], "outputs": [],
+        "answers_openai": "~classifier" not in path,
+    }  # fmt: skip
     return 200, {}, json.dumps(document).encode()
 
 
@@ -156,7 +167,10 @@ class FakePod:
 
     async def infer(self, request: FakePodRequest, response: ResponseWriter) -> None:
         request.release = self._release
-        if request.path.startswith("/v2/models/") and request.method == "GET":
+        is_metadata = request.path.startswith("/v2/models/") and request.method == "GET"
+        if is_metadata or request.path.endswith("/check"):
+            if "~slow" in request.path:
+                await asyncio.sleep(5)
             await response.complete(*metadata_response(self.name, request.path))
             return
         if request.method == "GET" and not self._state:
@@ -323,6 +337,8 @@ class FakePod:
             "x-custom": "kept",
         }
         status = int(request.option("status", self.name) or 200)
+        if error := request.option("error", self.name):
+            headers["x-pilotlight-error"] = error
         body = request.body
         if length := request.headers.get("inference-header-content-length"):
             headers["inference-header-content-length"] = str(int(length) + 1)

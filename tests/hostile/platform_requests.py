@@ -103,7 +103,6 @@ def console(draw: DrawFn) -> HttpRequest:
         st.sampled_from(
             ["", "/", "/requests", f"/requests/{name}", f"/models/default/{name}", "/autoscaler",
              f"/models/{name}/{name}", "/api", f"/assets/{name}", "/assets/../pages.py", "/events",
-             "/what-if", f"/jobs/{name}", "/jobs/plan",
              f"/{name}", "//", "/assets/%2e%2e/pages.py"]
         )
     )  # fmt: skip

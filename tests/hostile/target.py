@@ -41,12 +41,12 @@ RESPONSE_TIMEOUT_S: Final = 30.0
 WAIT_S: Final = 0.02
 """For a response to bytes that need not be a whole request."""
 GATEWAY_SETTINGS: Final[dict[str, Any]] = {
-    "max_body_bytes": 4 * MIB, "buffer_bytes": 256 << 10, "held_body_bytes": 16 * MIB,
+    "max_body_bytes": 4 * MIB, "held_body_bytes": 16 * MIB,
     "spool_bytes": 32 * MIB, "body_timeout": 2.0, "request_timeout": 20.0,
 }  # fmt: skip
 POD_SETTINGS: Final[dict[str, Any]] = {
     "slots": 8, "max_body_bytes": 4 * MIB, "generation_max_tokens": 8, "inference_timeout": 20.0,
-    "generation_timeout": 20.0, "lease_ttl": 30.0,
+    "lease_ttl": 30.0,
 }  # fmt: skip
 GATEWAY_MEMORY: Final = 16 * MIB + 96 * MIB
 """Beyond its resident memory at the start: bodies, explanations, caches, connections."""
@@ -190,7 +190,7 @@ def running_target(folder: Path) -> Iterator[Target]:
         scheduler = stack.enter_context(
             running_scheduler(
                 folder / "scheduler", redis.url, "default", gateway.url, port=scheduler_port,
-                program=(*probed, "workflows"), max_runs=16, runner_timeout=2.0,
+                program=(*probed, "workflows"),
             )
         )  # fmt: skip
         parent.wait_event(ready=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from registry.domain.model import ModelName, ModelSpec
-from registry.inference_service.storage_uri import is_storage_uri
+from registry.inference_service.storage_uri import storage_uri_rule
 from registry.inference_service.tenant_rules import parse_rules
 from runtime.errors import LoadFailed
 from runtime.storage.access import storage_access
@@ -101,7 +101,7 @@ class StorageTarget:
         """What became of red's model with this URI, and what it obtained; empty: nothing."""
         spec = ModelSpec(ModelName("red", "m"), uri)
         before = len(self.store.requests)
-        if not is_storage_uri(uri) and uri.split("://")[0] not in {"file", "pvc", "s3"}:
+        if storage_uri_rule(uri) is not None and uri.split("://")[0] not in {"file", "pvc", "s3"}:
             return "invalid", ""  # not declared; the pod's own checks are tried for the others
         try:
             if not uri.startswith(("file:", "pvc:", "s3:")):

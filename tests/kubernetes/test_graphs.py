@@ -69,7 +69,7 @@ def test_a_graph_answers_as_kserves_router(
 def test_a_wrong_graph_is_rejected(installed: Kubectl, gateway: Gateway, tenant: Tenant) -> None:
     answer = installed.try_apply([_graph(tenant, "of-graph", weight="much")])
     assert not answer.is_ok
-    wrong = _graph(tenant, "of-graph", condition="{ .input == 1 }")
+    wrong = _graph(tenant, "of-graph", serviceName="Of_Graph")
     answer = installed.try_apply([wrong])
     assert not answer.is_ok
-    assert "condition has no meaning in nodes of type Ensemble" in answer.errors
+    assert "must name a model of namespace" in answer.errors

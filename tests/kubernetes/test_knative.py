@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
-from registry.domain.slots import CPU_SLOTS
+from registry.domain.pod import CPU_SLOTS
 from tests.kubernetes.knative import is_built, start_knative
 from tests.kubernetes.load import load
 from tests.kubernetes.models import CALL_TIMEOUT_S

@@ -8,13 +8,19 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from autoscaler.kubernetes.models.model_status import WRITE_INTERVAL_S
+from tests.kubernetes.knative import is_built
 from tests.kubernetes.models import model_object
 from tests.servers import wait_until
 
 if TYPE_CHECKING:
     from tests.kubernetes.models import Gateway, Tenant
 
-pytestmark = pytest.mark.kubernetes
+pytestmark = [
+    pytest.mark.kubernetes,
+    pytest.mark.skipif(
+        not is_built(), reason="KServe makes a transformer with Knative: scripts/kubernetes/build"
+    ),
+]
 
 NAME = "prepared"
 

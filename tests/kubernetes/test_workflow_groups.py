@@ -14,7 +14,7 @@ from tests.kubernetes.scaling import OF_POOL, Pool
 from tests.kubernetes.schedulers import deployed_schedulers
 from tests.servers import wait_until
 from tests.test_workflow_manifests import groups_object
-from workflows.scheduling.pod_groups import PodGroup
+from workflows.scheduling.candidates import PodGroup
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

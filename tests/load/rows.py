@@ -8,8 +8,7 @@ import numpy as np
 
 from load.schema import TRACE_SCHEMA
 from load.trace_spec.trace_spec import open_trace
-from load.traces.batches import arrival_batch, times_s
-from load.traces.name_columns import NameColumn
+from load.traces.batches import NameColumn, arrival_batch, times_s
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from load.labelled_examples import InvalidExamples, read_examples
+from load.errors import InvalidExamples
+from load.labelled_examples import read_examples
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -66,5 +67,5 @@ def test_truncated_pickled_and_missing_files_are_refused(tmp_path: Path) -> None
 
 def test_a_named_input_that_is_missing_is_an_error(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", **GOOD)
-    with pytest.raises(InvalidExamples, match="the tensor 'pixels' is missing"):
+    with pytest.raises(InvalidExamples, match="'pixels' is missing; the file has features, labels"):
         read_examples(tmp_path / "a.npz", classes=2, inputs=["pixels"])

@@ -6,11 +6,12 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pilotlight import output
 from pilotlight.cli import main
 from tests import servers
 
@@ -73,9 +74,11 @@ class Cli:
     monkeypatch: pytest.MonkeyPatch
     capsys: pytest.CaptureFixture[str]
     home: Path
+    more: tuple[str, ...] = ()
+    """What follows all arguments."""
 
     def __call__(self, *arguments: str) -> CommandResult:
-        self.monkeypatch.setattr(sys, "argv", ["pilotlight", *arguments])
+        self.monkeypatch.setattr(sys, "argv", ["pilotlight", *arguments, *self.more])
         try:
             status = main()
         except SystemExit as ended:
@@ -89,6 +92,8 @@ def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
     for name in [name for name in os.environ if name.startswith("PILOTLIGHT_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("PILOTLIGHT_HOME", str(tmp_path / "home"))
+    # No note on a long wait: on a busy machine, a test may wait for long
+    monkeypatch.setattr(output, "_SILENCE_S", 600.0)
     return Cli(monkeypatch, capsys, tmp_path / "home")
 
 
@@ -96,3 +101,9 @@ def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
 def redis(tmp_path: Path) -> Iterator[servers.RedisServer]:
     with servers.redis_server(tmp_path / "redis") as server:
         yield server
+
+
+@pytest.fixture
+def verb(cli: Cli, redis: servers.RedisServer) -> Cli:
+    """Runs verbs on a registry of the test's own."""
+    return replace(cli, more=("--redis-url", redis.url))

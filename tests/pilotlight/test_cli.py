@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -54,6 +55,7 @@ def test_without_a_platform_the_error_names_the_command_to_start_one(
         pytest.param(("up", "--pods", "none"), "--pods", id="pods"),
         pytest.param(("up", "--pod-memory", "lots"), "--pod-memory", id="memory"),
         pytest.param(("up", "--pod-link-rate", "fast"), "--pod-link-rate", id="rate"),
+        pytest.param(("up", "--redis-url", "http://x"), "must begin with redis://", id="up redis"),
         pytest.param(("up", "-f", "absent.yaml"), "absent.yaml", id="file"),
         pytest.param(("apply",), "--filename", id="apply nothing"),
         pytest.param(("delete",), "names or -f", id="delete nothing"),
@@ -124,6 +126,15 @@ def test_starting_twice_fails_with_pid_and_address(cli: Cli, detach: tuple[str, 
         ran = cli("up", *detach, "--json")
     assert ran.status == 2
     assert "pid 4711, ready at http://127.0.0.1:8080" in ran.document["error"]
+
+
+def test_a_port_in_use_is_said_before_sample_models_are_made(cli: Cli) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        ran = cli("up", "--port", str(taken.getsockname()[1]))
+    assert ran.status == 1
+    assert "in use by another program: choose another with --port" in ran.err
+    assert "sample models" not in ran.err
+    assert not (cli.home / "objects").exists()
 
 
 def test_down_without_a_platform_succeeds(cli: Cli) -> None:

@@ -1,4 +1,4 @@
-"""Tables on a terminal."""
+"""Tables on a terminal, and sizes and ages in them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pilotlight.errors import InvalidInput
 from pilotlight.output import fit
+from pilotlight.quantities import format_age, format_bytes, parse_bytes, parse_rate
 
 COLUMNS = ("NAME", "STATUS", "LATENCY")
 ROW = ("default/translate", "warm-in-use", "1233.0 ms")
@@ -68,3 +70,37 @@ def test_a_fitted_table_is_as_narrow_as_asked(rows: list[list[str]], width: int)
     columns, fitted = fit(("A", "B", "C"), rows, ("C", "B"), width)
     for row in [columns, *fitted]:
         assert sum(map(len, row)) + 3 * (len(row) - 1) <= width
+
+
+def test_invalid_sizes_and_rates_name_the_flag() -> None:
+    with pytest.raises(InvalidInput, match=r"--pod-memory must be .* at least 1 bytes, was '0'"):
+        parse_bytes("0", field="--pod-memory")
+    with pytest.raises(InvalidInput, match=r"--pod-link-rate must be a rate .* was 'fast'"):
+        parse_rate("fast", field="--pod-link-rate")
+
+
+def test_an_unlimited_rate_is_none() -> None:
+    assert parse_rate("unlimited", field="--pod-link-rate") is None
+
+
+@pytest.mark.parametrize(
+    ("amount", "expected"),
+    [
+        pytest.param(0, "0 B", id="nothing"),
+        pytest.param(1500, "1.5 kB", id="small"),
+        pytest.param(242_041_896, "242 MB", id="t5-small"),
+    ],
+)
+def test_formats_sizes(amount: float, expected: str) -> None:
+    assert format_bytes(amount) == expected
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [
+        (-5, "0s"), (0, "0s"), (119.9, "119s"), (125, "2m5s"), (1800, "30m"), (7200, "2h0m"),
+        (30_000, "8h"), (172_800, "2d"),
+    ],
+)  # fmt: skip
+def test_formats_ages_as_kubectl(seconds: float, expected: str) -> None:
+    assert format_age(seconds) == expected

@@ -6,12 +6,10 @@ silently wrong: a buffer that is written to while its copy is under way.
 
 from __future__ import annotations
 
-import ctypes
 import queue
 import threading
 import zlib
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,7 +19,6 @@ from runtime.errors import DeviceFull
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from runtime.device.address_ranges import AddressRanges
     from runtime.device.forward_graphs import GraphMaker
 
 
@@ -52,8 +49,7 @@ class FakeDriver:
 class FakeEngine:
     """Memory of a bounded size, and one copy stream.
 
-    With `slab_pools` unset and a driver given, freed memory stays in a cache, as torch's does,
-    until an allocation of this engine fails.
+    With a driver given, freed memory is another engine's once the end of its pool has run.
     """
 
     device = torch.device("cpu")
@@ -63,18 +59,13 @@ class FakeEngine:
         memory_bytes: int = 1 << 40,
         *,
         has_bfloat16: bool = False,
-        ranges: AddressRanges | None = None,
         graphs: GraphMaker | None = None,
         driver: FakeDriver | None = None,
-        slab_pools: bool = False,
     ) -> None:
         self.has_bfloat16 = has_bfloat16
-        self.ranges = ranges
         self.graphs: GraphMaker | None = graphs
         self._driver = driver or FakeDriver(memory_bytes)
-        self._has_cache = driver is not None
-        self._slab_pools = slab_pools
-        self._cached_bytes = 0
+        self._is_shared = driver is not None
         self._freed_bytes = 0
         """Freed, with a pool that has not ended yet."""
         self.memory_bytes = self._driver.memory_bytes
@@ -98,15 +89,8 @@ class FakeEngine:
         self._stream: queue.SimpleQueue[FakeCopy] = queue.SimpleQueue()
         threading.Thread(target=self._run_stream, daemon=True).start()
 
-    def allocate(self, size_bytes: int, layout: str = "") -> torch.Tensor:
-        if self.ranges is not None:
-            address = self.ranges.map(layout, size_bytes).address
-            memory = (ctypes.c_uint8 * size_bytes).from_address(address)
-            return torch.frombuffer(memory, dtype=torch.uint8)
+    def allocate(self, size_bytes: int) -> torch.Tensor:
         with self._lock:
-            if self._driver.taken_bytes + size_bytes > self.memory_bytes:
-                self._driver.taken_bytes -= self._cached_bytes  # as `empty_cache`
-                self._cached_bytes = 0
             if self._driver.taken_bytes + size_bytes > self.memory_bytes:
                 free = self.memory_bytes - self._driver.taken_bytes
                 self.refused += 1
@@ -122,16 +106,14 @@ class FakeEngine:
         """Called when the last view of a slab is gone."""
         with self._lock:
             self.allocated_bytes -= size_bytes
-            if not self._has_cache:
-                self._driver.taken_bytes -= size_bytes
-            elif self._slab_pools:
+            if self._is_shared:
                 self._freed_bytes += size_bytes
             else:
-                self._cached_bytes += size_bytes
+                self._driver.taken_bytes -= size_bytes
 
     def free_bytes(self) -> int:
         with self._lock:
-            return self.memory_bytes - self._driver.taken_bytes + self._cached_bytes
+            return self.memory_bytes - self._driver.taken_bytes
 
     def register(self, region: torch.Tensor) -> None:
         if self.refuses_to_register:
@@ -143,9 +125,7 @@ class FakeEngine:
         self.registered.remove(region.data_ptr())
 
     def end_of(self, slab: torch.Tensor) -> Callable[[], None] | None:
-        if self.ranges is not None:
-            return partial(self.ranges.unmap, slab.data_ptr())
-        return self._end_pools if self._slab_pools else None
+        return self._end_pools if self._is_shared else None
 
     def _end_pools(self) -> None:
         with self._lock:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -20,9 +20,10 @@ from tests.runtime.local_pod import LocalPod, local_pod
 from tests.servers import copy_model, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator
     from pathlib import Path
 
+    from runtime.device.memory import DeviceMemory
     from tests.runtime.fake_engine import FakeEngine
     from tests.runtime.faulty_proxy import FaultyProxy
     from tests.servers import S3Server
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 WEIGHTS = "model.safetensors"
 BUCKET = "large-models"
 SPANS = 3
+PART_BYTES = 2 * 1024**2
+PARTS_OF_TWO_SPANS = 2 * SPAN_BYTES // PART_BYTES - 1
+"""Copies that the two first spans are good for, with the header and an alignment off."""
 
 
 def make_large(source: Path, target: Path) -> Path:
@@ -97,26 +101,22 @@ async def until(condition: Callable[[], bool], what: str) -> None:
 
 
 def staged(engine: FakeEngine) -> StagedMemory:
-    return StagedMemory(engine, buffers=3, buffer_bytes=2 * 1024**2, readers=2)
+    return StagedMemory(engine, buffers=3, buffer_bytes=PART_BYTES, readers=2)
 
 
-def run(
-    folder: Path,
-    gated_store: GatedStore,
-    work: Callable[[LocalPod], Awaitable[None]],
-    **settings: object,
-) -> None:
-    async def main() -> None:
-        environment = gated_store.proxy.environment
-        async with local_pod(folder, environment=environment, **settings) as pod:  # type: ignore[arg-type]  # passed on
-            try:
-                await work(pod)
-            finally:
-                gated_store.open.set()
-
+@asynccontextmanager
+async def gated_pod(
+    folder: Path, gated_store: GatedStore, memory: DeviceMemory | None = None
+) -> AsyncIterator[LocalPod]:
+    """A pod that reads the store, which opens at the end at the latest."""
     gc.disable()  # what a load gives back must not wait for it
     try:
-        asyncio.run(main())
+        environment = gated_store.proxy.environment
+        async with local_pod(folder, environment=environment, memory=memory) as pod:
+            try:
+                yield pod
+            finally:
+                gated_store.open.set()
     finally:
         gc.enable()
 

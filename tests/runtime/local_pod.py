@@ -14,20 +14,18 @@ from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch
 from runtime.device.memory import CpuMemory
 from runtime.device.worker import DeviceWorker
-from runtime.engines.skeletons import Skeletons
-from runtime.loading.bases import Bases
 from runtime.loading.load_coordinator import LoadCoordinator
 from runtime.loading.load_threads import LoadThreads
 from runtime.loading.model_loader import ModelLoader
 from runtime.loading.model_store import ModelStore
-from runtime.loading.processors import Processors
+from runtime.loading.model_tiers import Demotions
+from runtime.loading.processors import Bases, Processors
 from runtime.loading.weight_resolver import WeightResolver
 from runtime.registration.measurements import Measurements
 from runtime.registration.registry_agent import Inventory, RegistryAgent, TierState
 from runtime.settings import RuntimeSettings
 from runtime.storage.bandwidth import Bandwidth
 from runtime.storage.storages import StorageOptions, Storages
-from runtime.tiers.demotion import Demotions
 from runtime.tiers.disk_cache import DiskCache
 from runtime.tiers.eviction import POLICIES, ReloadCosts
 from runtime.tiers.host_tier import enter_host_tier
@@ -94,7 +92,6 @@ async def local_pod(
     cache_folder: Path | None = None,
     environment: Mapping[str, str] | None = None,
     link_rate: float | None = None,
-    ends_downloads: bool = False,
     declared: Sequence[ModelSpec] = (),
     limits: GenerationLimits | None = None,
 ) -> AsyncIterator[LocalPod]:
@@ -120,8 +117,6 @@ async def local_pod(
                 by_name = {spec.name: spec for spec in declared}
                 processors = Processors(cache, threads, tasks, bases=Bases(by_name.get))
                 moved: asyncio.Queue[str] = asyncio.Queue()
-                demotions = Demotions(host, cache, threads, moved.put_nowait)
-                running = tasks.create_task(demotions.run())
                 resolver = WeightResolver(
                     store,
                     cache,
@@ -131,8 +126,10 @@ async def local_pod(
                     limits or RuntimeSettings().generation_limits,
                     memory,
                 )
-                loader = ModelLoader(store, resolver, memory, Skeletons(), device)
-                coordinator = _make_coordinator(loader, tasks, ends_downloads=ends_downloads)
+                demotions = Demotions(resolver, moved.put_nowait)
+                running = tasks.create_task(demotions.run())
+                loader = ModelLoader(resolver, device)
+                coordinator = _make_coordinator(loader, tasks)
                 yield LocalPod(loader, coordinator, demotions, moved, evictions)
                 running.cancel()
         finally:
@@ -142,9 +139,7 @@ async def local_pod(
             memory.close()
 
 
-def _make_coordinator(
-    loader: ModelLoader, tasks: asyncio.TaskGroup, *, ends_downloads: bool
-) -> LoadCoordinator:
+def _make_coordinator(loader: ModelLoader, tasks: asyncio.TaskGroup) -> LoadCoordinator:
     registry = Registry("redis://127.0.0.1:1/0", "nowhere")
     info = PodInfo("pod", "127.0.0.1:1", "node", "cpu", slots=1, memory_bytes=1 << 30)
     measurements = Measurements()
@@ -167,7 +162,6 @@ def _make_coordinator(
         measurements=measurements,
         costs=ReloadCosts(),
         tasks=tasks,
-        ends_downloads=ends_downloads,
     )
 
 

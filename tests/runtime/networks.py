@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from runtime.device.memory import CpuMemory
-from runtime.engines.building import build_skeleton
+from runtime.engines.building import engine_of, library_path
+from runtime.engines.engine import ModelFolder
+from runtime.weights.converted_weights import converted
 from runtime.weights.weight_source import DiskWeights
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     import torch
@@ -17,14 +20,25 @@ if TYPE_CHECKING:
 
 
 def load_network(
-    folder: Path, task: Task | None = None, device: torch.device = CpuMemory.device
+    folder: Path,
+    task: Task | None = None,
+    device: torch.device = CpuMemory.device,
+    *,
+    dtype: torch.dtype | None = None,
+    extra: Sequence[Path] = (),
 ) -> Any:
-    """The folder's network or program with its weights mapped, built for the device."""
-    source = DiskWeights(sorted([*folder.glob("*.safetensors"), *folder.glob("*.pt2")]))
+    """The folder's network or program with its weights mapped, built for the device.
+
+    `extra`: files beside the one that a library reads.
+    """
+    library = library_path(folder)
+    weights_of = sorted([*folder.glob("*.safetensors"), *folder.glob("*.pt2")])
+    source = DiskWeights(weights_of if library is None else [library, *extra])
+    model = ModelFolder(folder, task, source.layout.tensors, dtype)
+    skeleton = engine_of(folder).build_skeleton(model, key="", device=device, threads=1)
     try:
-        weights = CpuMemory().put(source)
+        weights = CpuMemory().put(converted(source, skeleton.conversions))
     finally:
         source.close()
-    skeleton = build_skeleton(folder, task, source.layout.tensors, key="", device=device)
     skeleton.attach(weights.tensors)
     return skeleton.network

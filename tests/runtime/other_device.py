@@ -94,9 +94,9 @@ class OtherEngine(FakeEngine):
         super().__init__()
         self.device = device
 
-    def allocate(self, size_bytes: int, layout: str = "") -> torch.Tensor:
+    def allocate(self, size_bytes: int) -> torch.Tensor:
         """Memory of the device."""
-        return OtherTensor(super().allocate(size_bytes, layout))
+        return OtherTensor(super().allocate(size_bytes))
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> FakeCopy:
         """From the host to the device."""

@@ -19,8 +19,7 @@ import torch
 from pilotlight.sample_models.make_model import make_model
 from registry.domain.model import ModelName, ModelSpec, Task, Tier
 from runtime.device.cuda import CudaEngine
-from runtime.device.device_tensor import DeviceTensor, values_on
-from runtime.device.kept_memory import KeptMemory
+from runtime.device.device_tensor import DeviceTensor, KeptMemory, values_on
 from runtime.device.memory import CpuMemory
 from runtime.device.staged_memory import StagedMemory
 from runtime.generation.engine import Sampling
@@ -79,7 +78,9 @@ async def _answer(pod: LocalPod, spec: ModelSpec, tier: Tier) -> list[Any]:
     entry = pod.loader.store.acquire(spec.key)
     assert entry is not None
     try:
-        return await _infer(entry.model) + await _stay(entry.model, pod.loader.memory.device)
+        return await _infer(entry.model) + await _stay(
+            entry.model, pod.loader.resolver.memory.device
+        )
     finally:
         pod.loader.store.end_use(entry)
         await pod.unload(spec)

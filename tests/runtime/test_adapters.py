@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from registry.domain.model import ModelSpec
     from tests.runtime.conftest import Cluster
 
+
 PATHS = ["transformer.h.0.attn.c_attn", "transformer.h.1.mlp.c_fc"]
 PROMPT = [260, 270, 280]
 
@@ -88,65 +89,60 @@ def test_adapters_share_the_weights_of_their_base(
     assert added < (models / "tiny-gpt2" / "model.safetensors").stat().st_size / 2
 
 
-def test_base_leaves_with_its_adapters_and_not_while_one_is_used(
+async def test_base_leaves_with_its_adapters_and_not_while_one_is_used(
     base: ModelSpec, models: Path, tmp_path: Path
 ) -> None:
     adapter, other = adapter_of(models, tmp_path, 1), spec_of("other", models / "tiny-gpt2")
 
-    async def run() -> None:
-        async with local_pod(tmp_path / "pod", declared=[base]) as pod:
-            store = pod.loader.store
-            await pod.load(adapter)
-            entry = store.acquire(adapter.key)
-            assert entry is not None
-            assert store.by_key[base.key].users == 1
-            store.budget_bytes = store.used_bytes
-            assert not store.try_reserve(other.key, store.bytes_of(base.key))
-            store.end_use(entry)
-            assert store.by_key[base.key].users == 0
-            await pod.load(other)  # evicts the base
-            assert store.by_key.keys() == {other.key}
-            assert {key for key, *_ in pod.evictions} == {base.key, adapter.key}
-
-    asyncio.run(run())
+    async with local_pod(tmp_path / "pod", declared=[base]) as pod:
+        store = pod.loader.store
+        await pod.load(adapter)
+        entry = store.acquire(adapter.key)
+        assert entry is not None
+        assert store.by_key[base.key].users == 1
+        store.budget_bytes = store.used_bytes
+        assert not store.try_reserve(other.key, store.bytes_of(base.key))
+        store.end_use(entry)
+        assert store.by_key[base.key].users == 0
+        await pod.load(other)  # evicts the base
+        assert store.by_key.keys() == {other.key}
+        assert {key for key, *_ in pod.evictions} == {base.key, adapter.key}
 
 
-def test_an_adapter_alone_leaves_its_base(base: ModelSpec, models: Path, tmp_path: Path) -> None:
-    adapter = adapter_of(models, tmp_path, 1)
-
-    async def run() -> None:
-        async with local_pod(tmp_path / "pod", declared=[base]) as pod:
-            for _ in range(2):
-                await pod.load(adapter)
-                await pod.unload(adapter)
-            assert pod.loader.store.by_key.keys() == {base.key}
-            assert pod.loader.store.by_key[base.key].users == 0
-            assert await tokens_of(pod, base)
-
-    asyncio.run(run())
-
-
-def test_a_withdrawn_base_stays_until_its_adapters_are_not_used(
+async def test_an_adapter_alone_leaves_its_base(
     base: ModelSpec, models: Path, tmp_path: Path
 ) -> None:
     adapter = adapter_of(models, tmp_path, 1)
 
-    async def run() -> None:
-        async with local_pod(tmp_path / "pod", declared=[base]) as pod:
-            store = pod.loader.store
+    async with local_pod(tmp_path / "pod", declared=[base]) as pod:
+        for _ in range(2):
             await pod.load(adapter)
-            entry = store.acquire(adapter.key)
-            assert entry is not None
-            assert store.retire(base.key, "withdrawn")
-            assert store.holds(base.key)
-            store.end_use(entry)
-            assert not store.by_key
+            await pod.unload(adapter)
+        assert pod.loader.store.by_key.keys() == {base.key}
+        assert pod.loader.store.by_key[base.key].users == 0
+        assert await tokens_of(pod, base)
 
-    asyncio.run(run())
+
+async def test_a_withdrawn_base_stays_until_its_adapters_are_not_used(
+    base: ModelSpec, models: Path, tmp_path: Path
+) -> None:
+    adapter = adapter_of(models, tmp_path, 1)
+
+    async with local_pod(tmp_path / "pod", declared=[base]) as pod:
+        store = pod.loader.store
+        await pod.load(adapter)
+        entry = store.acquire(adapter.key)
+        assert entry is not None
+        assert store.retire(base.key, "withdrawn")
+        assert store.holds(base.key)
+        store.end_use(entry)
+        assert not store.by_key
 
 
 @pytest.mark.parametrize("kind", ["absent", "adapter", "other-format", "unnamed"])
-def test_wrong_bases_are_told(models: Path, tmp_path: Path, base: ModelSpec, kind: str) -> None:
+async def test_wrong_bases_are_told(
+    models: Path, tmp_path: Path, base: ModelSpec, kind: str
+) -> None:
     adapter = adapter_of(models, tmp_path, 1)
     if kind == "unnamed":
         adapter = replace(adapter, base="")
@@ -163,12 +159,9 @@ def test_wrong_bases_are_told(models: Path, tmp_path: Path, base: ModelSpec, kin
         "unnamed": "annotation pilotlight.io/base-model",
     }[kind]
 
-    async def run() -> None:
-        async with local_pod(tmp_path / "pod", declared=declared) as pod:
-            with pytest.raises((LoadFailed, ModelInvalid), match=told):
-                await pod.load(adapter)
-
-    asyncio.run(run())
+    async with local_pod(tmp_path / "pod", declared=declared) as pod:
+        with pytest.raises((LoadFailed, ModelInvalid), match=told):
+            await pod.load(adapter)
 
 
 @pytest.mark.slow

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from runtime.device.worker import DeviceWorker
 
+
 PIECE_BYTES = 64 * 1024
 
 
@@ -35,69 +36,60 @@ async def until(condition: Callable[[], object], what: str) -> None:
     await asyncio.to_thread(partial(wait_until, condition, what=what, timeout_s=60))
 
 
-def test_an_inference_waits_for_no_copy(models: Path, tmp_path: Path) -> None:
+async def test_an_inference_waits_for_no_copy(models: Path, tmp_path: Path) -> None:
     served, other = spec_of("served", models / "tiny-bert"), spec_of("other", models / "tiny-t5")
     engine = FakeEngine()
 
-    async def run() -> None:
-        async with local_pod(tmp_path, memory=staged(engine)) as pod:
-            await pod.load(served)
-            alone = await pod.answer(served)
-            engine.may_copy.clear()
-            asked = engine._asked
-            loading = asyncio.create_task(pod.load(other))
-            try:
-                await until(lambda: engine._asked > asked, "a copy is under way")
-                assert await asyncio.wait_for(pod.answer(served), 60) == alone
-                assert not loading.done()
-            finally:
-                engine.may_copy.set()
-            await loading
-            assert await pod.answer(other)
-
-    asyncio.run(run())
+    async with local_pod(tmp_path, memory=staged(engine)) as pod:
+        await pod.load(served)
+        alone = await pod.answer(served)
+        engine.may_copy.clear()
+        asked = engine._asked
+        loading = asyncio.create_task(pod.load(other))
+        try:
+            await until(lambda: engine._asked > asked, "a copy is under way")
+            assert await asyncio.wait_for(pod.answer(served), 60) == alone
+            assert not loading.done()
+        finally:
+            engine.may_copy.set()
+        await loading
+        assert await pod.answer(other)
 
 
-def test_copies_and_tokenising_wait_for_no_inference(models: Path, tmp_path: Path) -> None:
+async def test_copies_and_tokenising_wait_for_no_inference(models: Path, tmp_path: Path) -> None:
     served, other = spec_of("served", models / "tiny-bert"), spec_of("other", models / "tiny-t5")
     engine, gate = FakeEngine(), Gate()
 
-    async def run() -> None:
-        async with local_pod(tmp_path, memory=staged(engine)) as pod:
-            await pod.load(served)
-            before = len(engine.done_order)
-            processor = pod.loader.store.by_key[served.key].model.processor
-            size_bytes = (models / "tiny-t5" / "model.safetensors").stat().st_size
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(pod.loader.device.run(gate))
-                await entered(gate)
-                try:
-                    loading = tasks.create_task(pod.load(other))
-                    pieces = size_bytes // PIECE_BYTES
-                    await until(lambda: len(engine.done_order) - before >= pieces, "all is copied")
-                    with ThreadPoolExecutor(1) as threads:
-                        assert await in_thread(threads, processor.preprocess, ["some words"])
-                    assert not loading.done()  # its first inference comes after the running one
-                finally:
-                    gate.open.set()
-
-    asyncio.run(run())
-
-
-def test_a_result_waits_for_no_later_inference(device: DeviceWorker) -> None:
-    gate = Gate()
-
-    async def run() -> None:
+    async with local_pod(tmp_path, memory=staged(engine)) as pod:
+        await pod.load(served)
+        before = len(engine.done_order)
+        processor = pod.loader.store.by_key[served.key].model.processor
+        size_bytes = (models / "tiny-t5" / "model.safetensors").stat().st_size
         async with asyncio.TaskGroup() as tasks:
-            first = tasks.create_task(device.run(lambda: 7))
-            tasks.create_task(device.run(gate))
+            tasks.create_task(pod.loader.device.run(gate))
             await entered(gate)
             try:
-                assert (await asyncio.wait_for(first, 60)).value == 7
+                loading = tasks.create_task(pod.load(other))
+                pieces = size_bytes // PIECE_BYTES
+                await until(lambda: len(engine.done_order) - before >= pieces, "all is copied")
+                with ThreadPoolExecutor(1) as threads:
+                    assert await in_thread(threads, processor.preprocess, ["some words"])
+                assert not loading.done()  # its first inference comes after the running one
             finally:
                 gate.open.set()
 
-    asyncio.run(run())
+
+async def test_a_result_waits_for_no_later_inference(device: DeviceWorker) -> None:
+    gate = Gate()
+
+    async with asyncio.TaskGroup() as tasks:
+        first = tasks.create_task(device.run(lambda: 7))
+        tasks.create_task(device.run(gate))
+        await entered(gate)
+        try:
+            assert (await asyncio.wait_for(first, 60)).value == 7
+        finally:
+            gate.open.set()
 
 
 def test_copies_come_in_pieces(models: Path, tmp_path: Path) -> None:
@@ -121,7 +113,9 @@ def test_copies_come_in_pieces(models: Path, tmp_path: Path) -> None:
             await pod.demote(spec)
             await pod.unload(spec)
             await pod.load(spec)
-            assert engine.registrations == (1 if registered_bytes else 0)
+            await until(lambda: engine.registrations == bool(registered_bytes), "registered")
+            await pod.unload(spec)
+            await pod.load(spec)
 
     for registered_bytes in (0, 1 << 28):
         engine = Watching()

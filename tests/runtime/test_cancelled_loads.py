@@ -13,19 +13,16 @@ from registry.domain.reservation import ANY_COPIES
 from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch
 from runtime.errors import DeadlinePassed, LoadCancelled, ModelNotFound
-from runtime.loading.load import should_continue
 from runtime.registration.model_catalog import ModelCatalog
-from runtime.serving.in_flight import InFlightRequests
+from runtime.serving.in_flight import InFlightRequests, StepQueue
 from runtime.serving.repository import Repository
-from runtime.serving.step_queue import StepQueue
-from runtime.storage.load_ticket import LoadProgress
-from runtime.storage.partial_file import SPAN_BYTES
 from tests.runtime.fake_engine import FakeEngine
 from tests.runtime.large_models import (
+    PARTS_OF_TWO_SPANS,
     SPANS,
     GatedStore,
     assert_nothing_is_held,
-    run,
+    gated_pod,
     staged,
     until,
 )
@@ -35,31 +32,10 @@ if TYPE_CHECKING:
 
     from registry.domain.model import ModelSpec
     from tests import servers
-    from tests.runtime.local_pod import LocalPod
-
-COPIES = 7
-"""Parts that the first two spans are good for."""
 
 
-@pytest.mark.parametrize(
-    ("progress", "ends_downloads", "expected"),
-    [
-        pytest.param(LoadProgress(), False, False, id="nothing-has-come"),
-        pytest.param(LoadProgress(False, 0, 100), False, False, id="download-has-brought-nothing"),
-        pytest.param(LoadProgress(False, 90, 100), True, False, id="only-an-earlier-download-has"),
-        pytest.param(LoadProgress(True, 1, 100), False, True, id="bytes-come"),
-        pytest.param(LoadProgress(True, 1, 100), True, False, id="bytes-come-but-ends"),
-        pytest.param(LoadProgress(True, 79, 100), True, False, id="not-nearly-done"),
-        pytest.param(LoadProgress(True, 80, 100), True, True, id="nearly-done"),
-        pytest.param(LoadProgress(True, 0, 0), True, True, id="from-this-node"),
-    ],
-)
-def test_rule(progress: LoadProgress, *, ends_downloads: bool, expected: bool) -> None:
-    assert should_continue(progress, ends_downloads=ends_downloads) is expected
-
-
-async def two_spans(engine: FakeEngine, copies: int = COPIES) -> None:
-    await until(lambda: len(engine.done_order) == copies, "two spans are on the device")
+async def two_spans(engine: FakeEngine) -> None:
+    await until(lambda: len(engine.done_order) == PARTS_OF_TWO_SPANS, "two spans are on the device")
 
 
 async def leave(waiting: asyncio.Task[object]) -> None:
@@ -68,13 +44,13 @@ async def leave(waiting: asyncio.Task[object]) -> None:
         await waiting
 
 
-def test_load_that_has_brought_nothing_ends_with_its_last_waiter(
+async def test_load_that_has_brought_nothing_ends_with_its_last_waiter(
     gated_store: GatedStore, large_spec: ModelSpec, tmp_path: Path
 ) -> None:
     engine = FakeEngine()
     gated_store.from_span = 0
 
-    async def work(pod: LocalPod) -> None:
+    async with gated_pod(tmp_path, gated_store, memory=staged(engine)) as pod:
         first, second = (asyncio.create_task(pod.coordinator.acquire(large_spec)) for _ in range(2))
         await until(lambda: len(gated_store.starts()) >= 2, "the weights are asked for")
         await leave(first)
@@ -84,28 +60,24 @@ def test_load_that_has_brought_nothing_ends_with_its_last_waiter(
         assert not gated_store.open.is_set()
         assert_nothing_is_held(pod, large_spec, engine)
 
-    run(tmp_path, gated_store, work, memory=staged(engine))
 
-
-def test_deadline_that_passes_counts_as_leaving(
+async def test_deadline_that_passes_counts_as_leaving(
     gated_store: GatedStore, large_spec: ModelSpec, tmp_path: Path
 ) -> None:
     gated_store.from_span = 0
 
-    async def work(pod: LocalPod) -> None:
+    async with gated_pod(tmp_path, gated_store) as pod:
         with pytest.raises(DeadlinePassed):
             await pod.coordinator.acquire(large_spec, deadline_s=time.monotonic() + 0.05)
         await until(lambda: not pod.coordinator.is_loading(large_spec.key), "the load is over")
 
-    run(tmp_path, gated_store, work)
 
-
-def test_request_that_comes_while_a_load_is_given_up_loads_anew(
+async def test_request_that_comes_while_a_load_is_given_up_loads_anew(
     gated_store: GatedStore, large_spec: ModelSpec, tmp_path: Path
 ) -> None:
     gated_store.from_span = 0
 
-    async def work(pod: LocalPod) -> None:
+    async with gated_pod(tmp_path, gated_store) as pod:
         first = asyncio.create_task(pod.coordinator.acquire(large_spec))
         await until(lambda: len(gated_store.starts()) >= 2, "the weights are asked for")
         first.cancel()
@@ -115,15 +87,13 @@ def test_request_that_comes_while_a_load_is_given_up_loads_anew(
         async with asyncio.timeout(60):
             pod.coordinator.release(await second)
 
-    run(tmp_path, gated_store, work)
 
-
-def test_download_that_has_begun_goes_on_as_a_preload_and_can_be_joined(
+async def test_download_that_has_begun_goes_on_as_a_preload_and_can_be_joined(
     gated_store: GatedStore, large_spec: ModelSpec, tmp_path: Path
 ) -> None:
     engine = FakeEngine()
 
-    async def work(pod: LocalPod) -> None:
+    async with gated_pod(tmp_path, gated_store, memory=staged(engine)) as pod:
         first = asyncio.create_task(pod.coordinator.acquire(large_spec))
         await two_spans(engine)
         ticket = pod.coordinator.running[large_spec.key].ticket
@@ -137,35 +107,13 @@ def test_download_that_has_begun_goes_on_as_a_preload_and_can_be_joined(
         pod.coordinator.release(await second)
         assert len(gated_store.starts()) == SPANS
 
-    run(tmp_path, gated_store, work, memory=staged(engine))
 
-
-def test_download_ends_half_way_where_the_pod_is_told_so(
-    gated_store: GatedStore, large_spec: ModelSpec, tmp_path: Path
-) -> None:
-    engine = FakeEngine()
-
-    async def work(pod: LocalPod) -> None:
-        first = asyncio.create_task(pod.coordinator.acquire(large_spec))
-        await until(lambda: bool(engine.done_order), "a span is on the device")
-        await leave(first)
-        await until(lambda: not pod.coordinator.is_loading(large_spec.key), "the load is over")
-        assert_nothing_is_held(pod, large_spec, engine)
-        gated_store.open.set()
-        request = gated_store.starts()
-        pod.coordinator.release(await pod.coordinator.acquire(large_spec))
-        assert gated_store.starts().count(0) == request.count(0) == 1  # what had come, stayed
-
-    gated_store.from_span = 1
-    run(tmp_path, gated_store, work, memory=staged(engine), ends_downloads=True)
-
-
-def test_preload_goes_on_when_a_request_that_joined_it_leaves(
+async def test_preload_goes_on_when_a_request_that_joined_it_leaves(
     gated_store: GatedStore, large_spec: ModelSpec, tmp_path: Path
 ) -> None:
     gated_store.from_span = 0
 
-    async def work(pod: LocalPod) -> None:
+    async with gated_pod(tmp_path, gated_store) as pod:
         preload = asyncio.create_task(pod.coordinator.preload(large_spec, ANY_COPIES))
         await until(lambda: len(gated_store.starts()) >= 2, "the weights are asked for")
         ticket = pod.coordinator.running[large_spec.key].ticket
@@ -178,17 +126,15 @@ def test_preload_goes_on_when_a_request_that_joined_it_leaves(
         await preload
         assert pod.loader.store.holds(large_spec.key)
 
-    run(tmp_path, gated_store, work)
-
 
 @pytest.mark.parametrize("from_span", [0, 1, 2])
-def test_unloading_a_model_that_is_loaded_gives_everything_back(
+async def test_unloading_a_model_that_is_loaded_gives_everything_back(
     gated_store: GatedStore, large_spec: ModelSpec, tmp_path: Path, from_span: int
 ) -> None:
     engine = FakeEngine()
     gated_store.from_span = from_span
 
-    async def work(pod: LocalPod) -> None:
+    async with gated_pod(tmp_path, gated_store, memory=staged(engine)) as pod:
         waiting = asyncio.create_task(pod.coordinator.acquire(large_spec))
         preload = asyncio.create_task(pod.coordinator.preload(large_spec, ANY_COPIES))
         await until(
@@ -205,15 +151,13 @@ def test_unloading_a_model_that_is_loaded_gives_everything_back(
         pod.coordinator.release(await pod.coordinator.acquire(large_spec))
         assert gated_store.starts().count(0) == 2  # nothing was left of the first download
 
-    run(tmp_path, gated_store, work, memory=staged(engine))
 
-
-def test_load_that_waits_for_room_ends_with_its_last_waiter(
+async def test_load_that_waits_for_room_ends_with_its_last_waiter(
     gated_store: GatedStore, large_spec: ModelSpec, tmp_path: Path
 ) -> None:
     gated_store.open.set()
 
-    async def work(pod: LocalPod) -> None:
+    async with gated_pod(tmp_path, gated_store) as pod:
         store = pod.loader.store
         await pod.coordinator.preload(large_spec, ANY_COPIES, Tier.DISK)
         assert store.try_reserve("other", 1 << 30)
@@ -225,13 +169,11 @@ def test_load_that_waits_for_room_ends_with_its_last_waiter(
         assert store.reserved_bytes == 0
         pod.coordinator.release(await pod.coordinator.acquire(large_spec))
 
-    run(tmp_path, gated_store, work)
 
-
-def test_pod_that_waits_for_anothers_download_stops_waiting_when_it_is_told(
+async def test_pod_that_waits_for_anothers_download_stops_waiting_when_it_is_told(
     gated_store: GatedStore, large_spec: ModelSpec, tmp_path: Path
 ) -> None:
-    async def work(pod: LocalPod) -> None:
+    async with gated_pod(tmp_path, gated_store) as pod:
         locks = pod.loader.resolver.cache._locks
         folder = pod.loader.resolver.cache.folder_of(large_spec.key)
         await pod.loader.resolver.processors.folder(large_spec)
@@ -244,21 +186,15 @@ def test_pod_that_waits_for_anothers_download_stops_waiting_when_it_is_told(
             await until(lambda: not pod.coordinator.is_loading(large_spec.key), "the load is over")
         assert gated_store.starts() == []
 
-    run(tmp_path, gated_store, work)
 
-
-def test_bytes_of_two_spans_are_what_the_tests_count() -> None:
-    assert -(-2 * SPAN_BYTES // (2 * 1024**2)) - 1 == COPIES
-
-
-def test_a_model_that_the_copy_of_the_registry_lacks_yet_can_be_unloaded(
+async def test_a_model_that_the_copy_of_the_registry_lacks_yet_can_be_unloaded(
     redis: servers.RedisServer, gated_store: GatedStore, large_spec: ModelSpec, tmp_path: Path
 ) -> None:
     engine = FakeEngine()
     gated_store.from_span = 0
     name = large_spec.name.path_segment
 
-    async def work(pod: LocalPod) -> None:
+    async with gated_pod(tmp_path, gated_store, memory=staged(engine)) as pod:
         registry = await Registry.connect(redis.url, "of-new-models")
         repository = Repository(
             ModelCatalog(ClusterWatch(registry), registry), pod.coordinator, pod.loader.store,
@@ -279,5 +215,3 @@ def test_a_model_that_the_copy_of_the_registry_lacks_yet_can_be_unloaded(
                     await call("other")
         finally:
             await registry.close()
-
-    run(tmp_path, gated_store, work, memory=staged(engine))

@@ -21,8 +21,6 @@ from tests import servers
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.anyio
-
 PODS, ASKED = 50, 40
 
 

@@ -19,17 +19,16 @@ from runtime.device.memory import CpuMemory, open_device
 from runtime.device.staged_memory import StagedMemory
 from runtime.errors import DeviceFull, MemoryBusy, NoDevice, status_of
 from runtime.pod import lifecycle
+from runtime.pod_process import write_termination_message
 from runtime.settings import RuntimeSettings
-from runtime.termination_message import write_termination_message
 from tests.runtime.fake_engine import FakeEngine
 from tests.runtime.local_pod import LocalPod, local_pod, spec_of
 from tests.servers import copy_model
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from registry.domain.model import ModelSpec
     from runtime.device.memory import DeviceMemory
+
 
 KINDS = ("tiny-t5", "tiny-bert", "tiny-vit")
 TEXT_KINDS = ("tiny-t5", "tiny-bert")
@@ -37,14 +36,6 @@ TEXT_KINDS = ("tiny-t5", "tiny-bert")
 
 def staged(engine: FakeEngine) -> StagedMemory:
     return StagedMemory(engine, buffers=3, buffer_bytes=16_384, readers=2)
-
-
-def run(folder: Path, work: Callable[[LocalPod], Awaitable[None]], **settings: object) -> None:
-    async def main() -> None:
-        async with local_pod(folder, **settings) as pod:  # type: ignore[arg-type]  # passed on
-            await work(pod)
-
-    asyncio.run(main())
 
 
 def resident_bytes() -> int:
@@ -58,11 +49,13 @@ def mapped_files(folder: Path) -> int:
 
 
 @pytest.mark.parametrize("kind", ["cpu", "staged"])
-def test_answers_are_the_same_from_every_tier(models: Path, tmp_path: Path, kind: str) -> None:
+async def test_answers_are_the_same_from_every_tier(
+    models: Path, tmp_path: Path, kind: str
+) -> None:
     memory: DeviceMemory = CpuMemory() if kind == "cpu" else staged(FakeEngine())
     specs = [spec_of(name, models / name) for name in TEXT_KINDS]
 
-    async def work(pod: LocalPod) -> None:
+    async with local_pod(tmp_path, memory=memory, host_bytes=1 << 30) as pod:
         for spec in specs:
             answers, tiers = [], []
             for tier in (Tier.REMOTE, Tier.DISK, Tier.HOST):
@@ -74,26 +67,22 @@ def test_answers_are_the_same_from_every_tier(models: Path, tmp_path: Path, kind
             assert tiers == [Tier.REMOTE, Tier.DISK, Tier.HOST]
             assert answers[0] == answers[1] == answers[2]
 
-    run(tmp_path, work, memory=memory, host_bytes=1 << 30)
 
-
-def test_deleted_model_is_not_copied_to_host(models: Path, tmp_path: Path) -> None:
+async def test_deleted_model_is_not_copied_to_host(models: Path, tmp_path: Path) -> None:
     spec = spec_of("a", models / "tiny-bert")
 
-    async def work(pod: LocalPod) -> None:
+    async with local_pod(tmp_path, host_bytes=1 << 30) as pod:
         await pod.load(spec)
         await pod.unload(spec)
         pod.demotions.offer(spec)
         pod.demotions.withdraw(spec.key)
         await asyncio.wait_for(pod.moved.get(), 60)
-        assert not pod.demotions.host.bytes_of(spec.key)
+        assert not pod.loader.resolver.host.bytes_of(spec.key)
         await pod.demote(spec)  # declared again
-        assert pod.demotions.host.bytes_of(spec.key)
-
-    run(tmp_path, work, host_bytes=1 << 30)
+        assert pod.loader.resolver.host.bytes_of(spec.key)
 
 
-def test_models_of_one_architecture_share_skeleton_and_tokenizer_not_weights(
+async def test_models_of_one_architecture_share_skeleton_and_tokenizer_not_weights(
     models: Path, tmp_path: Path
 ) -> None:
     other = copy_model(models / "tiny-bert", tmp_path / "other")
@@ -101,20 +90,18 @@ def test_models_of_one_architecture_share_skeleton_and_tokenizer_not_weights(
     save_file({name: tensor * 2 for name, tensor in weights.items()}, other / "model.safetensors")
     first, second = spec_of("first", models / "tiny-bert"), spec_of("second", other)
 
-    async def work(pod: LocalPod) -> None:
+    async with local_pod(tmp_path) as pod:
         await pod.load(first)
         expected = await pod.answer(first)
         await pod.unload(first)
-        assert len(pod.loader.skeletons) == 1
+        assert len(pod.loader.resolver.skeletons) == 1
         await pod.load(second)
-        assert len(pod.loader.skeletons) == 0  # it is in use
+        assert len(pod.loader.resolver.skeletons) == 0  # it is in use
         assert await pod.answer(second) != expected
         await pod.load(first)  # beside it, with a skeleton of its own
         assert await pod.answer(first) == expected
         processors = [await pod.loader.resolver.processors.get(spec) for spec in (first, second)]
         assert processors[0] is processors[1]
-
-    run(tmp_path, work)
 
 
 async def cycle(pod: LocalPod, specs: list[ModelSpec], count: int) -> None:
@@ -127,7 +114,7 @@ async def cycle(pod: LocalPod, specs: list[ModelSpec], count: int) -> None:
 
 
 @pytest.mark.slow
-def test_memory_is_at_its_baseline_after_200_loads(models: Path, tmp_path: Path) -> None:
+async def test_memory_is_at_its_baseline_after_200_loads(models: Path, tmp_path: Path) -> None:
     """RSS within 8 MB of what it was after 30 loads, and no mapping or descriptor left.
 
     The tiny models have 0.16 to 0.6 MB: were one load in six not given back, RSS would grow by
@@ -136,7 +123,7 @@ def test_memory_is_at_its_baseline_after_200_loads(models: Path, tmp_path: Path)
     """
     specs = [spec_of(name, models / name) for name in KINDS]
 
-    async def work(pod: LocalPod) -> None:
+    async with local_pod(tmp_path, host_bytes=1 << 30) as pod:
         await cycle(pod, specs, 3)
         await pod.demote(specs[0])  # so one is mapped from host, the others from disk
         await cycle(pod, specs, 27)
@@ -147,15 +134,13 @@ def test_memory_is_at_its_baseline_after_200_loads(models: Path, tmp_path: Path)
         assert mapped_files(tmp_path) == 0
         assert pod.loader.store.used_bytes == 0
 
-    run(tmp_path, work, host_bytes=1 << 30)
-
 
 @pytest.mark.slow
-def test_slabs_are_given_back_whole_200_times(models: Path, tmp_path: Path) -> None:
+async def test_slabs_are_given_back_whole_200_times(models: Path, tmp_path: Path) -> None:
     engine = FakeEngine()
     specs = [spec_of(name, models / name) for name in KINDS]
 
-    async def work(pod: LocalPod) -> None:
+    async with local_pod(tmp_path, memory=staged(engine)) as pod:
         await pod.load(specs[0])
         held = pod.loader.store.bytes_of(specs[0].key)
         assert engine.allocated_bytes == held  # the budget counts what the device gave
@@ -164,17 +149,15 @@ def test_slabs_are_given_back_whole_200_times(models: Path, tmp_path: Path) -> N
             assert engine.allocated_bytes == held
         await pod.unload(specs[0])
         assert engine.allocated_bytes == 0
-
-    run(tmp_path, work, memory=staged(engine))
     assert engine.spoiled == []
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_cuda_memory_is_at_its_baseline_after_200_loads(models: Path, tmp_path: Path) -> None:
+async def test_cuda_memory_is_at_its_baseline_after_200_loads(models: Path, tmp_path: Path) -> None:
     specs = [spec_of(name, models / name) for name in KINDS]
 
-    async def work(pod: LocalPod) -> None:
+    async with local_pod(tmp_path, memory=open_device("cuda")) as pod:
         for number in range(203):
             if number == 3:
                 before = torch.cuda.memory_allocated()
@@ -182,14 +165,15 @@ def test_cuda_memory_is_at_its_baseline_after_200_loads(models: Path, tmp_path: 
             await pod.unload(specs[number % 3])
         assert torch.cuda.memory_allocated() == before
 
-    run(tmp_path, work, memory=open_device("cuda"))
 
-
-def test_full_device_evicts_idle_models_one_by_one(models: Path, tmp_path: Path) -> None:
+async def test_full_device_evicts_idle_models_one_by_one(models: Path, tmp_path: Path) -> None:
     names = ("a", "b", "c", "d")
     specs = [spec_of(name, models / "tiny-bert") for name in names]
 
-    async def work(pod: LocalPod) -> None:
+    size = tiny_bert_slab(models)
+    async with local_pod(
+        tmp_path, memory=staged(FakeEngine(memory_bytes=3 * size + size // 2))
+    ) as pod:
         for spec in specs[:3]:
             await pod.load(spec)
         await pod.load(specs[3])
@@ -197,16 +181,13 @@ def test_full_device_evicts_idle_models_one_by_one(models: Path, tmp_path: Path)
         for spec in specs[1:]:
             await pod.answer(spec)
 
-    size = tiny_bert_slab(models)
-    run(tmp_path, work, memory=staged(FakeEngine(memory_bytes=3 * size + size // 2)))
 
-
-def test_full_device_evicts_what_is_missing_at_once(models: Path, tmp_path: Path) -> None:
+async def test_full_device_evicts_what_is_missing_at_once(models: Path, tmp_path: Path) -> None:
     """Not one model per attempt: an attempt may copy all weights before it fails."""
     specs = [spec_of(name, models / "tiny-bert") for name in ("a", "b", "c")]
     engine = FakeEngine(memory_bytes=3 * tiny_bert_slab(models) + 1000)
 
-    async def work(pod: LocalPod) -> None:
+    async with local_pod(tmp_path, memory=staged(engine)) as pod:
         for spec in specs[:3]:
             await pod.load(spec)
         large = spec_of("large", models / "tiny-t5")
@@ -216,13 +197,14 @@ def test_full_device_evicts_what_is_missing_at_once(models: Path, tmp_path: Path
         assert engine.refused == 1
         await pod.answer(large)
 
-    run(tmp_path, work, memory=staged(engine))
 
-
-def test_full_device_refuses_while_all_models_are_in_use(models: Path, tmp_path: Path) -> None:
+async def test_full_device_refuses_while_all_models_are_in_use(
+    models: Path, tmp_path: Path
+) -> None:
     first, second = spec_of("a", models / "tiny-bert"), spec_of("b", models / "tiny-bert")
 
-    async def work(pod: LocalPod) -> None:
+    size = tiny_bert_slab(models)
+    async with local_pod(tmp_path, memory=staged(FakeEngine(memory_bytes=size + size // 2))) as pod:
         await pod.load(first)
         entry = pod.loader.store.acquire(first.key)
         assert entry is not None
@@ -234,9 +216,6 @@ def test_full_device_refuses_while_all_models_are_in_use(models: Path, tmp_path:
         pod.loader.store.end_use(entry)
         await pod.load(second)
         await pod.answer(second)
-
-    size = tiny_bert_slab(models)
-    run(tmp_path, work, memory=staged(FakeEngine(memory_bytes=size + size // 2)))
 
 
 def tiny_bert_slab(models: Path) -> int:
@@ -296,13 +275,11 @@ def test_pod_without_its_gpu_ends_and_says_why(
     assert "device is 'cuda'" in message.read_text()
 
 
-def test_pinned_model_is_never_evicted(models: Path, tmp_path: Path) -> None:
+async def test_pinned_model_is_never_evicted(models: Path, tmp_path: Path) -> None:
     pinned = replace(spec_of("a", models / "tiny-bert"), policy=ModelPolicy(pin=True))
     others = [spec_of(name, models / "tiny-bert") for name in ("b", "c")]
 
-    async def work(pod: LocalPod) -> None:
+    async with local_pod(tmp_path, budget_bytes=2 * tiny_bert_slab(models) + 100) as pod:
         for spec in (pinned, *others):
             await pod.load(spec)
         assert [key for key, _, _ in pod.evictions] == [others[0].key]
-
-    run(tmp_path, work, budget_bytes=2 * tiny_bert_slab(models) + 100)

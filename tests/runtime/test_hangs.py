@@ -88,7 +88,7 @@ def test_hangs_that_can_be_interrupted_do_not_end_the_pod(
 ) -> None:
     for name in ("m", "n"):
         cluster.declare(name, endless(models, tmp_path / name))
-    pod = cluster.pod(inference_timeout=1.5, most_stuck_threads=0)
+    pod = cluster.pod(inference_timeout=1.5)
     for name in ("m", "n"):
         for text in ("quick brown fox", "lazy dog"):
             assert predict(pod.url, name, text).status_code == 504
@@ -97,52 +97,44 @@ def test_hangs_that_can_be_interrupted_do_not_end_the_pod(
     assert predict(pod.url, "other", "x").status_code == 200
 
 
-def test_too_many_threads_that_stay_stuck_end_the_pod(tmp_path: Path) -> None:
-    async def run() -> None:
-        ended, release = asyncio.Event(), threading.Event()
-        device = DeviceWorker(threads=1, max_queued=4, timeout_s=0.2)
-        device.start()
-        async with local_pod(tmp_path) as pod, asyncio.TaskGroup() as tasks:
-            watchdog = Watchdog(device, pod.coordinator, max_stuck_threads=1, end_pod=ended.set)
-            running = tasks.create_task(watchdog.run())
-            for name in ("a", "b"):
-                assert not ended.is_set()
-                with pytest.raises(InferenceHung):
-                    await device.run(release.wait, model=DeviceModel(f"default/{name}@1"))
-            await asyncio.wait_for(ended.wait(), 30)
-            running.cancel()
-        release.set()
-        device.close()
-
-    asyncio.run(run())
+async def test_too_many_threads_that_stay_stuck_end_the_pod(tmp_path: Path) -> None:
+    ended, release = asyncio.Event(), threading.Event()
+    device = DeviceWorker(threads=1, max_queued=4, timeout_s=0.2)
+    device.start()
+    async with local_pod(tmp_path) as pod, asyncio.TaskGroup() as tasks:
+        watchdog = Watchdog(device, pod.coordinator, max_stuck_threads=1, end_pod=ended.set)
+        running = tasks.create_task(watchdog.run())
+        for name in ("a", "b"):
+            assert not ended.is_set()
+            with pytest.raises(InferenceHung):
+                await device.run(release.wait, model=DeviceModel(f"default/{name}@1"))
+        await asyncio.wait_for(ended.wait(), 30)
+        running.cancel()
+    release.set()
+    device.close()
 
 
-def test_threads_of_one_model_that_stay_stuck_end_the_model_and_not_the_pod(
+async def test_threads_of_one_model_that_stay_stuck_end_the_model_and_not_the_pod(
     tmp_path: Path,
 ) -> None:
-    async def run() -> None:
-        ended, release = asyncio.Event(), threading.Event()
-        device = DeviceWorker(threads=1, max_queued=4, timeout_s=0.2)
-        device.start()
-        model = DeviceModel(
-            "default/a@1", infer=lambda contents: [release.wait() for _ in contents]
-        )
-        other = DeviceModel("default/b@1")
-        async with local_pod(tmp_path) as pod, asyncio.TaskGroup() as tasks:
-            watchdog = Watchdog(device, pod.coordinator, max_stuck_threads=2, end_pod=ended.set)
-            running = tasks.create_task(watchdog.run())
-            for text in ("x", "y"):
-                with pytest.raises(InferenceHung):
-                    await device.infer(model, Payload(text))
-                model.suspects.record_served()  # others of its requests are served meanwhile
-            await asyncio.to_thread(wait_until, lambda: model.broken_reason, what="it is broken")
-            with pytest.raises(ModelBroken):
-                await device.infer(model, Payload("z"))
-            assert (await device.infer(other, Payload("x"))).value == "x"
-            assert device.stuck_threads == 2
-            assert not ended.is_set()
-            running.cancel()
-        release.set()
-        device.close()
-
-    asyncio.run(run())
+    ended, release = asyncio.Event(), threading.Event()
+    device = DeviceWorker(threads=1, max_queued=4, timeout_s=0.2)
+    device.start()
+    model = DeviceModel("default/a@1", infer=lambda contents: [release.wait() for _ in contents])
+    other = DeviceModel("default/b@1")
+    async with local_pod(tmp_path) as pod, asyncio.TaskGroup() as tasks:
+        watchdog = Watchdog(device, pod.coordinator, max_stuck_threads=2, end_pod=ended.set)
+        running = tasks.create_task(watchdog.run())
+        for text in ("x", "y"):
+            with pytest.raises(InferenceHung):
+                await device.infer(model, Payload(text))
+            model.suspects.record_served()  # others of its requests are served meanwhile
+        await asyncio.to_thread(wait_until, lambda: model.broken_reason, what="it is broken")
+        with pytest.raises(ModelBroken):
+            await device.infer(model, Payload("z"))
+        assert (await device.infer(other, Payload("x"))).value == "x"
+        assert device.stuck_threads == 2
+        assert not ended.is_set()
+        running.cancel()
+    release.set()
+    device.close()

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import pytest
 
-from load.simulator.event_queue import EventQueue
-from load.simulator.pods.virtual_tasks import VirtualTasks
+from load.simulator.event_queue import EventQueue, VirtualTasks
 from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelName, ModelSpec, Tier
 from registry.domain.reservation import ANY_COPIES, LoadClaim
@@ -23,19 +22,18 @@ from runtime.errors import (
     RuntimePackageError,
 )
 from runtime.loading.failures import LoadFailures
-from runtime.loading.load import Load
 from runtime.loading.load_lifecycle import (
     CLAIM_TIMEOUT_S,
     MEMORY_TIMEOUT_S,
     LoadLifecycle,
 )
-from runtime.loading.load_turns import MAX_CONCURRENT
+from runtime.loading.load_turns import MAX_CONCURRENT, Load
 from runtime.registration.measurements import Measurements
 from runtime.tiers.device_cache import CachedModel, DeviceCache
 from runtime.tiers.eviction import ReloadCosts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from registry.domain.model import LoadFailure
     from registry.domain.pod import Samples
@@ -92,26 +90,14 @@ class Reports:
         self._note("tier", None)
 
 
-@dataclass
-class Weights:
-    tier: Tier = Tier.REMOTE
-    memory_bytes: int = 60
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        return
-
-
-class Loads(LoadLifecycle[Load, Weights, CachedModel]):
+class Loads(LoadLifecycle[Load, CachedModel]):
     """Loads of 60 bytes to a device of 100, which take `COPY_S`."""
 
-    def __init__(self, *, ends_downloads: bool = False) -> None:
+    def __init__(self) -> None:
         self.events = EventQueue()
         self.tasks = VirtualTasks()
         self.reports = Reports(self.events)
-        self.weights = Weights()
+        self.memory_bytes = 60
         self.errors: list[Exception] = []
         """Raised by the next copies."""
         self.results: list[CachedModel | RuntimePackageError] = []
@@ -126,28 +112,24 @@ class Loads(LoadLifecycle[Load, Weights, CachedModel]):
             costs=ReloadCosts(),
             measurements=self.measurements,
             state=lambda: self.state,
-            ends_downloads=ends_downloads,
         )
 
     def now_s(self) -> float:
         return self.events.now_s
 
-    async def sleep(self, load: Load, seconds: float) -> None:
-        future = self.tasks.future()
-        self.events.after(seconds, future.set, True)
-        await future
-
-    async def wait_for_turn(self, load: Load, enter: Callable[[Callable[[], None]], None]) -> None:
-        granted = self.tasks.future()
-        enter(lambda: granted.set(True))
-        await granted
+    async def wait(
+        self,
+        load: Load,
+        begin: Callable[[Callable[[], None]], None],
+        timeout_s: float | None = None,
+    ) -> bool:
+        ended = self.tasks.future()
+        begin(lambda: ended.set(True))
+        if timeout_s is not None:
+            self.events.after(timeout_s, ended.set, False)
+        has_ended = await ended
         load.ticket.raise_if_cancelled()
-
-    async def wait_for_memory(self, load: Load, condition: Callable[[], bool]) -> bool:
-        granted = self.tasks.future()
-        self.cache.call_when(condition, lambda: granted.set(True))
-        self.events.after(MEMORY_TIMEOUT_S, granted.set, False)
-        return await granted
+        return has_ended
 
     def new_load(self, spec: ModelSpec, max_other_copies: int, *, is_preload: bool) -> Load:
         return Load(spec, max_other_copies, is_preload, self.events.now_s)
@@ -158,15 +140,13 @@ class Loads(LoadLifecycle[Load, Weights, CachedModel]):
     async def nearest_tier(self, load: Load) -> Tier:
         return Tier.DISK
 
-    def open(self, load: Load) -> Weights:
-        return self.weights
-
-    async def copy(self, load: Load, weights: Weights) -> CachedModel:
-        await self.sleep(load, COPY_S)
-        load.ticket.raise_if_cancelled()
+    async def bring(self, load: Load, reserve: Callable[[int], Awaitable[None]]) -> CachedModel:
+        await reserve(self.memory_bytes)
+        await self.wait(load, lambda _: None, COPY_S)
         if self.errors:
             raise self.errors.pop(0)
-        return CachedModel(load.spec.key, weights.memory_bytes)
+        load.source = Tier.REMOTE
+        return CachedModel(load.spec.key, self.memory_bytes)
 
     def ended(
         self, load: Load, entry: CachedModel | None, error: RuntimePackageError | None
@@ -302,7 +282,7 @@ def test_failed_load_is_reported_and_waits_for_the_backoff(loads: Loads) -> None
 
 
 def test_model_larger_than_the_device_fails(loads: Loads) -> None:
-    loads.weights.memory_bytes = 101
+    loads.memory_bytes = 101
     loads.join(SPEC)
     loads.until(0.0)
     assert isinstance(loads.results[0], ModelTooLarge)
@@ -336,25 +316,23 @@ def test_wait_for_memory_has_an_end(loads: Loads) -> None:
 
 
 @pytest.mark.parametrize(
-    ("has_started", "is_preload", "ends_downloads", "outcome"),
+    ("has_started", "is_preload", "outcome"),
     [
-        pytest.param(False, False, False, "cancelled", id="nothing-has-come"),
-        pytest.param(True, False, False, "ok", id="bytes-come"),
-        pytest.param(True, False, True, "cancelled", id="bytes-come-but-ends"),
-        pytest.param(False, True, True, "ok", id="preload"),
+        pytest.param(False, False, "cancelled", id="nothing-has-come"),
+        pytest.param(True, False, "ok", id="bytes-come"),
+        pytest.param(False, True, "ok", id="preload"),
     ],
 )
 def test_load_without_waiting_requests(
-    *, has_started: bool, is_preload: bool, ends_downloads: bool, outcome: str
+    *, has_started: bool, is_preload: bool, outcome: str
 ) -> None:
-    loads = Loads(ends_downloads=ends_downloads)
+    loads = Loads()
     if is_preload:
         loads.join_preload(SPEC, ANY_COPIES)
     load = loads.join(SPEC)
     loads.until(1.0)
     if has_started:
-        load.ticket.start_download(100, 0)
-        load.ticket.add_arrived(1)
+        load.ticket.has_started = True
     loads.leave(load)
     assert load.ticket.is_urgent is (outcome == "cancelled")
     loads.until(COPY_S)
@@ -370,7 +348,7 @@ def others(count: int) -> list[ModelSpec]:
 
 
 def test_loads_take_turns_and_report_the_time_of_their_own(loads: Loads) -> None:
-    loads.weights.memory_bytes = 10
+    loads.memory_bytes = 10
     for spec in others(MAX_CONCURRENT + 1):
         loads.join(spec)
     loads.until(COPY_S)
@@ -387,7 +365,7 @@ def test_a_load_that_waits_for_memory_gives_its_turn_away(loads: Loads) -> None:
         loads.join(spec)
     loads.until(1.0)
     loads.cache.budget_bytes = 1000
-    loads.weights.memory_bytes = 10
+    loads.memory_bytes = 10
     loads.join(specs[-1])
     loads.until(1.0 + COPY_S)
     assert loads.cache.by_key.keys() >= {specs[-1].key}
@@ -395,7 +373,7 @@ def test_a_load_that_waits_for_memory_gives_its_turn_away(loads: Loads) -> None:
 
 
 def test_a_load_without_waiting_requests_leaves_the_queue(loads: Loads) -> None:
-    loads.weights.memory_bytes = 10
+    loads.memory_bytes = 10
     *running, last = [loads.join(spec) for spec in others(MAX_CONCURRENT + 1)]
     loads.until(1.0)
     loads.leave(last)
@@ -407,7 +385,7 @@ def test_a_load_without_waiting_requests_leaves_the_queue(loads: Loads) -> None:
 def test_a_queued_preload_ends_if_another_pod_has_loaded_the_model_since(
     loads: Loads, *, has_request: bool
 ) -> None:
-    loads.weights.memory_bytes = 10
+    loads.memory_bytes = 10
     *running, last = others(MAX_CONCURRENT + 1)
     for spec in running:
         loads.join(spec)

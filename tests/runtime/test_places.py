@@ -117,7 +117,6 @@ async def watching(url: str, pool: str, place: str = "", model: str = "") -> Asy
         await registry.close()
 
 
-@pytest.mark.anyio
 async def test_a_pod_without_a_place_starts_anew_for_an_open_one(
     redis: servers.RedisServer, pool: str
 ) -> None:
@@ -128,7 +127,6 @@ async def test_a_pod_without_a_place_starts_anew_for_an_open_one(
         assert taken == place("placed-0")
 
 
-@pytest.mark.anyio
 async def test_a_pod_leaves_places_that_others_have(redis: servers.RedisServer, pool: str) -> None:
     async with watching(redis.url, pool) as (registry, watch, restarts):
         other = PodInfo("b", "b:1", "n", place="placed-0", takes_places=GPU)
@@ -142,7 +140,6 @@ async def test_a_pod_leaves_places_that_others_have(redis: servers.RedisServer, 
         await until(lambda: restarts == [1])
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize(
     "after",
     [
@@ -170,9 +167,8 @@ def start_pod(
         def start(name: str) -> subprocess.Popen[bytes]:
             flags = {
                 "name": name, "redis-url": redis.url, "pool": pool, "takes-places": GPU,
-                "heartbeat": 0.2, "lease-ttl": 3, "grpc-port": servers.free_port(),
+                "grpc-port": servers.free_port(),
                 "cache-dir": tmp_path / name / "cache", "host-dir": tmp_path / name / "host",
-                "log-file": tmp_path / f"{name}.log",
             }  # fmt: skip
             command = [f"--{key}={value}" for key, value in flags.items()]
             process = subprocess.Popen(

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from registry.domain.pod import default_slots
 from registry.domain.profile import Profile, ProfilePoint
-from registry.domain.slots import default_slots
 from runtime.forkserver import Forkserver
 from tests import servers
 from tests.runtime.conftest import Cluster
@@ -59,7 +59,7 @@ def test_slots_follow_the_profiles_of_the_pods_accelerator(cluster: Cluster, mod
 
     assert cluster.do(store)
     cluster.pod("second")
-    assert pods_of(cluster)["second"].info.slots == 2 * 16
+    assert pods_of(cluster)["second"].info.slots == min(2 * 16, 8 * info.accelerator.cores)
 
 
 def test_pod_may_be_reached_at_another_address_than_it_listens_on(cluster: Cluster) -> None:

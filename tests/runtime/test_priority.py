@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from registry.domain.model import ModelSpec
     from tests.runtime.local_pod import LocalPod
 
+
 RATE = 15_000_000
 """Bytes per second: a large model takes a good second, time enough to be overtaken."""
 
@@ -60,97 +61,82 @@ class Ends:
 async def weights_begin(pod: LocalPod, spec: ModelSpec) -> None:
     def have_begun() -> bool:
         load = pod.coordinator.running.get(spec.key)
-        return load is not None and load.ticket.progress.has_started
+        return load is not None and load.ticket.has_started
 
     await until(have_begun, "bytes of weights come")
 
 
-def test_request_overtakes_a_preload_that_began_first(
+async def test_request_overtakes_a_preload_that_began_first(
     pair: dict[str, ModelSpec], tmp_path: Path
 ) -> None:
-    async def main() -> None:
-        async with local_pod(tmp_path, link_rate=RATE) as pod:
-            await fetch_small_files(pod, pair)
-            async with asyncio.TaskGroup() as tasks:
-                ends = Ends(tasks)
-                ends.start("preload", pod.coordinator.preload(pair["a"], ANY_COPIES))
-                await weights_begin(pod, pair["a"])
-                ends.start("request", pod.coordinator.acquire(pair["b"]))
-            assert ends.order == ["request", "preload"]
-
-    asyncio.run(main())
+    async with local_pod(tmp_path, link_rate=RATE) as pod:
+        await fetch_small_files(pod, pair)
+        async with asyncio.TaskGroup() as tasks:
+            ends = Ends(tasks)
+            ends.start("preload", pod.coordinator.preload(pair["a"], ANY_COPIES))
+            await weights_begin(pod, pair["a"])
+            ends.start("request", pod.coordinator.acquire(pair["b"]))
+        assert ends.order == ["request", "preload"]
 
 
-def test_preload_that_a_request_joins_overtakes_one_that_began_first(
+async def test_preload_that_a_request_joins_overtakes_one_that_began_first(
     pair: dict[str, ModelSpec], tmp_path: Path
 ) -> None:
-    async def main() -> None:
-        async with local_pod(tmp_path, link_rate=RATE) as pod:
-            await fetch_small_files(pod, pair)
-            async with asyncio.TaskGroup() as tasks:
-                ends = Ends(tasks)
-                ends.start("first", pod.coordinator.preload(pair["a"], ANY_COPIES))
-                await weights_begin(pod, pair["a"])
-                ends.start("joined", pod.coordinator.preload(pair["b"], ANY_COPIES))
-                await until(lambda: pod.coordinator.is_loading(pair["b"].key), "it is under way")
-                ends.start("request", pod.coordinator.acquire(pair["b"]))
-            assert sorted(ends.order[:2]) == ["joined", "request"]
-            assert ends.order[2] == "first"
-
-    asyncio.run(main())
+    async with local_pod(tmp_path, link_rate=RATE) as pod:
+        await fetch_small_files(pod, pair)
+        async with asyncio.TaskGroup() as tasks:
+            ends = Ends(tasks)
+            ends.start("first", pod.coordinator.preload(pair["a"], ANY_COPIES))
+            await weights_begin(pod, pair["a"])
+            ends.start("joined", pod.coordinator.preload(pair["b"], ANY_COPIES))
+            await until(lambda: pod.coordinator.is_loading(pair["b"].key), "it is under way")
+            ends.start("request", pod.coordinator.acquire(pair["b"]))
+        assert sorted(ends.order[:2]) == ["joined", "request"]
+        assert ends.order[2] == "first"
 
 
-def test_request_makes_the_preload_to_disk_urgent_that_brings_its_bytes(
+async def test_request_makes_the_preload_to_disk_urgent_that_brings_its_bytes(
     pair: dict[str, ModelSpec], tmp_path: Path
 ) -> None:
-    async def main() -> None:
-        async with local_pod(tmp_path, link_rate=RATE) as pod:
-            await fetch_small_files(pod, pair)
-            async with asyncio.TaskGroup() as tasks:
-                ends = Ends(tasks)
-                ends.start("preload", pod.coordinator.preload(pair["a"], ANY_COPIES))
-                await weights_begin(pod, pair["a"])
-                ends.start("disk", pod.coordinator.preload(pair["b"], ANY_COPIES, Tier.DISK))
-                await until(lambda: pair["b"].key in pod.coordinator._preloads._tickets, "it runs")
-                ends.start("request", pod.coordinator.acquire(pair["b"]))
-            assert ends.order[-1] == "preload"
-
-    asyncio.run(main())
+    async with local_pod(tmp_path, link_rate=RATE) as pod:
+        await fetch_small_files(pod, pair)
+        async with asyncio.TaskGroup() as tasks:
+            ends = Ends(tasks)
+            ends.start("preload", pod.coordinator.preload(pair["a"], ANY_COPIES))
+            await weights_begin(pod, pair["a"])
+            ends.start("disk", pod.coordinator.preload(pair["b"], ANY_COPIES, Tier.DISK))
+            await until(lambda: pair["b"].key in pod.coordinator._preloads._tickets, "it runs")
+            ends.start("request", pod.coordinator.acquire(pair["b"]))
+        assert ends.order[-1] == "preload"
 
 
 @pytest.mark.parametrize("tier", [Tier.DISK, Tier.HOST])
-def test_preload_to_a_tier_stops_there_and_the_load_starts_from_it(
+async def test_preload_to_a_tier_stops_there_and_the_load_starts_from_it(
     specs: dict[str, ModelSpec], tmp_path: Path, tier: Tier
 ) -> None:
-    async def main() -> None:
-        async with local_pod(tmp_path, host_bytes=1 << 30) as pod:
-            spec, resolver = specs["a"], pod.loader.resolver
-            await pod.coordinator.preload(spec, ANY_COPIES, tier)
-            assert not pod.loader.store.holds(spec.key)
-            assert resolver.processors.has(spec.key)
-            assert await resolver.nearest_tier(spec.key) is tier
-            await pod.coordinator.preload(spec, ANY_COPIES, tier)  # which is nothing more to do
-            held = await pod.coordinator.acquire(spec)
-            assert held.start == tier.value
-            pod.coordinator.release(held)
-
-    asyncio.run(main())
+    async with local_pod(tmp_path, host_bytes=1 << 30) as pod:
+        spec, resolver = specs["a"], pod.loader.resolver
+        await pod.coordinator.preload(spec, ANY_COPIES, tier)
+        assert not pod.loader.store.holds(spec.key)
+        assert resolver.processors.has(spec.key)
+        assert await resolver.nearest_tier(spec.key) is tier
+        await pod.coordinator.preload(spec, ANY_COPIES, tier)  # which is nothing more to do
+        held = await pod.coordinator.acquire(spec)
+        assert held.start == tier.value
+        pod.coordinator.release(held)
 
 
-def test_model_on_disk_is_copied_to_host_without_a_download(
+async def test_model_on_disk_is_copied_to_host_without_a_download(
     specs: dict[str, ModelSpec], models: Path, tmp_path: Path
 ) -> None:
     source = copy_model(models / "tiny-bert", tmp_path / "source")
     spec = spec_of("moved", source)
 
-    async def main() -> None:
-        async with local_pod(tmp_path, host_bytes=1 << 30) as pod:
-            await pod.coordinator.preload(spec, ANY_COPIES, Tier.DISK)
-            source.rename(tmp_path / "away")
-            await pod.coordinator.preload(spec, ANY_COPIES, Tier.HOST)
-            assert pod.loader.resolver.host.bytes_of(spec.key)
-
-    asyncio.run(main())
+    async with local_pod(tmp_path, host_bytes=1 << 30) as pod:
+        await pod.coordinator.preload(spec, ANY_COPIES, Tier.DISK)
+        source.rename(tmp_path / "away")
+        await pod.coordinator.preload(spec, ANY_COPIES, Tier.HOST)
+        assert pod.loader.resolver.host.bytes_of(spec.key)
 
 
 @pytest.mark.parametrize(
@@ -160,32 +146,26 @@ def test_model_on_disk_is_copied_to_host_without_a_download(
         pytest.param(10_000, "does not fit into its budget", True, id="too-small"),
     ],
 )
-def test_host_tier_that_takes_no_model_says_why(
+async def test_host_tier_that_takes_no_model_says_why(
     specs: dict[str, ModelSpec], tmp_path: Path, host_bytes: int, message: str, *, is_on_disk: bool
 ) -> None:
-    async def main() -> None:
-        async with local_pod(tmp_path, host_bytes=host_bytes) as pod:
-            with pytest.raises(HostTierRefused, match=message):
-                await pod.coordinator.preload(specs["a"], ANY_COPIES, Tier.HOST)
-            cache = pod.loader.resolver.cache
-            assert (cache.bytes_on_disk(specs["a"].key) > 0) is is_on_disk
-
-    asyncio.run(main())
+    async with local_pod(tmp_path, host_bytes=host_bytes) as pod:
+        with pytest.raises(HostTierRefused, match=message):
+            await pod.coordinator.preload(specs["a"], ANY_COPIES, Tier.HOST)
+        cache = pod.loader.resolver.cache
+        assert (cache.bytes_on_disk(specs["a"].key) > 0) is is_on_disk
 
 
-def test_unloading_ends_a_preload_to_a_tier(specs: dict[str, ModelSpec], tmp_path: Path) -> None:
-    async def main() -> None:
-        async with local_pod(tmp_path, link_rate=50_000) as pod:
-            preload = asyncio.create_task(
-                pod.coordinator.preload(specs["a"], ANY_COPIES, Tier.DISK)
-            )
-            await until(lambda: specs["a"].key in pod.coordinator._preloads._tickets, "it runs")
-            (ticket,) = pod.coordinator._preloads._tickets[specs["a"].key]
-            await until(lambda: ticket.progress.has_started, "bytes of weights come")
-            await pod.coordinator.cancel(specs["a"].key, "it was unloaded")
-            with pytest.raises(LoadCancelled, match="it was unloaded"):
-                await preload
-            cache = pod.loader.resolver.cache
-            assert not list(cache.folder_of(specs["a"].key).rglob("*.part*"))
-
-    asyncio.run(main())
+async def test_unloading_ends_a_preload_to_a_tier(
+    specs: dict[str, ModelSpec], tmp_path: Path
+) -> None:
+    async with local_pod(tmp_path, link_rate=50_000) as pod:
+        preload = asyncio.create_task(pod.coordinator.preload(specs["a"], ANY_COPIES, Tier.DISK))
+        await until(lambda: specs["a"].key in pod.coordinator._preloads._tickets, "it runs")
+        (ticket,) = pod.coordinator._preloads._tickets[specs["a"].key]
+        await until(lambda: ticket.has_started, "bytes of weights come")
+        await pod.coordinator.cancel(specs["a"].key, "it was unloaded")
+        with pytest.raises(LoadCancelled, match="it was unloaded"):
+            await preload
+        cache = pod.loader.resolver.cache
+        assert not list(cache.folder_of(specs["a"].key).rglob("*.part*"))

@@ -1,4 +1,4 @@
-"""Calls in threads: results, errors, cancellation."""
+"""Calls in threads: results, errors, cancellation, and when all hang."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ import pytest
 from runtime.errors import LoadCancelled
 from runtime.loading.load_threads import LoadThreads
 from runtime.storage.load_ticket import LoadTicket
-from runtime.threads import in_thread
+from runtime.threads import RequestThreads, in_thread
+from tests.servers import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,12 +27,10 @@ def threads() -> Iterator[ThreadPoolExecutor]:
         yield pool
 
 
-def test_gives_the_result(threads: ThreadPoolExecutor) -> None:
-    async def run() -> tuple[int, bool]:
-        is_here = await in_thread(threads, lambda: threading.current_thread().name)
-        return await in_thread(threads, int, "12"), is_here == threading.current_thread().name
-
-    assert asyncio.run(run()) == (12, False)
+async def test_gives_the_result(threads: ThreadPoolExecutor) -> None:
+    name = await in_thread(threads, lambda: threading.current_thread().name)
+    assert name != threading.current_thread().name
+    assert await in_thread(threads, int, "12") == 12
 
 
 def test_raises_what_a_future_does_not_accept_as_a_runtime_error(
@@ -45,25 +44,26 @@ def test_raises_what_a_future_does_not_accept_as_a_runtime_error(
     assert isinstance(raised.value.__cause__, StopIteration)
 
 
-def test_a_call_that_is_cancelled_before_it_begins_never_runs(threads: ThreadPoolExecutor) -> None:
+async def test_a_call_that_is_cancelled_before_it_begins_never_runs(
+    threads: ThreadPoolExecutor,
+) -> None:
     open_, ran = threading.Event(), threading.Event()
 
-    async def run() -> None:
-        first = asyncio.ensure_future(in_thread(threads, open_.wait, 60))
-        second = asyncio.ensure_future(in_thread(threads, ran.set))
-        await asyncio.sleep(0)
-        second.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await second
-        open_.set()
-        assert await first
-        assert await in_thread(threads, int, 3) == 3  # after the second one in the queue
-
-    asyncio.run(run())
+    first = asyncio.ensure_future(in_thread(threads, open_.wait, 60))
+    second = asyncio.ensure_future(in_thread(threads, ran.set))
+    await asyncio.sleep(0)
+    second.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await second
+    open_.set()
+    assert await first
+    assert await in_thread(threads, int, 3) == 3  # after the second one in the queue
     assert not ran.is_set()
 
 
-def test_the_end_of_a_call_whose_caller_has_gone_is_harmless(threads: ThreadPoolExecutor) -> None:
+async def test_the_end_of_a_call_whose_caller_has_gone_is_harmless(
+    threads: ThreadPoolExecutor,
+) -> None:
     begun, open_ = threading.Event(), threading.Event()
 
     def work() -> None:
@@ -71,16 +71,13 @@ def test_the_end_of_a_call_whose_caller_has_gone_is_harmless(threads: ThreadPool
         assert open_.wait(60)
         raise ValueError("nobody hears it")
 
-    async def run() -> None:
-        call = asyncio.ensure_future(in_thread(threads, work))
-        await asyncio.to_thread(begun.wait, 60)
-        call.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await call
-        open_.set()
-        assert await in_thread(threads, int, 3) == 3
-
-    asyncio.run(run())
+    call = asyncio.ensure_future(in_thread(threads, work))
+    await asyncio.to_thread(begun.wait, 60)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    open_.set()
+    assert await in_thread(threads, int, 3) == 3
 
 
 def test_an_error_keeps_nothing_once_it_is_dropped(threads: ThreadPoolExecutor) -> None:
@@ -143,3 +140,44 @@ def test_a_queued_call_of_threads_that_shut_down_is_cancelled() -> None:
         assert await first
 
     asyncio.run(run(ThreadPoolExecutor(1)))
+
+
+TIMEOUT_S = 0.2
+
+
+@pytest.fixture
+def release() -> Iterator[threading.Event]:
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+def test_they_are_stuck_while_each_is_in_a_call_that_hangs(release: threading.Event) -> None:
+    threads = RequestThreads(2, TIMEOUT_S)
+    first = threads.submit(release.wait)
+    assert threads.submit(int, "3").result() == 3
+    second = threads.submit(release.wait)
+    assert not threads.are_stuck  # both are busy, for less than the time limit
+    wait_until(lambda: threads.are_stuck, what="both calls hang")
+    release.set()
+    assert first.result()
+    assert second.result()
+    assert not threads.are_stuck
+    threads.shutdown()
+
+
+def test_one_thread_that_works_keeps_the_pod_alive(release: threading.Event) -> None:
+    threads = RequestThreads(2, TIMEOUT_S)
+    threads.submit(release.wait)
+    assert not release.wait(2 * TIMEOUT_S)
+    assert not threads.are_stuck
+    release.set()
+    threads.shutdown()
+
+
+def test_a_call_that_raises_ends(release: threading.Event) -> None:
+    threads = RequestThreads(1, 0.0)
+    with pytest.raises(ValueError, match="invalid literal"):
+        threads.submit(int, "x").result()
+    assert not threads.are_stuck
+    threads.shutdown()

@@ -8,11 +8,12 @@ often it came with them (naive Bayes).
 
 from __future__ import annotations
 
+import re
 from math import exp, log
 from typing import TYPE_CHECKING, Final
+from zlib import crc32
 
-from workflows.prediction.probabilities import shares
-from workflows.prediction.step_counts import StepCounts
+from workflows.prediction.step_counts import StepCounts, shares
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -110,3 +111,34 @@ def _contexts(steps: Sequence[str]) -> Iterator[Context]:
     for length in range(min(len(steps), _MAX_LATEST) + 1):
         yield tuple(steps[len(steps) - length :])
     yield (_BEGIN, *steps)
+
+
+MAX_WORDS: Final = 32
+"""Of one argument: the first ones."""
+_MAX_CHARACTERS: Final = 4096
+_WORD_CLASSES: Final = 1024
+_WORD_PATTERN: Final = re.compile(r"\w{3,}")
+
+
+def request_features(arguments: Mapping[str, object]) -> frozenset[str]:
+    """Short names, equal for requests that are alike; bounded in number and length."""
+    return frozenset(
+        f"{name[:32]}:{feature}"
+        for name, value in arguments.items()
+        for feature in _features(value)
+    )
+
+
+def _features(value: object) -> Iterator[str]:
+    yield type(value).__name__
+    match value:
+        case bool() | None:
+            yield f"is-{value}"
+        case int() if abs(value) < 1000:
+            yield f"is-{value}"
+        case str():
+            yield f"length-{len(value).bit_length()}"
+            words = _WORD_PATTERN.findall(value[:_MAX_CHARACTERS].lower())[:MAX_WORDS]
+            yield from {f"word-{crc32(word.encode()) % _WORD_CLASSES}" for word in words}
+        case bytes() | list() | dict():
+            yield f"length-{len(value).bit_length()}"

@@ -1,25 +1,84 @@
-"""The steps that a run is expected to take from here, to its end.
+"""The steps that a run is expected to take from here, to its end, and the outputs that they take.
 
 Zhang et al. 2025, section 5.2: sampled one after the other until the end is. The paper has no
-horizon; here predictions stop at 32 steps and below a probability of 0.05 for the path.
+horizon; here predictions stop at 32 steps and below a probability of 0.05 for the path. It predicts
+models only; a placement needs to know what moves where as well.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from math import inf
+from typing import TYPE_CHECKING, Final, Protocol
 
-from workflows.prediction.probabilities import most_likely
-from workflows.prediction.step_counts import END
+from workflows.prediction.step_counts import END, StepCounts, most_likely
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Collection, Sequence
 
-    from workflows.prediction.input_positions import InputPositions
-    from workflows.prediction.predictors import NextStepPredictor
+    from workflows.prediction.step_counts import Context
+
+_BEGIN: Final = ""
+"""Marks the context of all steps so far. No model has an empty name."""
+
+
+class InputPositions:
+    """Counts of relative input positions by a step's model and all models before it.
+
+    Where these were never seen together, those by the step's model and the one before it count.
+    """
+
+    def __init__(self, half_life_s: float = inf) -> None:
+        self._counts = StepCounts(half_life_s)
+
+    def observe(
+        self, steps: Sequence[str], model: str, inputs: Sequence[int], now_s: float
+    ) -> None:
+        """Count that `model`, called after `steps`, took the outputs of the steps `inputs`."""
+        offsets = sorted({position - len(steps) for position in inputs})
+        for context in _contexts(steps, model):
+            self._counts.add(context, ",".join(map(str, offsets)), now_s)
+
+    def expected(self, steps: Sequence[str], model: str, now_s: float) -> tuple[int, ...]:
+        """Positions of the inputs most often taken; of an unseen step, the step before it."""
+        for context in _contexts(steps, model):
+            offsets = most_likely(self._counts.after(context, now_s))
+            if offsets is not None:
+                break
+        else:
+            return (len(steps) - 1,) if steps else ()
+        found = [len(steps) + int(offset) for offset in offsets.split(",") if offset]
+        return tuple(position for position in found if position >= 0)
+
+    def merge(self, other: InputPositions, now_s: float) -> None:
+        """Add what another scheduler has seen."""
+        self._counts.merge(other._counts, now_s)
+
+    def as_json(self, now_s: float) -> list[list[object]]:
+        """All counts as of now, for storage."""
+        return self._counts.as_json(now_s)
+
+    def read_json(self, stored: object, now_s: float) -> None:
+        """Add stored counts. Raises BadCountsError where they are damaged."""
+        self._counts.read_json(stored, now_s)
+
+
+def _contexts(steps: Sequence[str], model: str) -> tuple[Context, Context]:
+    return (_BEGIN, *steps, model), (*steps[-1:], model)
+
 
 MAX_STEPS: Final = 32
 MIN_PATH_PROBABILITY: Final = 0.05
+
+
+class StepProbabilities(Protocol):
+    """A predictor, such as `LongestContext`."""
+
+    def probabilities(
+        self, steps: Sequence[str], features: Collection[str], now_s: float
+    ) -> dict[str, float]:
+        """Of each model that may follow `steps`, and END; empty where nothing is known."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,18 +94,17 @@ class PredictedStep:
 
 def predicted_steps(
     known: Sequence[str],
-    predictor: NextStepPredictor,
+    predictor: StepProbabilities,
     positions: InputPositions,
     *,
     features: Collection[str],
     now_s: float,
-    choose: Callable[[Mapping[str, float]], str | None] = most_likely,
 ) -> list[PredictedStep]:
-    """Continue the known steps; `choose` takes the likeliest step or draws one."""
+    """Continue the known steps by the likeliest ones."""
     run, path, found = list(known), 1.0, list[PredictedStep]()
     while len(found) < MAX_STEPS:
         probabilities = predictor.probabilities(run, features, now_s)
-        model = choose(probabilities)
+        model = most_likely(probabilities)
         if model is None or model == END:
             break
         path *= probabilities[model]

@@ -103,3 +103,16 @@ def _checked(entry: object) -> tuple[Context, Mapping[str, float]]:
 
 def _are_names(values: Sequence[object]) -> bool:
     return all(isinstance(value, str) for value in values)
+
+
+def shares(counts: Mapping[str, float]) -> dict[str, float]:
+    """Counts as probabilities; empty where there are none."""
+    total = sum(counts.values())
+    return {model: count / total for model, count in counts.items()} if total > 0 else {}
+
+
+def most_likely(probabilities: Mapping[str, float]) -> str | None:
+    """The likeliest step, the first by name among equals; None where nothing is known."""
+    if not probabilities:
+        return None
+    return min(probabilities, key=lambda model: (-probabilities[model], model))

@@ -1,13 +1,18 @@
 """Run one workflow's file: `python -I -m workflows.runner FD PARENT MEMORY_BYTES MAX_STEPS`.
 
 Started by the scheduler, with one end of a socket pair as its only connection and no environment.
+The event loop says when it has nothing to do. Replies are delivered then, one at a time: the order
+in which a run begins its steps depends on the order of its replies alone, so that a resumed run
+begins the same ones.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import os
+import selectors
 import signal
 import socket
 import sys
@@ -16,21 +21,61 @@ from typing import TYPE_CHECKING, Any, Final
 
 from registry.domain.graph import nodes_of
 from workflows.runner import confinement
-from workflows.runner.calls import current_run
+from workflows.runner.calls import RunStuck
 from workflows.runner.definitions import BadDefinitionError, Workflow
-from workflows.runner.errors import RunStuck
 from workflows.runner.graph import graph_workflow
-from workflows.runner.idle_loop import IdleSelector, new_loop
-from workflows.runner.run import FILENAME, ExecutingRun
-from workflows.wire.frames import packed, read_frame
+from workflows.runner.run import FILENAME, ExecutingRun, current_execution
+from workflows.wire import packed, read_frame
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from selectors import SelectorKey
     from types import FrameType
+
+MAX_BUSY_ROUNDS: Final = 256
+"""Rounds of the loop without a pause after which replies are delivered all the same: a run that
+never waits must not hold up other runs."""
+
+
+class IdleSelector(selectors.DefaultSelector):
+    """Calls `on_idle` before the loop would sleep; if that returns true, it does not sleep.
+
+    Its argument is true where no timer would wake the loop either.
+    """
+
+    on_idle: Callable[[bool], bool] = staticmethod(lambda _: False)
+    on_event: Callable[[], None] = staticmethod(lambda: None)
+    """Called when the loop sleeps; what happens then is not a run's doing."""
+    _busy_rounds = 0
+
+    def select(self, timeout: float | None = None) -> list[tuple[SelectorKey, int]]:
+        is_idle = timeout is None or timeout > 0
+        self._busy_rounds = 0 if is_idle else self._busy_rounds + 1
+        if is_idle:
+            self.on_event()
+        if (is_idle or self._busy_rounds % MAX_BUSY_ROUNDS == 0) and self.on_idle(timeout is None):
+            timeout = 0
+        return super().select(timeout)
+
 
 SAMPLE_S: Final = 0.05
 MAX_BUSY_S: Final = 2.0
 """A run that keeps the loop busy for longer, without waiting for a step, is ended."""
+_STUCK: Final = f"the run kept its runner busy for {MAX_BUSY_S:g} s without waiting for a step"
 MAX_INTERRUPTIONS: Final = 3
+
+
+class RunOutput(io.TextIOBase):
+    """Stands for standard output and standard error of a runner."""
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        run = current_execution()
+        if run is not None:
+            run.print(str(text))
+        return len(text)
 
 
 class Runner:
@@ -170,15 +215,15 @@ class Runner:
 
     def sample(self, _number: int, _frame: FrameType | None) -> None:
         """Called periodically, also inside of a run's code, which it interrupts if it is stuck."""
-        run = current_run.peek()
-        if not isinstance(run, ExecutingRun):
+        run = current_execution()
+        if run is None:
             return
         run.busy_s += SAMPLE_S
         if run.busy_s > MAX_BUSY_S * (run.interruptions + 1):
             run.interruptions += 1
             if run.interruptions > MAX_INTERRUPTIONS:
                 os._exit(3)  # it catches every exception: its runner ends
-            raise RunStuck
+            raise RunStuck(_STUCK)
 
 
 def _refused(message: str, line: int | None) -> dict[str, Any]:
@@ -202,10 +247,11 @@ def main() -> None:
     os.closerange(3, descriptor)
     os.closerange(descriptor + 1, 4096)
     selector = IdleSelector()
-    loop = new_loop(selector)
+    loop = asyncio.SelectorEventLoop(selector)
     confinement.limit_resources(memory_bytes)
     granted = confinement.confine()
     runner = Runner(selector, max_steps)
+    sys.stdout = sys.stderr = RunOutput()
     signal.signal(signal.SIGALRM, runner.sample)
     signal.setitimer(signal.ITIMER_REAL, SAMPLE_S, SAMPLE_S)
     with contextlib.suppress(ConnectionError):

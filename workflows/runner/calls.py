@@ -4,14 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import base64
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from workflows.runner.errors import NoRunError, StepFailed
-from workflows.wire.values import Tensor
+from workflows.wire import Tensor
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Generator, Mapping
-    from contextvars import ContextVar, Token
+
+
+class StepFailed(Exception):
+    """A model's call failed; a workflow may catch it and go on.
+
+    `reason` is one of a closed set, `status` the HTTP status that the run ends with if nobody
+    catches it.
+    """
+
+    def __init__(self, message: str, reason: str = "step-failed", status: int = 502) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.status = status
+
+
+class NoRunError(RuntimeError):
+    """A model was called outside of a run."""
+
+
+class RunStuck(BaseException):
+    """Raised inside a run that kept its runner busy for too long."""
 
 
 MAX_TEXT_LENGTH: Final = 32 * 1024**2
@@ -42,35 +62,44 @@ class RunPort(Protocol):
         ...
 
 
-class CurrentRun:
-    """The run of the running task."""
-
-    def __init__(self) -> None:
-        from contextvars import ContextVar
-
-        self._variable: ContextVar[RunPort | None] = ContextVar("run", default=None)
-
-    def get(self) -> RunPort:
-        """Raises NoRunError outside of a run."""
-        run = self._variable.get()
-        if run is None:
-            raise NoRunError("models are called inside of a workflow's function only")
-        return run
-
-    def peek(self) -> RunPort | None:
-        return self._variable.get()
-
-    def set(self, run: RunPort) -> Token[RunPort | None]:
-        return self._variable.set(run)
+current_run: Final[ContextVar[RunPort | None]] = ContextVar("run", default=None)
+"""The run of the running task."""
 
 
-current_run = CurrentRun()
+def running() -> RunPort:
+    """The run of the running task. Raises NoRunError outside of a run."""
+    run = current_run.get()
+    if run is None:
+        raise NoRunError("models are called inside of a workflow's function only")
+    return run
 
 
-class Output:
+class Unknown:
+    """A value that is not there yet: whatever takes it for one is told to await it first."""
+
+    __slots__ = ()
+
+    def _take(self, *_: Any) -> Any:
+        raise TypeError(f"{self._described()} known yet: await the step first, {self._awaited()}")
+
+    def _described(self) -> str:
+        raise NotImplementedError
+
+    def _awaited(self) -> str:
+        raise NotImplementedError
+
+    __bool__ = __len__ = __iter__ = __contains__ = __int__ = __float__ = __index__ = _take
+    __lt__ = __le__ = __gt__ = __ge__ = __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = _take
+    __rmul__ = __truediv__ = __rtruediv__ = __mod__ = __neg__ = __abs__ = __round__ = _take
+    __format__ = _take
+
+
+class Output(Unknown):
     """One named output of a step that may still run; awaiting it fetches its value."""
 
     __slots__ = ("name", "step")
+    __hash__ = object.__hash__
+    __eq__ = __getitem__ = Unknown._take
 
     def __init__(self, step: Step, name: str) -> None:
         self.step = step
@@ -80,8 +109,14 @@ class Output:
         outputs = yield from self.step.__await__()
         return outputs[self.name]
 
+    def _described(self) -> str:
+        return f"output {self.name!r} of model {self.step.model} is not"
 
-class Step:
+    def _awaited(self) -> str:
+        return f"`(await step)[{self.name!r}]`"
+
+
+class Step(Unknown):
     """A model's call that has begun. Pass it on, take one output of it, or await its outputs.
 
     Awaiting gives a dictionary of outputs by name, of which the first dimension is left out where
@@ -102,7 +137,9 @@ class Step:
 
     def __getitem__(self, name: str) -> Output:
         if not isinstance(name, str):
-            raise TypeError(f"an output has a name, was {name!r}")
+            raise TypeError(
+                f"an output has a name, was {name!r}: await the step first, `(await step)[NAME]`"
+            )
         return Output(self, name)
 
     def __await__(self) -> Generator[Any, None, dict[str, Any]]:
@@ -113,11 +150,11 @@ class Step:
     def __aiter__(self) -> AsyncIterator[str]:
         return self._run.stream(self.number)
 
-    def __iter__(self) -> Any:
-        raise TypeError(f"a step of model {self.model} is awaited: `await step`")
+    def _described(self) -> str:
+        return f"the outputs of model {self.model} are not"
 
-    def __bool__(self) -> bool:
-        raise TypeError(f"the outputs of model {self.model} are not known yet: `await step` first")
+    def _awaited(self) -> str:
+        return "`await step`"
 
 
 class Model:
@@ -135,7 +172,7 @@ class Model:
 
         Keywords name the model's inputs. A value is one row: a first dimension of 1 is added.
         """
-        run = current_run.get()
+        run = running()
         if len(texts) > 1:
             raise TypeError(
                 f"model {self.name} takes one positional argument, was called with {len(texts)}; "

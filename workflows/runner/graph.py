@@ -1,4 +1,4 @@
-"""Executes an InferenceGraph as KServe's router does (kserve/kserve, cmd/router/main.go, 0.16).
+"""Executes an InferenceGraph as KServe's router does (kserve/kserve, cmd/router/main.go, 0.20).
 
 A step sends a body to a model and has a status and a body. What the router answers with an error of
 its own is a `RoutingError`, or a `StepFailed` where a model has no response. Where the router would
@@ -17,9 +17,8 @@ import orjson
 
 from registry.domain.graph import ROOT, GraphNode, GraphStep, RouterType
 from registry.domain.json_path import parse_path
-from workflows.runner.calls import Output, Step, current_run, written_argument
+from workflows.runner.calls import Output, Step, StepFailed, running, written_argument
 from workflows.runner.definitions import Workflow
-from workflows.runner.errors import StepFailed
 from workflows.runner.run import executing_run
 
 if TYPE_CHECKING:
@@ -105,7 +104,7 @@ async def _execute(nodes: Mapping[str, GraphNode], step: GraphStep, content: str
         except RoutingError as error:
             raise RoutingError(str(error)) from error
     inputs = {BODY: written_argument(content)}
-    run = current_run.get()
+    run = running()
     number = run.begin_step(step.model, inputs, step.protocol or BODY)
     return Reply(Step(run, step.model, number))
 
@@ -119,12 +118,31 @@ async def _sequence(
             document = _document((await last.fetch())[1])
             if not _parsed_path(step.condition).exists(document):
                 return Reply(None, 200, last.text)
-        if number > 0 and not step.takes_response:
+        if number > 0 and (not step.takes_response or step.maps_predictions):
             await last.fetch()  # one after the other
-        last = await _execute(nodes, step, last.content if step.takes_response else content)
+        given = last.content if step.takes_response else content
+        if step.maps_predictions:
+            given = _as_instances(given if isinstance(given, str) else str(await given))
+        last = await _execute(nodes, step, given)
         if step.is_hard and await last.has_failed():
             return last
     return last
+
+
+def _as_instances(text: str) -> str:
+    """A body whose `predictions` are a list with items, with these as its only `instances`."""
+    try:
+        document = orjson.loads(text)
+    except ValueError:
+        return text
+    if not isinstance(document, dict):
+        return text
+    predictions, instances = document.get("predictions"), document.get("instances")
+    if not predictions or not isinstance(predictions, list):
+        return text
+    if not isinstance(instances, list | None):
+        return text
+    return _text({"instances": predictions})
 
 
 def _document(text: str) -> Any:

@@ -9,15 +9,23 @@ from __future__ import annotations
 import asyncio
 import inspect
 import random
+import socket
 import traceback
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from workflows.runner.calls import MAX_TEXT_LENGTH, Output, Step, current_run
-from workflows.runner.errors import NoRunError, RunStuck, StepFailed
-from workflows.wire.frames import BadFrameError, packed
-from workflows.wire.values import STREAM
+from workflows.runner.calls import (
+    MAX_TEXT_LENGTH,
+    NoRunError,
+    Output,
+    RunStuck,
+    Step,
+    StepFailed,
+    current_run,
+    running,
+)
+from workflows.wire import STREAM, BadFrameError, Printed, packed
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
@@ -51,6 +59,9 @@ class ExecutingRun:
         self._iterated: set[int] = set()
         self._forgotten: list[int] = []
         """Steps without a handle, of which the scheduler does not know yet."""
+        self._printed = Printed()
+        self._unsent = ""
+        """Printed since the last frame."""
         self.task: asyncio.Task[None] | None = None
         self._is_deadlocked = False
         self.is_left = False
@@ -124,7 +135,19 @@ class ExecutingRun:
         """Send a message after the calls before it. Raises BadFrameError."""
         frame = packed({"run": self.identity, **message})
         self._send_held()
+        self._send_printed()
         self._write(frame)
+
+    def print(self, text: str) -> None:
+        """Send what the code prints, at the end of this turn of the loop."""
+        if not self._unsent:
+            asyncio.get_running_loop().call_soon(self._send_printed)
+        self._unsent += self._printed.add(text)
+
+    def _send_printed(self) -> None:
+        text, self._unsent = self._unsent, ""
+        if text:
+            self._write(packed({"run": self.identity, "type": "printed", "text": text}))
 
     def start(self, workflow: Workflow, arguments: Mapping[str, Any]) -> asyncio.Task[None]:
         self.task = asyncio.create_task(self._execute(workflow, arguments))
@@ -142,14 +165,14 @@ class ExecutingRun:
             self.send(type="done", result=result)
         except asyncio.CancelledError:
             self._report_cancelled()
-        except RunStuck:
-            self._fail("the run kept its runner busy without waiting for a step", "stuck", 422)
+        except RunStuck as error:
+            self._fail(str(error), "stuck", 422, **_where(error))
         except StepFailed as error:
             self._fail(str(error), error.reason, error.status, **_where(error))
         except BadFrameError as error:
             self._fail(f"the result {error}", "result-too-large", 413)
         except BaseException as error:  # whatever a user's code raises ends its run only
-            text = f"{type(error).__name__}: {error}"
+            text = f"{type(error).__name__}: {error}{_hint(error)}"
             self._fail(
                 text, "workflow-failed", 422, exception=type(error).__name__, **_where(error)
             )
@@ -226,7 +249,7 @@ class _Outputs(dict[str, Any]):
 
 def executing_run() -> ExecutingRun:
     """The run of the running task. Raises NoRunError outside of a run."""
-    run = current_run.get()
+    run = running()
     if not isinstance(run, ExecutingRun):
         raise NoRunError("this is no run of a runner")
     return run
@@ -245,8 +268,32 @@ async def _plain(value: Any) -> Any:
             raise BadFrameError(f"has a text of length {len(value)}, {MAX_TEXT_LENGTH} are allowed")
     if inspect.isawaitable(value):
         return await _plain(await value)
-    orjson.dumps(value)
+    try:
+        orjson.dumps(value)
+    except TypeError as error:
+        raise TypeError(f"the result must be JSON: {error}") from None
     return value
+
+
+def current_execution() -> ExecutingRun | None:
+    """The run of the running task, if there is one."""
+    run = current_run.get()
+    return run if isinstance(run, ExecutingRun) else None
+
+
+def _hint(error: BaseException) -> str:
+    """Why the system refused something, where that is the reason of the error."""
+    seen: list[BaseException] = []
+    found: BaseException | None = error
+    while found is not None and found not in seen:
+        if isinstance(found, PermissionError | socket.gaierror):
+            return "; workflows have no network, files or processes: what they call are models"
+        seen.append(found)
+        reason = getattr(found, "reason", None)  # of URLError
+        found = (
+            reason if isinstance(reason, BaseException) else found.__cause__ or found.__context__
+        )
+    return ""
 
 
 def _where(error: BaseException) -> dict[str, Any]:

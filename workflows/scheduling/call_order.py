@@ -83,3 +83,13 @@ def _ready_s(
             moved_s += problem.transfer_s(source, step, at.device, device)
         latest_s = max(latest_s, moved_s)
     return latest_s
+
+
+def greedy(problem: SchedulingProblem) -> Schedule:
+    """Place the steps as called; ties go to the first device by name.
+
+    Raises SchedulingProblemError for a step that no device can run.
+    """
+    return place_in_call_order(
+        problem, lambda options: min(options, key=lambda option: option.end_s)
+    )

@@ -6,7 +6,6 @@ Zhang et al. 2025 (DyOrc), section 5.3: a step is their task, a device their wor
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import StrEnum
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -16,24 +15,6 @@ if TYPE_CHECKING:
 
 class SchedulingProblemError(ValueError):
     """Steps or tables that no scheduler can place; names the step and what is wrong."""
-
-
-class Availability(StrEnum):
-    """How equation 1's avail(t, d) is read."""
-
-    FIXED = "fixed"
-    """As printed: free + load, unchanged while this run is placed."""
-    OCCUPIED = "occupied"
-    """The device first finishes this run's earlier steps there; the models they loaded stay."""
-
-
-class Loading(StrEnum):
-    """When a step's model is loaded."""
-
-    AFTER_QUEUE = "after-queue"
-    """Once the device is free: the times add up."""
-    BESIDE_QUEUE = "beside-queue"
-    """From now on, beside execution (section 5.4): the longer of the two counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +58,6 @@ class SchedulingProblem:
     steps are placed in the order of their calls. Without it none are taken as interchangeable."""
     placed: Mapping[int, Placement] = field(default_factory=dict)
     """Steps that have run or are running: they stay where they are."""
-    availability: Availability = Availability.OCCUPIED
-    loading: Loading = Loading.AFTER_QUEUE
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +68,8 @@ class Schedule:
     """By step."""
     order: tuple[int, ...]
     """Steps in the order in which they are put on their devices, without those already placed."""
-    exact: bool = True
-    """No placement ends earlier; False where the search was cut short."""
+    exact: bool = False
+    """Proven: no placement ends earlier. Never without a search, or where it was cut short."""
 
     @property
     def finish_s(self) -> float:
@@ -153,17 +132,11 @@ def end_of_step(
 ) -> tuple[float, float]:
     """Start and end of a step on a device (equation 1); infinite where it can not run.
 
-    `busy_until_s` and `is_loaded` say what this run's earlier steps left on the device; they count
-    where devices are `occupied`.
+    `busy_until_s` and `is_loaded` say what this run's earlier steps left on the device, which first
+    finishes them; the models they loaded stay. A model is loaded beside execution (section 5.4).
     """
-    free_s = problem.free_s[step][device]
-    load_s = problem.load_s[step][device]
-    if problem.availability is Availability.OCCUPIED:
-        free_s = max(free_s, busy_until_s)
-        if is_loaded:
-            load_s = 0.0
-    beside = problem.loading is Loading.BESIDE_QUEUE
-    start_s = max(free_s, load_s) if beside else free_s + load_s
-    start_s = max(start_s, ready_s)
+    free_s = max(problem.free_s[step][device], busy_until_s)
+    load_s = 0.0 if is_loaded else problem.load_s[step][device]
+    start_s = max(free_s, load_s, ready_s)
     end_s = start_s + problem.compute_s[step][device]
     return (start_s, end_s) if end_s < inf else (inf, inf)

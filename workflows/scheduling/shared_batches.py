@@ -73,10 +73,15 @@ def place_sharing_batches(
     max_batch: Callable[[str], int],
     place: Callable[[MergedSteps, Mapping[int, Placement]], Schedule],
 ) -> Schedule:
-    """The schedule of all calls whose last one ends earliest, with larger batches among equals."""
+    """The schedule of all calls whose last one ends earliest, with larger batches among equals.
+
+    It is exact if those of all ways are.
+    """
     best: Schedule | None = None
+    exact = True
     for way in reversed(ways_to_merge(steps, placed, max_batch)):
         found = place(way, {way.position_of[call]: at for call, at in placed.items()})
+        exact = exact and found.exact
         if best is None or found.finish_s < best.finish_s * (1 - 1e-9):
             placements = tuple(found.placements[position] for position in way.position_of)
             first = way.calls_of()
@@ -85,4 +90,4 @@ def place_sharing_batches(
             )
     if best is None:
         raise ValueError("there is always a way in which each call is alone")
-    return best
+    return replace(best, exact=exact)

@@ -2,21 +2,19 @@
 
 Zhang et al. 2025, algorithm 1, by layers of steps placed. Two things are mended: placed steps are
 recorded apart from the outputs still needed, and only partial schedules of the same placed steps
-dominate each other; the end of a step without dependents stays known. Where devices are
-`occupied`, the order of steps counts, and a dominating partial schedule also has no device free
-later and lacks no model.
+dominate each other; the end of a step without dependents stays known. A device first finishes
+this run's earlier steps there, so the order of steps counts, and a dominating partial schedule also
+has no device free later and lacks no model.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from typing import TYPE_CHECKING, Final
 
-from workflows.scheduling.call_order import devices_by_name
-from workflows.scheduling.greedy import greedy
+from workflows.scheduling.call_order import devices_by_name, greedy
 from workflows.scheduling.problem import (
-    Availability,
     Placement,
     Schedule,
     dependents,
@@ -55,7 +53,7 @@ class _Partial:
     results_s: float
     """Latest end of the steps whose outputs nobody takes."""
     busy_until_s: Mapping[int, float]
-    """By device that this run uses, where devices are occupied."""
+    """By device that this run uses."""
     loaded: frozenset[tuple[int, str]]
     """(device, model) that this run loads and may use again."""
     bound_s: float
@@ -86,7 +84,6 @@ class _Search:
         self.latest_s = latest_s * (1.0 + _ROUNDING)
         steps = problem.steps
         self.after = dependents(steps)
-        self.occupied = problem.availability is Availability.OCCUPIED
         by_name = devices_by_name(problem)
         self.where = [
             [device for device in by_name if row[device] < inf] for row in problem.compute_s
@@ -124,13 +121,12 @@ class _Search:
         )
 
     def ready(self, placed: int) -> list[int]:
-        """Steps whose inputs and earlier twins are placed; one only where order does not count."""
-        found = [
+        """Steps whose inputs and earlier twins are placed."""
+        return [
             step
             for step, needs in enumerate(self.needs)
             if not placed >> step & 1 and needs & placed == needs
         ]
-        return found if self.occupied else found[:1]
 
     def children(self, partial: _Partial) -> Iterator[_Partial]:
         at = {
@@ -177,20 +173,13 @@ class _Search:
             outputs=tuple([(source, needed[source][0]) for source in kept]),
             ends_s=tuple([needed[source][1] for source in kept]),
             results_s=results_s,
-            busy_until_s=self._busy(partial.busy_until_s, device, end_s),
-            loaded=partial.loaded | {(device, model)}
-            if self.occupied and self.reused[step]
-            else partial.loaded,
+            busy_until_s={**partial.busy_until_s, device: end_s},
+            loaded=partial.loaded | {(device, model)} if self.reused[step] else partial.loaded,
             bound_s=bound_s,
             parent=partial,
             step=step,
             at=Placement(device, start_s, end_s),
         )
-
-    def _busy(
-        self, busy_until_s: Mapping[int, float], device: int, end_s: float
-    ) -> Mapping[int, float]:
-        return {**busy_until_s, device: end_s} if self.occupied else busy_until_s
 
 
 def speculative(problem: SchedulingProblem, max_states: int = MAX_STATES) -> Schedule:
@@ -208,7 +197,7 @@ def speculative(problem: SchedulingProblem, max_states: int = MAX_STATES) -> Sch
             grown, exact = sorted(grown, key=lambda partial: partial.bound_s)[:max_states], False
         layer = grown
     if not layer:
-        return known
+        return replace(known, exact=exact)
     schedules = [_schedule(problem, partial, exact=exact) for partial in layer]
     return min(schedules, key=lambda schedule: _rank(problem, schedule))
 
@@ -269,3 +258,12 @@ def _mask(steps: Iterable[int]) -> int:
     for step in steps:
         found |= 1 << step
     return found
+
+
+KEEPS_S: Final = 0.05
+"""Queues hardly change in that time, and calls made together are planned once."""
+
+
+def is_outdated(is_foreseen: bool, age_s: float) -> bool:
+    """Whether calls that were, or were not, foreseen by a plan of this age need another."""
+    return not is_foreseen or age_s > KEEPS_S

@@ -10,8 +10,13 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, assert_never
 
-from registry.domain.request_size import MAX_CLASSES, class_bytes
-from registry.domain.transfers import TransferTier, transfer_measure, transfer_tier
+from registry.domain.measures import (
+    MAX_CLASSES,
+    TransferTier,
+    class_bytes,
+    transfer_measure,
+    transfer_tier,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,7 +37,7 @@ class TransferCosts:
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """By tier, as `registry.domain.transfers.transfer_tier` gives it."""
+    """By tier, as `registry.domain.measures.transfer_tier` gives it."""
 
     sent: TransferCosts
     """Small outputs, which the scheduler sends: more than it takes it to send them to the device

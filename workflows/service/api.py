@@ -17,6 +17,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from registry.domain.model import ModelName
 from registry.errors import RegistryUnavailable
 from registry.pod_secret import HEADER as SECRET_HEADER
+from workflows.service.deployments import not_deployed
 from workflows.service.errors import BadFile, BadRequest, WorkflowError
 from workflows.service.run import ANY_WORKFLOW, RunStatus
 from workflows.service.run_requests import (
@@ -134,7 +135,7 @@ def _add_workflows(api: FastAPI, scheduler: Scheduler) -> None:
         """Delete a workflow; its runs go on."""
         workflow = workflow_of(request, name)
         if not await scheduler.deployments.delete(workflow):
-            message = f"workflow {workflow} is not deployed"
+            message = not_deployed(workflow)
             return _refusal(message, "workflow-not-found", 404)
         return JSONResponse({"name": name, "outcome": "deleted"})
 

@@ -7,8 +7,8 @@ from itertools import pairwise
 from math import inf
 from typing import TYPE_CHECKING, Final
 
+from registry.domain.measures import TRANSFERS
 from registry.domain.model import Tier
-from registry.domain.transfers import TRANSFERS
 from workflows.scheduling.costs import Device, ModelCosts
 from workflows.scheduling.transfers import Links, TransferCosts, measured_links
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from registry.domain.model import ModelSpec
     from registry.domain.pod_state import PodState
     from registry.domain.profile import Profile
-    from workflows.scheduling.backlog import DeviceQueue
+    from workflows.scheduling.costs import DeviceQueue
 
 LINKS: Final = Links(
     sent=TransferCosts(0.0, inf),

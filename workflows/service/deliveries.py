@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from workflows.service.completion_stream import text_of
+from workflows.service.errors import StepError
+from workflows.service.kept_outputs import MAX_FETCH_BYTES
 from workflows.service.run import Delivery, StepState
-from workflows.service.step_errors import StepError
-from workflows.service.streamed_text import text_of
 from workflows.service.tensors import BadTensorError, outputs_bytes, plain_value
-from workflows.wire.frames import BadFrameError
+from workflows.wire import BadFrameError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -25,10 +26,9 @@ if TYPE_CHECKING:
 class Deliveries:
     """Belongs to the event loop."""
 
-    def __init__(self, journal: Journal, send: SendToRunner, *, max_fetch_bytes: int) -> None:
+    def __init__(self, journal: Journal, send: SendToRunner) -> None:
         self._journal = journal
         self._send = send
-        self._max_fetch_bytes = max_fetch_bytes
 
     def deliver_ready(self, run: Run) -> None:
         """Deliver what the code waits for; of a resumed run first what it got the first time."""
@@ -90,10 +90,10 @@ class Deliveries:
         """Raises StepError for outputs that are too large to fetch, BadTensorError."""
         outputs = step.outputs or {}
         size = outputs_bytes(outputs)
-        if size > self._max_fetch_bytes:
+        if size > MAX_FETCH_BYTES:
             raise StepError(
                 f"the outputs of step {step.number} (model {step.model.name}) have {size} bytes, "
-                f"code may fetch {self._max_fetch_bytes}; pass the step on unfetched",
+                f"code may fetch {MAX_FETCH_BYTES}; pass the step on unfetched",
                 "output-too-large", 413,
             )  # fmt: skip
         return {name: plain_value(tensor) for name, tensor in outputs.items()}

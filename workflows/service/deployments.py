@@ -20,6 +20,7 @@ from workflows.service.errors import (
 )
 from workflows.service.run import RunStatus
 from workflows.service.runner_process import RunnerProcess
+from workflows.wire import Printed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -41,6 +42,10 @@ MAX_SOURCE_BYTES: Final = 1 << 20
 MAX_CHECKS: Final = 4
 """Files checked at once, each by a process; others wait."""
 MAX_WAITING_CHECKS: Final = 16
+
+
+def not_deployed(name: ModelName) -> str:
+    return f"workflow {name} is not deployed; `pilotlight get workflows` lists those that are"
 
 
 @dataclass(eq=False, slots=True)
@@ -131,7 +136,7 @@ class Deployments:
         if known is None or time.monotonic() - known.read_s > MAX_AGE_S:
             definition = await self._log.workflow(name)
             if definition is None:
-                raise UnknownWorkflow(f"workflow {name} is not deployed")
+                raise UnknownWorkflow(not_deployed(name))
             known = self._replace(name, definition)
             known.read_s = time.monotonic()
         self._check_kills(known)
@@ -170,6 +175,7 @@ class Deployments:
     @staticmethod
     def _begin(runner: RunnerProcess, run: Run) -> None:
         run.called = run.yielded = 0
+        run.printed = Printed()
         run.fetches.clear()
         run.forgotten.clear()
         run.iterated.clear()

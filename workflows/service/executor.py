@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from registry.domain.model import ModelName
 from workflows.service.deliveries import Deliveries
 from workflows.service.run import RunStatus, RunStep, StepState
-from workflows.service.step_attempts import StepAttempts
 from workflows.service.step_execution import StepExecution
 
 if TYPE_CHECKING:
@@ -18,11 +17,9 @@ if TYPE_CHECKING:
     from workflows.service.deliveries import SendToRunner
     from workflows.service.journal import Journal
     from workflows.service.kept_outputs import KeptOutputs
-    from workflows.service.lost_outputs import LostOutputs
     from workflows.service.metrics import SchedulerMetrics
     from workflows.service.planner import Planner
     from workflows.service.run import Run
-    from workflows.service.settings import SchedulerSettings
     from workflows.service.step_client import StepClient
 
     OnEnd = Callable[[Run], None]
@@ -32,14 +29,13 @@ class Executor:
     """Belongs to the event loop."""
 
     def __init__(
-        self, settings: SchedulerSettings, group: asyncio.TaskGroup, client: StepClient,
+        self, group: asyncio.TaskGroup, client: StepClient,
         planner: Planner, journal: Journal, metrics: SchedulerMetrics, kept: KeptOutputs,
-        lost: LostOutputs, *, send: SendToRunner, on_end: OnEnd,
+        *, send: SendToRunner, on_end: OnEnd,
     ) -> None:  # fmt: skip
-        self._deliveries = Deliveries(journal, send, max_fetch_bytes=settings.max_fetch_bytes)
-        attempts = StepAttempts(client, planner, lost, self._deliveries.deliver_ready)
+        self._deliveries = Deliveries(journal, send)
         self._steps = StepExecution(
-            group, attempts, planner, journal, metrics, kept, self._deliveries
+            group, client, planner, journal, metrics, kept, self._deliveries
         )
         self._group = group
         self._planner = planner
@@ -67,6 +63,8 @@ class Executor:
                 run.iterated[number] = 0
                 self._steps.need_data(run, run.steps[number])
                 self._deliveries.deliver_ready(run)
+            case {"type": "printed", "text": str(text)}:
+                run.printed.add(text)
             case {"type": "item"}:
                 run.yielded += 1
                 if run.yielded > len(run.items):
@@ -136,9 +134,10 @@ class Executor:
         run.ended_s = self._planner.now_s()
         self.release(run, is_learned=status is RunStatus.SUCCEEDED)
         self._metrics.runs.labels(status.value).inc()
-        self._metrics.seconds.labels(run.scheduling.value).observe(run.ended_s - run.begun_s)
-        if run.keepers:
-            self._group.create_task(self._kept.drop(run))
+        self._metrics.seconds.labels(run.scheduling).observe(run.ended_s - run.begun_s)
+        keepers = run.keepers | (self._planner.pod_addresses() if run.has_lost_attempts else set())
+        if keepers:
+            self._group.create_task(self._kept.drop(run, keepers))
         self._on_end(run)
 
     def release(self, run: Run, *, is_learned: bool = False) -> None:

@@ -1,25 +1,27 @@
 """The journal of this scheduler's runs: what another scheduler needs to resume them.
 
-Results of steps are in it where they are small, and the order in which outputs were delivered.
+Results of steps are in it where they are small, and the order in which outputs were delivered. For
+clients that wait here, results are read of runs that another scheduler has taken over.
 """
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from registry.domain.model import ModelName
 from registry.errors import RegistryUnavailable
 from registry.redis.workflow_log import GAP
-from workflows.service.policy import SchedulingPolicy
-from workflows.service.run import Delivery, RecordedStep, Run
+from workflows.service.run import Delivery, RecordedStep, Run, RunStatus
 from workflows.service.tensors import StoredTensor, outputs_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from registry.redis.workflow_log import TakenRun, WorkflowLog
+    from registry.redis.workflow_log import RunRecord, TakenRun, WorkflowLog
     from workflows.service.run import RunStep
 
 MAX_INLINE_BYTES: Final = 64 * 1024
@@ -119,20 +121,24 @@ def _delivery_entry(delivery: Delivery) -> dict[str, Any]:
 
 def resumed_run(taken: TakenRun) -> Run:
     """A run as its journal tells it."""
-    head = taken.head
-    run = Run(
-        taken.run,
-        ModelName(str(head["namespace"]), str(head["workflow"])),
-        dict(head["arguments"]),
-        float(head["begun_s"]),
-        float(head["deadline_s"]),
-        SchedulingPolicy(head["scheduling"]),
-        token=taken.token,
-        journalled=len(taken.entries),
-        resumptions=int(head.get("resumptions", 0)) + 1,
-    )
+    run = _run_of(taken.run, taken.head)
+    run.token, run.journalled = taken.token, len(taken.entries)
+    run.resumptions = int(taken.head.get("resumptions", 0)) + 1
     run.recorded, run.deliveries = read_entries(taken.entries)
     return run
+
+
+def run_elsewhere(identity: str, record: RunRecord) -> Run:
+    """A run that another scheduler executes, for a client that waits for it here."""
+    return _run_of(identity, record.head)
+
+
+def _run_of(identity: str, head: Mapping[str, Any]) -> Run:
+    return Run(
+        identity, ModelName(str(head["namespace"]), str(head["workflow"])),
+        dict(head["arguments"]), float(head["begun_s"]), float(head["deadline_s"]),
+        str(head["scheduling"]),
+    )  # fmt: skip
 
 
 def read_entries(
@@ -165,3 +171,40 @@ def _decoded(outputs: Sequence[Sequence[Any]]) -> dict[str, StoredTensor]:
         name: StoredTensor(name, datatype, tuple(shape), base64.b64decode(raw))
         for name, datatype, shape, raw in outputs
     }
+
+
+LEASE_S: Final = 5.0
+"""Time after which a dead scheduler's runs move: four renewals, more than a busy one misses."""
+
+
+async def adopt_result(log: WorkflowLog, run: Run, now_s: float, lease_s: float) -> None:
+    """Wait until the run's owner has recorded its result; a failure soon after the deadline."""
+    limit_s = max(0.0, run.deadline_s - now_s) + 2 * lease_s
+    with suppress(TimeoutError):
+        async with asyncio.timeout(limit_s):
+            while True:
+                if await _adopt(log, run):
+                    return
+                await asyncio.sleep(lease_s / 4)
+    run.status = RunStatus.FAILED
+    run.error = {
+        "message": "another scheduler has taken the run over, and recorded no result",
+        "reason": "taken-over", "status": 503,
+    }  # fmt: skip
+
+
+async def _adopt(log: WorkflowLog, run: Run) -> bool:
+    """False: the run is under way, or the registry does not answer."""
+    try:
+        record = await log.run(run.identity)
+    except RegistryUnavailable:
+        return False
+    if record is None or record.result is None:
+        return False
+    run.status, run.error = RunStatus(record.result["status"]), record.result.get("error")
+    result = record.result.get("result")
+    if run.items:  # those of a generator
+        run.items = list(result or run.items)
+    else:
+        run.result = result
+    return True

@@ -1,4 +1,7 @@
-"""Outputs that pods keep: their data where a run's code wants it, and their end with the run."""
+"""Outputs that pods keep: their data where a run's code wants it, which are lost, and their end.
+
+Only the steps that made lost ones run again.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,15 @@ import asyncio
 import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
+import orjson
+
+from workflows.service.errors import InputsLost
 from workflows.service.http_client import HttpClient, NoResponseError, ResponseTooLargeError
-from workflows.service.step_errors import InputsLost
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from registry.pod_secret import PodSecret
     from registry.tls import PartTls
@@ -21,6 +26,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+MAX_FETCH_BYTES: Final = 4 * 1024**2
+"""Outputs that a run's code may fetch at once: it is given them in one message, through a pipe."""
+ANSWER_TIMEOUT_S: Final = 2.0
+"""What a pod keeps that does not answer by then is made again."""
 DROP_TIMEOUT_S: Final = 10.0
 MAX_FREED: Final = 128
 """Outputs that one request names, as many as a pod takes."""
@@ -29,11 +38,9 @@ MAX_FREED: Final = 128
 class KeptOutputs:
     """A client of all pods. Belongs to the event loop."""
 
-    def __init__(self, secret: PodSecret, *, max_bytes: int, tls: PartTls | None = None) -> None:
-        """`max_bytes`: the most that code may fetch of a step."""
-        self.max_bytes = max_bytes
+    def __init__(self, secret: PodSecret, tls: PartTls | None = None) -> None:
         self._secret = secret
-        self._client = HttpClient(max_response_bytes=max_bytes, tls=tls)
+        self._client = HttpClient(max_response_bytes=MAX_FETCH_BYTES, tls=tls)
 
     def close(self) -> None:
         self._client.close()
@@ -60,9 +67,9 @@ class KeptOutputs:
             raise InputsLost(f"the pod does not keep {name!r} any more", lost)
         return response.body
 
-    async def drop(self, run: Run) -> None:
+    async def drop(self, run: Run, addresses: Collection[str]) -> None:
         """Free what pods keep for a run that has ended; what fails ends with its deadline."""
-        await asyncio.gather(*(self._delete(address, _path(run)) for address in run.keepers))
+        await asyncio.gather(*(self._delete(address, _path(run)) for address in addresses))
 
     async def free(self, run: Run, kept: Sequence[KeptAt]) -> None:
         """Free single outputs; what fails ends with the run."""
@@ -80,6 +87,34 @@ class KeptOutputs:
                 await self._client.request("DELETE", address, path, self._secret.headers)
         except (NoResponseError, ResponseTooLargeError, TimeoutError) as error:
             logger.info("kept outputs not freed", extra={"pod": address, "error": str(error)})
+
+    async def find_lost(self, run: Run, places: Iterable[KeptAt]) -> frozenset[str]:
+        """Identities of the tensors that their pods do not keep any more.
+
+        All of them where every pod says that it keeps its own: the pod that missed one could not
+        fetch it, and does not say which.
+        """
+        by_address: dict[str, set[str]] = {}
+        for place in places:
+            by_address.setdefault(place.address, set()).add(place.identity)
+        kept = await asyncio.gather(
+            *(self._kept_at(run, address, sent) for address, sent in by_address.items())
+        )
+        sent = frozenset().union(*by_address.values())
+        return sent.difference(*kept) or sent
+
+    async def _kept_at(self, run: Run, address: str, identities: set[str]) -> set[str]:
+        query = urlencode([("identity", each) for each in sorted(identities)])
+        try:
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                response = await self._client.request(
+                    "GET", address, f"{_path(run)}?{query}", self._secret.headers
+                )
+            return set(orjson.loads(response.body)["kept"]) & identities
+        except (NoResponseError, ResponseTooLargeError, TimeoutError):
+            return set()
+        except (ValueError, TypeError, KeyError):  # no pod, or one that lost its memory
+            return set()
 
 
 def _path(run: Run) -> str:

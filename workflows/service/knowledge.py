@@ -1,12 +1,11 @@
-"""What is known of one workflow's runs: which steps follow, which inputs they take."""
+"""What is known of workflows' runs: which steps follow, which inputs they take."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from workflows.prediction.input_positions import InputPositions
 from workflows.prediction.longest_context import HALF_LIFE_S, LongestContext
-from workflows.prediction.rollout import predicted_steps
+from workflows.prediction.rollout import InputPositions, predicted_steps
 from workflows.prediction.step_counts import END, BadCountsError
 
 if TYPE_CHECKING:

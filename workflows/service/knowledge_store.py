@@ -11,10 +11,11 @@ from workflows.prediction.step_counts import BadCountsError
 from workflows.service.knowledge import WorkflowCounts
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from registry.domain.model import ModelName
     from registry.redis.workflow_log import WorkflowLog
     from workflows.service.knowledge import WorkflowKnowledge
-    from workflows.service.planner import Planner
 
 logger = logging.getLogger(__name__)
 
@@ -22,21 +23,26 @@ logger = logging.getLogger(__name__)
 class KnowledgeStore:
     """Owned by the event loop."""
 
-    def __init__(self, log: WorkflowLog, planner: Planner) -> None:
+    def __init__(
+        self, log: WorkflowLog, known: dict[ModelName, WorkflowKnowledge],
+        now_s: Callable[[], float],
+    ) -> None:  # fmt: skip
+        """`known` makes what is missing in it."""
         self._log = log
-        self._planner = planner
+        self._known = known
+        self._now_s = now_s
 
     async def read(self, name: ModelName) -> None:
         """What other schedulers, or this one before its restart, know of a workflow."""
-        if name in self._planner.knowledge:
+        if name in self._known:
             return
-        knowledge = self._planner.knowledge[name]
+        knowledge = self._known[name]
         with suppress(RegistryUnavailable):
             stored, _ = await self._stored_counts(name)
-            knowledge.adopt(stored, self._planner.now_s())
+            knowledge.adopt(stored, self._now_s())
 
     async def store_changed(self) -> None:
-        for name, knowledge in list(self._planner.knowledge.items()):
+        for name, knowledge in list(self._known.items()):
             if knowledge.is_changed:
                 await self._store(name, knowledge)
 
@@ -44,7 +50,7 @@ class KnowledgeStore:
         """What all schedulers have stored, and its version; damaged counts are replaced."""
         stored, version = await self._log.counts(name)
         try:
-            return WorkflowCounts.of_json(stored, self._planner.now_s()), version
+            return WorkflowCounts.of_json(stored, self._now_s()), version
         except BadCountsError as error:
             logger.warning("stored counts are damaged", extra={"error": str(error)})
             return WorkflowCounts(), version
@@ -54,11 +60,11 @@ class KnowledgeStore:
         taken = knowledge.take_unstored()
         try:
             stored, version = await self._stored_counts(name)
-            now_s = self._planner.now_s()
+            now_s = self._now_s()
             stored.merge(taken, now_s)
             if await self._log.put_counts(name, stored.as_json(now_s), version):
                 knowledge.adopt(stored, now_s)
                 return
         except RegistryUnavailable as error:
             logger.debug("counts are stored later", extra={"error": str(error)})
-        knowledge.put_back(taken, self._planner.now_s())  # for the next interval
+        knowledge.put_back(taken, self._now_s())  # for the next interval

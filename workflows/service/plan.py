@@ -1,12 +1,18 @@
-"""A run's plan: the pods of its steps, known and predicted."""
+"""A run's plan: the pods of its steps, known and predicted; explained, and announced. Pure."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from math import inf, prod
+from typing import TYPE_CHECKING, Final
+
+from registry.domain.demand import ArrivalHint
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from registry.domain.model import ModelName
+    from workflows.scheduling.problem import SchedulingProblem
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,3 +50,65 @@ class Plan:
             return False
         step = self.steps[position]
         return step.model == model and step.inputs == tuple(inputs)
+
+
+MAX_CANDIDATES: Final = 6
+"""Devices shown of each step: those where it would end earliest by itself."""
+
+
+def plan_document(
+    plan: Plan, problem: SchedulingProblem, *, begun_s: float, known: int, exact: bool
+) -> Mapping[str, object]:
+    """With times in seconds since the run began at `begun_s`; `known`: steps called so far."""
+    return {
+        "at_s": round(plan.made_s - begun_s, 6),
+        "known": known,
+        "exact": exact,
+        "steps": [
+            {
+                "model": step.model, "inputs": step.inputs, "pod": step.pod,
+                "start_s": round(step.start_s - begun_s, 6),
+                "end_s": round(step.end_s - begun_s, 6),
+                "probability": round(step.probability, 4),
+                "candidates": _candidates(problem, number) if number >= known else [],
+            }
+            for number, step in enumerate(plan.steps)
+        ],
+    }  # fmt: skip
+
+
+def _candidates(problem: SchedulingProblem, number: int) -> Sequence[Mapping[str, object]]:
+    """Waiting, loading and computing on each device, in seconds from the plan."""
+    costs = zip(
+        problem.devices, problem.free_s[number], problem.load_s[number],
+        problem.compute_s[number], strict=True,
+    )  # fmt: skip
+    found = [
+        (max(free_s, load_s) + compute_s, name, free_s, load_s, compute_s)
+        for name, free_s, load_s, compute_s in costs
+        if max(free_s, load_s) + compute_s < inf
+    ]
+    return [
+        {"pod": name, "free_s": round(free_s, 6), "load_s": round(load_s, 6),
+         "compute_s": round(compute_s, 6)}
+        for _, name, free_s, load_s, compute_s in sorted(found)[:MAX_CANDIDATES]
+    ]  # fmt: skip
+
+
+def announced_arrivals(planned: Iterable[tuple[ModelName, PlannedStep]]) -> list[ArrivalHint]:
+    """What autoscalers are told of steps that are planned and not sent: by model, sorted.
+
+    Probabilities that at least one comes are as if steps were independent.
+    """
+    by_model: dict[ModelName, list[PlannedStep]] = {}
+    for model, step in planned:
+        if step.probability > 0:
+            by_model.setdefault(model, []).append(step)
+    found = []
+    for model, steps in sorted(by_model.items(), key=lambda item: str(item[0])):
+        none = prod(1.0 - step.probability for step in steps)
+        some = max(1.0 - none, *(step.probability for step in steps))
+        expected = sum(step.probability for step in steps)
+        until_s = max(step.start_s for step in steps)
+        found.append(ArrivalHint(model, some, until_s, max(1.0, expected / some)))
+    return found

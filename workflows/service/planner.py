@@ -5,40 +5,35 @@ from __future__ import annotations
 import logging
 import time
 from collections import defaultdict
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
-from registry.domain.demand import ArrivalHint
 from registry.domain.model import ModelName
-from workflows.scheduling.announcements import PlannedArrival, announcements
-from workflows.scheduling.candidates import candidate_devices
+from registry.errors import PluginError
+from workflows.scheduling.candidates import WHOLE_POOL, candidate_devices
 from workflows.scheduling.costs import scheduling_problem
-from workflows.scheduling.pod_groups import WHOLE_POOL
+from workflows.scheduling.policies import SCHEDULING, SchedulingPolicy, stateful_policy
 from workflows.scheduling.problem import (
-    Loading,
     Placement,
     SchedulingProblemError,
     Step,
 )
-from workflows.scheduling.replanning import is_outdated
 from workflows.scheduling.shared_batches import place_sharing_batches
-from workflows.scheduling.speculative import FEW_STATES, speculative
+from workflows.scheduling.speculative import FEW_STATES, is_outdated, speculative
 from workflows.service import cluster_view
 from workflows.service.knowledge import WorkflowKnowledge
 from workflows.service.lone_placement import LonePlacement
-from workflows.service.plan import Plan, PlannedStep
-from workflows.service.plan_document import plan_document
+from workflows.service.plan import Plan, PlannedStep, announced_arrivals, plan_document
 from workflows.service.pod_queues import PodQueues
-from workflows.service.policy import SchedulingPolicy
-from workflows.service.reactive_copies import ReactiveCopies
 from workflows.service.run import StepState
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from registry.domain.demand import ArrivalHint
     from registry.domain.model import ModelSpec
     from registry.domain.pod_state import PodState
     from registry.redis.watch import ClusterWatch
-    from workflows.scheduling.pod_groups import PodGroup
+    from workflows.scheduling.candidates import PodGroup
     from workflows.scheduling.problem import Schedule, SchedulingProblem
     from workflows.scheduling.shared_batches import MergedSteps
     from workflows.service.metrics import SchedulerMetrics
@@ -49,6 +44,18 @@ logger = logging.getLogger(__name__)
 
 _MAX_PLANS: Final = 16
 """Of a run, kept for explanations."""
+
+
+class StepPlacement(Protocol):
+    """Places single steps, for a policy that keeps a state of its own."""
+
+    def observe(self) -> None:
+        """Look at the cluster; called about once a second."""
+        ...
+
+    def place(self, run: Run, step: RunStep) -> str:
+        """The pod of a step whose inputs are there; empty: the gateway chooses."""
+        ...
 
 
 class Planner:
@@ -63,14 +70,15 @@ class Planner:
         self._metrics = metrics
         self._plans: dict[str, Plan] = {}
         self._alone = LonePlacement(self._pods)
-        self._copies = {
-            SchedulingPolicy.REACTIVE: ReactiveCopies(
-                self._pods, preloads, is_one_per_device=False
-            ),
-            SchedulingPolicy.REACTIVE_ALONE: ReactiveCopies(
-                self._pods, preloads, is_one_per_device=True
-            ),
-        }
+        self._stateful: dict[str, StepPlacement] = {}
+        for name in SCHEDULING:
+            try:
+                policy = stateful_policy(name)
+            except PluginError as error:
+                logger.warning("a scheduling policy is left out", extra={"error": str(error)})
+            else:
+                if policy is not None:
+                    self._stateful[name] = policy.live(self._pods, preloads)
         self.knowledge: dict[ModelName, WorkflowKnowledge] = defaultdict(WorkflowKnowledge)
 
     def now_s(self) -> float:
@@ -81,15 +89,14 @@ class Planner:
 
     def observe(self) -> None:
         """Look at the cluster; called about once a second."""
-        self._alone.observe()
-        for copies in self._copies.values():
-            copies.observe()
+        for policy in self._stateful.values():
+            policy.observe()
 
     # The course of a run
 
     def begin(self, run: Run) -> None:
         """Plan the steps that a new run is expected to take."""
-        if run.scheduling is SchedulingPolicy.SPECULATIVE:
+        if run.scheduling == SchedulingPolicy.SPECULATIVE:
             self._plan(run)
 
     def call(self, run: Run, step: RunStep) -> None:
@@ -102,7 +109,7 @@ class Planner:
             step.number, step.model.name, step.sources
         )
         knowledge.observe_call(before, step.model.name, step.sources, run.features, now_s)
-        if run.scheduling is not SchedulingPolicy.SPECULATIVE:
+        if run.scheduling != SchedulingPolicy.SPECULATIVE:
             return
         age_s = now_s - plan.made_s if plan is not None else 0.0
         if plan is not None and not is_outdated(step.predicted, age_s):
@@ -121,10 +128,8 @@ class Planner:
                     step.pod = ""
                     self._plan(run, unplaced=step)
                 pod = step.pod
-            case SchedulingPolicy.REACTIVE | SchedulingPolicy.REACTIVE_ALONE:
-                pod = self._copies[run.scheduling].place(step)
             case _:
-                pod = self._alone.place(run, step)
+                pod = self._stateful.get(run.scheduling, self._alone).place(run, step)
         if pod:
             now_s = self.now_s()
             self._pods.steps.assign(
@@ -145,6 +150,10 @@ class Planner:
             self._pods.note_outputs(step)
             self._preloads.used(step.pod, self._pods.key(step.model))
 
+    def pod_addresses(self) -> set[str]:
+        """Of all pods, also those that accept no more requests."""
+        return {pod.address for pod in self._pods.state.pods.values()}
+
     def end(self, run: Run, *, is_learned: bool) -> None:
         """A run is over."""
         if is_learned:
@@ -156,18 +165,12 @@ class Planner:
 
     def hints(self) -> list[ArrivalHint]:
         """The steps that plans expect and that were not sent, by model."""
-        planned = [
-            PlannedArrival(
-                str(ModelName(plan.namespace, step.model)), step.probability, step.start_s
-            )
+        return announced_arrivals(
+            (ModelName(plan.namespace, step.model), step)
             for run, plan in self._plans.items()
             for number, step in enumerate(plan.steps)
             if self._pods.steps.is_unsent(run, number, step.pod)
-        ]
-        return [
-            ArrivalHint(ModelName.parse(each.model), each.probability, each.until_s, each.count)
-            for each in announcements(planned)
-        ]
+        )
 
     # Planning
 
@@ -261,7 +264,7 @@ class Planner:
             problem = scheduling_problem(
                 way.steps, devices, costs, links,
                 allowed=[[position_of[each] for each in candidates[at]] for at in way.calls_of()],
-                placed=fixed, loading=Loading.BESIDE_QUEUE,
+                placed=fixed,
             )  # fmt: skip
             return speculative(problem, FEW_STATES)
 

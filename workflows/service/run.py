@@ -7,18 +7,18 @@ import hashlib
 from collections import deque
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from workflows.wire.values import source_of
+from workflows.wire import Printed, source_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from registry.domain.model import ModelName
-    from workflows.service.policy import SchedulingPolicy
-    from workflows.service.streamed_text import StreamedText
+    from workflows.service.completion_stream import StreamedText
+    from workflows.service.preloads import Preload
     from workflows.service.tensors import StoredTensor
 
 
@@ -141,12 +141,6 @@ class RecordedStep:
     error: Mapping[str, Any] | None
 
 
-class PreloadRecord(Protocol):
-    """A load ahead of steps."""
-
-    def as_json(self, begun_s: float) -> dict[str, Any]: ...
-
-
 @dataclass(eq=False, slots=True)
 class Run:
     """One run; its owner's event loop changes it."""
@@ -157,7 +151,7 @@ class Run:
     begun_s: float
     deadline_s: float
     """Time on the registry's clock."""
-    scheduling: SchedulingPolicy
+    scheduling: str
     features: frozenset[str] = frozenset()
     token: int = 0
     """Fencing token of its ownership."""
@@ -184,6 +178,8 @@ class Run:
     """Steps that its code has called in this execution of it."""
     yielded: int = 0
     """Items that its code has yielded in this execution of it."""
+    printed: Printed = field(default_factory=Printed)
+    """What its code has printed in this execution of it."""
     deliveries: deque[Delivery] = field(default_factory=deque)
     """While the run is resumed: what its code got the first time and has not got yet."""
     resumptions: int = 0
@@ -198,10 +194,15 @@ class Run:
     """Of its deadline."""
     keepers: set[str] = field(default_factory=set)
     """Addresses of pods that keep outputs of its steps."""
-    preloads: list[PreloadRecord] = field(default_factory=list)
+    preloads: list[Preload] = field(default_factory=list)
     """Loads ahead that it began or joined."""
     plans: list[Mapping[str, Any]] = field(default_factory=list)
     """What was predicted and where it was placed, for explanations."""
+
+    @property
+    def has_lost_attempts(self) -> bool:
+        """Whether pods may keep outputs of attempts whose response never arrived."""
+        return self.resumptions > 0 or any(step.attempts > 1 for step in self.steps)
 
     @property
     def models(self) -> Sequence[str]:
@@ -216,7 +217,7 @@ class Run:
             "arguments": self.arguments,
             "begun_s": self.begun_s,
             "deadline_s": self.deadline_s,
-            "scheduling": self.scheduling.value,
+            "scheduling": self.scheduling,
         }
 
     def outcome(self) -> dict[str, Any]:
@@ -234,8 +235,10 @@ class Run:
             document["error"] = self.error
         if self.ended_s:
             document["seconds"] = round(self.ended_s - self.begun_s, 6)
+        if self.printed.text:
+            document["printed"] = self.printed.text
         document["resumptions"] = self.resumptions
-        document["scheduling"] = self.scheduling.value
+        document["scheduling"] = self.scheduling
         document["steps"] = [step_document(step, self.begun_s) for step in self.steps]
         document["plans"] = self.plans
         document["preloads"] = [each.as_json(self.begun_s) for each in self.preloads]

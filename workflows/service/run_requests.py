@@ -1,4 +1,7 @@
-"""Reads what a request to the scheduler asks for. Raises BadRequest, TooLarge."""
+"""Reads what a request to the scheduler asks for, and checks a workflow's arguments.
+
+Raises BadRequest, TooLarge.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,13 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 
 from registry.domain.model import ModelName
-from registry.shown_value import json_fault, kind_of
+from registry.shown_value import json_fault, kind_of, shown
+from workflows.scheduling.policies import SCHEDULING
 from workflows.service.errors import BadRequest, TooLarge
-from workflows.service.policy import SchedulingPolicy
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
     from fastapi import Request
 
 NAMESPACE_HEADER: Final = "x-pilotlight-namespace"
@@ -78,17 +83,15 @@ def deadline_of(request: Request) -> float | None:
     return number / 1000
 
 
-def scheduling_of(request: Request) -> SchedulingPolicy | None:
+def scheduling_of(request: Request) -> str | None:
     text = request.headers.get("x-pilotlight-scheduling")
     if text is None:
         return None
-    try:
-        return SchedulingPolicy(text)
-    except ValueError:
-        allowed = ", ".join(SchedulingPolicy)
+    if text not in SCHEDULING:
         raise BadRequest(
-            f"header x-pilotlight-scheduling must be one of {allowed}, was {text[:40]!r}"
-        ) from None
+            f"header x-pilotlight-scheduling must be one of {SCHEDULING}, was {text[:40]!r}"
+        )
+    return text
 
 
 def idempotency_key_of(request: Request) -> str | None:
@@ -96,3 +99,37 @@ def idempotency_key_of(request: Request) -> str | None:
     if key is not None and not 1 <= len(key) <= 256:
         raise BadRequest("header idempotency-key must have 1 to 256 characters")
     return key
+
+
+_CHECKS: Final[Mapping[str, Callable[[Any], bool]]] = {
+    "text": lambda value: isinstance(value, str),
+    "whole number": lambda value: isinstance(value, int) and not isinstance(value, bool),
+    "number": lambda value: isinstance(value, int | float) and not isinstance(value, bool),
+    "boolean": lambda value: isinstance(value, bool),
+    "list": lambda value: isinstance(value, list),
+    "object": lambda value: isinstance(value, dict),
+}
+
+
+def argument_problems(
+    parameters: Sequence[Mapping[str, Any]], arguments: Mapping[str, Any]
+) -> list[str]:
+    """What is wrong with the arguments, one line each; empty: nothing."""
+    known = {str(each["name"]): each for each in parameters}
+    allowed = ", ".join(known) or "none"
+    problems = [
+        f"unknown argument {name!r}; the workflow takes: {allowed}"
+        for name in arguments
+        if name not in known
+    ]
+    for name, parameter in known.items():
+        if name not in arguments:
+            if parameter["required"]:
+                problems.append(f"argument {name!r} ({parameter['type']}) is missing")
+            continue
+        check = _CHECKS.get(str(parameter["type"]))
+        if check is not None and not check(arguments[name]):
+            problems.append(
+                f"argument {name!r} must be a {parameter['type']}, was {shown(arguments[name])}"
+            )
+    return problems

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from registry.domain.graph import KIND as GRAPH
 from workflows.service.errors import BadFile, RunnerFailed
-from workflows.wire.frames import BadFrameError, packed, read_frame
+from workflows.wire import BadFrameError, packed, read_frame
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -31,7 +31,11 @@ _START: Final = (
 )
 """`-I` ignores PYTHONPATH; the runner executes the same code as its scheduler."""
 PING_INTERVAL_S: Final = 1.0
+ANSWER_TIMEOUT_S: Final = 5.0
+"""After which a runner that does not answer is killed; a busy machine misses fewer pings."""
 LOAD_TIMEOUT_S: Final = 20.0
+MAX_STEPS: Final = 256
+"""That one run may begin: a loop without an end is ended by it."""
 
 
 class RunnerProcess:
@@ -90,7 +94,7 @@ class RunnerProcess:
         with theirs:
             command = [
                 sys.executable, "-I", "-c", _START, _REPOSITORY, str(theirs.fileno()),
-                str(os.getpid()), str(self._settings.runner_memory), str(self._settings.max_steps),
+                str(os.getpid()), str(self._settings.runner_memory), str(MAX_STEPS),
             ]  # fmt: skip
             try:
                 self._process = await asyncio.to_thread(
@@ -135,7 +139,7 @@ class RunnerProcess:
         """Kill the process if it does not answer: its interpreter is blocked."""
         while True:
             await asyncio.sleep(PING_INTERVAL_S)
-            if time.monotonic() - self._heard_s > self._settings.runner_timeout:
+            if time.monotonic() - self._heard_s > ANSWER_TIMEOUT_S:
                 logger.warning("runner does not answer and is killed", extra={"pid": self.pid})
                 self.kill()
                 return

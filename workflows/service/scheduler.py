@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any, Final
 from registry.domain.graph import KIND as GRAPH
 from registry.domain.model import ModelName
 from registry.errors import RegistryUnavailable
-from registry.redis.arrival_hints import ArrivalHints
+from registry.redis.arrivals import ArrivalHints
 from registry.redis.workflow_log import WorkflowLog
-from workflows.prediction.features import request_features
-from workflows.service.arguments import argument_problems
+from workflows.prediction.longest_context import request_features
 from workflows.service.deployments import Deployments
 from workflows.service.errors import (
     BadFile,
@@ -29,14 +28,13 @@ from workflows.service.errors import (
     WorkflowStopped,
 )
 from workflows.service.executor import Executor
-from workflows.service.journal import Journal, resumed_run
+from workflows.service.journal import LEASE_S, Journal, adopt_result, resumed_run, run_elsewhere
 from workflows.service.kept_outputs import KeptOutputs
 from workflows.service.knowledge_store import KnowledgeStore
-from workflows.service.lost_outputs import LostOutputs
-from workflows.service.lost_runs import adopt_result, run_elsewhere
 from workflows.service.planner import Planner
 from workflows.service.preloads import Preloads
 from workflows.service.run import Run, RunStatus, is_run_of
+from workflows.service.run_requests import argument_problems
 from workflows.service.step_client import StepClient
 
 if TYPE_CHECKING:
@@ -47,11 +45,16 @@ if TYPE_CHECKING:
     from registry.redis.workflow_log import TakenRun
     from registry.tls import PartTls
     from workflows.service.metrics import SchedulerMetrics
-    from workflows.service.policy import SchedulingPolicy
     from workflows.service.settings import SchedulerSettings
 
 logger = logging.getLogger(__name__)
 
+MAX_RUNS: Final = 1024
+"""Under way at once: each has a task and its values in memory; further ones get 429."""
+KEPT_RUNS_S: Final = 3600.0
+"""Time for which an ended run can be read, by clients that lost its response."""
+STORE_INTERVAL_S: Final = 10.0
+"""Between writes of what predictions are made of: a scheduler that dies loses so much of it."""
 OBSERVED_EVERY_S: Final = 1.0
 HINTS_TTL_S: Final = 5.0
 """Time for which an autoscaler believes a scheduler that may be gone."""
@@ -79,15 +82,14 @@ class Scheduler:
         self._client = StepClient(
             settings.gateway_url, secret, max_output_bytes=settings.max_output_bytes, tls=tls
         )
-        self._kept = KeptOutputs(secret, max_bytes=settings.max_fetch_bytes, tls=tls)
-        self._lost = LostOutputs(secret, tls)
+        self._kept = KeptOutputs(secret, tls=tls)
         self._preloads = Preloads(group, secret, metrics, watch.registry_now_s, tls)
         self.planner = Planner(watch, self._preloads, metrics, settings.pod_group)
-        self._knowledge = KnowledgeStore(self._log, self.planner)
+        self._knowledge = KnowledgeStore(self._log, self.planner.knowledge, watch.registry_now_s)
         self._journal = Journal(self._log, self._lose)
         self._executor = Executor(
-            settings, group, self._client, self.planner, self._journal, metrics, self._kept,
-            self._lost, send=self._send, on_end=self._on_end,
+            group, self._client, self.planner, self._journal, metrics, self._kept,
+            send=self._send, on_end=self._on_end,
         )  # fmt: skip
         self.deployments = Deployments(
             settings, group, self._log,
@@ -110,13 +112,12 @@ class Scheduler:
         self._client.close()
         self._preloads.close()
         self._kept.close()
-        self._lost.close()
 
     # Requests
 
     async def begin_graph(
         self, name: ModelName, body: str, *,
-        deadline_s: float | None = None, scheduling: SchedulingPolicy | None = None,
+        deadline_s: float | None = None, scheduling: str | None = None,
     ) -> Run:  # fmt: skip
         """As `begin`, for a graph, whose run has a status and a body as its result."""
         deployment = await self.deployments.find(name)
@@ -131,7 +132,7 @@ class Scheduler:
 
     async def begin(
         self, name: ModelName, arguments: Mapping[str, Any], *,
-        deadline_s: float | None = None, scheduling: SchedulingPolicy | None = None,
+        deadline_s: float | None = None, scheduling: str | None = None,
         idempotency_key: str | None = None,
     ) -> Run:  # fmt: skip
         """Begin a run, or find the one that the key has begun.
@@ -144,7 +145,7 @@ class Scheduler:
         problems = argument_problems(deployment.definition["parameters"], arguments)
         if problems:
             raise BadRequest("; ".join(problems))
-        if len(self._active) >= self._settings.max_runs:
+        if len(self._active) >= MAX_RUNS:
             raise TooManyRuns(f"{len(self._active)} runs are under way, which is the limit")
         now_s = self.planner.now_s()
         limit_s = deadline_s or deployment.definition["deadline_s"] or self._settings.run_timeout
@@ -157,9 +158,7 @@ class Scheduler:
         if run.identity in self._runs:
             return self._runs[run.identity]
         await self._knowledge.read(name)  # before: who finds the run begun finds it in `_runs`
-        token = await self._log.begin_run(
-            run.identity, run.head(), self._owner, lease_s=self._settings.lease
-        )
+        token = await self._log.begin_run(run.identity, run.head(), self._owner, lease_s=LEASE_S)
         if token is None:
             return await self._find_or_read(run.identity)
         run.token = token
@@ -186,7 +185,7 @@ class Scheduler:
 
     async def _follow(self, run: Run) -> None:
         """Wait for the end of a run that another scheduler executes."""
-        await adopt_result(self._log, run, self.planner.now_s(), self._settings.lease)
+        await adopt_result(self._log, run, self.planner.now_s(), LEASE_S)
         run.ended.set()
         async with run.changed:
             run.changed.notify_all()
@@ -259,12 +258,12 @@ class Scheduler:
         is_elsewhere = False
         with suppress(RegistryUnavailable):
             is_recorded = await self._log.end_run(
-                run.identity, run.token, run.outcome(), kept_s=self._settings.kept_runs
+                run.identity, run.token, run.outcome(), kept_s=KEPT_RUNS_S
             )
             is_elsewhere = not is_recorded and await self._is_owned_elsewhere(run.identity)
         if is_elsewhere:
             self._runs.pop(run.identity, None)
-            await adopt_result(self._log, run, self.planner.now_s(), self._settings.lease)
+            await adopt_result(self._log, run, self.planner.now_s(), LEASE_S)
         run.ended.set()
         async with run.changed:
             run.changed.notify_all()
@@ -313,28 +312,26 @@ class Scheduler:
 
     async def keep_leases(self) -> None:
         """Renew own leases, take over runs whose owner is gone; until cancelled."""
-        interval_s = self._settings.lease / 4
+        interval_s = LEASE_S / 4
         while True:
             await asyncio.sleep(interval_s)
             with suppress(RegistryUnavailable):
                 await self._renew()
                 if self.is_ready:
-                    for taken in await self._log.take_runs(
-                        self._owner, lease_s=self._settings.lease
-                    ):
+                    for taken in await self._log.take_runs(self._owner, lease_s=LEASE_S):
                         self._group.create_task(self._take_over(taken))
 
     async def _renew(self) -> None:
         tokens = {run.identity: run.token for run in self._active.values()}
         if not tokens:
             return
-        lost = await self._log.renew_runs(tokens, lease_s=self._settings.lease)
+        lost = await self._log.renew_runs(tokens, lease_s=LEASE_S)
         for identity in lost:
             run = self._active.get(identity)
             if run is None or run.token != tokens[identity]:
                 continue
             is_begun = await self._log.run(identity) is None and await self._journal.begin_again(
-                run, self._owner, lease_s=self._settings.lease
+                run, self._owner, lease_s=LEASE_S
             )
             if not is_begun:
                 await self._check_lost(identity)
@@ -387,7 +384,7 @@ class Scheduler:
     async def store_knowledge(self) -> None:
         """Store what has changed, periodically; until cancelled."""
         while True:
-            await asyncio.sleep(self._settings.store_interval)
+            await asyncio.sleep(STORE_INTERVAL_S)
             await self._knowledge.store_changed()
 
 

@@ -7,19 +7,18 @@ from dataclasses import dataclass
 from registry.pod_secret import parse_secret_file
 from registry.redis.server_address import parse_redis_url
 from registry.settings_table import option, parse_int, parse_seconds
+from registry.sizes import parse_size_from
 from registry.tls import TLS_DIR_HELP, parse_tls_dir
-from workflows.scheduling.pod_groups import WHOLE_POOL, PodGroup
-from workflows.service.policy import SchedulingPolicy
+from workflows.scheduling.candidates import WHOLE_POOL, PodGroup
+from workflows.scheduling.policies import SCHEDULING, SchedulingPolicy
 
 MIB = 1 << 20
 
 
-def _parse_policy(text: str) -> SchedulingPolicy:
-    try:
-        return SchedulingPolicy(text)
-    except ValueError:
-        allowed = ", ".join(SchedulingPolicy)
-        raise ValueError(f"must be one of {allowed}, was {text!r}") from None
+def _parse_policy(text: str) -> str:
+    if text not in SCHEDULING:
+        raise ValueError(f"must be one of {SCHEDULING}, was {text!r}")
+    return text
 
 
 def parse_pod_group(text: str) -> PodGroup:
@@ -46,30 +45,15 @@ class SchedulerSettings:
         "plan over one group of the pool's pods, such as 0/4, the first of four; 0/1: all",
     )
     gateway_url: str = option("http://127.0.0.1:8080", str, "gateway that steps are sent through")
-    scheduling: SchedulingPolicy = option(  # noqa: RUF009 - as all other fields
-        SchedulingPolicy.SPECULATIVE,
-        _parse_policy,
-        "where steps run: " + ", ".join(SchedulingPolicy),
-    )  # fmt: skip
-    max_runs: int = option(1024, parse_int(1), "runs under way at once; further ones get 429")
-    max_steps: int = option(256, parse_int(1), "steps that one run may begin")
+    scheduling: str = option(
+        str(SchedulingPolicy.SPECULATIVE), _parse_policy, f"where steps run: {SCHEDULING}"
+    )
     run_timeout: float = option(300.0, parse_seconds, "maximum duration of a run")
     runner_memory: int = option(
-        1024 * MIB, parse_int(64 * MIB), "memory of a workflow's runner beyond Python's own"
-    )
-    runner_timeout: float = option(
-        5.0, parse_seconds, "time after which a runner that does not answer is killed"
+        1024 * MIB, parse_size_from(64 * MIB), "memory of a workflow's runner beyond Python's own"
     )
     max_output_bytes: int = option(
-        64 * MIB, parse_int(1024), "outputs of one step together; larger ones fail the step"
-    )
-    max_fetch_bytes: int = option(
-        4 * MIB, parse_int(1024), "outputs that a workflow's code may fetch at once"
-    )
-    kept_runs: float = option(3600.0, parse_seconds, "time for which an ended run can be read")
-    lease: float = option(5.0, parse_seconds, "time after which a dead scheduler's runs move")
-    store_interval: float = option(
-        10.0, parse_seconds, "time between writes of what predictions are made of"
+        64 * MIB, parse_size_from(1024), "outputs of one step together; larger ones fail the step"
     )
     pod_secret_file: str = option(
         "", parse_secret_file, "file with the secrets that requests to gateway and pods carry"

@@ -8,15 +8,15 @@ from urllib.parse import quote, urlsplit
 
 import orjson
 
-from registry.server_timing import parse_server_timing
+from registry.pod_responses import parse_server_timing
 from workflows.service.completion_stream import CompletionStream, completion_body
+from workflows.service.errors import InputsLost, StepError, StepLost
 from workflows.service.http_client import (
     HttpClient,
     NoResponseError,
     ResponseTooLargeError,
     UnreachableError,
 )
-from workflows.service.step_errors import InputsLost, StepError, StepLost
 from workflows.service.tensors import (
     BYTES,
     HEADER_LENGTH,
@@ -29,7 +29,7 @@ from workflows.service.tensors import (
     single_item,
     tensor_of,
 )
-from workflows.wire.values import STREAM, source_of
+from workflows.wire import STREAM, source_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

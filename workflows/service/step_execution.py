@@ -1,38 +1,48 @@
-"""Executes the steps of runs: when a step is sent, and what follows from how it ends."""
+"""Executes the steps of runs: when and how often a step is sent, and what follows from its end."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from workflows.service.forgotten_steps import forget_unneeded
+from workflows.service.completion_stream import StreamedText
+from workflows.service.errors import InputsLost, StepError, StepLost
+from workflows.service.kept_outputs import MAX_FETCH_BYTES
 from workflows.service.run import RunStatus, StepState
-from workflows.service.step_attempts import MAX_ATTEMPTS
-from workflows.service.step_errors import InputsLost, StepError
+from workflows.service.step_client import StepCall, resolved_inputs
 from workflows.service.tensors import outputs_bytes
+from workflows.wire import STREAM
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from workflows.service.deliveries import Deliveries
     from workflows.service.journal import Journal
     from workflows.service.kept_outputs import KeptOutputs
     from workflows.service.metrics import SchedulerMetrics
     from workflows.service.planner import Planner
     from workflows.service.run import Run, RunStep
-    from workflows.service.step_attempts import StepAttempts
+    from workflows.service.step_client import StepClient, StepResponse
+    from workflows.service.tensors import KeptAt, StoredTensor
 
 logger = logging.getLogger(__name__)
+
+MAX_ATTEMPTS: Final = 8
+"""Of a step whose pods were lost with it. Until the run's deadline it waits for a gateway."""
+_FIRST_PAUSE_S: Final = 0.05
+_MAX_PAUSE_S: Final = 2.0
 
 
 class StepExecution:
     """Belongs to the event loop; step tasks belong to its task group."""
 
     def __init__(
-        self, group: asyncio.TaskGroup, attempts: StepAttempts, planner: Planner, journal: Journal,
+        self, group: asyncio.TaskGroup, client: StepClient, planner: Planner, journal: Journal,
         metrics: SchedulerMetrics, kept: KeptOutputs, deliveries: Deliveries,
     ) -> None:  # fmt: skip
         self._group = group
-        self._attempts = attempts
+        self._client = client
         self._planner = planner
         self._journal = journal
         self._metrics = metrics
@@ -56,7 +66,7 @@ class StepExecution:
         self._need_outputs(run, step)
         if step.state is not StepState.DONE or step.fetching is not None:
             return
-        step.is_too_large = outputs_bytes(step.outputs or {}) > self._kept.max_bytes
+        step.is_too_large = outputs_bytes(step.outputs or {}) > MAX_FETCH_BYTES
         if step.has_data_elsewhere and not step.is_too_large:
             step.fetching = self._group.create_task(self._fetch_data(run, step))
 
@@ -136,7 +146,7 @@ class StepExecution:
 
     async def _run_step(self, run: Run, step: RunStep) -> None:
         try:
-            await self._attempts.execute(run, step)
+            await self._execute(run, step)
         except StepError as error:
             step.task = None
             self._step_failed(run, step, error)
@@ -153,6 +163,61 @@ class StepExecution:
         else:
             step.task = None
             self._step_over(run, step, StepState.DONE)
+
+    async def _execute(self, run: Run, step: RunStep) -> None:
+        """Set the step's outputs. Raises StepError, InputsLost with the tensors that are lost."""
+        try:
+            await self._send(run, step)
+        except InputsLost as error:
+            lost = await self._kept.find_lost(run, _places(run, step, error.identities))
+            raise InputsLost(str(error), lost) from error
+
+    async def _send(self, run: Run, step: RunStep) -> None:
+        """Send a step until a pod answers."""
+        outputs = {number: run.steps[number].outputs or {} for number in step.sources}
+        tensors = resolved_inputs(step.inputs, outputs)
+        text = step.text = StreamedText() if step.protocol == STREAM else None
+
+        def on_text(piece: str) -> None:
+            if text is not None and run.status is RunStatus.RUNNING:
+                text.append(piece)
+                self._deliveries.deliver_ready(run)
+
+        losses = 0
+        while True:
+            if text is not None:
+                text.begin()
+            call = self._next_call(run, step, tensors)
+            try:
+                response = await self._client.infer(call, on_text)
+            except StepLost as error:
+                losses += error.was_sent
+                if losses >= MAX_ATTEMPTS:
+                    raise StepError(str(error), "step-lost", 503) from error
+                pause_s = min(_FIRST_PAUSE_S * 2 ** min(step.attempts - 1, 8), _MAX_PAUSE_S)
+                await asyncio.sleep(max(pause_s, error.pause_s))
+                continue
+            if text is not None and text.differs:
+                raise StepError(
+                    "the pod was lost while the text was generated, and another generated "
+                    "another text", "step-lost", 503,
+                )  # fmt: skip
+            _record(run, step, response, response.pod or call.pod)
+            return
+
+    def _next_call(self, run: Run, step: RunStep, tensors: Sequence[StoredTensor]) -> StepCall:
+        """Place the step; the call of its next attempt."""
+        now_s = self._planner.now_s()
+        pod = self._planner.place(run, step)
+        step.attempts += 1
+        step.sent_s = now_s
+        following_s = self._planner.following_s(run, step)
+        step.due_s = run.deadline_s - following_s
+        return StepCall(
+            step.model, tensors, f"{run.identity}.{step.number}", pod,
+            run.deadline_s - now_s, run.identity, step.protocol,
+            following_s,
+        )  # fmt: skip
 
     def _step_failed(self, run: Run, step: RunStep, error: StepError) -> None:
         step.error = error.as_json()
@@ -186,3 +251,40 @@ def _forget_lost(step: RunStep, error: InputsLost) -> None:
     ):
         return
     step.forget_kept()
+
+
+def _record(run: Run, step: RunStep, response: StepResponse, pod: str) -> None:
+    step.outputs = response.outputs
+    places = [each.kept for each in response.outputs.values()]
+    run.keepers |= {each.address for each in places if each is not None}
+    step.pod, step.start = pod, response.start
+    step.stages_ms, step.batch = dict(response.stages_ms), response.batch
+
+
+def _places(run: Run, step: RunStep, identities: frozenset[str]) -> list[KeptAt]:
+    """Where the tensors are kept that a step takes, of those with these identities."""
+    outputs = [run.steps[number].outputs or {} for number in step.sources]
+    places = [tensor.kept for each in outputs for tensor in each.values()]
+    return [each for each in places if each is not None and each.identity in identities]
+
+
+def forget_unneeded(run: Run) -> list[KeptAt]:
+    """Forget the kept outputs of steps without a handle, and return what pods may free.
+
+    Such a step runs again where it is needed after all: by a run that is resumed, or by a later
+    step whose own outputs are lost.
+    """
+    if not run.forgotten:
+        return []
+    needed = {number for step in run.steps if not step.is_over for number in step.sources}
+    unneeded = run.forgotten - needed - run.fetches - run.iterated.keys()
+    freed: list[KeptAt] = []
+    for number in sorted(unneeded):
+        step = run.steps[number]
+        if not step.is_over or step.fetching is not None:
+            continue
+        run.forgotten.discard(number)
+        outputs = (step.outputs or {}).values()
+        freed += [each.kept for each in outputs if each.kept is not None]
+        step.forget_kept()
+    return freed

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from autoscaler.kubernetes.cluster.graph_objects import read_graph_object
 from autoscaler.kubernetes.cluster.inference_services import (
     MODE,
     MODEL_MODE,
@@ -21,6 +20,7 @@ from autoscaler.kubernetes.cluster.inference_services import (
     mode_problem,
     role_of,
 )
+from autoscaler.kubernetes.cluster.object_readers import read_graph_object
 from registry.errors import InvalidModel
 from registry.inference_service.application_reader import is_application, read_application
 from registry.inference_service.graph_reader import is_graph

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from kubernetes.aio.client import ApiClient
     from starlette.requests import Request
 
-    from autoscaler.kubernetes.admission.certificates import Certificates
+    from autoscaler.kubernetes.admission.webhook_setup import Certificates
     from autoscaler.kubernetes.cluster.cluster_objects import ClusterObjects
     from autoscaler.kubernetes.http_server import SignalFreeServer
     from autoscaler.kubernetes.settings import ControllerSettings
@@ -72,7 +72,6 @@ class WebhookServer:
         context = make_context(certificates)
         self._server = make_server(
             admission_app(self._rules),
-            host=self._settings.host,
             port=self._settings.webhook_port,
             ssl_context_factory=lambda *_: context,
         )

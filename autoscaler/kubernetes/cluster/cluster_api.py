@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime
 import json
 import logging
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
@@ -18,14 +18,17 @@ import aiohttp
 from kubernetes.aio import client, config
 from kubernetes.aio.client.exceptions import ApiException
 
-from autoscaler.kubernetes.cluster.application_objects import (
-    APPLICATIONS,
-    ApplicationObject,
-    read_application_object,
-)
-from autoscaler.kubernetes.cluster.graph_objects import GRAPHS, GraphObject, read_graph_object
 from autoscaler.kubernetes.cluster.inference_services import POOL, ServiceObject, read_service
-from autoscaler.kubernetes.cluster.pods import PodObject, read_pod
+from autoscaler.kubernetes.cluster.object_readers import (
+    APPLICATIONS,
+    GRAPHS,
+    ApplicationObject,
+    GraphObject,
+    PodObject,
+    read_application_object,
+    read_graph_object,
+    read_pod,
+)
 from autoscaler.kubernetes.errors import Changed, ClusterUnreachable, Denied, Gone
 
 if TYPE_CHECKING:
@@ -45,16 +48,17 @@ _MAX_MESSAGE = 1024
 """The API server refuses events with longer messages."""
 
 
-async def connect() -> client.ApiClient:
+async def connect(context: str | None = None) -> client.ApiClient:
     """A client with the pod's service account, or with the kubeconfig outside a cluster.
 
-    Raises ConfigException if there is neither.
+    With `context`, with that one of the kubeconfig. Raises ConfigException if there is none.
     """
     configuration = client.Configuration()
-    try:
-        config.load_incluster_config(client_configuration=configuration)
-    except config.ConfigException:
-        await config.load_kube_config(client_configuration=configuration)
+    if context is None:
+        with suppress(config.ConfigException):
+            config.load_incluster_config(client_configuration=configuration)
+            return client.ApiClient(configuration)
+    await config.load_kube_config(context=context, client_configuration=configuration)
     return client.ApiClient(configuration)
 
 

@@ -6,10 +6,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from autoscaler.kubernetes.cluster.application_objects import ApplicationObject
-from autoscaler.kubernetes.cluster.graph_objects import GraphObject
 from autoscaler.kubernetes.cluster.inference_services import Role, ServiceObject
-from autoscaler.kubernetes.cluster.pods import PodObject
+from autoscaler.kubernetes.cluster.object_readers import ApplicationObject, GraphObject, PodObject
 from registry.domain.model import ModelName
 
 if TYPE_CHECKING:

@@ -14,19 +14,25 @@ from typing import TYPE_CHECKING, Any
 
 import kopf
 
-from autoscaler.kubernetes.cluster.application_objects import APPLICATIONS, read_application_object
 from autoscaler.kubernetes.cluster.cluster_objects import ObjectEvent
-from autoscaler.kubernetes.cluster.graph_objects import GRAPHS, read_graph_object
 from autoscaler.kubernetes.cluster.inference_services import POOL, read_service
-from autoscaler.kubernetes.cluster.pods import read_pod
+from autoscaler.kubernetes.cluster.object_readers import (
+    APPLICATIONS,
+    GRAPHS,
+    read_application_object,
+    read_graph_object,
+    read_pod,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from autoscaler.kubernetes.cluster.application_objects import ApplicationObject
-    from autoscaler.kubernetes.cluster.graph_objects import GraphObject
     from autoscaler.kubernetes.cluster.inference_services import ServiceObject
-    from autoscaler.kubernetes.cluster.pods import PodObject
+    from autoscaler.kubernetes.cluster.object_readers import (
+        ApplicationObject,
+        GraphObject,
+        PodObject,
+    )
 
 logger = logging.getLogger(__name__)
 

@@ -109,9 +109,8 @@ def evaluate(service: ServiceObject, facts: ModelFacts) -> ReadyCondition:
         return ReadyCondition(None, "Registering", "the model is not in the registry yet")
     failure = facts.failure
     if failure is not None and failure.key == facts.serving.key and not facts.copies.device:
-        return ReadyCondition(
-            False, failure.reason, f"attempt {failure.attempts}: {failure.message}"
-        )
+        attempt = f"attempt {failure.attempts}: " if failure.attempts else ""
+        return ReadyCondition(False, failure.reason, f"{attempt}{failure.message}")
     if needs := needs_in_pool(facts.serving, has_server=facts.has_server):
         return ReadyCondition(False, "NoSupportingRuntime", needs)
     if facts.component_problem:

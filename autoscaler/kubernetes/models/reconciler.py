@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 UNLOAD_POLL_INTERVAL_S = 0.5
+UNLOAD_TIMEOUT_S = 60.0
+"""For a deleted model to leave all pods: longer than the requests that hold it; `kubectl` waits."""
 SYNC_POLL_INTERVAL_S = 0.2
 REFUSED_POLL_INTERVAL_S = 30.0
 """Until a model is tried again that the pool refused, or whose Service could not be made: the
@@ -213,7 +215,7 @@ class ModelReconciler:
         if service.pool and self._objects.has_pool(service.pool):
             self._registries.get(service.pool)
         registries = self._registries.opened().values()
-        is_late = time.monotonic() - since_s > self._settings.unload_timeout
+        is_late = time.monotonic() - since_s > UNLOAD_TIMEOUT_S
         if not all(registry.is_synced for registry in registries) and not is_late:
             return UNLOAD_POLL_INTERVAL_S
         for registry in registries:
@@ -227,7 +229,7 @@ class ModelReconciler:
             await self._post_event(
                 service, "UnloadTimeout",
                 f"pods {', '.join(holders)} still hold the model after "
-                f"{self._settings.unload_timeout:g} s; they unload it once it is idle",
+                f"{UNLOAD_TIMEOUT_S:g} s; they unload it once it is idle",
             )  # fmt: skip
         kept = [each for each in service.finalizers if each != FINALIZER]
         await self._api.set_finalizers(service, kept)

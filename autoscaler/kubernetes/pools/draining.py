@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from autoscaler.kubernetes.pools.drain_tracker import DrainTracker
+from autoscaler.kubernetes.pools.leaving_pods import DrainTracker
 from autoscaler.kubernetes.pools.pool_size import pods_to_drain
 from registry.domain.pod import PodPhase
 from registry.errors import LeaseLost
@@ -15,17 +15,21 @@ from registry.errors import LeaseLost
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from autoscaler.kubernetes.cluster.pods import PodObject
+    from autoscaler.kubernetes.cluster.object_readers import PodObject
     from registry.domain.pod_state import PodState
     from registry.redis.watch import ClusterWatch
 
 logger = logging.getLogger(__name__)
 
+DRAIN_S: Final = 300.0
+"""Time for a leaving pod to finish its requests: what Knative allows one by default
+(revision-timeout-seconds)."""
+
 
 class PodDrain:
     """The drains of one pool. Used by one task only."""
 
-    def __init__(self, watch: ClusterWatch, *, drain_s: float) -> None:
+    def __init__(self, watch: ClusterWatch, *, drain_s: float = DRAIN_S) -> None:
         self._watch = watch
         self._drain_s = drain_s
         self._tracker = DrainTracker()

@@ -12,8 +12,7 @@ from collections import defaultdict
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from autoscaler.kubernetes.pools.drain_tracker import DrainTracker
-from autoscaler.kubernetes.pools.revisions import replaced_pods
+from autoscaler.kubernetes.pools.leaving_pods import DrainTracker, replaced_pods
 from registry.domain.pod import PodPhase
 from registry.errors import LeaseLost
 
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from autoscaler.kubernetes.cluster.cluster_objects import ClusterObjects
-    from autoscaler.kubernetes.cluster.pods import PodObject
+    from autoscaler.kubernetes.cluster.object_readers import PodObject
     from autoscaler.kubernetes.pools.pool_registries import PoolRegistries, PoolRegistry
     from registry.domain.pod_state import PodState
 

@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 SECRET: Final = "pilotlight-pods"
 ENTRY: Final = "secrets"
 CHANGED_AT: Final = "pilotlight.io/changed-at"
+PERIOD_S: Final = 86_400.0
+"""After which the secret is replaced: a copy of it that leaked is of use for a day."""
 OVERLAP_S: Final = 3600.0
 """A kubelet updates a mounted Secret within two minutes; one without the API server, later."""
 POLL_INTERVAL_S: Final = 60.0
@@ -39,7 +41,6 @@ class PodSecretKeeper:
     def __init__(self, api: client.ApiClient, settings: ControllerSettings) -> None:
         self._core = client.CoreV1Api(api)
         self._namespace = settings.namespace
-        self._period_s = settings.pod_secret_period
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -68,7 +69,7 @@ class PodSecretKeeper:
             return
         text = base64.b64decode((stored.data or {}).get(ENTRY, "")).decode("ascii", "replace")
         age_s = (now - datetime.datetime.fromisoformat(changed_at)).total_seconds()
-        secrets = next_secrets(text, age_s, self._period_s)
+        secrets = next_secrets(text, age_s, PERIOD_S)
         if secrets is not None:
             await self._write(secrets, now, version=stored.metadata.resource_version)
 

@@ -55,7 +55,6 @@ class PoolActuator:
         metrics: AutoscalerMetrics,
         *,
         lease_s: float,
-        drain_s: float,
     ) -> None:
         self._pool = pool
         self._scaler = scaler
@@ -63,7 +62,7 @@ class PoolActuator:
         self._watch = watch
         self._metrics = metrics
         self._lease_s = lease_s
-        self._drain = PodDrain(watch, drain_s=drain_s)
+        self._drain = PodDrain(watch)
         self._wake = asyncio.Event()
         self._lead_confirmed_s: float | None = None
         self._observed: ObservedPool | None = None

@@ -14,7 +14,7 @@ from kubernetes.aio import client
 
 from autoscaler.kubernetes.cluster.cluster_api import GROUP, PLURAL, TIMEOUT_S, VERSION, api_errors
 from autoscaler.kubernetes.cluster.inference_services import POOL
-from autoscaler.kubernetes.cluster.pods import DELETION_COST, read_pod
+from autoscaler.kubernetes.cluster.object_readers import DELETION_COST, read_pod
 from autoscaler.kubernetes.errors import Gone, PoolNotFound
 from autoscaler.kubernetes.pools.pool_size import (
     CompetingScaler,
@@ -30,7 +30,7 @@ from autoscaler.kubernetes.pools.pool_size import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from autoscaler.kubernetes.cluster.pods import PodObject
+    from autoscaler.kubernetes.cluster.object_readers import PodObject
     from registry.domain.pod_state import PodState
 
 logger = logging.getLogger(__name__)

@@ -1,38 +1,55 @@
-"""The planners by name."""
+"""The planners by name, plug-ins included, with what commands must know of each."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, TypeAlias
 
-from autoscaler.placement.planners.igniter import igniter
-from autoscaler.placement.planners.milp import ao_milp, wao_milp, wsm_milp
 from autoscaler.placement.planners.predicted_goodput import predicted_goodput
-from autoscaler.placement.planners.problem import Metric
-from autoscaler.placement.planners.usher import usher, wao_usher, wsm_usher
+from autoscaler.placement.planners.validation import validate
+from registry.domain.loading_choice import PLACEMENT
+from registry.domain.model import PlacementName
+from registry.errors import PluginError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from autoscaler.placement.planners.plan import Plan
+    from autoscaler.placement.planners.problem import (
+        AcceleratorView,
+        Metric,
+        Profiles,
+        Workload,
+    )
 
-PLANNERS: Final[Mapping[str, Plan]] = {
-    "usher": usher,
-    "wao-usher": wao_usher,
-    "wsm-usher": wsm_usher,
-    "ao-milp": ao_milp,
-    "wao-milp": wao_milp,
-    "wsm-milp": wsm_milp,
-    "igniter": igniter,
-    "predicted-goodput": predicted_goodput,
+    Check: TypeAlias = Callable[[Sequence[Workload], Sequence[AcceleratorView], Profiles], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Planner:
+    plan: Plan
+    metric: Metric | None = None
+    """What it takes for compute, if it adds up needs to 100 % of an accelerator."""
+    check: Check = validate
+    """Raises InvalidPlacementInput where it cannot plan with this input."""
+
+
+PLANNERS: Final[Mapping[str, Planner]] = {
+    PlacementName.PREDICTED_GOODPUT: Planner(predicted_goodput)
 }
-BY_COEFFICIENTS: Final = frozenset({"igniter"})
-"""Planners that need iGniter's coefficients instead of measured batches."""
-METRICS: Final[Mapping[str, Metric]] = {
-    "usher": Metric.ACHIEVED_OCCUPANCY,
-    "wao-usher": Metric.MEAN_OCCUPANCY,
-    "wsm-usher": Metric.SM_UTILIZATION,
-    "ao-milp": Metric.ACHIEVED_OCCUPANCY,
-    "wao-milp": Metric.MEAN_OCCUPANCY,
-    "wsm-milp": Metric.SM_UTILIZATION,
-}
-"""What planners that add up needs take for compute."""
+
+
+def planner_names() -> list[str]:
+    return [name for name in PLACEMENT if name != PlacementName.OFF]
+
+
+def planner_of(name: str) -> Planner:
+    """Raises PluginError."""
+    if name in PLANNERS:
+        return PLANNERS[name]
+    found = PLACEMENT.load(name)
+    if isinstance(found, Planner):
+        return found
+    if not callable(found):
+        raise PluginError(f"planner {name} must be a function or a Planner, was {found!r}")
+    return Planner(found)

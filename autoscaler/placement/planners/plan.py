@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
-from math import fsum
+from math import ceil, fsum
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from autoscaler.placement.planners.problem import FITS_PCT
+from autoscaler.placement.planners.problem import FITS_PCT, AcceleratorView
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from autoscaler.placement.planners.problem import (
-        AcceleratorView,
         Metric,
         PlanParams,
         Profiles,
@@ -33,6 +33,8 @@ UNSERVABLE: Final = "unservable"
 """Begins the reason of a model that no number of accelerators serves."""
 SHORT_RPS: Final = 1e-6
 """A smaller shortfall is rounding."""
+_MAX_ACCELERATORS: Final = 64
+"""Where profiles do not say how many may be needed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,8 @@ class ModelGoodput:
     goodput_rps: float
     reason: str = ""
     """Why the goodput is below the rate; empty: it is not."""
+    note: str = ""
+    """What else the planner could not keep."""
 
     @property
     def shortfall_rps(self) -> float:
@@ -103,10 +107,12 @@ def make_placement(
     capacity: Callable[[PlacedReplica], float],
     bound_rps: float,
     reasons: Mapping[str, str],
+    notes: Mapping[str, str] = MappingProxyType({}),
 ) -> Placement:
     """The plan with its goodput and each replica's part of the rate, from the replicas alone.
 
-    `capacity`: requests per second that a replica serves; `reasons`: why a model falls short.
+    `capacity`: requests per second that a replica serves; `reasons`: why a model falls short;
+    `notes`: what else the planner could not keep.
     """
     served: defaultdict[str, list[PlacedReplica]] = defaultdict(list)
     for replica in sorted(replicas, key=replica_order):
@@ -121,8 +127,11 @@ def make_placement(
             f"{len(capacities)} replicas serve {total:.2f} req/s" if capacities else "no room"
         )
         models.append(
-            ModelGoodput(workload.model, workload.rate_rps, goodput, reason if short else "")
-        )
+            ModelGoodput(
+                workload.model, workload.rate_rps, goodput, reason if short else "",
+                notes.get(workload.model, ""),
+            )
+        )  # fmt: skip
         for replica, mine in zip(served[workload.model], capacities, strict=True):
             part = mine / total if total else 1 / len(capacities)
             placed.append(replace(replica, rate_rps=workload.rate_rps * part))
@@ -206,3 +215,36 @@ def throughput_bound(
         )
         for workload in workloads
     )
+
+
+def accelerators_of(kind: str, count: int) -> list[AcceleratorView]:
+    """Accelerators of one kind, in the order of their names."""
+    digits = len(str(max(0, count - 1)))
+    return [AcceleratorView(f"{kind}-{at:0{digits}}", kind) for at in range(count)]
+
+
+def plan_fewest(
+    plan: Plan, workloads: Sequence[Workload], kind: str, profiles: Profiles, params: PlanParams
+) -> Placement:
+    """The plan on the fewest accelerators without shortfall, except of unservable models.
+
+    If there is none: the plan on as many as hold every replica of every model alone.
+    """
+    placement = plan(workloads, accelerators_of(kind, 1), profiles, (), params)
+    for count in range(2, _enough(workloads, kind, profiles) + 1):
+        if all(UNSERVABLE in each.reason for each in placement.models if each.reason):
+            break
+        placement = plan(workloads, accelerators_of(kind, count), profiles, (), params)
+    return placement
+
+
+def _enough(workloads: Sequence[Workload], kind: str, profiles: Profiles) -> int:
+    """As many as the replicas that carry all rates, each alone at its largest batch."""
+    enough = 0
+    for each in workloads:
+        batches = profiles.feasible(each, kind)
+        if batches:
+            enough += ceil(each.rate_rps / batches[-1].throughput_rps)
+        elif not profiles.points(each.model, kind):
+            return _MAX_ACCELERATORS
+    return enough

@@ -1,8 +1,8 @@
 """Predicted goodput (ours): local search for the plan whose predicted goodput is highest.
 
 Maximises the sum of rate * P_m; with `is_fair` first the smallest P_m. Starts from the current
-plan and from the best baselines', and is never predicted below any. Reads all params but `groups`
-and `max_replicas`. A share is set where it protects a neighbour more than it slows its model.
+plan and from Usher's, and is never predicted below any. Reads all params but `groups` and those of
+the programs. A share is set where it protects a neighbour more than it slows its model.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from autoscaler.placement.planners.milp import plan_milp
 from autoscaler.placement.planners.plan import (
     ModelGoodput,
     Placement,
@@ -42,10 +41,6 @@ _GAIN_RPS: Final = 0.05
 _SHARES_PCT: Final = (25.0, 50.0, 75.0)
 """Shares that are tried; their effect is estimated where it was not measured."""
 _TIGHTENED: Final = (0.7, 0.5)
-_CLIMBED: Final = 3
-"""Starts that are improved, by falling score: the best one may be a poor start."""
-_START_GAP: Final = 0.005
-"""The baselines' programs are solved to within this gap."""
 
 Plan = tuple[PlacedReplica, ...]
 Score = tuple[float, float]
@@ -62,10 +57,9 @@ def predicted_goodput(
     validate(workloads, accelerators, profiles)
     search = _Search(workloads, accelerators, profiles, params)
     starts = [_known(current, workloads, accelerators, profiles), ()]
-    starts += _baselines(workloads, accelerators, profiles, params)
+    starts += _usher_plans(workloads, accelerators, profiles, params)
     scored = sorted(map(search.scored, dict.fromkeys(starts)), key=_by_score)
-    chosen = scored[: _CLIMBED if params.has_queueing else 1]
-    best = max(map(search.climb, chosen), key=lambda each: each.score)
+    best = max(map(search.climb, scored), key=lambda each: each.score)
     return _placement(best, search, workloads, accelerators, profiles)
 
 
@@ -92,45 +86,44 @@ def _known(
     )
 
 
-def _baselines(
+def _usher_plans(
     workloads: Sequence[Workload],
     accelerators: Sequence[AcceleratorView],
     profiles: Profiles,
     params: PlanParams,
 ) -> list[Plan]:
-    """Plans of the other planners, without shares.
+    """Usher's, by metric, without shares.
 
-    Also for part of the SLO, where requests wait: these planners leave no time for that.
+    Also for part of the SLO: Usher leaves no time for requests to wait.
     """
-    tightened = _TIGHTENED if params.has_queueing else ()
-    found = _plans(workloads, accelerators, profiles, params)
-    for part in tightened:
+    params = replace(params, has_shares=False, groups=())
+    tried = [(metric, workloads) for metric in Metric]
+    for part in _TIGHTENED:
         tighter = [replace(each, slo_s=part * each.slo_s) for each in workloads]
-        found += _plans(tighter, accelerators, profiles, params, metrics=(Metric.SM_UTILIZATION,))
-    return found
+        tried.append((Metric.SM_UTILIZATION, tighter))
+    return [_by_kind(metric, loads, accelerators, profiles, params) for metric, loads in tried]
 
 
-def _plans(
+def _by_kind(
+    metric: Metric,
     workloads: Sequence[Workload],
     accelerators: Sequence[AcceleratorView],
     profiles: Profiles,
     params: PlanParams,
-    metrics: tuple[Metric, ...] = (),
-) -> list[Plan]:
-    """Of the mixed-integer program and Usher, by metric; empty: all that matter."""
-    quick = replace(params, has_shares=False, max_gap_ratio=_START_GAP, groups=())
-    if not metrics:
-        metrics = tuple(Metric) if params.has_interference else (Metric.SM_UTILIZATION,)
-    found = [
-        plan_milp(metric, workloads, accelerators, profiles, quick)
-        for metric in metrics
-        if metric is not Metric.MEAN_OCCUPANCY
-    ]
-    if len({each.kind for each in accelerators}) == 1:
-        found += [
-            plan_usher(metric, workloads, accelerators, profiles, quick) for metric in metrics
+) -> Plan:
+    """Each kind of accelerator gets what those before it do not serve."""
+    replicas: list[PlacedReplica] = []
+    for kind in sorted({each.kind for each in accelerators}):
+        here = [each for each in accelerators if each.kind == kind]
+        found = plan_usher(metric, workloads, here, profiles, params)
+        replicas += found.replicas
+        short = {each.model: each.shortfall_rps for each in found.models}
+        workloads = [
+            replace(each, rate_rps=short[each.model]) for each in workloads if short[each.model]
         ]
-    return [tuple(replace(each, rate_rps=0.0) for each in plan.replicas) for plan in found]
+        if not workloads:
+            break
+    return tuple(replace(each, rate_rps=0.0) for each in sorted(replicas, key=replica_order))
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +214,7 @@ class _Search:
                     yield from self._fitting(
                         (*others, *(replace(each, batch_size=point.batch_size) for each in mine))
                     )
-        if mine and self._params.has_shares and self._params.has_interference:
+        if mine and self._params.has_shares:
             yield from self._other_shares(plan, model)
         for name, kind in self.kinds.items():
             neighbours = [each for each in others if each.accelerator == name]
@@ -257,15 +250,12 @@ class _Search:
     def _fitting(self, plan: Plan) -> Iterator[Plan]:
         """The plan, if every accelerator has room for it."""
         memory: defaultdict[str, float] = defaultdict(float)
-        compute: defaultdict[str, float] = defaultdict(float)
         for each in plan:
             point = self._point(each)
             if point is None:
                 return
             memory[each.accelerator] += point.memory_pct
-            if not self._params.has_interference:
-                compute[each.accelerator] += point.sm_utilization_pct
-        if all(each <= FITS_PCT for each in (*memory.values(), *compute.values())):
+        if all(each <= FITS_PCT for each in memory.values()):
             yield tuple(sorted(plan, key=replica_order))
 
     def _point(self, replica: PlacedReplica) -> BatchPoint | None:

@@ -12,9 +12,8 @@ from functools import lru_cache
 from math import exp, log
 from typing import TYPE_CHECKING, Final
 
-from autoscaler.placement.planners.batch_router import batch_queue, batch_turn
-from autoscaler.placement.planners.bulk_queue import QueueOutcome, bulk_queue
 from autoscaler.placement.planners.problem import Router
+from autoscaler.placement.planners.queueing import QueueOutcome, batch_queue, batch_turn, bulk_queue
 from autoscaler.placement.planners.service_times import batch_times, slowdown_per_busy
 
 if TYPE_CHECKING:
@@ -93,8 +92,7 @@ class Predictor:
 
     def predict(self, replicas: Sequence[PlacedReplica]) -> Prediction:
         running = self._running(replicas)
-        if self._params.has_interference:
-            self._settle(running)
+        self._settle(running)
         by_model: dict[str, float] = dict.fromkeys(self._workloads, 0.0)
         sizes: defaultdict[str, list[int]] = defaultdict(list)
         for each in running:
@@ -120,8 +118,7 @@ class Predictor:
     def service_s(self, replicas: Sequence[PlacedReplica]) -> list[float]:
         """Time of each replica's usual batch, beside its neighbours; no queues are solved."""
         running = self._running(replicas)
-        if self._params.has_interference:
-            self._settle(running)
+        self._settle(running)
         for each in running:
             each.use(self._params.router)
         return [each.times.seconds_of(each.usual) * each.slowdown for each in running]
@@ -171,11 +168,6 @@ class Predictor:
     def _outcome(self, each: _Running, batch_sizes: tuple[int, ...]) -> QueueOutcome:
         workload, params = self._workloads[each.replica.model], self._params
         size = each.replica.batch_size
-        if not params.has_queueing:
-            capacity = size / (each.times.seconds_of(size) * each.slowdown)
-            rate = each.rate_rps
-            in_time = 1.0 if rate <= 0 else min(1.0, capacity / rate)
-            return QueueOutcome(in_time, min(1.0, rate / capacity))
         transfer_s = params.transfer_s.get(workload.model, 0.0)
         overhead_s = params.overhead_s.get(workload.model, 0.0)
         if params.router is Router.BATCH_ROUND_ROBIN:

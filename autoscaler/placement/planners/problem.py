@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from registry.domain.igniter import HardwareCoefficients, ModelCoefficients
+    from registry.domain.profile import Profile, ProfilePoint
 
 WHOLE_PCT: Final = 100.0
 FITS_PCT: Final = WHOLE_PCT + 1e-9
@@ -118,12 +118,14 @@ class SlowedPair:
 
 
 @dataclass(frozen=True, slots=True)
-class KindCoefficients:
-    """iGniter's coefficients of one kind of accelerator, and of models on it."""
+class ModelFits:
+    """What plug-ins fitted to a model's profile on one kind of accelerator, by plug-in."""
 
+    model: str
     kind: str
-    hardware: HardwareCoefficients
-    models: Mapping[str, ModelCoefficients]
+    fits: Mapping[str, Mapping[str, Any]]
+    latency_scale: float = 1.0
+    """How many times as long its batches take as when it was profiled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,13 +134,7 @@ class Profiles:
 
     models: tuple[ModelProfile, ...]
     pairs: tuple[SlowedPair, ...] = ()
-    igniter: tuple[KindCoefficients, ...] = ()
-
-    def hardware(self, kind: str) -> HardwareCoefficients:
-        return next(each.hardware for each in self.igniter if each.kind == kind)
-
-    def coefficients(self, model: str, kind: str) -> ModelCoefficients:
-        return next(each.models[model] for each in self.igniter if each.kind == kind)
+    fits: tuple[ModelFits, ...] = ()
 
     def points(self, model: str, kind: str) -> tuple[BatchPoint, ...]:
         """Ascending by batch size; empty if the model was not measured on the kind."""
@@ -189,9 +185,48 @@ class PlanParams:
     late_horizon_s: float | None = None
     """Predicted goodput: how long an overload lasts in which late requests are served; None: they
     are refused."""
-    has_interference: bool = True
-    """Predicted goodput: whether neighbours slow a model down."""
-    has_queueing: bool = True
-    """Predicted goodput: whether requests wait for a batch and for the device."""
     max_evaluations: int = 3_000
     """Predicted goodput: plans that are evaluated."""
+
+
+def model_profile(
+    model: str, profile: Profile, *, weights_bytes: int, memory_bytes: int
+) -> ModelProfile:
+    """`memory_bytes`: of the accelerator; 0: unknown, then memory bounds no plan."""
+    return ModelProfile(
+        model,
+        profile.product,
+        tuple(
+            _point(each, _share_factors(profile, each.rows), weights_bytes, memory_bytes)
+            for each in profile.points
+        ),
+    )
+
+
+def _share_factors(profile: Profile, rows: int) -> tuple[tuple[float, float], ...]:
+    return tuple(
+        (each.share_pct, each.factor) for each in sorted(profile.shares) if each.rows == rows
+    )
+
+
+def _point(
+    point: ProfilePoint, share_factors: tuple[tuple[float, float], ...], weights_bytes: int,
+    memory_bytes: int,
+) -> BatchPoint:  # fmt: skip
+    """What was not measured: memory from the weights, compute as if it were all of it."""
+    used_bytes = weights_bytes + (point.memory_bytes or 0)
+    reserved = WHOLE_PCT * used_bytes / memory_bytes if memory_bytes else 0.0
+    return BatchPoint(
+        batch_size=point.rows,
+        latency_s=point.latency_s,
+        throughput_rps=point.throughput_rps or point.rows_per_s,
+        memory_pct=min(WHOLE_PCT, reserved if point.reserved_pct is None else point.reserved_pct),
+        occupancy_pct=_or_whole(point.occupancy_pct),
+        mean_occupancy_pct=_or_whole(point.mean_occupancy_pct),
+        sm_utilization_pct=_or_whole(point.sm_utilization_pct),
+        share_factors=share_factors,
+    )
+
+
+def _or_whole(value_pct: float | None) -> float:
+    return WHOLE_PCT if value_pct is None else value_pct

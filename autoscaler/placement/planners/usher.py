@@ -46,39 +46,6 @@ _MULTIPLES: Final = 6
 """Replicas of a model: 1 to 6 times the fewest that carry its rate."""
 
 
-def usher(
-    workloads: Sequence[Workload],
-    accelerators: Sequence[AcceleratorView],
-    profiles: Profiles,
-    current: Sequence[PlacedReplica],
-    params: PlanParams,
-) -> Placement:
-    """Compute need: the highest achieved occupancy."""
-    return plan_usher(Metric.ACHIEVED_OCCUPANCY, workloads, accelerators, profiles, params)
-
-
-def wao_usher(
-    workloads: Sequence[Workload],
-    accelerators: Sequence[AcceleratorView],
-    profiles: Profiles,
-    current: Sequence[PlacedReplica],
-    params: PlanParams,
-) -> Placement:
-    """Compute need: the mean achieved occupancy."""
-    return plan_usher(Metric.MEAN_OCCUPANCY, workloads, accelerators, profiles, params)
-
-
-def wsm_usher(
-    workloads: Sequence[Workload],
-    accelerators: Sequence[AcceleratorView],
-    profiles: Profiles,
-    current: Sequence[PlacedReplica],
-    params: PlanParams,
-) -> Placement:
-    """Compute need: the mean utilisation of multiprocessors."""
-    return plan_usher(Metric.SM_UTILIZATION, workloads, accelerators, profiles, params)
-
-
 @dataclass(frozen=True, slots=True)
 class _Option:
     """A batch size and a number of replicas for one model."""
@@ -184,9 +151,11 @@ def _fewest(workload: Workload, batches: Sequence[BatchPoint]) -> int:
 def _options(
     workload: Workload, batches: Sequence[BatchPoint], metric: Metric, accelerators: int
 ) -> list[_Option]:
-    """Batches and replica counts, up to the first count that carries the rate.
+    """Batches and replica counts i c (5.2.2), up to the first i with which they carry the rate.
 
-    More replicas than that cost room and bring nothing.
+    Our reading: all i c replicas are placed, also where fewer carry the rate (3 of 4, say), since
+    5.2.2 takes the number of replicas from the multiples of c; 5.2.1 adds GPUs until the load of
+    a model is served. `ao-milp` has no multiples.
     """
     fewest = _fewest(workload, batches)
     found = []

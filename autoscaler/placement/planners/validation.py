@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from autoscaler.placement.planners.problem import WHOLE_PCT, InvalidPlacementInput
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from autoscaler.placement.planners.problem import (
         AcceleratorView,
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
         Workload,
     )
 
+    Missing = Callable[[Sequence[Workload], Sequence[str], Profiles], list[str]]
+
 
 def validate(
     workloads: Sequence[Workload],
@@ -27,20 +29,17 @@ def validate(
     profiles: Profiles,
     *,
     one_kind: bool = False,
-    by_coefficients: bool = False,
+    missing: Missing | None = None,
 ) -> None:
     """Raise InvalidPlacementInput with all mistakes.
 
-    `one_kind`: mixed kinds are one; `by_coefficients`: iGniter's coefficients are needed, not
-    measured batches.
+    `one_kind`: mixed kinds are one; `missing`: what a planner lacks that needs no measured batches.
     """
     kinds = sorted({each.kind for each in accelerators})
     problems = [
         *_accelerator_problems(accelerators),
         *_workload_problems(workloads),
-        *(_missing_coefficients if by_coefficients else _missing_profiles)(
-            workloads, kinds, profiles
-        ),
+        *(missing or _missing_profiles)(workloads, kinds, profiles),
     ]
     for profile in profiles.models:
         problems += profile_problems(profile)
@@ -96,26 +95,15 @@ def _missing_profiles(
         for kind in kinds:
             profile = known.get((workload.model, kind))
             if profile is None:
-                measured = sorted({each.kind for each in profiles.models})
+                own = [each.kind for each in profiles.models if each.model == workload.model]
+                measured = ", ".join(sorted({*own})) or "other models only"
                 problems.append(
                     f"model {workload.model}: has no profile on {kind}; profiles are of "
-                    f"{', '.join(measured) or 'no kind'}; `pilotlight profile` measures one"
+                    f"{measured}; `pilotlight profile` measures one"
                 )
             elif not profile.points:
                 problems.append(f"model {workload.model}: its profile on {kind} has no batches")
     return problems
-
-
-def _missing_coefficients(
-    workloads: Sequence[Workload], kinds: Sequence[str], profiles: Profiles
-) -> list[str]:
-    known = {each.kind: each.models for each in profiles.igniter}
-    return [
-        f"model {workload.model}: has no iGniter coefficients on {kind}"
-        for workload in workloads
-        for kind in kinds
-        if workload.model not in known.get(kind, {})
-    ]
 
 
 def profile_problems(profile: ModelProfile) -> list[str]:

@@ -77,6 +77,9 @@ function row(name, pods) {
   link.href = "/console/models/" + name.split("/").map(encodeURIComponent).join("/");
   head.scope = "row";
   head.append(link);
+  const places = pods.filter((pod) => model.cells[pod]).map((pod) => `${model.cells[pod]} at ${pod}`);
+  head.append(element("small", places.join(", ") || "in the object storage only", "narrow"));
+  if (model.traffic) head.append(element("small", model.traffic));
   if (model.pinned) head.append(element("small", "pinned"));
   if (model.failure) head.append(element("small", model.failure, "bad"));
   made.append(head, element("td", model.rps), element("td", model.expected_rps || "-"), element("td", model.queued));
@@ -128,7 +131,7 @@ function merge(delta) {
     Object.assign(state[part], delta[part] || {});
   }
   if (delta.order) state.order = delta.order;
-  if (delta.points) addPoints(delta.points);
+  if (delta.points) addPoints(delta.points.map(inOrder));
   draw(delta);
 }
 

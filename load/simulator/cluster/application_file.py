@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from gateway.selection.accuracy import profiled_accuracy
+from gateway.selection.utility import profiled_accuracy
 from gateway.sneakpeek.trained_file import InvalidSneakPeek, read_sneakpeek
-from load.labelled_examples import InvalidExamples, read_examples, read_predictions
-from load.simulator.cluster.application_plan import ApplicationExamples, ApplicationPlan
+from load.errors import InvalidExamples
+from load.labelled_examples import read_examples, read_predictions
+from load.simulator.cluster.plan import ApplicationExamples, ApplicationPlan
 from registry.domain.application import parse_confusion
 from registry.errors import InvalidModel
 from registry.inference_service.application_reader import API_VERSION, KIND, read_application

@@ -18,12 +18,6 @@ if TYPE_CHECKING:
 
     from load.simulator.cluster.plan import NodePlan
 
-_BUDGETS: Final = {
-    Tier.DEVICE: ("pod", "memory"),
-    Tier.HOST: ("machine", "host_memory"),
-    Tier.DISK: ("machine", "disk"),
-}
-"""Owner of a tier's budget, and its key in a cluster file."""
 _MAX_SHOWN: Final = 8
 
 
@@ -73,12 +67,11 @@ def _too_large_for_disks(nodes: Sequence[NodePlan], groups: Sequence[ModelGroup]
     smallest = min(node.disk_bytes for node in nodes)
     problems = []
     for group in groups:
-        if group.size_bytes <= smallest:
-            continue
         small = [
             f"{node.name} ({node.disk_bytes:.0f} bytes)"
-            for node in nodes
-            if _exceeds_disk_of(group, node)
+            for node in (nodes if group.size_bytes > smallest else ())
+            if group.size_bytes > node.disk_bytes
+            and any(pod.memory_bytes >= group.memory_bytes for pod in node.pods)
         ]
         if small:
             problems.append(
@@ -86,12 +79,6 @@ def _too_large_for_disks(nodes: Sequence[NodePlan], groups: Sequence[ModelGroup]
                 f"was {group.size_bytes} bytes; raise disk of {_some(small)}"
             )
     return problems
-
-
-def _exceeds_disk_of(group: ModelGroup, node: NodePlan) -> bool:
-    return group.size_bytes > node.disk_bytes and any(
-        pod.memory_bytes >= group.memory_bytes for pod in node.pods
-    )
 
 
 def _unknown_pods(nodes: Sequence[NodePlan], groups: Sequence[ModelGroup]) -> list[str]:
@@ -112,51 +99,32 @@ def _unknown_pods(nodes: Sequence[NodePlan], groups: Sequence[ModelGroup]) -> li
 
 
 def _overfull_tiers(nodes: Sequence[NodePlan], groups: Sequence[ModelGroup]) -> list[str]:
-    budgets = _budgets(nodes)
-    node_of = {pod.name: node.name for node in nodes for pod in node.pods}
-    placed: defaultdict[tuple[str, Tier], list[ModelGroup]] = defaultdict(list)
-    for group in groups:
-        for place in _places(group, node_of):
-            placed[place].append(group)
-    return [
-        _overfull_message(place, budgets[place], there)
-        for place, there in placed.items()
-        if sum(group.bytes_on(place[1]) for group in there) > budgets[place]
-    ]
-
-
-def _budgets(nodes: Sequence[NodePlan]) -> dict[tuple[str, Tier], float]:
-    """Bytes by pod for the device, by machine for the other tiers."""
-    budgets: dict[tuple[str, Tier], float] = {}
+    """By pod for the device, by machine for the other tiers."""
+    places: dict[tuple[str, Tier], tuple[Tier, str, str, float]] = {}
     for node in nodes:
-        budgets[node.name, Tier.HOST] = node.host_memory_bytes
-        budgets[node.name, Tier.DISK] = node.disk_bytes
         for pod in node.pods:
-            budgets[pod.name, Tier.DEVICE] = pod.memory_bytes
-    return budgets
-
-
-def _places(group: ModelGroup, node_of: Mapping[str, str]) -> Iterable[tuple[str, Tier]]:
-    """The pods and machines, with tier, that have the group at the start."""
-    return dict.fromkeys(
-        (pod if tier is Tier.DEVICE else node_of[pod], tier)
-        for pod, tier in group.at.items()
-        if pod in node_of
-    )
-
-
-def _overfull_message(
-    place: tuple[str, Tier], budget_bytes: float, there: Sequence[ModelGroup]
-) -> str:
-    name, tier = place
-    owner, key = _BUDGETS[tier]
-    count = sum(group.count for group in there)
-    return (
-        f"{', '.join(f'{group.field}.at' for group in there)}: models at {tier} of {owner} "
-        f"{name} must fit its {key} of {budget_bytes:.0f} bytes, was {count} "
-        f"{'model' if count == 1 else 'models'} of {sum(group.bytes_on(tier) for group in there)} "
-        f"bytes in total; place fewer there, or raise {key}"
-    )
+            for place in (
+                (Tier.DEVICE, f"pod {pod.name}", "memory", pod.memory_bytes),
+                (Tier.HOST, f"machine {node.name}", "host_memory", node.host_memory_bytes),
+                (Tier.DISK, f"machine {node.name}", "disk", node.disk_bytes),
+            ):
+                places[pod.name, place[0]] = place
+    placed: defaultdict[tuple[Tier, str, str, float], list[ModelGroup]] = defaultdict(list)
+    for group in groups:
+        for place in dict.fromkeys(places[at] for at in group.at.items() if at in places):
+            placed[place].append(group)
+    problems = []
+    for (tier, owner, key, budget_bytes), there in placed.items():
+        total = sum(group.bytes_on(tier) for group in there)
+        count = sum(group.count for group in there)
+        if total > budget_bytes:
+            problems.append(
+                f"{', '.join(f'{group.field}.at' for group in there)}: models at {tier} of {owner} "
+                f"must fit its {key} of {budget_bytes:.0f} bytes, was {count} "
+                f"{'model' if count == 1 else 'models'} of {total} bytes in total; place fewer "
+                f"there, or raise {key}"
+            )
+    return problems
 
 
 def _some(names: Iterable[str]) -> str:

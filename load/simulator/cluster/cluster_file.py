@@ -5,161 +5,39 @@ Unknown keys and models that do not fit (`budgets`) are mistakes. See `docs/simu
 
 from __future__ import annotations
 
-import json
 from math import inf
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import ValidationError
 
-from autoscaler.placement.planners.igniter_json import read_igniter
-from autoscaler.placement.planners.problem import InvalidPlacementInput, KindCoefficients
-from load.simulator.cluster.application_file import ApplicationSection, application_plans
+from autoscaler.placement.planners.problem import InvalidPlacementInput
+from load.errors import InvalidCluster
+from load.simulator.cluster.application_file import application_plans
 from load.simulator.cluster.budgets import ModelGroup, fit_problems
-from load.simulator.cluster.plan import ClusterPlan, ModelPlan, NodePlan, PodPlan
-from load.simulator.cluster.values import duration, per_token, rate, size, start
-from load.simulator.errors import InvalidCluster
+from load.simulator.cluster.plan import (
+    IGNITER,
+    INTERFERENCE,
+    ClusterPlan,
+    ModelPlan,
+    NodePlan,
+    PodPlan,
+)
+from load.simulator.cluster.sections import (
+    MAX_COUNT,
+    ClusterSection,
+    ModelsSection,
+    NodesSection,
+    Times,
+)
 from registry.domain.model import ModelName, ModelSpec, Tier
 from registry.domain.profile import ProfilePoint
-from registry.domain.slots import default_slots
-from registry.errors import InvalidYaml
+from registry.errors import InvalidYaml, PluginError
 from registry.inference_service.annotations import PREFIX, parse_annotations
-from registry.inference_service.strict_yaml import read_yaml
+from registry.inference_service.manifests import read_yaml
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
-
-Size = Annotated[int, BeforeValidator(size)]
-Rate = Annotated[float, BeforeValidator(rate)]
-Duration = Annotated[float, BeforeValidator(duration)]
-Start = Annotated[float, BeforeValidator(start)]
-Times = dict[Annotated[int, Field(ge=1)], Annotated[Duration, Field(gt=0)]]
-PerToken = Annotated[Times, BeforeValidator(per_token)]
-_MAX_COUNT: Final = 100_000
-"""Maximum number of pods, and of models."""
-Count = Annotated[int, Field(ge=1, le=_MAX_COUNT, strict=True)]
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class _Pods(_Section):
-    count: Count = 1
-    slots: Annotated[int, Field(ge=1, le=10_000, strict=True)] = default_slots()
-    memory: Size = 16 * 10**9
-    speed: Annotated[float, Field(gt=0, le=1000)] = 1.0
-    device_rate: Rate = 12e9
-    start: Start = 0.0
-    kill: Duration | None = None
-    drain: Duration | None = None
-    gpu: Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,40}[a-z0-9])?$")] | None = None
-    share: Annotated[float, Field(gt=0, le=100)] | None = None
-    model: str | None = None
-    batch: Annotated[int, Field(ge=1, le=4096, strict=True)] | None = None
-
-    @model_validator(mode="after")
-    def _has_a_gpu(self) -> _Pods:
-        if self.share is not None and self.gpu is None:
-            raise ValueError("share needs gpu, the GPU that it is a share of")
-        if self.batch is not None and self.model is None:
-            raise ValueError("batch needs model, the model that the pod serves")
-        return self
-
-    @model_validator(mode="after")
-    def _ends_after_it_starts(self) -> _Pods:
-        for name, end_s in (("kill", self.kill), ("drain", self.drain)):
-            if end_s is not None and end_s <= self.start:
-                raise ValueError(f"{name} must be later than start ({self.start:g} s)")
-        return self
-
-
-class _Nodes(_Section):
-    name: Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,40}[a-z0-9])?$")]
-    count: Count = 1
-    object_storage_rate: Rate = 1e9
-    disk_rate: Rate = 2e9
-    disk: Size | Literal["unlimited"] = "unlimited"
-    host_memory: Size = 0
-    gpus: list[str] = []
-    pods: Annotated[list[_Pods], Field(min_length=1)]
-
-    @model_validator(mode="after")
-    def _has_its_pods_gpus(self) -> _Nodes:
-        for name in sorted({each.gpu for each in self.pods if each.gpu is not None}):
-            if name not in self.gpus:
-                raise ValueError(f"gpus must name the pods' GPU {name!r}, were {self.gpus}")
-        return self
-
-
-class _Models(_Section):
-    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]*(/[a-z0-9][a-z0-9.-]*)?$")]
-    count: Count = 1
-    size: Annotated[Size, Field(gt=0)] = 250 * 10**6
-    memory: Annotated[Size, Field(gt=0)] | None = None
-    annotations: dict[str, str | int | float | bool] = {}
-    infer: Times = {1: 0.02}
-    sm_utilization: dict[Annotated[int, Field(ge=1)], Annotated[float, Field(ge=0, le=100)]] = {}
-    infer_per_token: PerToken = {}
-    generation: Literal["static", "continuous"] = "static"
-    preprocess: Duration = 0.001
-    postprocess: Duration = 0.001
-    assets: Duration = 0.1
-    load_fixed: Duration = 0.05
-    load: dict[Literal["host", "disk", "remote"], Duration] = {}
-    at: dict[str, Literal["device", "host", "disk"]] = {}
-    batching: bool = True
-    input: Literal["items", "tokens"] = "items"
-
-    @model_validator(mode="after")
-    def _has_times(self) -> _Models:
-        if not self.infer:
-            raise ValueError(
-                "infer must give a time for at least one number of rows, such as {1: 20ms}"
-            )
-        if self.generation == "continuous" and not self.infer_per_token:
-            raise ValueError(
-                "generation: continuous needs infer_per_token, the time of an iteration, "
-                "such as {1: 15ms, 8: 20ms}"
-            )
-        if self.generation == "continuous" and not self.batching:
-            raise ValueError("generation: continuous batches requests: batching must be true")
-        return self
-
-
-class _Pair(_Section):
-    model: str
-    beside: str
-    factor: Annotated[float, Field(ge=1, le=1000)]
-
-
-class _Network(_Section):
-    gateway_hop: Duration = 0.0002
-    pod_hop: Duration = 0.002
-
-
-class _Cluster(_Section):
-    nodes: Annotated[list[_Nodes], Field(min_length=1)]
-    models: Annotated[list[_Models], Field(min_length=1)]
-    network: _Network = _Network()
-    eviction: Literal["lru", "greedy-dual"] = "greedy-dual"
-    heartbeat: Annotated[Duration, Field(gt=0)] = 1.0
-    interference: Literal["none", "overlap", "table", "igniter"] = "none"
-    pairs: list[_Pair] = []
-    igniter: dict[str, Any] = {}
-    applications: list[ApplicationSection] = []
-    jitter: Annotated[float, Field(ge=0, le=2)] = 0.0
-
-    @model_validator(mode="after")
-    def _uses_its_pairs(self) -> _Cluster:
-        if bool(self.pairs) != (self.interference == "table"):
-            raise ValueError("interference: table needs pairs, and only it reads them")
-        if bool(self.igniter) != (self.interference == "igniter"):
-            raise ValueError(
-                "interference: igniter needs the mapping igniter, with hardware and models as in "
-                "iGniter's file of measurements, and only it reads it"
-            )
-        return self
 
 
 def read_document(path: Path) -> Any:
@@ -180,7 +58,7 @@ def cluster_of(document: Any, *, source: str) -> ClusterPlan:
     if not isinstance(document, dict):
         raise InvalidCluster([f"{source}: must be a mapping with nodes and models"])
     try:
-        read = _Cluster.model_validate(document)
+        read = ClusterSection.model_validate(document)
     except ValidationError as error:
         raise InvalidCluster([_problem(source, each) for each in error.errors()]) from None
     problems = _too_many(read)
@@ -195,7 +73,7 @@ def cluster_of(document: Any, *, source: str) -> ClusterPlan:
         groups.append(ModelGroup(field, group.count, group.size, memory, _at(group)))
     problems += [*fit_problems(nodes, groups), *_duplicate_names(nodes, models)]
     problems += _unknown_models(nodes, models)
-    coefficients = _igniter(read.igniter, models, problems)
+    problems += _igniter_problems(read.igniter, models)
     applications = application_plans(read.applications, models, problems)
     if problems:
         raise InvalidCluster([f"{source}: {problem}" for problem in problems])
@@ -208,7 +86,7 @@ def cluster_of(document: Any, *, source: str) -> ClusterPlan:
         heartbeat_s=read.heartbeat,
         interference=read.interference,
         pairs=tuple((each.model, each.beside, each.factor) for each in read.pairs),
-        igniter=coefficients,
+        igniter=read.igniter,
         applications=applications,
         jitter=read.jitter,
     )
@@ -225,13 +103,13 @@ def _problem(source: str, error: Any) -> str:
     return f"{source}: {field or 'the file'}: {message}{seen}"
 
 
-def _too_many(read: _Cluster) -> list[str]:
+def _too_many(read: ClusterSection) -> list[str]:
     pods = sum(node.count * pod.count for node in read.nodes for pod in node.pods)
     models = sum(group.count for group in read.models)
     return [
-        f"{kind}: must be at most {_MAX_COUNT:,} in total, was {count:,}"
+        f"{kind}: must be at most {MAX_COUNT:,} in total, was {count:,}"
         for kind, count in (("pods", pods), ("models", models))
-        if count > _MAX_COUNT
+        if count > MAX_COUNT
     ]
 
 
@@ -239,7 +117,7 @@ def _numbered(name: str, number: int, count: int) -> str:
     return name if count == 1 else f"{name}-{number:0{len(str(count - 1))}d}"
 
 
-def _node(group: _Nodes, number: int) -> NodePlan:
+def _node(group: NodesSection, number: int) -> NodePlan:
     name = _numbered(group.name, number, group.count)
     pods: list[PodPlan] = []
     total = sum(each.count for each in group.pods)
@@ -264,7 +142,7 @@ def _full_name(model: str | None) -> str:
     return "" if model is None else str(ModelName.parse(model))
 
 
-def _models(group: _Models, field: str, problems: list[str]) -> list[ModelPlan]:
+def _models(group: ModelsSection, field: str, problems: list[str]) -> list[ModelPlan]:
     texts = {
         key if key.startswith(PREFIX) else PREFIX + key: _text(value)
         for key, value in group.annotations.items()
@@ -297,7 +175,7 @@ def _models(group: _Models, field: str, problems: list[str]) -> list[ModelPlan]:
     return plans
 
 
-def _at(group: _Models) -> dict[str, Tier]:
+def _at(group: ModelsSection) -> dict[str, Tier]:
     return {pod: Tier(tier) for pod, tier in group.at.items()}
 
 
@@ -319,24 +197,14 @@ def _unknown_models(nodes: tuple[NodePlan, ...], models: list[ModelPlan]) -> lis
     ]
 
 
-def _igniter(
-    measured: Mapping[str, Any], models: Sequence[ModelPlan], problems: list[str]
-) -> KindCoefficients | None:
-    """Fitted to the measurements, by the models' full names; None without measurements."""
+def _igniter_problems(measured: Mapping[str, Any], models: Sequence[ModelPlan]) -> list[str]:
     if not measured:
-        return None
+        return []
     try:
-        found = read_igniter(json.dumps(measured), kind="", file="igniter")
-    except (InvalidPlacementInput, TypeError, ValueError) as error:
-        problems += getattr(error, "problems", [f"igniter: {error}"])
-        return None
-    known = {_full_name(name): each for name, each in found.models.items()}
-    problems += [
-        f"igniter: must have measurements of every model, has none of {each.spec.name}"
-        for each in models
-        if str(each.spec.name) not in known
-    ]
-    return KindCoefficients(found.kind, found.hardware, known)
+        INTERFERENCE.load(IGNITER)(measured, [str(each.spec.name) for each in models])
+    except (InvalidPlacementInput, PluginError, TypeError, ValueError) as error:
+        return getattr(error, "problems", [f"igniter: {error}"])
+    return []
 
 
 def _duplicate_names(nodes: tuple[NodePlan, ...], models: list[ModelPlan]) -> list[str]:

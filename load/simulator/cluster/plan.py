@@ -8,17 +8,42 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass, field
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
-from registry.domain.slots import default_slots
+from registry.domain.pod import default_slots
+from registry.plugins import PolicyNames
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from autoscaler.placement.planners.problem import KindCoefficients
-    from load.simulator.cluster.application_plan import ApplicationPlan
+    from registry.domain.application import ApplicationSpec
     from registry.domain.model import ModelSpec, Tier
     from registry.domain.profile import ProfilePoint
+
+IGNITER: Final = "igniter"
+INTERFERENCE: Final = PolicyNames("pilotlight.interference", ("none", "overlap", "table"))
+"""How pods of one GPU slow each other down; of plug-ins the file may name `igniter`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ApplicationExamples:
+    """What requests carry; a list has an entry per example."""
+
+    labels: list[int]
+    predicted: Mapping[str, list[int]] = field(default_factory=dict)
+    """By variant."""
+    evidence: list[tuple[float, ...]] = field(default_factory=list)
+    """What the look sees; empty: there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class ApplicationPlan:
+    spec: ApplicationSpec
+    confusions: Mapping[str, tuple[tuple[int, ...], ...]]
+    """By variant; rows are true classes."""
+    examples: ApplicationExamples | None = None
+    look_accuracy: float | None = None
+    """Profiled, of the look at the data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +165,8 @@ class ClusterPlan:
     """How pods of one GPU slow each other down: `none`, `overlap`, `table` or `igniter`."""
     pairs: tuple[tuple[str, str, float], ...] = ()
     """Measured: model, neighbour, slowdown."""
-    igniter: KindCoefficients | None = None
-    """Of interference `igniter`, by the models' full names."""
+    igniter: Mapping[str, Any] = field(default_factory=dict)
+    """Measurements for interference `igniter`."""
     applications: tuple[ApplicationPlan, ...] = ()
     jitter: float = 0.0
     """Standard deviation of the logarithm of inference times; 0: none."""

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
+from load.errors import InvalidCluster
 from load.simulator.cluster.cluster_file import read_document
-from load.simulator.errors import InvalidCluster
 from registry.errors import InvalidYaml
-from registry.inference_service.strict_yaml import read_yaml
+from registry.inference_service.manifests import read_yaml
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

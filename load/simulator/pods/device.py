@@ -11,8 +11,8 @@ from math import exp, inf
 from typing import TYPE_CHECKING, Final
 
 from autoscaler.placement.planners.service_times import share_factor
-from load.simulator.pods.interference import GpuBatch
 from load.simulator.pods.iterations import Iterations, QueuedInference, QueuedIteration
+from load.simulator.pods.shared_gpu import GpuBatch
 from registry.domain.profile import Profile
 from runtime.device.batch import QueuedRows
 from runtime.device.batch_times import BatchTimes

@@ -55,8 +55,7 @@ class IterationRun:
     def end_s(self, count: int) -> float:
         """When the first `count` iterations end."""
         rounds, more = divmod(count, len(self.jobs))
-        # Compiled, an integer times a sum without a float to start from must be an integer.
-        return self.start_s + rounds * sum(self.seconds, 0.0) + sum(self.seconds[:more], 0.0)
+        return self.start_s + rounds * sum(self.seconds) + sum(self.seconds[:more])
 
     def count_until(self, when_s: float) -> int:
         """The smallest number of iterations, at least one, that end at `when_s` or later."""

@@ -9,19 +9,19 @@ from __future__ import annotations
 from math import inf
 from typing import TYPE_CHECKING
 
-from load.simulator.pods.load_state import SimulatedLoad, SimulatedResident, SimulatedWeights
-from load.simulator.pods.shared_link import SharedLink
-from load.simulator.pods.virtual_tasks import VirtualFuture, VirtualTasks
+from load.simulator.event_queue import VirtualFuture, VirtualTasks
+from load.simulator.pods.load_state import SimulatedLoad, SimulatedResident
+from load.simulator.pods.node import SharedLink
 from registry.domain.model import Tier
 from registry.domain.reservation import ANY_COPIES
 from runtime.errors import RuntimePackageError, status_of
 from runtime.loading.failures import LoadFailures
-from runtime.loading.load_lifecycle import MEMORY_TIMEOUT_S, LoadLifecycle
+from runtime.loading.load_lifecycle import LoadLifecycle
 from runtime.tiers.device_cache import DeviceCache
 from runtime.tiers.eviction import POLICIES, ReloadCosts, tier_after_eviction
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from load.simulator.cluster.plan import ModelPlan, PodPlan
     from load.simulator.event_queue import EventQueue
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from registry.domain.model import LoadFailure, ModelSpec
 
 
-class ModelLoading(LoadLifecycle[SimulatedLoad, SimulatedWeights, SimulatedResident]):
+class ModelLoading(LoadLifecycle[SimulatedLoad, SimulatedResident]):
     """The models on one pod's device, and the loads in progress."""
 
     def __init__(
@@ -113,29 +113,17 @@ class ModelLoading(LoadLifecycle[SimulatedLoad, SimulatedWeights, SimulatedResid
     def now_s(self) -> float:
         return self._events.now_s
 
-    async def sleep(self, load: SimulatedLoad, seconds: float) -> None:
-        await self._unless_cancelled(load, self._after(seconds))
-
-    async def wait_for_turn(
-        self, load: SimulatedLoad, enter: Callable[[Callable[[], None]], None]
-    ) -> None:
-        granted = self.tasks.future()
-        enter(lambda: granted.set(True))
-        await self._unless_cancelled(load, granted)
-
-    async def wait_for_memory(self, load: SimulatedLoad, condition: Callable[[], bool]) -> bool:
-        granted = self.tasks.future()
-
-        def grant() -> None:
-            granted.set(True)
-
-        self.residents.call_when(condition, grant)
-        if not granted.is_set:
-            self._events.after(MEMORY_TIMEOUT_S, granted.set, False)
-        try:
-            return await self._unless_cancelled(load, granted)
-        finally:
-            self.residents.stop_waiting(grant)
+    async def wait(
+        self,
+        load: SimulatedLoad,
+        begin: Callable[[Callable[[], None]], None],
+        timeout_s: float | None = None,
+    ) -> bool:
+        ended = self.tasks.future()
+        begin(lambda: ended.set(True))
+        if timeout_s is not None and not ended.is_set:
+            self._events.after(timeout_s, ended.set, False)
+        return await self._unless_cancelled(load, ended)
 
     async def _unless_cancelled(self, load: SimulatedLoad, future: VirtualFuture) -> bool:
         load.wait = future
@@ -165,43 +153,43 @@ class ModelLoading(LoadLifecycle[SimulatedLoad, SimulatedWeights, SimulatedResid
     async def nearest_tier(self, load: SimulatedLoad) -> Tier:
         return self._node.nearest(load.spec.key)
 
-    def open(self, load: SimulatedLoad) -> SimulatedWeights:
-        return SimulatedWeights(load, self._open_weights)
-
-    async def _open_weights(self, weights: SimulatedWeights) -> None:
-        """Begin the download, or wait for another pod's download on the same machine."""
-        load, plan = weights.load, weights.load.plan
-        self.residents.check_fits(load.spec.key, plan.memory_bytes)  # before the download
-        self._listener.on_load_start(load.spec.key)
-        self._node.mark_used(load.spec.key)
-        if load.source is not Tier.REMOTE or load.source in plan.load_s:
-            return
-        arrived = self.tasks.future()
-        if self._node.fetch(plan, arrived.set, True):
-            load.ticket.mark_started()
-            weights.arrived = arrived
-        else:
-            await self._unless_cancelled(load, arrived)
-
-    async def copy(self, load: SimulatedLoad, weights: SimulatedWeights) -> SimulatedResident:
+    async def bring(
+        self, load: SimulatedLoad, reserve: Callable[[int], Awaitable[None]]
+    ) -> SimulatedResident:
         """Bytes are copied as they arrive: the slower of the two links takes the time."""
-        plan, source = load.plan, load.source
-        load.ticket.mark_started()
+        arrived, plan, source = await self._open_weights(load), load.plan, load.source
+        await reserve(plan.memory_bytes)
+        load.ticket.has_started = True
         if source in plan.load_s:
             await self._after(plan.load_s[source])
         else:
             copied = self.tasks.future()
             self._device_link.send(plan.memory_bytes, copied.set, True)
             if source is Tier.DISK:
-                weights.arrived = self.tasks.future()
-                self._node.disk_link.send(plan.size_bytes, weights.arrived.set, True)
+                arrived = self.tasks.future()
+                self._node.disk_link.send(plan.size_bytes, arrived.set, True)
             await copied
-            if weights.arrived is not None:
-                await weights.arrived
+            if arrived is not None:
+                await arrived
             await self._after(plan.load_fixed_s)
         if source is Tier.REMOTE and source in plan.load_s:
             self._node.put(plan, Tier.DISK)
         return SimulatedResident(load.spec.key, plan.memory_bytes, plan=plan)
+
+    async def _open_weights(self, load: SimulatedLoad) -> VirtualFuture | None:
+        """The end of the download that this begins; waits for another pod's on the machine."""
+        plan = load.plan
+        self.residents.check_fits(load.spec.key, plan.memory_bytes)  # before the download
+        self._listener.on_load_start(load.spec.key)
+        self._node.mark_used(load.spec.key)
+        if load.source is not Tier.REMOTE or load.source in plan.load_s:
+            return None
+        arrived = self.tasks.future()
+        if self._node.fetch(plan, arrived.set, True):
+            load.ticket.has_started = True
+            return arrived
+        await self._unless_cancelled(load, arrived)
+        return None
 
     def ended(
         self,

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from load.simulator.pods.device import SimulatedDevice
 from load.simulator.pods.model_loading import ModelLoading
 from load.simulator.pods.registry_agent import SimulatedRegistryAgent
-from load.simulator.pods.simulated_request import RequestPod
 from registry.domain.model import Tier
 from registry.domain.pod import PodInfo, PodPhase, PodReport
 
@@ -28,12 +27,12 @@ if TYPE_CHECKING:
     from load.simulator.registry.memory_registry import MemoryRegistry
 
 
-class SimulatedPod(RequestPod):
+class SimulatedPod:
     """One pod, which runs from `start` until `kill` or the end of its drain."""
 
     __slots__ = (
-        "_cluster", "_events", "_infer", "_listener", "_registry", "_residents", "device",
-        "loading", "node",
+        "_cluster", "_events", "_infer", "_listener", "_registry", "_residents", "agent", "device",
+        "loading", "name", "node", "plan", "respond",
     )  # fmt: skip
 
     def __init__(
@@ -71,7 +70,7 @@ class SimulatedPod(RequestPod):
         self._residents = self.loading.residents.by_key
         # Bound once, since every request uses them.
         self._infer: Callable[[SimulatedRequest], None] = self.device.infer
-        self.respond = self._respond
+        self.respond: Callable[[SimulatedRequest], None] = self._respond
 
     # Lifecycle
 

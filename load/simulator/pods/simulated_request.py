@@ -1,14 +1,10 @@
-"""A request in the simulated cluster, and the interfaces of pods and gateway that handle it.
-
-The interfaces are base classes, not protocols: mypyc compiles a call through a base class to a
-jump, and a call through a protocol to a lookup by name.
-"""
+"""A request in the simulated cluster, and the interfaces of pods and gateway that handle it."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
-from gateway.dispatch.pending_placement import PendingPlacement, PlacementDriver
+from gateway.dispatch.pending_placement import PendingPlacement
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -88,10 +84,8 @@ class SimulatedRequest(PendingPlacement):
         return another
 
 
-class RequestPod:
-    """A pod as the gateway and other pods call it; `pod.SimulatedPod` implements it."""
-
-    __slots__ = ("agent", "name", "plan", "respond")
+class RequestPod(Protocol):
+    """A pod as the gateway and other pods call it: `pod.SimulatedPod`."""
 
     name: str
     plan: PodPlan
@@ -102,48 +96,31 @@ class RequestPod:
     @property
     def is_loading(self) -> bool:
         """True if a load to the device is planned or running."""
-        raise NotImplementedError
 
     def take(self, request: SimulatedRequest) -> None:
         """As the entry pod: start a request that the gateway has just sent."""
-        raise NotImplementedError
 
     def take_inference(self, request: SimulatedRequest) -> None:
         """As the predict pod: start the inference of a request that entered at another pod."""
-        raise NotImplementedError
 
 
-class PodListener(PlacementDriver[SimulatedRequest]):
-    """Callbacks from pods, which the simulated gateway implements.
-
-    Derives from PlacementDriver because the gateway is also the placer's driver, and mypyc allows a
-    class only one base.
-    """
+class PodListener(Protocol):
+    """Callbacks from pods, for the gateway."""
 
     def on_change(self) -> None:
         """Capacity or load state changed: queued requests may be dispatched now."""
-        raise NotImplementedError
 
-    def on_response(self, request: SimulatedRequest) -> None:
-        raise NotImplementedError
-
-    def on_error(self, request: SimulatedRequest, status: int, message: str) -> None:
-        raise NotImplementedError
+    def on_response(self, request: SimulatedRequest) -> None: ...
+    def on_error(self, request: SimulatedRequest, status: int, message: str) -> None: ...
 
     def on_unreachable(self, request: SimulatedRequest) -> None:
         """The entry pod cannot reach the predict pod."""
-        raise NotImplementedError
 
-    def on_load_start(self, key: str) -> None:
-        raise NotImplementedError
-
-    def on_load_end(self, source: Tier, seconds: float) -> None:
-        raise NotImplementedError
+    def on_load_start(self, key: str) -> None: ...
+    def on_load_end(self, source: Tier, seconds: float) -> None: ...
 
     def on_pod_death(self, pod: RequestPod) -> None:
         """The pod's process died; its connections broke."""
-        raise NotImplementedError
 
     def on_pod_end(self, idle_byte_s: float) -> None:
         """A pod ended; `idle_byte_s`: bytes of idle models, integrated over the pod's lifetime."""
-        raise NotImplementedError

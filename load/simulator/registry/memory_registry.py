@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Final
 
-from load.simulator.registry.model_table import ModelTable
-from load.simulator.registry.pod_table import PodTable
+from load.simulator.registry.tables import ModelTable, PodTable
 from registry.domain.cluster import ClusterState
 from registry.domain.model import Tier
 from registry.domain.pod_state import PodState

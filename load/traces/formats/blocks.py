@@ -29,11 +29,9 @@ class Block:
     first_row: int
     batch: pa.RecordBatch
 
-    def error(
-        self, index: int, problem: str, kind: type[InvalidTrace] = InvalidTrace
-    ) -> InvalidTrace:
+    def error(self, index: int, problem: str) -> InvalidTrace:
         """An error about the row at `index` of this block."""
-        return kind(self.path, self.first_row + index, problem)
+        return InvalidTrace(self.path, self.first_row + index, problem)
 
     def check(self, name: str, good: NDArray[np.bool_], allowed: str) -> None:
         """Raise InvalidTrace at the first cell of the column that is not good."""

@@ -1,6 +1,6 @@
 """The supported trace formats, each with its columns, parameters and reader.
 
-A new format is a reader in `requests` or `counts` and an entry here.
+A new format is a reader in `readers` and an entry here.
 """
 
 from __future__ import annotations
@@ -8,11 +8,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from load.errors import UnknownFormat
-from load.traces.batches import BATCH_ROWS, DEFAULT_TENANT, arrival_batch, times_s, with_column
+from load.errors import TraceError
+from load.traces.batches import (
+    BATCH_ROWS,
+    DEFAULT_TENANT,
+    ModelIndex,
+    arrival_batch,
+    times_s,
+    with_column,
+)
 from load.traces.expansion import expand, portions
-from load.traces.formats import counts, requests
-from load.traces.name_columns import ModelIndex
+from load.traces.formats import readers
 from load.traces.order import sort_within_window
 from load.traces.parameters import (
     CountParameters,
@@ -72,7 +78,7 @@ class Format:
         index, rng = ModelIndex(getattr(given, "tenant", DEFAULT_TENANT)), seed.rng()
         for some in self.counts(tables, index):
             for portion in portions(some, BATCH_ROWS):
-                drawn = expand(portion, bin_s=counts.MINUTE_S, cv=given.cv, rng=rng)
+                drawn = expand(portion, bin_s=readers.MINUTE_S, cv=given.cv, rng=rng)
                 yield arrival_batch(drawn.at_s, **index.columns(drawn.model))
 
 
@@ -97,19 +103,17 @@ def _is_mooncake(columns: frozenset[str]) -> bool:
 def _is_huawei(columns: frozenset[str]) -> bool:
     has_time = "minute" in columns or columns.issuperset({"day", "time"})
     is_long = columns.issuperset({"minute", "model", "count"})
-    return has_time and not is_long and bool(counts.huawei_functions(sorted(columns)))
+    return has_time and not is_long and bool(readers.huawei_functions(sorted(columns)))
 
 
 _ALL: Final = (
-    Format(
-        "arrivals", "at_s, model", _has("at_s", "model"), TenantParameters, requests.own_columns
-    ),
+    Format("arrivals", "at_s, model", _has("at_s", "model"), TenantParameters, readers.own_columns),
     Format(
         "azure-llm",
         "TIMESTAMP, ContextTokens, GeneratedTokens",
         _has("TIMESTAMP", "ContextTokens", "GeneratedTokens"),
         OneModelParameters,
-        requests.azure_llm,
+        readers.azure_llm,
         is_since_first=True,
     ),
     Format(
@@ -117,14 +121,14 @@ _ALL: Final = (
         "HashOwner, HashFunction, and 1 to 1440",
         _has("HashOwner", "HashFunction", "1"),
         CountParameters,
-        counts=counts.azure_2019,
+        counts=readers.azure_2019,
     ),
     Format(
         "azure-functions-2021",
         "app, func, end_timestamp, duration",
         _has("app", "func", "end_timestamp", "duration"),
         RequestParameters,
-        requests.azure_functions_2021,
+        readers.azure_functions_2021,
         # Files are sorted by end or by start: starts are out of order by up to the longest call.
         window_s=3600.0,
     ),
@@ -133,14 +137,14 @@ _ALL: Final = (
         "timestamp or timestamp_ms, input_length, output_length",
         _is_mooncake,
         OneModelParameters,
-        requests.mooncake,
+        readers.mooncake,
     ),
     Format(
         "gentd26-requests",
         "gmt_create, num_images_per_prompt, checkpoint_model_version_id",
         _has("gmt_create", "num_images_per_prompt", "checkpoint_model_version_id"),
         TenantParameters,
-        requests.gentd26_requests,
+        readers.gentd26_requests,
         is_since_first=True,
     ),
     Format(
@@ -148,14 +152,14 @@ _ALL: Final = (
         "minute, model, count",
         _has("minute", "model", "count"),
         TenantCountParameters,
-        counts=counts.gentd26_per_minute,
+        counts=readers.gentd26_per_minute,
     ),
     Format(
         "huawei",
         "minute (or day, time), and a column of counts per function",
         _is_huawei,
         TenantCountParameters,
-        counts=counts.huawei,
+        counts=readers.huawei,
     ),
 )
 
@@ -164,26 +168,24 @@ FORMATS: Final = {each.name: each for each in _ALL}
 
 
 def detect_format(table: TraceTable) -> Format:
-    """The format with the columns of the file. Raises UnknownFormat."""
+    """The format with the columns of the file. Raises TraceError."""
     found = [each for each in _ALL if each.matches(frozenset(table.columns))]
     if len(found) == 1:
         return found[0]
     if found:
         names = " and ".join(each.name for each in found)
-        raise UnknownFormat(f"{table.path} fits {names}; name one, as in {found[0].name}:PATH")
+        raise TraceError(f"{table.path} fits {names}; name one, as in {found[0].name}:PATH")
     known = "; ".join(f"{each.name} has {each.required}" for each in _ALL)
-    raise UnknownFormat(
-        f"{table.path} has the columns {_shown(table)}, of no known format: {known}"
-    )
+    raise TraceError(f"{table.path} has the columns {_shown(table)}, of no known format: {known}")
 
 
 def require_format(table: TraceTable, wanted: Format) -> None:
-    """Raises UnknownFormat for a file without the format's columns."""
+    """Raises TraceError for a file without the format's columns."""
     columns = frozenset(table.columns)
     if not wanted.matches(columns):
         others = [each.name for each in _ALL if each.matches(columns)]
         hint = f"; it looks like {others[0]}" if others else ""
-        raise UnknownFormat(
+        raise TraceError(
             f"{wanted.name} needs the columns {wanted.required}; "
             f"{table.path} has {_shown(table)}{hint}"
         )

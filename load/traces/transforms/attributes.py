@@ -1,26 +1,36 @@
-"""Attributes set for all arrivals: tenant, model, input and output size, deadline.
+"""Attributes of arrivals set: tenant, model, sizes, deadline; functions mapped to models.
 
 A deadline is the same for all, or follows from the model's latency. Source of the second rule: the
 simulator of Blinowski et al. 2024, where a model's deadline is twice its latency plus a time
-between 0.5 and 1 s, drawn once per model.
+between 0.5 and 1 s, drawn once per model. A function is a pair of tenant and model of the original
+trace. Sources of maps: Zhang et al. 2025, section 8 (round robin); Blinowski et al. 2024, section
+5.4, after Clockwork (a fixed number of functions per model, which may differ between models).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 import pyarrow as pa
 from pydantic import BeforeValidator, Field, model_validator
 
-from load.errors import UnknownFormat, UnknownModel
-from load.traces.batches import constant_column, with_column
-from load.traces.formats.compressed import matching_files
-from load.traces.formats.tables import read_header
-from load.traces.parameters import DurationRange, NotNegative, Parameters, PositiveS
+from load.errors import TraceError
+from load.traces.batches import DEFAULT_TENANT, NameColumn, constant_column, full_names, with_column
+from load.traces.formats.tables import matching_files, read_header
+from load.traces.parameters import (
+    CountList,
+    DurationRange,
+    Name,
+    NameList,
+    NotNegative,
+    Parameters,
+    PositiveS,
+)
+from load.traces.seeds import zipf_shares
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from load.schema import Trace
     from load.traces.parameters import Value
@@ -67,7 +77,7 @@ class DeadlineParameters(Parameters):
 
 
 def set_deadline(trace: Trace, given: DeadlineParameters, seed: Seed) -> Iterator[pa.RecordBatch]:
-    """Every arrival with a deadline. Raises UnknownModel for a model without a latency."""
+    """Every arrival with a deadline. Raises TraceError for a model without a latency."""
     latencies = None if given.latencies is None else read_latencies(given.latencies)
 
     def deadline_s(model: str) -> float:
@@ -76,7 +86,7 @@ def set_deadline(trace: Trace, given: DeadlineParameters, seed: Seed) -> Iterato
         latency_s = given.latency or 0.0 if latencies is None else latencies.get(model)
         if latency_s is None:
             examples = "/".join(list(latencies or ())[:2])
-            raise UnknownModel(
+            raise TraceError(
                 f"deadline: {given.latencies} has no latency of model {model!r}; add a row, or map "
                 f"the trace to models of that file, as in |map={examples}"
             )
@@ -104,7 +114,7 @@ def read_latencies(path: str) -> dict[str, float]:
     """Seconds by model. Raises TraceError for a file that is not such a table."""
     table = read_header(matching_files(path)[0])
     if missing := {"model", "latency_s"}.difference(table.columns):
-        raise UnknownFormat(f"{path} lacks the columns {', '.join(sorted(missing))}")
+        raise TraceError(f"{path} lacks the columns {', '.join(sorted(missing))}")
     latencies: dict[str, float] = {}
     for block in table.blocks(["model", "latency_s"]):
         models, latencies_s = block.names("model").to_pylist(), block.numbers("latency_s")
@@ -113,3 +123,74 @@ def read_latencies(path: str) -> dict[str, float]:
                 raise block.error(index, f"model {model!r} occurs twice; keep one")
             latencies[model] = float(latency_s)
     return latencies
+
+
+def _names_or_count(text: object) -> object:
+    """`20` means model-0 to model-19; any other text is a list of names."""
+    if isinstance(text, str) and text.isdigit():
+        if not 1 <= int(text) <= 1_000_000:
+            raise ValueError("a number of models from 1 to 1000000, or names as in 'a/b'")
+        return tuple(f"model-{index}" for index in range(int(text)))
+    return tuple(text.split("/")) if isinstance(text, str) else text
+
+
+class MapParameters(Parameters):
+    """`value` is a number of models, or their names separated by slashes."""
+
+    value: Annotated[NameList, BeforeValidator(_names_or_count)]
+    by: Literal["round-robin", "fixed", "zipf"] = "round-robin"
+    functions: CountList | None = None
+    """With `by=fixed`: the number of functions per model, one number for all or one each."""
+    zipf: Annotated[float, Field(ge=0, le=10)] = 0.9
+    """With `by=zipf`: the exponent."""
+    tenant: Name = DEFAULT_TENANT
+
+    @model_validator(mode="after")
+    def _functions_belong_to_fixed(self) -> MapParameters:
+        if (self.functions is not None) != (self.by == "fixed"):
+            raise ValueError("should have both by=fixed and functions=…, or neither")
+        if self.functions is not None and len(self.functions) not in {1, len(self.value)}:
+            raise ValueError("should have one number in functions, or one for each model")
+        return self
+
+
+def map_functions(trace: Trace, given: MapParameters, seed: Seed) -> Iterator[pa.RecordBatch]:
+    """Set each arrival's model to that of its function; arrivals of unmapped functions are dropped.
+
+    Functions are numbered in order of their first arrival. All models belong to one tenant.
+    """
+    functions = NameColumn()
+    models = NameColumn(given.value)
+    model_of = _assignment(given, seed)
+    model_by_function: list[int] = []
+    for batch in trace:
+        function = functions.codes(full_names(batch))
+        if len(functions) > len(model_by_function):
+            names = functions.names()
+            new = range(len(model_by_function), len(names))
+            model_by_function += [model_of(index, names[index]) for index in new]
+        model = np.array(model_by_function, np.int32)[function]
+        kept = batch.filter(pa.array(model >= 0))
+        if kept.num_rows:
+            mapped = with_column(kept, "model", models.column(model[model >= 0]))
+            yield with_column(mapped, "tenant", constant_column(given.tenant, kept.num_rows))
+
+
+def _assignment(given: MapParameters, seed: Seed) -> Callable[[int, str], int]:
+    """From a function's number and name to the index of its model; -1 if it is not mapped."""
+    models = len(given.value)
+    match given.by:
+        case "round-robin":
+            return lambda index, _: index % models
+        case "fixed":
+            each = given.functions or (1,)
+            ends = np.cumsum(each if len(each) == models else each * models)
+            return lambda index, _: (
+                int(np.searchsorted(ends, index, side="right")) if index < ends[-1] else -1
+            )
+        case "zipf":
+            cumulative = np.cumsum(zipf_shares(models, given.zipf))
+            return lambda _, name: min(
+                int(np.searchsorted(cumulative, seed.derive(name).rng().random(), side="right")),
+                models - 1,
+            )

@@ -1,5 +1,7 @@
 """The flags of `load run`. The libraries come with an extra, and are imported when it runs."""
 
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -7,7 +9,7 @@ import typer
 
 from pilotlight.commands import flags
 from pilotlight.commands.target import PlatformTarget
-from pilotlight.errors import requires_extra
+from pilotlight.errors import InvalidInput, requires_extra
 from pilotlight.output import Output
 
 app = typer.Typer(name="load", no_args_is_help=True, help="Play traces against a gateway.")
@@ -40,7 +42,10 @@ def run(
     policy: Annotated[
         str | None,
         typer.Option(
-            help="Policy of all requests: routing, for applications selection. Default: their own."
+            metavar="P[,P…]",
+            help="Routing policy of all requests, or selection policy of applications. Default: "
+            "their own. With several, each plays the trace from equal starts: all models are "
+            "unloaded before it, and the file's name ends with it."
         ),
     ] = None,
     payload: Annotated[
@@ -80,32 +85,58 @@ def run(
     seed: Annotated[
         int, typer.Option(min=0, help="Seed of generated traces and request bodies.")
     ] = 0,
+    namespace: Annotated[
+        str | None,
+        typer.Option(
+            "-n", "--namespace",
+            help="Namespace of all models of the trace: `|tenant=NAMESPACE` after it.",
+        ),
+    ] = None,
     overwrite: flags.Overwrite = False,
     home: flags.Home = None,
+    key: flags.Key = "",
     json_: flags.Json = False,
 ) -> None:  # fmt: skip
     """Send a trace's requests at their times (open loop) and record each of them."""
     with requires_extra("load"):
         from load.generator.settings import RunSettings
-        from pilotlight.commands.load_runs.examples import read_example_options
-        from pilotlight.commands.load_runs.play import read_settings, run_load
+        from pilotlight.commands.load_runs.play import (
+            current_state,
+            output_of,
+            read_example_options,
+            read_settings,
+            run_load,
+            unload_everywhere,
+        )
 
     target = PlatformTarget.of(home)
+    policies: list[str | None] = [*policy.split(",")] if policy else [None]
+    if len(policies) > 1 and url is not None:
+        raise InvalidInput(["several policies need the platform of --home: leave out --url"])
     plain = RunSettings(
-        trace,
+        f"({trace})|tenant={namespace}" if namespace else trace,
         url or target.gateway_url,
-        policy=policy,
         host_header=host_header,
         processes=processes,
         seed=seed,
         max_in_flight=max_in_flight,
+        key=key,
     )
-    settings = read_settings(
-        plain,
-        protocol="v2" if examples else protocol,
-        duration=duration,
-        timeout=timeout,
-        payloads=payload,
-        examples=read_example_options(examples, target),
-    )
-    run_load(settings, output, Output(json_), overwrite=overwrite)
+    labelled = read_example_options(examples, target, namespace)
+    all_settings = [
+        read_settings(
+            replace(plain, policy=each),
+            protocol="v2" if examples else protocol,
+            duration=duration,
+            timeout=timeout,
+            payloads=payload,
+            examples=labelled,
+        )
+        for each in policies
+    ]
+    start = None
+    if url is None:
+        start = partial(unload_everywhere if len(policies) > 1 else current_state, target)
+    for settings in all_settings:
+        path = output_of(output, str(settings.policy), policies)
+        run_load(settings, path, Output(json_), overwrite=overwrite, start=start)

@@ -1,55 +1,76 @@
-"""Plays a trace against a server for `load run`."""
+"""Plays a trace against a server for `load run`: its settings, its start, the run and its end."""
 
 from __future__ import annotations
 
 import asyncio
 import signal
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
-from load.errors import TraceError
-from load.generator.content import read_payloads
-from load.generator.errors import (
+from load.errors import (
+    CredentialsRefused,
     GeneratorError,
-    RecordsNotWritten,
-    TargetUnreachable,
+    InvalidExamples,
+    RunFailed,
+    TraceError,
     WorkerFailed,
 )
-from load.generator.output_file import claimed_output
+from load.generator.content import Content, ContentKind, ExampleRules, read_payloads
+from load.generator.labelled_bodies import read_rules_examples
+from load.generator.record_parts import claimed_output
 from load.generator.run import Prepared, RunResult, prepare, run_trace
 from load.generator.settings import RequestProtocol, RunSettings
 from load.generator.target_url import host_headers, is_host
 from load.report.run_file import read_run
 from load.report.summary import summarise
 from load.trace_spec.trace_spec import files_of
-from pilotlight.commands.load_runs.progress import load_progress
-from pilotlight.commands.load_runs.summary import print_summary
-from pilotlight.errors import Interrupted, InvalidInput, RequestFailed
-from registry.domain.application import SelectionPolicy
-from registry.domain.model import RoutingPolicy
-from registry.inference_service.durations import parse_duration_s
+from pilotlight.commands.load_runs.summary import load_progress, print_summary
+from pilotlight.commands.object_names import parse_model_names
+from pilotlight.commands.target import KEY_HINT, require_known
+from pilotlight.errors import Interrupted, InvalidInput, KeyNeeded, RequestFailed
+from registry.domain.loading_choice import ROUTING, SELECTION
+from registry.sizes import parse_duration_s
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-    from load.generator.content import Content
+    from pilotlight.commands.target import PlatformTarget
     from pilotlight.output import Output
+    from registry.domain.application import ApplicationSpec
+    from registry.domain.cluster import ClusterState
+    from registry.domain.model import ModelName
+    from registry.domain.pod_state import PodState
 
 _MAX_MODELS_NAMED = 5
+_HINT: Final = f"-n, or tenant=NAMESPACE in the trace, names the models' namespace; {KEY_HINT}"
 
 
-def run_load(settings: RunSettings, path: Path, output: Output, *, overwrite: bool) -> None:
-    """Play the trace, write records to `path`, print the summary. Raises PilotlightError."""
+def run_load(
+    settings: RunSettings, path: Path, output: Output, *, overwrite: bool,
+    start: Callable[[], Awaitable[str]] | None = None,
+) -> None:  # fmt: skip
+    """Play the trace, write records to `path`, print the summary. Raises PilotlightError.
+
+    Raises RequestFailed if every request failed.
+    """
     path = path.expanduser().absolute()
     try:
-        ended = asyncio.run(_run(settings, path, output, overwrite=overwrite))
-    except (TargetUnreachable, WorkerFailed, RecordsNotWritten) as error:
+        ended = asyncio.run(_run(settings, path, output, overwrite=overwrite, start=start))
+    except RunFailed as error:
         raise RequestFailed(str(error)) from error
+    except CredentialsRefused as error:
+        raise KeyNeeded(f"{error}; {_HINT}") from error
     except (GeneratorError, TraceError) as error:
         raise InvalidInput(str(error).splitlines()) from error
+    failure = None
     if ended.result.progress.done:
-        print_summary(output, path, summarise(read_run(path, path.stem)))
+        summary = summarise(read_run(path, path.stem))
+        failure = _failure(summary)
+        if failure is None or not output.as_json:
+            print_summary(output, path, summary)
+        else:
+            failure.partial_result = {"output": str(path), **summary}
     elif output.as_json:
         output.result({"output": str(path), "requests": 0})
     if not ended.result.has_idle_memory:
@@ -58,6 +79,19 @@ def run_load(settings: RunSettings, path: Path, output: Output, *, overwrite: bo
         held = "the requests up to then" if ended.result.progress.done else "no requests"
         output.note(f"interrupted; {path} holds {held}")
         raise Interrupted(ended.signal_number)
+    if failure is not None:
+        raise failure
+
+
+def _failure(summary: Mapping[str, Any]) -> RequestFailed | None:
+    """The error of a run without one complete response."""
+    if summary["ok"]:
+        return None
+    statuses = {each["status"] for each in summary.get("failures", ())}
+    message = f"all {summary['requests']} requests failed"
+    if statuses == {401}:
+        return KeyNeeded(f"{message} with status 401; {_HINT}")
+    return RequestFailed(message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +100,20 @@ class _PlayedRun:
     signal_number: int | None
 
 
-async def _run(settings: RunSettings, path: Path, output: Output, *, overwrite: bool) -> _PlayedRun:
+async def _run(
+    settings: RunSettings, path: Path, output: Output, *, overwrite: bool,
+    start: Callable[[], Awaitable[str]] | None,
+) -> _PlayedRun:  # fmt: skip
     prepared = await prepare(settings)
     with claimed_output(path, overwrite=overwrite, inputs=files_of(settings.trace)):
         _note_missing(output, prepared)
         _note_processes(output, settings, prepared.settings)
-        return await _run_trace(prepared, path)
+        return await _run_trace(prepared, path, start)
 
 
-async def _run_trace(prepared: Prepared, path: Path) -> _PlayedRun:
+async def _run_trace(
+    prepared: Prepared, path: Path, start: Callable[[], Awaitable[str]] | None
+) -> _PlayedRun:
     stop = asyncio.Event()
     received: list[int] = []
 
@@ -88,7 +127,9 @@ async def _run_trace(prepared: Prepared, path: Path) -> _PlayedRun:
     survey = prepared.survey
     with load_progress(survey.last_s, survey.requests) as on_progress:
         try:
-            result = await run_trace(prepared, path, stop=stop, on_progress=on_progress)
+            result = await run_trace(
+                prepared, path, stop=stop, on_progress=on_progress, start=start
+            )
         except WorkerFailed as error:
             raise WorkerFailed(f"{error}; {path} holds the requests up to then") from error
     return _PlayedRun(result, received[0] if received else None)
@@ -113,9 +154,8 @@ def read_settings(
 
     if protocol not in list(RequestProtocol):
         problems.append(f"--protocol must be one of {', '.join(RequestProtocol)}, was {protocol!r}")
-    if plain.policy is not None and plain.policy not in [*RoutingPolicy, *SelectionPolicy]:
-        allowed = ", ".join([*RoutingPolicy, *SelectionPolicy])
-        problems.append(f"--policy must be one of {allowed}, was {plain.policy!r}")
+    if plain.policy is not None and plain.policy not in [*ROUTING, *SELECTION]:
+        problems.append(f"--policy must be one of {ROUTING}, {SELECTION}, was {plain.policy!r}")
     hosts = host_headers(plain.host_header, "tenant", "model").values()
     if not all(is_host(host) for host in hosts):
         problems.append(
@@ -162,3 +202,93 @@ def _note_processes(output: Output, requested: RunSettings, used: RunSettings) -
             f"--max-in-flight {used.max_in_flight} is divided among the processes: "
             f"{used.processes} of --processes {requested.processes} are used"
         )
+
+
+_TIMEOUT_S = 60.0
+_ROUNDS = 20
+"""The autoscaler may load some models while others are unloaded."""
+_REPORT_S = 0.1
+"""What a pod needs to report that it unloaded a model."""
+
+
+async def current_state(target: PlatformTarget) -> str:
+    """Where the models are, such as `1 of 4 models warm`. Raises RequestFailed."""
+    return start_state(await target.cluster())
+
+
+def start_state(state: ClusterState) -> str:
+    warm = sum(
+        any(holder.is_warm for holder in state.holders(record.serving.key).values())
+        for record in state.models.values()
+    )
+    return f"{warm} of {len(state.models)} models warm"
+
+
+async def unload_everywhere(target: PlatformTarget) -> str:
+    """Unload all models from all pods, whose disks keep them; returns the start state.
+
+    Raises RequestFailed.
+    """
+    for _ in range(_ROUNDS):
+        state = await target.cluster()
+        warm = [
+            _unload(target, state.pods[name], record.spec.name)
+            for record in state.models.values()
+            for name, holder in state.holders(record.serving.key).items()
+            if (holder.is_warm or holder.is_warming) and name in state.pods
+        ]
+        if not warm:
+            break
+        await asyncio.gather(*warm)
+        await asyncio.sleep(_REPORT_S)
+    return start_state(state)
+
+
+async def _unload(target: PlatformTarget, pod: PodState, model: ModelName) -> None:
+    path = f"/v2/repository/models/{model.path_segment}/unload"
+    response = await target.request_pod(pod, "POST", path, timeout_s=_TIMEOUT_S)
+    if not response.is_success:
+        raise RequestFailed(f"{model} cannot be unloaded from {pod.name}: {response.text}")
+
+
+def output_of(output: Path, policy: str, policies: Sequence[object]) -> Path:
+    """`run.parquet` becomes `run-colocation.parquet`, if there are several policies."""
+    return output if len(policies) == 1 else output.with_stem(f"{output.stem}-{policy}")
+
+
+def read_example_options(
+    options: Sequence[str], target: PlatformTarget, namespace: str | None
+) -> dict[str, Content]:
+    """Contents by application of `APPLICATION=FILE`; raises InvalidInput with all mistakes.
+
+    `namespace`: of applications that are named without one.
+    """
+    if not options:
+        return {}
+    problems: list[str] = []
+    pairs = []
+    for option in options:
+        name, equals, file = option.partition("=")
+        if name and equals and file:
+            pairs.append((name, file))
+        else:
+            problems.append(f"--examples must be APPLICATION=FILE, was {option!r}")
+    applications = asyncio.run(target.cluster()).applications
+    names = parse_model_names([name for name, _ in pairs], namespace)
+    require_known([str(name) for name in names], [str(each) for each in applications])
+    found = {}
+    for application, (_, file) in zip(names, pairs, strict=True):
+        rules = _rules(applications[application], file)
+        try:
+            read_rules_examples(rules)
+        except InvalidExamples as error:
+            problems += error.problems
+        found[str(application)] = Content(ContentKind.EXAMPLES, examples=rules)
+    if problems:
+        raise InvalidInput(problems)
+    return found
+
+
+def _rules(application: ApplicationSpec, file: str) -> ExampleRules:
+    path = str(Path(file).expanduser().absolute())
+    return ExampleRules(path, application.output, application.penalty, application.deadline_s)

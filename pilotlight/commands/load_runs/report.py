@@ -23,8 +23,8 @@ def report(
 ) -> None:
     """Compare 1 to 8 runs: one self-contained HTML page, and a PNG file per plot."""
     with requires_extra("load"):
+        from load.errors import BadOutput, BadRuns, ReportError
         from load.report.comparison import write_report
-        from load.report.errors import BadOutput, BadRuns, ReportError
         from load.report.run_file import read_runs
 
     printer = Output(json_)

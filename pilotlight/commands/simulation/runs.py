@@ -1,14 +1,16 @@
-"""Carries out the runs of `simulate` and prints a table of their results."""
+"""Checks that the cluster has the trace's models, simulates, and prints a table of the results."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
+from load.errors import InvalidTrace, TraceError, UndeclaredModels, UnreadableTrace
+from load.simulator.arrivals import check_times
 from load.simulator.runs import RunTask, StopSignal, simulate_all
-from load.trace_spec.trace_spec import files_of
+from load.trace_spec.trace_spec import files_of, open_trace, row_of
+from load.traces.transforms.filters import declared_only
 from pilotlight.commands.output_files import clear_outputs, require_free
 from pilotlight.commands.simulation.tasks import NO_LOADING, run_tasks
-from pilotlight.commands.simulation.trace_models import require_models
 from pilotlight.errors import Interrupted, InvalidInput, RequestFailed
 from pilotlight.output import progress_bar
 from pilotlight.signals import on_first_signal
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from load.simulator.runs import RunOutcome, RunProblem
+    from load.simulator.runs import RunOutcome, RunProblem, RunTask
     from pilotlight.commands.simulation.tasks import SimulationPlan
     from pilotlight.errors import PilotlightError
     from pilotlight.output import Output
@@ -118,3 +120,52 @@ def _line(row: Mapping[str, Any], *, has_loading: bool) -> tuple[str, ...]:
 
 def _ms(seconds: float | None) -> str:
     return "-" if seconds is None else f"{seconds * 1000:.1f} ms"
+
+
+_MAX_NAMED: Final = 5
+
+
+def require_models(
+    cluster: str, tasks: Sequence[RunTask], stop: StopSignal, output: Output
+) -> None:
+    """Read the whole trace, which all tasks share; `cluster` is the file named in messages.
+
+    An unreadable row is printed as a note if arrivals precede it: those are simulated.
+
+    Raises:
+        InvalidInput: the trace requests models that a cluster lacks, or no row can be read.
+    """
+    trace, seed = tasks[0].trace, tasks[0].seed
+    for declared in dict.fromkeys(map(_declared, tasks)):
+        arrivals = 0
+        try:
+            for batch in declared_only(open_trace(trace, seed=seed), declared):
+                check_times(batch)
+                arrivals += batch.num_rows
+                if stop.is_set:
+                    return
+        except UndeclaredModels as error:
+            raise InvalidInput([_problem(trace, cluster, error)]) from None
+        except (InvalidTrace, UnreadableTrace) as error:
+            if not arrivals:
+                raise InvalidInput([str(error)]) from None
+            output.note(f"{error}; only the blocks of rows before it can be simulated")
+        except TraceError as error:
+            raise InvalidInput([str(error)]) from None
+
+
+def _declared(task: RunTask) -> frozenset[str]:
+    cluster = task.cluster
+    models = {str(plan.spec.name) for plan in cluster.models}
+    return frozenset(models | {str(plan.spec.name) for plan in cluster.applications})
+
+
+def _problem(trace: str, cluster: str, error: UndeclaredModels) -> str:
+    models = error.models
+    found = row_of(trace, models[0])
+    where = "" if found is None else f"{found[0]}, row {found[1]}: "
+    named = ", ".join(models[:_MAX_NAMED]) + (", …" if len(models) > _MAX_NAMED else "")
+    return (
+        f"{where}{error}; {len(models)} of the trace's models are not declared in {cluster}: "
+        f"{named}; add them there, rename them with |map=, or reject them with --allow-unknown"
+    )

@@ -10,15 +10,19 @@ import typer
 from pilotlight.commands import flags
 from pilotlight.commands.autoscaler import LOADING_NAMES
 from pilotlight.commands.simulation.live_cluster import LIVE, live_cluster_file
-from pilotlight.commands.target import PlatformTarget
-from pilotlight.errors import InvalidInput, NotFound, requires_extra
+from pilotlight.commands.target import PlatformTarget, error_text
+from pilotlight.errors import InvalidInput, NotFound, RequestFailed, requires_extra
 from pilotlight.output import Output
+from registry.plugins import PolicyNames
 
 app = typer.Typer()
 
 
 @app.command()
+@flags.addresses("home", "redis_url", "pool", "gateway", "key")
 def simulate(
+    target: PlatformTarget,
+    output: Output,
     *,
     cluster: Annotated[
         Path | None,
@@ -43,15 +47,18 @@ def simulate(
             metavar="A[,A…]",
             help="In place of --cluster: applications of the experiment `workflows` (gill, "
             "knowledge-card, debate, mix) on eight devices. --trace is a file of requests by "
-            "minute; --policy is speculative, greedy, round-robin, static, reactive or "
-            "reactive-alone (default: all).",
+            "minute; --policy is a scheduling policy: speculative, greedy, round-robin, static, "
+            "reactive or reactive-alone (default: all).",
         ),
     ] = None,
     minutes: Annotated[
         int, typer.Option(min=1, max=120, help="Minutes of the trace, with --workflows.")
     ] = 10,
     trace: Annotated[
-        str, typer.Option(help="The arrivals: a file or a generator, see docs/load.md.")
+        str, typer.Option(
+            help="The arrivals: a file or a generator, see docs/load.md; live: the "
+            "gateway's requests of the last ten minutes (live|rate=2: twice as many)."
+        )
     ],
     policy: Annotated[
         str,
@@ -109,32 +116,27 @@ def simulate(
         typer.Option(metavar="DIR", help="Folder for the records: one Parquet file per run."),
     ] = None,
     overwrite: flags.Overwrite = False,
-    home: flags.Home = None,
-    redis_url: flags.RedisUrl = None,
-    pool: flags.Pool = "default",
-    json_: flags.Json = False,
 ) -> None:  # fmt: skip
     """Run a trace through a simulated cluster with the gateway's routing policies."""
     with requires_extra("load"):
         from pilotlight.commands.simulation.runs import run_simulations
         from pilotlight.commands.simulation.tasks import SimulationPlan
-        from pilotlight.commands.simulation.workflow_runs import (
-            WorkflowPlan,
-            run_workflow_simulations,
-        )
 
     if (cluster is None) == (workflows is None):
         raise InvalidInput(["give either --cluster FILE or --workflows APPLICATION"])
     if workflows is not None:
-        chosen = WorkflowPlan(workflows, Path(trace), policy, seed, minutes)
-        run_workflow_simulations(chosen, Output(json_))
+        PolicyNames("pilotlight.simulations").load("workflows")(
+            workflows, trace=Path(trace), policies=policy, seed=seed, minutes=minutes,
+            output=output,
+        )  # fmt: skip
         return
     assert cluster is not None
     if more_pods and str(cluster) != LIVE:
         raise InvalidInput([f"--more-pods {more_pods} needs --cluster live, was {cluster}"])
+    if trace.partition("|")[0] == LIVE:
+        trace = asyncio.run(_live_trace(target, trace))
     if str(cluster) == LIVE:
-        target = PlatformTarget.of(home, redis_url=redis_url, pool=pool)
-        cluster = _write_live_cluster(target, Output(json_), more_pods)
+        cluster = _write_live_cluster(target, output, more_pods)
     plan = SimulationPlan(
         cluster=cluster,
         trace=trace,
@@ -149,7 +151,20 @@ def simulate(
         out=out,
         overwrite=overwrite,
     )
-    run_simulations(plan, Output(json_))
+    run_simulations(plan, output)
+
+
+async def _live_trace(target: PlatformTarget, trace: str) -> str:
+    """The trace `live[|TRANSFORM…]` as one of a file, which is written. Raises PilotlightError."""
+    response = await target.request_gateway("GET", "/pilotlight/v1/trace")
+    if not response.is_success:
+        raise RequestFailed(error_text(response))
+    if response.text.count("\n") <= 1:
+        raise NotFound("--trace live: the gateway had no request in the last ten minutes")
+    path = target.state_dir.root / "live-trace.csv"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(response.content)
+    return f"arrivals:{path}{trace.removeprefix(LIVE)}"
 
 
 def _write_live_cluster(target: PlatformTarget, output: Output, more_pods: int) -> Path:

@@ -8,17 +8,16 @@ from itertools import product
 from math import isfinite
 from typing import TYPE_CHECKING, Any, Final
 
-from autoscaler.loading.loading_policies import LOADING_POLICIES, TUNED, value_problem
-from load.errors import InvalidTraceSpec, TraceError
+from autoscaler.loading.loading_policies import policy_of, tuned_names, value_problem
+from gateway.routing.routing_policies import ROUTING_POLICIES
+from load.errors import InvalidCluster, InvalidTraceSpec, TraceError
 from load.simulator.autoscaling import TICK_S, LoadingOptions
 from load.simulator.cluster.cluster_file import cluster_of
 from load.simulator.cluster.sweep import parse_sweep, run_names, variants
-from load.simulator.errors import InvalidCluster
 from load.simulator.runs import RunTask
 from load.trace_spec.trace_spec import open_trace
 from pilotlight.errors import InvalidInput
-from registry.domain.application import SelectionPolicy
-from registry.domain.model import RoutingPolicy
+from registry.domain.loading_choice import LOADING, ROUTING, SELECTION
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -67,7 +66,7 @@ class _Variant:
 
 
 def run_tasks(plan: SimulationPlan) -> list[RunTask]:
-    """One task per combination; raises InvalidInput."""
+    """One task per combination; raises InvalidInput, and PluginError."""
     policies = [_policy(name.strip()) for name in plan.policies.split(",")]
     folder = _folder(plan)
     loadings = _loading_options(plan.loading, value=plan.loading_value, tick_s=plan.tick_s)
@@ -96,7 +95,7 @@ def run_tasks(plan: SimulationPlan) -> list[RunTask]:
                 **each.setting,
             },
             cluster=_under(policy, each.cluster),
-            policy=None if isinstance(policy, SelectionPolicy) else policy,
+            policy=policy if policy in ROUTING else None,
             trace=plan.trace,
             seed=plan.seed,
             output=None if folder is None else folder / f"{name}.parquet",
@@ -133,21 +132,20 @@ def _as_json(value: Any) -> Any:
     return json.loads(json.dumps(value, default=str))
 
 
-def _policy(name: str) -> RoutingPolicy | SelectionPolicy | None:
+def _policy(name: str) -> str | None:
     if name == _OWN:
         return None
-    if name in tuple(SelectionPolicy):
-        return SelectionPolicy(name)
-    try:
-        return RoutingPolicy(name)
-    except ValueError:
-        allowed = ", ".join([*RoutingPolicy, *SelectionPolicy])
-        raise InvalidInput([f"--policy must be among {allowed} and {_OWN}, was {name!r}"]) from None
+    if name in ROUTING and name not in ROUTING_POLICIES:
+        ROUTING.load(name)  # that it can be imported is checked before the runs
+    if name in ROUTING or name in SELECTION:
+        return name
+    allowed = f"{ROUTING}, {SELECTION} and {_OWN}"
+    raise InvalidInput([f"--policy must be among {allowed}, was {name!r}"])
 
 
-def _under(policy: RoutingPolicy | SelectionPolicy | None, cluster: ClusterPlan) -> ClusterPlan:
+def _under(policy: str | None, cluster: ClusterPlan) -> ClusterPlan:
     """The cluster whose applications have the policy, if it is one of theirs."""
-    if not isinstance(policy, SelectionPolicy):
+    if policy is None or policy in ROUTING:
         return cluster
     if not cluster.applications:
         raise InvalidInput([f"--policy {policy} is for applications; the cluster file has none"])
@@ -159,8 +157,8 @@ def _under(policy: RoutingPolicy | SelectionPolicy | None, cluster: ClusterPlan)
     )
 
 
-def _policy_name(policy: RoutingPolicy | SelectionPolicy | None) -> str:
-    return _OWN if policy is None else policy.value
+def _policy_name(policy: str | None) -> str:
+    return policy or _OWN
 
 
 def _loading_options(
@@ -172,10 +170,13 @@ def _loading_options(
     """
     each_name = [name.strip() for name in names.split(",")]
     problems = [
-        f"--loading must be among {NO_LOADING}, {', '.join(LOADING_POLICIES)}, was {name!r}"
+        f"--loading must be among {NO_LOADING}, {LOADING}, was {name!r}"
         for name in dict.fromkeys(each_name)
-        if name != NO_LOADING and name not in LOADING_POLICIES
+        if name != NO_LOADING and name not in LOADING
     ]
+    for name in each_name:
+        if name in LOADING:
+            policy_of(name)  # likewise
     if value is not None and not problems:
         problems = _value_problems([name for name in each_name if name != NO_LOADING], value)
     if not (isfinite(tick_s) and tick_s >= _MIN_TICK_S):
@@ -191,8 +192,9 @@ def _value_problems(names: Sequence[str], value: float) -> list[str]:
     if len(set(names)) != 1:
         named = ", ".join(dict.fromkeys(names)) or NO_LOADING
         return [
-            f"--loading-value is the parameter of one policy: name one of {', '.join(TUNED)} "
-            f"with --loading, alone or with {NO_LOADING}; it was given with {named}"
+            "--loading-value is the parameter of one policy: name one of "
+            f"{', '.join(tuned_names())} with --loading, alone or with {NO_LOADING}; it was given "
+            f"with {named}"
         ]
     problem = value_problem(names[0], value)
     return [f"--loading-value {problem}"] if problem else []

@@ -31,6 +31,14 @@ local function forget_withdrawn()
   end
 end
 
+-- What a pod could not read of a model, for whoever declared it; a load knows better.
+function op.unreadable(model, name, failure)
+  if redis.call('HGET', key('keys'), name) ~= model or is_warm(model) then return {'ok'} end
+  redis.call('HSET', key('failures'), name, failure)
+  publish_model(name)
+  return {'ok'}
+end
+
 local function put(name, model, spec)
   local old_spec = redis.call('HGET', key('models'), name)
   local old_model = redis.call('HGET', key('keys'), name)
@@ -47,6 +55,7 @@ local function put(name, model, spec)
   if previous and (previous == model or is_warm(model) or not is_warm(previous)) then
     drop_previous(name)
   end
+  if not old_spec then redis.call('HSET', key('declared'), name, now) end
   redis.call('HSET', key('models'), name, spec)
   redis.call('HSET', key('keys'), name, model)
   redis.call('HDEL', key('failures'), name)
@@ -81,13 +90,26 @@ function op.delete(name)
     local model = redis.call('HGET', key(hash), name)
     if model then forget_later(model) end
   end
-  for _, hash in ipairs({'keys', 'previous', 'previous_keys', 'failures', 'acted'}) do
+  for _, hash in ipairs({'keys', 'previous', 'previous_keys', 'failures', 'acted', 'declared'}) do
     redis.call('HDEL', key(hash), name)
   end
   drop_profiles(name)
   if redis.call('HDEL', key('accuracies'), name) > 0 then change('accuracy', name, false) end
   if existed > 0 then publish_model(name) end
   return existed
+end
+
+-- Name and time of each model's declaration in turn; an older version wrote no time.
+function op.declared() return redis.call('HGETALL', key('declared')) end
+
+-- Pairs of them, of models that were declared in an earlier run.
+function op.declared_at(times)
+  for _, item in ipairs(times) do
+    if redis.call('HEXISTS', key('models'), item[1]) == 1 then
+      redis.call('HSET', key('declared'), item[1], item[2])
+    end
+  end
+  return true
 end
 
 function op.model(name) return {model_record(name)} end

@@ -71,7 +71,19 @@ function op.begin_run(run, head, owner, lease_ms)
   local token = next_fence()
   redis.call('HSET', run_key(run), 'head', head, 'owner', owner, 'token', token)
   redis.call('ZADD', key('runs'), now + lease_ms, run)
+  redis.call('LPUSH', key('latest-runs'), run)
+  redis.call('LTRIM', key('latest-runs'), 0, 199)
   return {'begun', token}
+end
+
+-- {run, head, status} of the latest ones that are kept; status false: under way.
+function op.latest_runs()
+  local found = {}
+  for _, run in ipairs(redis.call('LRANGE', key('latest-runs'), 0, -1)) do
+    local fields = redis.call('HMGET', run_key(run), 'head', 'status')
+    if fields[1] then found[#found + 1] = {run, fields[1], or_false(fields[2])} end
+  end
+  return found
 end
 
 -- `index`: how many entries precede it; 'gap' where not as many are here, since what is behind a gap
@@ -91,9 +103,9 @@ function op.replace_run_entries(run, token, entries)
   return true
 end
 
-function op.end_run(run, token, result, kept_ms)
+function op.end_run(run, token, result, status, kept_ms)
   if not owns(run, token) then return false end
-  redis.call('HSET', run_key(run), 'result', result)
+  redis.call('HSET', run_key(run), 'result', result, 'status', status)
   redis.call('PEXPIRE', run_key(run), kept_ms)
   redis.call('DEL', entries_key(run))
   redis.call('ZREM', key('runs'), run)

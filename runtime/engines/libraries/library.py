@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, Protocol
 
+from runtime.engines.engine import Engine
 from runtime.engines.libraries.optional_library import one_line
-from runtime.engines.skeletons import Skeleton
+from runtime.engines.skeletons import LoadedSkeleton, Skeleton
 from runtime.errors import EngineMissing, ModelInvalid
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     import torch
 
     from runtime.engines.engine import ModelFolder
+    from runtime.engines.libraries.rows import TabularSignature
     from runtime.wire.tensors import Tensor
 
 
 class LibraryModel(Protocol):
     """A loaded model. `infer` runs in the device's thread only."""
+
+    signature: TabularSignature
+    """Its inputs; its outputs are known from its first inference."""
 
     def check(self, inputs: Sequence[Tensor]) -> None:
         """Raise InvalidRequest if the model does not take these inputs."""
@@ -29,29 +34,9 @@ class LibraryModel(Protocol):
         """The outputs, row by row; raises InvalidRequest."""
 
 
-class LibrarySkeleton(Skeleton):
-    """Empty between `detach` and `attach`: a library loads structure and weights at once."""
-
-    copies_weights = True
-    is_reusable = False
-
-    def __init__(self, key: str, load: Callable[[Mapping[str, torch.Tensor]], Any]) -> None:
-        self._load = load
-        super().__init__(key, None, ())
-
-    def attach(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Load the model from the bytes of its files, by name; raises LoadFailed. Blocks."""
-        self.network = self._load(weights)
-
-    def detach(self) -> None:
-        self.network = None
-
-
-class LibraryEngine(ABC):
+class LibraryEngine(Engine):
     """An engine of models in one file, whose weights stay in the memory of the CPU."""
 
-    name = ""
-    takes_dtype = False
     uses_device = False
     memory_ratio = 1.0
     """Memory of a loaded model by bytes of its file: chosen by hand, no benchmark measures it."""
@@ -67,7 +52,7 @@ class LibraryEngine(ABC):
     def build_skeleton(
         self, model: ModelFolder, *, key: str, device: torch.device, threads: int
     ) -> Skeleton:
-        return LibrarySkeleton(
+        return LoadedSkeleton(
             key, lambda weights: self._load_checked(weights, model, device, threads)
         )
 

@@ -11,10 +11,11 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final
 
-from runtime.engines.libraries.protobuf import fields, message, text, varints
+from runtime.engines.libraries.protobuf import fields, message, runs_of, text, varints
 from runtime.errors import ModelInvalid
 
 if TYPE_CHECKING:
+    import re
     from collections.abc import Iterator
 
 MAX_DEPTH: Final = 32
@@ -33,6 +34,8 @@ _MODEL_GRAPH, _MODEL_TRAINING, _MODEL_FUNCTION = 7, 20, 25
 _GRAPH_NODE, _GRAPH_INITIALIZER, _GRAPH_INPUT, _GRAPH_SPARSE = 1, 5, 11, 15
 _NODE_INPUT, _NODE_OUTPUT, _NODE_NAME, _NODE_OPERATOR = 1, 2, 3, 4
 _NODE_ATTRIBUTE, _NODE_DOMAIN = 5, 7
+_NUMBERS: Final = runs_of(floats=7, integers=8, strings=9)
+"""And strings of an attribute: a forest has millions."""
 _TENSOR, _GRAPH, _TENSORS, _GRAPHS, _SPARSE, _SPARSES = 5, 6, 10, 11, 22, 23
 _SPARSE_VALUES, _SPARSE_DIMS = 1, 3
 _DIMS, _TYPE, _NAME, _EXTERNAL = 1, 2, 8, 13
@@ -99,9 +102,9 @@ def _inlined(walk: _Walk, functions: list[_Message]) -> int:
 class _Message:
     """The fields of a message, by number."""
 
-    def __init__(self, content: memoryview) -> None:
+    def __init__(self, content: memoryview, passed_over: re.Pattern[bytes] | None = None) -> None:
         self._fields: dict[int, list[int | memoryview]] = {}
-        for number, value in fields(content):
+        for number, value in fields(content, passed_over):
             self._fields.setdefault(number, []).append(value)
 
     def all(self, number: int) -> list[int | memoryview]:
@@ -173,7 +176,7 @@ class _Walk:
     def _attributes(self, node: _Message) -> Iterator[memoryview]:
         """The graphs in a node's attributes; its tensors are counted."""
         for each in node.all(_NODE_ATTRIBUTE):
-            attribute = _Message(message(each))
+            attribute = _Message(message(each), _NUMBERS)
             tensors = [attribute.only(_TENSOR, "a tensor"), *attribute.all(_TENSORS)]
             sparse = [attribute.only(_SPARSE, "a sparse tensor"), *attribute.all(_SPARSES)]
             graphs = [attribute.only(_GRAPH, "a graph"), *attribute.all(_GRAPHS)]

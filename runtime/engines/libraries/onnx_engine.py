@@ -1,11 +1,19 @@
-"""The engine of ONNX models (`onnxruntime`)."""
+"""The engine of ONNX models (`onnxruntime`).
+
+`StringNormalizer` takes the locale `en_US.UTF-8` unless the file names another one, and onnxruntime
+cannot load the model where it is not installed, such as in slim images. glibc's own `C.UTF-8` is
+always there, and has the same lower and upper case of each character as any locale of English: the
+model is loaded with that one in its place.
+"""
 
 from __future__ import annotations
 
 import re
-from functools import cache
+from functools import cache, partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from runtime.engines.libraries.library import LibraryEngine
 from runtime.engines.libraries.onnx_checks import (
@@ -14,10 +22,11 @@ from runtime.engines.libraries.onnx_checks import (
     load_allowance,
 )
 from runtime.engines.libraries.optional_library import import_library, one_line
-from runtime.errors import InferenceTooLarge, InvalidRequest
+from runtime.engines.libraries.protobuf import encoded, entries, fields, message, text
+from runtime.errors import InferenceTooLarge, InvalidRequest, ModelInvalid
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     import numpy.typing as npt
     import torch
@@ -31,11 +40,26 @@ FATAL_ONLY = 4
 AS_REQUESTED = 1
 """Of the arena's strategies to grow: no more than is asked for."""
 _REGISTRATION = Lock()
-
-
 OUT_OF_BUDGET = re.compile(r"Available memory of \d+ is smaller than requested bytes of (\d+)")
 """What onnxruntime's arena says at its limit (core/framework/bfc_arena.cc)."""
 RUNNING = re.compile(r"while running (\w+) node\. Name:'([^']*)'")
+MISSING: Final = re.compile(r"Failed to construct locale with name:(\S*?):locale::facet")
+"""What onnxruntime says (core/providers/cpu/text/string_normalizer.cc)."""
+REPLACED: Final = "en_US.UTF-8"
+_REPLACEMENT: Final = "C.UTF-8"
+_OPERATOR: Final = "StringNormalizer"
+_LOCALE: Final = "locale"
+# Field numbers of onnx.proto.
+_MODEL_GRAPH, _MODEL_FUNCTION = 7, 25
+_GRAPH_NODE, _FUNCTION_NODE = 1, 7
+_NODE_OPERATOR, _NODE_ATTRIBUTE = 4, 5
+_NAME, _STRING, _GRAPH, _GRAPHS, _TYPE = 1, 4, 6, 11, 20
+_IS_STRING: Final = 3
+_ATTRIBUTE: Final = (
+    encoded(_NAME, _LOCALE.encode())
+    + encoded(_STRING, _REPLACEMENT.encode())
+    + bytes([_TYPE << 3 & 0x7F | 0x80, _TYPE >> 4, _IS_STRING])
+)
 
 
 class OnnxEngine(LibraryEngine):
@@ -65,10 +89,28 @@ class OnnxEngine(LibraryEngine):
         providers = [CPU_PROVIDER]
         if device.type == "cuda" and CUDA_PROVIDER in onnxruntime.get_available_providers():
             providers.insert(0, CUDA_PROVIDER)
-        return OnnxModel(
-            onnxruntime.InferenceSession(str(self.path), options, providers=providers),
-            onnxruntime.RunOptions(),
-        )
+        read = partial(onnxruntime.InferenceSession, sess_options=options, providers=providers)
+        try:
+            session = read(str(self.path))
+        except Exception as error:  # onnxruntime's errors have no common class
+            missing = MISSING.search(str(error))
+            if missing is None:
+                raise
+            session = _read_with_replaced_locale(read, content, missing[1])
+        return OnnxModel(session, onnxruntime.RunOptions())
+
+
+def _read_with_replaced_locale(read: Callable[[str], Any], content: memoryview, locale: str) -> Any:
+    """From a folder of its own, so that no tensor in another file is read."""
+    if locale != REPLACED:
+        raise locale_missing(locale)
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "model.onnx")
+        path.write_bytes(with_replaced_locale(content))
+        try:
+            return read(str(path))
+        except Exception as error:  # as above
+            raise locale_missing(locale) from error
 
 
 @cache
@@ -134,3 +176,58 @@ def _too_large(error: str, requested: str) -> str:
         f"node {name!r} ({operator}) asks for {requested} bytes, more than is left of the memory"
         " that one inference may take: half of the pod's budget (--memory-bytes)"
     )
+
+
+def with_replaced_locale(content: memoryview) -> bytes:
+    """The same model, its texts in `C.UTF-8` where they were in `en_US.UTF-8`."""
+    return _rewritten(content, {_MODEL_GRAPH: _graph, _MODEL_FUNCTION: _function})
+
+
+def locale_missing(name: str) -> ModelInvalid:
+    """For a locale that has no replacement here."""
+    return ModelInvalid(
+        f"the model changes the case of texts by the locale {name!r}, which this machine lacks;"
+        f" whoever runs the pod installs it (Debian: the package locales, then `localedef -i"
+        f" {name.partition('.')[0]} -f UTF-8 {name}`), or export the model with the locale"
+        f" {REPLACED}"
+    )
+
+
+def _graph(content: memoryview) -> bytes:
+    return _rewritten(content, {_GRAPH_NODE: _node})
+
+
+def _function(content: memoryview) -> bytes:
+    return _rewritten(content, {_FUNCTION_NODE: _node})
+
+
+def _attribute(content: memoryview) -> bytes:
+    return _rewritten(content, {_GRAPH: _graph, _GRAPHS: _graph})
+
+
+def _node(content: memoryview) -> bytes:
+    found = dict(fields(content))
+    if text(found.get(_NODE_OPERATOR, memoryview(b""))) != _OPERATOR:
+        return _rewritten(content, {_NODE_ATTRIBUTE: _attribute})
+    kept = bytearray()
+    for number, value, begin, end in entries(content):
+        if number == _NODE_ATTRIBUTE:
+            attribute = dict(fields(message(value)))
+            if text(attribute.get(_NAME, memoryview(b""))) == _LOCALE:
+                if text(attribute.get(_STRING, memoryview(b""))) != REPLACED:
+                    return bytes(content)
+                continue
+        kept += content[begin:end]
+    return bytes(kept) + encoded(_NODE_ATTRIBUTE, _ATTRIBUTE)
+
+
+def _rewritten(content: memoryview, rewrites: dict[int, Callable[[memoryview], bytes]]) -> bytes:
+    """The message, each field of these numbers as its function writes it."""
+    written = bytearray()
+    for number, value, begin, end in entries(content):
+        rewrite = rewrites.get(number)
+        if rewrite is not None and re.search(_OPERATOR.encode(), message(value)):
+            written += encoded(number, rewrite(message(value)))
+        else:
+            written += content[begin:end]
+    return bytes(written)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import re
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Final
 
@@ -21,13 +22,22 @@ DATATYPES: Final = {
 ROWS: Final = "rows"
 """The name given to a leading size that all tensors share."""
 # Field numbers of onnx.proto.
-_MODEL_GRAPH: Final = 7
-_GRAPH_INITIALIZER, _GRAPH_INPUT, _GRAPH_OUTPUT = 5, 11, 12
+_MODEL_GRAPH, _MODEL_FUNCTION = 7, 25
+_GRAPH_NODE, _GRAPH_INITIALIZER, _GRAPH_INPUT, _GRAPH_OUTPUT = 1, 5, 11, 12
 _VALUE_NAME, _VALUE_TYPE, _TYPE_TENSOR = 1, 2, 1
 _TENSOR_ELEMENT, _TENSOR_SHAPE, _SHAPE_DIM = 1, 2, 1
 _DIM_VALUE, _DIM_PARAM = 1, 2
 _INITIALIZER_NAME, _INITIALIZER_EXTERNAL = 8, 13
 _ENTRY_KEY, _ENTRY_VALUE = 1, 2
+_ENDED_BY_EMPTY: Final = (
+    "ConvTranspose", "DynamicQuantizeLSTM", "GRU", "LSTM", "RNN", "STFT", "Unique",
+)  # fmt: skip
+"""Operators of onnxruntime that end the process, not the inference, for a tensor with a size of 0
+(onnxruntime 1.32, each of ONNX's own node tests with each size of its inputs set to 0)."""
+_OPERATOR_ENDED_BY_EMPTY: Final = re.compile(
+    b"|".join(re.escape(bytes([0x22, len(name)]) + name.encode()) for name in _ENDED_BY_EMPTY)
+)
+"""As field `op_type` of a node, also of a node in another one's graph."""
 
 
 def onnx_signature(path: Path) -> Signature:
@@ -44,14 +54,18 @@ def _mapped(descriptor: int) -> mmap.mmap:
 
 
 def _signature(content: memoryview) -> Signature:
-    graph = next((value for number, value in fields(content) if number == _MODEL_GRAPH), None)
+    parts = list(fields(content))
+    graph = next((value for number, value in parts if number == _MODEL_GRAPH), None)
     if graph is None:
         raise ModelInvalid("the file holds no graph of ONNX")
     weights: set[str] = set()
     inputs: list[Port] = []
     outputs: list[Port] = []
+    nodes = [message(value) for number, value in parts if number == _MODEL_FUNCTION]
     for number, value in fields(message(graph)):
-        if number == _GRAPH_INITIALIZER:
+        if number == _GRAPH_NODE:
+            nodes.append(message(value))
+        elif number == _GRAPH_INITIALIZER:
             weights.add(_initializer(message(value)))
         elif number == _GRAPH_INPUT:
             inputs.append(_port(message(value), is_input=True))
@@ -61,7 +75,10 @@ def _signature(content: memoryview) -> Signature:
     if not own or not outputs:
         raise ModelInvalid("the model must have an input and an output")
     ports = _with_common_rows([*own, *outputs], len(own))
-    return Signature(tuple(ports[: len(own)]), tuple(ports[len(own) :]), {}, {})
+    ends_process = any(_OPERATOR_ENDED_BY_EMPTY.search(node) for node in nodes)
+    return Signature(
+        tuple(ports[: len(own)]), tuple(ports[len(own) :]), {}, {}, least_size=int(ends_process)
+    )
 
 
 def _initializer(tensor: memoryview) -> str:

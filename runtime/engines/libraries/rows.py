@@ -1,14 +1,18 @@
-"""Rows of features for libraries: one matrix, or one tensor per column. Checks and conversion."""
+"""Rows of features for libraries: what a tabular model takes and answers, checks, conversion.
+
+Rows are one matrix, or one tensor per column.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from registry.shown_value import shown
 from runtime.errors import InferenceFailed, InvalidRequest
-from runtime.wire.tensors import BYTES, DATATYPE_OF, Tensor, bytes_tensor
+from runtime.wire.tensors import BYTES, DATATYPE_OF, NUMPY_OF, Tensor, bytes_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,6 +21,8 @@ if TYPE_CHECKING:
 
 OUTPUT: Final = "output-0"
 """The name of the output, as of KServe's servers."""
+INPUT: Final = "input-0"
+"""The name of a matrix of features, or of texts; a client may give it any other one."""
 
 
 def is_matrix(inputs: Sequence[Tensor]) -> bool:
@@ -25,7 +31,11 @@ def is_matrix(inputs: Sequence[Tensor]) -> bool:
 
 
 def check_features(
-    inputs: Sequence[Tensor], *, count: int | None, names: Sequence[str] | None
+    inputs: Sequence[Tensor],
+    *,
+    count: int | None,
+    names: Sequence[str] | None,
+    may_lack_columns: bool = False,
 ) -> None:
     """Raise InvalidRequest unless the inputs are rows of the model's features.
 
@@ -33,6 +43,7 @@ def check_features(
         inputs: one tensor of shape [rows, features], or one of shape [rows] per column.
         count: of the model's features; None: not known.
         names: of the model's features; None: columns are taken in the order given.
+        may_lack_columns: whether columns of these names may be missing (`numbers`).
     """
     if is_matrix(inputs):
         seen = inputs[0].shape[1]
@@ -44,7 +55,8 @@ def check_features(
         return
     given = [tensor.name for tensor in inputs]
     if names is not None:
-        missing, extra = sorted(set(names) - set(given)), sorted(set(given) - set(names))
+        absent, extra = sorted(set(names) - set(given)), sorted(set(given) - set(names))
+        missing = [] if may_lack_columns else absent
         if missing or extra:
             raise InvalidRequest(
                 f"the model takes one tensor of shape [rows, {len(names)}], or the columns"
@@ -60,15 +72,21 @@ def check_features(
 def numbers(
     inputs: Sequence[Tensor], names: Sequence[str] | None, dtype: type[np.floating[Any]]
 ) -> npt.NDArray[Any]:
-    """The rows as one matrix, columns in the order of `names`; raises InvalidRequest for text."""
+    """The rows as one matrix, columns in the order of `names`; raises InvalidRequest for text.
+
+    A column that is not there holds missing numbers (NaN).
+    """
     text = [tensor.name for tensor in inputs if tensor.datatype == BYTES]
     if text:
         raise InvalidRequest(f"features must be numbers; {text[:8]} held strings")
     if is_matrix(inputs):
         return np.ascontiguousarray(inputs[0].data, dtype)
-    by_name = {tensor.name: tensor.data for tensor in inputs}
-    order = names if names is not None else list(by_name)
-    return np.column_stack([by_name[name].reshape(-1) for name in order]).astype(dtype)
+    order = names if names is not None else [tensor.name for tensor in inputs]
+    place = {name: index for index, name in enumerate(order)}
+    rows = np.full((inputs[0].shape[0], len(order)), np.nan, dtype)
+    for tensor in inputs:
+        rows[:, place[tensor.name]] = tensor.data.reshape(-1)
+    return rows
 
 
 def output_tensor(values: npt.NDArray[Any], name: str = OUTPUT) -> Tensor:
@@ -80,3 +98,53 @@ def output_tensor(values: npt.NDArray[Any], name: str = OUTPUT) -> Tensor:
         flat = bytes_tensor(name, [each.encode() for each in values.flat])
         return Tensor(name, BYTES, flat.data.reshape(values.shape))
     raise InferenceFailed(f"the model gave values of type {values.dtype}, which have no datatype")
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """An input or output, without its number of rows."""
+
+    name: str
+    datatype: str = "FP64"
+    row_shape: tuple[int, ...] = ()
+    example: float | str = 0.0
+    """A value that the model knows: of a column of categories one of them."""
+
+    def metadata(self) -> dict[str, Any]:
+        return {"name": self.name, "datatype": self.datatype, "shape": [-1, *self.row_shape]}
+
+    def rows(self, count: int) -> Tensor:
+        """So many equal rows of the example."""
+        shape = (count, *self.row_shape)
+        if self.datatype == BYTES:
+            return Tensor(self.name, BYTES, np.full(shape, str(self.example).encode(), object))
+        return Tensor(
+            self.name, self.datatype, np.full(shape, self.example, NUMPY_OF[self.datatype])
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TabularSignature:
+    inputs: tuple[Field, ...]
+    outputs: tuple[Field, ...] = ()
+
+    def answering(self, outputs: Sequence[Tensor]) -> TabularSignature:
+        """The same inputs, with outputs like these."""
+        fields = (Field(each.name, each.datatype, each.shape[1:]) for each in outputs)
+        return replace(self, outputs=tuple(fields))
+
+
+def matrix(features: int) -> tuple[Field, ...]:
+    return (Field(INPUT, row_shape=(features,)),)
+
+
+def columns(names: Sequence[str]) -> tuple[Field, ...]:
+    return tuple(Field(name) for name in names)
+
+
+def texts() -> tuple[Field, ...]:
+    return (Field(INPUT, BYTES, example="text"),)
+
+
+def output(datatype: str, *row_shape: int) -> tuple[Field, ...]:
+    return (Field(OUTPUT, datatype, row_shape),)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from runtime.engines.libraries.sklearn_svm_checks import check_support_vectors
 from runtime.errors import ModelInvalid
 
 if TYPE_CHECKING:
@@ -21,7 +20,12 @@ LEAF = -1
 NEIGHBOUR_INDEXES = frozenset(
     f"{kind}{bits}" for kind in ("KDTree", "BallTree") for bits in ("", "32", "64")
 )
+FROM_FILES = ("filename", "file")
+"""Values of `input` of scikit-learn's vectorisers of texts."""
+ENSEMBLES = frozenset({"BaseForest", "BaseGradientBoosting", "BaseHistGradientBoosting"})
+"""Classes of scikit-learn that check rows once, and give them to their trees unchecked."""
 UNSOUND = "a tree of the model names nodes or features that it does not have"
+_CLASSIFIERS = ("c_svc", "nu_svc")
 
 
 def check_estimator(estimator: Any) -> None:
@@ -37,8 +41,17 @@ def check_estimator(estimator: Any) -> None:
             raise ModelInvalid(f"the model holds a {type(part).__name__} of its own")
         elif type(part).__name__ == "TreePredictor":
             _check_histogram_tree(part, features)
-        elif hasattr(part, "tree_"):
+        elif type(getattr(part, "tree_", None)).__name__ == "Tree":
             _check_tree(part, features)
+        elif type(part).__name__ == "BSpline":
+            _rebuild_spline(part)
+        elif getattr(part, "input", None) in FROM_FILES:
+            raise ModelInvalid(
+                f"the model's {type(part).__name__} has input={part.input!r} and would read files"
+                " that requests name; train it with input='content'"
+            )
+        if type(part).__name__ == "IsolationForest":
+            _check_isolation(part)
         if hasattr(part, "n_trees_per_iteration_") and hasattr(part, "_raw_predict_init"):
             _check_stages(part)
 
@@ -103,6 +116,15 @@ def _rebuild_neighbours(model: Any) -> None:
         )
 
 
+def _rebuild_spline(spline: Any) -> None:
+    """Its own constructor checks knots and coefficients, which compiled code indexes."""
+    try:
+        sound = type(spline)(spline.t, spline.c, int(spline.k), axis=int(spline.axis))
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ModelInvalid(f"a spline of the model is unsound: {error}") from error
+    spline.__dict__.update(sound.__dict__ | {"extrapolate": spline.extrapolate})
+
+
 def _check_nodes(left: Any, right: Any, is_leaf: Any, feature: Any, *, features: int) -> None:
     """Children have higher numbers than their parents, so every path ends."""
     count = len(left)
@@ -149,7 +171,48 @@ def _parts(root: Any) -> Iterator[tuple[Any, int | None]]:
 
 def _ensemble_features(each: Any) -> int | None:
     """The features that an ensemble checks once for all of its trees."""
-    is_ensemble = hasattr(each, "_predictors") or (
-        hasattr(each, "estimators_") and not hasattr(each, "estimators_features_")
+    kinds = {kind.__name__ for kind in type(each).__mro__}
+    return None if kinds.isdisjoint(ENSEMBLES) else getattr(each, "n_features_in_", None)
+
+
+def _check_isolation(forest: Any) -> None:
+    """Each tree takes the columns that the forest chooses for it."""
+    for tree, columns in zip(forest.estimators_, forest.estimators_features_, strict=True):
+        chosen = np.asarray(columns)
+        is_sound = chosen.size == tree.n_features_in_ and bool(
+            ((chosen >= 0) & (chosen < forest.n_features_in_)).all()
+        )
+        if not is_sound:
+            raise ModelInvalid(UNSOUND)
+
+
+def check_support_vectors(machine: Any) -> None:
+    """Raise ModelInvalid unless all arrays of a fitted machine fit each other."""
+    if machine.kernel == "precomputed" or callable(machine.kernel):
+        raise ModelInvalid("a kernel of its own, or a precomputed one, takes no rows of features")
+    counts = np.asarray(machine._n_support)
+    is_classifier = machine._impl in _CLASSIFIERS
+    classes = len(counts) if is_classifier else 2
+    vectors, coefficients = machine.support_vectors_, machine._dual_coef_
+    total, features = vectors.shape
+    pairs = classes * (classes - 1) // 2
+    if machine._sparse:
+        held, wanted = coefficients.data.size, (classes - 1) * total
+    else:
+        held, wanted = coefficients.shape, (classes - 1, total)
+    used = int(counts.sum() if is_classifier else counts[0])
+    is_sound = (
+        classes > 1
+        and bool((counts >= 0).all())
+        and total == used == machine.support_.size
+        and features == machine.n_features_in_
+        and held == wanted
+        and np.size(machine._intercept_) == pairs
+        and {np.size(machine._probA), np.size(machine._probB)} <= {0, pairs}
+        and (not is_classifier or np.size(machine._probA) == np.size(machine._probB))
     )
-    return getattr(each, "n_features_in_", None) if is_ensemble else None
+    if not is_sound:
+        raise ModelInvalid(
+            f"the model's {total} support vectors of {features} features do not fit its counts"
+            f" {counts.tolist()[:8]} and coefficients"
+        )

@@ -12,14 +12,15 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
+from runtime.engines.engine import Engine
 from runtime.engines.model_server.server_repository import server_name
-from runtime.engines.skeletons import Skeleton
+from runtime.engines.skeletons import LoadedSkeleton, Skeleton
 from runtime.errors import LoadFailed, RuntimePackageError, ServerUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     import torch
@@ -193,11 +194,10 @@ class ModelServer:
         self.repository.close()
 
 
-class ServerEngine:
+class ServerEngine(Engine):
     """The engine of one model in a pod with a model server."""
 
     name = "model server"
-    takes_dtype = False
     uses_device = False
 
     def __init__(self, server: ModelServer, spec: ModelSpec) -> None:
@@ -210,35 +210,15 @@ class ServerEngine:
     def build_skeleton(
         self, model: ModelFolder, *, key: str, device: torch.device, threads: int
     ) -> Skeleton:
-        return ServerSkeleton(key, self._server, self._spec, model)
+        names = [file.name for file in model.tensors]
+        size_bytes = sum(file.size_bytes for file in model.tensors)
+        return LoadedSkeleton(
+            key,
+            lambda _weights: self._server.load(self._spec, model.path, names, size_bytes),
+            lambda loaded: self._server.unload_soon(loaded.name),
+            has_inferred=True,
+        )
 
     def working_bytes(self, weight_bytes: int) -> int:
         """What it took when it was last loaded, beyond the size of its files; 0 before."""
         return max(0, self._server.memory_of(self._spec.key) - weight_bytes)
-
-
-class ServerSkeleton(Skeleton):
-    """Attached while the server has the model."""
-
-    copies_weights = True
-    is_reusable = False
-
-    def __init__(self, key: str, server: ModelServer, spec: ModelSpec, model: ModelFolder) -> None:
-        super().__init__(key, None, ())
-        self.has_inferred = True  # the server's readiness takes the place of a first inference
-        self._server, self._spec, self._model = server, spec, model
-
-    def attach(self, weights: Mapping[str, Any]) -> None:
-        """Load the model at the server; raises LoadFailed, ServerUnavailable. Blocks."""
-        files = self._model.tensors
-        self.network = self._server.load(
-            self._spec,
-            self._model.path,
-            [file.name for file in files],
-            sum(file.size_bytes for file in files),
-        )
-
-    def detach(self) -> None:
-        if self.network is not None:
-            self._server.unload_soon(self.network.name)
-            self.network = None

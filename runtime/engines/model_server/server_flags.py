@@ -5,8 +5,6 @@ from __future__ import annotations
 import shlex
 from urllib.parse import urlsplit
 
-PORTS = ("{port}", "{grpc_port}", "{metrics_port}")
-
 
 def server_problems(*, url: str, command: str, repository: str, metrics: str) -> list[str]:
     """Mistakes in the settings, each a line that names the flag."""
@@ -21,7 +19,7 @@ def server_problems(*, url: str, command: str, repository: str, metrics: str) ->
     problems = [
         f"--engine-{name} must be a URL such as http://127.0.0.1:8000, was {value!r}"
         for name, value in (("url", url), ("metrics", metrics))
-        if value and not (name == "metrics" and command) and not is_url(value)
+        if value and not (name == "metrics" and command) and not _is_url(value)
     ]
     if url and not repository:
         problems.append(
@@ -30,7 +28,7 @@ def server_problems(*, url: str, command: str, repository: str, metrics: str) ->
     return problems + (_command_problems(command) if command else [])
 
 
-def is_url(text: str) -> bool:
+def _is_url(text: str) -> bool:
     """Whether the text is a URL of a server over plain HTTP."""
     try:
         parts = urlsplit(text)

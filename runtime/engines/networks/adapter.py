@@ -17,7 +17,7 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from runtime.engines.networks.configuration import read_json
-from runtime.engines.networks.layers import find_layer
+from runtime.engines.networks.reading import StoredNames
 from runtime.errors import ModelInvalid
 from runtime.storage.listing import ADAPTER_CONFIG
 
@@ -41,19 +41,31 @@ _UNSUPPORTED: Final = {
 class Adapter:
     scale: float
 
-    def apply(self, network: PreTrainedModel, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    def apply(
+        self, network: PreTrainedModel, shapes: Mapping[str, tuple[int, ...]]
+    ) -> dict[str, str]:
         """Give the layers that the stored tensors name their matrices, without memory.
 
-        Raises ModelInvalid if a layer does not exist, or has no matrix of fitting sizes.
+        Returns the names in the network of the adapter's tensors. Raises ModelInvalid if a layer
+        does not exist, or has no matrix of fitting sizes.
         """
+        layers, names = StoredNames(network), dict[str, str]()
         sides: dict[str, dict[str, tuple[int, ...]]] = {}
         for name, shape in shapes.items():
             if (found := _NAME.fullmatch(name)) is not None:
-                sides.setdefault(found["path"], {})[found["side"]] = shape
+                path = layers.layer(found["path"])
+                if path is None:
+                    raise ModelInvalid(
+                        f"the adapter is for {found['path']}, which the base's network does not"
+                        " have"
+                    )
+                sides.setdefault(path, {})[found["side"]] = shape
+                names[name] = f"{path}.lora_{found['side']}"
         if not sides:
             raise ModelInvalid(f"the adapter has no tensors such as {_EXAMPLE}")
         for path, matrices in sides.items():
-            self._apply_to(_layer(network, path), path, matrices)
+            self._apply_to(network.get_submodule(path), path, matrices)
+        return names
 
     def _apply_to(
         self, layer: nn.Module, path: str, matrices: Mapping[str, tuple[int, ...]]
@@ -104,21 +116,8 @@ def check_names(names: Iterable[str]) -> None:
         raise ModelInvalid(f"the adapter holds {others[:3]}; only {_EXAMPLE} and B can be served")
 
 
-def plain_name(stored: str) -> str:
-    """The name of the network's parameter, if the tensor is an adapter's; else as it is."""
-    found = _NAME.fullmatch(stored)
-    return f"{found['path']}.lora_{found['side']}" if found else stored
-
-
 def _is_number(value: Any) -> bool:
     return type(value) in {int, float} and math.isfinite(value)
-
-
-def _layer(network: PreTrainedModel, path: str) -> nn.Module:
-    layer = find_layer(network, path)
-    if layer is None:
-        raise ModelInvalid(f"the adapter is for {path}, which the base's network does not have")
-    return layer
 
 
 def _sizes(layer: nn.Module, path: str) -> tuple[int, int]:

@@ -6,7 +6,9 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from registry.domain.model import Task
-from runtime.errors import ModelInvalid
+from registry.shown_value import kind_of
+from runtime.errors import ModelInvalid, ModelUnsupported
+from runtime.storage.listing import MODULES
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,7 +25,7 @@ TASK_OF_SUFFIX = {
     "ForImageClassification": Task.IMAGE_CLASSIFICATION,
     "Model": Task.TEXT_EMBEDDING,
 }
-"""The task by the suffix of the architecture's name, if the InferenceService declares none."""
+"""The task by the suffix of a name that transformers does not list, such as an older one."""
 
 
 def read_config(folder: Path) -> PretrainedConfig:
@@ -36,17 +38,36 @@ def read_config(folder: Path) -> PretrainedConfig:
         custom = (
             " and code of its own (auto_map), which is never run" if "auto_map" in fields else ""
         )
-        raise ModelInvalid(
+        raise ModelUnsupported(
             f"config.json has model_type {kind!r}{custom};"
             " it must be an architecture that transformers has built in"
         )
     fields.pop("auto_map", None)
     fields.pop("quantization_config", None)
     try:
-        config: PretrainedConfig = CONFIG_MAPPING[kind].from_dict(fields)
+        # Infinity and NaN are written as objects.
+        decoded = CONFIG_MAPPING[kind]._decode_special_floats(fields)
+        config: PretrainedConfig = CONFIG_MAPPING[kind].from_dict(decoded)
     except Exception as error:  # architectures validate their configuration in different ways
         raise ModelInvalid(f"config.json is not valid for model_type {kind!r}: {error}") from error
     return config
+
+
+def task_in(folder: Path, config: PretrainedConfig, declared: Task | None) -> Task:
+    """The declared task, or what the model's files imply; raises ModelInvalid.
+
+    Sentence-transformers' folders embed texts, whatever their network was trained for.
+    """
+    if declared is None and _pools(folder / MODULES):
+        return Task.TEXT_EMBEDDING
+    return task_of(config, declared)
+
+
+def _pools(modules: Path) -> bool:
+    return modules.exists() and any(
+        isinstance(each, dict) and str(each.get("type")).endswith(".Pooling")
+        for each in read_json_list(modules)
+    )
 
 
 def task_of(config: PretrainedConfig, declared: Task | None) -> Task:
@@ -55,23 +76,57 @@ def task_of(config: PretrainedConfig, declared: Task | None) -> Task:
         return declared
     names = config.architectures or []
     for name in names:
+        if (task := _listed_task(name)) is not None:
+            return task
         for suffix, task in TASK_OF_SUFFIX.items():
             if name.endswith(suffix):
-                return task
+                both = config.is_encoder_decoder and task is Task.TEXT_GENERATION
+                return Task.TEXT_TO_TEXT if both else task
     raise ModelInvalid(
         f"config.json names architectures {list(names)}, which imply no known task;"
         f" declare one of {[task.value for task in Task]} with the annotation pilotlight.io/task"
     )
 
 
+def _listed_task(name: str) -> Task | None:
+    """The first task for which transformers lists the class."""
+    from transformers.models.auto import modeling_auto as auto
+
+    lists = {
+        Task.TEXT_TO_TEXT: auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+        Task.TEXT_GENERATION: auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        Task.TEXT_CLASSIFICATION: auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
+        Task.TOKEN_CLASSIFICATION: auto.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES,
+        Task.FILL_MASK: auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+        Task.IMAGE_CLASSIFICATION: auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES,
+    }
+    for task, classes in lists.items():
+        named = (each if isinstance(each, tuple) else (each,) for each in classes.values())
+        if any(name in each for each in named):
+            return task
+    return None
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file of the model; raises ModelInvalid."""
+    fields = _parsed(path)
+    if not isinstance(fields, dict):
+        raise ModelInvalid(f"{path.name} must hold a JSON object, holds {kind_of(fields)}")
+    return fields
+
+
+def read_json_list(path: Path) -> list[Any]:
+    """A JSON list from a file of the model; raises ModelInvalid."""
+    items = _parsed(path)
+    if not isinstance(items, list):
+        raise ModelInvalid(f"{path.name} must hold a JSON list, holds {kind_of(items)}")
+    return items
+
+
+def _parsed(path: Path) -> Any:
     try:
-        fields = json.loads(path.read_text())
+        return json.loads(path.read_text())
     except FileNotFoundError as error:
         raise ModelInvalid(f"the model has no {path.name}") from error
     except (OSError, ValueError, RecursionError) as error:
         raise ModelInvalid(f"{path.name} is not valid JSON: {error}") from error
-    if not isinstance(fields, dict):
-        raise ModelInvalid(f"{path.name} must hold a JSON object, holds {type(fields).__name__}")
-    return fields

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 _OF_FLOATS: Final = frozenset({
     torch.empty, torch.empty_strided, torch.zeros, torch.ones, torch.rand, torch.randn, torch.eye,
-    torch.linspace, torch.logspace,
+    torch.linspace, torch.logspace, torch.bartlett_window, torch.blackman_window,
+    torch.hamming_window, torch.hann_window, torch.kaiser_window,
 })  # fmt: skip
 _BY_VALUE: Final = frozenset({torch.full, torch.arange, torch.tensor, torch.scalar_tensor})
 """Of floats if one of their numbers is a float."""
@@ -59,7 +60,9 @@ class DefaultDtype(TorchFunctionMode):
         del types
         keywords = dict(kwargs or {})
         if keywords.get("dtype") is None and (
-            func in _OF_FLOATS or (func in _BY_VALUE and _has_float((args, *keywords.values())))
+            func in _OF_FLOATS
+            or (func in _BY_VALUE and _has_float((args, *keywords.values())))
+            or (func is torch.normal and (len(args) > 2 or "size" in keywords))
         ):
             keywords["dtype"] = self._dtype
         return func(*args, **keywords)

@@ -5,41 +5,32 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
+from collections.abc import Callable
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from registry.domain.model import Task
-from runtime.engines.networks.adapter import plain_name
-from runtime.engines.networks.configuration import read_config, task_of
+from runtime.engines.networks.configuration import read_config, task_in
 from runtime.engines.networks.default_dtype import DefaultDtype
+from runtime.engines.networks.reading import Reading, dtype_of, may_be_missing, plan_reading
 from runtime.engines.skeletons import ParameterSlot, Skeleton
 from runtime.errors import ModelInvalid
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from transformers import PretrainedConfig, PreTrainedModel
 
+    from runtime.engines.engine import ModelFolder
     from runtime.weights.safetensors_files import StoredTensor
 
 _BUILD_LOCK = threading.Lock()
 
-Shapes = dict[str, tuple[int, ...]]
-"""By the names of the stored tensors."""
-
-
-def skeleton_key(
-    folder: Path,
-    declared: Task | None,
-    tensors: Sequence[StoredTensor],
-    dtype: torch.dtype | None = None,
-) -> str:
-    """Equal for models that can use one skeleton: same configuration, task, type and tensors."""
-    kind = f"{declared!r} {dtype}"
-    return digest_of(folder, ("config.json", "generation_config.json"), kind, tensors)
+Prepare = Callable[["PreTrainedModel"], "Mapping[str, str]"]
+"""Changes a network; returns the names in it of tensors that are no part of the checkpoint."""
 
 
 def digest_of(
@@ -56,41 +47,28 @@ def digest_of(
 
 
 def build_skeleton(
-    folder: Path,
-    declared: Task | None,
-    shapes: Shapes,
-    *,
-    key: str,
-    device: torch.device,
-    dtype: torch.dtype | None = None,
-    prepare: Callable[[PreTrainedModel], None] = lambda _network: None,
+    model: ModelFolder, *, key: str, device: torch.device, prepare: Prepare
 ) -> Skeleton:
     """The network in evaluation mode, without weights; raises ModelInvalid. Blocks.
 
-    Args:
-        folder: of the model's small files.
-        declared: the task that the InferenceService names, if it does.
-        shapes: of the tensors in the model's files.
-        key: of the skeleton, see `skeleton_key`.
-        device: for buffers that no file holds.
-        dtype: of the weights; None: as config.json says.
-        prepare: changes the network, which has no memory yet.
+    `device`: for buffers that no file holds. `prepare` changes the network, which has no memory
+    yet.
     """
-    config = read_config(folder)
-    config.dtype = dtype or config.dtype
-    network = _network(config, task_of(config, declared))
-    prepare(network)
-    slots = _prepare(network, shapes, device)
-    _read_generation_config(network, folder)
-    return Skeleton(key, network, slots)
+    config = read_config(model.path)
+    config.dtype = model.dtype or dtype_of(config, model.tensors)
+    network = _network(config, task_in(model.path, config, model.task))
+    reading = plan_reading(network, model.tensors, prepare(network))
+    slots = _prepare(network, reading, model.tensors, device)
+    _read_generation_config(network, model.path)
+    return Skeleton(key, network, slots, reading.conversions)
 
 
 def build_transformer(
-    folder: Path, class_name: str, shapes: Shapes, device: torch.device
+    folder: Path, class_name: str, tensors: Sequence[StoredTensor], device: torch.device
 ) -> tuple[PreTrainedModel, tuple[ParameterSlot, ...]]:
     """A part of a model that is a transformers network, without weights, and their slots.
 
-    Raises ModelInvalid.
+    The weights keep their types. Raises ModelInvalid, also where stored tensors have to be joined.
     """
     import transformers
 
@@ -100,7 +78,10 @@ def build_transformer(
         raise ModelInvalid(f"{folder.name}/config.json does not configure a {class_name}")
     with without_memory(f"no network can be built from {folder.name}/config.json"):
         network: PreTrainedModel = kind(config)
-    return network, _prepare(network, shapes, device)
+    reading = plan_reading(network, tensors, {})
+    if any(each.convert is not None for each in reading.conversions or ()):
+        raise ModelInvalid(f"{folder.name} has tensors to join, which parts of pipelines cannot")
+    return network, _prepare(network, reading, tensors, device)
 
 
 @contextmanager
@@ -117,22 +98,33 @@ def without_memory(failure: str) -> Iterator[None]:
 
 
 def _prepare(
-    network: PreTrainedModel, shapes: Shapes, device: torch.device
+    network: PreTrainedModel,
+    reading: Reading,
+    tensors: Sequence[StoredTensor],
+    device: torch.device,
 ) -> tuple[ParameterSlot, ...]:
     """Put a network into evaluation mode; returns the slots of its weights."""
-    slots = _find_slots(network, shapes)
-    _fill_unsaved_buffers(network, device)
+    slots, computed = _find_slots(network, reading.made, tensors)
+    _fill_computed(network, computed, device)
     _check_complete(network, slots)
     network.eval()
     network.requires_grad_(requires_grad=False)
     return slots
 
 
+def _embedding_factory(config: PretrainedConfig) -> Any:
+    """Of an encoder alone, where the network has one, as sentence-transformers takes it."""
+    import transformers
+
+    has_encoder = type(config) in transformers.MODEL_FOR_TEXT_ENCODING_MAPPING
+    return transformers.AutoModelForTextEncoding if has_encoder else transformers.AutoModel
+
+
 def _network(config: PretrainedConfig, task: Task) -> PreTrainedModel:
     import transformers
 
     factories: dict[Task, Any] = {
-        Task.TEXT_EMBEDDING: transformers.AutoModel,
+        Task.TEXT_EMBEDDING: _embedding_factory(config),
         Task.TEXT_TO_TEXT: transformers.AutoModelForSeq2SeqLM,
         Task.TEXT_GENERATION: transformers.AutoModelForCausalLM,
         Task.TEXT_CLASSIFICATION: transformers.AutoModelForSequenceClassification,
@@ -162,37 +154,55 @@ def _set_dtype(config: PretrainedConfig, dtype: torch.dtype) -> None:
             part.dtype = dtype
 
 
-def _find_slots(network: PreTrainedModel, shapes: Shapes) -> tuple[ParameterSlot, ...]:
-    """The slots of the stored tensors; raises ModelInvalid if weights are missing or do not fit."""
-    renamed = _renamed(shapes, network.state_dict().keys(), network.base_model_prefix)
+def _find_slots(
+    network: PreTrainedModel, made: Mapping[str, StoredTensor], tensors: Sequence[StoredTensor]
+) -> tuple[tuple[ParameterSlot, ...], list[str]]:
+    """The slots of stored tensors, and the names of tensors to compute.
+
+    Raises ModelInvalid if weights are missing or do not fit.
+    """
     groups = _tied_groups(network)
-    missing = [group for group in groups if not any(name in renamed for name in group)]
+    missing = [group for group in groups if not any(name in made for name in group)]
+    computed = [group for group in missing if may_be_missing(network, group[0])]
+    missing = [group for group in missing if group not in computed]
     if missing and all(group[0].startswith("pooler.") for group in missing):
         network.pooler = None  # embeddings are pooled from the last layer
-        groups = [group for group in groups if group not in missing]
         missing = []
     if missing:
         raise ModelInvalid(
             f"{len(missing)} weights are missing, such as {[group[0] for group in missing[:3]]};"
-            f" the files hold {sorted(shapes)[:3]} and more"
+            f" the files hold {sorted(tensor.name for tensor in tensors)[:3]} and more"
         )
-    tied = set(network.all_tied_weights_keys)
-    slots: list[ParameterSlot] = []
+    sources = _sources(network, groups, made)
     wrong = []
-    for group in groups:
-        held = [name for name in group if name in renamed]
-        source = next((name for name in held if name not in tied), held[0])
-        stored = renamed[source]
-        for name in group:
-            slot = parameter_slot(network, name, stored)
-            slots.append(slot)
-            if tuple(slot.empty.shape) != shapes[stored]:
-                wrong.append(
-                    f"{name} has shape {list(shapes[stored])}, {list(slot.empty.shape)} is needed"
-                )
+    slots = []
+    for name, source in sources.items():
+        slot = parameter_slot(network, name, source.name)
+        slots.append(slot)
+        if slot.empty.shape != source.shape:
+            wrong.append(
+                f"{name} has shape {list(source.shape)}, {list(slot.empty.shape)} is needed"
+            )
     if wrong:
         raise ModelInvalid(f"weights do not fit config.json: {'; '.join(wrong[:3])}")
-    return tuple(slots)
+    return tuple(slots), [name for group in computed for name in group]
+
+
+def _sources(
+    network: PreTrainedModel, groups: Sequence[Sequence[str]], made: Mapping[str, StoredTensor]
+) -> dict[str, StoredTensor]:
+    """What fills each tensor: if it is not stored, what fills one that it is tied to.
+
+    Tied tensors that are all stored may differ, in spite of the configuration.
+    """
+    tied = network.all_tied_weights_keys
+    sources: dict[str, StoredTensor] = {}
+    for group in groups:
+        held = [name for name in group if name in made]
+        first = next((name for name in held if name not in tied), held[0] if held else None)
+        if first is not None:
+            sources |= {name: made.get(name, made[first]) for name in group}
+    return sources
 
 
 def _tied_groups(network: PreTrainedModel) -> list[list[str]]:
@@ -213,37 +223,19 @@ def parameter_slot(network: PreTrainedModel, name: str, stored: str) -> Paramete
     return ParameterSlot(entries, leaf, empty, stored)
 
 
-def _renamed(stored: Mapping[str, Any], expected: Any, prefix: str) -> dict[str, str]:
-    """Stored names by the network's names, with the base model's prefix added or removed."""
-    renamed = {}
-    for held in stored:
-        name = plain_name(held)
-        if name in expected:
-            renamed[name] = held
-        elif name.removeprefix(f"{prefix}.") in expected:
-            renamed[name.removeprefix(f"{prefix}.")] = held
-        elif f"{prefix}.{name}" in expected:
-            renamed[f"{prefix}.{name}"] = held
-        else:
-            renamed[_modern_name(name)] = held
-    return renamed
-
-
-def _modern_name(name: str) -> str:
-    """Old checkpoints call the parameters of a layer normalisation gamma and beta."""
-    return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace(
-        "LayerNorm.beta", "LayerNorm.bias"
-    )
-
-
-def _fill_unsaved_buffers(network: PreTrainedModel, device: torch.device) -> None:
-    """Compute the buffers that no file holds, such as position numbers.
+def _fill_computed(network: PreTrainedModel, names: Sequence[str], device: torch.device) -> None:
+    """Compute the tensors of these names, and the buffers that no file holds.
 
     The architecture's own initialisation computes them; weights are marked as initialised, so that
     it skips them.
     """
-    for tensor in network.state_dict(keep_vars=True).values():
-        tensor._is_hf_initialized = True
+    for name, tensor in network.state_dict(keep_vars=True).items():
+        tensor._is_hf_initialized = name not in names
+    for name in names:
+        slot = parameter_slot(network, name, "")
+        empty = torch.empty_like(slot.empty, device=device)
+        is_parameter = isinstance(slot.empty, torch.nn.Parameter)
+        slot.entries[slot.name] = torch.nn.Parameter(empty) if is_parameter else empty
     for module in network.modules():
         for name in module._non_persistent_buffers_set:
             buffer = module._buffers.get(name)

@@ -5,10 +5,14 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from runtime.engines.networks import network
+from runtime.engines.engine import Engine
+from runtime.engines.networks.network import build_skeleton, digest_of
 from runtime.engines.networks.quantised import read_quantisation
+from runtime.storage.listing import MODULES
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import torch
     from transformers import PreTrainedModel
 
@@ -17,34 +21,24 @@ if TYPE_CHECKING:
     from runtime.engines.skeletons import Skeleton
 
 
-class NetworkEngine:
+class NetworkEngine(Engine):
     name = "transformers"
     takes_dtype = True
-    uses_device = True
 
     def skeleton_key(self, model: ModelFolder) -> str:
-        return network.skeleton_key(model.path, model.task, model.tensors, model.dtype)
+        names = ("config.json", "generation_config.json", MODULES)
+        return digest_of(model.path, names, f"{model.task!r} {model.dtype}", model.tensors)
 
     def build_skeleton(
         self, model: ModelFolder, *, key: str, device: torch.device, threads: int
     ) -> Skeleton:
-        return network.build_skeleton(
-            model.path,
-            model.task,
-            _shapes(model),
-            key=key,
-            device=device,
-            dtype=model.dtype,
-            prepare=partial(self._prepare, model),
-        )
+        return build_skeleton(model, key=key, device=device, prepare=partial(self._prepare, model))
 
-    def _prepare(self, model: ModelFolder, made: PreTrainedModel) -> None:
+    def _prepare(self, model: ModelFolder, made: PreTrainedModel) -> Mapping[str, str]:
         quantisation = read_quantisation(model.path, model.tensors)
         if quantisation is not None:
-            quantisation.apply(made, {tensor.name: tensor for tensor in model.tensors})
-
-    def working_bytes(self, weight_bytes: int) -> int:
-        return 0  # its generation cache is reserved apart
+            quantisation.apply(made, model.tensors)
+        return {}
 
 
 class AdapterEngine(NetworkEngine):
@@ -61,10 +55,6 @@ class AdapterEngine(NetworkEngine):
     def skeleton_key(self, model: ModelFolder) -> str:
         return f"{super().skeleton_key(model)} {self._adapter.scale}"
 
-    def _prepare(self, model: ModelFolder, made: PreTrainedModel) -> None:
+    def _prepare(self, model: ModelFolder, made: PreTrainedModel) -> Mapping[str, str]:
         super()._prepare(model, made)
-        self._adapter.apply(made, _shapes(model))
-
-
-def _shapes(model: ModelFolder) -> network.Shapes:
-    return {tensor.name: tensor.shape for tensor in model.tensors}
+        return self._adapter.apply(made, {each.name: each.shape for each in model.tensors})

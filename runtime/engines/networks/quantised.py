@@ -14,12 +14,12 @@ import torch
 from torch import nn
 
 from runtime.engines.networks.configuration import read_json
-from runtime.engines.networks.layers import find_layer
+from runtime.engines.networks.reading import StoredNames
 from runtime.errors import ModelInvalid
 from runtime.weights.safetensors_files import SCALE_NAMES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from transformers import PreTrainedModel
@@ -40,25 +40,27 @@ class Quantisation:
     block: tuple[int, int] | None
     """Rows and columns that share a scale; None: a row or the whole layer does."""
 
-    def apply(self, network: PreTrainedModel, tensors: Mapping[str, StoredTensor]) -> None:
+    def apply(self, network: PreTrainedModel, tensors: Sequence[StoredTensor]) -> None:
         """Give each linear layer with a stored scale the parameter for it.
 
-        `tensors`: by name. Raises ModelInvalid if numbers and scales do not fit.
+        Raises ModelInvalid if numbers and scales do not fit.
         """
-        for name, scale in tensors.items():
+        stored = {tensor.name: tensor for tensor in tensors}
+        layers = StoredNames(network)
+        for name, scale in stored.items():
             path, _, leaf = name.rpartition(".")
             if leaf in SCALE_NAMES:
-                layer = _linear(network, path)
-                _check_weight(path, tensors.get(f"{path}.weight"))
+                layer = _linear(network, layers.layer(path), path)
+                _check_weight(path, stored.get(f"{path}.weight"))
                 self._check_scale(layer, name, scale.shape)
                 with torch.device("meta"):
                     empty = nn.Parameter(torch.empty(scale.shape), requires_grad=False)
                 layer.register_parameter(leaf, empty)
                 layer.__class__ = _scaled(leaf, self.block)
-        for name, tensor in tensors.items():
+        for name, tensor in stored.items():
             path = name.rpartition(".")[0]
             scales = [f"{path}.{leaf}" for leaf in SCALE_NAMES]
-            if tensor.dtype in _TYPES and name.endswith(".weight") and not tensors.keys() & scales:
+            if tensor.dtype in _TYPES and name.endswith(".weight") and not stored.keys() & scales:
                 raise ModelInvalid(f"{name} is stored in 8 bits, and none of {scales} is there")
 
     def _check_scale(self, layer: nn.Linear, name: str, shape: tuple[int, ...]) -> None:
@@ -105,8 +107,8 @@ def read_quantisation(folder: Path, tensors: Sequence[StoredTensor]) -> Quantisa
     return Quantisation((block[0], block[1]))
 
 
-def _linear(network: PreTrainedModel, path: str) -> nn.Linear:
-    layer = find_layer(network, path)
+def _linear(network: PreTrainedModel, found: str | None, path: str) -> nn.Linear:
+    layer = None if found is None else network.get_submodule(found)
     if type(layer) is not nn.Linear:
         kind = "no layer of the network" if layer is None else f"a {type(layer).__name__}"
         raise ModelInvalid(f"{path} has a scale, but is {kind}; only linear layers can have one")

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._ops import OpOverload
 
-from runtime.engines.programs.index_checks import with_index_checks
-from runtime.engines.programs.operators import has_argument, operator_named
+from runtime.engines.programs.operators import has_argument, operator_named, with_index_checks
 from runtime.errors import ModelInvalid
-from runtime.weights.archive_tensors import STORED_DTYPES
+from runtime.weights.archive import STORED_DTYPES
 from runtime.weights.safetensors_files import DTYPES
 
 if TYPE_CHECKING:

@@ -9,13 +9,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._ops import OpOverload
 
+from runtime.engines.engine import Engine
 from runtime.engines.programs.graph import build_graph
 from runtime.engines.programs.operators import ARITHMETIC
 from runtime.engines.programs.signature import Signature, read_signature
 from runtime.engines.skeletons import Skeleton
 from runtime.errors import ModelInvalid
-from runtime.weights.archive import CONSTANTS, WEIGHTS, Archive, parse_json, require_object
-from runtime.weights.archive_tensors import TensorView, input_views
+from runtime.weights.archive import (
+    CONSTANTS,
+    WEIGHTS,
+    Archive,
+    TensorView,
+    input_views,
+    parse_json,
+    require_object,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -23,6 +31,7 @@ if TYPE_CHECKING:
 
     from torch.fx import GraphModule, Node
 
+    from runtime.engines.engine import ModelFolder
 
 MAJOR_VERSION = 8
 """Supported version of `torch._export.serde.schema`; other versions have another layout."""
@@ -110,28 +119,30 @@ def program_signature(path: Path) -> Signature:
     return read_signature(read_document(path))
 
 
-def program_digest(path: Path) -> str:
-    """A digest that is equal for archives of one program with different weights."""
-    archive = Archive(path)
-    digest = hashlib.sha256(archive.program_bytes())
-    for directory in (WEIGHTS, CONSTANTS):
-        digest.update(repr(sorted(archive.tensor_entries(directory).items())).encode())
-    return digest.hexdigest()
+class ProgramEngine(Engine):
+    name = "torch.export"
 
+    def __init__(self, path: Path) -> None:
+        self._path = path
 
-def build_program(path: Path, key: str, device: torch.device) -> ProgramSkeleton:
-    """The program without weights; raises ModelInvalid. Blocks."""
-    document = read_document(path)
-    signature = read_signature(document)
-    views = input_views(Archive(path), signature.weights)
-    module, order = build_graph(
-        require_object(
-            require_object(document.get("graph_module"), "the module").get("graph"), "the graph"
-        ),
-        views.keys(),
-        device,
-    )
-    unknown = set(order) - views.keys() - {port.graph_name for port in signature.inputs}
-    if unknown:
-        raise ModelInvalid(f"the program's graph has undefined inputs {sorted(unknown)[:3]}")
-    return ProgramSkeleton(key, Program(module, order, views, device))
+    def skeleton_key(self, model: ModelFolder) -> str:
+        """Equal for archives of one program with different weights."""
+        archive = Archive(self._path)
+        digest = hashlib.sha256(archive.program_bytes())
+        for directory in (WEIGHTS, CONSTANTS):
+            digest.update(repr(sorted(archive.tensor_entries(directory).items())).encode())
+        return f"program {digest.hexdigest()}"
+
+    def build_skeleton(
+        self, model: ModelFolder, *, key: str, device: torch.device, threads: int
+    ) -> Skeleton:
+        document = read_document(self._path)
+        signature = read_signature(document)
+        views = input_views(Archive(self._path), signature.weights)
+        module = require_object(document.get("graph_module"), "the module")
+        graph = require_object(module.get("graph"), "the graph")
+        built, order = build_graph(graph, views.keys(), device)
+        unknown = set(order) - views.keys() - {port.graph_name for port in signature.inputs}
+        if unknown:
+            raise ModelInvalid(f"the program's graph has undefined inputs {sorted(unknown)[:3]}")
+        return ProgramSkeleton(key, Program(built, order, views, device))

@@ -25,7 +25,8 @@ ANY = ""
 MAX_SIZE = 2**40
 SPECIALISED_BOUND = 2
 """torch never traces sizes of 0 and 1, so archives hold a lower bound of 2 for such a size; torch
-itself ignores that bound (`torch._export.utils._check_input_constraints_for_graph`)."""
+itself ignores that bound (`torch._export.utils._check_input_constraints_for_graph`). A bound of 1
+is in an archive only where the exporter's author set it."""
 
 Size = int | str
 """A fixed size, the name of a dynamic one, or `ANY`."""
@@ -54,6 +55,8 @@ class Signature:
     """By graph input that is a weight: the archive's directory of its bytes, and its name there."""
     ranges: Mapping[str, tuple[int, int]]
     """Bounds of the dynamic sizes."""
+    least_size: int = 0
+    """Of the dynamic sizes without bounds."""
 
     @property
     def batch_size(self) -> str | None:
@@ -64,8 +67,8 @@ class Signature:
         return only if isinstance(only, str) and only != ANY else None
 
     def range_of(self, size: str) -> tuple[int, int]:
-        low, high = self.ranges.get(size, (1, MAX_SIZE))
-        return (low if low > SPECIALISED_BOUND else 1), high
+        low, high = self.ranges.get(size, (self.least_size, MAX_SIZE))
+        return (0 if low == SPECIALISED_BOUND else low), high
 
 
 def read_signature(document: Mapping[str, Any]) -> Signature:
@@ -148,7 +151,7 @@ def _ranges(document: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
     for name, bounds in document.get("range_constraints", {}).items():
         low, high = bounds.get("min_val"), bounds.get("max_val")
         is_bounded = type(high) is int and high < MAX_SIZE
-        ranges[name] = (low if type(low) is int else 1, high if is_bounded else MAX_SIZE)
+        ranges[name] = (low if type(low) is int else 0, high if is_bounded else MAX_SIZE)
     return ranges
 
 

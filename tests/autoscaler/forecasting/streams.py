@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from autoscaler.forecasting.backtest import history_at
+from research.forecasting.backtest import history_at
 
 if TYPE_CHECKING:
     from autoscaler.forecasting.history import History, Integers

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoscaler.forecasting.counts import Counts, CountsParams
-from autoscaler.forecasting.errors import BadCounts
-from autoscaler.forecasting.history import NEVER
+from autoscaler.forecasting.history import NEVER, BadCounts
 
 SMALL = CountsParams(seconds=20, minutes=10, ten_minutes=4, active_minutes=3, models=4)
 START = 1_000_000 * 60.0

@@ -11,7 +11,7 @@ from autoscaler.planning.policy import ActionReason, Demote
 from autoscaler.planning.pool_view import CopyUse
 from registry.domain.demand import QueueStats
 from registry.domain.model import Tier
-from tests.autoscaler.pools import NOW_S, model, pod, pool
+from tests.autoscaler.views import NOW_S, model, pod, pool
 
 RULE = keep_alive(KeepAlive(keep_s=100.0))
 AT_P = {"p": Tier.DEVICE}

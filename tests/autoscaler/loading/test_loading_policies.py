@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import pytest
 
-from autoscaler.loading.loading_policies import LOADING_POLICIES, TUNED, policy_of, value_problem
+from autoscaler.loading.loading_policies import (
+    LOADING_POLICIES,
+    TUNED,
+    policy_of,
+    tuned_names,
+    value_problem,
+)
+from registry.domain.loading_choice import LOADING
 from registry.domain.model import LoadingPolicyName
 
 
 def test_every_policy_can_be_made() -> None:
     assert set(TUNED) <= set(LOADING_POLICIES)
-    assert all(policy_of(name, 2.0).name == name for name in TUNED)
+    assert all(policy_of(name, 2.0).name == name for name in tuned_names())
     assert all(policy_of(name).name == name for name in LOADING_POLICIES)
 
 
 def test_every_name_that_annotations_allow_is_a_policy() -> None:
     assert list(LOADING_POLICIES) == list(LoadingPolicyName)
+    assert all(policy_of(name).name == name for name in LOADING)
 
 
 def test_the_refinements_of_round_robin_are_policies_of_their_own() -> None:

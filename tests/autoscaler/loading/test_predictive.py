@@ -16,8 +16,7 @@ from autoscaler.planning.policy import ActionReason, Demote, Load
 from autoscaler.planning.pool_view import CopyUse
 from registry.domain.demand import QueueStats
 from registry.domain.model import LoadFailure, Preload, RoutingPolicy, Tier
-from tests.autoscaler.demands import demand
-from tests.autoscaler.pools import NOW_S, model, pod, pool
+from tests.autoscaler.views import NOW_S, demand, model, pod, pool
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -12,7 +12,7 @@ from autoscaler.planning.memory_quotas import within_quotas
 from autoscaler.planning.policy import Action, ActionReason, Demote, Load
 from autoscaler.planning.pool_view import CopyUse, ModelView
 from registry.domain.model import ModelName, Tier
-from tests.autoscaler import pools
+from tests.autoscaler import views
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,7 +29,7 @@ def model(
     policy: Mapping[str, object] | None = None,
 ) -> ModelView:  # fmt: skip
     """A warm model, last used at `last_s` at all its pods."""
-    made = pools.model(
+    made = views.model(
         name, at=dict.fromkeys(pods, Tier.DEVICE), size_bytes=SIZE, policy=policy,
         uses={pod: CopyUse(ongoing, last_s, 1) for pod in pods},
     )  # fmt: skip
@@ -37,7 +37,7 @@ def model(
 
 
 def view(*models: ModelView) -> PoolView:
-    return pools.pool([pools.pod(name) for name in PODS], models)
+    return views.pool([views.pod(name) for name in PODS], models)
 
 
 def load(to: ModelView, pod: str) -> Load:

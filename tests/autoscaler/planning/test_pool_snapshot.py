@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from autoscaler.planning.pod_use import PodUse, pod_uses
-from autoscaler.planning.pool_snapshot import Observations, read_pool
-from autoscaler.planning.pool_view import NEVER_S, Limits, PoolView
+from autoscaler.planning.desired_pods import PodUse, pod_uses
+from autoscaler.planning.pool_snapshot import Observations, copy_uses, read_pool
+from autoscaler.planning.pool_view import NEVER_S, CopyUse, Limits, PoolView
 from load.simulator.registry.memory_registry import MemoryRegistry
 from registry.domain.accelerator import Accelerator
 from registry.domain.demand import QueueStats
 from registry.domain.estimates import PRIORS
 from registry.domain.model import LoadFailure, ModelSpec, Tier
-from registry.domain.pod import PodInfo, PodPhase, PodReport, Samples
-from tests.autoscaler.pools import model, pod, pool, spec
+from registry.domain.pod import CopyReport, PodInfo, PodPhase, PodReport, Samples
+from tests.autoscaler.views import model, pod, pool, spec
 
 M, N = spec("m"), spec("n")
+KEY = "default/m@1"
 
 
 def _registry() -> MemoryRegistry:
@@ -97,3 +98,35 @@ def test_use_of_pods() -> None:
     assert pod_uses(_warm(M, 90.0)) == {"p": PodUse.IN_USE_IDLE, "q": PodUse.IN_USE_BUSY}
     assert pod_uses(_warm(M, 10.0))["p"] is PodUse.WARM_IDLE
     assert pod_uses(pool([pod("p")], []))["p"] is PodUse.COLD
+
+
+def _holding(**tiers: Tier) -> MemoryRegistry:
+    """Pods by name, with the model at a tier since 10 s."""
+    registry = MemoryRegistry()
+    for name, tier in tiers.items():
+        epoch = registry.register_pod(PodInfo(name, f"{name}:1", "n"), 1.0)
+        registry.set_tier(name, epoch, KEY, tier, 100, 10.0)
+    return registry
+
+
+def test_every_warm_copy_has_the_use_that_its_pod_reports() -> None:
+    state = _holding(p=Tier.DEVICE, q=Tier.DEVICE, r=Tier.DISK).state
+    reports = {
+        "p": (20.0, {KEY: CopyReport(ongoing=2, served=5, idle_s=1.5)}),
+        "q": (21.0, {KEY: CopyReport()}),
+        "r": (22.0, {KEY: CopyReport(served=9, idle_s=0.0)}),
+    }
+    assert copy_uses(state, reports) == {
+        KEY: {"p": CopyUse(2, 18.5, 5), "q": CopyUse()},
+    }
+
+
+def test_a_copy_loaded_after_the_report_is_unused() -> None:
+    """The report is of the copy before it, or the pod has not heard of it."""
+    state = _holding(p=Tier.DEVICE, q=Tier.DEVICE).state
+    reports = {"p": (9.9, {KEY: CopyReport(served=7, idle_s=0.1)}), "q": (15.0, {})}
+    assert copy_uses(state, reports) == {KEY: {"p": CopyUse(), "q": CopyUse()}}
+
+
+def test_pods_of_an_older_version_report_nothing() -> None:
+    assert copy_uses(_holding(p=Tier.DEVICE).state, {}) == {}

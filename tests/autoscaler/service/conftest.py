@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from autoscaler.planning.demand_forecast import forecast_demand
-from autoscaler.service.executor import ActionExecutor
+from autoscaler.service.executor import ActionExecutor, PodClient
 from autoscaler.service.loop import Autoscaler
 from autoscaler.service.metrics import AutoscalerMetrics
-from autoscaler.service.pod_client import PodClient
 from autoscaler.service.settings import AutoscalerSettings
 from autoscaler.tick.forecaster import DemandForecaster
 from registry.domain.model import LoadFailure, ModelName, ModelPolicy, ModelSpec, Tier
@@ -175,19 +174,20 @@ class Stage:
         *,
         forecast: ForecastFunction = forecast_demand,
         actuator: Actuator | None = None,
+        lease_s: float = 1.0,
         **settings: Any,
     ) -> AsyncIterator[AutoscalerMetrics]:
         """A running autoscaler; at the end it is killed without releasing its lead."""
         registry = Registry(self.url, self.pool)
         watch, scaling = ClusterWatch(registry), AutoscalerLog(registry)
-        defaults: dict[str, Any] = {"tick": 0.05, "lease": 1.0, "forecast_every": 0.05}
-        chosen = replace(
-            AutoscalerSettings(redis_url=self.url, pool=self.pool), **(defaults | settings)
-        )
+        chosen = replace(AutoscalerSettings(redis_url=self.url, pool=self.pool), **settings)
         metrics = AutoscalerMetrics()
         holder = f"autoscaler-{next(_holders)}"
         forecaster = DemandForecaster(forecast)
-        one = Autoscaler(chosen, watch, scaling, policy, metrics, holder, forecaster, actuator)
+        one = Autoscaler(
+            chosen, watch, scaling, policy, metrics, holder, forecaster, actuator,
+            tick_s=0.05, lease_s=lease_s, forecast_every_s=0.05,
+        )  # fmt: skip
         client = PodClient(load_timeout_s=120)
 
         async def run() -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from autoscaler.forecasting.counts import Counts
-from autoscaler.service.demand_reader import DemandReader
+from autoscaler.service.demand import DemandReader
 from autoscaler.tick.forecaster import DemandForecaster
 from autoscaler.tick.observed_demand import ObservedDemand
 from registry.redis.arrivals import ArrivalLog

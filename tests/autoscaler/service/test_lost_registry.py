@@ -60,7 +60,7 @@ async def test_a_new_autoscaler_waits_for_pods_to_register(tmp_path: Path) -> No
             redis.stop()
             redis.start()
             policy = LOADING_POLICIES["predictive"]()
-            async with stage.autoscaler(policy, min_pods=1, max_pods=5, lease=2.0) as metrics:
+            async with stage.autoscaler(policy, min_pods=1, max_pods=5, lease_s=2.0) as metrics:
 
                 async def is_recorded() -> bool:
                     return await _wanted(stage) is not None

@@ -23,9 +23,9 @@ from registry.domain.pod import PodInfo, PodReport, Samples
 from registry.domain.profile import Profile, ProfilePoint
 from registry.redis.autoscaler_log import AutoscalerLog
 from registry.redis.watch import ClusterWatch
-from tests.autoscaler.pools import model as model_view
-from tests.autoscaler.pools import pool
 from tests.autoscaler.service.conftest import metric, model
+from tests.autoscaler.views import model as model_view
+from tests.autoscaler.views import pool
 from tests.registry.redis.clients import eventually, running, until
 
 if TYPE_CHECKING:

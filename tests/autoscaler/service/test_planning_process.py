@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from autoscaler.placement.planners.adoption import PlanningJob
-from autoscaler.placement.planners.catalogue import PLANNERS
+from autoscaler.placement.planners.catalogue import planner_of
 from autoscaler.placement.planners.problem import (
     AcceleratorView,
     BatchPoint,
@@ -21,7 +20,7 @@ from autoscaler.placement.planners.problem import (
     Profiles,
     Workload,
 )
-from autoscaler.service.planning_process import PlanningProcess
+from autoscaler.service.planning_process import PlanningJob, PlanningProcess
 
 if TYPE_CHECKING:
     from registry.domain.placement import PlacedReplica
@@ -48,7 +47,7 @@ async def test_plans_refuses_bad_input_and_survives_a_kill() -> None:
     try:
         job = _job("ao-milp", 100.0, 150.0)
         result, cpu_s = await process.plan(job)
-        expected = PLANNERS["ao-milp"](
+        expected = planner_of("ao-milp").plan(
             job.workloads, job.accelerators, job.profiles, (), job.params
         )
         assert result.placement == expected

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from autoscaler.planning.pool_view import NEVER_S
 from autoscaler.tick.forecaster import MAX_AGE_S, Freshness, due_rows, replace_rows
-from tests.autoscaler.demands import demand
+from tests.autoscaler.views import demand
 
 NOW_S = 1e9
 

@@ -9,12 +9,15 @@ import pytest
 
 from autoscaler.forecasting.counts import Counts, CountsParams
 from autoscaler.planning.demand_forecast import forecast_demand
-from autoscaler.tick.forecaster import DemandForecaster, ForecastInput
+from autoscaler.tick.forecaster import DemandForecaster
+from autoscaler.tick.observed_demand import ForecastInput
 
 if TYPE_CHECKING:
     from autoscaler.forecasting.history import History, Integers
     from autoscaler.planning.demand_forecast import FittedModel
     from autoscaler.planning.pool_view import Demand
+
+pytestmark = pytest.mark.slow
 
 NAMES = tuple(f"default/m{row}" for row in range(12))
 START_S = 3 * 86_400.0

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from autoscaler.forecasting.history import Forecast, ForecastHorizon
-from autoscaler.placement.planners.problem import ModelProfile, SlowedPair
+from autoscaler.placement.planners.problem import ModelFits, ModelProfile, SlowedPair
 from autoscaler.planning.pool_view import Demand
 from autoscaler.tick.placement_input import (
     RECENT_S,
@@ -18,10 +18,9 @@ from autoscaler.tick.placement_input import (
     placement_input,
     within_client,
 )
-from autoscaler.tick.view_changes import without_placed
+from autoscaler.tick.planner import without_placed
 from registry.domain.accelerator import Accelerator
 from registry.domain.cluster import ClusterState
-from registry.domain.igniter import HardwareCoefficients, IgniterFit, ModelCoefficients
 from registry.domain.model import (
     ModelName,
     ModelPolicy,
@@ -32,8 +31,13 @@ from registry.domain.model import (
 )
 from registry.domain.pod import PodInfo
 from registry.domain.pod_state import PodState
-from registry.domain.profile import PairFactor, Profile, ProfilePoint, ShareFactor
-from tests.autoscaler.pools import model, pod, pool
+from registry.domain.profile import (
+    PairFactor,
+    Profile,
+    ProfilePoint,
+    ShareFactor,
+)
+from tests.autoscaler.views import model, pod, pool
 
 CORES = ("cpu-0", "cpu-1")
 
@@ -142,21 +146,18 @@ def test_measured_shares_and_pairs_are_in_the_profiles() -> None:
     assert [each for _, each in within.share_factors] == pytest.approx([3.0 / 1.9, 1.0])
 
 
-def test_coefficients_of_profiles_are_given_to_planners_slower_by_what_was_measured() -> None:
+def test_fits_of_profiles_are_given_to_planners_with_how_much_slower_the_model_is() -> None:
     state = _cluster(
         EPYC, a={"deadline_s": 1.0}, b={"deadline_s": 1.0, "profile": "a"}, c={"deadline_s": 1.0}
     )
-    model = ModelCoefficients((1, 2, 3, 4, 5), 0.0, 0, 0.1, (0, 0), (0, 50), 0, 0)
-    hardware = HardwareCoefficients(0, 0, 1, 0, 0, 0, 50.0, 1)
+    fits = {"igniter": {"source": "fitted"}}
     for name in ("a", "c"):
         _add_profile(state, name, "EPYC")
     stored = state.profiles[ModelName("default", "a")]
-    stored["EPYC"] = replace(stored["EPYC"], igniter=IgniterFit(model, hardware, "fitted"))
-    [found] = placement_input(state, {}, CORES, {"default/b": 2.0}).profiles.igniter
-    assert (found.kind, found.hardware) == ("EPYC", hardware)
-    assert found.models["default/a"] == model
-    assert found.models["default/b"].k == (2, 4, 6, 4, 10)
-    assert "default/c" not in found.models
+    stored["EPYC"] = replace(stored["EPYC"], fits=fits)
+    assert placement_input(state, {}, CORES, {"default/b": 2.0}).profiles.fits == (
+        ModelFits("default/a", "EPYC", fits), ModelFits("default/b", "EPYC", fits, 2.0),
+    )  # fmt: skip
 
 
 def test_every_kind_needs_a_profile() -> None:

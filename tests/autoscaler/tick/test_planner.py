@@ -7,24 +7,27 @@ from typing import TYPE_CHECKING
 import pytest
 
 from autoscaler.forecasting.counts import Counts
-from autoscaler.planning.policy import Action, ActionReason, Load, LoadingPolicy, SetPods
+from autoscaler.loading.loading_policies import policy_of
+from autoscaler.planning.desired_pods import ScalingState
+from autoscaler.planning.policy import Action, ActionReason, Demote, Load, LoadingPolicy, SetPods
 from autoscaler.planning.pool_snapshot import Observations
 from autoscaler.planning.pool_view import Limits, PoolView
-from autoscaler.scaling.desired_pods import ScalingState
-from autoscaler.tick.forecast_schedule import ForecastSchedule
-from autoscaler.tick.forecaster import DemandForecaster
+from autoscaler.tick.forecaster import DemandForecaster, ForecastSchedule
 from autoscaler.tick.observed_demand import ObservedDemand
-from autoscaler.tick.planner import Planner
+from autoscaler.tick.planner import Planner, scale_times
 from load.simulator.registry.memory_registry import MemoryRegistry
 from registry.domain.action_log import ActionRecord
-from registry.domain.demand import ArrivalHint
-from registry.domain.model import ModelName, ModelSpec, Tier
+from registry.domain.demand import ArrivalHint, QueueStats
+from registry.domain.model import LoadFailure, ModelName, ModelSpec, Tier
 from registry.domain.pod import PodInfo
+from tests.autoscaler.views import NOW_S, model, pod, pool
 
 if TYPE_CHECKING:
+    from autoscaler.planning.pool_view import PoolView
     from registry.domain.cluster import ClusterState
 
 M = ModelSpec(ModelName("default", "m"), "s3://models/m")
+SCALE = 60.0
 
 
 def _state() -> ClusterState:
@@ -113,3 +116,36 @@ def test_the_view_has_ongoing_loads_and_no_paused_pod(*, is_paused: bool) -> Non
     ).view
     assert view.models[0].holders["pod"].is_warming
     assert view.pods["pod"].is_accepting is not is_paused
+
+
+def idle_for(idle_s: float) -> PoolView:
+    """A warm model without requests for this time."""
+    warm = model(at={"p": Tier.DEVICE}, last_arrival_s=NOW_S - idle_s)
+    return pool([pod()], [warm])
+
+
+def is_demoted(view: PoolView, minutes: float) -> bool:
+    actions, _ = policy_of("keep-alive", minutes).plan(view, None)
+    return [type(each) for each in actions] == [Demote]
+
+
+@pytest.mark.parametrize(("idle_s", "is_gone"), [(9.5, False), (10.5, True)])
+def test_a_keep_alive_of_ten_minutes_takes_ten_seconds_at_scale_60(
+    idle_s: float, is_gone: bool
+) -> None:
+    view = idle_for(idle_s)
+    assert is_demoted(scale_times(view, SCALE), 10) is is_gone
+    assert not is_demoted(scale_times(view, 1), 10)
+    assert is_demoted(view, 1 / 60 * 9)
+
+
+def test_scales_all_times() -> None:
+    failure = LoadFailure("k", "ModelLoadFailed", "no", attempts=1, retry_at_s=NOW_S + 1)
+    waiting = QueueStats(requests=1, oldest_s=NOW_S - 2)
+    view = scale_times(pool([pod()], [model(waiting=waiting, failure=failure)]), SCALE)
+    [scaled] = view.models
+    assert view.time_s - scaled.waiting.oldest_s == pytest.approx(2 * SCALE)
+    assert not scaled.may_load(view.time_s + 59)
+    assert scaled.may_load(view.time_s + 61)
+    assert scaled.load_s[Tier.REMOTE] == 10.0 * SCALE
+    assert scaled.infer_s == pytest.approx(0.1 * SCALE)

@@ -135,13 +135,35 @@ def test_v1_v2_path_and_host_name_an_application_and_answers_bear_its_name(
         assert fast.name.path_segment in response.json()["path"]
 
 
+def test_an_application_has_the_metadata_and_readiness_of_a_model(harness: GatewayHarness) -> None:
+    _, slow = _declare(harness)
+    url = f"{harness.gateway.url}/v2/models"
+    found = harness.client.get(f"{url}/digits").json()
+    of_variant = harness.client.get(f"{url}/{slow.name.name}").json()
+    assert found == {**of_variant, "name": "digits", "versions": []}
+    ready = harness.client.get(f"{url}/digits/ready")
+    assert (ready.status_code, ready.json()) == (200, {"name": "digits", "ready": True})
+
+
+def test_an_application_without_variants_is_not_ready_and_says_why(
+    harness: GatewayHarness,
+) -> None:
+    empty = replace(DIGITS, name=ModelName("default", "empty"))
+    harness.run(lambda registry: registry.put_applications([empty]))
+    harness.wait_synced()
+    for path in ("v2/models/empty", "v2/models/empty/ready", "v1/models/empty"):
+        answer = harness.client.get(f"{harness.gateway.url}/{path}")
+        assert answer.status_code == 503
+        assert "application default/empty has no variants: annotate models" in answer.text
+
+
 def test_the_policy_header_names_a_selection_policy(harness: GatewayHarness) -> None:
     fast, _ = _declare(harness)
     most = _ask(harness, x_pilotlight_policy="max-accuracy-edf", x_pilotlight_deadline_ms="50")
     assert most.headers["x-pilotlight-variant"] == "digits-slow"
     wrong = _ask(harness, x_pilotlight_policy="random")
     assert wrong.status_code == 400
-    assert "must be one of max-accuracy-edf" in wrong.text
+    assert "must be one of lo-edf" in wrong.text
     model = harness.predict(fast, x_pilotlight_policy="lo-edf")
     assert model.status_code == 400
     assert "lo-edf is for applications" in model.text

@@ -1,4 +1,4 @@
-"""Windows for the policies from the cluster state: workers, swaps, priors, accuracies."""
+"""Windows for the policies from the cluster state: workers, swaps, batches, priors, accuracies."""
 
 from __future__ import annotations
 
@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gateway.applications.live_window import PlannedApplication, live_window, variants_of
+from gateway.applications.live_window import (
+    BatchLatency,
+    PlannedApplication,
+    batch_latency,
+    live_window,
+    variants_of,
+)
 from gateway.selection.selection_policies import plan_window
 from gateway.selection.window import WindowRequest
 from registry.domain.application import AccuracyProfile, ApplicationSpec, Prior, SelectionPolicy
@@ -19,6 +25,7 @@ if TYPE_CHECKING:
     from gateway.selection.window import Window
     from registry.domain.cluster import ClusterState
 
+
 DIGITS = ApplicationSpec(ModelName("default", "digits"), ("no", "yes"), deadline_s=1.0)
 VARIANT = ModelSpec(ModelName("default", "m"), "file:///m")
 REQUEST = WindowRequest("r", str(DIGITS.name), NOW_S, 1.0)
@@ -26,6 +33,10 @@ MEASURED = {
     "infer": 0.1, "preprocess": 0.02, "postprocess": 0.01, "load:remote": 0.8,
     "infer|a100|1": 0.04, "preprocess|a100|1": 0.02, "postprocess|a100|1": 0.01,
 }  # fmt: skip
+
+PROFILE = Profile(
+    "default/m@1", "a100", tuple(ProfilePoint(*each) for each in ((1, 0.02), (4, 0.026), (8, 0.03)))
+)
 
 
 def _state(*pods: PodSketch, profile_key: str | None = None) -> ClusterState:
@@ -143,3 +154,37 @@ def test_normalised_accuracies_are_shares_of_the_best_profiled_one() -> None:
         [assignment] = plan_window(SelectionPolicy.LO_EDF, only_m).assignments
         expected[normalises] = assignment.accuracy
     assert expected == {False: pytest.approx(0.7), True: pytest.approx(0.7 / 0.8)}
+
+
+def _latency(requests: int, *, max_rows: int | None = None, is_idle: bool = False) -> BatchLatency:
+    return batch_latency(PROFILE, requests, max_rows=max_rows, is_idle=is_idle)
+
+
+@pytest.mark.parametrize("is_idle", [True, False])
+def test_a_single_request_takes_its_own_time(*, is_idle: bool) -> None:
+    found = _latency(1, is_idle=is_idle)
+    assert (found.setup_s, found.each_s, found.rest_s) == pytest.approx((0.0, 0.02, 0.0))
+
+
+@pytest.mark.parametrize(("requests", "seconds"), [(4, 0.026), (6, 0.028), (8, 0.03)])
+def test_a_busy_pod_takes_all_requests_as_a_batch(requests: int, seconds: float) -> None:
+    found = _latency(requests)
+    assert found.setup_s + requests * found.each_s == pytest.approx(seconds)
+    assert found.setup_s + found.each_s == pytest.approx(0.02)
+    assert found.rest_s == pytest.approx((requests - 1) * found.each_s)
+
+
+def test_an_idle_pod_begins_with_a_batch_of_one() -> None:
+    found = _latency(5, is_idle=True)
+    assert found.setup_s + 5 * found.each_s == pytest.approx(0.02 + 0.026)
+
+
+def test_batches_are_no_larger_than_the_annotation_or_the_profile_allows() -> None:
+    assert _latency(8, max_rows=4) == _latency(4)
+    assert _latency(64) == _latency(8)
+    assert _latency(8, max_rows=1) == _latency(1)
+
+
+def test_a_profile_whose_batches_take_longer_than_single_requests_is_not_trusted() -> None:
+    slow = Profile("default/m@1", "", (ProfilePoint(1, 0.02), ProfilePoint(2, 0.1)))
+    assert batch_latency(slow, 2, max_rows=2, is_idle=False).each_s == 0.02

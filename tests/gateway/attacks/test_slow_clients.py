@@ -38,7 +38,7 @@ def strict(
         redis_url=redis.url,
         pool=shared_gateway[1],
         body_timeout=1.0,
-        min_body_rate=100_000,
+        program=("tests.with_constants", "gateway.http.body:MIN_BODY_RATE=100000", "gateway"),
         request_timeout=2.0,
         held_body_bytes=3 * MIB,
         spool_bytes=8 * MIB,

@@ -28,7 +28,8 @@ def gateway(
     """Its scheduler cannot be reached: what is refused here was refused before."""
     with servers.gateway(
         tmp_path_factory.mktemp("gateway"), redis_url=redis.url, pool="workflow-bodies",
-        body_timeout=1.0, min_body_rate=100_000, buffer_bytes=MIB, held_body_bytes=3 * MIB,
+        body_timeout=1.0, held_body_bytes=3 * MIB,
+        program=("tests.with_constants", "gateway.http.body:MIN_BODY_RATE=100000", "gateway"),
         spool_bytes=64 * MIB, workflows_url=f"http://127.0.0.1:{servers.free_port()}",
     ) as started:  # fmt: skip
         yield started

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gateway.authentication.callback_token import LEEWAY_S, is_callback, make_token
+from gateway.authentication.access import LEEWAY_S, is_callback, make_token
 from registry.domain.model import ModelName
 from registry.pod_secret import PodSecret
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from registry.domain.model import ModelSpec
 
 RED, BLUE, OPERATOR = "red-key-red-key-red", "blue-key-blue-key-blue", "operator-key-operator"
+SHARED = "shared-key-shared-key"
 BODY = b'{"instances": [1]}'
 
 
@@ -32,6 +33,9 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "red").write_text(f"older-key-older-key\n{RED}\n")
     (folder / "blue").write_text(BLUE)
     (folder / "_operator").write_text(OPERATOR)
+    for namespace in ("red", "green"):
+        with (folder / namespace).open("a") as file:
+            file.write(f"{SHARED}\n")
     return folder
 
 
@@ -105,7 +109,6 @@ def test_an_absent_model_looks_like_another_tenants_model(
         pytest.param("/serving/red/wise/v1/models", RED, id="list"),
         pytest.param("/serving/red/wise/openai/v1/models", RED, id="openai-list"),
         pytest.param("/metrics", OPERATOR, id="metrics"),
-        pytest.param("/pilotlight/v1/explain/none", OPERATOR, id="explanations"),
         pytest.param("/openapi.json", OPERATOR, id="anything-else"),
     ],
 )
@@ -119,6 +122,28 @@ def test_lists_and_metrics_need_the_key_of_their_owner(
     assert set(statuses.values()) == {401}
 
 
+def test_a_tenant_has_its_own_requests_explained(guarded: GatewayHarness, model: ModelSpec) -> None:
+    """Another tenant's look like unknown ones, also where both have the same id."""
+
+    def explained(request_id: str, key: str) -> tuple[int, str | None]:
+        url = f"{guarded.gateway.url}/pilotlight/v1/explain/{request_id}"
+        found = guarded.client.get(url, headers={"x-api-key": key})
+        return found.status_code, found.json().get("model")
+
+    sent = {"x-api-key": RED, "x-request-id": "mine"}
+    assert send(guarded, PREDICT, sent) == 200
+    own, hidden = (200, "red/wise"), (404, None)
+    assert [explained("mine", key) for key in (RED, OPERATOR, BLUE)] == [own, own, hidden]
+    assert explained("nobodys", RED) == hidden
+    assert [explained("mine", key)[0] for key in ("", RED[:-1])] == [401, 401]
+    blue = guarded.declare("calm", namespace="blue")
+    calm = "/serving/blue/calm/v1/models/calm:predict"
+    assert send(guarded, calm, {"x-api-key": BLUE, "x-request-id": "mine"}) == 200
+    assert explained("mine", BLUE) == (200, "blue/calm")
+    assert explained("mine", RED) == own
+    guarded.run(lambda registry: registry.delete_models([blue.name]))
+
+
 def test_openai_requests_need_the_key_of_the_model_in_path_or_body(
     guarded: GatewayHarness, model: ModelSpec
 ) -> None:
@@ -126,7 +151,38 @@ def test_openai_requests_need_the_key_of_the_model_in_path_or_body(
     under_red = "/serving/red/wise/openai/v1/embeddings"
     assert send(guarded, under_red, {"x-api-key": BLUE}, body) == 401
     assert send(guarded, under_red, {"x-api-key": RED}, body) == 200
-    assert send(guarded, "/openai/v1/embeddings", {"x-api-key": RED}, body) == 401  # of `default`
+    assert send(guarded, "/openai/v1/embeddings", {"x-api-key": BLUE}, body) == 404  # of `blue`
+
+
+def test_a_plain_path_is_of_the_keys_only_namespace(
+    guarded: GatewayHarness, model: ModelSpec
+) -> None:
+    red = {"x-api-key": RED}
+    body = b'{"model": "wise", "input": "x"}'
+    assert send(guarded, "/v1/models/wise:predict", red) == 200
+    assert send(guarded, "/v2/models/wise/infer", red) == 200
+    assert send(guarded, "/openai/v1/embeddings", red, body) == 200
+    assert send(guarded, "/v1/models/absent:predict", red) == 404
+    for path in ("/v1/models", "/v2/models/wise/ready", "/openai/v1/models/wise"):
+        assert send(guarded, path, red, None) == 200
+        assert send(guarded, path, {}, None) == 401
+    url = f"{guarded.gateway.url}/v1/models"
+    assert guarded.client.get(url, headers=red).json() == {"models": ["wise"]}
+    assert guarded.client.get(url, headers={"x-api-key": BLUE}).json() == {"models": []}
+    path = guarded.client.post(
+        f"{guarded.gateway.url}/v1/models/wise:predict", content=BODY,
+        headers={**red, "x-test": "response=headers"},
+    ).json()["path"]  # fmt: skip
+    assert path == "/v1/models/red~wise:predict"
+
+
+@pytest.mark.parametrize("key", [SHARED, OPERATOR, "no-key-at-all-no-key"])
+def test_a_plain_path_is_of_the_namespace_default_otherwise(
+    guarded: GatewayHarness, model: ModelSpec, key: str
+) -> None:
+    """Keys of several namespaces, of none, and the operator's."""
+    assert send(guarded, "/v1/models/wise:predict", {"x-api-key": key}) == 401
+    assert send(guarded, PREDICT, {"x-api-key": key}) == (200 if key == SHARED else 401)
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/readyz", "/v2/health/ready"])

@@ -129,6 +129,24 @@ def test_the_form_sends_a_request_and_leads_to_its_explanation(
     assert window.errors() == []
 
 
+def test_labels_of_a_chart_are_different_times(
+    harness: GatewayHarness, model: ModelSpec, window: Browser
+) -> None:
+    window.open(console(harness, "/models/default/wise"))
+    window.run(
+        "const chart = document.querySelector('#chart canvas').getContext('2d');"
+        "const { fillText, clearRect } = chart; window.labels = [];"
+        "chart.clearRect = (...area) => { window.labels = []; clearRect.apply(chart, area); };"
+        "chart.fillText = (...text) => { window.labels.push(text[0]);"
+        " fillText.apply(chart, text); };"
+        "dispatchEvent(new Event('resize'))"
+    )
+    find = "return window.labels.filter((each) => /^\\d\\d:\\d\\d$/.test(each))"
+    servers.wait_until(lambda: len(window.run(find)) > 2, what="the chart is drawn again")
+    times = window.run(find)
+    assert len(times) == len(set(times))
+
+
 def test_the_form_sends_an_image(
     harness: GatewayHarness, model: ModelSpec, window: Browser, tmp_path: Path
 ) -> None:
@@ -210,7 +228,6 @@ def test_it_says_when_the_gateway_is_gone_and_comes_back(
         "/requests",
         "/requests/request-1",
         "/autoscaler",
-        "/what-if",
         "/api",
     ],
 )

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gateway.console.deadlines import MissedDeadlines
+from gateway.console.last_minute import LastMinute
+from gateway.console.live_updates import MIN_INTERVAL_S, NOTHING, OverviewFeed, event
 from gateway.console.overview import Overview, RowWindow, changes
-from gateway.console.overview_feed import MIN_INTERVAL_S, NOTHING, OverviewFeed, event
 from gateway.console.traffic import Traffic
 from gateway.telemetry.metrics import GatewayMetrics, RequestOutcome
 from gateway.telemetry.recent_requests import RecentRequests
 from registry.domain.action_log import ActionOutcome, ActionRecord
 from registry.domain.cluster import ClusterState
 from registry.domain.cluster_changes import ChangeApplier
-from registry.domain.expected_rates import Band, ExpectedRates
+from registry.domain.demand import Band, ExpectedRates
 from registry.domain.model import ModelName, ModelRecord, ModelSpec, Tier
 from registry.domain.pod import PodInfo
 from registry.domain.pod_state import PodState
@@ -55,7 +55,7 @@ class Copy:
             metrics.outcomes.add(RequestOutcome(model, "auto", "warm", "warm", 200))
         traffic = Traffic(metrics, lambda _: (0, 0.0, 0.0, 0.0))
         traffic.sample(time.time())
-        missed = MissedDeadlines(self.recent, self.state)
+        missed = LastMinute(self.recent, self.state)
         return Overview(_typed(watch), traffic, lambda: 0, missed)
 
 

@@ -19,6 +19,7 @@ from registry.domain.placement import (
     PlannedModel,
 )
 from registry.redis.autoscaler_log import AutoscalerLog
+from registry.redis.workflow_log import WorkflowLog
 from tests import servers
 from tests.gateway.gateway_harness import GatewayHarness
 
@@ -262,17 +263,14 @@ def test_a_tenant_sees_nothing_of_another(guarded: GatewayHarness) -> None:
     assert "Placement" not in page(guarded, "/autoscaler", **red).text
 
 
-def test_only_operators_start_commands(guarded: GatewayHarness) -> None:
+def test_operators_are_shown_commands_for_their_pool(guarded: GatewayHarness) -> None:
     red = {"authorization": basic("red", KEYS["red"])}
     operator = {"authorization": basic("", KEYS["_operator"])}
-    assert page(guarded, "/what-if", **red).status_code == 403
-    assert "what-if" not in page(guarded, "", **red).text
-    assert "What it would do now" not in page(guarded, "/autoscaler", **red).text
-    for path in ("/what-if", "/autoscaler"):
-        url = f"{guarded.gateway.url}/console{path}"
-        assert guarded.client.post(url, headers=red).status_code == 403
-    assert page(guarded, "/what-if", **operator).status_code == 200
-    assert "What it would do now" in page(guarded, "/autoscaler", **operator).text
+    assert "pilotlight simulate" not in page(guarded, "/autoscaler", **red).text
+    shown = page(guarded, "/autoscaler", **operator).text
+    pool = f"--pool {guarded.pool}"
+    assert f"pilotlight simulate {pool} --cluster live --trace live" in shown
+    assert f"pilotlight autoscaler {pool} --dry-run --explain" in shown
 
 
 def test_a_tenant_cannot_take_all_streams(guarded: GatewayHarness) -> None:
@@ -309,3 +307,49 @@ def test_another_site_cannot_send_requests_with_a_browsers_password(
     assert (
         guarded.client.post(predict, content=b'{"instances": [1]}', headers=own).status_code == 200
     )
+
+
+def test_a_browser_gets_errors_as_pages_and_scripts_as_json(shared: GatewayHarness) -> None:
+    for path in ("/no/such/page", "/models/default/absent", "/requests/absent"):
+        shown = page(shared, path, accept="text/html,*/*")
+        assert shown.status_code == 404
+        assert shown.headers["content-type"].startswith("text/html")
+        assert "Error 404" in shown.text
+        assert page(shared, path).json()["error"]
+
+
+def test_the_latest_runs_of_workflows_have_a_page(shared: GatewayHarness) -> None:
+    async def begin(registry: Registry) -> None:
+        log = WorkflowLog(registry)
+        for run, workflow in (("run-1", "debate"), ("run-2", "<expert>")):
+            head = {"namespace": "team", "workflow": workflow, "begun_s": 1.0}
+            token = await log.begin_run(run, head, "owner", lease_s=60)
+            assert token is not None
+            if run == "run-2":
+                await log.end_run(run, token, {"status": "failed"}, kept_s=60)
+
+    shared.run(begin)
+    text = page(shared, "/workflows").text
+    assert text.index("team/&lt;expert&gt;") < text.index("team/debate")
+    assert ">failed</td>" in text
+    assert ">running</td>" in text
+
+
+def test_the_requests_of_ten_minutes_can_be_had_as_a_trace(
+    shared: GatewayHarness, spec: ModelSpec
+) -> None:
+    shared.predict(spec)
+    response = shared.client.get(f"{shared.gateway.url}/pilotlight/v1/trace")
+    assert response.headers["content-type"].startswith("text/csv")
+    lines = response.text.splitlines()
+    assert lines[0] == "at_s,tenant,model"
+    assert any(line.endswith(f",{spec.name.namespace},{spec.name.name}") for line in lines[1:])
+
+
+def test_both_sides_of_a_canary_say_how_the_traffic_is_split(shared: GatewayHarness) -> None:
+    stable = shared.declare()
+    canary = shared.declare(canary_of=stable.name.name, canary_percent=20)
+    text = page(shared, f"/models/{stable.name}").text
+    assert f"Traffic: 20 % to {canary.name.name}" in text
+    text = page(shared, f"/models/{canary.name}").text
+    assert f"Traffic: canary: 20 % of the requests to {stable.name.name}" in text

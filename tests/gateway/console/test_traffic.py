@@ -32,18 +32,6 @@ def test_a_tenant_with_the_beginning_of_another_ones_name_sees_nothing_of_it() -
     traffic = Traffic(metrics, lambda _: (0, 0.0, 0.0, 0.0))
     traffic.sample(1.0)
     assert traffic.history("team") == [(1.0, 0, 0, 0)]
-    assert traffic.quantiles_s((0.5,), "team") == [None]
-
-
-def test_quantiles_are_bounds_of_buckets() -> None:
-    metrics = GatewayMetrics()
-    series = metrics.models.of("a/m")
-    metrics.outcomes.add(RequestOutcome("a/m", "auto", "warm", "warm", 200))
-    series.counts[0], series.counts[-1] = 99, 1
-    traffic = Traffic(metrics, lambda _: (0, 0.0, 0.0, 0.0))
-    traffic.sample(1.0)
-    bounds = series.bounds
-    assert traffic.quantiles_s((0.5, 0.99, 1.0), None) == [bounds[0], bounds[0], bounds[-1]]
 
 
 def test_a_series_that_was_dropped_begins_again() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from gateway.dispatch.component_exchange import MAX_NESTED, MAX_ONGOING, ComponentCalls
 from gateway.errors import ComponentLoop, Rejected
-from gateway.http.component_target import ComponentTarget
+from gateway.http.model_host import ComponentTarget
 from gateway.telemetry.metrics import GatewayMetrics
 from gateway.telemetry.request_telemetry import RequestTelemetry
 from tests.gateway.asynchronous import run_async

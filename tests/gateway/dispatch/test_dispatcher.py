@@ -26,17 +26,6 @@ QUEUEING = RoutingPolicy.COLOCATION_QUEUEING
 
 
 @with_dispatcher
-async def test_a_request_gets_the_warm_pod(harness: DispatcherHarness) -> None:
-    spec = await harness.declare("m")
-    await harness.register_pod("pod-a")
-    await harness.register_pod("pod-b", warm=spec)
-    placement = await harness.place(spec)
-    assert placement.reservation.entry.name == "pod-b"
-    assert placement.reservation.start == "warm"
-    assert await harness.slots_used("pod-b") == 1
-
-
-@with_dispatcher
 async def test_a_request_counts_as_work_of_its_pod_until_its_release(
     harness: DispatcherHarness,
 ) -> None:
@@ -67,18 +56,6 @@ async def test_a_request_that_is_cancelled_while_it_is_placed_leaves_no_work(
     placing.cancel()
     await asyncio.gather(placing, return_exceptions=True)
     await eventually(lambda: not work.inferences and not work.holders)
-
-
-@with_dispatcher
-async def test_a_queued_request_gets_a_released_slot(harness: DispatcherHarness) -> None:
-    spec = await harness.declare("m", routing=QUEUEING)
-    await harness.register_pod("pod-a", warm=spec)
-    first = await harness.place(spec)
-    second = harness.place(spec)
-    await harness.wait_queued(1)
-    harness.release(first)
-    assert (await second).reservation.entry.name == "pod-a"
-    assert await harness.slots_used("pod-a") == 1
 
 
 @with_dispatcher
@@ -116,35 +93,6 @@ async def test_a_request_cancelled_at_any_step_leaks_no_slot(
     await asyncio.wait_for(harness.place(spec), 60)
     assert harness.reservations.held_total == 1
     assert await harness.slots_used("pod-a") == 1
-
-
-@with_dispatcher
-async def test_50_concurrent_first_requests_claim_one_load(harness: DispatcherHarness) -> None:
-    spec = await harness.declare("m", routing=QUEUEING)
-    for n in range(4):
-        await harness.register_pod(f"pod-{n}")
-    asked = [harness.place(spec) for _ in range(50)]
-    await harness.wait_queued(49)
-    done = [task.result() for task in asked if task.done()]
-    assert [placement.reservation.load_token > 0 for placement in done] == [True]
-    for task in asked:
-        task.cancel()
-    await asyncio.gather(*asked, return_exceptions=True)
-
-
-@with_dispatcher
-async def test_rejects_a_request_if_the_queue_is_full(harness: DispatcherHarness) -> None:
-    spec = await harness.declare("m", routing=QUEUEING, queue_depth=1)
-    await harness.register_pod("pod-a", warm=spec)
-    await harness.place(spec)
-    second = harness.place(spec)
-    await harness.wait_queued(1)
-    with pytest.raises(Rejected, match="queue-depth is 1") as caught:
-        await harness.place(spec)
-    assert caught.value.reason is Reason.QUEUE_FULL
-    assert caught.value.retry_after_s
-    second.cancel()
-    await asyncio.gather(second, return_exceptions=True)
 
 
 @with_dispatcher

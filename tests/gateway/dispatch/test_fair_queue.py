@@ -1,14 +1,25 @@
-"""The fair queue: turns of tenants, urgency within a tenant."""
+"""The fair queue: turns of tenants, urgency within a tenant, models that need a load, bounds."""
 
 from __future__ import annotations
 
 from itertools import pairwise
+from math import inf
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.dispatch.dispatch_order import dispatch_order
-from gateway.dispatch.fair_queue import FairQueue, QueueKey, queue_key
+from gateway.dispatch.fair_queue import FairQueue, QueueKey, dispatch_order, is_ready, queue_key
+from gateway.routing.cold_start import MAX_LOADS_WAITED
+
+keys = st.builds(
+    queue_key,
+    tenant=st.sampled_from("abc"),
+    model=st.sampled_from("mno"),
+    sequence=st.integers(0, 1000),
+    priority=st.integers(-1, 1),
+    deadline_s=st.none() | st.floats(0, 10),
+)
 
 
 def filled(*keys: QueueKey) -> FairQueue:
@@ -22,14 +33,18 @@ def heads(queue: FairQueue) -> list[QueueKey]:
     return list(dispatch_order(queue.heads(0.0), lambda _: False))
 
 
+def serve(queue: FairQueue, took_s: float = 0.01) -> QueueKey:
+    head = heads(queue)[0]
+    queue.remove(head)
+    queue.end_turn(head.tenant, took_s, 0.0)
+    return head
+
+
 def serve_all(queue: FairQueue) -> list[QueueKey]:
     """Serve one head at a time, as a pod with one slot would."""
     served = []
     while queue:
-        head = heads(queue)[0]
-        queue.remove(head)
-        queue.end_turn(head.tenant, 0.01, 0.0)
-        served.append(head)
+        served.append(serve(queue))
     return served
 
 
@@ -69,15 +84,9 @@ def test_a_tenant_with_few_requests_need_not_wait_for_one_that_always_has_some()
     queue = filled(*[queue_key(tenant="loud", model="m", sequence=n) for n in range(4)])
     served = []
     for number in range(2):
-        head = heads(queue)[0]
-        queue.remove(head)
-        queue.end_turn(head.tenant, 0.01, 0.0)
-        served.append(head.tenant)
+        served.append(serve(queue).tenant)
         queue.add(queue_key(tenant="quiet", model="m", sequence=10 + number))
-        [first, *_] = heads(queue)
-        queue.remove(first)
-        queue.end_turn(first.tenant, 0.01, 0.0)
-        served.append(first.tenant)
+        served.append(serve(queue).tenant)
     assert served == ["loud", "quiet", "loud", "quiet"]
 
 
@@ -104,12 +113,8 @@ def test_a_request_that_takes_long_counts_as_several_turns() -> None:
     queue = filled(
         *[queue_key(tenant=name, model="m", sequence=n) for n in range(4) for name in ("a", "b")]
     )
-    served = []
-    for _ in range(5):
-        head = heads(queue)[0]
-        queue.remove(head)
-        queue.end_turn(head.tenant, 0.3 if head.tenant == "a" else 0.1, 0.0)
-        served.append(head.tenant)
+    took_s = {"a": 0.3, "b": 0.1}
+    served = [serve(queue, took_s[heads(queue)[0].tenant]).tenant for _ in range(5)]
     assert served == ["a", "b", "b", "b", "a"]
 
 
@@ -165,3 +170,63 @@ def test_no_tenant_waits_for_more_than_one_turn_of_each_other_tenant(
 def test_depth_and_size_agree(keys: list[QueueKey]) -> None:
     queue = filled(*keys)
     assert len(queue) == sum(queue.depth(t, m) for t in "abc" for m in "mn")
+
+
+def by_tenant(heads: list[QueueKey]) -> list[list[QueueKey]]:
+    return [[head for head in heads if head.tenant == tenant] for tenant in "abc"]
+
+
+def order(*heads: QueueKey, ready: str = "") -> list[QueueKey]:
+    return list(dispatch_order(by_tenant(list(heads)), lambda head: head.model in ready))
+
+
+def test_a_head_that_needs_a_load_comes_after_those_that_do_not() -> None:
+    cold = queue_key(tenant="a", model="m", sequence=1)
+    ready = queue_key(tenant="a", model="n", sequence=2)
+    assert order(cold, ready, ready="n") == [ready, cold]
+
+
+def test_priority_comes_before_readiness() -> None:
+    ready = queue_key(tenant="a", model="n", sequence=1)
+    important = queue_key(tenant="a", model="m", sequence=2, priority=1)
+    assert order(ready, important, ready="n") == [important, ready]
+
+
+def test_among_ready_heads_the_earliest_deadline_is_first() -> None:
+    late = queue_key(tenant="a", model="m", sequence=1, deadline_s=9.0)
+    soon = queue_key(tenant="a", model="n", sequence=2, deadline_s=1.0)
+    assert order(late, soon, ready="mn") == [soon, late]
+
+
+def test_another_tenants_ready_heads_do_not_take_a_tenants_turn() -> None:
+    cold = queue_key(tenant="a", model="m", sequence=9)
+    ready = [queue_key(tenant="b", model=model, sequence=1) for model in "no"]
+    assert order(cold, *ready, ready="no") == [cold, ready[0], ready[1]]
+
+
+@given(st.lists(keys, unique_by=lambda key: key.sequence), st.sampled_from(["", "m", "mn"]))
+def test_the_order_has_every_head_once_and_does_not_depend_on_theirs(
+    heads: list[QueueKey], ready: str
+) -> None:
+    found = order(*heads, ready=ready)
+    assert sorted(found) == sorted(heads)
+    assert found == order(*reversed(heads), ready=ready)
+
+
+@pytest.mark.parametrize(
+    ("waited_s", "left_s", "expected"),
+    [
+        pytest.param(0.0, inf, False, id="new"),
+        pytest.param(MAX_LOADS_WAITED * 0.5, inf, True, id="waited-for-ten-loads"),
+        pytest.param(MAX_LOADS_WAITED * 0.5 - 0.01, inf, False, id="not-quite"),
+        pytest.param(0.0, 0.9, True, id="deadline-is-near"),
+        pytest.param(0.0, 0.4, False, id="deadline-is-before-a-load"),
+        pytest.param(MAX_LOADS_WAITED * 0.5, 0.4, True, id="waited-and-late"),
+        pytest.param(0.0, 10.0, False, id="deadline-is-far"),
+        pytest.param(-5.0, inf, False, id="clock-set-back"),
+    ],
+)
+def test_a_head_that_waited_long_or_is_urgent_is_ready(
+    waited_s: float, left_s: float, expected: bool
+) -> None:
+    assert is_ready(waited_s=waited_s, left_s=left_s, load_s=0.5) is expected

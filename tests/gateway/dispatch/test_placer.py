@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from gateway.dispatch.passive_health import PassiveHealth
+from gateway.dispatch.placement_guards import MAX_AGE_S
 from gateway.dispatch.placer import POLL_INTERVAL_S
-from gateway.dispatch.recent_refusals import MAX_AGE_S
+from gateway.dispatch.retries import PassiveHealth
 from gateway.routing.decision import Reason
 from registry.domain.model import ModelName, ModelSpec, RoutingPolicy, Tier
 from registry.domain.residency_index import Residency

@@ -1,4 +1,4 @@
-"""The retry budget, the number of attempts, and the refusals that are retried."""
+"""Retries: their budget and number, the refusals that lead to one, requests that lose pods."""
 
 from __future__ import annotations
 
@@ -6,16 +6,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.dispatch.passive_health import PassiveHealth
+from gateway.dispatch.lost_pods import PAUSE_S, TRIAL_S, LostPods
 from gateway.dispatch.retries import (
     MAX_ATTEMPTS,
     FailedAttempts,
     NotExecuted,
+    PassiveHealth,
     Retries,
     RetryBudget,
     refusal_to_retry,
 )
+from gateway.errors import RequestLostPods
 from load.simulator.event_queue import EventQueue
+
+PATH, BODY, SIZE = b"/v1/models/m:predict", (b"{}",), 2
 
 
 def test_the_budget_is_spent_and_earned() -> None:
@@ -74,3 +78,55 @@ def test_refusals_by_the_state_of_a_pod_are_retried(
     refusal: str | None, was_device_full: bool, reason: NotExecuted | None
 ) -> None:
     assert refusal_to_retry(refusal, FailedAttempts(was_device_full=was_device_full)) is reason
+
+
+class Clock:
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_a_request_whose_second_attempt_loses_a_pod_too_is_refused_for_the_pause() -> None:
+    clock = Clock()
+    lost = LostPods(clock)
+    assert lost.record(PATH, BODY, SIZE, pod="a", begun=lost.losses) is None
+    lost.check(PATH, BODY, SIZE)
+    assert lost.record(PATH, BODY, SIZE, pod="b", begun=lost.losses) is not None
+    clock.now_s = PAUSE_S - 1
+    with pytest.raises(RequestLostPods, match=r"2 pods were lost.* for 1 s"):
+        lost.check(PATH, BODY, SIZE)
+    clock.now_s = PAUSE_S
+    lost.check(PATH, BODY, SIZE)
+
+
+def lose_two_pods_at_once(lost: LostPods) -> None:
+    begun = lost.losses
+    assert lost.record(PATH, BODY, SIZE, pod="a", begun=begun) is None
+    assert lost.record(PATH, BODY, SIZE, pod="b", begun=begun) is not None
+
+
+def test_after_pods_lost_at_once_one_request_is_tried_and_its_response_acquits() -> None:
+    clock = Clock()
+    lost = LostPods(clock)
+    lose_two_pods_at_once(lost)
+    with pytest.raises(RequestLostPods):
+        lost.check(PATH, BODY, SIZE)
+    clock.now_s = TRIAL_S
+    lost.check(PATH, BODY, SIZE)
+    with pytest.raises(RequestLostPods):  # while that one runs
+        lost.check(PATH, BODY, SIZE)
+    lost.acquit(PATH, BODY, SIZE)
+    lost.check(PATH, BODY, SIZE)
+
+
+def test_a_tried_request_that_loses_its_pod_is_refused_for_the_pause() -> None:
+    clock = Clock()
+    lost = LostPods(clock)
+    lose_two_pods_at_once(lost)
+    clock.now_s = TRIAL_S
+    lost.check(PATH, BODY, SIZE)
+    lost.record(PATH, BODY, SIZE, pod="c", begun=lost.losses)
+    clock.now_s += PAUSE_S - 1
+    with pytest.raises(RequestLostPods, match="3 pods"):
+        lost.check(PATH, BODY, SIZE)

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     from registry.domain.model import ModelSpec
 
+pytestmark = pytest.mark.slow
+
 KEY, OTHER_KEY = "red-key-red-key-red", "blue-key-blue-key-blue"
 SECRET = "a-secret-of-the-pods"
 

@@ -153,12 +153,81 @@ def test_an_unknown_model_is_404(harness: GatewayHarness, path: str) -> None:
     assert response.headers["x-request-id"]
 
 
-def test_a_failed_load_is_reported_with_its_status(harness: GatewayHarness) -> None:
+@pytest.mark.parametrize("exceeds_budget", [False, True])
+def test_a_failed_load_is_reported_with_its_status(
+    harness: GatewayHarness, exceeds_budget: bool
+) -> None:
+    """Room that others have may be freed; a model larger than the whole gets no other answer."""
     spec = harness.declare()
     harness.start_pods("pod-a")
-    harness.fail_load(LoadFailure(spec.key, "ModelLoadFailed", "does not fit", 1, 9e12, 507))
+    failure = LoadFailure(spec.key, "ModelLoadFailed", "no room", 1, 9e12, 507, exceeds_budget)
+    harness.fail_load(failure)
     response = harness.predict(spec)
     assert response.status_code == 507
-    assert "does not fit" in response.json()["error"]
-    assert int(response.headers["retry-after"]) > 0
+    assert "no room" in response.json()["error"]
+    assert ("retry-after" in response.headers) is not exceeds_budget
     assert response.headers["x-pilotlight-reason"] == "load-failed"
+
+
+@pytest.mark.parametrize(
+    ("sent", "body", "reason", "message"),
+    [
+        pytest.param(
+            "status=501,error=model-invalid", b'{"error": "no tokenizer"}', "model-invalid",
+            "no tokenizer", id="kserve",
+        ),
+        pytest.param(
+            "status=400,error=prompt-too-long", b'{"error": {"message": "66 tokens"}}',
+            "prompt-too-long", "66 tokens", id="openai",
+        ),
+        pytest.param("status=500", b"<h1>sorry</h1>", "error", "<h1>sorry</h1>", id="no-json"),
+    ],
+)  # fmt: skip
+def test_a_pods_error_is_explained_with_its_name_status_and_message(
+    shared: GatewayHarness, spec: ModelSpec, sent: str, body: bytes, reason: str, message: str
+) -> None:
+    response = shared.predict(spec, body, x_test=sent)
+    assert response.content == body
+    assert response.headers["x-pilotlight-reason"] == reason
+    assert "x-pilotlight-start" not in response.headers
+    assert "x-pilotlight-error" not in response.headers
+    found = shared.explain(response.headers["x-request-id"])
+    status = response.status_code
+    assert found["outcome"]["status"] == status
+    assert found["outcome"]["error"] == message
+    assert found["outcome"]["took_s"] > 0
+    assert found["summary"].startswith("failed after ")
+    assert f": {status} {reason}: {message}; decided: " in found["summary"]
+
+
+def test_a_request_for_an_undeclared_model_is_explained_without_a_decision(
+    shared: GatewayHarness,
+) -> None:
+    response = shared.client.post(f"{shared.gateway.url}/v1/models/ghost:predict", json={})
+    found = shared.explain(response.headers["x-request-id"])
+    assert found["outcome"]["status"] == 404
+    assert "404 model-not-found: " in found["summary"]
+    assert response.json()["error"] in found["summary"]
+
+
+def test_the_page_of_a_failed_request_begins_with_its_error(
+    shared: GatewayHarness, spec: ModelSpec
+) -> None:
+    body = b'{"error": "no <tokenizer>"}'
+    failed = shared.predict(spec, body, x_test="status=501,error=model-invalid")
+    url = f"{shared.gateway.url}/console/requests/{failed.headers['x-request-id']}"
+    text = shared.client.get(url).text
+    assert "501 model-invalid: no &lt;tokenizer&gt;" in text
+
+
+@pytest.mark.parametrize("status", [422, 501])
+def test_a_model_that_only_other_files_can_mend_asks_nobody_to_try_again(
+    harness: GatewayHarness, status: int
+) -> None:
+    spec = harness.declare()
+    harness.start_pods("pod-a")
+    harness.fail_load(LoadFailure(spec.key, "Unreadable", "is a pickle", 1, 9e12, status))
+    response = harness.predict(spec)
+    assert response.status_code == status
+    assert "is a pickle" in response.json()["error"]
+    assert "retry-after" not in response.headers

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow
 
 QUEUEING = RoutingPolicy.COLOCATION_QUEUEING
+SHORT_RESERVATIONS = (
+    "tests.with_constants", "gateway.dispatch.reservations:TTL_S=2.0", "gateway",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +49,7 @@ def short_timeout_gateway(
         tmp_path_factory.mktemp("short-timeouts"),
         redis_url=redis.url,
         pool=shared_gateway[1],
-        reservation_ttl=2.0,
+        program=SHORT_RESERVATIONS,
         body_timeout=0.2,
         allow_policy_header="false",
     ) as started:
@@ -106,7 +109,7 @@ def test_two_gateways_load_once(harness: GatewayHarness, second_gateway: servers
 def test_reservations_of_a_killed_gateway_expire(harness: GatewayHarness, tmp_path: Path) -> None:
     spec, pods = harness.start_warm_pod(routing=QUEUEING)
     with servers.gateway(
-        tmp_path, redis_url=harness.redis_url, pool=harness.pool, reservation_ttl=2.0
+        tmp_path, redis_url=harness.redis_url, pool=harness.pool, program=SHORT_RESERVATIONS
     ) as dying:
         harness.wait_synced(dying)
         url = harness.url_of(spec, dying)

@@ -12,8 +12,7 @@ import pytest
 
 from gateway.pool import logger_rules
 from gateway.settings import GatewaySettings
-from registry.domain.model import ModelName, ModelSpec
-from registry.domain.request_log import RequestLog
+from registry.domain.model import ModelName, ModelSpec, RequestLog
 from registry.settings_table import read_settings
 from tests import servers
 

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 import orjson
 import pytest
 
-from registry.domain.model import RoutingPolicy
+from registry.domain.model import UNREADABLE, LoadFailure, ModelName, ModelSpec, RoutingPolicy, Task
 from tests import servers
 from tests.gateway.gateway_harness import exchange_bytes, wait_counts
 
 if TYPE_CHECKING:
     import httpx
 
-    from registry.domain.model import ModelSpec
     from tests.gateway.gateway_harness import GatewayHarness
 
 CALLS = ("completions", "chat/completions", "embeddings", "images/generations")
@@ -185,8 +184,78 @@ def test_lists_the_models_of_a_namespace(harness: GatewayHarness) -> None:
     assert missing.json()["error"]["code"] == "model_not_found"
 
 
+def test_lists_only_models_that_an_endpoint_of_openais_is_for(harness: GatewayHarness) -> None:
+    namespace = "openai-kinds"
+    kinds: dict[str, dict[str, Any]] = {
+        "llm": {}, "classifier": {}, "pickle": {}, "labels": {"task": Task.TEXT_CLASSIFICATION},
+        "vectors": {"task": Task.TEXT_EMBEDDING}, "iris": {"format": "sklearn"}, "lost": {},
+    }  # fmt: skip
+    specs = {
+        name: ModelSpec(ModelName(namespace, name), f"file:///{name}", **more)
+        for name, more in kinds.items()
+    }
+    harness.run(lambda registry: registry.put_models(list(specs.values())))
+    harness.start_pods("pod-a")
+    harness.fail_load(LoadFailure(specs["lost"].key, UNREADABLE, "no such bucket", 1, 0.0))
+    url = f"{harness.gateway.url}/serving/{namespace}/none/openai/v1/models"
+    listed = harness.client.get(url).json()["data"]
+    assert [card["id"] for card in listed] == ["llm", "vectors"]
+
+
 def test_other_methods_are_not_allowed(harness: GatewayHarness) -> None:
     response = exchange_bytes(
         harness.gateway.port, b"GET /openai/v1/completions HTTP/1.1\r\nhost: x\r\n\r\n"
     )
     assert response.startswith(b"HTTP/1.1 40")
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_other_servers_path_leads_to_the_same_endpoint(harness: GatewayHarness, call: str) -> None:
+    spec, _ = harness.start_warm_pod()
+    response = ask(harness, f"/v1/{call}", {"model": spec.name.name}, x_test="response=headers")
+    assert response.json()["path"] == f"/serving/{spec.name.path_segment}/openai/v1/{call}"
+    missing = ask(harness, f"/v1/{call}", {"model": "nobody"})
+    assert missing.json()["error"]["code"] == "model_not_found"
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/openai/v1/responses"),
+        ("GET", "/openai/v1/files"),
+        ("POST", "/openai/v1/rerank"),
+        ("POST", "/v1/moderations"),
+        ("POST", "/serving/default/m/openai/v1/responses"),
+    ],
+)
+def test_what_is_not_served_is_an_error_of_openais_form(
+    harness: GatewayHarness, method: str, path: str
+) -> None:
+    response = harness.client.request(method, f"{harness.gateway.url}{path}", json={"model": "m"})
+    assert response.status_code == 404
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["type"] == "invalid_request_error"
+    assert "/openai/v1, with completions, chat/completions, embeddings" in error["message"]
+
+
+def test_paths_of_kserve_keep_their_errors(harness: GatewayHarness) -> None:
+    assert harness.client.get(f"{harness.gateway.url}/v1/models/nobody").json() == {
+        "error": "model default/nobody does not exist"
+    }
+
+
+def test_a_models_own_address_lists_it_alone(harness: GatewayHarness) -> None:
+    one, other = harness.declare(), harness.declare()
+    own = {"host": f"{one.name.name}.default.example.com"}
+    for prefix, headers in ((f"/serving/default/{one.name.name}", {}), ("", own)):
+        url = f"{harness.gateway.url}{prefix}"
+
+        def read(path: str, url: str = url, headers: dict[str, str] = headers) -> Any:
+            return harness.client.get(f"{url}{path}", headers=headers).json()
+
+        assert [card["id"] for card in read("/openai/v1/models")["data"]] == [one.name.name]
+        assert read("/v1/models") == read("/v2/models") == {"models": [one.name.name]}
+        assert read(f"/openai/v1/models/{one.name.name}")["object"] == "model"
+        missing = read(f"/openai/v1/models/{other.name.name}")
+        assert missing["error"]["code"] == "model_not_found"

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from registry.redis.client import Registry
     from tests.gateway.gateway_harness import GatewayHarness, PodProcess
 
+pytestmark = pytest.mark.slow
+
 QUEUEING = RoutingPolicy.COLOCATION_QUEUEING
 MIB = 1 << 20
 
@@ -208,7 +210,6 @@ def test_an_unreachable_pod_is_avoided(harness: GatewayHarness) -> None:
     harness.run(lambda registry: registry.deregister_pod("pod-a", epoch))
 
 
-@pytest.mark.slow
 def test_a_request_waits_for_a_pod_that_registered_again_while_busy(
     harness: GatewayHarness,
 ) -> None:
@@ -263,7 +264,6 @@ def test_a_killed_pod_costs_few_responses_and_no_slot(harness: GatewayHarness) -
     assert harness.predict(spec).headers["x-pilotlight-pod"] == "pod-b"
 
 
-@pytest.mark.slow
 def test_a_load_claimed_by_a_dead_pod_is_started_elsewhere(harness: GatewayHarness) -> None:
     spec = harness.declare(routing=QUEUEING)
     dying = harness.start_pods("pod-a", lease_s=3)

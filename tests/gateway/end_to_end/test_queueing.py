@@ -11,6 +11,8 @@ from registry.domain.model import RoutingPolicy
 from tests.gateway.gateway_harness import GatewayHarness, wait_counts
 from tests.servers import wait_until
 
+pytestmark = pytest.mark.slow
+
 QUEUEING = RoutingPolicy.COLOCATION_QUEUEING
 HOLD = "delay=hold"
 

@@ -13,16 +13,18 @@ TIMEOUT_S = 60.0
 OPTIONS = [("grpc.enable_http_proxy", 0), ("grpc.max_receive_message_length", -1)]
 
 
-def channel(port: int) -> grpc.Channel:
-    return grpc.insecure_channel(f"127.0.0.1:{port}", options=OPTIONS)
+def channel(port: int, authority: str = "") -> grpc.Channel:
+    options = [*OPTIONS, ("grpc.default_authority", authority)] if authority else OPTIONS
+    return grpc.insecure_channel(f"127.0.0.1:{port}", options=options)
 
 
 def send(
-    port: int, method: str, content: bytes, *, timeout_s: float = TIMEOUT_S, **metadata: str
-) -> tuple[bytes, dict[str, str]]:
+    port: int, method: str, content: bytes, *, timeout_s: float = TIMEOUT_S, authority: str = "",
+    **metadata: str,
+) -> tuple[bytes, dict[str, str]]:  # fmt: skip
     """The answer to one call as it is, and its metadata; names are given with underscores."""
     named = [(name.replace("_", "-"), value) for name, value in metadata.items()]
-    with channel(port) as opened:
+    with channel(port, authority) as opened:
         path = method if method.startswith("/") else f"/{INFERENCE}/{method}"
         answer, call = opened.unary_unary(path).with_call(
             content, timeout=timeout_s, metadata=named

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
@@ -51,7 +53,14 @@ def harness(
 
 @pytest.fixture(scope="module")
 def spec(harness: GatewayHarness) -> ModelSpec:
-    return harness.declare("iris", namespace="team")
+    return harness.declare("iris", namespace="team", served_name="flowers")
+
+
+@pytest.fixture(scope="module")
+def twins(harness: GatewayHarness, pods: PodProcess) -> ModelSpec:
+    """Two models of one name, the second in the namespace of `iris`."""
+    harness.declare("twin")
+    return harness.declare("twin", namespace="team")
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +100,106 @@ def test_a_call_names_its_model_by(
     assert headers["content-type"] == "application/x-protobuf"
     assert int(headers["content-length"]) == len(content)
     assert not {"mm-vmodel-id", "mm-model-id", "te"} & headers.keys()
+
+
+def test_a_response_has_the_second_name_that_the_message_has(port: int, pods: PodProcess) -> None:
+    content = calls.rows("flowers", 1.0).SerializeToString()
+    answer, _ = calls.send(
+        port, "ModelInfer", content, timeout_s=calls.TIMEOUT_S, x_test="response=headers",
+        mm_vmodel_id="team/iris",
+    )  # fmt: skip
+    assert json.loads(answer)["headers"]["x-pilotlight-model-name"] == "flowers"
+
+
+@pytest.mark.parametrize(
+    ("authority", "name", "path"),
+    [
+        pytest.param("iris.team.example.com", "iris", "team~iris", id="of-a-model"),
+        pytest.param("iris-predictor.team.svc:80", "iris", "team~iris", id="of-its-predictor"),
+        pytest.param("iris-team.example.com", "iris", "team~iris", id="with-dashes"),
+        pytest.param("iris.team.example.com", "flowers", "team~iris", id="and-the-second-name"),
+        pytest.param("iris.team.example.com", "team/iris", "team~iris", id="and-the-same-name"),
+        pytest.param("models.example.com", "team/iris", "team~iris", id="of-the-gateway"),
+        pytest.param("models.example.com", "twin", "default~twin", id="of-the-gateway-and-a-name"),
+        pytest.param("twin.other.example.com", "team/iris", "team~iris", id="a-prefix-wins"),
+        pytest.param("twin.team.example.com", "twin", "team~twin", id="of-a-namesake"),
+    ],
+)
+def test_an_authority_chooses_the_model_as_a_host_does(
+    port: int, pods: PodProcess, twins: ModelSpec, authority: str, name: str, path: str
+) -> None:
+    content = calls.rows(name, 1.0).SerializeToString()
+    for _ in range(2):
+        answer, _ = calls.send(
+            port, "ModelInfer", content, authority=authority, x_test="response=headers",
+            x_pilotlight_authority="iris.default.example.com",
+        )  # fmt: skip
+        assert json.loads(answer)["path"] == f"/v2/models/{path}/infer"
+
+
+@pytest.mark.parametrize(
+    ("authority", "name", "text"),
+    [
+        pytest.param("iris.team.example.com", "twin", "the path names model 'twin'", id="another"),
+        pytest.param("twin.gone.example.com", "twin", "gone/twin does not exist", id="undeclared"),
+        pytest.param("ghost.team.example.com", "twin", "team/ghost", id="of-no-model"),
+    ],
+)
+def test_an_authority_of_another_model_is_not_found(
+    port: int, pods: PodProcess, twins: ModelSpec, authority: str, name: str, text: str
+) -> None:
+    messages = {
+        "ModelInfer": calls.rows(name, 1.0),
+        "ModelReady": inference.ModelReadyRequest(name=name),
+        "ModelMetadata": inference.ModelMetadataRequest(name=name),
+    }
+    for method, message in messages.items():
+        error = calls.refused(port, method, message.SerializeToString(), authority=authority)
+        assert error.code() is Code.NOT_FOUND, method
+        assert text in error.details()
+
+
+def test_readiness_and_metadata_of_an_authority(
+    port: int, pods: PodProcess, twins: ModelSpec
+) -> None:
+    authority = "iris.team.example.com"
+    request = inference.ModelReadyRequest(name="iris", version="1").SerializeToString()
+    answer, _ = calls.send(port, "ModelReady", request, authority=authority)
+    assert inference.ModelReadyResponse.FromString(answer).ready
+    request = inference.ModelMetadataRequest(name="iris").SerializeToString()
+    answer, _ = calls.send(port, "ModelMetadata", request, authority=authority)
+    assert inference.ModelMetadataResponse.FromString(answer).name == "iris"
+    for method in ("ServerLive", "ServerReady", "ServerMetadata"):
+        calls.send(port, method, b"", authority=authority)
+    assert calls.refused(port, "ModelReady", request).code() is Code.NOT_FOUND
+
+
+def test_a_large_message_and_its_answer_pass(port: int, pods: PodProcess) -> None:
+    content = calls.rows("iris", *([1.0] * 2_000_000)).SerializeToString()
+    answer, _ = calls.send(port, "ModelInfer", content, authority="iris.team.example.com")
+    assert answer == content  # the pod of these tests answers with the request
+
+
+def test_what_is_not_http2_closes_the_connection(port: int, pods: PodProcess) -> None:
+    preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+    attacks = {
+        "an index of no entry": bytes((0, 0, 1, 1, 4, 0, 0, 0, 1, 0xFF - 1)),
+        "endless continuations": bytes((0, 0, 1, 1, 0, 0, 0, 0, 1, 0x82))
+        + bytes((0, 0x40, 0, 9, 0, 0, 0, 0, 1)) * 1
+        + bytes(0x4000)
+        + (bytes((0, 0x40, 0, 9, 0, 0, 0, 0, 1)) + bytes(0x4000)) * 9,
+        "http/1": b"",
+    }
+    for name, frames in attacks.items():
+        with socket.create_connection(("127.0.0.1", port), 20) as connection:
+            connection.settimeout(20)
+            start = preface if frames else b"GET / HTTP/1.1\r\nhost: a\r\n\r\n" * 2
+            with contextlib.suppress(OSError):
+                connection.sendall(start + frames)
+                while connection.recv(65536):
+                    pass
+        assert name
+    calls.send(port, "ServerLive", b"")
 
 
 def test_a_call_is_a_request_with_a_record(

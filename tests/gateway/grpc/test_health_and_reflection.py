@@ -9,7 +9,6 @@ import grpc
 import grpc.aio
 import pytest
 
-from gateway.grpc.health_service import health_handler
 from gateway.grpc.messages import (
     HEALTH,
     INFERENCE,
@@ -19,7 +18,7 @@ from gateway.grpc.messages import (
     SERVING,
     message_class,
 )
-from gateway.grpc.reflection_service import reflection_handlers
+from gateway.grpc.server import health_handler, reflection_handlers
 
 
 async def _served(ask: Any, *, is_ready: bool = True) -> Any:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
+import gzip
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 import pytest
 
-from gateway.errors import BodiesFull, BodyTooSlow, RequestBodyTooLarge
-from gateway.http.body import BodyLimits, IncomingBody
-from gateway.http.client_request import ClientClosedRequest
-from gateway.http.held_bodies import HeldBodies
+from gateway.errors import (
+    BadRequest,
+    BodiesFull,
+    UnsupportedCoding,
+)
+from gateway.http.body import BodyLimits, HeldBodies, IncomingBody
 from tests.gateway.asynchronous import run_async
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 LIMITS = BodyLimits(max_bytes=100, buffer_bytes=10, timeout_s=0.02)
 HELD = HeldBodies(1 << 20, 1 << 20)
@@ -21,34 +27,22 @@ HELD = HeldBodies(1 << 20, 1 << 20)
 
 @dataclass
 class FakeSource:
-    """A body that arrives in chunks; `ends`: `complete`, `disconnected` or `stalled`."""
+    """A body that arrives in chunks."""
 
     remaining: list[bytes]
-    ends: str
     is_complete: bool = False
 
     def take_chunks(self) -> list[bytes]:
         return []
 
     async def receive_chunks(self) -> list[bytes]:
-        if not self.remaining and self.ends == "disconnected":
-            raise ClientClosedRequest
-        if not self.remaining:
-            await asyncio.Event().wait()
         chunk = self.remaining.pop(0)
-        self.is_complete = not self.remaining and self.ends == "complete"
+        self.is_complete = not self.remaining
         return [chunk]
 
 
-def body_of(*chunks: bytes, declared: int | None = None, ends: str = "complete") -> IncomingBody:
-    return IncomingBody(FakeSource(list(chunks), ends), declared, LIMITS, HELD)
-
-
-@run_async
-async def test_keeps_a_small_body_in_memory() -> None:
-    body = body_of(b"ab", b"cd")
-    await body.receive()
-    assert (b"".join(body.buffered), body.is_complete, body.has_file) == (b"abcd", True, False)
+def body_of(*chunks: bytes) -> IncomingBody:
+    return IncomingBody(FakeSource(list(chunks)), None, LIMITS, HELD)
 
 
 @run_async
@@ -67,47 +61,54 @@ def open_full_disk() -> IO[bytes]:
     return Path("/dev/full").open("r+b")
 
 
+@pytest.mark.parametrize(
+    ("patched", "value", "message"),
+    [
+        ("TemporaryFile", open_full_disk, "temporary file, which failed: No space left"),
+        ("tempdir", "/nowhere", "No such file or directory"),
+    ],
+)
 @run_async
-async def test_a_full_disk_is_reported_and_frees_the_budget(
-    monkeypatch: pytest.MonkeyPatch,
+async def test_a_disk_that_takes_nothing_is_reported_and_frees_the_budget(
+    monkeypatch: pytest.MonkeyPatch, patched: str, value: object, message: str
 ) -> None:
-    monkeypatch.setattr("tempfile.TemporaryFile", open_full_disk)
+    monkeypatch.setattr(f"tempfile.{patched}", value)
     body = body_of(b"a" * 12, b"b")
-    with pytest.raises(BodiesFull, match="temporary file, which failed: No space left"):
+    with pytest.raises(BodiesFull, match=message):
         await body.receive()
     body.close()
     assert (HELD.disk_bytes, HELD.memory_bytes) == (0, 0)
 
 
+PACKING = BodyLimits(max_bytes=10_000, buffer_bytes=1_000, timeout_s=0.5)
+
+
+def packed_body(content: bytes) -> IncomingBody:
+    return IncomingBody(FakeSource([content[:9], content[9:]]), None, PACKING, HELD)
+
+
+@pytest.mark.parametrize(("coding", "pack"), [("gzip", gzip.compress), ("deflate", zlib.compress)])
 @run_async
-async def test_a_missing_temporary_folder_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.tempdir", "/nowhere")
-    body = body_of(b"a" * 12, b"b")
-    with pytest.raises(BodiesFull, match="No such file or directory"):
-        await body.receive()
-    body.close()
+async def test_the_model_of_a_compressed_openai_body_is_read(
+    coding: str, pack: Callable[[bytes], bytes]
+) -> None:
+    content = pack(b'{"model": "writer", "prompt": "' + b"a" * 5_000 + b'"}')
+    body = packed_body(content)
+    assert await body.read_model_field(coding) == "writer"
+    assert b"".join(body.buffered) == content  # which the pod gets as it is
 
 
-def test_rejects_a_declared_length_over_the_limit_without_reading() -> None:
-    with pytest.raises(RequestBodyTooLarge, match="content-length 101"):
-        body_of(b"x", declared=101)
-
-
+@pytest.mark.parametrize(
+    ("content", "coding", "error"),
+    [
+        pytest.param(b"not packed at all", "gzip", BadRequest, id="not-packed"),
+        pytest.param(gzip.compress(bytes(1_000_000)), "gzip", BadRequest, id="zeros"),
+        pytest.param(b"whatever it is", "br", UnsupportedCoding, id="another-coding"),
+    ],
+)
 @run_async
-async def test_rejects_an_undeclared_length_over_the_limit_by_count() -> None:
-    body = body_of(b"a" * 51, b"b" * 51)
-    with pytest.raises(RequestBodyTooLarge, match="already 102"):
-        await body.receive()
-    body.close()
-
-
-@run_async
-async def test_rejects_a_body_that_stalls() -> None:
-    with pytest.raises(BodyTooSlow, match="received 1 bytes"):
-        await body_of(b"a", ends="stalled").receive()
-
-
-@run_async
-async def test_raises_an_error_when_the_client_disconnects() -> None:
-    with pytest.raises(ClientClosedRequest):
-        await body_of(b"a", ends="disconnected").receive()
+async def test_a_compressed_body_without_a_model_is_refused(
+    content: bytes, coding: str, error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        await packed_body(content).read_model_field(coding)

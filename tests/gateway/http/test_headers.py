@@ -6,7 +6,6 @@ import pytest
 
 from gateway.errors import BadRequest
 from gateway.http.headers import read_headers, read_response
-from registry.domain.model import RoutingPolicy
 
 
 def forwarded(*headers: tuple[bytes, bytes]) -> bytes:
@@ -56,27 +55,6 @@ def test_blanks_after_a_value_are_removed() -> None:
 def test_headers_named_by_connection_are_not_forwarded() -> None:
     head = forwarded((b"x-hop", b"1"), (b"connection", b"Keep-Alive, X-Hop"), (b"x-far", b"2"))
     assert head == b"\r\nx-far: 2\r\n"
-
-
-def test_reads_what_routing_needs() -> None:
-    read = read_headers(
-        [
-            (b"x-request-id", b"abc"),
-            (b"x-pilotlight-policy", b"remote-proxy"),
-            (b"x-pilotlight-deadline-ms", b"250"),
-            (b"content-length", b"12"),
-        ]
-    )
-    assert read.request_id == "abc"
-    assert read.policy is RoutingPolicy.REMOTE_PROXY
-    assert read.deadline_s == 0.25
-    assert read.content_length == 12
-
-
-def test_a_request_without_id_gets_a_unique_one() -> None:
-    one, other = read_headers([]), read_headers([])
-    assert len(one.request_id) == 32
-    assert one.request_id != other.request_id
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from uvicorn.server import ServerState
 from gateway.__main__ import running_app
 from gateway.http.client_request import ClientClosedRequest, ClientRequest
 from gateway.http.framing import MAX_HEAD_BYTES, MAX_TARGET_BYTES
-from gateway.http.request_starts import ConnectionStarts
+from gateway.http.listener import ConnectionStarts
 from gateway.http.routes import ModelTarget
 from gateway.http.server import GatewayProtocol
 from gateway.settings import GatewaySettings
@@ -85,6 +85,10 @@ async def connected(
             writer.close()
             with contextlib.suppress(ConnectionError):
                 await writer.wait_closed()
+            for each in protocols:  # further clients' connections may not have ended yet
+                each.transport.abort()
+            for _ in range(3):
+                await asyncio.sleep(0)
 
 
 async def body_of(client: ClientRequest) -> bytes:

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 import uvicorn
 from uvicorn.server import ServerState
 
-from gateway.http.listener import Listener, listen
-from gateway.http.request_starts import MAX_PER_TURN
+from gateway.http.listener import MAX_PER_TURN, Listener, listen
 from gateway.http.server import create_protocol
 from tests.gateway.asynchronous import run_async
 from tests.gateway.http.test_server import HEAD, find_target, not_inference

@@ -1,4 +1,4 @@
-"""The management API of a real gateway process: explanations, metrics, OpenAPI, model lists."""
+"""The management API of a real gateway process: explanations, metrics, model lists, methods."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import json
 from typing import TYPE_CHECKING
 
 import httpx
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from gateway.http.probe_server import ProbeServer
 from registry.domain.model import RoutingPolicy
-from tests.gateway.gateway_harness import GatewayHarness, metric
+from tests import servers
+from tests.gateway.gateway_harness import GatewayHarness, exchange_bytes, metric
 from tests.servers import wait_until
 
 if TYPE_CHECKING:
@@ -117,11 +120,89 @@ def test_model_lists_and_readiness(shared: GatewayHarness, spec: ModelSpec) -> N
     assert {"name": name, "version": spec.generation, "state": "READY", "reason": ""} in index
 
 
+@pytest.mark.parametrize("version", ["1", "v2.0", "latest"])
+def test_every_version_is_the_declared_one(
+    shared: GatewayHarness, spec: ModelSpec, version: str
+) -> None:
+    """As in inference paths and gRPC: a model is declared once, whatever its version is called."""
+    path = f"{shared.gateway.url}/v2/models/{spec.name.name}"
+    for rest in ("", "/ready"):
+        plain = shared.client.get(path + rest)
+        versioned = shared.client.get(f"{path}/versions/{version}{rest}")
+        assert (plain.status_code, plain.json()) == (versioned.status_code, versioned.json())
+        assert plain.status_code == 200
+    nobody = f"{shared.gateway.url}/v2/models/nobody/versions/{version}"
+    assert shared.client.get(nobody).status_code == 404
+    assert shared.client.get(f"{nobody}/ready").status_code == 404
+
+
+def test_the_server_is_described_with_and_without_a_slash(shared: GatewayHarness) -> None:
+    paths = ("/v2", "/v2/", "/serving/default/m/v2/")
+    found = [shared.client.get(shared.gateway.url + path) for path in paths]
+    assert [each.status_code for each in found] == [200] * 3
+    assert len({each.text for each in found}) == 1
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/healthz", "/v2", "/v2/health/ready", "/v2/models", "/v2/models/nobody/ready"]
+)
+def test_head_is_answered_as_get_without_a_body(shared: GatewayHarness, path: str) -> None:
+    url = shared.gateway.url + path
+    asked, found = shared.client.head(url), shared.client.get(url)
+    assert asked.status_code == found.status_code
+    assert asked.headers["content-length"] == str(len(found.content))
+    assert asked.content == b""
+
+
+def test_head_of_an_inference_path_is_405(shared: GatewayHarness, spec: ModelSpec) -> None:
+    response = shared.client.head(shared.url_of(spec))
+    assert (response.status_code, response.headers["allow"]) == (405, "POST")
+
+
+def test_a_host_of_a_deleted_model_is_not_answered_by_its_namesake(harness: GatewayHarness) -> None:
+    spec, _ = harness.start_warm_pod()
+    name = spec.name.name
+    twin = harness.declare(name, namespace="far")
+    headers = {"host": f"{name}.far.example.com"}
+    harness.run(lambda registry: registry.delete_models([twin.name]))
+    harness.wait_synced()
+    url = harness.gateway.url
+    found = harness.client.post(f"{url}/v1/models/{name}:predict", json={}, headers=headers)
+    assert (found.status_code, found.json()) == (404, {"error": f"model far/{name} does not exist"})
+    for path in (f"/v1/models/{name}", f"/v2/models/{name}/ready", f"/v2/models/{name}"):
+        assert harness.client.get(url + path, headers=headers).status_code == 404
+    other = harness.declare(namespace="far")
+    ghost = {"host": "ghost.far.example.com"}
+    listed = harness.client.get(f"{url}/v2/models", headers=ghost)
+    assert listed.json() == {"models": [other.name.name]}
+    infer = harness.client.post(f"{url}/v2/models/{name}/infer", json={}, headers=ghost)
+    assert infer.status_code == 404
+    assert harness.predict(spec).status_code == 200
+
+
 def test_metadata_needs_a_pod(harness: GatewayHarness) -> None:
     spec = harness.declare()
     response = harness.client.get(f"{harness.gateway.url}/v2/models/{spec.name.name}")
     assert response.status_code == 503
     assert response.json() == {"error": "no pod accepts requests"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "error"),
+    [
+        ("pickle", 501, "pickled models are not served"),
+        ("too-large", 507, "needs 8 GB on disk"),
+    ],
+)
+def test_metadata_of_files_that_are_not_served_keep_the_pods_status(
+    harness: GatewayHarness, kind: str, status: int, error: str
+) -> None:
+    spec = harness.declare(kind)
+    harness.start_pods("pod-a")
+    response = harness.client.get(f"{harness.gateway.url}/v2/models/{spec.name.name}")
+    assert response.status_code == status
+    assert response.json() == {"error": error}
+    assert "retry-after" not in response.headers
 
 
 def test_a_model_in_another_namespace_is_found_by_its_prefix(harness: GatewayHarness) -> None:
@@ -144,3 +225,57 @@ def test_a_deleted_model_is_404(harness: GatewayHarness) -> None:
 def test_a_plain_http_client_suffices(shared: GatewayHarness, spec: ModelSpec) -> None:
     response = httpx.post(shared.url_of(spec), json={"instances": [1]}, trust_env=False, timeout=60)
     assert response.json() == {"instances": [1]}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("GET", "/v1/models/m:predict", "POST"),
+        ("PUT", "/v1/models/m:predict", "POST"),
+        ("HEAD", "/v1/models/m%3Apredict", "POST"),
+        ("GET", "/v1/models/m:explain", "POST"),
+        ("GET", "/v2/models/m/infer", "POST"),
+        ("OPTIONS", "/v2/models/m/versions/1/infer", "POST"),
+        ("GET", "/serving/a/m/v2/models/m/infer", "POST"),
+        ("GET", "/openai/v1/chat/completions", "POST"),
+        ("DELETE", "/v1/models/m", "GET, HEAD"),
+        ("POST", "/v1/models", "GET, HEAD"),
+        ("POST", "/v2/models/m/ready", "GET, HEAD"),
+        ("GET", "/v2/repository/index", "POST"),
+        ("POST", "/healthz", "GET, HEAD"),
+        ("POST", "/metrics", "GET, HEAD"),
+        ("DELETE", "/openai/v1/models/m", "GET, HEAD"),
+        ("PUT", "/serving/a/graph/", "GET, HEAD, POST"),
+        ("POST", "/v1/workflows", "GET, HEAD"),
+        ("POST", "/v1/workflows/w", "PUT, DELETE"),
+        ("GET", "/v1/workflows/w:run", "POST"),
+        ("PUT", "/v1/workflows/w%3arun", "POST"),
+        ("PUT", "/v1/workflows/w/runs/1", "GET, HEAD, DELETE"),
+        ("POST", "/console/requests", "GET, HEAD"),
+    ],
+)
+def test_another_method_is_405_and_names_the_methods(
+    shared: GatewayHarness, method: str, path: str, allowed: str
+) -> None:
+    head = f"{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+    response = exchange_bytes(shared.gateway.port, head.encode()).decode()
+    assert response.startswith("HTTP/1.1 405 "), response
+    assert f"\r\nallow: {allowed}\r\n" in response
+    assert "\r\nx-pilotlight-reason: method-not-allowed\r\n" in response
+    assert method == "HEAD" or f"takes the methods {allowed}, was {method}" in response
+
+
+def test_a_slash_too_many_is_no_way_into_another_namespace(shared: GatewayHarness) -> None:
+    response = shared.client.get(f"{shared.gateway.url}/serving/a/m/v1/models/")
+    assert response.status_code == 404
+
+
+def test_probes_take_get() -> None:
+    probes, port = ProbeServer({"/healthz": lambda: True}), servers.free_port()
+    probes.start("127.0.0.1", port)
+    try:
+        response = exchange_bytes(port, b"POST /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert response.startswith(b"HTTP/1.1 405 "), response
+        assert b"\r\nallow: GET\r\n" in response
+    finally:
+        probes.close()

@@ -7,10 +7,17 @@ import math
 import numpy as np
 import pytest
 
-from gateway.selection.accuracy import accuracy_by_class_mix, profiled_accuracy, recalls
-from gateway.selection.class_posterior import class_probabilities, prior_weights
-from gateway.selection.priority import group_priority, priority
-from gateway.selection.utility import penalty, utility
+from gateway.selection.utility import (
+    accuracy_by_class_mix,
+    class_probabilities,
+    group_priority,
+    penalty,
+    prior_weights,
+    priority,
+    profiled_accuracy,
+    recalls,
+    utility,
+)
 from registry.domain.application import Penalty, Prior
 
 CONFUSION = [[6, 2], [1, 1]]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gateway.selection.nearest_examples import NearestExamples
 from gateway.selection.sneakpeek_training import (
+    NearestExamples,
     cross_validated,
     principal_components,
     stratified_subset,

@@ -84,5 +84,5 @@ def test_locally_optimal_takes_what_is_best_after_what_is_planned_before() -> No
     assert [(each.request, each.variant) for each in plan.assignments] == [
         ("r0", "fast"), ("r1", "fast"), ("r2", "fast"), ("r3", "fast"),
     ]  # fmt: skip
-    most = plan_window(SelectionPolicy.MAX_ACCURACY_EDF, _window(ONE))
+    most = plan_window("max-accuracy-edf", _window(ONE))
     assert {each.variant for each in most.assignments} == {"slow"}

@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from gateway.selection.accuracy import profiled_accuracy, recalls
+from gateway.selection.utility import profiled_accuracy, recalls
 from gateway.selection.window import (
     VariantProfile,
     Window,

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     import httpx
 
+pytestmark = pytest.mark.slow
+
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 PARENT = "b7ad6b7169203331"
 

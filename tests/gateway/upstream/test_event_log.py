@@ -12,8 +12,7 @@ import pytest
 from gateway.upstream import event_log
 from gateway.upstream.event_log import EventLog, EventOutcome, LoggedRequest
 from gateway.upstream.pod_connection import PodConnectionPool
-from registry.domain.model import ModelName, ModelSpec
-from registry.domain.request_log import LogMode, RequestLog
+from registry.domain.model import LogMode, ModelName, ModelSpec, RequestLog
 from tests.gateway.asynchronous import run_async, running
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from registry.domain.model import RoutingPolicy
-from registry.knative_errors import QueueProxyFailure, classify_failure
+from registry.pod_responses import QueueProxyFailure, classify_failure
 
 if TYPE_CHECKING:
     from tests.gateway.gateway_harness import GatewayHarness

@@ -28,6 +28,7 @@ _RESPONSES = {
     "together": _PLAIN,
     "busy": _response("503 Busy", b'{"error": "no room"}', "x-pilotlight-reason: full"),
     "wrong": _response("400 Bad Request", b"<p>not JSON"),
+    "half-locked": _response("401 Unauthorized", b'{"error": "an API key is needed"}'),
     "openai-wrong": _response("404 Not Found", b'{"error": {"message": "no such model"}}'),
     "odd-headers": _response(
         "200 OK", b"{}", "server-timing: infer;dur=x, load;dur=nan, queue;dur=1.5, db;dur=9",
@@ -45,6 +46,11 @@ _RESPONSES = {
     "stream-broken": _response("200 OK", b'data: {"a": 1}\n\n', _EVENTS),
     "stream-error": _response("200 OK", b'data: {"error": {"message": "too slow"}}\n\n', _EVENTS),
 }  # fmt: skip
+_METADATA = {
+    "absent": _response("404 Not Found", b'{"error": "no metadata"}'),
+    "bare": _response("200 OK", b'{"name": "bare", "inputs": [], "outputs": []}'),
+    "locked": _response("401 Unauthorized", b'{"error": "an API key is needed"}'),
+}
 _CLOSING = {"truncated", "garbage", "closed"}
 
 
@@ -59,6 +65,8 @@ class OddServer:
     """The first line of each inference request."""
     bodies: list[bytes] = field(default_factory=list)
     """Its body."""
+    credentials: set[str] = field(default_factory=set)
+    """Authorization headers of all requests; empty: without one."""
     hosts: set[tuple[str, str]] = field(default_factory=set)
     """Method and Host header of all requests."""
 
@@ -101,10 +109,12 @@ class OddServer:
         first, *lines = head.strip().split("\r\n")
         headers = {name.lower(): value.strip() for name, _, value in (
             line.partition(":") for line in lines)}  # fmt: skip
+        self.credentials.add(headers.get("authorization", ""))
         self.hosts.add((first.partition(" ")[0], headers["host"]))
         body = await reader.readexactly(int(headers.get("content-length", "0")))
         if first.startswith("GET"):
-            writer.write(_response("404 Not Found", b'{"error": "no metadata"}'))
+            model = first.split()[1].rpartition("/")[2]
+            writer.write(_METADATA.get(model) or _METADATA["absent"])
             return True
         self.requests.append(first)
         self.bodies.append(body)

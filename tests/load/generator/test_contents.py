@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from pydantic import TypeAdapter
 
+from load.errors import GeneratorError
 from load.generator.content import IMAGE, TEXT, Content, ContentKind, content_of_metadata
-from load.generator.errors import UnplayableTrace
 from load.generator.open_loop import OpenLoop
 from load.generator.progress import LatencyHistogram
 from load.generator.record_parts import RecordPart
@@ -70,10 +70,13 @@ def test_v1_bodies_have_an_instance_per_item() -> None:
     assert [set(each) for each in images] == [{"image_bytes"}] * 3
 
 
-def test_v1_instances_are_texts_if_the_first_of_several_inputs_is_text() -> None:
+def test_v1_instances_are_objects_if_there_are_several_inputs() -> None:
     content = Content(ContentKind.TENSORS, inputs=(("q", "BYTES", (-1,)), ("x", "FP32", (-1,))))
     body = RequestBodies(RequestProtocol.V1, 0).body(ARRIVAL, content)
-    assert [len(text.split()) for text in json.loads(body.data)["instances"]] == [8, 8, 8]
+    instances = json.loads(body.data)["instances"]
+    assert [set(each) for each in instances] == [{"q", "x"}] * 3
+    assert [len(each["q"].split()) for each in instances] == [8, 8, 8]
+    assert all(isinstance(each["x"], float) for each in instances)
 
 
 @pytest.mark.parametrize("words", [1, 100, 5000])
@@ -104,6 +107,19 @@ def test_bodies_depend_only_on_seed_and_row() -> None:
         pytest.param(
             {"inputs": [{"name": "q", "datatype": "BYTES", "shape": [-1]}]},
             Content(ContentKind.TEXT, "q"), id="text",
+        ),
+        pytest.param(
+            {"platform": "transformers", "inputs": [
+                {"name": name, "datatype": "BYTES", "shape": [-1]} for name in ("text", "task")]},
+            TEXT, id="text-with-an-option",
+        ),
+        pytest.param(
+            {"platform": "scikit-learn", "inputs": [
+                {"name": name, "datatype": "BYTES", "shape": [-1]} for name in ("text", "task")]},
+            Content(
+                ContentKind.TENSORS, inputs=(("text", "BYTES", (-1,)), ("task", "BYTES", (-1,)))
+            ),
+            id="columns-of-texts",
         ),
         pytest.param(
             {"inputs": [{"name": "x", "datatype": "FP32", "shape": ["-1", 4]}]},
@@ -150,7 +166,7 @@ def test_live_percentiles_are_exact_to_a_bucket() -> None:
 def test_a_trace_without_arrivals_in_time_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "trace.csv"
     path.write_text("at_s,tenant,model,input_size,output_size,deadline_s\n5,t,m,1,0,\n")
-    with pytest.raises(UnplayableTrace, match="has no requests within --duration 2 s"):
+    with pytest.raises(GeneratorError, match="has no requests within --duration 2 s"):
         survey(open_trace(str(path), seed=0), 2.0)
 
 

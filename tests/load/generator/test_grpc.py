@@ -89,5 +89,6 @@ def test_responses_errors_and_missing_servers_over_grpc(
         "gRPC RESOURCE_EXHAUSTED: no room",
     )
     again = load_run(trace, url, *flags, "--overwrite", "--json")
-    assert again.status == 0, again.err
+    assert again.status == 1
+    assert "all 2 requests failed" in again.err
     assert again.document["by_status"] == {"0": 2}

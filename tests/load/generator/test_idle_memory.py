@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from load.generator.output_file import claimed_output
+from load.generator.record_parts import claimed_output
 from load.generator.run import prepare, run_trace
 from load.generator.settings import RunSettings
 from load.report.run_file import read_run

@@ -8,10 +8,12 @@ import numpy as np
 import orjson
 import pytest
 
-from load.generator.example_rules import ExampleRules
-from load.generator.labelled_bodies import LabelledBodies, judge, predicted_label
+from load.generator.content import Content, ContentKind, ExampleRules
+from load.generator.labelled_bodies import judge, predicted_label
 from load.generator.record_parts import RecordPart, record_row, schema_of
+from load.generator.request_bodies import RequestBodies
 from load.generator.responses import RequestResult
+from load.generator.settings import RequestProtocol
 from load.generator.trace_arrivals import TraceArrival
 from load.schema import ANSWER_SCHEMA
 
@@ -32,13 +34,16 @@ def test_bodies_hold_one_example_drawn_by_seed_and_row(tmp_path: Path) -> None:
     rows = np.arange(20, dtype=np.float32).reshape(10, 2)
     np.savez(tmp_path / "a.npz", features=rows, labels=np.arange(10))
     rules = ExampleRules(str(tmp_path / "a.npz"))
-    sent = [LabelledBodies(rules, 1).body(_arrival(row)) for row in range(30)]
-    assert [each.data for each in sent] == [
-        LabelledBodies(rules, 1).body(_arrival(row)).data for row in range(30)
-    ]
+    content = Content(ContentKind.EXAMPLES, examples=rules)
+    sent, again = (
+        [bodies.body(_arrival(row), content) for row in range(30)]
+        for bodies in (RequestBodies(RequestProtocol.V2, 1) for _ in range(2))
+    )
+    assert sent == again
     assert len({each.label for each in sent}) > 3
     for each in sent:
         [tensor] = orjson.loads(each.data)["inputs"]
+        assert each.label is not None
         assert tensor["data"] == rows[each.label].tolist()
 
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from load.generator.errors import OutputNotReplaceable
-from load.generator.output_file import claimed_output
+from load.errors import GeneratorError
+from load.generator.record_parts import claimed_output
 from tests.load.generator.odd_server import odd_server
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def test_the_parts_of_an_interrupted_run_are_kept(tmp_path: Path) -> None:
     with claimed_output(output, overwrite=False) as parts:
         (parts / "worker-0.arrows").write_text("records")
     with (
-        pytest.raises(OutputNotReplaceable, match="of an interrupted run already"),
+        pytest.raises(GeneratorError, match="of an interrupted run already"),
         claimed_output(output, overwrite=False),
     ):
         pass
@@ -69,7 +69,7 @@ def test_two_runs_at_once_never_share_an_output(tmp_path: Path, *, overwrite: bo
     with claimed_output(output, overwrite=False) as parts:
         (parts / "worker-0.arrows").write_text("records")
         with (
-            pytest.raises(OutputNotReplaceable, match=r"another run writes .* now"),
+            pytest.raises(GeneratorError, match=r"another run writes .* now"),
             claimed_output(output, overwrite=overwrite),
         ):
             pass
@@ -92,7 +92,7 @@ def test_other_things_than_files_are_refused_and_left(
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "file").write_text("mine")
     with (
-        pytest.raises(OutputNotReplaceable, match=problem) as refused,
+        pytest.raises(GeneratorError, match=problem) as refused,
         claimed_output(tmp_path / name, overwrite=True),
     ):
         pass

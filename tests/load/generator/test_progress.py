@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from load.generator.progress import LatencyHistogram, RunProgress
-from pilotlight.commands.load_runs.progress import describe_progress, load_progress
+from pilotlight.commands.load_runs.summary import describe_progress, load_progress
 from tests.load.generator.odd_server import odd_server
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from matplotlib.container import BarContainer
 
-from load.report.answers import summarise_answers
-from load.report.plots.answers import utility
+from load.report.plots.bars import utility
 from load.report.style import LeftOut, Plot, styled
+from load.report.summary import summarise_answers
 from tests.load.report.runs import steady_run
 
 if TYPE_CHECKING:

@@ -11,11 +11,9 @@ from matplotlib.colors import to_hex, to_rgba
 from matplotlib.patches import StepPatch
 
 from load.report.plots.bars import cold_starts, stages, tenants
-from load.report.plots.completion import completion_times, deadline_misses
-from load.report.plots.loading_time import loading_time
-from load.report.plots.machines import machine_usage
+from load.report.plots.machines import loading_time, machine_usage
+from load.report.plots.requests import arrivals, completion_times, deadline_misses, workload
 from load.report.plots.tradeoffs import goodput, pareto, wasted_memory
-from load.report.plots.workload import arrivals, workload
 from load.report.style import COLOURS, LeftOut, Plot, styled
 from tests.load.report.runs import steady_run
 

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from tests.pilotlight.conftest import Cli
 
+pytestmark = pytest.mark.slow
+
 __all__ = ["cli"]
 
 

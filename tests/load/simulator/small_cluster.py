@@ -40,7 +40,7 @@ def cluster(node: dict[str, Any], *models: dict[str, Any], **more: Any) -> Any:
 
 
 def run(
-    plan: Any, rows: list[Row], policy: RoutingPolicy = COLOCATION, seed: int = 0, **options: Any
+    plan: Any, rows: list[Row], policy: str = COLOCATION, seed: int = 0, **options: Any
 ) -> list[dict[str, Any]]:
     return records(Simulation(plan, trace(rows, **options), policy, seed))
 

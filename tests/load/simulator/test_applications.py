@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from load.errors import InvalidCluster
 from load.schema import ANSWER_SCHEMA
-from load.simulator.errors import InvalidCluster
 from load.simulator.simulation import Simulation
 from registry.domain.model import ModelName
 from tests.load.simulator.small_cluster import cluster, records
@@ -195,9 +195,7 @@ def test_what_requests_lose_for_want_of_a_variant_pays_for_its_load() -> None:
 @pytest.mark.parametrize(
     ("application", "problem"),
     [
-        pytest.param(
-            _application(policy="best"), "spec.policy must be one of max-accuracy-edf", id="policy"
-        ),
+        pytest.param(_application(policy="best"), "spec.policy must be one of lo-edf", id="policy"),
         pytest.param(
             _application() | {"profile": {"app-fast": POOR}},
             "variant app-slow must have 2 rows of 2 counts",

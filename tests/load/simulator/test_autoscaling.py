@@ -12,10 +12,10 @@ from autoscaler.loading.holding_value import Prices
 from autoscaler.loading.keep_alive import KeepAlive, keep_alive
 from autoscaler.loading.loading_policies import LOADING_POLICIES
 from autoscaler.loading.predictive import Predictive, predictive
-from load.experiments.regret.wrong_forecasts import ScaledForecaster
 from load.simulator.autoscaling import PlannedAutoscaler
 from load.simulator.simulation import Simulation
 from registry.domain.model import ModelName, RoutingPolicy, Tier
+from research.experiments.regret.wrong_forecasts import ScaledForecaster
 from tests.load.simulator.small_cluster import M, ScriptedAutoscaler, cluster, records, took_s
 from tests.load.simulator.traces import Row, trace
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     from autoscaler.planning.policy import LoadingPolicy
     from tests.load.simulator.small_cluster import Step
+
+pytestmark = pytest.mark.slow
 
 
 def _played(plan: Any, rows: Sequence[Row], *steps: Step) -> tuple[Any, ScriptedAutoscaler]:
@@ -193,7 +195,6 @@ def test_two_periodic_models_with_one_place_take_turns_as_without_plans(tick_s: 
     assert planned_loads <= loads
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("tick_s", [0.5, 2.0])
 def test_predictive_moves_no_models_of_about_equal_value(tick_s: float) -> None:
     """Two periodic models with one place; three with two places whose arrivals are random."""

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from autoscaler.loading.baseline import baseline
 from load.simulator.autoscaling import PlannedAutoscaler
 from load.simulator.gateway import QueueOptions
 from load.simulator.simulation import Simulation
 from registry.domain.demand import QueueStats
+from research.loading.baseline import baseline
 from tests.load.simulator.small_cluster import (
     QUEUEING,
     M,

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 
-from autoscaler.placement.planners.igniter_json import read_igniter
-from autoscaler.placement.planners.igniter_latency import Resident, predict
 from autoscaler.placement.planners.service_times import share_factor
-from load.simulator.errors import InvalidCluster
+from load.errors import InvalidCluster
 from registry.domain.model import RoutingPolicy
-from tests.autoscaler.placement.planners.cases import igniter_document
+from research.placement.igniter_model import Resident, predict
 from tests.load.simulator.small_cluster import cluster, run, took_s
+from tests.research.placement.igniter_cases import coefficients, igniter_document, measured
 
 TWO_MODELS: list[dict[str, Any]] = [
     {"name": name, "infer": {1: "100ms", 4: "160ms"}, "preprocess": "0s", "postprocess": "0s",
@@ -46,10 +44,10 @@ def test_measured_pairs_slow_only_the_model_that_they_are_of() -> None:
 
 
 def test_neighbours_slow_down_as_igniter_predicts() -> None:
-    measured = igniter_document()
-    measured["a"], measured["b"] = measured.pop("small"), measured.pop("large")
-    found = _times_s([(0.0, "a"), (1.0, "a"), (1.0, "b")], interference="igniter", igniter=measured)
-    known = read_igniter(json.dumps(measured), kind="", file="f")
+    document = igniter_document()
+    document["a"], document["b"] = document.pop("small"), document.pop("large")
+    found = _times_s([(0.0, "a"), (1.0, "a"), (1.0, "b")], interference="igniter", igniter=document)
+    known = coefficients(measured(document, "gpu"), "gpu")
     residents = [Resident(known.models[name], 1, 60.0) for name in "ab"]
     a, b = (
         each.gpu / predict([alone], known.hardware)[0].gpu
@@ -62,10 +60,10 @@ def test_neighbours_slow_down_as_igniter_predicts() -> None:
 
 
 def test_measurements_of_igniter_are_checked_with_the_rest_of_the_file() -> None:
-    measured = igniter_document() | {"a": {}}
-    del measured["hardware"]["bandwidth"]
+    document = igniter_document() | {"a": {}}
+    del document["hardware"]["bandwidth"]
     with pytest.raises(InvalidCluster) as refused:
-        cluster({"gpus": ["g0"]}, *TWO_MODELS, interference="igniter", igniter=measured)
+        cluster({"gpus": ["g0"]}, *TWO_MODELS, interference="igniter", igniter=document)
     for text in ("hardware.bandwidth must be a positive number", "a.kernel must be"):
         assert text in str(refused.value)
     one = igniter_document()
@@ -100,7 +98,7 @@ def test_batches_are_built_for_the_replicas_in_turn() -> None:
     ]
     plan = cluster({"gpus": ["g0", "g1"], "pods": pods}, model)
     arrivals = [(at / 1000, "a") for at in (0, 10, 20, 30, 40, 50, 200, 210)]
-    rows = run(plan, arrivals, RoutingPolicy.BATCH_ROUND_ROBIN)
+    rows = run(plan, arrivals, "batch-round-robin")
     assert [row["predict_pod"] for row in rows] == ["n-0"] * 2 + ["n-1"] * 3 + ["n-0"] + ["n-1"] * 2
     finished = [round(row["finished_s"], 6) for row in rows]
     assert finished[:2] == [pytest.approx(0.01 + 0.12)] * 2  # sent when full

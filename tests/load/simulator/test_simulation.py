@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from load.errors import InvalidTrace
+from load.errors import InvalidTrace, TraceError
 from load.generator.trace_arrivals import worker_share
 from load.schema import RECORD_SCHEMA
-from load.simulator.errors import WrongTrace
 from load.simulator.simulation import Simulation
 from registry.domain.model import RoutingPolicy
 from tests.load.simulator.small_cluster import COLOCATION, cluster, records, run, took_s
@@ -86,9 +85,9 @@ def test_requests_leave_no_reference_cycles(policy: RoutingPolicy) -> None:
 
 
 def test_trace_with_descending_times_or_other_columns_is_refused() -> None:
-    with pytest.raises(WrongTrace, match=r"goes back from 1\.0 s to 0\.5 s"):
+    with pytest.raises(TraceError, match=r"goes back from 1\.0 s to 0\.5 s"):
         run(cluster({}), [(1.0, "m"), (0.5, "m")])
-    with pytest.raises(WrongTrace, match="must have the columns"):
+    with pytest.raises(TraceError, match="must have the columns"):
         list(Simulation(cluster({}), [pa.record_batch({"at": [1.0]})]))
 
 

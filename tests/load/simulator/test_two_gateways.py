@@ -14,8 +14,8 @@ import pytest
 from gateway.dispatch.placer import Placer
 from load.simulator.simulation import Simulation
 from registry.domain.cluster import ClusterState
+from registry.domain.demand import MAX_AGE_S, ExpectedRates
 from registry.domain.eviction_prices import EvictionPrices
-from registry.domain.expected_rates import MAX_AGE_S, ExpectedRates
 from registry.domain.model import RoutingPolicy
 from tests.load.simulator.small_cluster import ScriptedAutoscaler, cluster, records, took_s
 from tests.load.simulator.traces import Row, trace

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from load.synthetic.generators import GENERATORS
+from load.synthetic import GENERATORS
 from load.trace_spec.trace_spec import TRANSFORMS, open_trace
+from load.traces.batches import summarise
 from load.traces.formats.formats import FORMATS
-from load.traces.summary import summarise
 
 PAGE = (Path(__file__).parents[3] / "docs" / "load.md").read_text()
 EXAMPLES = [

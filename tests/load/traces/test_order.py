@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from load.errors import InvalidTrace, UnsortedTrace
+from load.errors import InvalidTrace
 from load.traces.batches import even_batches, times_s
 from load.traces.formats.blocks import Block
 from load.traces.order import merged, sort_within_window
@@ -38,7 +38,7 @@ def test_sorts_rows_within_the_window(found: list[tuple[int, int]], size: int) -
 @pytest.mark.parametrize("size", [1, 2, 3, 100])
 def test_refuses_the_same_row_for_every_block_size(size: int) -> None:
     at_s = [0.0, 10.0, 8.0, 20.0, 14.9, 30.0]
-    with pytest.raises(UnsortedTrace, match=r"f\.csv, row 6: arrives 5\.1 s before") as caught:
+    with pytest.raises(InvalidTrace, match=r"f\.csv, row 6: arrives 5\.1 s before") as caught:
         rows(sort_within_window(_blocks(at_s, size), window_s=5.0))
     assert (caught.value.file, caught.value.row) == ("f.csv", 6)
 

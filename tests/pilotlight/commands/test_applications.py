@@ -32,14 +32,13 @@ spec: {predictor: {model: {modelFormat: {name: pytorch}, storageUri: "file:///m"
 
 
 def test_an_application_is_applied_listed_trained_for_and_deleted(
-    cli: Cli, redis: servers.RedisServer, tmp_path: Path
+    verb: Cli, tmp_path: Path
 ) -> None:
-    at = ("--redis-url", redis.url)
     file = tmp_path / "parity.yaml"
     file.write_text(APPLICATION)
-    applied = cli("apply", "-f", str(file), *at)
+    applied = verb("apply", "-f", str(file))
     assert "inferenceapplication.pilotlight.io/parity created" in applied.out
-    listed = json.loads(cli("get", "applications", "--json", *at).out)
+    listed = json.loads(verb("get", "applications", "--json").out)
     assert [each["name"] for each in listed] == ["parity"]
     assert listed[0]["ready"] is False
     assert listed[0]["left_out"] == ["parity-small: has no accuracy profile"]
@@ -48,18 +47,18 @@ def test_an_application_is_applied_listed_trained_for_and_deleted(
     features = (rng.standard_normal((80, 3)) + 4 * labels[:, None]).astype(np.float32)
     np.savez(tmp_path / "a.npz", features=features, labels=labels)
     out = tmp_path / "peek"
-    trained = cli(
+    trained = verb(
         "sneakpeek", "train", "parity", "--examples", str(tmp_path / "a.npz"), "--k", "auto",
-        "--out", str(out), *at,
+        "--out", str(out),
     )  # fmt: skip
     assert trained.status == 0, trained.err
     assert read_sneakpeek(out).classes == ("even", "odd")
     features[2, 1] = np.nan
     np.savez(tmp_path / "a.npz", features=features, labels=labels)
-    bad = cli("sneakpeek", "train", "parity", "--examples", str(tmp_path / "a.npz"), *at)
+    bad = verb("sneakpeek", "train", "parity", "--examples", str(tmp_path / "a.npz"))
     assert bad.status == 2
     assert "features must be finite in row 2" in bad.err
-    deleted = cli("delete", "-f", str(file), *at)
+    deleted = verb("delete", "-f", str(file))
     assert 'inferenceapplication.pilotlight.io "parity" deleted' in deleted.out
 
 

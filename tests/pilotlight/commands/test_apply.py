@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
 
 from pilotlight import output
+from pilotlight.commands import declaration_check
 from registry.redis.autoscaler_log import AutoscalerLog
 from registry.redis.client import Registry
 from tests.gateway.gateway_harness import running_pods
@@ -36,49 +37,58 @@ spec:
 """
 
 
-def _models(cli: Cli, redis: servers.RedisServer) -> list[str]:
-    shown = cli("get", "models", "--json", "--redis-url", redis.url)
-    return [each["name"] for each in shown.document]
+def _documents(verb: Cli) -> Any:
+    return verb("get", "models", "--json").document
 
 
-def test_prints_outcomes_like_kubectl(cli: Cli, redis: servers.RedisServer, tmp_path: Path) -> None:
+def _models(verb: Cli) -> list[str]:
+    return [each["name"] for each in _documents(verb)]
+
+
+def test_prints_outcomes_like_kubectl(verb: Cli, tmp_path: Path) -> None:
     path = write_yaml(
         tmp_path / "yaml",
         a=SERVICE.format(name="a", folder="one"),
         b=SERVICE.format(name="b", folder="one"),
     )
-    first = cli("apply", "-f", path, "--redis-url", redis.url)
+    first = verb("apply", "-f", path)
     assert first.status == 0
     assert first.out.splitlines() == [
         "inferenceservice.serving.kserve.io/a created",
         "inferenceservice.serving.kserve.io/b created",
     ]
     write_yaml(tmp_path / "yaml", b=SERVICE.format(name="b", folder="two"))
-    second = cli("apply", "-f", path, "--redis-url", redis.url, "--json")
+    second = verb("apply", "-f", path, "--json")
     assert [(each["name"], each["outcome"]) for each in second.document] == [
         ("a", "unchanged"),
         ("b", "configured"),
     ]
 
 
-def test_a_dry_run_prints_what_would_change_and_changes_nothing(
-    cli: Cli, redis: servers.RedisServer, tmp_path: Path
-) -> None:
+def test_fields_and_arguments_that_mean_nothing_are_named(verb: Cli, tmp_path: Path) -> None:
+    fields = "      args: [--workers=2, --model_name, x]\n      resources: {limits: {cpu: 1}}\n"
+    text = SERVICE.format(name="ignoring", folder="one").rstrip() + "\n" + fields
+    path = write_yaml(tmp_path / "yaml", a=text)
+    applied = verb("apply", "-f", path)
+    assert applied.out == (
+        "inferenceservice.serving.kserve.io/ignoring created (ignored:"
+        " spec.predictor.model.resources, spec.predictor.model.args --workers)\n"
+    )
+
+
+def test_a_dry_run_prints_what_would_change_and_changes_nothing(verb: Cli, tmp_path: Path) -> None:
     path = write_yaml(tmp_path / "yaml", a=SERVICE.format(name="a", folder="one"))
-    at = ("--redis-url", redis.url)
-    dry = cli("apply", "-f", path, "--dry-run", *at)
+    dry = verb("apply", "-f", path, "--dry-run")
     assert dry.out == "inferenceservice.serving.kserve.io/a created (dry run)\n"
-    assert _models(cli, redis) == []
-    cli("apply", "-f", path, *at)
-    assert "unchanged (dry run)" in cli("apply", "-f", path, "--dry-run", *at).out
+    assert _models(verb) == []
+    verb("apply", "-f", path)
+    assert "unchanged (dry run)" in verb("apply", "-f", path, "--dry-run").out
     write_yaml(tmp_path / "yaml", a=SERVICE.format(name="a", folder="two"))
-    assert "configured (dry run)" in cli("apply", "-f", path, "--dry-run", *at).out
-    assert "configured" in cli("apply", "-f", path, *at).out
+    assert "configured (dry run)" in verb("apply", "-f", path, "--dry-run").out
+    assert "configured" in verb("apply", "-f", path).out
 
 
-def test_reports_all_mistakes_and_applies_nothing(
-    cli: Cli, redis: servers.RedisServer, tmp_path: Path
-) -> None:
+def test_reports_all_mistakes_and_applies_nothing(verb: Cli, tmp_path: Path) -> None:
     path = write_yaml(
         tmp_path / "yaml",
         a_good=SERVICE.format(name="a", folder="one"),
@@ -86,7 +96,7 @@ def test_reports_all_mistakes_and_applies_nothing(
         wrong_kind="apiVersion: v1\nkind: Pod\nmetadata: {name: x}\n",
         wrong=TWO_MISTAKES,
     )
-    ran = cli("apply", "-f", path, "-f", "absent.yaml", "--redis-url", redis.url)
+    ran = verb("apply", "-f", path, "-f", "absent.yaml")
     assert ran.status == 2
     assert ran.out == ""
     for expected in (
@@ -98,43 +108,34 @@ def test_reports_all_mistakes_and_applies_nothing(
         "pilotlight.io/polcy",
     ):
         assert expected in ran.err
-    assert _models(cli, redis) == []
+    assert _models(verb) == []
 
 
-def test_mistakes_are_listed_as_json(cli: Cli, redis: servers.RedisServer, tmp_path: Path) -> None:
+def test_mistakes_are_listed_as_json(verb: Cli, tmp_path: Path) -> None:
     path = write_yaml(tmp_path / "yaml", wrong=TWO_MISTAKES)
-    ran = cli("apply", "-f", path, "--redis-url", redis.url, "--json")
+    ran = verb("apply", "-f", path, "--json")
     assert ran.status == 2
     assert len(ran.document["problems"]) == 2
 
 
-def test_an_empty_folder_is_rejected(cli: Cli, redis: servers.RedisServer, tmp_path: Path) -> None:
-    ran = cli("apply", "-f", write_yaml(tmp_path / "yaml"), "--redis-url", redis.url)
+def test_an_empty_folder_is_rejected(verb: Cli, tmp_path: Path) -> None:
+    ran = verb("apply", "-f", write_yaml(tmp_path / "yaml"))
     assert ran.status == 2
     assert "holds no .yaml" in ran.err
 
 
-def test_the_samples_are_valid(cli: Cli, redis: servers.RedisServer) -> None:
-    assert cli("apply", "-f", str(SAMPLES), "--redis-url", redis.url).status == 0
-    assert _models(cli, redis) == ["classify-image", "embed", "translate"]
-
-
-def test_deletes_by_name_namespace_and_file(
-    cli: Cli, redis: servers.RedisServer, tmp_path: Path
-) -> None:
-    at = ("--redis-url", redis.url)
-    cli("apply", "-f", str(SAMPLES), *at)
+def test_deletes_by_name_namespace_and_file(verb: Cli, tmp_path: Path) -> None:
+    assert verb("apply", "-f", str(SAMPLES)).status == 0
+    assert _models(verb) == ["classify-image", "embed", "translate"]
     path = write_yaml(tmp_path / "yaml", a=SERVICE.format(name="a", folder="x"))
-    cli("apply", "-f", path, "-n", "t", *at)
-    assert cli("delete", "t/a", *at).out.strip() == (
-        'inferenceservice.serving.kserve.io "a" deleted'
-    )
-    assert cli("delete", "embed", "-n", "default", *at).status == 0
-    again = cli("delete", "embed", *at)
+    verb("apply", "-f", path, "-n", "t")
+    assert verb("delete", "t/a").out.strip() == ('inferenceservice.serving.kserve.io "t/a" deleted')
+    assert verb("delete", "embed", "-n", "default").status == 0
+    again = verb("delete", "embed")
     assert again.status == 1
     assert "not found: default/embed" in again.err
-    assert cli("delete", "-f", str(SAMPLES / "translate.yaml"), *at).status == 0
-    assert _models(cli, redis) == ["classify-image"]
+    assert verb("delete", "-f", str(SAMPLES / "translate.yaml")).status == 0
+    assert _models(verb) == ["classify-image"]
 
 
 def _for_loading(policy: str) -> str:
@@ -144,7 +145,7 @@ def _for_loading(policy: str) -> str:
 
 
 def test_a_model_for_another_loading_policy_than_the_pools_is_refused(
-    cli: Cli, redis: servers.RedisServer, tmp_path: Path
+    verb: Cli, redis: servers.RedisServer, tmp_path: Path
 ) -> None:
     async def lead() -> None:
         registry = await Registry.connect(redis.url, "picky")
@@ -155,16 +156,16 @@ def test_a_model_for_another_loading_policy_than_the_pools_is_refused(
     path = write_yaml(
         tmp_path / "yaml", picky=_for_loading("clockwork"), b=SERVICE.format(name="b", folder="one")
     )
-    at = ("--redis-url", redis.url, "--pool", "picky")
-    ran = cli("apply", "-f", path, *at)
+    of_pool = ("--pool", "picky")
+    ran = verb("apply", "-f", path, *of_pool)
     assert ran.status == 2
     assert (
         "default/picky: metadata.annotations[pilotlight.io/loading] must be 'predictive', the "
         "loading policy of pool picky, was 'clockwork'; remove the annotation, or start"
     ) in ran.err
-    assert cli("get", "models", "--json", *at).document == []
+    assert verb("get", "models", "--json", *of_pool).document == []
     write_yaml(tmp_path / "yaml", picky=_for_loading("predictive"))
-    assert cli("apply", "-f", path, *at).status == 0
+    assert verb("apply", "-f", path, *of_pool).status == 0
 
 
 def test_up_refuses_a_model_for_another_loading_policy(cli: Cli, tmp_path: Path) -> None:
@@ -186,52 +187,45 @@ spec:
 """
 
 
-def test_deletes_what_apply_prints_and_nothing_of_another_kind(
-    cli: Cli, redis: servers.RedisServer, tmp_path: Path
-) -> None:
-    at = ("--redis-url", redis.url)
+def test_deletes_what_apply_prints_and_nothing_of_another_kind(verb: Cli, tmp_path: Path) -> None:
     graph = GRAPH.replace("name: chain", "name: a")
     path = write_yaml(tmp_path / "yaml", a=SERVICE.format(name="a", folder="one"), graph=graph)
-    printed = [line.split()[0] for line in cli("apply", "-f", path, *at).out.splitlines()]
-    assert cli("describe", "model", printed[0], *at).status == 0
-    assert cli("delete", printed[1], *at).status == 0
-    assert _models(cli, redis) == ["a"]
-    missing = cli("delete", printed[1], *at)
-    assert (missing.status, _models(cli, redis)) == (1, ["a"])
-    assert cli("delete", printed[0], *at).out == 'inferenceservice.serving.kserve.io "a" deleted\n'
-    assert _models(cli, redis) == []
+    printed = [line.split()[0] for line in verb("apply", "-f", path).out.splitlines()]
+    assert verb("describe", "model", printed[0]).status == 0
+    assert verb("delete", printed[1]).status == 0
+    assert _models(verb) == ["a"]
+    missing = verb("delete", printed[1])
+    assert (missing.status, _models(verb)) == (1, ["a"])
+    assert verb("delete", printed[0]).out == 'inferenceservice.serving.kserve.io "a" deleted\n'
+    assert _models(verb) == []
 
 
-def test_graphs_are_applied_with_models_and_deleted(
-    cli: Cli, redis: servers.RedisServer, tmp_path: Path
-) -> None:
+def test_graphs_are_applied_with_models_and_deleted(verb: Cli, tmp_path: Path) -> None:
     path = write_yaml(tmp_path / "yaml", a=SERVICE.format(name="a", folder="one"), graph=GRAPH)
-    assert cli("apply", "-f", path, "--redis-url", redis.url, "--dry-run").out.splitlines() == [
+    assert verb("apply", "-f", path, "--dry-run").out.splitlines() == [
         "inferenceservice.serving.kserve.io/a created (dry run)",
         "inferencegraph.serving.kserve.io/chain created (dry run)",
     ]
-    first = cli("apply", "-f", path, "--redis-url", redis.url)
+    first = verb("apply", "-f", path)
     assert first.out.splitlines()[1] == "inferencegraph.serving.kserve.io/chain created"
-    again = cli("apply", "-f", path, "--redis-url", redis.url)
+    again = verb("apply", "-f", path)
     assert again.out.splitlines()[1] == "inferencegraph.serving.kserve.io/chain unchanged"
-    deleted = cli("delete", "chain", "--redis-url", redis.url)
+    deleted = verb("delete", "chain")
     assert deleted.out.strip() == 'inferencegraph.serving.kserve.io "chain" deleted'
-    assert cli("delete", "chain", "--redis-url", redis.url).status == 1
+    assert verb("delete", "chain").status == 1
 
 
-def test_a_wrong_graph_changes_nothing(
-    cli: Cli, redis: servers.RedisServer, tmp_path: Path
-) -> None:
+def test_a_wrong_graph_changes_nothing(verb: Cli, tmp_path: Path) -> None:
     graph = GRAPH.replace("routerType: Sequence", "routerType: Chain")
     path = write_yaml(tmp_path / "yaml", a=SERVICE.format(name="a", folder="one"), graph=graph)
-    refused = cli("apply", "-f", path, "--redis-url", redis.url)
+    refused = verb("apply", "-f", path)
     assert refused.status == 2
     assert "spec.nodes.root.routerType must be one of Sequence" in refused.err
-    assert _models(cli, redis) == []
+    assert _models(verb) == []
 
 
 def test_says_which_models_pods_cannot_read(
-    cli: Cli, redis: servers.RedisServer, tmp_path: Path
+    verb: Cli, redis: servers.RedisServer, tmp_path: Path
 ) -> None:
     path = write_yaml(
         tmp_path / "yaml",
@@ -242,19 +236,54 @@ def test_says_which_models_pods_cannot_read(
         httpx.Client(trust_env=False) as client,
         running_pods("pod-a", redis_url=redis.url, pool="default", client=client),
     ):
-        unchecked = cli("apply", "-f", path, "--no-check", "--redis-url", redis.url)
+        unchecked = verb("apply", "-f", path, "--no-check")
         assert "cannot be read" not in unchecked.out
-        cli("delete", "-f", path, "--redis-url", redis.url)
-        applied = cli("apply", "-f", path, "--redis-url", redis.url)
+        verb("delete", "-f", path)
+        applied = verb("apply", "-f", path)
+        again = verb("apply", "-f", path, "--strict")
+        shown = {each["name"]: each for each in _documents(verb)}
     assert applied.status == 0
     assert applied.out.splitlines() == [
         "inferenceservice.serving.kserve.io/fine created",
         "inferenceservice.serving.kserve.io/broken created (cannot be read: no such bucket)",
     ]
+    assert again.status == 1
+    assert "broken unchanged (cannot be read: no such bucket)" in again.out
+    assert again.err == "not served (--strict): default/broken\n"
+    assert shown["fine"]["ready"]
+    assert not shown["broken"]["ready"]
+    assert shown["broken"]["failure"]["reason"] == "Unreadable"
+    assert shown["broken"]["failure"]["message"] == "no such bucket"
+
+
+def test_a_model_that_a_pod_reads_for_long_is_not_waited_for(
+    verb: Cli, redis: servers.RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(declaration_check, "_TIMEOUT_S", 0.5)
+    path = write_yaml(tmp_path / "yaml", a=SERVICE.format(name="slow", folder="one"))
+    with (
+        httpx.Client(trust_env=False) as client,
+        running_pods("pod-a", "pod-b", redis_url=redis.url, pool="default", client=client),
+    ):
+        applied = verb("apply", "-f", path, "--strict")
+    assert applied.status == 0
+    assert "slow created (not checked: a pod reads its files for more than 0.5 s)" in applied.out
+
+
+def test_what_is_not_looked_at_is_said(verb: Cli, tmp_path: Path) -> None:
+    service = SERVICE.format(name="a", folder="one")
+    hub = service.replace(service.partition("storageUri: ")[2].split()[0], "hf://acme/tiny")
+    path = write_yaml(tmp_path / "yaml", a=hub)
+    applied = verb("apply", "-f", path, "--strict")
+    assert applied.status == 0
+    assert applied.out == (
+        "inferenceservice.serving.kserve.io/a created"
+        " (not checked: hf:// is read at the first load)\n"
+    )
 
 
 def test_says_what_it_waits_for(
-    cli: Cli, redis: servers.RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    verb: Cli, redis: servers.RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(output, "_SILENCE_S", 0.0)
     path = write_yaml(tmp_path / "yaml", a=SERVICE.format(name="a", folder="one"))
@@ -262,7 +291,7 @@ def test_says_what_it_waits_for(
         httpx.Client(trust_env=False) as client,
         running_pods("pod-a", redis_url=redis.url, pool="default", client=client),
     ):
-        applied = cli("apply", "-f", path, "--redis-url", redis.url)
+        applied = verb("apply", "-f", path)
     assert applied.err == (
         "asking pods whether they can read the new models (--no-check: leave it out) …\n"
     )
@@ -270,12 +299,12 @@ def test_says_what_it_waits_for(
 
 @pytest.mark.parametrize("name", ["no-disk", "draining", "unmounted-pod-a"])
 def test_what_ails_one_pod_is_not_the_models(
-    cli: Cli, redis: servers.RedisServer, tmp_path: Path, name: str
+    verb: Cli, redis: servers.RedisServer, tmp_path: Path, name: str
 ) -> None:
     path = write_yaml(tmp_path / "yaml", a=SERVICE.format(name=name, folder="one"))
     with (
         httpx.Client(trust_env=False) as client,
         running_pods("pod-a", "pod-b", redis_url=redis.url, pool="default", client=client),
     ):
-        applied = cli("apply", "-f", path, "--redis-url", redis.url)
+        applied = verb("apply", "-f", path)
     assert applied.out == f"inferenceservice.serving.kserve.io/{name} created\n"

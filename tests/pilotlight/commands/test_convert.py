@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
+import subprocess
+import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pandas import DataFrame
 
 from pilotlight.commands.convert import Format, convert
 from pilotlight.errors import InvalidInput, PilotlightError
-from pilotlight.sample_models.make_tabular import iris
 from tests.runtime.engines.libraries.loaded import load
+from tests.tabular_models import iris
 
 pytestmark = pytest.mark.slow
 
@@ -130,3 +134,61 @@ def test_wrong_arguments_are_reported_together(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput) as refused:
         convert(tmp_path / "model.txt", tmp_path, rows=tmp_path / "none", json_=True)
     assert len(refused.value.problems) == 2
+
+
+def test_a_file_that_is_not_there_is_said_to_be_missing(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"no such file: '.*missing\.joblib'"):
+        convert(tmp_path / "missing.joblib", tmp_path, rows=None, json_=True)
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "advice"),
+    [
+        ("xgboost", "XGBClassifier", "save it with model.save_model('model.ubj')"),
+        ("lightgbm", "LGBMClassifier", "save it with model.booster_.save_model('model.txt')"),
+    ],
+)
+def test_a_booster_is_saved_by_its_own_library(
+    module: str, name: str, advice: str, tmp_path: Path
+) -> None:
+    model = getattr(import_module(module), name)(n_estimators=2).fit(*iris())
+    source = _saved(tmp_path / "model.pkl", model)
+    with pytest.raises(PilotlightError, match=re.escape(advice)):
+        convert(source, tmp_path / "converted", rows=None, json_=True)
+
+
+def test_a_function_of_the_training_script_is_named(tmp_path: Path) -> None:
+    script = """
+import joblib, sys
+from sklearn.preprocessing import FunctionTransformer
+def scaled(rows): return rows / 2
+joblib.dump(FunctionTransformer(scaled), sys.argv[1])
+"""
+    source = tmp_path / "model.joblib"
+    subprocess.run([sys.executable, "-c", script, str(source)], check=True)
+    with pytest.raises(PilotlightError, match="needs 'scaled' of the script that trained it"):
+        convert(source, tmp_path / "converted", rows=None, json_=True)
+
+
+def test_a_model_of_a_table_with_categories_is_compared_on_those(tmp_path: Path) -> None:
+    from sklearn.compose import make_column_transformer
+    from sklearn.impute import SimpleImputer
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import OneHotEncoder, OrdinalEncoder, StandardScaler
+
+    table = DataFrame(
+        {
+            "size": [1.0, 2.0, 3.0, 4.0],
+            "colour": ["red", "blue", "red", "blue"],
+            "shape": ["round", "flat", "flat", "flat"],
+        }
+    )
+    texts = make_pipeline(SimpleImputer(strategy="most_frequent"), OneHotEncoder())
+    columns = make_column_transformer(
+        (StandardScaler(), ["size"]), (texts, ["colour"]), (OrdinalEncoder(), ["shape"])
+    )
+    model = make_pipeline(columns, LogisticRegression()).fit(table, [0, 1, 0, 1])
+    source = _saved(tmp_path / "model.joblib", model)
+    convert(source, tmp_path / "converted", rows=None, json_=True)
+    assert (tmp_path / "converted" / "model.skops").exists()

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from load.experiments.experiments import EXPERIMENTS
-from load.experiments.harness.experiment import Settings
-from pilotlight.commands.experiments.runs import list_experiments, run_experiment
-from pilotlight.errors import InvalidInput
+from pilotlight.commands.experiment import EXPERIMENTS
 from pilotlight.output import Output
+from research.experiments.harness.experiment import Settings
+from research.experiments.harness.running import run_experiment
+from research.experiments.liu.wins import EXPERIMENT
 from tests import servers
+from tests.plug_ins import path_of_plug_ins
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,13 +28,26 @@ if TYPE_CHECKING:
 SETTINGS = Settings(seeds=(1,), is_quick=True)
 
 
-def test_lists_all_experiments(capsys: pytest.CaptureFixture[str]) -> None:
-    list_experiments(Output(as_json=True))
-    assert [each["name"] for each in json.loads(capsys.readouterr().out)] == list(EXPERIMENTS)
+def test_lists_the_experiments_of_installed_distributions(cli: Cli) -> None:
+    listed = {each["name"]: each["description"] for each in cli("experiment", "--json").document}
+    loaded = {name: EXPERIMENTS.load(name) for name in EXPERIMENTS}
+    assert listed == {name: each.description for name, each in loaded.items()}
+    assert all(name == each.name for name, each in loaded.items())
+    assert "liu-wins" in listed
+
+
+def test_says_what_to_install_where_there_are_no_experiments(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys, "path", [str(servers.REPOSITORY)])
+    with path_of_plug_ins(tmp_path):
+        ran = cli("experiment")
+    assert ran.status == 1
+    assert "no experiments are installed; they are a distribution of their own" in ran.err
 
 
 def test_every_experiment_has_a_page() -> None:
-    pages = servers.REPOSITORY / "docs/experiments"
+    pages = servers.REPOSITORY / "research/docs"
     assert [name for name in EXPERIMENTS if not (pages / f"{name}.md").is_file()] == []
 
 
@@ -41,7 +55,7 @@ def test_every_experiment_has_a_page() -> None:
 def test_json_contains_every_row_by_column(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    run_experiment("liu-wins", SETTINGS, Output(as_json=True), out=tmp_path)
+    run_experiment(EXPERIMENT, SETTINGS, Output(as_json=True), out=tmp_path)
     found = json.loads(capsys.readouterr().out)
     rows = found["tables"][0]["rows"]
     assert {row["workload"] for row in rows} == {"6.4.1", "6.4.2", "6.4.3"}
@@ -51,15 +65,17 @@ def test_json_contains_every_row_by_column(
 def test_tables_are_printed_and_kept_as_markdown(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    run_experiment("liu-wins", SETTINGS, Output(), out=tmp_path)
+    run_experiment(EXPERIMENT, SETTINGS, Output(), out=tmp_path)
     assert "colocation-queueing" in capsys.readouterr().out
     kept = (tmp_path / "liu-wins" / "result.md").read_text()
     assert "| workload | policy |" in kept
 
 
-def test_an_unknown_name_is_rejected(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match=r"NAME must be one of liu-replicas, .*, was 'liu'"):
-        run_experiment("liu", SETTINGS, Output(), out=tmp_path)
+def test_an_unknown_name_is_rejected(cli: Cli) -> None:
+    ran = cli("experiment", "liu")
+    assert ran.status == 2
+    assert "NAME must be one of burst, " in ran.err
+    assert ", was 'liu'" in ran.err
 
 
 @pytest.mark.slow

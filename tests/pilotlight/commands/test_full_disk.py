@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import resource
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ import pytest
 from pilotlight.platform.bundled_servers import redis_binary
 from pilotlight.state_dir import PlatformState, StateDir
 from registry.domain.pod import PodInfo
+from registry.errors import RegistryUnavailable
 from registry.inference_service.reader import read_documents
 from tests import servers
 from tests.pilotlight.conftest import SERVICE, write_yaml
@@ -44,9 +46,11 @@ def full(tmp_path: Path) -> Iterator[servers.RedisServer]:
 
 
 def _is_saving(server: servers.RedisServer) -> bool:
-    """A client sends its script, which Redis writes: the first write to fail."""
+    """Whether Redis still saves what is written; writes a key, until one fails."""
 
     async def read(registry: Registry) -> bytes:
+        with contextlib.suppress(RegistryUnavailable):
+            await registry.transactions.command("SET", "last-write", "")
         report: bytes = await registry.transactions.command("INFO", "persistence")
         return report
 

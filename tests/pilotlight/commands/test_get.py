@@ -23,7 +23,7 @@ from registry.domain.pod import PodInfo, PodReport
 from registry.redis.autoscaler_log import AutoscalerLog
 from registry.redis.client import Registry
 from tests import servers
-from tests.pilotlight.conftest import SAMPLES, SERVICE, run_cli, write_yaml
+from tests.pilotlight.conftest import SAMPLES, SERVICE, write_yaml
 from tests.registry.redis.clients import act
 
 if TYPE_CHECKING:
@@ -32,52 +32,50 @@ if TYPE_CHECKING:
     from tests.pilotlight.conftest import Cli
 
 
-def test_without_pods_a_model_is_not_ready(cli: Cli, redis: servers.RedisServer) -> None:
-    cli("apply", "-f", str(SAMPLES), "--redis-url", redis.url)
-    [shown] = cli("get", "models", "translate", "--json", "--redis-url", redis.url).document
+def test_without_pods_a_model_is_not_ready(verb: Cli) -> None:
+    verb("apply", "-f", str(SAMPLES))
+    [shown] = verb("get", "models", "translate", "--json").document
     assert (shown["namespace"], shown["name"]) == ("default", "translate")
     assert shown["policy"] == "colocation"
     assert shown["ready"] is False
     assert shown["tiers"] == {}
     assert shown["failure"] is None
-    table = cli("get", "models", "--redis-url", redis.url)
+    table = verb("get", "models")
     assert "default/translate" in table.out
     assert "no pod accepts requests" in table.out
 
 
 def test_a_format_without_an_engine_is_ready_in_a_pool_with_a_model_server(
-    cli: Cli, redis: servers.RedisServer, tmp_path: Path
+    verb: Cli, redis: servers.RedisServer, tmp_path: Path
 ) -> None:
     text = SERVICE.format(name="flowers", folder="flowers")
     file = write_yaml(tmp_path, flowers=text.replace("huggingface", "tensorflow"))
-    url = ("--redis-url", redis.url)
-    assert "cannot be served" in cli("apply", "-f", file, *url).out
-    [shown] = cli("get", "models", "--json", *url).document
+    assert "cannot be served" in verb("apply", "-f", file).out
+    [shown] = verb("get", "models", "--json").document
     assert "modelFormat tensorflow" in shown["needs"]
     pod = PodInfo("pod-1", "127.0.0.1:1", "node-1", has_server=True)
     act(redis.url, "default", lambda registry: registry.register_pod(pod, lease_ttl_s=60))
-    [shown] = cli("get", "models", "--json", *url).document
+    [shown] = verb("get", "models", "--json").document
     assert (shown["needs"], shown["ready"]) == ("", True)
-    assert "cannot be served" not in cli("apply", "-f", file, "--no-check", *url).out
+    assert "cannot be served" not in verb("apply", "-f", file, "--no-check").out
 
 
 def test_a_model_with_a_transformer_is_not_ready_on_one_machine(
-    cli: Cli, redis: servers.RedisServer, tmp_path: Path
+    verb: Cli, redis: servers.RedisServer, tmp_path: Path
 ) -> None:
     text = SERVICE.format(name="flowers", folder="flowers")
     transformer = "  transformer: {containers: [{image: mine}]}\n"
     file = write_yaml(tmp_path, flowers=text.replace("spec:\n", f"spec:\n{transformer}"))
-    url = ("--redis-url", redis.url)
-    assert "spec.transformer is run as containers" in cli("apply", "-f", file, *url).out
+    assert "spec.transformer is run as containers" in verb("apply", "-f", file).out
     pod = PodInfo("pod-1", "127.0.0.1:1", "node-1")
     act(redis.url, "default", lambda registry: registry.register_pod(pod, lease_ttl_s=60))
-    [shown] = cli("get", "models", "--json", *url).document
+    [shown] = verb("get", "models", "--json").document
     assert "needs a cluster" in shown["needs"]
     assert shown["ready"] is False
 
 
 def test_without_pods_a_model_is_ready_while_an_autoscaler_leads(
-    cli: Cli, redis: servers.RedisServer
+    verb: Cli, redis: servers.RedisServer
 ) -> None:
     async def lead(ttl_s: float) -> None:
         registry = await Registry.connect(redis.url)
@@ -90,10 +88,10 @@ def test_without_pods_a_model_is_ready_while_an_autoscaler_leads(
         await registry.close()
 
     def is_ready() -> bool:
-        [shown] = cli("get", "models", "embed", "--json", "--redis-url", redis.url).document
+        [shown] = verb("get", "models", "embed", "--json").document
         return bool(shown["ready"])
 
-    cli("apply", "-f", str(SAMPLES), "--redis-url", redis.url)
+    verb("apply", "-f", str(SAMPLES))
     assert not is_ready()
     asyncio.run(lead(600))
     assert is_ready()
@@ -104,16 +102,15 @@ def test_without_pods_a_model_is_ready_while_an_autoscaler_leads(
 
 
 def test_a_dry_run_prints_the_plan_and_does_nothing(
-    cli: Cli, redis: servers.RedisServer, tmp_path: Path
+    verb: Cli, redis: servers.RedisServer, tmp_path: Path
 ) -> None:
     floor = 'annotations: {pilotlight.io/min-copies: "1"}'
     text = SERVICE.format(name="kept", folder="x").replace("spec:", f"  {floor}\nspec:", 1)
-    at = ("--redis-url", redis.url)
-    cli("apply", "-f", write_yaml(tmp_path / "y", kept=text), *at)
+    verb("apply", "-f", write_yaml(tmp_path / "y", kept=text))
     info = PodInfo("pod-a", "127.0.0.1:1", node="n", memory_bytes=10**10)
     act(redis.url, "default", lambda registry: registry.register_pod(info, lease_ttl_s=600))
 
-    plan = cli("autoscaler", "--dry-run", "--explain", "--json", *at).document
+    plan = verb("autoscaler", "--dry-run", "--explain", "--json").document
     [load] = plan["actions"]
     assert (load["verb"], load["model"], load["pod"], load["reason"]) == (
         "load", "default/kept", "pod-a", "floor",
@@ -122,20 +119,20 @@ def test_a_dry_run_prints_the_plan_and_does_nothing(
     assert (model["model"], model["warm"], model["waiting"], model["idle_s"]) == (
         "default/kept", 0, 0, None,
     )  # fmt: skip
-    table = cli("autoscaler", "--dry-run", "--explain", *at).out
+    table = verb("autoscaler", "--dry-run", "--explain").out
     assert "P(60 S)" in table
     assert "pod-a" in table
 
-    assert cli("autoscaler", "--json", *at).document == []
+    assert verb("autoscaler", "--json").document == []
     state = act(redis.url, "default", lambda registry: registry.cluster())
     assert not state.residency
-    refused = cli("autoscaler", "--dry-run", "--loading", "clairvoyant", *at)
+    refused = verb("autoscaler", "--dry-run", "--loading", "clairvoyant")
     assert refused.status == 2
     assert "must be one of" in refused.err
 
 
 def test_pods_are_shown_with_their_share_of_an_accelerator(
-    cli: Cli, redis: servers.RedisServer
+    verb: Cli, redis: servers.RedisServer
 ) -> None:
     gpu = Accelerator("GPU-1", "NVIDIA H200", 141 * 10**9, 132)
     infos = [
@@ -149,21 +146,21 @@ def test_pods_are_shown_with_their_share_of_an_accelerator(
         await registry.heartbeat("pod-a", epochs[0], report, lease_ttl_s=600)
 
     act(redis.url, "default", register)
-    table = cli("get", "pods", "--redis-url", redis.url).out.splitlines()
+    table = verb("get", "pods").out.splitlines()
     assert "37 %, 12 GB, 61 °C, XID 31" in table[1]
     start = table[0].index("ACCELERATOR")
     assert [line[start:].split("   ")[0] for line in table] == [
         "ACCELERATOR", "NVIDIA H200, 50 %", "-",
     ]  # fmt: skip
-    shared, older = cli("get", "pods", "--json", "--redis-url", redis.url).document
+    shared, older = verb("get", "pods", "--json").document
     assert shared["accelerator"] == asdict(gpu)
     assert (shared["share"], older["share"]) == (0.5, 1.0)
     assert (shared["gpu"]["temperature_c"], older["gpu"]) == (61.0, None)
 
 
-def test_a_table_of_models_fits_120_columns(cli: Cli, redis: servers.RedisServer) -> None:
+def test_a_table_of_models_fits_120_columns(verb: Cli, redis: servers.RedisServer) -> None:
     message = f"model.safetensors of s3://models/{'x' * 200} has no tensor of that name"
-    cli("apply", "-f", str(SAMPLES), "--redis-url", redis.url)
+    verb("apply", "-f", str(SAMPLES))
 
     async def hold(registry: Registry) -> None:
         models = (await registry.cluster()).models.values()
@@ -177,47 +174,43 @@ def test_a_table_of_models_fits_120_columns(cli: Cli, redis: servers.RedisServer
                 await registry.report_model_failure(pod.name, epoch, failure)
 
     act(redis.url, "default", hold)
-    table = cli("get", "models", "--redis-url", redis.url).out.splitlines()
+    table = verb("get", "models").out.splitlines()
     assert max(map(len, table)) <= 120
-    assert "warm on 5 pods; disk on 3 pods   ModelLoadFailed: model.safetensors of" in table[1]
-    described = cli("describe", "model", "embed", "--redis-url", redis.url).out
+    assert re.search(
+        r"warm on 5 pods; disk on 3 pods   100 %     \d+s    ModelLoadFailed:", table[1]
+    )
+    described = verb("describe", "model", "embed").out
     pods = "pods:\n  warm: pod-0, pod-1, pod-2, pod-3, pod-4\n  disk: pod-5, pod-6, pod-7\n"
     assert pods in described
     assert "[]" not in described
     assert "null" not in described
-    wide = cli("get", "models", "-o", "wide", "--redis-url", redis.url).out
+    wide = verb("get", "models", "-o", "wide").out
     assert message in wide
     assert "warm on pod-0, pod-1, pod-2, pod-3, pod-4; disk on pod-5, pod-6, pod-7" in wide
 
 
-def test_standard_output_is_only_json(cli: Cli, redis: servers.RedisServer) -> None:
-    ran = cli("get", "models", "--json", "--redis-url", redis.url)
-    assert ran.document == []
-
-
-def test_output_formats(cli: Cli, redis: servers.RedisServer) -> None:
-    cli("apply", "-f", str(SAMPLES), "--redis-url", redis.url)
-    json_ = cli("get", "models", "-o", "json", "--redis-url", redis.url)
-    assert json_.document == cli("get", "models", "--json", "--redis-url", redis.url).document
-    assert "AUTOSCALER" in cli("get", "models", "-o", "wide", "--redis-url", redis.url).out
-    assert "AUTOSCALER" not in cli("get", "models", "--redis-url", redis.url).out
-    wrong = cli("get", "models", "-o", "yml", "--redis-url", redis.url)
+def test_output_formats(verb: Cli) -> None:
+    verb("apply", "-f", str(SAMPLES))
+    json_ = verb("get", "models", "-o", "json")
+    assert json_.document == verb("get", "models", "--json").document
+    assert "AUTOSCALER" in verb("get", "models", "-o", "wide").out
+    assert "AUTOSCALER" not in verb("get", "models").out
+    wrong = verb("get", "models", "-o", "yml")
     assert (wrong.status, wrong.err) == (2, "error: -o must be one of wide, json, was 'yml'\n")
-    assert cli("get", "models", "-w", "--json", "--redis-url", redis.url).status == 2
+    assert verb("get", "models", "-w", "--json").status == 2
 
 
-def test_watching_prints_the_rows_that_change(redis: servers.RedisServer, tmp_path: Path) -> None:
+def test_watching_prints_the_rows_that_change(verb: Cli, tmp_path: Path) -> None:
     """In a process of its own, as it ends by a signal only."""
     program = subprocess.Popen(
-        [sys.executable, "-m", "pilotlight", "get", "models", "-w", "--redis-url", redis.url],
+        [sys.executable, "-m", "pilotlight", "get", "models", "-w", *verb.more],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=servers.REPOSITORY,
     )  # fmt: skip
     try:
         assert program.stdout is not None
         assert program.stdout.readline().split()[0] == "NAME"
         path = write_yaml(tmp_path / "y", new=SERVICE.format(name="new", folder="x"))
-        applied = run_cli("apply", "-f", path, "--redis-url", redis.url)
-        assert applied.status == 0
+        assert verb("apply", "-f", path).status == 0
         assert program.stdout.readline().split()[:2] == ["default/new", "False"]
         program.send_signal(signal.SIGINT)
         out, errors = program.communicate(timeout=30)
@@ -227,8 +220,8 @@ def test_watching_prints_the_rows_that_change(redis: servers.RedisServer, tmp_pa
     assert "Traceback" not in errors
 
 
-def test_a_model_is_described_with_the_actions_on_it(cli: Cli, redis: servers.RedisServer) -> None:
-    cli("apply", "-f", str(SAMPLES), "--redis-url", redis.url)
+def test_a_model_is_described_with_the_actions_on_it(verb: Cli, redis: servers.RedisServer) -> None:
+    verb("apply", "-f", str(SAMPLES))
 
     async def act_on(registry: Registry) -> None:
         log = AutoscalerLog(registry)
@@ -241,14 +234,13 @@ def test_a_model_is_described_with_the_actions_on_it(cli: Cli, redis: servers.Re
         await log.begin_action(token, other, ttl_s=30)
 
     act(redis.url, "default", act_on)
-    at = ("--redis-url", redis.url)
-    shown = cli("describe", "model", "embed", *at).out
+    shown = verb("describe", "model", "embed").out
     assert "storage uri: s3://" in shown
     assert "load at pod-1, forecast: likely: failed no memory" in shown
-    [action] = cli("describe", "model", "embed", "--json", *at).document["actions"]
+    [action] = verb("describe", "model", "embed", "--json").document["actions"]
     assert (action["outcome"], action["subject"]) == ("failed", "default/embed")
-    assert cli("describe", "model", "nothing", *at).status == 1
-    table = cli("autoscaler", *at).out.splitlines()
+    assert verb("describe", "model", "nothing").status == 1
+    table = verb("autoscaler").out.splitlines()
     assert table[0].split()[:2] == ["AGE", "ACTION"]
     assert "unknown: no end was recorded" in table[1]  # it began in 1970
     assert "failed no memory" in table[2]
@@ -256,9 +248,27 @@ def test_a_model_is_described_with_the_actions_on_it(cli: Cli, redis: servers.Re
     assert all(re.fullmatch(r"\d+[smhd]\d*\w*", line.split()[0]) for line in table[1:])
 
 
-def test_a_pod_is_described(cli: Cli, redis: servers.RedisServer) -> None:
+def test_a_pod_is_described(verb: Cli, redis: servers.RedisServer) -> None:
     info = PodInfo("pod-a", "127.0.0.1:1", node="n", memory_bytes=10**10)
     act(redis.url, "default", lambda registry: registry.register_pod(info, lease_ttl_s=600))
-    shown = cli("describe", "pod", "pod-a", "--redis-url", redis.url).out
+    shown = verb("describe", "pod", "pod-a").out
     assert "address: 127.0.0.1:1" in shown
     assert "memory bytes: 10000000000" in shown
+
+
+def test_no_pods_are_explained_by_scaling_to_zero(verb: Cli, redis: servers.RedisServer) -> None:
+    assert "`pilotlight logs`" in verb("get", "pods").err
+
+    async def want(registry: Registry, count: int) -> None:
+        log = AutoscalerLog(registry)
+        token = await log.acquire_lead("test", ttl_s=60)
+        assert token is not None
+        action = ActionRecord("scale", POOL, "idle", "none", 0.0)
+        assert await log.set_wanted_pods(token, WantedPods((PodShape(count),)), action)
+
+    act(redis.url, "default", lambda registry: want(registry, 0))
+    shown = verb("get", "pods").err
+    assert "--min-pods 0" in shown
+    assert "the next request starts one" in shown
+    act(redis.url, "default", lambda registry: want(registry, 2))
+    assert "2 are starting" in verb("get", "pods").err

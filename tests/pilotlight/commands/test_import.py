@@ -1,8 +1,13 @@
-"""`pilotlight import modelmesh`: files of the command line."""
+"""`pilotlight import`: files of the command line."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+
+import pytest
+import yaml
+
+from registry.inference_service.reader import read_object
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,3 +35,31 @@ def test_a_file_that_cannot_be_written_is_an_error_of_the_input(cli: Cli, tmp_pa
     ran = cli("import", "modelmesh", str(tmp_path / "in.yaml"), "-o", str(target))
     assert ran.status == 2
     assert f"cannot write {target}: No such file or directory" in ran.err
+
+
+def test_a_model_that_mlflow_saved_is_declared_where_it_lies(cli: Cli, tmp_path: Path) -> None:
+    folder, target = tmp_path / "Iris_Model", tmp_path / "iris.yaml"
+    folder.mkdir()
+    (folder / "MLmodel").write_text("flavors: {lightgbm: {data: model.lgb, lgb_version: 4.5.0}}")
+    ran = cli("import", "mlflow", str(folder), "-o", str(target), "-n", "team")
+    assert ran.status == 0, ran.err
+    spec = read_object(yaml.safe_load(target.read_text()))
+    assert (str(spec.name), spec.format) == ("team/iris-model", "lightgbm")
+    assert spec.storage_uri == folder.as_uri()
+    again = cli("import", "mlflow", str(folder), "-o", str(target))
+    assert again.status == 2
+    assert "--overwrite" in again.err
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [(None, "with a file MLmodel"), ("[]", "is it MLflow's"), ("flavors: {keras: {}}", "tf2onnx")],
+)
+def test_what_is_no_model_of_mlflows_is_an_error_of_the_input(
+    cli: Cli, tmp_path: Path, text: str | None, problem: str
+) -> None:
+    if text is not None:
+        (tmp_path / "MLmodel").write_text(text)
+    ran = cli("import", "mlflow", str(tmp_path))
+    assert ran.status == 2
+    assert problem in ran.err

@@ -36,8 +36,8 @@ def test_measured_times_and_tiers_become_those_of_the_simulated_cluster() -> Non
     state.residency.put(spec.key, "pod-1", Residency(Tier.DEVICE, None, 0.0, 5 * 10**6))
     points = (ProfilePoint(1, 0.01), ProfilePoint(8, 0.04))
     state.profiles[spec.name] = {"": Profile(spec.key, "", points)}
-    estimates = state.measurements.at(state.pods["pod-1"].kind)[spec.key]
-    estimates.add("load:remote", [1.5, 1.5])
+    measured = state.measurements.at(state.pods["pod-1"].kind)
+    measured.add(spec.key, "load:remote", [1.5, 1.5])
     plan = cluster_of(yaml.safe_load(live_cluster_file(state)), source="live")
     assert [[pod.name for pod in node.pods] for node in plan.nodes] == [
         ["pod-0"], ["two-0", "two-1"],

@@ -7,10 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pilotlight.commands.placement_profile import parse_shares
+from pilotlight.commands.pod_profile import parse_shares
 from pilotlight.errors import InvalidInput
-from pilotlight.igniter_profile_file import is_igniter_file, parse_igniter_file
-from pilotlight.profile_file import parse_profile_csv, parse_profiles, profiles_document
+from pilotlight.profile_file import (
+    imported,
+    parse_fitted,
+    parse_profile_csv,
+    parse_profiles,
+    profiles_document,
+)
 from registry.domain.codec import decode_profile, encode_profile
 from registry.domain.model import ModelName, ModelSpec
 from registry.domain.profile import (
@@ -20,9 +25,9 @@ from registry.domain.profile import (
     ProfilePoint,
     ShareFactor,
 )
-from tests.autoscaler.placement.planners.cases import igniter_document
 from tests.pilotlight.conftest import SERVICE, write_yaml
 from tests.registry.redis.clients import act
+from tests.research.placement.igniter_cases import igniter_document
 from tests.servers import REPOSITORY
 
 if TYPE_CHECKING:
@@ -54,11 +59,10 @@ def stored(url: str, name: str) -> list[Profile]:
 
 
 def test_profiles_survive_export_and_import(
-    cli: Cli, redis: servers.RedisServer, tmp_path: Path
+    verb: Cli, redis: servers.RedisServer, tmp_path: Path
 ) -> None:
-    at = ("--redis-url", redis.url)
-    cli("apply", "-f", write_yaml(tmp_path / "y", m=SERVICE.format(name="m", folder="x")), *at)
-    none = cli("profile", "m", "--export", "-", *at)
+    verb("apply", "-f", write_yaml(tmp_path / "y", m=SERVICE.format(name="m", folder="x")))
+    none = verb("profile", "m", "--export", "-")
     assert none.status == 1
     assert "has no profile" in none.err
 
@@ -73,43 +77,42 @@ def test_profiles_survive_export_and_import(
     }  # fmt: skip
     file = tmp_path / "profiles.json"
     file.write_text(json.dumps(hand_written))
-    cli("profile", "m", "--import", str(file), *at)
+    verb("profile", "m", "--import", str(file))
     before = stored(redis.url, "m")
     assert [(each.product, each.source, each.limited_by) for each in before] == [
         ("NVIDIA H200", "imported", ""), ("NVIDIA L4", "measured", "memory"),
     ]  # fmt: skip
 
-    exported = cli("profile", "m", "--export", "-", *at).document
+    exported = verb("profile", "m", "--export", "-").document
     assert exported["model"] == "default/m"
     assert exported["profiles"][0]["points"] == [
         {"rows": 1, "latency_s": 0.01, "rows_per_s": 100.0, "memory_bytes": None}
     ]
-    cli("profile", "m", "--export", str(file), *at)
+    verb("profile", "m", "--export", str(file))
     assert json.loads(file.read_text()) == exported
-    cli("delete", "m", *at)
-    cli("apply", "-f", str(tmp_path / "y"), *at)
+    verb("delete", "m")
+    verb("apply", "-f", str(tmp_path / "y"))
     assert stored(redis.url, "m") == []
-    shown = cli("profile", "m", "--import", str(file), "--json", *at).document
+    shown = verb("profile", "m", "--import", str(file), "--json").document
     assert [each["device"] for each in shown["profiles"]] == ["NVIDIA H200", "NVIDIA L4"]
     assert stored(redis.url, "m") == before
 
 
-def test_a_bad_file_changes_nothing(cli: Cli, redis: servers.RedisServer, tmp_path: Path) -> None:
-    at = ("--redis-url", redis.url)
-    cli("apply", "-f", write_yaml(tmp_path / "y", m=SERVICE.format(name="m", folder="x")), *at)
+def test_a_bad_file_changes_nothing(verb: Cli, redis: servers.RedisServer, tmp_path: Path) -> None:
+    verb("apply", "-f", write_yaml(tmp_path / "y", m=SERVICE.format(name="m", folder="x")))
     file = tmp_path / "profiles.json"
     good = {"accelerator": "NVIDIA H200", "points": [{"rows": 1, "latency_s": 0.01}]}
     file.write_text(json.dumps({"profiles": [good, {"accelerator": "NVIDIA L4"}]}))
-    refused = cli("profile", "m", "--import", str(file), *at)
+    refused = verb("profile", "m", "--import", str(file))
     assert refused.status == 2
     assert "profiles[1].points must be a list that is not empty, was null" in refused.err
     assert stored(redis.url, "m") == []
-    absent = cli("profile", "m", "--import", str(tmp_path / "absent"), *at)
+    absent = verb("profile", "m", "--import", str(tmp_path / "absent"))
     assert absent.status == 2
     assert "absent cannot be read" in absent.err
-    unknown = cli("profile", "nobody", "--import", str(file), *at)
+    unknown = verb("profile", "nobody", "--import", str(file))
     assert "there are: default/m" in unknown.err
-    both = cli("profile", "m", "--import", "-", "--export", "-", *at)
+    both = verb("profile", "m", "--import", "-", "--export", "-")
     assert "not both" in both.err
 
 
@@ -142,8 +145,8 @@ def changed(path: str, value: Any) -> str:
         ("pilotlight_profiles", 2, "f: pilotlight_profiles must be 1, was 2"),
         ("generation", "old", f"f: generation must be {SPEC.generation}, that of default/m"),
         ("profiles", {}, "f: profiles must be a list that is not empty, was {}"),
-        ("extra", 1, 'f: the file may hold pilotlight_profiles, model, generation, profiles, was'),
-        ("profiles.0", 3, "f: profiles[0] must be an object with accelerator, source"),
+        ("extra", 1, 'f: the file may hold pilotlight_profiles, model, generation, weights_bytes'),
+        ("profiles.0", 3, "f: profiles[0] must be an object with accelerator, "),
         ("profiles.0.accelerator", " ", "f: profiles[0].accelerator must be a text of 1 to 200"),
         ("profiles.0.source", 3, "f: profiles[0].source must be a text"),
         ("profiles.0.limited_by", "x", "f: profiles[0].limited_by must be one of '', 'throughput'"),
@@ -181,16 +184,15 @@ def test_names_all_mistakes_and_refuses_other_formats() -> None:
 
 
 def test_rows_of_a_csv_file_for_placement_are_imported(
-    cli: Cli, redis: servers.RedisServer, tmp_path: Path
+    verb: Cli, redis: servers.RedisServer, tmp_path: Path
 ) -> None:
-    at = ("--redis-url", redis.url)
     service = SERVICE.format(name="large", folder="x")
-    cli("apply", "-f", write_yaml(tmp_path / "y", large=service), *at)
+    verb("apply", "-f", write_yaml(tmp_path / "y", large=service))
     file = str(_PLACEMENT_CSV)
-    refused = cli("profile", "large", "--import", file, *at)
+    refused = verb("profile", "large", "--import", file)
     assert refused.status == 2
     assert "--accelerator must name the product" in refused.err
-    done = cli("profile", "large", "--import", file, "--accelerator", "Tesla V100", *at)
+    done = verb("profile", "large", "--import", file, "--accelerator", "Tesla V100")
     assert done.status == 0
     [profile] = stored(redis.url, "large")
     assert (profile.product, profile.source) == ("Tesla V100", IMPORTED)
@@ -198,8 +200,8 @@ def test_rows_of_a_csv_file_for_placement_are_imported(
     assert profile.points[1] == ProfilePoint(8, 0.064, None, 125.0, 7.0, 92.0, 42.0, 95.0)
 
     exported = tmp_path / "large.json"
-    cli("profile", "large", "--export", str(exported), *at)
-    cli("profile", "large", "--import", str(exported), *at)
+    verb("profile", "large", "--export", str(exported))
+    verb("profile", "large", "--import", str(exported))
     assert stored(redis.url, "large") == [profile]
 
 
@@ -217,25 +219,29 @@ def test_slowdowns_by_share_and_neighbour_are_exported_and_stored() -> None:
     assert "shares" not in json.dumps(profiles_document(SPEC, [GPU]))
 
 
+def _imported(document: dict[str, Any], product: str = "Tesla V100") -> Profile:
+    found = parse_fitted(json.dumps(document), file="f", product=product)
+    assert found is not None
+    return imported(found, SPEC, file="f", product=product)
+
+
 def test_measurements_of_igniter_are_imported_exported_and_stored() -> None:
     document = igniter_document()
     document["m"] = document["large"]
-    [profile] = parse_igniter_file(json.dumps(document), SPEC, file="f", product="Tesla V100")
-    assert is_igniter_file(json.dumps(document))
+    profile = _imported(document)
     assert [each.rows for each in profile.points] == [1, 16, 32]
     assert profile.points[0].latency_s == pytest.approx(8 * 30 / 102 / 1000 + 0.0005)
     assert {each.share_pct for each in profile.shares} == {10.0, 50.0}
-    assert profile.igniter is not None
-    assert profile.igniter.hardware.share_step_pct == 2.5
+    assert profile.fits["igniter"]["hardware"]["share_step_pct"] == 2.5
     text = json.dumps(profiles_document(SPEC, [profile]))
-    assert not is_igniter_file(text)
+    assert parse_fitted(text, file="f", product="Tesla V100") is None
     assert parse_profiles(text, SPEC, file="f") == [profile]
     assert decode_profile(encode_profile(profile)) == profile
 
 
 def test_all_mistakes_in_measurements_of_igniter_are_refused_together() -> None:
     with pytest.raises(InvalidInput) as refused:
-        parse_igniter_file(json.dumps(igniter_document()), SPEC, file="f", product="")
+        _imported(igniter_document(), product="")
     assert "--accelerator must name the product" in str(refused.value)
     assert "f: has no measurements of m; its models: large, small" in str(refused.value)
 
@@ -246,8 +252,7 @@ def test_all_mistakes_in_measurements_of_igniter_are_refused_together() -> None:
 def test_coefficients_that_lack_a_number_are_refused(change: dict[str, Any]) -> None:
     document = igniter_document()
     document["m"] = document["large"]
-    profiles = parse_igniter_file(json.dumps(document), SPEC, file="f", product="Tesla V100")
-    exported = profiles_document(SPEC, profiles)
+    exported = profiles_document(SPEC, [_imported(document)])
     exported["profiles"][0]["igniter"] |= change
     with pytest.raises(InvalidInput, match=r"profiles\[0\].igniter must hold all coefficients"):
         parse_profiles(json.dumps(exported), SPEC, file="f")

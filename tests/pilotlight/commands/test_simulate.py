@@ -15,15 +15,15 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from load.experiments.workflows.simulation import POLICIES
 from load.report.run_file import read_run
 from load.report.summary import summarise
 from load.schema import RECORD_SCHEMA
-from load.simulator.results.run_file import parquet_writer
+from load.simulator.runs import parquet_writer
 from pilotlight.commands.simulation.runs import run_simulations
 from pilotlight.commands.simulation.tasks import SimulationPlan
 from pilotlight.errors import InvalidInput
 from pilotlight.output import Output
+from research.simulated_workflows.simulation import policies_of_runs
 from tests import servers
 
 if TYPE_CHECKING:
@@ -380,6 +380,6 @@ def test_workflows_are_simulated_by_the_live_policies(cli: Cli, tmp_path: Path) 
     found = cli(
         "simulate", "--workflows", "gill", "--trace", str(trace), "--minutes", "1", "--json"
     ).document
-    assert [each["policy"] for each in found] == list(POLICIES)
+    assert [each["policy"] for each in found] == list(policies_of_runs())
     assert len({each["requests"] for each in found}) == 1
     assert found[0]["predicted_share"] > 0 == found[1]["predicted_share"]

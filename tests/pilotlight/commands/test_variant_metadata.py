@@ -74,7 +74,7 @@ def pod() -> Iterator[str]:
 
 
 def test_apply_names_variants_of_other_tensors(
-    cli: Cli, redis: servers.RedisServer, pod: str, tmp_path: Path
+    verb: Cli, redis: servers.RedisServer, pod: str, tmp_path: Path
 ) -> None:
     async def register(registry: Registry) -> None:
         await registry.register_pod(PodInfo("pod-a", pod, "node"), lease_ttl_s=60.0)
@@ -83,7 +83,7 @@ def test_apply_names_variants_of_other_tensors(
     file = tmp_path / "digits.yaml"
     names = ("right", "unknown", "wrong")
     file.write_text(APPLICATION + "".join(VARIANT.replace("NAME", name) for name in names))
-    applied = cli("apply", "-f", str(file), "--redis-url", redis.url)
+    applied = verb("apply", "-f", str(file))
     assert applied.status == 0
     unprofiled = "cannot be chosen: has no accuracy profile"
     assert applied.err.splitlines() == [
@@ -96,12 +96,11 @@ def test_apply_names_variants_of_other_tensors(
 
 
 def test_apply_names_variants_that_a_changed_application_leaves_out(
-    cli: Cli, redis: servers.RedisServer, tmp_path: Path
+    verb: Cli, redis: servers.RedisServer, tmp_path: Path
 ) -> None:
-    at = ("--redis-url", redis.url)
     file = tmp_path / "digits.yaml"
     file.write_text(APPLICATION + VARIANT.replace("NAME", "right"))
-    assert cli("apply", "-f", str(file), *at).status == 0
+    assert verb("apply", "-f", str(file)).status == 0
 
     async def profile(registry: Registry) -> None:
         [model] = (await registry.cluster()).models.values()
@@ -112,13 +111,13 @@ def test_apply_names_variants_that_a_changed_application_leaves_out(
         )
 
     act(redis.url, "default", profile)
-    assert cli("apply", "-f", str(file), *at).err == ""
+    assert verb("apply", "-f", str(file)).err == ""
     for old, new, said in (
         ("64", "32", "its input features is FP32 [-1, 64]; the application's is FP32 [-1, 32]"),
         ("even, odd", "no, yes", "its accuracy profile is of other classes"),
     ):
         file.write_text(APPLICATION.replace(old, new))
-        applied = cli("apply", "-f", str(file), *at)
+        applied = verb("apply", "-f", str(file))
         assert applied.err == f"default/digits: right cannot be chosen: {said}\n"
-        listed = json.loads(cli("get", "applications", "--json", *at).out)
+        listed = json.loads(verb("get", "applications", "--json").out)
         assert listed[0]["left_out"] == [f"right: {said}"]

@@ -4,16 +4,24 @@ from dataclasses import replace
 
 import pytest
 
-from load.experiments.liu.runs import SimpleRun, TimedResponse, WinRun, percentile_s
-from load.experiments.liu.scenarios import (
+from load.stages import STAGES
+from pilotlight.demo.runs import (
+    SimpleRun,
+    TimedResponse,
+    WinRun,
+    check_simple,
+    check_win,
+    keep_faster,
+    observed_times,
+    percentile_s,
+)
+from pilotlight.demo.scenarios import (
     FULL,
     LIU_REDUCTION_RATIO,
     SHORT,
     WIN_SCENARIOS,
     MachineTimes,
 )
-from load.stages import STAGES
-from pilotlight.demo.expectations import check_simple, check_win, keep_faster, observed_times
 
 
 def _answer(latency_s: float, start: str = "warm") -> TimedResponse:

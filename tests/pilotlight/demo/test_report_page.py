@@ -10,11 +10,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from load.experiments.liu.scenarios import SHORT
-from pilotlight.demo.expectations import Expectation
-from pilotlight.demo.pictures import Page, find_browser, take_pictures
-from pilotlight.demo.report import DemoReport
-from pilotlight.demo.report_page import write_report_page
+from pilotlight.demo.report import DemoReport, Page, find_browser, take_pictures, write_report_page
+from pilotlight.demo.runs import Expectation
+from pilotlight.demo.scenarios import SHORT
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import re
 import socket
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from typer.main import get_command
 
+from pilotlight.cli import create_app
 from pilotlight.doctor import machine
 from pilotlight.doctor.finding import Severity
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from tests.pilotlight.conftest import Cli
 
 
 def test_the_command_examines_this_machine(tmp_path: Path) -> None:
@@ -50,3 +56,43 @@ def test_the_driver_is_new_enough_for_cuda(driver: str | None, severity: str) ->
 def test_a_full_disk_is_a_warning(tmp_path: Path) -> None:
     [found] = machine._disk("disk", tmp_path, 1 << 60, "free some space")
     assert (found.severity, found.remedy) == (Severity.WARNING, "free some space")
+
+
+def test_without_a_kubeconfig_this_machine_is_examined(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    ran = cli("doctor", "--port", "0")
+    assert "Redis" in ran.out
+    assert "--context NAME" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "text"),
+    [
+        pytest.param((), 1, "use --machine for this machine", id="a kubeconfig without context"),
+        pytest.param(("--context", "none"), 1, "no cluster", id="unknown context"),
+        pytest.param(("--context", "a", "--machine"), 2, "give one", id="both"),
+    ],
+)
+def test_with_a_kubeconfig_its_cluster_is_examined(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+    arguments: tuple[str, ...], status: int, text: str,
+) -> None:  # fmt: skip
+    pytest.importorskip("kubernetes")
+    file = tmp_path / "config"
+    file.write_text("apiVersion: v1\nkind: Config\n")
+    monkeypatch.setenv("KUBECONFIG", str(file))
+    ran = cli("doctor", *arguments)
+    assert ran.status == status
+    assert text in ran.err
+
+
+def test_remedies_name_flags_that_exist() -> None:
+    command: Any = get_command(create_app())
+    flags = {name for each in command.commands["up"].params for name in each.opts}
+    text = inspect.getsource(machine)
+    named = set(re.findall(r"(?<![\w=-])--[a-z][a-z-]+", text))
+    assert named - {"--query-gpu", "--format", "--shm-size", "--machine"} <= flags

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
@@ -97,6 +98,23 @@ def test_scales_to_zero_and_back_with_one_pod_and_one_load(platform: RunningPlat
     assert woken[0].detail.startswith("1 pods")
 
 
+def test_from_zero_the_pod_starts_whose_node_has_the_model(platform: RunningPlatform) -> None:
+    """Only the cache of the other node is left, whose pod would be the last to start."""
+    assert _predict(platform).status_code == 200
+    servers.wait_until(lambda: not _cluster(platform).pods, timeout_s=LIMIT_S, what="no pods")
+    nodes = platform.home / "nodes"
+    [first, *_] = sorted(nodes.glob("node-*/default~tiny@*"))
+    other = nodes / "node-1" / first.name
+    if other.exists():
+        shutil.rmtree(nodes / "node-0" / first.name, ignore_errors=True)
+    else:
+        other.parent.mkdir(exist_ok=True)
+        first.rename(other)
+    answer = _predict(platform)
+    assert answer.headers["x-pilotlight-pod"] == "pod-1"
+    assert answer.headers["x-pilotlight-start"] == "disk"
+
+
 def test_a_killed_autoscaler_is_restarted_and_leads_again(platform: RunningPlatform) -> None:
     [before] = _autoscaler_pids(platform)
     leader = _plans(platform).leader
@@ -132,7 +150,7 @@ def test_metrics_are_served_at_the_printed_address(platform: RunningPlatform) ->
 
 
 def _autoscaler_pids(platform: RunningPlatform) -> list[int]:
-    return [pid for pid in pids_of(platform) if " -m autoscaler " in command_of(pid)]
+    return [pid for pid in pids_of(platform) if "pilotlight: autoscaler" in command_of(pid)]
 
 
 def _leads_after(platform: RunningPlatform, former: LeaderLease | None) -> bool:

@@ -11,8 +11,9 @@ import pytest
 from pilotlight.platform.cluster_connection import ClusterConnection
 from pilotlight.platform.kept_declarations import KeptDeclarations
 from registry.domain.application import AccuracyProfile
-from registry.domain.model import ModelName, ModelSpec
+from registry.domain.model import UNREADABLE, LoadFailure, ModelName, ModelSpec
 from registry.domain.profile import Profile, ProfilePoint
+from registry.redis.reports import read_declared_times
 from registry.redis.workflow_log import WorkflowLog
 from tests.servers import wait_until
 
@@ -60,6 +61,37 @@ def test_another_redis_gets_what_was_declared(redis: servers.RedisServer, tmp_pa
             assert list(await WorkflowLog(second.registry).workflows()) == [
                 ModelName("red", "chain")
             ]
+
+    asyncio.run(scenario())
+
+
+def test_what_is_known_of_a_model_outlives_the_run(
+    redis: servers.RedisServer, tmp_path: Path
+) -> None:
+    """That its files cannot be read, and since when it is declared; not what may have passed."""
+    broken, failed = (
+        LoadFailure(MODELS[0].key, UNREADABLE, "truncated", 0, 0.0, 422),
+        LoadFailure(MODELS[1].key, "ModelLoadFailed", "out of memory", 1, 0.0),
+    )
+
+    async def scenario() -> None:
+        file = tmp_path / "declared.json"
+        async with cluster(redis, "kept-8") as first:
+            await first.registry.put_models(MODELS)
+            for each in (broken, failed):
+                await first.registry.report_unreadable(each)
+            await first.wait_until(
+                lambda: all(each.failure for each in first.state.models.values())
+                and len(first.state.models) == 2,
+                timeout_s=30, what="failures",
+            )  # fmt: skip
+            declared = await read_declared_times(first.registry)
+            await KeptDeclarations(file, first).save()
+        async with cluster(redis, "kept-9") as second:
+            await KeptDeclarations(file, second).restore()
+            records = [await second.registry.get_model(each.name) for each in MODELS]
+            assert [each and each.failure for each in records] == [broken, None]
+            assert await read_declared_times(second.registry) == declared
 
     asyncio.run(scenario())
 

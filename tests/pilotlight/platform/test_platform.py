@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
-from registry.domain.slots import default_slots
+from load.report.run_file import read_run
+from load.report.summary import summarise
+from registry.domain.pod import default_slots
 from tests import servers
 from tests.pilotlight.conftest import SAMPLES
 from tests.pilotlight.platform.running import (
@@ -50,11 +52,10 @@ def test_up_prints_the_gateways_address_and_the_pods(platform: RunningPlatform) 
     assert {pod["slots"] for pod in platform.get("pods")} == {default_slots()}
 
 
-def test_starting_twice_fails_with_pid_and_address(platform: RunningPlatform) -> None:
-    again = platform.cli("up", "--detach", "--json", "--port", "0")
-    assert again.status == 2
-    assert f"pid {platform.facts['pid']}" in again.document["error"]
-    assert platform.url in again.document["error"]
+def test_ps_shows_what_each_process_is(platform: RunningPlatform) -> None:
+    titles = {command_of(pid).strip() for pid in pids_of(platform)}
+    parts = ("supervisor", "gateway", "scheduler", "forkserver", "pod-0", "pod-0 sandbox")
+    assert titles >= {f"pilotlight: {part}" for part in parts}
 
 
 def test_v1_and_v2_responses_carry_the_routing_headers(platform: RunningPlatform) -> None:
@@ -140,6 +141,9 @@ def test_explains_the_routing_of_a_request(platform: RunningPlatform) -> None:
     assert explained["request_id"] == headers["x-request-id"]
     assert explained["model"] == "default/embed"
     assert platform.cli("explain", "no-such-request").status == 1
+    plotted = platform.cli("explain", headers["x-request-id"], "--plot", "request.svg")
+    assert plotted.status == 1
+    assert "--plot draws a workflow's run, not a request" in plotted.err
 
 
 def test_predicts_in_both_protocols_and_by_policy(platform: RunningPlatform) -> None:
@@ -148,6 +152,33 @@ def test_predicts_in_both_protocols_and_by_policy(platform: RunningPlatform) -> 
     refused = platform.cli("predict", "absent", "a text")
     assert refused.status == 1
     assert "404" in refused.err
+
+
+def test_runs_of_several_policies_begin_with_all_models_unloaded(
+    platform: RunningPlatform, tmp_path: Path
+) -> None:
+    platform.cli("predict", "embed", "warm")
+    output = tmp_path / "run.parquet"
+    ran = platform.cli(
+        "load", "run", "--trace", "poisson:rate=2,duration=2s,names=embed", "-o", str(output),
+        "--policy", "colocation,least-loaded",
+    )  # fmt: skip
+    assert ran.status == 0, ran.err
+    for policy in ("colocation", "least-loaded"):
+        found = read_run(output.with_stem(f"run-{policy}"), policy)
+        assert re.fullmatch(r"0 of \d+ models warm", found.metadata["start_state"])
+        assert summarise(found)["cold_starts"] >= 1
+
+
+def test_the_requests_of_the_gateway_are_a_trace_for_simulations(
+    platform: RunningPlatform,
+) -> None:
+    platform.cli("predict", "embed", "a request")
+    ran = platform.cli(
+        "simulate", "--cluster", "live", "--trace", "live|rate=2", "--policy", "auto", "--json"
+    )
+    assert ran.status == 0, ran.err
+    assert ran.document["runs"][0]["requests"] >= 2
 
 
 def test_a_wrong_storage_uri_is_reported_and_affects_no_other_model(
@@ -180,7 +211,7 @@ def test_a_killed_pod_is_restarted_and_requests_succeed(platform: RunningPlatfor
 
 
 def test_a_killed_gateway_is_restarted_at_its_address(platform: RunningPlatform) -> None:
-    gateways = [pid for pid in pids_of(platform) if " -m gateway " in command_of(pid)]
+    gateways = [pid for pid in pids_of(platform) if "pilotlight: gateway" in command_of(pid)]
     assert gateways
     os.kill(gateways[0], signal.SIGKILL)
     servers.wait_until(lambda: not servers.is_alive(gateways[0]))
@@ -210,7 +241,7 @@ def test_a_killed_forkserver_is_restarted_with_all_pods(platform: RunningPlatfor
     before = {pod["name"]: pod["pid"] for pod in platform.get("pods")}
     stat = Path(f"/proc/{before['pod-0']}/stat").read_text()
     forkserver = int(stat.rpartition(")")[2].split()[1])
-    assert "runtime.forkserver" in command_of(forkserver)
+    assert "pilotlight: forkserver" in command_of(forkserver)
     os.kill(forkserver, signal.SIGKILL)
     servers.wait_until(lambda: not any(servers.is_alive(pid) for pid in before.values()))
 

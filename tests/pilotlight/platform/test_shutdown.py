@@ -100,7 +100,7 @@ def test_a_signal_during_the_start_leaves_nothing_behind(tmp_path: Path) -> None
             tmp_path / "home", {"pid": up.pid, "gateway": "http://127.0.0.1:1"}
         )
         servers.wait_until(
-            lambda: any("runtime.forkserver" in command_of(pid) for pid in pids_of(running))
+            lambda: any("pilotlight: forkserver" in command_of(pid) for pid in pids_of(running))
         )
         pids = pids_of(running)
         up.send_signal(signal.SIGTERM)

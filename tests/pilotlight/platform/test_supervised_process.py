@@ -6,6 +6,7 @@ import asyncio
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 from contextlib import suppress
@@ -16,11 +17,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pilotlight.errors import StartFailed
+from pilotlight.platform import processes
+from pilotlight.platform.process_specs import pod_settings
+from pilotlight.platform.settings import PlatformSettings
 from pilotlight.platform.supervised_process import (
     ProcessSpec,
     RestartBackoff,
     SupervisedProcess,
 )
+from pilotlight.state_dir import StateDir
 from tests import servers
 
 if TYPE_CHECKING:
@@ -178,3 +183,26 @@ def test_delays_grow_up_to_the_maximum(runs: list[float]) -> None:
     delays = [backoff.next_delay_s(ran_s=ran_s) for ran_s in runs]
     assert delays == sorted(delays)
     assert max(delays) <= 30
+
+
+@pytest.mark.parametrize(
+    ("flag", "remedy"),
+    [
+        ("--port", "choose another with --port, or any free one with --port 0"),
+        ("--grpc-port", "choose another with --grpc-port, or none with --grpc-port 0"),
+    ],
+)
+def test_a_port_in_use_names_its_flag(
+    monkeypatch: pytest.MonkeyPatch, flag: str, remedy: str
+) -> None:
+    monkeypatch.setattr(processes, "_PORT_TIMEOUT_S", 0.0)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        expected = f"port {port} of 127.0.0.1 is in use by another program: {remedy}"
+        with pytest.raises(StartFailed, match=f"^{expected}$"):
+            asyncio.run(processes.wait_for_port("127.0.0.1", port, flag=flag))
+
+
+def test_no_pod_asks_for_the_port_of_another() -> None:
+    settings = PlatformSettings(StateDir.default(), objects=StateDir.default().objects)
+    assert pod_settings(settings, "pod-0", redis_url="")["grpc_port"] == 0

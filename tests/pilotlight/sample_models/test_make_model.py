@@ -6,15 +6,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
-from pilotlight.sample_models.architectures import ARCHITECTURES, T5_PIECES
-from pilotlight.sample_models.make_model import make_model
-from pilotlight.sample_models.vocabulary import (
+from pilotlight.sample_models.architectures import (
+    ARCHITECTURES,
+    T5_PIECES,
     byte_level_vocabulary,
     syllable_words,
     unigram_pieces,
     wordpiece_vocabulary,
 )
+from pilotlight.sample_models.make_model import make_model
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,6 +34,13 @@ def test_same_name_gives_same_bytes(name: str, models: Path, tmp_path: Path) -> 
 @pytest.mark.parametrize("name", ["tiny-t5", "tiny-bert", "tiny-vit", "tiny-gpt2"])
 def test_tiny_models_are_tiny(name: str, models: Path) -> None:
     assert sum(path.stat().st_size for path in (models / name).iterdir()) < 1_000_000
+
+
+def test_weights_have_the_names_of_published_ones(models: Path) -> None:
+    """Those of transformers 5 differ."""
+    names = load_file(models / "tiny-vit" / "model.safetensors").keys()
+    assert "vit.encoder.layer.1.attention.attention.query.weight" in names
+    assert not any("q_proj" in name for name in names)
 
 
 def test_t5_small_has_the_published_size() -> None:

@@ -25,6 +25,8 @@ def test_without_measurements_estimates_are_priors() -> None:
     assert UNMEASURED.infer == Estimate(PRIORS.infer_s, is_measured=False)
     assert UNMEASURED.load_from(Tier.REMOTE, None) == Estimate(PRIORS.load_s, is_measured=False)
     assert UNMEASURED.get("infer") is None
+    with pytest.raises(TypeError, match="belongs to all models"):
+        UNMEASURED.add("infer", [1.0])
 
 
 def test_the_median_of_measurements_replaces_the_prior() -> None:

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from registry.domain.cluster import ClusterState
+from registry.domain.demand import ExpectedRates
 from registry.domain.eviction_prices import REFRESH_S
-from registry.domain.expected_rates import ExpectedRates
 from registry.domain.model import Tier
 from registry.domain.pod import PodInfo
 from registry.domain.pod_state import PodState

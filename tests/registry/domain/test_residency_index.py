@@ -61,10 +61,8 @@ def test_serving_pods_match_a_full_search_after_every_change(
                 for at, residency in state.holders(each).items()
                 if (pod := state.pods.get(at)) is not None and pod.is_accepting
             ]
-            assert state.warm(each) == [pod for residency, pod in accepting if residency.is_warm]
-            assert state.warming(each) == [
-                pod for residency, pod in accepting if residency.is_warming
-            ]
+            assert state.warm(each) == tuple(pod for at, pod in accepting if at.is_warm)
+            assert state.warming(each) == tuple(pod for at, pod in accepting if at.is_warming)
         for at in PODS:
             assert state.residency.on_device(at) == {
                 each: holders[at]
@@ -78,5 +76,5 @@ def test_a_model_without_holders_is_removed() -> None:
     state = ClusterState()
     state.residency.put("a@0", "p0", RESIDENCIES[0])
     state.residency.drop("a@0", "p0")
-    assert state.warm("a@0") == state.warming("a@0") == []
+    assert state.warm("a@0") == state.warming("a@0") == ()
     assert state.residency == {}

@@ -1,12 +1,14 @@
 """KServe's own sample InferenceServices, and what `pilotlight apply` says of each.
 
 They are read where `scripts/kubernetes/build` unpacks KServe's Go module.
-`python -m tests.registry.inference_service.kserve_samples` prints the table of the docs.
+`python -m tests.registry.inference_service.kserve_samples` prints the table of the docs, then each
+file.
 """
 
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +19,7 @@ from registry.errors import InvalidModel
 from registry.inference_service.reader import KIND, read_documents
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 SOURCES = Path("~/.cache/pilotlight/kubernetes/source").expanduser()
 MODULE = "github.com_kserve_kserve@v0.20.0"
@@ -33,11 +35,6 @@ class Sample:
     accepted: bool
     says: str
     """What is missing, or the first mistake; empty: it is served."""
-
-    @property
-    def row(self) -> str:
-        verdict = "accepted" if self.accepted else "refused"
-        return f"| `{self.file}` | {self.kind} | {verdict} | {self.says} |"
 
 
 def module_folder() -> Path | None:
@@ -82,21 +79,40 @@ def _cell(text: str) -> str:
     return re.sub(r"\s+", " ", text.replace("|", "/")).strip()
 
 
-def table(module: Path) -> list[str]:
-    found = list(samples(module))
+def table(found: Sequence[Sample]) -> list[str]:
+    """A row for each condition or mistake, with the number of samples that have it."""
     accepted = sum(each.accepted for each in found)
     waiting = sum(each.accepted and bool(each.says) for each in found)
+    groups: dict[tuple[bool, str], list[Sample]] = defaultdict(list)
+    for each in found:
+        for says in filter(None, re.split("; (?=spec)", _shortened(each.says))):
+            groups[each.accepted, says].append(each)
     return [
         f"{accepted} of {len(found)} objects are accepted, {waiting} of them with a condition:",
         "",
-        "| Sample | Format | Verdict | What is missing, or the way out |",
+        "| Verdict | What is missing, or the way out | Formats | Objects |",
         "|---|---|---|---|",
-        *(each.row for each in found),
+        *(
+            f"| {'accepted' if is_accepted else 'refused'} | {says} | {_formats(group)} |"
+            f" {len(group)} |"
+            for (is_accepted, says), group in groups.items()
+        ),
     ]
+
+
+def _shortened(says: str) -> str:
+    return re.sub(r"one of s3://\S+.*?, was", "a scheme, was", says)
+
+
+def _formats(group: Sequence[Sample]) -> str:
+    return ", ".join(sorted({kind for each in group for kind in each.kind.split(", ")}))
 
 
 if __name__ == "__main__":
     folder = module_folder()
     if folder is None:
         raise SystemExit(f"{SOURCES / MODULE} is not there: run scripts/kubernetes/build")
-    print("\n".join(table(folder)))  # noqa: T201
+    found = list(samples(folder))
+    print("\n".join(table(found)))  # noqa: T201
+    for each in found:
+        print(f"{each.file}: {each.says or 'served as it is'}")  # noqa: T201

@@ -5,7 +5,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from registry.domain.model import (
-    LoadingPolicyName,
     ModelPolicy,
     PlacementName,
     Precision,
@@ -14,6 +13,7 @@ from registry.domain.model import (
     Task,
     Tier,
 )
+from registry.domain.task_options import Answers, Scores
 from registry.inference_service.annotations import KEYS, PREFIX, parse_annotations
 
 VALID: list[tuple[str, str, object]] = [
@@ -36,8 +36,8 @@ VALID: list[tuple[str, str, object]] = [
     ("max-batch-wait", "5ms", 0.005),
     ("max-load-wait", "300ms", 0.3),
     ("max-infer-time", "2m", 120.0),
-    ("loading", "round-robin-renewed", LoadingPolicyName.ROUND_ROBIN_RENEWED),
-    ("placement", "wao-milp", PlacementName.WAO_MILP),
+    ("loading", "round-robin-renewed", "round-robin-renewed"),
+    ("placement", "wao-milp", "wao-milp"),
     ("placement", "off", PlacementName.OFF),
     ("profile", "translate", "translate"),
     ("canary-of", "translate", "translate"),
@@ -74,6 +74,8 @@ INVALID: dict[str, list[str]] = {
     "canary-of": LABEL,
     "application": LABEL,
     "canary-percent": [*INTEGER, "-1", "101", "20%"],
+    "answers": ["", "KServe", "v2"],
+    "scores": ["", "top", "All"],
 }
 
 
@@ -93,6 +95,12 @@ def test_dtype_is_not_part_of_the_policy() -> None:
     for text, value in (("bfloat16", Precision.BFLOAT16), ("auto", Precision.AUTO)):
         parsed = parse_annotations({PREFIX + "dtype": text})
         assert (parsed.precision, parsed.policy, parsed.problems) == (value, ModelPolicy(), ())
+
+
+def test_forms_of_answers_are_not_part_of_the_policy() -> None:
+    parsed = parse_annotations({PREFIX + "answers": "kserve", PREFIX + "scores": "all"})
+    assert (parsed.answers, parsed.scores) == (Answers.KSERVE, Scores.ALL)
+    assert (parsed.policy, parsed.problems) == (ModelPolicy(), ())
 
 
 def test_an_adapter_has_a_base_and_its_type() -> None:

@@ -11,8 +11,9 @@ from registry.domain.application import (
     Prior,
     SelectionPolicy,
     SneakPeekSpec,
+    decode_application,
+    encode_application,
 )
-from registry.domain.application_codec import decode_application, encode_application
 from registry.domain.model import ModelName
 from registry.errors import InvalidModel
 from registry.inference_service.application_reader import read_applications
@@ -103,7 +104,7 @@ spec:
         "spec.deadline must be a positive duration of at most 1h",
         "spec.late must be one of serve, refuse, was 'maybe'",
         "spec.penalty must be one of sigmoid, linear, step, none, was 'cubic'",
-        "spec.policy must be one of max-accuracy-edf, lo-edf",
+        "spec.policy must be one of lo-edf, lo-priority",
         "spec.window must be a positive duration",
         "spec.prior must be uninformative, or an object with kind",
         "spec.sneakPeek.uri must begin with one of",

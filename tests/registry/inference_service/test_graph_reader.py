@@ -76,7 +76,7 @@ MISTAKES = {
     "nodeName: both,": ("nodeName: nobody,", "must name one of the nodes"),
     "weight: 70": ("weight: 71", "weights that sum to 100, was [30, 71]"),
     "name: cats}": ("name: cats, weight: 1.5}", "whole number from 0 to 100, was 1.5"),
-    "data: $response": ("data: $response.predictions", "must be $request or $response"),
+    "data: $response": ("data: [$response]", "must be $request or $response"),
     "dependency: Hard": ("dependency: hard", "must be Soft or Hard, was 'hard'"),
     "name: find,": ("name: find, condition: a,", "must stand at a later step"),
     "- {serviceName: one, weight: 30}": (
@@ -99,6 +99,63 @@ def test_a_mistake_is_named(seen: str) -> None:
     with pytest.raises(InvalidModel) as caught:
         read_graphs([("graph.yaml", FULL.replace(seen, replacement, 1))])
     assert any(message in problem for problem in caught.value.problems), caught.value.problems
+
+
+@pytest.mark.parametrize(
+    ("seen", "replacement", "warning"),
+    [
+        pytest.param(
+            "weight: 30", "weight: 30, condition: '[@this].#(kind==\"dog\")'",
+            "split.steps[0].condition changes nothing in a node of type Splitter",
+            id="condition-of-a-splitter",
+        ),
+        pytest.param(
+            "{nodeName: split}", "{nodeName: split, condition: a}",
+            "both.steps[2].condition changes nothing in a node of type Ensemble",
+            id="condition-of-an-ensemble",
+        ),
+        pytest.param(
+            "weight: 30", "weight: 30, mapPredictionsToInstances: true",
+            "split.steps[0].mapPredictionsToInstances changes nothing", id="mapping-of-a-splitter",
+        ),
+        pytest.param(
+            "data: $response", "data: $response.predictions",
+            "root.steps[1].data '$response.predictions' is not $response",
+            id="data-of-another-form",
+        ),
+        pytest.param(
+            "timeout: 30", "timeout: 30\n  routerTimeouts: {serviceClient: 5}",
+            "routerTimeouts.serviceClient is not applied", id="time-of-a-step",
+        ),
+    ],
+)  # fmt: skip
+def test_what_kserves_router_ignores_is_a_warning(
+    seen: str, replacement: str, warning: str
+) -> None:
+    assert seen in FULL
+    [graph] = read_graphs([("graph.yaml", FULL.replace(seen, replacement, 1))])
+    [found] = graph.warnings
+    assert warning in found
+    assert graph.definition()["graph"]
+
+
+def test_predictions_are_mapped_in_sequences_only() -> None:
+    mapped = "mapPredictionsToInstances: true"
+    text = FULL.replace("data: $response", f"data: $response, {mapped}")
+    text = text.replace("weight: 30", f"weight: 30, {mapped}")
+    [graph] = read_graphs([("graph.yaml", text)])
+    nodes = nodes_of(json.loads(json.dumps(graph.definition()))["graph"])
+    assert [step.maps_predictions for step in nodes["root"].steps] == [False, True]
+    assert not any(step.maps_predictions for step in nodes["split"].steps)
+
+
+def test_a_definition_without_later_fields_is_read() -> None:
+    [graph] = read_graphs([("graph.yaml", FULL)])
+    stored = graph.definition()["graph"]
+    for node in stored.values():
+        for step in node["steps"]:
+            del step["maps_predictions"]
+    assert nodes_of(stored) == graph.nodes
 
 
 def test_all_mistakes_are_reported_together() -> None:

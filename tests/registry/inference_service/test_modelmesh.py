@@ -113,6 +113,7 @@ def test_predictors_of_the_first_api() -> None:
         "s3://models/xgb",
         "xgboost",
     )
+    assert [line.object for line in found.report] == ["Predictor team/old"]
 
 
 def test_runtimes_and_other_objects_are_left_with_a_reason() -> None:

@@ -119,7 +119,9 @@ def test_a_namespaces_own_quota_comes_before_that_of_every_namespace() -> None:
         pytest.param({"prefixes": "s3://team/"}, "NAMESPACE=VALUES", id="no-namespace"),
         pytest.param({"prefixes": "team=models"}, "begin with a scheme", id="no-scheme"),
         pytest.param({"quotas": "team=memory:2X"}, "memory:2X", id="unit"),
-        pytest.param({"quotas": "team=cores:2"}, "one of pinned", id="unknown-quota"),
+        pytest.param(
+            {"quotas": "team=cores:2"}, "must be pinned or min-copies", id="unknown-quota"
+        ),
         pytest.param({"quotas": "team=pinned:-1"}, "pinned:-1", id="negative"),
     ],
 )

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from tests.registry.redis.interleavings import Load
     from tests.servers import RedisServer
 
-pytestmark = pytest.mark.anyio
-
 _pools = itertools.count(1)
 
 

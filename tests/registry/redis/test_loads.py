@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from registry.redis.client import Registry
     from tests.registry.redis.conftest import Connect
 
-pytestmark = pytest.mark.anyio
-
 
 async def place(registry: Registry, pod: str, key: str = KEY) -> tuple[Tier, Tier | None] | None:
     residency = (await registry.cluster()).holders(key).get(pod)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import redis
 
+from registry.domain.codec import MAX_STEP_MODELS
 from registry.domain.model import ModelName, ModelSpec
 from registry.errors import RegistryUnavailable
 from registry.redis.client import Registry
-from registry.redis.declaration_steps import MAX_STEP_MODELS
 from registry.redis.watch import ClusterWatch
 from tests import servers
 from tests.registry.redis.clients import SPEC, agrees, running, until
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from tests.registry.redis.conftest import Connect
     from tests.servers import RedisServer
-
-pytestmark = pytest.mark.anyio
 
 MESSAGES = ("--client-output-buffer-limit", "pubsub")
 """Limit of buffered messages, above which Redis disconnects a subscriber."""

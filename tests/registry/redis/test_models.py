@@ -18,8 +18,6 @@ from tests.registry.redis.clients import SPEC, Pod, failure
 if TYPE_CHECKING:
     from registry.redis.client import Registry
 
-pytestmark = pytest.mark.anyio
-
 NEXT = dataclasses.replace(SPEC, storage_uri="s3://models/two")
 LAST = dataclasses.replace(SPEC, storage_uri="s3://models/three")
 

@@ -6,8 +6,6 @@ import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import pytest
-
 from registry.domain.placement import PlacedPod, PlacedReplica, PlacementRecord
 from registry.domain.pod import PodInfo
 from registry.redis.autoscaler_log import AutoscalerLog
@@ -16,8 +14,6 @@ from tests.registry.redis.clients import eventually
 if TYPE_CHECKING:
     from registry.redis.client import Registry
     from tests.registry.redis.conftest import Connect
-
-pytestmark = pytest.mark.anyio
 
 GPU, OTHER = "GPU-a", "GPU-b"
 

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from registry.redis.client import Registry
     from tests.registry.redis.conftest import Connect
 
-pytestmark = pytest.mark.anyio
-
 
 async def test_a_registered_pod_is_stored_as_given(registry: Registry) -> None:
     info = PodInfo(

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from registry.redis.client import Registry
     from tests.registry.redis.conftest import Connect
 
-pytestmark = pytest.mark.anyio
-
 PROFILE = Profile(KEY, "cpu", (ProfilePoint(1, 0.1, 5), ProfilePoint(2, 0.15)), "size")
 NEXT = dataclasses.replace(SPEC, storage_uri="s3://models/two")
 BROKEN = LoadFailure(KEY, "RuntimeUnhealthy", "inference timed out", attempts=1, retry_at_s=2e9)
@@ -84,6 +82,21 @@ async def test_a_model_failure_is_recorded(registry: Registry) -> None:
     pod = await Pod.join_warm(registry, "a")
     await registry.report_model_failure("a", pod.epoch, BROKEN)
     assert (await record_of(registry)).failure == BROKEN
+
+
+async def test_what_cannot_be_read_is_kept_until_a_load_or_another_declaration(
+    registry: Registry,
+) -> None:
+    await registry.put_models([SPEC])
+    await registry.report_unreadable(BROKEN)
+    assert (await record_of(registry)).failure == BROKEN
+    await (await Pod.join(registry, "a")).load(SPEC.key)
+    assert (await record_of(registry)).failure is None
+    await registry.report_unreadable(BROKEN)  # a pod has read it since
+    assert (await record_of(registry)).failure is None
+    await registry.put_models([NEXT])
+    await registry.report_unreadable(BROKEN)  # of the generation before
+    assert (await record_of(registry)).failure is None
 
 
 async def test_a_failure_of_a_replaced_generation_is_not_recorded(registry: Registry) -> None:

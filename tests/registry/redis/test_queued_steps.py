@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from registry.domain.queued_steps import step_reservation_id
+from registry.domain.pod_work import step_reservation_id
 from registry.domain.reservation import Granted
 from registry.redis.watch import ClusterWatch
 from tests.registry.redis.clients import KEY, Pod, eventually, release, reserve, running, until
@@ -14,8 +14,6 @@ from tests.registry.redis.clients import KEY, Pod, eventually, release, reserve,
 if TYPE_CHECKING:
     from registry.redis.client import Registry
     from tests.registry.redis.conftest import Connect
-
-pytestmark = pytest.mark.anyio
 
 OTHER = "default/other@1"
 

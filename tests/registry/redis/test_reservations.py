@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from registry.redis.client import Registry
     from tests.registry.redis.conftest import Connect
 
-pytestmark = pytest.mark.anyio
-
 
 async def test_a_reservation_takes_a_slot_and_an_inference_place(registry: Registry) -> None:
     await Pod.join(registry, "a", slots=2)

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.mark.parametrize(
     ("url", "address"),

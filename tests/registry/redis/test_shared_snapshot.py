@@ -7,8 +7,6 @@ from contextlib import AsyncExitStack
 from functools import partial
 from typing import TYPE_CHECKING
 
-import pytest
-
 from registry.domain.model import ModelName, ModelSpec
 from registry.redis.shared_snapshot import take_shared_snapshot
 from registry.redis.watch import ClusterWatch
@@ -17,8 +15,6 @@ from tests.registry.redis.clients import Pod, agrees, eventually, running
 if TYPE_CHECKING:
     from registry.redis.client import Registry
     from tests.registry.redis.conftest import Connect
-
-pytestmark = pytest.mark.anyio
 
 PODS = 16
 WATCHES = 24

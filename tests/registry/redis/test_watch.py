@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from tests.registry.redis.conftest import Connect
     from tests.servers import RedisServer
 
-pytestmark = pytest.mark.anyio
-
 Watching = Callable[..., Awaitable[ClusterWatch]]
 
 

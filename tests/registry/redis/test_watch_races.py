@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from tests.servers import RedisServer
 
-pytestmark = pytest.mark.anyio
-
 
 @dataclass
 class Scene:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-import pytest
 import redis.asyncio
 
 from registry.domain.pod import PodReport, Samples
@@ -15,8 +14,6 @@ from tests.registry.redis.clients import KEY, SPEC, Pod, running, until
 if TYPE_CHECKING:
     from registry.redis.client import Registry
     from tests.servers import RedisServer
-
-pytestmark = pytest.mark.anyio
 
 NEXT = dataclasses.replace(SPEC, storage_uri="s3://models/two")
 KEPT_MS = 600_000

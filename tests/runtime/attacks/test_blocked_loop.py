@@ -11,7 +11,6 @@ import pytest
 from registry.domain.model import Tier
 from registry.domain.pod import PodInfo
 from registry.redis.client import Registry
-from runtime.registration.lease_keeper import LeaseKeeper
 from runtime.registration.measurements import Measurements
 from runtime.registration.registry_agent import Inventory, RegistryAgent, TierState
 from tests.gateway.asynchronous import run_async
@@ -25,7 +24,7 @@ TTL_S = 0.6
 POOL = "blocked"
 
 
-def new_agent(redis_url: str, registry: Registry) -> RegistryAgent:
+def new_agent(registry: Registry) -> RegistryAgent:
     inventory = Inventory(
         keys=set,
         tier_state=lambda _: TierState(Tier.REMOTE, 0),
@@ -42,7 +41,6 @@ def new_agent(redis_url: str, registry: Registry) -> RegistryAgent:
         measurements=Measurements(),
         heartbeat_s=TTL_S / 3,
         lease_ttl_s=TTL_S,
-        keeper=LeaseKeeper(redis_url, POOL, "pod-a", heartbeat_s=TTL_S / 3, lease_ttl_s=TTL_S),
     )
 
 
@@ -61,7 +59,7 @@ def read_pod(redis_url: str) -> PodState | None:
 @run_async
 async def test_a_blocked_event_loop_does_not_lose_the_lease(redis: servers.RedisServer) -> None:
     registry = Registry(redis.url, POOL)
-    agent = new_agent(redis.url, registry)
+    agent = new_agent(registry)
     running = asyncio.ensure_future(agent.run())
     while not agent.is_registered:  # noqa: ASYNC110 - it has no event
         await asyncio.sleep(0.01)

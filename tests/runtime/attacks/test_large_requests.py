@@ -1,8 +1,9 @@
-"""One valid request with many rows, beside small ones of others."""
+"""Requests with many rows beside small ones, requests sent again, bodies of OpenAI's routes."""
 
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -11,7 +12,7 @@ import pytest
 from registry.domain.model import ModelPolicy
 from runtime.errors import BodyTooLarge
 from runtime.wire.v2 import MAX_JSON_COMMAS, parse_object
-from tests.runtime.http import metric, post, predict
+from tests.runtime.http import get, metric, post, post_bytes, predict
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -80,3 +81,107 @@ def test_json_of_very_many_values_is_refused_before_it_is_parsed() -> None:
     assert len(parse_object(few)["data"]) == MAX_JSON_COMMAS
     with pytest.raises(BodyTooLarge, match="send large tensors in binary"):
         parse_object(few[:-2] + b",1,1]}")
+
+
+def test_a_begun_request_is_not_executed_again(cluster: Cluster, models: Path) -> None:
+    cluster.declare("m", models / "tiny-bert")
+    pod = cluster.pod()
+    url, body = f"{pod.url}/v1/models/default~m:predict", {"instances": ["x"]}
+    ids = {"x_request_id": "r1"}
+    assert predict(pod.url, "m", "x").status_code == 200
+    assert post(url, body, **ids, x_pilotlight_resent="1").status_code == 200
+    again = post(url, body, **ids, x_pilotlight_resent="1")
+    assert again.status_code == 502
+    assert "had begun" in again.json()["error"]
+    assert "x-pilotlight-not-executed" not in again.headers
+    assert post(url, body, **ids).status_code == 200
+
+
+def test_requests_of_one_id_are_told_apart_by_their_attempt(cluster: Cluster, models: Path) -> None:
+    cluster.declare("m", models / "tiny-bert")
+    pod = cluster.pod()
+    url, body = f"{pod.url}/v1/models/default~m:predict", {"instances": ["x"]}
+    ids = {"x_request_id": "r1", "x_pilotlight_resent": "1"}
+    assert post(url, body, **ids, x_pilotlight_attempt="a1").status_code == 200
+    assert post(url, body, **ids, x_pilotlight_attempt="a2").status_code == 200
+    assert post(url, body, **ids, x_pilotlight_attempt="a2").status_code == 502
+
+
+MIB = 1 << 20
+EMPTY = b'"",' * (2 * MIB // 3) + b'""'
+LONGEST_STOP_S = 1.0
+"""Longest time without a response of the pod's liveness, on a busy machine."""
+
+
+@pytest.fixture(scope="module")
+def attacked(shared_cluster: Cluster, models: Path) -> servers.Pod:
+    shared_cluster.declare("chat", models / "tiny-gpt2")
+    shared_cluster.declare("embedder", models / "tiny-bert", task="text-embedding")
+    return shared_cluster.pod("pod-a", slots=8, lease_ttl=1.5)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "message"),
+    [
+        pytest.param(
+            "completions", b'{"model": "chat", "prompt": [%b]}' % EMPTY, "prompt", id="prompt"
+        ),
+        pytest.param(
+            "completions",
+            b'{"model": "chat", "prompt": [%b1]}' % (b"1," * MIB),
+            "prompt may have 1048576 items, has 1048577",
+            id="too-many-tokens",
+        ),
+        pytest.param(
+            "completions",
+            b'{"model": "chat", "prompt": "x", "stop": [%b]}' % EMPTY,
+            "stop may have 16 items, has 699051",
+            id="stop",
+        ),
+        pytest.param(
+            "chat/completions",
+            b'{"model": "chat", "messages": [%b]}' % EMPTY,
+            "messages may have 4096 items",
+            id="messages",
+        ),
+        pytest.param(
+            "chat/completions",
+            b'{"model": "chat", "messages": [{"role": "user", "content": [%b]}]}' % EMPTY,
+            "parts",
+            id="parts",
+        ),
+        pytest.param(
+            "embeddings",
+            b'{"model": "embedder", "input": [%b]}' % EMPTY,
+            "input may have 1024 items",
+            id="input",
+        ),
+        pytest.param(
+            "completions", b'{"model": "chat", "prompt": %b}' % (b"[" * MIB), "JSON", id="depth"
+        ),
+    ],
+)
+def test_an_invalid_body_does_not_stop_the_pod(
+    attacked: servers.Pod, path: str, body: bytes, message: str
+) -> None:
+    with ThreadPoolExecutor(4) as attackers:
+        url = f"{attacked.url}/openai/v1/{path}"
+        attacks = [attackers.submit(post_bytes, url, body) for _ in range(4)]
+        longest_s = 0.0
+        while not all(attack.done() for attack in attacks):
+            began_s = time.monotonic()
+            assert get(f"{attacked.url}/v2/health/live").status_code == 200
+            longest_s = max(longest_s, time.monotonic() - began_s)
+        for attack in attacks:
+            response = attack.result()
+            assert response.status_code == 400, response.text
+            assert message in response.json()["error"]["message"]
+    assert longest_s < LONGEST_STOP_S
+    assert "lease lost" not in attacked.log
+
+
+def test_a_body_over_the_limit_of_openai_bodies_is_413(attacked: servers.Pod) -> None:
+    body = b'{"model": "chat", "prompt": "%b"}' % (b"x" * 5 * MIB)
+    response = post_bytes(f"{attacked.url}/openai/v1/completions", body)
+    assert response.status_code == 413
+    assert "may have 4194304 bytes" in response.json()["error"]["message"]

@@ -19,10 +19,12 @@ from runtime.engines.libraries.onnx_checks import (
     load_allowance,
 )
 from runtime.errors import ModelInvalid
-from tests.runtime.engines.libraries.loaded import load
+from tests.runtime.engines.libraries.loaded import load, onnx_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+pytestmark = pytest.mark.slow
 
 MIB = 1024**2
 BYTES = 4_000_000_000
@@ -49,15 +51,8 @@ def _ints(**values: Any) -> list[Any]:
 def _model(
     nodes: Sequence[Any], constants: Sequence[Any] = (), functions: Sequence[Any] = ()
 ) -> Any:
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 4])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", "m"])],
-        list(constants),
-    )
-    domains = [helper.make_opsetid("", 17), helper.make_opsetid("own", 1)]
-    return helper.make_model(graph, opset_imports=domains, ir_version=9, functions=list(functions))
+    inputs, outputs = [("x", TensorProto.FLOAT, ["n", 4])], [("y", TensorProto.FLOAT, ["n", "m"])]
+    return onnx_model(nodes, inputs, outputs, constants, functions=list(functions))
 
 
 def _big(operator: str, inputs: Sequence[str], constants: Sequence[Any], **attributes: Any) -> Any:

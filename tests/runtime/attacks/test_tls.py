@@ -13,7 +13,7 @@ import pytest
 from kserve.protocol.grpc import grpc_predict_v2_pb2 as messages
 from kserve.protocol.grpc.grpc_predict_v2_pb2_grpc import GRPCInferenceServiceStub
 
-from autoscaler.service.pod_client import PodClient, PodRefused
+from autoscaler.service.executor import PodClient, PodRefused
 from gateway.settings import GatewaySettings, tls_problems
 from registry.domain.model import Tier
 from registry.settings_table import settings_from_fields
@@ -107,7 +107,6 @@ def test_a_gateway_sends_nothing_to_a_pod_it_cannot_verify(
     assert 'model="default/m"' not in metrics
 
 
-@pytest.mark.anyio
 async def test_autoscaler_and_schedulers_reach_pods_encrypted(
     cluster: Cluster, models: Path, folder: Path, tmp_path: Path
 ) -> None:

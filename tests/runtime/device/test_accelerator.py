@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from registry.domain.accelerator import Accelerator
-from runtime.accelerator_share import MPS_PERCENTAGE
-from runtime.device import accelerator, peak_memory
+from runtime.device import accelerator
 from runtime.device.accelerator import (
     find_accelerator,
     memory_budget,
     mig_share,
     mps_share,
 )
+from runtime.pod_process import MPS_PERCENTAGE
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -77,7 +77,7 @@ def test_a_cpu_has_the_cores_and_memory_of_its_container(
     files = {
         (accelerator, "CPU_INFO"): "processor : 0\nmodel name\t: AMD EPYC 9V74\n",
         (accelerator, "CGROUP_CPU"): "50000 100000\n",
-        (peak_memory, "CGROUP_LIMIT"): "1048576\n",
+        (accelerator, "CGROUP_LIMIT"): "1048576\n",
     }
     for (module, name), text in files.items():
         (tmp_path / name).write_text(text)
@@ -91,7 +91,7 @@ def test_a_cpu_without_limits_has_those_of_the_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module, name in (
-        (accelerator, "CPU_INFO"), (accelerator, "CGROUP_CPU"), (peak_memory, "CGROUP_LIMIT"),
+        (accelerator, "CPU_INFO"), (accelerator, "CGROUP_CPU"), (accelerator, "CGROUP_LIMIT"),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, tmp_path / "absent")
     found = find_accelerator(CPU, {})

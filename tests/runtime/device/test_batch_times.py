@@ -13,7 +13,7 @@ from runtime.device.batch_times import (
     BatchTimes,
     best_max_rows,
 )
-from runtime.profiling.profiler import batch_sizes, has_stopped_growing
+from runtime.profiling import batch_sizes, has_stopped_growing
 
 KEY = "default/m@1"
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
+from runtime.device.accelerator import PeakMemory, available_bytes
 from runtime.device.cuda import CudaEngine
-from runtime.device.peak_memory import PeakMemory, available_bytes
 from runtime.errors import DeviceFull
 from tests import servers
 
@@ -54,7 +54,7 @@ def test_full_gpu_raises_and_frees_memory(little_memory: int) -> None:
     with pytest.raises(DeviceFull, match="bytes free"):
         engine.allocate(400 * MIB)
     del held
-    engine.allocate(450 * MIB)  # another size: the cached block is freed
+    engine.allocate(450 * MIB)  # its pool is dropped with it
     assert torch.cuda.memory_allocated() == before
 
 

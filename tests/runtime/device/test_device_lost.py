@@ -22,13 +22,14 @@ from runtime.device.staged_memory import StagedMemory
 from runtime.device.worker import DeviceWorker
 from runtime.errors import DeviceFailed, DeviceFull, InferenceFailed, PodDraining
 from runtime.loading.served_model import ServedModel
-from runtime.tasks.tensor_program import TensorProgram
+from runtime.tasks.tensor_task import TensorProgram
 from tests.runtime.fake_engine import FakeCopy, FakeEngine
-from tests.runtime.local_pod import LocalPod, local_pod, spec_of
+from tests.runtime.local_pod import local_pod, spec_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
+
 
 ASSERTION, ILLEGAL_ADDRESS, TOO_MANY_RESOURCES = 710, 700, 701
 
@@ -65,20 +66,19 @@ async def _outcome(
         return error
 
 
-def test_queued_requests_of_a_lost_device_can_be_retried_elsewhere(device: DeviceWorker) -> None:
+async def test_queued_requests_of_a_lost_device_can_be_retried_elsewhere(
+    device: DeviceWorker,
+) -> None:
     bad, good = Faulty(ASSERTION), DeviceModel("default/good@1", "default/good")
     reasons: list[str] = []
     device.on_lost = reasons.append
 
-    async def run() -> list[Any]:
-        under = asyncio.create_task(_outcome(device, bad.device_model, 1, None))
-        assert await asyncio.to_thread(bad.entered.wait, 30)
-        behind = asyncio.create_task(_outcome(device, good, 2, "number"))
-        await asyncio.sleep(0)  # it is queued now
-        bad.open.set()
-        return [await under, await behind, await _outcome(device, good, 3, "number")]
-
-    under, behind, later = asyncio.run(run())
+    under = asyncio.create_task(_outcome(device, bad.device_model, 1, None))
+    assert await asyncio.to_thread(bad.entered.wait, 30)
+    behind = asyncio.create_task(_outcome(device, good, 2, "number"))
+    await asyncio.sleep(0)  # it is queued now
+    bad.open.set()
+    under, behind, later = [await under, await behind, await _outcome(device, good, 3, "number")]
     assert isinstance(under, InferenceFailed)
     assert under.refusal is None  # it was executed: it could break another device
     assert isinstance(behind, PodDraining)
@@ -89,22 +89,8 @@ def test_queued_requests_of_a_lost_device_can_be_retried_elsewhere(device: Devic
     assert "710" in reasons[0]
 
 
-def test_batch_that_lost_the_device_is_not_retried(device: DeviceWorker) -> None:
+async def test_batch_that_lost_the_device_is_not_retried(device: DeviceWorker) -> None:
     bad = Faulty(ILLEGAL_ADDRESS)
-
-    async def run() -> list[Any]:
-        first = asyncio.create_task(
-            _outcome(device, DeviceModel("default/w@1", "w", wait), 0, None)
-        )
-        assert await asyncio.to_thread(entered.wait, 30)
-        batch = [
-            asyncio.create_task(_outcome(device, bad.device_model, n, "number")) for n in range(3)
-        ]
-        await asyncio.sleep(0)
-        bad.open.set()
-        leave.set()
-        await first
-        return [await each for each in batch]
 
     entered, leave = threading.Event(), threading.Event()
 
@@ -113,21 +99,25 @@ def test_batch_that_lost_the_device_is_not_retried(device: DeviceWorker) -> None
         assert leave.wait(30)
         return list(contents)
 
-    assert all(isinstance(each, InferenceFailed) for each in asyncio.run(run()))
+    first = asyncio.create_task(_outcome(device, DeviceModel("default/w@1", "w", wait), 0, None))
+    assert await asyncio.to_thread(entered.wait, 30)
+    batch = [asyncio.create_task(_outcome(device, bad.device_model, n, "number")) for n in range(3)]
+    await asyncio.sleep(0)
+    bad.open.set()
+    leave.set()
+    await first
+    for each in batch:
+        assert isinstance(await each, InferenceFailed)
     assert bad.calls == 1
 
 
-def test_transient_error_does_not_lose_the_device(device: DeviceWorker) -> None:
+async def test_transient_error_does_not_lose_the_device(device: DeviceWorker) -> None:
     bad, good = Faulty(TOO_MANY_RESOURCES), DeviceModel("default/good@1", "default/good")
     bad.open.set()
 
-    async def run() -> list[Any]:
-        return [
-            await _outcome(device, device_model, 1, None)
-            for device_model in (bad.device_model, good)
-        ]
-
-    failed, answered = asyncio.run(run())
+    failed, answered = [
+        await _outcome(device, device_model, 1, None) for device_model in (bad.device_model, good)
+    ]
     assert isinstance(failed, torch.AcceleratorError)
     assert answered == 1
     assert device.is_alive
@@ -138,6 +128,8 @@ def test_transient_error_does_not_lose_the_device(device: DeviceWorker) -> None:
     [
         pytest.param(device_error(ASSERTION), True, False, id="assertion"),
         pytest.param(device_error(2), False, True, id="allocation by another library"),
+        pytest.param(device_error(900), False, False, id="capture"),
+        pytest.param(device_error(712), False, False, id="registered already"),
         pytest.param(torch.AcceleratorError("no code"), True, False, id="no code"),
         pytest.param(torch.OutOfMemoryError("CUDA out of memory"), False, True, id="memory"),
         pytest.param(RuntimeError("shapes differ"), False, False, id="other"),
@@ -179,7 +171,7 @@ def test_reads_the_texts_of_libraries(text: str, is_device: bool, is_full: bool)
 
 
 @pytest.mark.parametrize("is_sticky", [True, False])
-def test_error_of_a_library_loses_the_device_if_later_calls_fail(is_sticky: bool) -> None:
+async def test_error_of_a_library_loses_the_device_if_later_calls_fail(is_sticky: bool) -> None:
     engine = FakeEngine()
     engine.failure = device_error(ILLEGAL_ADDRESS) if is_sticky else None
     device = DeviceWorker(threads=1, max_queued=4, check_device=engine.check)
@@ -188,13 +180,13 @@ def test_error_of_a_library_loses_the_device_if_later_calls_fail(is_sticky: bool
     def infer(contents: Sequence[Any]) -> list[Any]:
         raise RuntimeError(f"{EXECUTION_FAILED} of {contents}")
 
-    result = asyncio.run(_outcome(device, DeviceModel("default/m@1", "m", infer), 1, None))
+    result = await _outcome(device, DeviceModel("default/m@1", "m", infer), 1, None)
     assert device.is_alive is not is_sticky
     assert isinstance(result, InferenceFailed if is_sticky else RuntimeError)
     device.close()
 
 
-def test_error_in_an_inference_of_the_model_does_not_check_the_device() -> None:
+async def test_error_in_an_inference_of_the_model_does_not_check_the_device() -> None:
     checks: list[None] = []
     device = DeviceWorker(threads=1, max_queued=4, check_device=lambda: checks.append(None))
     device.start()
@@ -202,7 +194,7 @@ def test_error_in_an_inference_of_the_model_does_not_check_the_device() -> None:
     def infer(contents: Sequence[Any]) -> list[Any]:
         raise ValueError(f"no place for {contents}")
 
-    asyncio.run(_outcome(device, DeviceModel("default/m@1", "m", infer), 1, None))
+    await _outcome(device, DeviceModel("default/m@1", "m", infer), 1, None)
     assert checks == []  # it waits for all work of the device
     device.close()
 
@@ -214,7 +206,7 @@ def test_error_in_an_inference_of_the_model_does_not_check_the_device() -> None:
         pytest.param(EXECUTION_FAILED, DeviceFailed, id="other"),
     ],
 )
-def test_error_of_a_library_keeps_the_files(
+async def test_error_of_a_library_keeps_the_files(
     models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str,
     raised: type[Exception],
 ) -> None:  # fmt: skip
@@ -223,15 +215,13 @@ def test_error_of_a_library_keeps_the_files(
     async def fail(model: ServedModel) -> None:
         raise RuntimeError(text)
 
-    async def work(pod: LocalPod) -> None:
+    async with local_pod(tmp_path) as pod:
         with monkeypatch.context() as patch:
             patch.setattr(ServedModel, "warm_up", fail)
             with pytest.raises(raised, match="STATUS"):
                 await pod.load(spec)
         assert spec.key in set(pod.loader.resolver.cache.keys())
         assert await pod.load(spec) is Tier.DISK
-
-    _in_pod(tmp_path, work)
 
 
 def test_detects_out_of_memory_as_a_cause() -> None:
@@ -263,26 +253,23 @@ class BreakingEngine(FakeEngine):
         return super().copy(target, source)
 
 
-def test_load_on_a_lost_device_keeps_the_files(models: Path, tmp_path: Path) -> None:
+async def test_load_on_a_lost_device_keeps_the_files(models: Path, tmp_path: Path) -> None:
     spec = spec_of("m", models / "tiny-bert")
     engine = BreakingEngine()
     reasons: list[str] = []
 
-    async def run() -> None:
-        memory = StagedMemory(engine, buffers=2, buffer_bytes=1 << 16, readers=1)
-        async with local_pod(tmp_path, memory=memory) as pod:
-            pod.loader.device.on_lost = reasons.append
-            with pytest.raises(PodDraining, match="device failed while default/m"):
-                await pod.load(spec)
-            assert spec.key in set(pod.loader.resolver.cache.keys())
-            assert pod.loader.store.used_bytes == 0
-
-    asyncio.run(run())
+    memory = StagedMemory(engine, buffers=2, buffer_bytes=1 << 16, readers=1)
+    async with local_pod(tmp_path, memory=memory) as pod:
+        pod.loader.device.on_lost = reasons.append
+        with pytest.raises(PodDraining, match="device failed while default/m"):
+            await pod.load(spec)
+        assert spec.key in set(pod.loader.resolver.cache.keys())
+        assert pod.loader.store.used_bytes == 0
     assert engine.allocated_bytes == 0
     assert len(reasons) == 1
 
 
-def test_no_room_for_a_key_value_cache_evicts_and_keeps_the_files(
+async def test_no_room_for_a_key_value_cache_evicts_and_keeps_the_files(
     models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     idle, generating = spec_of("idle", models / "tiny-bert"), spec_of("chat", models / "tiny-gpt2")
@@ -290,7 +277,7 @@ def test_no_room_for_a_key_value_cache_evicts_and_keeps_the_files(
     def nothing_left() -> tuple[torch.device, int, int, int]:
         return torch.device("cpu"), 1 << 20, 1 << 20, 1 << 20
 
-    async def work(pod: LocalPod) -> None:
+    async with local_pod(tmp_path) as pod:
         await pod.load(idle)
         with monkeypatch.context() as patch:
             patch.setattr(cache, "get_device_and_memory_breakdown", nothing_left)
@@ -298,13 +285,3 @@ def test_no_room_for_a_key_value_cache_evicts_and_keeps_the_files(
                 await pod.load(generating)
         assert [reason for _, reason, _ in pod.evictions] == ["device-full"]
         assert await pod.load(generating) is Tier.DISK
-
-    _in_pod(tmp_path, work)
-
-
-def _in_pod(folder: Path, work: Callable[[LocalPod], Any]) -> None:
-    async def main() -> None:
-        async with local_pod(folder) as pod:
-            await work(pod)
-
-    asyncio.run(main())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from pilotlight.sample_models.make_model import make_model
 from runtime.device.forward_graphs import CudaGraphMaker, ForwardGraphs
 from runtime.device.staged_memory import StagedMemory
+from tests.runtime.device.test_device_lost import device_error
 from tests.runtime.fake_engine import FakeEngine
 from tests.runtime.fake_graphs import FakeGraphMaker
 from tests.runtime.local_pod import LocalPod, local_pod, spec_of
@@ -26,12 +28,7 @@ if TYPE_CHECKING:
     from registry.domain.model import ModelSpec
     from runtime.device.forward_graphs import GraphMaker
 
-pytest.importorskip("cuda.bindings.driver")
-
-from runtime.device.address_ranges import AddressRanges
-from runtime.device.cuda_virtual_memory import CudaVirtualMemory
-from tests.runtime.fake_cuda_driver import FakeCudaDriver
-
+ILLEGAL_ADDRESS = 700
 TEXTS = ("some words", "other words", "a few words more")
 
 
@@ -59,7 +56,7 @@ def made(maker: GraphMaker, device: str = "cpu", **options: int) -> tuple[Net, F
     params=[
         pytest.param((FakeGraphMaker, "cpu"), id="fake"),
         pytest.param(
-            (CudaGraphMaker, "cuda"),
+            (lambda: CudaGraphMaker(threading.Lock()), "cuda"),
             id="cuda",
             marks=[
                 pytest.mark.gpu,
@@ -131,6 +128,31 @@ def test_work_that_asks_the_device_runs_as_it_is() -> None:
     assert (len(graphs), maker.graphs) == (0, [])
 
 
+def test_a_capture_that_cuda_refuses_gets_the_next_one_a_fresh_pool() -> None:
+    class Refusing(FakeGraphMaker):
+        def capture(self, work: Callable[[], Any], pool: object) -> tuple[Any, Any]:
+            if pool == 1:
+                raise device_error(900)  # not permitted while the stream is capturing
+            return super().capture(work, pool)
+
+    net, graphs = made(maker := Refusing(), min_uses=1)
+    with torch.inference_mode():
+        for rows in (1, 2):
+            assert net(x=torch.ones(rows, 3))["y"].shape == (rows, 2)
+    assert len(graphs) == 1
+    assert maker.pools == 2
+
+
+def test_a_device_that_is_lost_in_a_capture_is_no_network_without_graphs() -> None:
+    class Lost(FakeGraphMaker):
+        def capture(self, work: Callable[[], Any], pool: object) -> tuple[Any, Any]:
+            raise device_error(ILLEGAL_ADDRESS)
+
+    net, _ = made(Lost(), min_uses=1)
+    with torch.inference_mode(), pytest.raises(torch.AcceleratorError):
+        net(x=torch.ones(1, 3))
+
+
 def test_other_arguments_and_gradients_run_as_they_are() -> None:
     net, graphs = made(FakeGraphMaker(), min_uses=1)
     net(x=torch.ones(1, 3))  # with gradients
@@ -159,19 +181,19 @@ def numbers(answers: list[list[list[bytes]]]) -> npt.NDArray[np.float32]:
     )
 
 
-def test_graphs_survive_eviction_and_serve_the_next_weights(models: Path, tmp_path: Path) -> None:
+def test_a_network_with_other_weights_is_answered_by_its_own_graphs(
+    models: Path, tmp_path: Path
+) -> None:
     specs = [
         spec_of("one", models / "tiny-bert"),
         spec_of("two", other_weights(models, tmp_path / "two")),
     ]
-    driver, maker = FakeCudaDriver(), FakeGraphMaker()
-    ranges = AddressRanges(CudaVirtualMemory(0, driver))
-    engine = FakeEngine(ranges=ranges, graphs=maker)
+    maker = FakeGraphMaker()
+    engine = FakeEngine(graphs=maker)
 
     async def answers(pod: LocalPod, spec: ModelSpec) -> list[list[bytes]]:
         await pod.load(spec)
         found = [await pod.answer(spec, text) for text in TEXTS * 4]
-        places.append({each.address for each, _ in ranges._handles.values()})
         await pod.unload(spec)
         return found
 
@@ -183,21 +205,15 @@ def test_graphs_survive_eviction_and_serve_the_next_weights(models: Path, tmp_pa
         async with local_pod(tmp_path / "graphs", memory=StagedMemory(engine)) as pod:
             found = [await answers(pod, spec) for spec in specs]
             captured.append(len(maker.graphs))
-            found += [await answers(pod, spec) for spec in specs]
-            captured.append(len(maker.graphs))
-            return found
+            return [*found, *[await answers(pod, spec) for spec in specs]]
 
-    places: list[set[int]] = []
     captured: list[int] = []
     expected = asyncio.run(plain())
     assert expected[0] != expected[1]
-    places.clear()
     found = asyncio.run(with_graphs())
-    np.testing.assert_allclose(numbers(found), numbers([*expected, *expected]), atol=1e-6)
-    assert len(set(map(frozenset, places))) == 1  # all four were at the same addresses
-    assert captured[0] == captured[1] > 0  # by the first model alone
-    assert sum(graph.replays for graph in maker.graphs) >= 3 * 9
-    assert driver.taken_bytes == 0
+    np.testing.assert_allclose(numbers(found), numbers([*expected, *expected]), atol=1e-5)
+    assert captured[0] == 2  # of each model one: texts of up to 16 tokens have one shape
+    assert sum(graph.replays for graph in maker.graphs) > 0
 
 
 def test_generation_is_as_without_graphs(models: Path, tmp_path: Path) -> None:
@@ -210,6 +226,5 @@ def test_generation_is_as_without_graphs(models: Path, tmp_path: Path) -> None:
                 found = await pod.answer(spec)
             return found
 
-    ranges = AddressRanges(CudaVirtualMemory(0, FakeCudaDriver()))
-    with_graphs = FakeEngine(ranges=ranges, graphs=FakeGraphMaker())
+    with_graphs = FakeEngine(graphs=FakeGraphMaker())
     assert asyncio.run(answer(with_graphs)) == asyncio.run(answer(FakeEngine()))

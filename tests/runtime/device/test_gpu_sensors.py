@@ -9,13 +9,13 @@ import pytest
 from prometheus_client import REGISTRY
 
 from registry.domain.accelerator import Accelerator, GpuReading
-from runtime.device.gpu_sensors import GpuLost, GpuSensors, open_sensors
-from runtime.device.gpu_watch import GpuWatch
+from runtime.device.gpu_sensors import GpuLost, GpuSensors, GpuWatch, open_sensors
 from tests.runtime.fake_nvml import FakeNvml
 from tests.servers import wait_until
 
 if TYPE_CHECKING:
     from runtime.device.worker import DeviceWorker
+
 
 GPU = Accelerator("GPU-6b1f", "NVIDIA H200", 141 * 10**9, 132)
 
@@ -82,7 +82,7 @@ def _metric(name: str) -> float | None:
     return REGISTRY.get_sample_value(name, {"gpu": GPU.uuid})
 
 
-def test_readings_are_metrics_and_a_lost_gpu_ends_the_pod(
+async def test_readings_are_metrics_and_a_lost_gpu_ends_the_pod(
     nvml: FakeNvml, device: DeviceWorker
 ) -> None:
     reasons: list[str] = []
@@ -91,16 +91,13 @@ def test_readings_are_metrics_and_a_lost_gpu_ends_the_pod(
         GPU, device.mark_lost, interval_s=0.001, open_=lambda gpu: GpuSensors(gpu, nvml)
     )
 
-    async def run() -> None:
-        task = asyncio.create_task(watch.run())
-        await asyncio.to_thread(wait_until, lambda: watch.reading is not None, what="a reading")
-        assert _metric("pilotlight_gpu_busy_ratio") == 0.37
-        assert _metric("pilotlight_gpu_used_bytes") == 12_500_000_000
-        assert _metric("pilotlight_gpu_temperature_celsius") == 61
-        nvml.xids.append(79)
-        await task
-
-    asyncio.run(run())
+    task = asyncio.create_task(watch.run())
+    await asyncio.to_thread(wait_until, lambda: watch.reading is not None, what="a reading")
+    assert _metric("pilotlight_gpu_busy_ratio") == 0.37
+    assert _metric("pilotlight_gpu_used_bytes") == 12_500_000_000
+    assert _metric("pilotlight_gpu_temperature_celsius") == 61
+    nvml.xids.append(79)
+    await task
     assert len(reasons) == 1
     assert "GPU-6b1f (NVIDIA H200): it has fallen off the bus (XID 79)" in reasons[0]
     assert not device.is_alive

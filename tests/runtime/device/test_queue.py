@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from registry.domain.measures import MAX_AGE_S
 from registry.domain.profile import Profile, ProfilePoint
-from registry.domain.request_size import MAX_AGE_S
 from runtime.device.batch import QueuedRows
 from runtime.device.batch_times import BatchTimes
 from runtime.device.device_model import DeviceModel

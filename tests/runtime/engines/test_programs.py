@@ -17,7 +17,7 @@ from pilotlight.sample_models.make_model import make_model
 from runtime.errors import InvalidRequest, ModelInvalid
 from runtime.storage.listing import RemoteFile, asset_files
 from runtime.tasks.processors import load_processor
-from runtime.tasks.tensor_program import TensorProgram
+from runtime.tasks.tensor_task import TensorProgram
 from runtime.weights.weight_source import DiskWeights
 from runtime.wire.tensors import Tensor, numeric_tensor
 from tests.runtime import archives
@@ -183,6 +183,27 @@ def test_a_batch_gives_each_request_its_own_rows(sound: Path) -> None:
     for request, part in zip(requests, parts, strict=True):
         for one, other in zip(program.run(*request), part, strict=True):
             assert np.allclose(one, other.data, atol=1e-6)
+
+
+@pytest.mark.parametrize("least", [None, 1])
+def test_a_request_may_have_no_rows_unless_the_export_says_otherwise(
+    least: int | None, tmp_path: Path
+) -> None:
+    rows = torch.export.Dim("rows", min=least, max=64)
+    archive = archives.export(
+        torch.nn.Linear(4, 2), tmp_path / "m.pt2", torch.randn(3, 4), dynamic=({0: rows},)
+    )
+    program = Loaded(archive)
+    if least:
+        with pytest.raises(InvalidRequest, match=r"\[1 to 64, 4\], was \[0, 4\]"):
+            program.run(tensor("input", np.ones((0, 4))))
+        return
+    assert program.joins()
+    empty = tensor("input", np.ones((0, 4)))
+    assert program.run(empty)[0].shape == (0, 2)
+    batching = program.processor.batching
+    assert batching.rows_of([empty]) == 1, "times and batches are counted per row"
+    assert batching.batch_key([empty], program.network) is None
 
 
 # Requests

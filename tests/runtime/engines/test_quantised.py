@@ -9,10 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from runtime.device.memory import CpuMemory
 from runtime.engines.networks.quantised import scaled_weight
 from runtime.errors import ModelInvalid
-from runtime.weights.cast_weights import CastWeights
 from runtime.weights.weight_source import DiskWeights
 from tests.runtime.networks import load_network
 from tests.servers import copy_model
@@ -98,8 +96,7 @@ def test_quantised_network_equals_the_unpacked_one(
 
 def test_scales_keep_their_type_when_others_are_converted(models: Path, tmp_path: Path) -> None:
     small, _ = quantise(models, tmp_path, COMPRESSED, _per_layer)
-    source = CastWeights(DiskWeights([small / "model.safetensors"]), torch.bfloat16)
-    found = CpuMemory().put(source).tensors
+    found = load_network(small, dtype=torch.bfloat16).state_dict()
     kinds = {
         name.rpartition(".")[2]: each.dtype for name, each in found.items() if ".query" in name
     }

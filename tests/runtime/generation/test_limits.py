@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from transformers import Gemma4TextConfig
 
+from runtime.device.staged_memory import StagedMemory
 from runtime.engines.networks.configuration import read_config
 from runtime.generation.limits import (
     DEFAULT_CACHE_BYTES,
@@ -22,7 +25,10 @@ from runtime.generation.limits import (
     limits_in,
     step_memory,
 )
+from runtime.settings import RuntimeSettings
 from runtime.weights.safetensors_files import StoredTensor
+from tests.runtime.fake_engine import FakeEngine
+from tests.runtime.local_pod import local_pod, spec_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,6 +42,9 @@ LLAMA_8B = {
 NO_ROOM = Room(0, 0)
 TOKEN_BYTES = 2 * 32 * 8 * 128 * 2
 """Keys and values of 32 layers of 8 heads of 128, in bf16."""
+LIMITS = replace(
+    RuntimeSettings().generation_limits, cache_bytes=1 << 30, counts_steps=True, max_concurrent=64
+)
 
 
 @pytest.fixture
@@ -126,3 +135,37 @@ def test_a_cache_fits_beside_weights_that_take_nearly_all(folder: Path) -> None:
 def test_a_model_that_generates_nothing_has_no_cache(tmp_path: Path) -> None:
     found = generation_memory(tmp_path, None, limits(1 << 30), stored("F32"), NO_ROOM)
     assert found.total_bytes == 0
+
+
+def test_a_page_has_room_for_the_largest_heads_of_any_layer() -> None:
+    """Gemma 4's layers differ; its configuration refuses to name one size of all."""
+    config = Gemma4TextConfig(num_hidden_layers=6, head_dim=256, global_head_dim=512)
+    shape = cache_shape(config, limits(DEFAULT_CACHE_BYTES), 2)
+    heads = config.num_key_value_heads
+    assert shape.bytes_per_page == 2 * 6 * heads * 512 * 2 * PAGE_TOKENS
+
+
+def test_what_is_free_bounds_the_cache(models: Path, tmp_path: Path) -> None:
+    spec = spec_of("g", models / "tiny-gpt2")
+
+    async def load(name: str, *, budget_bytes: int, device_bytes: int) -> tuple[int, int]:
+        """Tokens of the cache, and the bytes that the model counts for."""
+        memory = StagedMemory(FakeEngine(device_bytes))
+        async with local_pod(
+            tmp_path / name, memory=memory, budget_bytes=budget_bytes, limits=LIMITS
+        ) as pod:
+            await pod.load(spec)
+            generator = pod.loader.store.by_key[spec.key].model.generator
+            assert generator is not None
+            pages: int = generator._processor.cache.num_blocks  # type: ignore[attr-defined]
+            return pages * PAGE_TOKENS, pod.loader.store.bytes_of(spec.key)
+
+    large, taken = asyncio.run(load("large", budget_bytes=1 << 30, device_bytes=1 << 40))
+    budget_bytes = taken * 3 // 4
+    by_budget, counted = asyncio.run(
+        load("budget", budget_bytes=budget_bytes, device_bytes=1 << 40)
+    )
+    by_device, _ = asyncio.run(load("device", budget_bytes=1 << 30, device_bytes=budget_bytes))
+    assert counted <= budget_bytes
+    assert by_budget < large
+    assert by_device < large

@@ -10,10 +10,21 @@ from typing import Any
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import TopPLogitsWarper
+from transformers import (
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
 from runtime.generation.engine import Sampling
-from runtime.generation.sampling import _gumbel_noise, _nucleus, adjust_scores
+from runtime.generation.sampling import (
+    _gumbel_noise,
+    _likeliest,
+    _not_unlikely,
+    _nucleus,
+    adjust_scores,
+)
 
 SCORES = torch.tensor([1.0, 3.0, 2.0, -1.0])
 
@@ -98,6 +109,37 @@ def test_top_p_removes_what_transformers_removes(top_p: float) -> None:
     torch.testing.assert_close(_nucleus(scores, [top_p] * 3), expected)
 
 
+@pytest.mark.parametrize("top_k", [1, 7, 500, 900])
+def test_top_k_removes_what_transformers_removes(top_k: int) -> None:
+    scores = torch.randn(3, 500, generator=torch.Generator().manual_seed(1))
+    expected = TopKLogitsWarper(top_k)(None, scores)
+    torch.testing.assert_close(_likeliest(scores, [top_k] * 3), expected)
+    torch.testing.assert_close(_likeliest(scores, [top_k, 0, top_k])[1], scores[1])
+
+
+@pytest.mark.parametrize("min_p", [0.001, 0.1, 0.9, 1.0])
+def test_min_p_removes_what_transformers_removes(min_p: float) -> None:
+    scores = torch.randn(3, 500, generator=torch.Generator().manual_seed(1))
+    expected = MinPLogitsWarper(min_p)(None, scores)
+    torch.testing.assert_close(_not_unlikely(scores, [min_p] * 3), expected)
+
+
+def test_repetitions_lose_what_transformers_takes_from_them() -> None:
+    scores = torch.randn(2, 50, generator=torch.Generator().manual_seed(1))
+    texts = [[1, 2, 2, 9], [4, 0, 7, 7]]
+    expected = RepetitionPenaltyLogitsProcessor(1.7)(torch.tensor(texts), scores)
+    sampling = Sampling(1, seed=0, temperature=0, repetition_penalty=1.7)
+    found = adjust_scores(scores, [sampling] * 2, generated=[[9], [7]], texts=texts)
+    torch.testing.assert_close(found, expected)
+
+
+def test_a_bias_and_a_least_length_change_the_choice() -> None:
+    assert choice(Sampling(1, seed=0, temperature=0, logit_bias=((2, 1.5), (3, -1.0)))) == 2
+    short = Sampling(1, seed=0, temperature=0, min_tokens=2, end_ids=frozenset({1}))
+    assert choice(short, [0]) == 2
+    assert choice(short, [0, 0]) == 1
+
+
 def test_noise_is_gumbels() -> None:
     """Mean: Euler's constant; variance: pi squared over six."""
     noise = _gumbel_noise(torch.zeros(4, 100_000), [0, 1, 2, 2], [0, 0, 0, 1])
@@ -114,7 +156,20 @@ def test_a_step_makes_no_loop_over_requests() -> None:
         with TorchDispatchCounter() as counter:
             adjust_scores(
                 torch.zeros(requests, 50),
-                [Sampling(1, seed=seed, top_p=0.9, presence_penalty=1) for seed in range(requests)],
+                [
+                    Sampling(
+                        1,
+                        seed=seed,
+                        top_p=0.9,
+                        top_k=9,
+                        min_p=0.1,
+                        presence_penalty=1,
+                        repetition_penalty=2,
+                        min_tokens=9,
+                        end_ids=frozenset({3}),
+                    )
+                    for seed in range(requests)
+                ],
                 generated=[[1, 2]] * requests,
             )
         counts.append(counter.count)

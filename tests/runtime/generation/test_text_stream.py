@@ -6,7 +6,8 @@ import random
 from typing import TYPE_CHECKING
 
 import pytest
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from tokenizers import Tokenizer, decoders, models
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from runtime.generation.text_stream import TextStream
 
@@ -77,3 +78,57 @@ def test_invalid_bytes_do_not_hold_back_the_text(
     stream = TextStream(tokenizer, ())
     out = "".join(stream.push([half]) for _ in range(100))
     assert len(out) > 50
+
+
+def piece_tokenizer() -> PreTrainedTokenizerBase:
+    """As Llama 2's: `\u2581` for spaces, bytes, and a decoder that strips a first space."""
+    vocabulary = {"<unk>": 0, "<s>": 1, "</s>": 2}
+    for piece in (*(f"<0x{byte:02X}>" for byte in range(256)), "\u2581", *WORDS):
+        vocabulary.setdefault(piece, len(vocabulary))
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], byte_fallback=True))
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(),
+         decoders.Strip(" ", 1, 0)]
+    )  # fmt: skip
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>"
+    )
+
+
+WORDS = ("\u2581Hello", "\u2581world", "\u2581again", "s")
+
+
+def ids_of(tokenizer: PreTrainedTokenizerBase, *pieces: str) -> list[int]:
+    return [int(tokenizer.convert_tokens_to_ids(piece)) for piece in pieces]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "text"),
+    [
+        pytest.param(["<s>", "\u2581Hello"], " world again", id="behind-a-word"),
+        pytest.param(["<s>"], "world again", id="behind-a-special-token"),
+        pytest.param([], "world again", id="by-itself"),
+        pytest.param(["<s>", *["\u2581Hello"] * 40], " world again", id="behind-a-long-prompt"),
+    ],
+)
+def test_a_text_begins_with_a_space_where_it_continues_one(prompt: list[str], text: str) -> None:
+    tokenizer = piece_tokenizer()
+    stream = TextStream(tokenizer, (), prompt_ids=ids_of(tokenizer, *prompt))
+    new = ids_of(tokenizer, "\u2581world", "\u2581again", "</s>")
+    assert "".join(stream.push([each]) for each in new) + stream.finish() == text
+
+
+def test_a_character_that_the_prompt_began_is_completed() -> None:
+    tokenizer = piece_tokenizer()
+    first, second = ids_of(tokenizer, "<0xC3>", "<0xA9>")
+    stream = TextStream(tokenizer, (), prompt_ids=[*ids_of(tokenizer, "<s>", "s"), first])
+    assert stream.push([second]) == "\u00e9"
+
+
+def test_stop_strings_and_special_tokens_are_kept_if_wanted() -> None:
+    tokenizer = piece_tokenizer()
+    ids = ids_of(tokenizer, "\u2581world", "\u2581again", "s", "</s>")
+    stopped = TextStream(tokenizer, ["ag"], keeps_stop=True)
+    assert "".join(stopped.push([each]) for each in ids) == "world ag"
+    special = TextStream(tokenizer, (), keeps_special=True)
+    assert "".join(special.push([each]) for each in ids) + special.finish() == "world agains</s>"

@@ -15,30 +15,23 @@ from transformers import MambaConfig, MambaForCausalLM
 
 from registry.domain.model import ModelPolicy
 from runtime.device.device_model import DeviceModel
-from runtime.device.worker import DeviceWorker
 from runtime.errors import InferenceFailed, ModelInvalid, NoRoomToInfer
-from runtime.generation.engine import Finish, Sampling, TokenChunk
+from runtime.generation.engine import Sampling, TokenChunk
 from runtime.generation.limits import GenerationLimits, cache_shape, step_memory
 from runtime.generation.transformers_engine import TransformersEngine
 from tests.runtime.networks import load_network
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+    from collections.abc import AsyncGenerator, Awaitable, Callable
     from pathlib import Path
 
     from transformers import PreTrainedModel
 
+    from runtime.device.worker import DeviceWorker
+
 LIMITS = GenerationLimits(cache_bytes=1 << 22, max_concurrent=8, max_new_tokens=900, timeout_s=60)
 PROMPT = [260, 270, 280]
 GREEDY = Sampling(max_tokens=30, seed=0, temperature=0)
-
-
-@pytest.fixture
-def device() -> Iterator[DeviceWorker]:
-    worker = DeviceWorker(threads=1, max_queued=64)
-    worker.start()
-    yield worker
-    worker.close()
 
 
 @pytest.fixture
@@ -71,20 +64,6 @@ async def generate_tokens(engine: TransformersEngine, tokens: int, **sampling: A
         async for new in chunks:
             ids += new.token_ids
     return ids
-
-
-def test_greedy_tokens_are_those_of_generate(
-    network: PreTrainedModel, device: DeviceWorker
-) -> None:
-    with torch.inference_mode():
-        expected = network.generate(
-            input_ids=torch.tensor([PROMPT]), max_new_tokens=40, do_sample=False
-        )[0].tolist()
-
-    async def test(engine: TransformersEngine) -> None:
-        assert PROMPT + await generate_tokens(engine, 40) == expected
-
-    with_engine(network, device, test)
 
 
 def test_masks_of_a_step_have_the_size_that_is_counted(
@@ -128,19 +107,6 @@ def test_closed_engine_frees_its_cache_without_a_collection_of_garbage(
         await test_and_restore((await device.run(make)).value)
 
     asyncio.run(run())
-
-
-def test_other_jobs_run_between_steps(network: PreTrainedModel, device: DeviceWorker) -> None:
-    async def test(engine: TransformersEngine) -> None:
-        chunks = engine.generate(PROMPT, Sampling(max_tokens=900, seed=0))
-        first = await anext(chunks)
-        assert (await device.run(lambda: 7)).value == 7
-        second = await anext(chunks)
-        assert first.finish is None
-        assert second.finish is None
-        await chunks.aclose()
-
-    with_engine(network, device, test)
 
 
 @pytest.mark.parametrize(
@@ -258,21 +224,6 @@ def test_lowered_limit_applies_from_the_next_token(
         assert alone.count("b") + alone.count("c") <= 2  # from earlier steps
 
     with_engine(network, device, test, device_model)
-
-
-def test_end_token_is_the_finish_reason(network: PreTrainedModel, device: DeviceWorker) -> None:
-    with torch.inference_mode():
-        ids = network.generate(
-            input_ids=torch.tensor([PROMPT]), max_new_tokens=20, do_sample=False
-        )[0].tolist()[len(PROMPT) :]
-    network.generation_config.eos_token_id = ids[3]
-
-    async def test(engine: TransformersEngine) -> None:
-        chunks = [new async for new in engine.generate(PROMPT, Sampling(20, 0, temperature=0))]
-        assert [token for new in chunks for token in new.token_ids] == ids[: ids.index(ids[3]) + 1]
-        assert chunks[-1].finish is Finish.STOP
-
-    with_engine(network, device, test)
 
 
 def test_close_releases_the_network(models: Path, device: DeviceWorker) -> None:

@@ -14,8 +14,6 @@ from tests import servers
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-pytestmark = pytest.mark.anyio
-
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nX-Name: value\r\n\r\nhi"
 
 

@@ -173,7 +173,7 @@ def test_a_model_that_the_server_refuses_says_why_and_leaves_others_alone(
     cluster.declare("bad", make_model(tmp_path / "bad", "refuse"))
     cluster.declare("good", make_model(tmp_path / "good"))
     found = post(f"{pod.url}/v2/models/default~bad/infer", request(ROW))
-    assert (found.status_code, "unsupported model" in found.text) == (503, True)
+    assert (found.status_code, "unsupported model" in found.text) == (422, True)
     failure = cluster.record("bad").failure
     assert failure is not None
     assert "unsupported model" in failure.message

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import shutil
@@ -16,7 +17,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from registry.domain.model import ModelPolicy
-from registry.server_timing import parse_server_timing
+from registry.pod_responses import parse_server_timing
 from tests import servers
 from tests.runtime.http import get, infer_texts, metric, post, post_bytes, predict, wait_idle
 
@@ -519,10 +520,12 @@ def test_invalid_input_is_refused_in_openais_form(
 
 
 @pytest.mark.parametrize("call", USUAL)
-def test_refuses_a_compressed_body(generating: servers.Pod, call: str) -> None:
-    body = orjson.dumps(USUAL[call])
-    response = post_bytes(f"{generating.url}/openai/v1/{call}", body, content_encoding="gzip")
-    assert response.status_code == 400
+def test_reads_a_compressed_body(generating: servers.Pod, call: str) -> None:
+    url, body = f"{generating.url}/openai/v1/{call}", orjson.dumps(USUAL[call])
+    assert post_bytes(url, gzip.compress(body), content_encoding="gzip").status_code == 200
+    response = post_bytes(url, body, content_encoding="br")
+    assert response.status_code == 415
+    assert response.headers["accept-encoding"] == "identity, gzip, deflate"
     assert "content-encoding" in response.json()["error"]["message"]
 
 

@@ -17,7 +17,7 @@ from registry.redis.watch import ClusterWatch
 from runtime.device.batch import batch_cap
 from runtime.device.batch_times import INITIAL_MAX_ROWS, BatchTimes
 from runtime.device.device_model import DeviceModel
-from runtime.profiling.profile_sync import ProfileSync
+from runtime.profiling import ProfileSync
 from tests.registry.redis.clients import until
 
 if TYPE_CHECKING:
@@ -40,7 +40,6 @@ def test_annotation_before_plan_before_measurements(
     assert batch_cap(annotated=annotated, planned=planned, measured=7) == chosen
 
 
-@pytest.mark.anyio
 async def test_a_pod_follows_the_plan_for_its_kind_until_it_ends(
     redis: servers.RedisServer,
 ) -> None:

@@ -7,19 +7,20 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from autoscaler.placement.planners.igniter import igniter
 from autoscaler.placement.planners.problem import (
     AcceleratorView,
-    KindCoefficients,
+    ModelFits,
     PlanParams,
     Profiles,
     Workload,
 )
 from registry.domain.profile import Profile, ProfilePoint
-from runtime.device.peak_memory import PeakMemory, available_bytes
+from research.placement.igniter import plan_igniter
+from runtime.device.accelerator import PeakMemory, available_bytes
 from tests.pilotlight.conftest import run_cli
 from tests.runtime.http import post, predict
 from tests.servers import wait_until
+from tests.tabular_models import MAKERS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from registry.redis.client import Registry
     from tests import servers
     from tests.runtime.conftest import Cluster
+
+pytestmark = pytest.mark.slow
 
 
 def stored(cluster: Cluster, spec: ModelSpec) -> Profile | None:
@@ -48,6 +51,15 @@ def product_of(cluster: Cluster) -> str:
 
 def profile_url(pod: servers.Pod, model: str) -> str:
     return f"{pod.url}/v2/models/default~{model}/profile"
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_profiles_the_formats_of_the_demo(cluster: Cluster, tmp_path: Path, name: str) -> None:
+    cluster.declare("m", MAKERS[name](tmp_path))
+    pod = cluster.pod()
+    response = post(profile_url(pod, "m"), {"most_rows": 2, "tokens": 8, "repeats": 2})
+    assert response.status_code == 200, response.text
+    assert [point["rows"] for point in response.json()["points"]] == [1, 2]
 
 
 @pytest.mark.parametrize("name", ["tiny-bert", "tiny-t5", "tiny-vit"])
@@ -73,7 +85,7 @@ def test_profiles_a_model_and_stores_the_profile(cluster: Cluster, models: Path,
 
 def test_live_batches_refine_the_profile(cluster: Cluster, models: Path) -> None:
     spec = cluster.declare("m", models / "tiny-bert")
-    pod = cluster.pod(profile_interval=0.1)
+    pod = cluster.pod()
     for _ in range(3):
         assert predict(pod.url, "m", "x", "y").status_code == 200
     wait_until(lambda: stored(cluster, spec), what="the live profile is stored")
@@ -114,7 +126,6 @@ def test_an_unknown_model_cannot_be_profiled(cluster: Cluster) -> None:
     assert post(profile_url(cluster.pod(), "nobody"), {}).status_code == 404
 
 
-@pytest.mark.slow
 def test_command_line_shows_a_profile(cluster: Cluster, models: Path) -> None:
     spec = cluster.declare("m", models / "tiny-bert")
     cluster.pod()
@@ -143,7 +154,6 @@ def test_measures_temporary_memory() -> None:
     assert available_bytes("cpu") > 0
 
 
-@pytest.mark.slow
 def test_shares_and_pairs_are_measured_on_cores_and_stored(cluster: Cluster, models: Path) -> None:
     spec = cluster.declare("m", models / "tiny-bert")
     other = cluster.declare("other", models / "tiny-bert")
@@ -167,7 +177,6 @@ def test_shares_and_pairs_are_measured_on_cores_and_stored(cluster: Cluster, mod
     assert os.sched_getaffinity(pod.pid) == os.sched_getaffinity(0)
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="a share needs two cores")
 def test_coefficients_of_igniter_are_fitted_to_shares_and_pairs(
     cluster: Cluster, models: Path
@@ -185,16 +194,15 @@ def test_coefficients_of_igniter_are_fitted_to_shares_and_pairs(
     profile = stored(cluster, spec)
     assert profile is not None
     assert {each.share_pct for each in profile.shares} == {50.0}  # 10 % is one core of two as well
-    assert profile.igniter is not None
-    assert profile.igniter.hardware.share_step_pct == 50.0
-    assert profile.igniter.model.cache_slope >= 0
+    fit = profile.fits["igniter"]
+    assert fit["hardware"]["share_step_pct"] == 50.0
+    assert fit["model"]["cache_slope"] >= 0
     assert ran.document["igniter"]["source"].startswith("fitted to")
-    assert "and 1 pairs" in profile.igniter.source
-    known = KindCoefficients("cpu", profile.igniter.hardware, {"m": profile.igniter.model})
+    assert "and 1 pairs" in fit["source"]
     slo_s = 100 * profile.points[-1].latency_s
-    planned = igniter(
+    planned = plan_igniter(
         [Workload("m", 1.0, slo_s)], [AcceleratorView("cpu-0", "cpu")],
-        Profiles((), igniter=(known,)), (), PlanParams(),
+        Profiles((), fits=(ModelFits("m", "cpu", profile.fits),)), (), PlanParams(),
     )  # fmt: skip
     assert not planned.has_shortfall
     assert [each.share_pct for each in planned.replicas] == [50.0]

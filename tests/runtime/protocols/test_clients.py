@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
     from tests.runtime.conftest import Cluster
 
+pytestmark = pytest.mark.slow
+
 NEEDS_TRITON = pytest.mark.skipif(
     importlib.util.find_spec("tritonclient") is None, reason="tritonclient is not installed"
 )

@@ -67,7 +67,7 @@ def test_model_that_raises_in_its_warm_up_is_not_served(
     cluster.declare("other", models / "tiny-bert")
     pod = cluster.pod(slots=4)
     refused = predict(pod.url, "m", "quick brown fox")
-    assert refused.status_code == 503
+    assert refused.status_code == 422
     assert "failed its first inference" in refused.json()["error"]
     assert refused.headers["x-pilotlight-not-executed"] == "load-failed"
     assert metric(pod.url, "pilotlight_tier_bytes", tier="device") == 0

@@ -6,7 +6,7 @@ import io
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from pilotlight.sample_models.make_tabular import iris
+from tests.tabular_models import iris
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -18,9 +18,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from sklearn.svm import SVC
 
-from pilotlight.sample_models.make_tabular import iris
 from runtime.errors import ModelInvalid
-from runtime.sandbox.onnx_conversion import to_onnx
+from runtime.sandbox.conversion import to_onnx
 from runtime.sandbox.predictions import (
     Converted,
     Tolerance,
@@ -29,6 +28,7 @@ from runtime.sandbox.predictions import (
     predictions_of,
 )
 from tests.runtime.engines.libraries.loaded import load
+from tests.tabular_models import iris
 
 if TYPE_CHECKING:
     from collections.abc import Callable

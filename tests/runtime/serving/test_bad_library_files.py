@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pilotlight.sample_models.make_tabular import MAKERS
 from tests.runtime.http import post, predict
+from tests.tabular_models import MAKERS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,7 +60,7 @@ def test_a_bad_file_is_a_clear_failure_of_its_model_alone(
     name: str, fault: str, served: Served
 ) -> None:
     answer = predict(served.pod.url, f"{name}-{fault}", *ROWS)
-    assert answer.status_code == 503
+    assert answer.status_code == 422
     assert answer.json()["error"]
     assert "unexpected error" not in answer.json()["error"]
     served.assert_sound()

@@ -19,8 +19,7 @@ from registry.pod_secret import PodSecret
 from runtime.serving import block_exchange
 from runtime.serving.block_exchange import MAX_TENSORS, BlockClient, BlockServer
 from runtime.serving.tensor_store import TensorStore
-from runtime.tiers.host_folder import HostFolder
-from runtime.tiers.host_sockets import HostSockets
+from runtime.tiers.host_folder import HostFolder, HostSockets
 from runtime.wire.tensors import numeric_tensor
 from tests.servers import REPOSITORY, wait_until
 
@@ -36,7 +35,7 @@ LISTENER = """
 import sys, time
 from pathlib import Path
 from runtime.tiers.host_folder import HostFolder
-from runtime.tiers.host_sockets import HostSockets
+from runtime.tiers.host_folder import HostSockets
 sockets = HostSockets(HostFolder(Path(sys.argv[1]), 0))
 listener = sockets.listen(sys.argv[2])
 print("listening", flush=True)
@@ -206,15 +205,15 @@ def test_a_block_in_use_elsewhere_is_not_written_again(exchange: Callable[..., N
         blocks = await client.fetch(PRODUCER, "team", "run", [first, second])
         used = np.frombuffer(blocks.pop(second), np.float32)
         del blocks
-        assert store.drop("team", "run") == 2
-        for _ in range(3):
-            kept(store, ROWS * 0)
+        assert store.drop("team", "run", [first, second]) == 2
+        others = [kept(store, ROWS * 0) for _ in range(3)]
         assert np.array_equal(used, ROWS + 1)
         del used
 
         def is_written_again() -> bool:
-            store.drop("team", "run")
-            return bool(descriptors(store, kept(store)) & originals)
+            store.drop("team", "run", others)
+            others[:] = [kept(store)]
+            return bool(descriptors(store, *others) & originals)
 
         await asyncio.to_thread(wait_until, is_written_again)
 
@@ -246,7 +245,7 @@ def test_blocks_are_bounded_and_further_tensors_are_kept_in_plain_memory(
     assert store.find_block("team", "run", first) is not None
     assert store.find_block("team", "run", second) is None
     assert store.find("team", "run", second) is not None
-    assert store.drop("team", "run") == 2
+    assert store.drop("team", "run", [first, second]) == 2
     assert store.find_block("team", "run", kept(store)) is not None
 
 

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from tests import servers
     from tests.runtime.conftest import Cluster
 
+pytestmark = pytest.mark.slow
+
 MIB = 1024**2
 SIZE = LARGE.nbytes
 """Of the tensors, 512 KiB."""

@@ -13,6 +13,7 @@ import httpx
 import pytest
 import torch
 
+from runtime.serving import tensor_store
 from tests import servers
 from tests.runtime import archives
 from tests.runtime.http import metric
@@ -145,6 +146,15 @@ def test_the_store_of_a_long_loop_stays_bounded(
         response = platform.run(workflow)
         assert response.status_code == 200, response.text
         assert response.json()["result"] == [VALUES // 4, [2.0**41] * 4]
+
+
+@pytest.fixture(scope="module")
+def forkserver(s3: servers.S3Server) -> Iterator[servers.Forkserver]:
+    """Of pods that do not remember which runs have ended: those that lose tensors of one that
+    goes on keep its next ones."""
+    program = ("tests.with_constants", f"{tensor_store.__name__}:MAX_ENDED=0", "runtime.forkserver")
+    with servers.forkserver(s3.environment, program=program) as started:
+        yield started
 
 
 @pytest.mark.parametrize("use", ["await once", 'await model("double")(features=once)'])

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from pilotlight.sample_models.make_tabular import MAKERS
 from registry.domain.model import ModelName
 from registry.inference_service.components import machine_needs
 from tests import servers
+from tests.tabular_models import MAKERS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

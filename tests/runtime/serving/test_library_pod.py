@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from kserve.protocol.grpc import grpc_predict_v2_pb2 as messages
 
-from pilotlight.sample_models.make_tabular import MAKERS
 from runtime.wire.bodies import PROTOBUF
 from runtime.wire.tensors import Tensor, numeric_tensor
 from runtime.wire.v2 import LENGTH_HEADER, decode_outputs, encode_request
 from tests import servers
 from tests.runtime import rpc
 from tests.runtime.http import post, post_bytes, predict
+from tests.tabular_models import MAKERS
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from registry.domain.request_size import size_class
-from registry.domain.transfers import TRANSFERS, TransferTier, transfer_measure
+from registry.domain.measures import TRANSFERS, TransferTier, size_class, transfer_measure
 from tests import servers
 from tests.runtime.serving.test_step_tensors import (
     LARGE,
@@ -16,7 +15,7 @@ from tests.runtime.serving.test_step_tensors import (
     kept_output,
     reference_of,
 )
-from workflows.scheduling.backlog import DeviceQueue
+from workflows.scheduling.costs import DeviceQueue
 from workflows.service.cluster_view import LINKS, device_of, links, model_costs
 
 if TYPE_CHECKING:

@@ -144,16 +144,19 @@ def test_invalid_tensors_get_status_400(served: Served, document: Any, message: 
 
 
 @pytest.mark.parametrize(
-    ("model", "message"),
+    ("model", "status", "message"),
     [
-        pytest.param("bad", "of the program must be an object", id="archive"),
-        pytest.param("script", "TorchScript and pickled models are not served", id="torchscript"),
-        pytest.param("tasked", "remove the annotation pilotlight.io/task", id="task"),
+        pytest.param("bad", 422, "of the program must be an object", id="archive"),
+        pytest.param("script", 501, "TorchScript and pickled models are not served",
+                     id="torchscript"),
+        pytest.param("tasked", 422, "remove the annotation pilotlight.io/task", id="task"),
     ],
-)
-def test_unsupported_models_name_the_reason(served: Served, model: str, message: str) -> None:
+)  # fmt: skip
+def test_unsupported_models_name_the_reason(
+    served: Served, model: str, status: int, message: str
+) -> None:
     response = served.infer(features(), model)
-    assert response.status_code == 503, response.text
+    assert response.status_code == status, response.text
     assert message in response.json()["error"]
 
 

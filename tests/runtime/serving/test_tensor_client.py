@@ -16,14 +16,13 @@ from starlette.applications import Starlette
 from registry.pod_secret import PodSecret
 from registry.tls import PartTls
 from runtime.errors import InputLost
-from runtime.protocols.secret_check import SecretCheck
+from runtime.protocols.server import SecretCheck
 from runtime.protocols.tensor_routes import tensor_routes
 from runtime.serving import tensor_client
 from runtime.serving.tensor_client import MAX_HEAD_BYTES, TensorClient
 from runtime.serving.tensor_store import TensorStore
-from runtime.wire.raw_tensors import from_raw
-from runtime.wire.references import MAX_IDENTITIES
-from runtime.wire.tensors import BF16, Tensor, TensorSpec, numeric_tensor
+from runtime.wire.tensor_encodings import from_raw
+from runtime.wire.tensors import BF16, MAX_IDENTITIES, Tensor, TensorSpec, numeric_tensor
 from tests.certificates import write_certificates
 
 if TYPE_CHECKING:

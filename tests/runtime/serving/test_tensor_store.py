@@ -62,7 +62,7 @@ def test_nothing_is_kept_beyond_the_budget() -> None:
     assert store.used_bytes == 4000
     assert store.drop("team", "r") == 1
     assert store.used_bytes == 0
-    kept(store)
+    kept(store, "next")
 
 
 def test_the_end_of_a_run_frees_its_tensors_alone() -> None:
@@ -96,3 +96,12 @@ def test_a_tensor_ends_with_its_runs_deadline() -> None:
     assert store.used_bytes == 4000
     assert store.find("team", "r", late) is not None
     assert store.keep("team", "r", NUMBERS, expires_s=110.0) is None
+
+
+def test_an_attempt_that_ends_after_its_run_keeps_nothing() -> None:
+    store = TensorStore(1 << 20)
+    kept(store)
+    store.drop("team", "r")
+    assert store.keep("team", "r", NUMBERS) is None
+    assert store.keep("other", "r", NUMBERS) is not None
+    assert store.used_bytes == NUMBERS.data.nbytes

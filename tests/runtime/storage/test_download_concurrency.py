@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.storage.download_concurrency import (
+from runtime.storage.ranged_download import (
     FAST_BYTES_PER_S,
     INITIAL_READERS,
     MAX_READERS,

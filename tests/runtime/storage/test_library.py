@@ -22,13 +22,17 @@ from registry.domain.model import ModelName, ModelSpec
 from runtime.errors import ModelInvalid, StorageFailed
 from runtime.storage.access import StorageAccess
 from runtime.storage.bandwidth import Bandwidth
-from runtime.storage.library import LibraryStorage
+from runtime.storage.library import fetched_folder
 from runtime.storage.storages import StorageOptions, Storages
 from runtime.tiers.disk_cache import DiskCache
+from tests import servers
+from tests.hub import running_hub
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
+
+pytestmark = pytest.mark.slow
 
 REVISION = "a" * 40
 WEIGHTS = os.urandom(100_000)
@@ -87,7 +91,7 @@ def test_reads_the_offline_cache_of_the_hub(
 @pytest.mark.parametrize(
     ("uri", "message"),
     [
-        pytest.param("hf://acme/other", "LocalEntryNotFound", id="not-cached"),
+        pytest.param("hf://acme/other", "HF_HUB_OFFLINE is set", id="not-cached"),
         pytest.param("hf://acme", "must be hf://organisation/model", id="no-model"),
         pytest.param("hf://acme/a/b", "must be hf://organisation/model", id="too-long"),
     ],
@@ -99,16 +103,83 @@ def test_missing_or_misnamed_hub_model_is_reported(
         fetch(cache_with(offline_hub, tmp_path), uri)
 
 
+FILES = {"config.json": b"{}", "model.safetensors": WEIGHTS, "chat_template.jinja": b"{{ x }}",
+         "onnx/model.onnx": b"onnx", "pytorch_model.bin": b"pickle",
+         "onnx/model_q4.onnx": b"small", "model.skops": b"skops"}  # fmt: skip
+REPOSITORY = {"acme/tiny": {"main": FILES, "v2": {**FILES, "model.safetensors": b"second"}}}
+
+
+@pytest.mark.parametrize(
+    ("uri", "expected"),
+    [
+        pytest.param("hf://acme/tiny", WEIGHTS, id="main"),
+        pytest.param("hf://acme/tiny:v2", b"second", id="revision"),
+        pytest.param("hf://acme/tiny@v2", b"second", id="revision after @"),
+    ],
+)
+def test_downloads_from_the_hub_that_the_environment_names(
+    tmp_path: Path, uri: str, expected: bytes
+) -> None:
+    with running_hub(REPOSITORY, token="hf_secret") as hub:
+        environment = {"HF_ENDPOINT": hub.url, "HF_TOKEN": "hf_secret",
+                       "HF_HOME": str(tmp_path / "hub")}  # fmt: skip
+        path = fetch(cache_with(environment, tmp_path), uri)
+    assert path.read_bytes() == expected
+    found = {str(each.relative_to(path.parent)) for each in path.parent.rglob("[!.]*.*")}
+    assert found == {"config.json", "model.safetensors", "chat_template.jinja"}
+
+
+@pytest.mark.parametrize(
+    ("model_format", "expected"), [("onnx", "onnx/model.onnx"), ("sklearn", "model.skops")]
+)
+def test_only_files_of_the_declared_format_are_downloaded_from_the_hub(
+    tmp_path: Path, model_format: str, expected: str
+) -> None:
+    with running_hub(REPOSITORY) as hub:
+        environment = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hub")}
+        cache = cache_with(environment, tmp_path)
+        spec = ModelSpec(ModelName("default", "m"), "hf://acme/tiny", format=model_format)
+        folder = cache.fetch_assets(spec)
+        (path,) = cache.fetch_weights(spec)
+    assert str(path.relative_to(folder)) == expected
+    resolved = {each.rpartition("/resolve/")[2] for each in hub.requests if "/resolve/" in each}
+    assert {each.partition("/")[2] for each in resolved} == {expected}
+
+
+@pytest.mark.parametrize(
+    ("uri", "told"),
+    [
+        pytest.param("hf://acme/none", "RepositoryNotFound", id="repository"),
+        pytest.param("hf://acme/tiny:v9", "RevisionNotFound", id="revision"),
+    ],
+)
+def test_what_the_hub_does_not_have_is_told(tmp_path: Path, uri: str, told: str) -> None:
+    with running_hub(REPOSITORY) as hub:
+        environment = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hub")}
+        with pytest.raises(StorageFailed, match=told):
+            fetch(cache_with(environment, tmp_path), uri)
+
+
+def test_a_hub_that_does_not_answer_is_named(tmp_path: Path) -> None:
+    endpoint = f"http://127.0.0.1:{servers.free_port()}"
+    environment = {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "hub")}
+    with pytest.raises(StorageFailed, match=f"the hub at {endpoint} does not answer") as told:
+        fetch(cache_with(environment, tmp_path), "hf://acme/tiny")
+    assert "OFFLINE" not in str(told.value)
+
+
 # KServe's library
 
 
-@contextlib.contextmanager
-def web_server(folder: Path) -> Iterator[str]:
-    class Handler(SimpleHTTPRequestHandler):
-        def log_message(self, *_: object) -> None:
-            """Keep the tests' output quiet."""
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        """Keep the tests' output quiet."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(folder)))
+
+@contextlib.contextmanager
+def web_server(handler: Callable[..., BaseHTTPRequestHandler]) -> Iterator[str]:
+    """The URL of a server in this process."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
     try:
@@ -119,18 +190,20 @@ def web_server(folder: Path) -> Iterator[str]:
         server.server_close()
 
 
+def folder_server(folder: Path) -> contextlib.AbstractContextManager[str]:
+    return web_server(partial(Quiet, directory=str(folder)))
+
+
 @needs_kserve_storage
 def test_a_storage_that_sends_nothing_is_given_up(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         uri = f"http://127.0.0.1:{silent.getsockname()[1]}/model.tar.gz"
         access = StorageAccess(os.environ, is_pool=True)
-        storage = LibraryStorage(uri, tmp_path / "staging", access, first_byte_timeout_s=0.5)
         with pytest.raises(StorageFailed, match="no byte arrived"):
-            storage.list_files()
+            fetched_folder(uri, tmp_path / "staging", access, first_byte_timeout_s=0.5)
     assert not (tmp_path / "staging").exists()
 
 
-@pytest.mark.slow
 @needs_kserve_storage
 def test_a_google_storage_that_fails_is_given_up_before_its_library_stops_trying(
     tmp_path: Path,
@@ -138,32 +211,19 @@ def test_a_google_storage_that_fails_is_given_up_before_its_library_stops_trying
     """Google's library tries again for 120 s, while a request waits."""
     asked = []
 
-    class Unavailable(BaseHTTPRequestHandler):
+    class Unavailable(Quiet):
         def do_GET(self) -> None:
             asked.append(self.path)
             self.send_response(503)
             self.send_header("content-length", "0")
             self.end_headers()
 
-        def log_message(self, *_: object) -> None:
-            """Keep the tests' output quiet."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Unavailable) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
-        try:
-            url = f"http://127.0.0.1:{server.server_address[1]}"
-            access = StorageAccess({**os.environ, "STORAGE_EMULATOR_HOST": url}, is_pool=True)
-            storage = LibraryStorage(
-                "gs://bucket/model", tmp_path / "staging", access, first_byte_timeout_s=10
-            )
-            began_s = time.monotonic()
-            with pytest.raises(StorageFailed, match="no byte arrived within 10 s"):
-                storage.list_files()
-            assert time.monotonic() - began_s < 60
-        finally:
-            server.shutdown()
-            thread.join()
+    with web_server(Unavailable) as url:
+        access = StorageAccess({**os.environ, "STORAGE_EMULATOR_HOST": url}, is_pool=True)
+        began_s = time.monotonic()
+        with pytest.raises(StorageFailed, match="no byte arrived within 10 s"):
+            fetched_folder("gs://b/model", tmp_path / "staging", access, first_byte_timeout_s=10)
+        assert time.monotonic() - began_s < 60
     assert len(asked) > 1, "the library did not try again"
 
 
@@ -179,7 +239,7 @@ def make_archive(folder: Path, files: Mapping[str, bytes]) -> None:
 @needs_kserve_storage
 def test_unpacks_an_archive_of_a_web_server(tmp_path: Path) -> None:
     make_archive(tmp_path / "web", {"config.json": b"{}", "model.safetensors": WEIGHTS})
-    with web_server(tmp_path / "web") as url:
+    with folder_server(tmp_path / "web") as url:
         path = fetch(cache_with({}, tmp_path), f"{url}/model.tar")
     assert path.read_bytes() == WEIGHTS
 
@@ -187,14 +247,17 @@ def test_unpacks_an_archive_of_a_web_server(tmp_path: Path) -> None:
 @needs_kserve_storage
 def test_refuses_an_archive_of_a_pickle(tmp_path: Path) -> None:
     make_archive(tmp_path / "web", {"config.json": b"{}", "pytorch_model.bin": WEIGHTS})
-    with web_server(tmp_path / "web") as url, pytest.raises(ModelInvalid, match="only safetensors"):
+    with (
+        folder_server(tmp_path / "web") as url,
+        pytest.raises(ModelInvalid, match="only safetensors"),
+    ):
         fetch(cache_with({}, tmp_path), f"{url}/model.tar")
 
 
 @needs_kserve_storage
 def test_refuses_an_archive_with_a_path_outside(tmp_path: Path) -> None:
     make_archive(tmp_path / "web", {"config.json": b"{}", "../../../escaped": b"x"})
-    with web_server(tmp_path / "web") as url, pytest.raises(StorageFailed, match="unpack"):
+    with folder_server(tmp_path / "web") as url, pytest.raises(StorageFailed, match="unpack"):
         fetch(cache_with({}, tmp_path), f"{url}/model.tar")
     assert not list(tmp_path.rglob("escaped"))
 
@@ -202,7 +265,7 @@ def test_refuses_an_archive_with_a_path_outside(tmp_path: Path) -> None:
 @needs_kserve_storage
 def test_missing_archive_is_reported(tmp_path: Path) -> None:
     (tmp_path / "web").mkdir()
-    with web_server(tmp_path / "web") as url, pytest.raises(StorageFailed, match="not found"):
+    with folder_server(tmp_path / "web") as url, pytest.raises(StorageFailed, match="not found"):
         fetch(cache_with({}, tmp_path), f"{url}/model.tar")
 
 
@@ -224,7 +287,7 @@ def test_library_writes_only_to_its_folder(tmp_path: Path, name: str) -> None:
     assert not list(tmp_path.rglob("escaped"))
 
 
-class _EndlessFile(SimpleHTTPRequestHandler):
+class _EndlessFile(Quiet):
     """Sends an endless file."""
 
     def do_GET(self) -> None:
@@ -235,25 +298,14 @@ class _EndlessFile(SimpleHTTPRequestHandler):
             while True:
                 self.wfile.write(bytes(1_000_000))
 
-    def log_message(self, *_: object) -> None:
-        """Keep the tests' output quiet."""
-
 
 @needs_kserve_storage
 def test_ends_a_fetch_above_the_size_limit(tmp_path: Path) -> None:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _EndlessFile)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    try:
-        uri = f"http://127.0.0.1:{server.server_address[1]}/model.weights"
+    with web_server(_EndlessFile) as url:
         access = StorageAccess(os.environ, is_pool=True)
-        storage = LibraryStorage(uri, tmp_path / "staging", access, max_bytes=10_000_000)
+        uri = f"{url}/model.weights"
         with pytest.raises(ModelInvalid, match="more than 10000000 bytes"):
-            storage.list_files()
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+            fetched_folder(uri, tmp_path / "staging", access, max_bytes=10_000_000)
 
 
 @pytest.mark.skipif(

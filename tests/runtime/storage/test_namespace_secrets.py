@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from autoscaler.kubernetes.admission.certificates import make_certificates
+from autoscaler.kubernetes.admission.webhook_setup import make_certificates
 from registry.domain.model import ModelName, ModelSpec
 from registry.inference_service.tenant_rules import parse_rules
 from runtime.errors import StorageFailed
-from runtime.storage.access import storage_access
-from runtime.storage.namespace_secrets import NamespaceSecrets
+from runtime.storage.access import NamespaceSecrets, storage_access
 from runtime.storage.s3_options import options_without_pool
 
 if TYPE_CHECKING:

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
     from mypy_boto3_s3.client import S3Client
 
+pytestmark = pytest.mark.slow
+
 WEIGHTS = "model.safetensors"
 SPANS = 4
 SIZE = (SPANS - 1) * SPAN_BYTES + 1234
@@ -148,7 +150,6 @@ def test_retries_transient_faults_of_every_range(
     )  # the last span is shorter than a fault's offset
 
 
-@pytest.mark.slow
 def test_retries_stalled_responses(
     make_cache: MakeCache, proxy: FaultyProxy, spec: ModelSpec, weights: bytes
 ) -> None:
@@ -180,7 +181,6 @@ def test_client_errors_are_reported_without_retry(
     assert visible(cache, spec) == {"config.json"}
 
 
-@pytest.mark.slow
 def test_fails_after_the_last_attempt(
     cache: DiskCache, proxy: FaultyProxy, spec: ModelSpec
 ) -> None:
@@ -294,7 +294,6 @@ def test_refuses_bytes_with_another_checksum(
     assert not list(cache.folder_of(spec.key).rglob("*.part*"))
 
 
-@pytest.mark.slow
 def test_adds_readers_for_a_slow_server(
     cache: DiskCache, proxy: FaultyProxy, spec: ModelSpec, weights: bytes
 ) -> None:
@@ -311,8 +310,11 @@ def test_adds_readers_for_a_slow_server(
 
 
 def test_missing_object_and_bucket_are_reported(cache: DiskCache, spec: ModelSpec) -> None:
-    for uri in (f"{spec.storage_uri}-not", "s3://no-such-bucket/m"):
-        with pytest.raises(StorageFailed, match=r"does not exist|cannot be listed"):
+    for uri, told in (
+        (f"{spec.storage_uri}-not", "no object has this prefix"),
+        ("s3://no-such-bucket/m", "cannot be listed"),
+    ):
+        with pytest.raises(StorageFailed, match=told):
             cache.fetch_assets(ModelSpec(ModelName("default", "m"), uri))
 
 
@@ -483,3 +485,85 @@ def visible(cache: DiskCache, spec: ModelSpec) -> set[str]:
     folder = cache.folder_of(spec.key)
     names = (path.name for path in folder.iterdir() if not path.name.startswith("."))
     return {name for name in names if ".part" not in name}
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        pytest.param("s3://one-model/m/model.skops", id="key"),
+        pytest.param("s3://one-model/m/model.skops/", id="trailing slash"),
+        pytest.param("s3://one-model//m//model.skops", id="double slashes"),
+        pytest.param("s3://one-model/with space/model.skops", id="space"),
+        pytest.param("s3://one-model/with%20space/model.skops", id="percent"),
+        pytest.param("s3://one-model/with%20space", id="folder with percent"),
+        pytest.param("s3://one-model/100%25/model.skops", id="literal percent"),
+        pytest.param("s3://whole-bucket", id="bucket"),
+        pytest.param("s3://whole-bucket/", id="bucket with slash"),
+    ],
+)
+def test_a_uri_names_a_folder_an_object_or_a_bucket(
+    client: S3Client, cache: DiskCache, proxy: FaultyProxy, uri: str
+) -> None:
+    proxy.fault = lambda request: Fault(status=400) if "//" in request.path else None
+    for bucket in ("one-model", "whole-bucket"):
+        client.create_bucket(Bucket=bucket)
+    client.put_object(Bucket="whole-bucket", Key="model.skops", Body=b"skops")
+    for folder in ("m", "with space", "100%25"):
+        client.put_object(Bucket="one-model", Key=f"{folder}/model.skops", Body=b"skops")
+    client.put_object(Bucket="one-model", Key="m/other.skops", Body=b"other")
+    spec = ModelSpec(ModelName("default", "m"), uri, format="sklearn")
+    model_folder = cache.fetch_assets(spec)
+    assert [path.read_bytes() for path in cache.fetch_weights(spec)] == [b"skops"]
+    assert (model_folder / "model.skops").exists()
+
+
+def test_a_single_object_that_was_replaced_is_not_mixed(
+    client: S3Client, cache: DiskCache, proxy: FaultyProxy
+) -> None:
+    client.create_bucket(Bucket="replaced")
+    client.put_object(Bucket="replaced", Key="model.pt2", Body=b"old")
+    spec = ModelSpec(ModelName("default", "m"), "s3://replaced/model.pt2", format="pytorch")
+
+    def replace(request: ProxiedRequest) -> Fault | None:
+        if request.range is not None:
+            client.put_object(Bucket="replaced", Key="model.pt2", Body=b"new")
+        return None
+
+    proxy.fault = replace
+    with pytest.raises(ModelChanged, match="replaced"):
+        cache.fetch_assets(spec)
+
+
+def test_missing_keys_are_asked_for_with_the_endpoint(
+    proxy: FaultyProxy, spec: ModelSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    environment = {name: value for name, value in proxy.environment.items() if "KEY" not in name}
+    cache = DiskCache(tmp_path / "cache", Storages(StorageOptions(environment)), Bandwidth(None))
+    with pytest.raises(StorageFailed) as told:
+        cache.fetch_assets(spec)
+    assert f"at {proxy.environment['AWS_ENDPOINT_URL']}: Unable to locate credentials" in str(
+        told.value
+    )
+    assert "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY of `pilotlight up`" in str(told.value)
+
+
+def test_a_store_that_does_not_answer_is_named(spec: ModelSpec, tmp_path: Path) -> None:
+    endpoint = f"http://127.0.0.1:{servers.free_port()}"
+    environment = {"AWS_ENDPOINT_URL": endpoint, "AWS_ACCESS_KEY_ID": "a",
+                   "AWS_SECRET_ACCESS_KEY": "b", "AWS_DEFAULT_REGION": "us-east-1"}  # fmt: skip
+    cache = DiskCache(tmp_path / "cache", Storages(StorageOptions(environment)), Bandwidth(None))
+    with pytest.raises(StorageFailed, match=f"at {endpoint}: .*check AWS_ENDPOINT_URL"):
+        cache.fetch_assets(spec)
+
+
+def test_the_start_of_an_object_is_read_alone(
+    cache: DiskCache, proxy: FaultyProxy, spec: ModelSpec, weights: bytes
+) -> None:
+    cache.fetch_assets(spec)
+    (file,) = cache.weight_files(spec)
+    assert cache.source(spec).read_start(file, 1000) == weights[:1000]
+    assert [each.range for each in proxy.ranges(WEIGHTS)] == [(0, 999)]

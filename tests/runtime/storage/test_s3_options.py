@@ -1,4 +1,4 @@
-"""KServe's conventions for S3: the secret storage-config and a service account's environment."""
+"""KServe's conventions for S3: storage-config, a service account's environment; what errors say."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
+from botocore.exceptions import ClientError
 
 from runtime.errors import StorageFailed
-from runtime.storage.s3 import open_s3
+from runtime.storage.s3_client import open_s3, s3_problem
 from runtime.storage.s3_options import S3Options, options_for
 
 if TYPE_CHECKING:
@@ -128,3 +129,24 @@ def test_anonymous_access_signs_nothing() -> None:
     access = open_s3(S3Options(endpoint_url="http://minio:9000", is_anonymous=True))
     url = access.client.generate_presigned_url("get_object", Params={"Bucket": "b", "Key": "k"})
     assert url == "http://minio:9000/b/k"
+
+
+@pytest.mark.parametrize(
+    ("code", "hint"),
+    [
+        pytest.param("InvalidAccessKeyId", "does not accept the keys", id="unknown key"),
+        pytest.param("SignatureDoesNotMatch", "AWS_SECRET_ACCESS_KEY", id="wrong secret"),
+        pytest.param("AccessDenied", "s3:GetObject", id="denied"),
+        pytest.param("403", "s3:ListBucket", id="denied without a body"),
+        pytest.param("NoSuchBucket", "bucket's name", id="no bucket"),
+    ],
+)
+def test_refusals_say_what_to_set(code: str, hint: str) -> None:
+    options = S3Options(
+        "http://store:9000", access_key_id="AKIA", secret_access_key="hidden", region="us-east-1"
+    )
+    error = ClientError({"Error": {"Code": code, "Message": "no"}}, "ListObjectsV2")
+    told = s3_problem(error, open_s3(options).client)
+    assert told.startswith(f"at http://store:9000: An error occurred ({code})")
+    assert hint in told
+    assert "hidden" not in told

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+import torch
+import transformers
 from PIL import Image
 
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec, Task
 from runtime.device.worker import DeviceWorker
 from runtime.loading.served_model import ServedModel
-from runtime.serving.predict_service import preprocess_body
+from runtime.tasks.padding_trial import PaddingTrials
 from runtime.tasks.processors import load_processor
 from runtime.wire.tensors import Tensor, numeric_tensor
 from runtime.wire.v2 import encode_request
@@ -28,7 +31,6 @@ if TYPE_CHECKING:
     import httpx
 
     from runtime.device.queue import InferenceResult
-    from runtime.wire.bodies import DecodedBody
     from tests.runtime.conftest import Cluster
 
 TOGETHER = ModelPolicy(max_batch_size=3, max_batch_wait_s=30.0)
@@ -102,6 +104,61 @@ def test_batch_gives_each_request_its_result_alone(
             np.testing.assert_allclose(tensor.data, reference.data, rtol=0, atol=tolerance)
 
 
+@pytest.mark.parametrize(
+    ("task", "auto"),
+    [
+        pytest.param(Task.TEXT_EMBEDDING, "AutoModel", id="embedding"),
+        pytest.param(
+            Task.TEXT_CLASSIFICATION, "AutoModelForSequenceClassification", id="classification"
+        ),
+        pytest.param(
+            Task.TOKEN_CLASSIFICATION, "AutoModelForTokenClassification", id="tokens"
+        ),
+        pytest.param(Task.FILL_MASK, "AutoModelForMaskedLM", id="fill-mask"),
+    ],
+)  # fmt: skip
+def test_a_network_that_sees_padding_gets_each_text_alone(
+    serve: Callable[..., ServedModel], models: Path, task: Task, auto: str
+) -> None:
+    """ConvBERT's convolutions see the padding."""
+    name = f"convbert-{task.value}"
+    folder = models / name
+    torch.manual_seed(0)
+    shutil.copytree(models / "tiny-bert", folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    (folder / "config.json").unlink()
+    config = transformers.ConvBertConfig(
+        vocab_size=30522, embedding_size=32, hidden_size=32, num_hidden_layers=1,
+        num_attention_heads=4, intermediate_size=32, initializer_range=0.5,
+    )  # fmt: skip
+    getattr(transformers, auto).from_config(config).save_pretrained(folder)
+    model, alone = serve(name, ModelPolicy(), task), serve(name, ModelPolicy(), task)
+
+    async def try_out() -> None:
+        trials, network = PaddingTrials(), model._network
+        await trials.try_out(network, model.processor, model._device, model.device_model)
+
+    asyncio.run(try_out())
+    assert model.device_model.max_rows == 1
+    texts = [f"{text} [MASK]" for text in TEXTS]
+    (together,) = infer_all(model, [model.processor.preprocess(texts)])
+    single = one_by_one(alone, [alone.processor.preprocess([text]) for text in texts])
+    assert not isinstance(together, BaseException)
+    answers = model.processor.predictions(model.processor.postprocess(together.value))
+    for answer, expected in zip(answers, single, strict=True):
+        assert not isinstance(expected, BaseException)
+        (right,) = alone.processor.predictions(alone.processor.postprocess(expected.value))
+        assert numbers(answer) == pytest.approx(numbers(right), abs=1e-5)
+
+
+def numbers(answer: Any) -> list[float]:
+    """All numbers of a prediction, in order."""
+    if isinstance(answer, dict):
+        answer = list(answer.values())
+    if isinstance(answer, list):
+        return [number for part in answer for number in numbers(part)]
+    return [float(answer)] if isinstance(answer, int | float) else []
+
+
 def test_texts_that_end_early_are_not_longer_in_a_batch(
     serve: Callable[..., ServedModel],
 ) -> None:
@@ -114,7 +171,7 @@ def test_texts_that_end_early_are_not_longer_in_a_batch(
     for model in (together, alone):  # a token that occurs early in some text now ends a text
         network = model._network
         assert network is not None
-        network.generation_config.eos_token_id = min(ended)
+        model.processor.end_ids = frozenset({min(ended)})  # type: ignore[attr-defined]
         network.generation_config.min_new_tokens = None
         object.__setattr__(model.processor.batching, "eos_ids", frozenset({min(ended)}))
     batched, single = infer_all(together, requests), one_by_one(alone, requests)
@@ -222,19 +279,3 @@ def send_tensor(url: str, tensor: Tensor) -> httpx.Response:
         x_pilotlight_stage="infer",
         **dict(body.headers),
     )
-
-
-def test_validates_preprocessed_tensors(models: Path) -> None:
-    processor = load_processor(models / "tiny-bert", None)
-    body: DecodedBody = _body(["one", "a longer text"])
-    assert [tensor.name for tensor in preprocess_body(processor, body)] == [
-        "input_ids",
-        "attention_mask",
-        "token_type_ids",
-    ]
-
-
-def _body(instances: list[str]) -> DecodedBody:
-    from runtime.wire.bodies import DecodedBody
-
-    return DecodedBody(instances=instances)

@@ -239,6 +239,7 @@ def test_a_copy_stops_before_its_next_chunk(
     assert source.chunks <= writer_count(len(os.sched_getaffinity(0)))
     source.close()
     assert tier.keys() == set()
+    assert list((tmp_path / "host").glob("ns*")) == []
 
 
 def test_a_copied_model_is_in_memory_once(tier: HostTier, tmp_path: Path) -> None:
@@ -262,14 +263,6 @@ def test_error_of_one_writer_is_raised(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_copies_take_a_quarter_of_the_cores() -> None:
     assert [writer_count(cores) for cores in (1, 2, 8, 64)] == [1, 1, 2, 4]
-
-
-def test_stopped_copy_leaves_no_image(tier: HostTier, tmp_path: Path) -> None:
-    source = weights(tmp_path, 1)
-    assert tier.put("ns/a@1", FILES, source, lambda: True) is PutOutcome.STOPPED
-    source.close()
-    assert tier.keys() == set()
-    assert list((tmp_path / "host").glob("ns*")) == []
 
 
 STALLED_COPY = """

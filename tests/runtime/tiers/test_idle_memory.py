@@ -84,7 +84,7 @@ def _scrape(pod: servers.Pod) -> tuple[float, float, float]:
 
 def test_pod_reports_idle_memory_when_it_ends(cluster: Cluster, models: Path) -> None:
     cluster.declare("m", models / "tiny-bert")
-    with cluster.pod_context("pod-a", heartbeat=3600, lease_ttl=7200) as pod:
+    with cluster.pod_context("pod-a") as pod:
         assert metric(pod.url, NAME) == 0
         predict(pod.url, "m", "x")
         wait_idle(pod)
@@ -93,7 +93,6 @@ def test_pod_reports_idle_memory_when_it_ends(cluster: Cluster, models: Path) ->
         wait_until(lambda: metric(pod.url, NAME) > 2 * first, what="the sum grows")
         again_s, second, last_s = _scrape(pod)
         assert size_bytes * (again_s - had_s) <= second - first <= size_bytes * (last_s - asked_s)
-        assert cluster.do(lambda registry: registry.idle_byte_s()) == 0
     reported = cluster.do(lambda registry: registry.idle_byte_s())
     assert isinstance(reported, float)
     assert reported >= second

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+import pytest
+
 from runtime.tiers.host_tier import enter_host_tier
 from tests import servers
 from tests.pilotlight.conftest import run_cli
@@ -176,7 +178,7 @@ def test_restarted_pod_uses_the_image(cluster: Cluster, models: Path, tmp_path: 
 def test_greedy_dual_keeps_the_most_used_model(cluster: Cluster, models: Path) -> None:
     for name in ("often", "rarely", "new"):
         cluster.declare(name, models / "tiny-bert")
-    pod = cluster.pod(memory_bytes=2 * TINY_BYTES, eviction="greedy-dual")
+    pod = cluster.pod(memory_bytes=2 * TINY_BYTES)
     for name in ("often", "often", "often", "often", "rarely", "new"):
         start_of(pod, name)
     assert start_of(pod, "often") == "warm"
@@ -191,3 +193,18 @@ def test_without_the_host_tier_models_stay_on_disk(cluster: Cluster, models: Pat
         start_of(pod, name)
     wait_tier(cluster, spec, "disk")
     assert start_of(pod, "a") == "disk"
+
+
+@pytest.mark.slow
+def test_pod_reports_models_that_another_pod_fetched(
+    cluster: Cluster, models: Path, tmp_path: Path
+) -> None:
+    spec = cluster.declare("m", models / "tiny-bert")
+    first, second = (
+        cluster.pod(name, node="node", cache_dir=str(tmp_path / "node"))
+        for name in ("pod-a", "pod-b")
+    )
+    assert predict(first.url, "m", "x").headers["x-pilotlight-start"] == "remote"
+    wanted = {"pod-a": "device", "pod-b": "disk"}
+    servers.wait_until(lambda: cluster.tiers(spec) == wanted)
+    assert predict(second.url, "m", "x").headers["x-pilotlight-start"] == "disk"

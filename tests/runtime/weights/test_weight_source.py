@@ -15,8 +15,7 @@ import torch
 from safetensors.torch import save_file
 
 from runtime.errors import ModelInvalid
-from runtime.weights.safetensors_files import DTYPES
-from runtime.weights.slab import ALIGNMENT_BYTES, view_of
+from runtime.weights.safetensors_files import ALIGNMENT_BYTES, DTYPES, view_of
 from runtime.weights.weight_source import DiskWeights, read_ahead
 from tests.servers import wait_until
 

@@ -15,7 +15,7 @@ from kserve.protocol.grpc import grpc_predict_v2_pb2 as messages
 from kserve.protocol.infer_type import RequestedOutput
 
 from runtime.errors import InvalidRequest
-from runtime.wire.grpc_bodies import CONTENTS_OF, decode_message, encode_message, parse_message
+from runtime.wire.bodies import CONTENTS_OF, decode_message, encode_message, parse_message
 from runtime.wire.tensors import NUMPY_OF, Tensor, bytes_tensor, numeric_tensor
 from runtime.wire.v2 import LENGTH_HEADER, V2Request, decode_request, encode_response
 

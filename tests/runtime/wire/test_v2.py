@@ -14,8 +14,16 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from runtime.errors import InvalidRequest
-from runtime.wire.raw_tensors import from_raw, to_raw
-from runtime.wire.tensors import NUMPY_OF, Tensor, bytes_tensor, numeric_tensor, parse_tensor_spec
+from runtime.wire.tensor_encodings import from_raw, to_raw
+from runtime.wire.tensors import (
+    NUMPY_OF,
+    Tensor,
+    bytes_tensor,
+    numeric_tensor,
+    parse_tensor_spec,
+    plain_values,
+    v1_values,
+)
 from runtime.wire.v2 import (
     LENGTH_HEADER,
     V2Request,
@@ -270,3 +278,50 @@ def test_refuses_data_nested_unlike_its_shape(data: list[object], message: str) 
     tensor = {"name": "x", "datatype": "INT8", "shape": [2, 3], "data": data}
     with pytest.raises(InvalidRequest, match=message):
         decode_request(orjson.dumps({"inputs": [tensor]}), None)
+
+
+def _json_input(datatype: str, shape: list[int], data: object) -> Tensor:
+    entry = {"name": "x", "datatype": datatype, "shape": shape, "data": data}
+    (tensor,) = decode_request(orjson.dumps({"inputs": [entry]}), None).inputs
+    return tensor
+
+
+@pytest.mark.parametrize("datatype", ["FP32", "FP64"])
+@pytest.mark.parametrize("data", [[None, 1, None, 2.5], [[None, 1], [None, 2.5]]])
+def test_null_is_a_missing_number(datatype: str, data: object) -> None:
+    found = _json_input(datatype, [2, 2], data).data
+    np.testing.assert_equal(found, [[np.nan, 1.0], [np.nan, 2.5]])
+
+
+@pytest.mark.parametrize("datatype", ["INT32", "UINT8", "INT64", "BOOL", "BYTES"])
+def test_null_is_a_missing_number_of_floats_only(datatype: str) -> None:
+    with pytest.raises(InvalidRequest):
+        _json_input(datatype, [1], [None])
+
+
+def test_numbers_too_large_beside_null_are_refused() -> None:
+    with pytest.raises(InvalidRequest, match=r"does not fit FP32.*1e\+300"):
+        _json_input("FP32", [2], [None, 1e300])
+
+
+@pytest.mark.parametrize(
+    ("shape", "data"),
+    [
+        pytest.param([0, 3], [], id="flat"),
+        pytest.param([2, 0], [[], []], id="nested"),
+        pytest.param([2, 0, 3], [[], []], id="nested, as numpy writes it"),
+    ],
+)
+def test_a_size_may_be_zero(shape: list[int], data: object) -> None:
+    assert _json_input("FP32", shape, data).shape == tuple(shape)
+
+
+def test_bytes_that_are_no_text_are_base64_in_v1() -> None:
+    values = np.asarray([[b"a", b"\xff"]], dtype=object)
+    assert v1_values(Tensor("x", "BYTES", values)) == [["a", {"b64": "/w=="}]]
+
+
+def test_bytes_that_are_no_text_are_no_text() -> None:
+    values = np.asarray([b"ab", b"a\xff"], dtype=object)
+    with pytest.raises(InvalidRequest, match="'x' must hold UTF-8, but byte 1 of one is not"):
+        plain_values(Tensor("x", "BYTES", values))

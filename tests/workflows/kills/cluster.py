@@ -140,7 +140,10 @@ class KillCluster:
                 self._folder / "gateway", redis_url=self._redis.url, pool=POOL,
                 port=self._ports["gateway"],
                 workflows_url=f"http://127.0.0.1:{self._ports[SCHEDULERS[0]]}",
-                lost_pods_pause=_LOST_PODS_PAUSE_S,
+                program=(
+                    "tests.with_constants",
+                    f"gateway.dispatch.lost_pods:PAUSE_S={_LOST_PODS_PAUSE_S}", "gateway",
+                ),
             )
         )  # fmt: skip
 
@@ -236,7 +239,9 @@ class KillCluster:
         if len(self.runners()) > len(SCHEDULERS):
             found.append(f"{len(self.runners())} runners of one workflow")
         with redis.Redis.from_url(self._redis.url, decode_responses=True) as client:
-            under_way = [key for key in client.scan_iter("*runs") if client.zcard(key)]
+            under_way = [
+                key for key in client.scan_iter("*runs", _type="zset") if client.zcard(key)
+            ]
         return found + [f"leases in {key}" for key in under_way]
 
 

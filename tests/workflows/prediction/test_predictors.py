@@ -7,18 +7,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from workflows.prediction.accuracy import Accuracy, ObservedRun, score_and_learn
-from workflows.prediction.features import request_features
-from workflows.prediction.input_positions import InputPositions
-from workflows.prediction.longest_context import LongestContext
-from workflows.prediction.markov import markov_last, markov_prefix
-from workflows.prediction.predictors import PREDICTORS
-from workflows.prediction.probabilities import drawn, most_likely
-from workflows.prediction.rollout import MAX_STEPS, predicted_steps
-from workflows.prediction.step_counts import END, BadCountsError, StepCounts
+from research.experiments.workflows.scored_predictions import Accuracy, ObservedRun, score_and_learn
+from research.simulated_workflows.predictors import PREDICTORS, markov_last, markov_prefix
+from workflows.prediction.longest_context import LongestContext, request_features
+from workflows.prediction.rollout import MAX_STEPS, InputPositions, predicted_steps
+from workflows.prediction.step_counts import END, BadCountsError, StepCounts, most_likely
 
 if TYPE_CHECKING:
-    from workflows.prediction.predictors import NextStepPredictor
+    from research.simulated_workflows.predictors import NextStepPredictor
 
 
 def learn(predictor: NextStepPredictor, *runs: str, features: frozenset[str] = frozenset()) -> None:
@@ -155,12 +151,6 @@ def test_unlikely_paths_are_not_followed() -> None:
     predictor = markov_last()
     learn(predictor, *(f"a{letter}" for letter in "bcdefghijklmnopqrstuvwxyzABC"))
     assert predicted_steps("a", predictor, InputPositions(), features=(), now_s=0.0) == []
-
-
-def test_drawn_steps_come_as_often_as_their_probability() -> None:
-    probabilities = {"b": 0.25, "a": 0.75}
-    assert [drawn(probabilities, draw) for draw in (0.0, 0.74, 0.76, 0.999)] == ["a", "a", "b", "b"]
-    assert drawn({}, 0.5) is None
 
 
 def test_features_are_bounded_and_equal_for_like_requests() -> None:

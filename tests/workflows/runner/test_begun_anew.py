@@ -6,9 +6,8 @@ import asyncio
 import socket
 from typing import Any
 
-from workflows.runner.__main__ import Runner
-from workflows.runner.idle_loop import IdleSelector, new_loop
-from workflows.wire.frames import packed, read_frame
+from workflows.runner.__main__ import IdleSelector, Runner
+from workflows.wire import packed, read_frame
 
 SOURCE = """
 from pilotlight.workflow import model, workflow
@@ -22,7 +21,7 @@ RUN = {"type": "run", "run": "r", "arguments": {"text": "a"}, "begun_s": 0.0}
 
 def test_a_run_begun_anew_is_not_cancelled_by_its_old_owner() -> None:
     selector = IdleSelector()
-    loop = new_loop(selector)
+    loop = asyncio.SelectorEventLoop(selector)
     ours, theirs = socket.socketpair()
     try:
         found = loop.run_until_complete(_exchange(Runner(selector, 10), ours, theirs))

@@ -3,39 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import orjson
-
+from tests.workflows.runner.executing import messages_of
 from workflows.runner.calls import Model
-from workflows.runner.definitions import Workflow
-from workflows.runner.run import ExecutingRun
-from workflows.wire.frames import LENGTH
 
-
-def calls_of(function: Any) -> list[dict[str, Any]]:
-    """The calls of a workflow's function, whose steps have the output `y`."""
-    sent: list[dict[str, Any]] = []
-
-    async def run() -> None:
-        def on_frame(frame: bytes) -> None:
-            message = orjson.loads(frame[LENGTH.size :])
-            sent.append(message)
-            if message["type"] == "fetch":
-                loop.call_soon(executing.deliver, message["step"], {"y": 1})
-
-        loop = asyncio.get_running_loop()
-        executing = ExecutingRun("run", 0.0, on_frame, max_steps=50)
-        await executing.start(Workflow(function), {})
-
-    asyncio.run(run())
-    assert sent[-1]["type"] == "done", sent[-1]
-    return [each for each in sent if each["type"] == "step"]
+if TYPE_CHECKING:
+    from workflows.runner.run import ExecutingRun
 
 
 def forgotten_of(function: Any) -> list[list[int]]:
-    """What each call says."""
-    return [each.get("forgotten", []) for each in calls_of(function)]
+    """What each call of a workflow's function says, whose steps have the output `y`."""
+
+    def answer(run: ExecutingRun, message: dict[str, Any]) -> None:
+        if message["type"] == "fetch":
+            asyncio.get_running_loop().call_soon(run.deliver, message["step"], {"y": 1})
+
+    sent = messages_of(function, answer)
+    assert sent[-1]["type"] == "done", sent[-1]
+    return [each.get("forgotten", []) for each in sent if each["type"] == "step"]
 
 
 def test_a_handle_that_is_replaced_is_forgotten_by_the_call_after_the_one_that_took_it() -> None:

@@ -10,14 +10,16 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import orjson
+import pytest
 
 from registry.inference_service.graph_reader import read_graph
+from tests.workflows.runner.executing import messages_of
 from workflows.runner.graph import graph_workflow
-from workflows.runner.run import ExecutingRun
-from workflows.wire.frames import LENGTH
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from workflows.runner.run import ExecutingRun
 
 Response = tuple[int, Any]
 
@@ -33,42 +35,31 @@ def execute(
     }  # fmt: skip
     graph = read_graph(document, "test")
     calls: list[tuple[str, Any]] = []
-    results: list[dict[str, Any]] = []
     bodies: list[str] = []
 
-    async def run() -> None:
-        def on_message(message: dict[str, Any]) -> None:
-            match message:
-                case {"type": "step", "model": str(model), "inputs": {"body": argument}}:
-                    sent = argument.get("value")
-                    if sent is None:
-                        sent = bodies[argument["step"]]
-                    calls.append((model, orjson.loads(sent)))
-                    response = responses[model]
-                    bodies.append("" if response is None else orjson.dumps(response[1]).decode())
-                case {"type": "fetch", "step": int(step)}:
-                    loop.call_soon(answer, step)
-                case {"type": "done" | "failed"}:
-                    results.append(message)
+    def on_message(run: ExecutingRun, message: dict[str, Any]) -> None:
+        match message:
+            case {"type": "step", "model": str(model), "inputs": {"body": argument}}:
+                sent = argument.get("value")
+                if sent is None:
+                    sent = bodies[argument["step"]]
+                calls.append((model, orjson.loads(sent)))
+                response = responses[model]
+                bodies.append("" if response is None else orjson.dumps(response[1]).decode())
+            case {"type": "fetch", "step": int(step)}:
+                asyncio.get_running_loop().call_soon(answer, run, step)
 
-        def answer(step: int) -> None:
-            response = responses[calls[step][0]]
-            if response is None:
-                error = {"message": "no pod", "reason": "step-lost", "status": 503}
-                executing.deliver_failure(step, error)
-            else:
-                executing.deliver(step, {"status": response[0], "body": bodies[step]})
+    def answer(run: ExecutingRun, step: int) -> None:
+        response = responses[calls[step][0]]
+        if response is None:
+            error = {"message": "no pod", "reason": "step-lost", "status": 503}
+            run.deliver_failure(step, error)
+        else:
+            run.deliver(step, {"status": response[0], "body": bodies[step]})
 
-        def on_frame(frame: bytes) -> None:
-            on_message(orjson.loads(frame[LENGTH.size :]))
-
-        loop = asyncio.get_running_loop()
-        executing = ExecutingRun(identity, 0.0, on_frame, max_steps=50)
-        workflow = graph_workflow(graph.nodes, None)
-        await executing.start(workflow, {"body": orjson.dumps(body).decode()})
-
-    asyncio.run(run())
-    [done] = results
+    workflow = graph_workflow(graph.nodes, None)
+    body = orjson.dumps(body).decode()
+    *_, done = messages_of(workflow, on_message, identity=identity, body=body)
     assert done["type"] == "done", done
     return done["result"]["status"], orjson.loads(done["result"]["body"]), calls
 
@@ -85,6 +76,48 @@ def test_a_sequence_passes_responses_or_the_request() -> None:
     )
     found = execute(nodes, {"q": 1}, {"a": (200, {"a": 1}), "b": (200, {"b": 1}), "c": (201, 7)})
     assert found == (201, 7, [("a", {"q": 1}), ("b", {"a": 1}), ("c", {"q": 1})])
+
+
+@pytest.mark.parametrize(
+    ("response", "sent"),
+    [
+        pytest.param({"predictions": [1, [2]]}, {"instances": [1, [2]]}, id="a-list"),
+        pytest.param({"predictions": [1], "x": 2}, {"instances": [1]}, id="other-fields-are-lost"),
+        pytest.param(
+            {"predictions": [1], "instances": [3]}, {"instances": [1]}, id="in-place-of-instances"
+        ),
+        pytest.param({"predictions": []}, {"predictions": []}, id="an-empty-list"),
+        pytest.param({"predictions": {"a": 1}}, {"predictions": {"a": 1}}, id="no-list"),
+        pytest.param({"outputs": []}, {"outputs": []}, id="v2"),
+        pytest.param(
+            {"predictions": [1], "instances": 3}, {"predictions": [1], "instances": 3},
+            id="instances-of-another-type",
+        ),
+        pytest.param([1, 2], [1, 2], id="no-object"),
+        pytest.param(None, None, id="null"),
+    ],
+)  # fmt: skip
+def test_predictions_become_the_next_steps_instances(response: Any, sent: Any) -> None:
+    """As `routeStep` decodes them, into lists `predictions` and `instances`."""
+    nodes = sequence(
+        {"serviceName": "a"},
+        {"serviceName": "b", "data": "$response", "mapPredictionsToInstances": True},
+    )
+    found = execute(nodes, {"q": 1}, {"a": (200, response), "b": (200, {"b": 1})})
+    assert found == (200, {"b": 1}, [("a", {"q": 1}), ("b", sent)])
+
+
+def test_predictions_of_the_request_are_mapped_as_well() -> None:
+    nodes = {
+        "root": {"routerType": "Sequence", "steps": [
+            {"serviceName": "a"}, {"nodeName": "inner", "data": "$response"},
+        ]},
+        "inner": {"routerType": "Sequence", "steps": [
+            {"serviceName": "b", "mapPredictionsToInstances": True},
+        ]},
+    }  # fmt: skip
+    found = execute(nodes, {}, {"a": (200, {"predictions": [1]}), "b": (200, {})})
+    assert found[2] == [("a", {}), ("b", {"instances": [1]})]
 
 
 def test_a_soft_step_that_fails_does_not_end_a_sequence() -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from hypothesis import strategies as st
 
-from workflows.scheduling.problem import Availability, Loading, SchedulingProblem, Step
+from workflows.scheduling.problem import SchedulingProblem, Step
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -45,8 +45,6 @@ def problems(draw: st.DrawFn, max_steps: int = 4, max_devices: int = 3) -> Sched
         load_s=[loads[step.model] for step in steps],
         compute_s=table(st.integers(1, 5).map(float)),
         transfer_s=lambda source, step, origin, device: moved[source][origin] + device,
-        availability=draw(st.sampled_from(Availability)),
-        loading=draw(st.sampled_from(Loading)),
     )
 
 
@@ -75,16 +73,10 @@ def _finish_s(problem: SchedulingProblem, order: Sequence[int], placement: Seque
     ends: dict[int, float] = {}
     device_ends = dict.fromkeys(placement, 0.0)
     loaded: set[tuple[int, str]] = set()
-    occupied = problem.availability is Availability.OCCUPIED
     for step in order:
         device, model = placement[step], problem.steps[step].model
-        free_s, load_s = problem.free_s[step][device], problem.load_s[step][device]
-        if occupied:
-            free_s = max(free_s, device_ends[device])
-            load_s = 0.0 if (device, model) in loaded else load_s
-        available_s = (
-            max(free_s, load_s) if problem.loading is Loading.BESIDE_QUEUE else free_s + load_s
-        )
+        free_s = max(problem.free_s[step][device], device_ends[device])
+        load_s = 0.0 if (device, model) in loaded else problem.load_s[step][device]
         inputs_s = [
             ends[source]
             + (
@@ -94,7 +86,7 @@ def _finish_s(problem: SchedulingProblem, order: Sequence[int], placement: Seque
             )
             for source in problem.steps[step].inputs
         ]
-        ends[step] = max([available_s, *inputs_s]) + problem.compute_s[step][device]
+        ends[step] = max([free_s, load_s, *inputs_s]) + problem.compute_s[step][device]
         device_ends[device] = ends[step]
         loaded.add((device, model))
     return max(ends.values(), default=-inf)

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workflows.scheduling.backlog import AssignedStep, device_queue, foreign_steps
-from workflows.scheduling.costs import ModelCosts
+from workflows.scheduling.costs import AssignedStep, ModelCosts, device_queue, foreign_steps
 
 
 def costs(_: str) -> ModelCosts:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workflows.scheduling.pod_groups import WHOLE_POOL, PodGroup, members
+from workflows.scheduling.candidates import WHOLE_POOL, PodGroup, members
 
 NAMES = st.lists(st.text(min_size=1, max_size=12), unique=True, max_size=40)
 

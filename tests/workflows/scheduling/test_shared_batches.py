@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tests.workflows.scheduling.test_turns import COSTS, LINKS
@@ -62,6 +63,21 @@ def test_free_devices_run_a_round_side_by_side() -> None:
     schedule = place(ROUND, devices, {})
     assert {at.device for at in schedule.placements[:3]} == {0, 1, 2}
     assert schedule.finish_s == 2.0
+
+
+def test_a_schedule_is_exact_if_no_way_of_sharing_was_cut_short() -> None:
+    devices = [Device(f"d{at}", "n", loaded=frozenset("ab")) for at in range(2)]
+
+    def one_way(way: MergedSteps, fixed: Mapping[int, Placement], cut: int) -> Schedule:
+        problem = scheduling_problem(way.steps, devices, COSTS, LINKS, placed=fixed)
+        return speculative(problem, 1 if len(way.steps) == cut else 10**6)
+
+    def is_exact(cut: int) -> bool:
+        place = partial(one_way, cut=cut)
+        return place_sharing_batches(ROUND, {}, largest, place).exact
+
+    assert is_exact(cut=0)
+    assert not is_exact(cut=4)
 
 
 def test_a_round_joins_a_queued_batch_with_room_for_it() -> None:

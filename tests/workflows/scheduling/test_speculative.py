@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from research.workflows.round_robin import round_robin
 from tests.workflows.scheduling.random_problems import earliest_finish_s, problems
-from workflows.scheduling.greedy import greedy
+from workflows.scheduling.call_order import greedy
 from workflows.scheduling.problem import (
-    Availability,
     Placement,
     SchedulingProblem,
     SchedulingProblemError,
     Step,
 )
-from workflows.scheduling.round_robin import round_robin
 from workflows.scheduling.speculative import speculative
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from workflows.scheduling.problem import Schedule
 
 
 @settings(max_examples=150, deadline=None)
@@ -53,8 +59,6 @@ def test_what_stays_is_kept_and_the_rest_planned_anew(problem: SchedulingProblem
     running = {first.order[0]: first.placements[first.order[0]]}
     again = speculative(replace(problem, placed=running), 10**6)
     assert again.placements[first.order[0]] == running[first.order[0]]
-    if problem.availability is Availability.FIXED:
-        assert again.finish_s == first.finish_s
 
 
 @settings(max_examples=60, deadline=None)
@@ -63,6 +67,34 @@ def test_a_search_cut_short_is_never_worse_than_greedy(problem: SchedulingProble
     schedule = speculative(problem, max_states=1)
     assert schedule.finish_s <= greedy(problem).finish_s
     assert schedule.finish_s >= speculative(problem, max_states=10**6).finish_s
+
+
+@settings(max_examples=150, deadline=None)
+@given(problems(), st.integers(1, 4))
+def test_a_schedule_called_exact_is_the_optimum(problem: SchedulingProblem, states: int) -> None:
+    schedule = speculative(problem, max_states=states)
+    assert not schedule.exact or schedule.finish_s == earliest_finish_s(problem)
+
+
+def test_a_search_cut_before_any_schedule_was_complete_is_not_exact() -> None:
+    """All that one kept partial schedule leads to ends later than greedily placed steps."""
+    problem = SchedulingProblem(
+        steps=[Step("A"), Step("B"), Step("C")],
+        devices=["one", "two"],
+        free_s=[[0.0, 0.0]] * 3,
+        load_s=[[0.0, 0.0]] * 3,
+        compute_s=[[4.0, 4.0], [2.0, 2.0], [2.0, 3.0]],
+        transfer_s=lambda *_: 0.0,
+    )
+    cut = speculative(problem, max_states=1)
+    assert (cut.finish_s, cut.exact) == (5.0, False)
+    whole = speculative(problem)
+    assert (whole.finish_s, whole.exact) == (4.0, True)
+
+
+@pytest.mark.parametrize("place", [greedy, round_robin])
+def test_without_a_search_nothing_is_exact(place: Callable[[SchedulingProblem], Schedule]) -> None:
+    assert not place(chain_of_section_3_2(3)).exact
 
 
 def chain_of_section_3_2(steps: int) -> SchedulingProblem:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from workflows.scheduling.backlog import AssignedStep, device_queue
 from workflows.scheduling.costs import (
+    AssignedStep,
     Device,
     ModelCosts,
     QueuedBatch,
+    device_queue,
     scheduling_problem,
 )
 from workflows.scheduling.problem import Step
-from workflows.scheduling.replanning import KEEPS_S, is_outdated
+from workflows.scheduling.speculative import KEEPS_S, is_outdated
 from workflows.scheduling.transfers import Links, TransferCosts
 
 COSTS = {name: ModelCosts(lambda size: 0.5 + 0.5 * size, 4, 3.0, 0.0) for name in "abc"}

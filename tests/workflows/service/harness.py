@@ -8,17 +8,19 @@ import sys
 import textwrap
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import httpx
 
 from tests import servers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from tests.gateway.gateway_harness import GatewayHarness, PodProcess
 
+SHORT_LEASES = ("tests.with_constants", "workflows.service.journal:LEASE_S=1.0", "workflows")
 HEAD = "from pilotlight.workflow import model, now, random, tensor, uuid4, workflow\n"
 TWO_STEPS = """
 @workflow
@@ -46,12 +48,12 @@ class Scheduler:
 @contextlib.contextmanager
 def running_scheduler(
     folder: Path, redis_url: str, pool: str, gateway_url: str, *, port: int,
-    program: Sequence[str] = ("workflows",), **settings: object,
+    program: Sequence[str] = SHORT_LEASES, **settings: object,
 ) -> Iterator[Scheduler]:  # fmt: skip
     """A ready scheduler; stopped at the end if it still runs."""
     folder.mkdir(parents=True, exist_ok=True)
     flags = {"port": port, "redis_url": redis_url, "pool": pool, "gateway_url": gateway_url,
-             "lease": 1.0, **settings}  # fmt: skip
+             **settings}  # fmt: skip
     arguments = [
         text
         for name, value in flags.items()
@@ -126,6 +128,33 @@ class WorkflowHarness:
         assert self.pods is not None
         for pod in self.pods.ports:
             self.pods.control(pod, "release")
+
+    def release_until(self, is_over: Callable[[], bool]) -> None:
+        def has_ended() -> bool:
+            self.release()
+            return is_over()
+
+        servers.wait_until(has_ended, what="run ended", timeout_s=60)
+
+    def released(self, location: str) -> dict[str, Any]:
+        """A run that has ended, with its held models let go."""
+        self.release_until(lambda: self.status(location)["status"] != "running")
+        return self.status(location)
+
+    def other_scheduler(
+        self, name: str, *, port: int = 0, **settings: Any
+    ) -> contextlib.AbstractContextManager[Scheduler]:
+        """Another scheduler of the pool, by default at a free port."""
+        return running_scheduler(
+            self.folder / name, self.pool.redis_url, self.pool.pool, self.pool.gateway.url,
+            port=port or servers.free_port(), **settings,
+        )  # fmt: skip
+
+    def replace_scheduler(self, name: str) -> None:
+        """Kill the scheduler, and start another at its port."""
+        self.scheduler.kill()
+        port = urlsplit(self.scheduler.url).port
+        self.scheduler = self.pool.stack.enter_context(self.other_scheduler(name, port=port or 0))
 
 
 def runners_of(harness: WorkflowHarness, name: str) -> list[int]:

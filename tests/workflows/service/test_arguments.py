@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workflows.service.arguments import argument_problems
+from workflows.service.run_requests import argument_problems
 from workflows.service.tensors import (
     BadTensorError,
     StoredTensor,

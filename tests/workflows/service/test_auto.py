@@ -27,10 +27,5 @@ def test_steps_by_auto_wait_in_step_queues(harness: WorkflowHarness) -> None:
     assert pods is not None
     waiting = harness.pool.threads.submit(harness.result, name, x_pilotlight_scheduling="auto")
     servers.wait_until(lambda: pods.total("steps") == 6, what="all steps at pods of one slot each")
-
-    def is_over() -> bool:
-        harness.release()
-        return waiting.done()
-
-    servers.wait_until(is_over, what="run ended")
+    harness.release_until(waiting.done)
     assert waiting.result() == [f"text {number}" for number in range(6)]

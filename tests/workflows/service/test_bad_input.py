@@ -79,7 +79,7 @@ def _failure(harness: WorkflowHarness, body: str) -> tuple[int, dict[str, Any]]:
             "has: text", id="passed output",
         ),
         pytest.param("return [][1]", 422, "workflow-failed", "IndexError", id="exception"),
-        pytest.param("while True: pass", 422, "stuck", "busy", id="loop without await"),
+        pytest.param("while True: pass", 422, "stuck", "busy for 2 s", id="loop without await"),
         pytest.param(
             "while True: await model('writer')('a')", 422, "step-limit", "256", id="step limit"
         ),
@@ -101,7 +101,7 @@ def _failure(harness: WorkflowHarness, body: str) -> tuple[int, dict[str, Any]]:
             "return 'a' * (65 << 20)", 413, "result-too-large", "33554432 are allowed",
             id="too large a result",
         ),
-        pytest.param("return {1, 2}", 422, "workflow-failed", "set", id="no JSON"),
+        pytest.param("return {1, 2}", 422, "workflow-failed", "must be JSON", id="no JSON"),
         pytest.param("model('writer')({'a': 1})", 422, "workflow-failed", "dict", id="input"),
         pytest.param(
             "return await model('judge')(x=tensor([0.5] * 2_000_000, 'FP32', [2_000_000]))",
@@ -128,6 +128,11 @@ def test_wrong_code_fails_its_run(
 def test_an_exception_names_its_line(harness: WorkflowHarness) -> None:
     _, document = _failure(harness, "x = 1\nraise KeyError('gone')")
     assert document["exception"] == "KeyError"
+    assert document["line"] == 5
+
+
+def test_a_run_that_does_not_wait_names_the_line_where_it_was(harness: WorkflowHarness) -> None:
+    _, document = _failure(harness, "x = 1\nwhile True: pass")
     assert document["line"] == 5
 
 

@@ -9,7 +9,7 @@ from registry.domain.model import Tier
 from registry.domain.pod import PodInfo
 from registry.domain.pod_state import PodState
 from registry.domain.residency_index import Residency
-from workflows.scheduling.backlog import DeviceQueue
+from workflows.scheduling.costs import DeviceQueue
 from workflows.service.cluster_view import device_of, is_worth_loading
 
 NOW_S = 1_000.0

@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workflows.service.completion_stream import CompletionStream, completion_body
-from workflows.service.step_errors import StepError, StepLost
-from workflows.service.streamed_text import StreamedText
+from workflows.service.completion_stream import CompletionStream, StreamedText, completion_body
+from workflows.service.errors import StepError, StepLost
 from workflows.service.tensors import plain_value, tensor_of, text_tensor
 
 DONE = b"data: [DONE]\n\n"

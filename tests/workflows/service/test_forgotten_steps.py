@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from registry.domain.model import ModelName
-from workflows.service.forgotten_steps import forget_unneeded
-from workflows.service.policy import SchedulingPolicy
+from workflows.scheduling.policies import SchedulingPolicy
 from workflows.service.run import Run, RunStep, StepState
+from workflows.service.step_execution import forget_unneeded
 from workflows.service.tensors import KeptAt, StoredTensor
 
 MODEL = ModelName("default", "m")

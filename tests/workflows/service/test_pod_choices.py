@@ -12,13 +12,13 @@ from registry.domain.pod_state import PodState
 from registry.pod_secret import PodSecret
 from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch
-from workflows.scheduling.pod_groups import PodGroup
+from research.workflows.reactive_copies import ReactiveCopies
+from workflows.scheduling.candidates import PodGroup
+from workflows.scheduling.policies import SchedulingPolicy
 from workflows.service.lone_placement import LonePlacement
 from workflows.service.metrics import SchedulerMetrics
 from workflows.service.pod_queues import PodQueues
-from workflows.service.policy import SchedulingPolicy
 from workflows.service.preloads import Preloads
-from workflows.service.reactive_copies import ReactiveCopies
 from workflows.service.run import Run, RunStep
 
 WRITER, JUDGE = ModelName("default", "writer"), ModelName("default", "judge")
@@ -42,10 +42,8 @@ def pods() -> PodQueues:
     return queues
 
 
-@pytest.mark.parametrize(
-    "policy", [SchedulingPolicy.GREEDY, SchedulingPolicy.ROUND_ROBIN, SchedulingPolicy.STATIC]
-)
-def test_a_deleted_model_fails_no_other_step(pods: PodQueues, policy: SchedulingPolicy) -> None:
+@pytest.mark.parametrize("policy", [SchedulingPolicy.GREEDY, "round-robin"])
+def test_a_deleted_model_fails_no_other_step(pods: PodQueues, policy: str) -> None:
     run = Run("r", ModelName("default", "w"), {}, 0.0, 60.0, policy)
     step = RunStep(0, WRITER, {}, 0.0)
     place = LonePlacement(pods).place
@@ -59,11 +57,12 @@ def test_a_deleted_model_fails_no_other_step(pods: PodQueues, policy: Scheduling
 async def test_copies_of_an_earlier_generation_take_no_memory(pods: PodQueues) -> None:
     async with asyncio.TaskGroup() as group:
         preloads = Preloads(group, PodSecret(""), SchedulerMetrics(), pods.now_s)
+        run = Run("r", ModelName("default", "w"), {}, 0.0, 60.0, "reactive-alone")
         copies = ReactiveCopies(pods, preloads, is_one_per_device=True)
-        assert copies.place(RunStep(0, WRITER, {}, 0.0)) == "p"
+        assert copies.place(run, RunStep(0, WRITER, {}, 0.0)) == "p"
         pods.steps.assign("r", 0, "p", pods.key(WRITER), ready_s=0.0)  # under way
         pods.state.models[WRITER] = ModelRecord(ModelSpec(WRITER, "s3://m/newer"))
-        assert copies.place(RunStep(0, JUDGE, {}, 0.0)) == "p"
+        assert copies.place(run, RunStep(0, JUDGE, {}, 0.0)) == "p"
         preloads.close()
 
 

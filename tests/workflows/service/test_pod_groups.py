@@ -6,9 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests import servers
-from tests.workflows.service.harness import running_scheduler
-from workflows.scheduling.pod_groups import PodGroup
+from workflows.scheduling.candidates import PodGroup
 
 if TYPE_CHECKING:
     from tests.workflows.service.harness import WorkflowHarness
@@ -40,10 +38,7 @@ def test_steps_run_at_the_pods_of_the_schedulers_group(
     name, pool = harness.deploy(SEVERAL), harness.pool
     for pod, other in (("pod-a", "pod-b"), ("pod-b", "pod-a")):
         group = _group_of(pod, other)
-        with running_scheduler(
-            harness.folder / pod, pool.redis_url, pool.pool, pool.gateway.url,
-            port=servers.free_port(), pod_group=f"{group.number}/{group.groups}",
-        ) as scheduler:  # fmt: skip
+        with harness.other_scheduler(pod, pod_group=f"{group.number}/{group.groups}") as scheduler:
             response = pool.client.post(
                 f"{scheduler.url}/v1/workflows/{name}:run", json={"count": 4},
                 headers={"x-pilotlight-scheduling": policy},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from registry.domain.model import ModelName
-from workflows.service.policy import SchedulingPolicy
+from workflows.scheduling.policies import SchedulingPolicy
 from workflows.service.run import Run, RunStatus
 
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from registry.redis.arrival_hints import ArrivalHints
+from registry.redis.arrivals import ArrivalHints
 from registry.redis.client import Registry
 from tests import servers
 from tests.workflows.service.harness import TWO_STEPS, runners_of
-from workflows.service.policy import SchedulingPolicy
+from workflows.scheduling.policies import SCHEDULING
 
 if TYPE_CHECKING:
     from tests.workflows.service.harness import WorkflowHarness
@@ -51,7 +51,7 @@ def test_branches_follow_fetched_outputs(harness: WorkflowHarness) -> None:
 
 def test_each_policy_runs_a_workflow(harness: WorkflowHarness) -> None:
     name = harness.deploy(TWO_STEPS)
-    for policy in SchedulingPolicy:
+    for policy in SCHEDULING:
         result = harness.result(name, {"text": "a"}, x_pilotlight_scheduling=policy)
         assert result == {"texts": "a"}
 
@@ -86,19 +86,11 @@ def test_planned_steps_are_announced_while_a_run_is_under_way(harness: WorkflowH
         """
     )
     for _ in range(3):
-        _release_until_ended(harness, harness.start(name, {"text": "a"}))
+        harness.released(harness.start(name, {"text": "a"}))
     location = harness.start(name, {"text": "a"})
     servers.wait_until(lambda: "default/judge" in _announced(harness), what="judge announced")
-    _release_until_ended(harness, location)
+    harness.released(location)
     servers.wait_until(lambda: not _announced(harness), what="no step announced")
-
-
-def _release_until_ended(harness: WorkflowHarness, location: str) -> None:
-    def has_ended() -> bool:
-        harness.release()
-        return bool(harness.status(location)["status"] != "running")
-
-    servers.wait_until(has_ended, what="run ended")
 
 
 def _announced(harness: WorkflowHarness) -> list[str]:
@@ -202,14 +194,7 @@ def test_a_run_outlives_its_runner(harness: WorkflowHarness) -> None:
     [pid] = runners_of(harness, name)
     os.kill(pid, signal.SIGKILL)
     servers.wait_until(lambda: harness.status(location)["resumptions"] == 1, what="resumed")
-    servers.wait_until(lambda: _release(harness) or harness.status(location)["status"] != "running",
-                       what="released", timeout_s=60)  # fmt: skip
-    document = harness.status(location)
+    document = harness.released(location)
     assert document["status"] == "succeeded"
     assert document["result"][:2] == ["a", "ab"]
     assert [step["model"] for step in document["steps"]] == ["writer", "hold-writer"]
-
-
-def _release(harness: WorkflowHarness) -> bool:
-    harness.release()
-    return False

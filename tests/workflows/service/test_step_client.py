@@ -8,8 +8,8 @@ import pytest
 
 from registry.domain.model import ModelName
 from registry.pod_secret import PodSecret
+from workflows.service.errors import StepError, StepLost
 from workflows.service.step_client import StepCall, StepClient
-from workflows.service.step_errors import StepError, StepLost
 
 BODY = b'{"error": "default/writer needs 5 bytes; models in use occupy the pod\'s memory"}'
 NO_MEMORY = "x-pilotlight-not-executed: no-memory"
@@ -40,17 +40,18 @@ def respond(*headers: str) -> BaseException:
     return asyncio.run(ask())
 
 
-def test_a_step_waits_for_memory_that_other_models_use() -> None:
-    failure = respond(NO_MEMORY, "retry-after: 1")
+@pytest.mark.parametrize(
+    "headers",
+    [
+        pytest.param((NO_MEMORY, "retry-after: 1"), id="memory-that-other-models-use"),
+        pytest.param(("x-pilotlight-not-executed: step-queue",), id="a-place-in-a-step-queue"),
+    ],
+)
+def test_a_step_waits_for_what_others_hold(headers: tuple[str, ...]) -> None:
+    failure = respond(*headers)
     assert isinstance(failure, StepLost)
     assert not failure.was_sent
     assert "occupy the pod's memory" in str(failure)
-
-
-def test_a_step_waits_for_a_place_in_a_step_queue() -> None:
-    failure = respond("x-pilotlight-not-executed: step-queue")
-    assert isinstance(failure, StepLost)
-    assert not failure.was_sent
 
 
 def test_a_step_that_lost_pods_by_chance_is_sent_again_after_a_pause() -> None:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import signal
 import time
-from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING
 
 import pytest
 import redis
 
 from tests import servers
-from tests.workflows.service.harness import running_scheduler
 
 if TYPE_CHECKING:
     from tests.workflows.service.harness import WorkflowHarness
@@ -30,25 +28,10 @@ def test_a_run_outlives_its_scheduler(harness: WorkflowHarness) -> None:
             return [first, second, drawn]
         """
     )
-    location = harness.start(name, {"text": "a"})
-    servers.wait_until(lambda: len(harness.status(location)["steps"]) == 2, what="second step")
+    location = _begun(harness, name)
     executed = _executed(harness)
-    port = urlsplit(harness.scheduler.url).port
-    assert port is not None
-    harness.scheduler.kill()
-    pool = harness.pool
-    harness.scheduler = pool.stack.enter_context(
-        running_scheduler(
-            harness.folder / "second", pool.redis_url, pool.pool, pool.gateway.url, port=port
-        )
-    )
-
-    def has_ended() -> bool:
-        harness.release()
-        return bool(harness.status(location)["status"] != "running")
-
-    servers.wait_until(has_ended, what="run ended", timeout_s=60)
-    document = harness.status(location)
+    harness.replace_scheduler("second")
+    document = harness.released(location)
     assert document["status"] == "succeeded", document
     assert document["result"][:2] == ["a", "ab"]
     assert document["resumptions"] == 1
@@ -72,7 +55,7 @@ def test_a_scheduler_goes_on_with_its_runs_after_a_pause(harness: WorkflowHarnes
         servers.wait_until(lambda: _has_expired(harness, location), what="lease over")
     finally:
         process.send_signal(signal.SIGCONT)
-    document = _released(harness, location)
+    document = harness.released(location)
     assert (document["status"], document.get("result")) == ("succeeded", "ab"), document
 
 
@@ -88,15 +71,12 @@ def test_who_waits_at_a_paused_scheduler_gets_the_result_of_another(
     process = harness.scheduler.process
     process.send_signal(signal.SIGSTOP)
     try:
-        with running_scheduler(
-            harness.folder / "other", pool.redis_url, pool.pool, pool.gateway.url,
-            port=servers.free_port(),
-        ) as other:  # fmt: skip
+        with harness.other_scheduler("other") as other:
             servers.wait_until(
                 lambda: "run taken over" in other.log_file.read_text(), what="run taken over"
             )
             process.send_signal(signal.SIGCONT)
-            document = _released(harness, location)
+            document = harness.released(location)
             assert (document["status"], document.get("result")) == ("succeeded", "ab"), document
             assert waiting.result(timeout=30) == "ab"
     finally:
@@ -108,10 +88,7 @@ def test_a_key_finds_the_run_of_another_scheduler(harness: WorkflowHarness) -> N
     first = pool.threads.submit(harness.result, name, {"text": "a"}, idempotency_key="one")
     servers.wait_until(lambda: len(_runs(harness)) == 1, what="run begun")
     [identity] = _runs(harness)
-    with running_scheduler(
-        harness.folder / "asked-too", pool.redis_url, pool.pool, pool.gateway.url,
-        port=servers.free_port(),
-    ) as other:  # fmt: skip
+    with harness.other_scheduler("asked-too") as other:
         headers = {"idempotency-key": "one", "prefer": "respond-async"}
         url = f"{other.url}/v1/workflows/{name}:run"
         response = pool.client.post(url, json={"text": "a"}, headers=headers)
@@ -119,7 +96,7 @@ def test_a_key_finds_the_run_of_another_scheduler(harness: WorkflowHarness) -> N
         waiting = pool.threads.submit(
             pool.client.post, url, json={"text": "a"}, headers={"idempotency-key": "one"}
         )
-        _released(harness, f"{harness.url}/{name}/runs/{identity}")
+        harness.released(f"{harness.url}/{name}/runs/{identity}")
         answer = waiting.result(timeout=60).json()
         assert answer == {"id": identity, "result": "ab"}
         assert first.result(timeout=60) == "ab"
@@ -156,14 +133,8 @@ def test_a_run_is_resumed_although_the_registry_lost_an_entry_of_its_journal(
         servers.wait_until(
             lambda: lost in client.lrange(key, 0, -1), what="journal written anew", timeout_s=20
         )
-    harness.scheduler.kill()
-    harness.scheduler = pool.stack.enter_context(
-        running_scheduler(
-            harness.folder / "third", pool.redis_url, pool.pool, pool.gateway.url,
-            port=urlsplit(harness.scheduler.url).port or 0,
-        )
-    )  # fmt: skip
-    document = _released(harness, location)
+    harness.replace_scheduler("third")
+    document = harness.released(location)
     assert (document["status"], document.get("result")) == ("succeeded", "abcd"), document
 
 
@@ -179,19 +150,12 @@ def _begun(harness: WorkflowHarness, name: str) -> str:
     return location
 
 
-def _released(harness: WorkflowHarness, location: str) -> dict[str, Any]:
-    def has_ended() -> bool:
-        harness.release()
-        return bool(harness.status(location)["status"] != "running")
-
-    servers.wait_until(has_ended, what="run ended", timeout_s=60)
-    return harness.status(location)
-
-
 def _runs(harness: WorkflowHarness) -> dict[str, float]:
     """Runs under way, with the ends of their leases."""
     with redis.Redis.from_url(harness.pool.redis_url, decode_responses=True) as client:
-        keys = [each for each in client.scan_iter("*runs") if harness.pool.pool in each]
+        keys = [
+            each for each in client.scan_iter("*runs", _type="zset") if harness.pool.pool in each
+        ]
         return {
             run: ends_ms
             for key in keys

@@ -9,11 +9,8 @@ import pytest
 from registry.domain.profile import Profile, ProfilePoint
 from tests import servers
 from tests.gateway.gateway_harness import wait_counts
-from tests.workflows.service.harness import running_scheduler
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from tests.gateway.gateway_harness import GatewayHarness
     from tests.workflows.service.harness import WorkflowHarness
 
@@ -55,10 +52,7 @@ def test_steps_of_another_scheduler_count_with_their_models_time(harness: Workfl
     waiting = pool.threads.submit(harness.result, held, arguments, x_pilotlight_scheduling="greedy")
     wait_counts(harness.pods, "pod-a", steps=1)
     wait_counts(harness.pods, "pod-b", steps=3)
-    with running_scheduler(
-        harness.folder / "beside", pool.redis_url, pool.pool, pool.gateway.url,
-        port=servers.free_port(),
-    ) as other:  # fmt: skip
+    with harness.other_scheduler("beside") as other:
         # It is ready once it has a snapshot, which has the steps: one of 20 s is more work than
         # three of 10 ms.
         response = pool.threads.submit(
@@ -68,17 +62,7 @@ def test_steps_of_another_scheduler_count_with_their_models_time(harness: Workfl
         pods = harness.pods
         servers.wait_until(lambda: pods.total("steps") == 5, what="step placed")
         assert (pods.counts("pod-a")["steps"], pods.counts("pod-b")["steps"]) == (1, 4)
-        _release_until(harness, response.done)
+        harness.release_until(response.done)
         assert response.result().json()["result"] == "a"
-    _release_until(harness, waiting.done)
+    harness.release_until(waiting.done)
     assert len(waiting.result()) == 4
-
-
-def _release_until(harness: WorkflowHarness, is_over: Callable[[], bool]) -> None:
-    """Let held models go on until all is over: each command releases those held at that time."""
-
-    def is_over_then() -> bool:
-        harness.release()
-        return is_over()
-
-    servers.wait_until(is_over_then, what="runs ended")

@@ -7,16 +7,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from autoscaler.kubernetes.admission.certificates import (
+from autoscaler.kubernetes.admission.webhook_setup import (
     RENEW_BEFORE,
     VALIDITY,
     authority_bundle,
-    make_certificates,
-    needs_renewal,
-)
-from autoscaler.kubernetes.admission.webhook_setup import (
     load_certificates,
+    make_certificates,
     make_context,
+    needs_renewal,
     read_folder,
 )
 

@@ -54,8 +54,8 @@ def test_fields_that_have_no_effect_are_warned_of() -> None:
     answer = checked(request(document))
     assert answer["allowed"]
     assert [each.partition(" has no effect")[0] for each in answer["warnings"]] == [
-        "spec.predictor.nodeSelector", "spec.predictor.model.args",
-        "spec.predictor.model.resources", "spec.predictor.model.runtime",
+        "spec.predictor.nodeSelector", "spec.predictor.model.resources",
+        "spec.predictor.model.runtime", "spec.predictor.model.args --x",
     ]  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from autoscaler.kubernetes.cluster.cluster_objects import ClusterObjects, ObjectEvent
 from autoscaler.kubernetes.cluster.inference_services import read_service
-from autoscaler.kubernetes.cluster.pods import PodObject, read_pod
+from autoscaler.kubernetes.cluster.object_readers import PodObject, read_pod
 from registry.domain.model import ModelName
 from tests.autoscaler.kubernetes.objects import service
 

@@ -48,7 +48,7 @@ def test_reads_a_model_with_its_owner() -> None:
     )
     assert read.spec is not None
     assert read.name == ModelName("team", "translate")
-    assert read.spec.policy.routing is RoutingPolicy.COLOCATION
+    assert read.spec.policy.routing == RoutingPolicy.COLOCATION
     assert owner_of(read.spec) == "uid-1"
     assert "kubectl" not in encode_spec(read.spec)
     assert decode_spec(encode_spec(read.spec)) == read.spec

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from autoscaler.kubernetes.cluster.pods import PodObject
+from autoscaler.kubernetes.cluster.object_readers import PodObject, read_pod
 from autoscaler.kubernetes.pools.draining import PodDrain
+from autoscaler.kubernetes.pools.leaving_pods import replaced_pods
+from registry.domain.model import ModelName
 from registry.domain.pod import PodPhase
 from registry.domain.reservation import Granted, Refusal
 from registry.redis.client import Registry
@@ -27,6 +29,7 @@ pytestmark = pytest.mark.anyio
 LIMIT_S = 30.0
 LONG_S = 600.0
 _pools = itertools.count(1)
+POOL = ModelName("pilotlight", "pool")
 
 
 @dataclass
@@ -129,3 +132,54 @@ async def test_a_pod_that_is_shutting_down_is_left_alone(stage: Stage) -> None:
     assert await stage.update("a", pods=1) == ()
     assert await stage.update(pods=2) == ()
     assert stage.phases()["a"] is PodPhase.DRAINING
+
+
+def pod(generation: int, *, service: str = POOL.name, name: str = "") -> PodObject:
+    labels = {
+        "pilotlight.io/pool": "default",
+        "serving.kserve.io/inferenceservice": service,
+        "serving.knative.dev/revision": f"{service}-predictor-{generation:05}",
+        "serving.knative.dev/configurationGeneration": str(generation),
+    }
+    name = name or f"{service}-{generation}"
+    metadata = {"namespace": POOL.namespace, "name": name, "uid": name}
+    return read_pod({"metadata": {**metadata, "labels": labels}})
+
+
+def status(**percent: int) -> dict[str, Any]:
+    traffic = [
+        {"revisionName": f"pool-predictor-{int(key[1:]):05}", "percent": share}
+        for key, share in percent.items()
+    ]
+    return {"components": {"predictor": {"traffic": traffic}}}
+
+
+@pytest.mark.parametrize(
+    ("status_of_pool", "expected"),
+    [
+        pytest.param({}, set(), id="no-status-yet"),
+        pytest.param(status(r1=100), set(), id="no-traffic-to-the-new-one-yet"),
+        pytest.param(status(r2=100), {"pool-1"}, id="routed-to-the-second"),
+        pytest.param(status(r3=100), {"pool-1", "pool-2"}, id="routed-to-the-third"),
+        pytest.param(status(r1=90, r3=10), set(), id="canary"),
+        pytest.param(status(r1=0, r3=100), {"pool-1", "pool-2"}, id="zero-percent-to-the-first"),
+        pytest.param(status(r4=100), set(), id="routed-to-one-without-pods"),
+    ],
+)
+def test_pods_older_than_all_routed_revisions_are_replaced(
+    status_of_pool: dict[str, Any], expected: set[str]
+) -> None:
+    found = replaced_pods([pod(1), pod(2), pod(3)], {POOL: status_of_pool})
+    assert {each.name for each in found} == expected
+
+
+def test_revisions_are_compared_within_a_service() -> None:
+    other = pod(1, service="other")
+    assert replaced_pods([pod(1), pod(2), other], {POOL: status(r2=100)}) == {pod(1)}
+
+
+def test_pods_of_other_modes_are_never_replaced() -> None:
+    metadata = {"namespace": POOL.namespace, "name": "plain", "uid": "plain", "labels": {}}
+    assert (
+        replaced_pods([read_pod({"metadata": metadata}), pod(2)], {POOL: status(r2=100)}) == set()
+    )

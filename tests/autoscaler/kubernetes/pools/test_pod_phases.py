@@ -11,8 +11,8 @@ import pytest
 
 from autoscaler.kubernetes.cluster.cluster_objects import ClusterObjects, ObjectEvent
 from autoscaler.kubernetes.cluster.inference_services import read_service
-from autoscaler.kubernetes.cluster.pods import PodObject
-from autoscaler.kubernetes.pools import drain_tracker
+from autoscaler.kubernetes.cluster.object_readers import PodObject
+from autoscaler.kubernetes.pools import leaving_pods
 from autoscaler.kubernetes.pools.pod_phases import PodPhases
 from autoscaler.kubernetes.pools.pool_registries import PoolRegistries
 from registry.domain.pod import PodPhase
@@ -133,7 +133,7 @@ async def test_an_untracked_drain_is_cancelled(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await stage.shut_down()
-    monkeypatch.setattr(drain_tracker, "UNTRACKED_DRAIN_S", -1.0)
+    monkeypatch.setattr(leaving_pods, "UNTRACKED_DRAIN_S", -1.0)
     await stage.phases.update()
     await stage.wait_phase("old", PodPhase.READY)
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from autoscaler.placement.planners.catalogue import PLANNERS
-from autoscaler.placement.planners.fewest import accelerators_of
-from autoscaler.placement.planners.igniter_coefficients import BATCHES, SHARES_PCT
+from autoscaler.placement.planners.catalogue import planner_of
+from autoscaler.placement.planners.plan import accelerators_of
 from autoscaler.placement.planners.problem import (
     BatchPoint,
     ModelProfile,
@@ -36,7 +35,7 @@ def planned(
     profiles: Profiles,
     params: PlanParams | None = None,
 ) -> Placement:
-    return PLANNERS[planner](
+    return planner_of(planner).plan(
         loads, accelerators_of(KIND, gpus), profiles, (), params or PlanParams()
     )
 
@@ -46,15 +45,28 @@ def batches(placement: Placement, model: str) -> list[int]:
     return [each.batch_size for each in placement.of(model)]
 
 
-def random_profiles(rng: random.Random, models: int, sizes: int = 3) -> Profiles:
-    """Latency grows with the batch; needs are random, so that some pairs fit and some do not."""
+def profile_of(model: str, *rows: tuple[int, float, float, float]) -> ModelProfile:
+    """By batch: latency in s, and needs of memory and compute in %."""
+    return ModelProfile(model, KIND, tuple(
+        BatchPoint(batch, latency_s, round(batch / latency_s, 2), memory, *[compute] * 3)
+        for batch, latency_s, memory, compute in rows
+    ))  # fmt: skip
+
+
+def random_profiles(
+    rng: random.Random, models: int, sizes: int = 3, steepest: float = 2.2
+) -> Profiles:
+    """Latency grows with the batch, at most so many times as it doubles, above 2 by more than it.
+
+    Needs are random, so that some pairs fit and some do not.
+    """
     found = []
     for number in range(models):
         latency_s = round(rng.uniform(0.005, 0.05), 4)
         points = []
         for at in range(sizes):
             batch = 4 * 2**at
-            latency_s = round(latency_s * rng.uniform(1.0, 2.2), 4)
+            latency_s = round(latency_s * rng.uniform(1.0, steepest), 4)
             compute = rng.uniform(10, 90)
             points.append(
                 BatchPoint(
@@ -71,34 +83,3 @@ def random_workloads(rng: random.Random, models: int) -> list[Workload]:
         Workload(f"m{number}", round(rng.uniform(50, 1500), 1), rng.choice([0.03, 0.05, 0.1, 0.2]))
         for number in range(models)
     ]
-
-
-def igniter_document() -> dict[str, Any]:
-    """A GPU that slows down from three co-located models on, and a small and a large model."""
-
-    def model(scale: float) -> dict[str, Any]:
-        latency = [
-            [scale * (20 + 10 * batch) / (share + 2) + 0.5 for share in SHARES_PCT]
-            for batch in BATCHES
-        ]
-        return {
-            "gpulatency": latency,
-            "power": [[90.0, 120.0, 150.0]] * 3,
-            "frequency": [[1000.0] * 3] * 3,
-            "l2caches": [2.0, 8.0, 14.0],
-            "idletime_1": 0.05, "activetime_1": 10.0, "activetime_2": 11.0,
-            "frequency_2": 1000.0, "l2cache": 20.0, "kernel": 50,
-            "inputdata": 600_000, "outputdata": 4_000,
-        }  # fmt: skip
-
-    return {
-        "hardware": {
-            "idlepower": 50.0, "maxGPUpower": 300, "maxGPUfrequency": 1000,
-            "power": [100.0, 180.0, 260.0, 300.0, 300.0],
-            "frequency": [1000.0, 1000.0, 1000.0, 960.0, 880.0],
-            "idletime": [0.001, 0.002, 0.004, 0.006, 0.008],
-            "unit": 2.5, "bandwidth": 10_000_000,
-        },
-        "small": model(1.0),
-        "large": model(8.0),
-    }  # fmt: skip

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from autoscaler.placement.planners.input_csv import read_profiles
 from autoscaler.placement.planners.problem import Profiles
-from autoscaler.placement.planners.profile_csv import read_profiles
 
 KIND = "v100"
 

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from autoscaler.placement.planners.fewest import plan_fewest
-from autoscaler.placement.planners.problem import PlanParams
-from autoscaler.placement.planners.usher import wao_usher
+from autoscaler.placement.planners.plan import plan_fewest
+from autoscaler.placement.planners.problem import PlanParams, Workload
+from research.placement.elvinger import WAO_USHER
 from tests.autoscaler.placement.planners.cases import (
     KIND,
     VISION,
@@ -44,6 +44,12 @@ def test_expected_goodput(
     assert found.total_rps == pytest.approx(goodput, abs=_WITHIN_RPS)
 
 
+def test_the_milp_takes_the_batch_of_most_throughput(v100: Profiles) -> None:
+    loads = [Workload("xlnet", 35, 1.5), Workload("bert", 25.9, 4.0)]
+    found = planned("ao-milp", loads, 1, v100)
+    assert (found.total_rps, found.gap_ratio) == (35.0, 0.0)
+
+
 def test_usher_leaves_a_gpu_idle_that_the_milp_uses(v100: Profiles) -> None:
     loads = workloads("alexnet bert mobilenet_v2 resnet50", 500, 200)
     found = planned("usher", loads, 4, v100)
@@ -59,7 +65,7 @@ def test_usher_replicates_efficientnet(v100: Profiles, gpus: int, expected: list
 
 
 def test_usher_serves_the_vision_models_in_full_on_six_gpus(v100: Profiles) -> None:
-    found = plan_fewest(wao_usher, workloads(VISION, 500, 200), KIND, v100, PlanParams())
+    found = plan_fewest(WAO_USHER.plan, workloads(VISION, 500, 200), KIND, v100, PlanParams())
     assert not found.has_shortfall
     six = planned("usher", workloads(VISION, 500, 200), 6, v100)
     assert (six.total_rps, len(six.used)) == (2500, 6)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import random
-from itertools import product
+from itertools import combinations_with_replacement, product
 from typing import TYPE_CHECKING
 
 import pytest
 
-from autoscaler.placement.planners.catalogue import METRICS, PLANNERS
-from autoscaler.placement.planners.fewest import accelerators_of, plan_fewest
-from autoscaler.placement.planners.plan import overfull
+from autoscaler.placement.planners.catalogue import planner_names, planner_of
+from autoscaler.placement.planners.plan import accelerators_of, overfull, plan_fewest
 from autoscaler.placement.planners.problem import (
     AcceleratorView,
     InvalidPlacementInput,
+    Metric,
     ModelProfile,
     PlanParams,
     Profiles,
@@ -23,6 +23,7 @@ from tests.autoscaler.placement.planners.cases import (
     KIND,
     batches,
     planned,
+    profile_of,
     random_profiles,
     random_workloads,
     workloads,
@@ -31,7 +32,15 @@ from tests.autoscaler.placement.planners.cases import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-ADDITIVE = [name for name in PLANNERS if name in METRICS]
+ADDITIVE = [name for name in planner_names() if planner_of(name).metric]
+
+
+def _metric(planner: str) -> Metric:
+    metric = planner_of(planner).metric
+    assert metric is not None
+    return metric
+
+
 MILPS = [name for name in ADDITIVE if name.endswith("milp")]
 
 
@@ -62,13 +71,13 @@ def test_capacities_hold_and_the_order_of_input_is_irrelevant(planner: str, seed
     models, gpus = rng.randint(1, 5), rng.randint(1, 4)
     profiles, loads = random_profiles(rng, models), random_workloads(rng, models)
     accelerators = accelerators_of(KIND, gpus)
-    found = PLANNERS[planner](loads, accelerators, profiles, (), PlanParams())
-    assert overfull(found.replicas, accelerators, profiles, METRICS[planner]) == []
+    found = planner_of(planner).plan(loads, accelerators, profiles, (), PlanParams())
+    assert overfull(found.replicas, accelerators, profiles, _metric(planner)) == []
     assert found.total_rps <= found.bound_rps + 1e-6
     assert sum(each.rate_rps for each in found.replicas) == pytest.approx(
         sum(load.rate_rps for load in loads if found.of(load.model))
     )
-    turned = PLANNERS[planner](
+    turned = planner_of(planner).plan(
         loads[::-1],
         accelerators[::-1],
         Profiles(profiles.models[::-1]),
@@ -80,37 +89,84 @@ def test_capacities_hold_and_the_order_of_input_is_irrelevant(planner: str, seed
 
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("metric", ["ao", "wao", "wsm"])
-def test_the_milp_equals_brute_force_and_no_usher_exceeds_it(metric: str, seed: int) -> None:
+@pytest.mark.parametrize("steepest", [2.2, 3.2])
+def test_the_milp_equals_brute_force_and_no_usher_exceeds_it(
+    metric: str, seed: int, steepest: float
+) -> None:
     rng = random.Random(f"{metric}{seed}")
-    profiles, loads = random_profiles(rng, 3, sizes=2), random_workloads(rng, 3)
+    profiles = random_profiles(rng, 3, sizes=2, steepest=steepest)
+    loads = random_workloads(rng, 3)
     milp = f"{metric}-milp"
     found = planned(milp, loads, 3, profiles)
-    assert found.total_rps == pytest.approx(_brute_force(loads, 3, profiles, milp), abs=1e-4)
+    total_rps, replicas, batch_sum = _brute_force(loads, 3, profiles, milp)
+    assert found.total_rps == pytest.approx(total_rps, abs=1e-4)
     assert found.gap_ratio == pytest.approx(0, abs=1e-6)
+    assert len(found.replicas) == replicas
+    assert sum(each.batch_size for each in found.replicas) == batch_sum
     usher = "usher" if metric == "ao" else f"{metric}-usher"
     assert planned(usher, loads, 3, profiles).total_rps <= found.total_rps + 1e-4
 
 
-def _brute_force(loads: Sequence[Workload], gpus: int, profiles: Profiles, planner: str) -> float:
-    """Every batch of every model, and every set of models on every GPU."""
-    best = 0.0
+def _brute_force(
+    loads: Sequence[Workload], gpus: int, profiles: Profiles, planner: str
+) -> tuple[float, int, int]:
+    """Every batch of every model, and every set of models on every GPU: the most goodput.
+
+    Then the fewest replicas with it, and the smallest sum of batches.
+    """
+    best = 0.0, 0, 0
     choices = [profiles.feasible(load, KIND) or (None,) for load in loads]
     for chosen in product(*choices):
         fitting = [
             subset
             for subset in product((0, 1), repeat=len(loads))
-            if sum(u * p.compute_pct(METRICS[planner]) for u, p in zip(subset, chosen, strict=True)
+            if sum(u * p.compute_pct(_metric(planner)) for u, p in zip(subset, chosen, strict=True)
                    if p) <= 100
             and sum(u * p.memory_pct for u, p in zip(subset, chosen, strict=True) if p) <= 100
         ]  # fmt: skip
-        for cluster in product(fitting, repeat=gpus):
-            total = 0.0
-            for at, (load, point) in enumerate(zip(loads, chosen, strict=True)):
-                if point is not None:
-                    count = sum(subset[at] for subset in cluster)
-                    total += min(load.rate_rps, count * point.throughput_rps)
-            best = max(best, total)
-    return best
+        for cluster in combinations_with_replacement(fitting, gpus):
+            counts = [sum(used) for used in zip(*cluster, strict=True)]
+            placed = [each for each in zip(loads, chosen, counts, strict=True) if each[1]]
+            total = sum(min(load.rate_rps, n * p.throughput_rps) for load, p, n in placed if p)
+            sizes = sum(n * p.batch_size for _, p, n in placed if p)
+            found = round(total, 6), -sum(n for *_, n in placed), -sizes
+            best = max(best, found)
+    return best[0], -best[1], -best[2]
+
+
+def test_a_larger_batch_of_less_throughput_cuts_no_plan_off() -> None:
+    """Elvinger 2024, table A.1: with larger batches xlnet serves less."""
+    profiles = Profiles((
+        profile_of("bert", (4, 0.0341, 3.47, 85.89), (8, 0.0658, 4.06, 88.46)),
+        profile_of("xlnet", (4, 0.1088, 5.22, 95.76), (8, 0.2713, 7.37, 97.62),
+                   (16, 0.6138, 12.57, 97.60), (32, 1.2668, 22.09, 94.45)),
+    ))  # fmt: skip
+    loads = [Workload("xlnet", 35, 1.5), Workload("bert", 25.9, 4.0)]
+    found = planned("ao-milp", loads, 1, profiles)
+    assert (found.total_rps, found.gap_ratio) == (35.0, 0.0)
+
+
+def test_a_plan_that_the_solvers_presolve_calls_optimal_is_not_taken_as_such() -> None:
+    """HiGHS 1.15.1 with its presolve: 428.58 req/s, `b` on every GPU in batches of 4."""
+    profiles = Profiles((
+        profile_of("a", (4, 0.0283, 44, 44), (8, 0.045, 41, 32), (16, 0.1062, 41, 44)),
+        profile_of("b", (4, 0.028, 10, 71), (8, 0.0616, 47, 41), (16, 0.19, 19, 63)),
+    ))  # fmt: skip
+    loads = [Workload("a", 63.1, 0.1), Workload("b", 647.1, 0.5)]
+    found = planned("ao-milp", loads, 3, profiles)
+    assert found.total_rps == pytest.approx(63.1 + 3 * 129.87)
+    assert (batches(found, "a"), batches(found, "b")) == ([4], [8, 8, 8])
+
+
+def test_usher_places_a_multiple_of_the_fewest_replicas_where_the_milp_places_what_serves() -> None:
+    """`b` needs 2 replicas in batches of 8, which do not fit beside `a`, and 3 in batches of 4."""
+    profiles = Profiles((
+        profile_of("a", (4, 0.04, 50, 50)),
+        profile_of("b", (4, 0.04, 20, 45), (8, 0.0575, 20, 80)),
+    ))  # fmt: skip
+    loads = [Workload("a", 400, 0.1), Workload("b", 250, 0.1)]
+    assert batches(planned("usher", loads, 4, profiles), "b") == [4, 4, 4, 4]
+    assert batches(planned("ao-milp", loads, 4, profiles), "b") == [4, 4, 4]
 
 
 def test_the_milp_takes_the_fewest_replicas_and_smallest_batches(synthetic: Profiles) -> None:
@@ -137,13 +193,13 @@ def test_the_milp_mixes_kinds_with_coefficients_of_each(synthetic: Profiles) -> 
     profiles = Profiles((*synthetic.models, *faster))
     mixed = [*accelerators_of("v100", 1), *accelerators_of("h100", 1)]
     loads = workloads("large medium small", 300, 150)
-    found = PLANNERS["ao-milp"](loads, mixed, profiles, (), PlanParams())
+    found = planner_of("ao-milp").plan(loads, mixed, profiles, (), PlanParams())
     # One H100 holds all three; a second copy of `large` on the V100 completes its rate.
     assert found.total_rps == pytest.approx(900)
     assert {each.accelerator for each in found.of("large")} == {"h100-0", "v100-0"}
     for usher in ("usher", "wao-usher", "wsm-usher"):
         with pytest.raises(InvalidPlacementInput, match="one kind"):
-            PLANNERS[usher](loads, mixed, profiles, (), PlanParams())
+            planner_of(usher).plan(loads, mixed, profiles, (), PlanParams())
 
 
 @pytest.mark.parametrize("planner", ADDITIVE)
@@ -161,7 +217,7 @@ def test_without_a_number_of_gpus_the_fewest_without_shortfall(
     synthetic: Profiles, planner: str
 ) -> None:
     loads = [*workloads("large medium small", 400, 150), Workload("wide", 10, 0.001)]
-    found = plan_fewest(PLANNERS[planner], loads, KIND, synthetic, PlanParams())
+    found = plan_fewest(planner_of(planner).plan, loads, KIND, synthetic, PlanParams())
     assert [each.model for each in found.models if each.reason] == ["wide"]
     count = len(found.used)
     fewer = planned(planner, loads, count - 1, synthetic)
@@ -193,7 +249,7 @@ def test_all_mistakes_are_reported_together(synthetic: Profiles) -> None:
     ]
     twice = [AcceleratorView("a", KIND), AcceleratorView("a", KIND)]
     with pytest.raises(InvalidPlacementInput) as caught:
-        PLANNERS["ao-milp"](loads, twice, wrong, (), PlanParams())
+        planner_of("ao-milp").plan(loads, twice, wrong, (), PlanParams())
     assert len(caught.value.problems) == 10
     text = str(caught.value)
     for part in (
@@ -203,14 +259,14 @@ def test_all_mistakes_are_reported_together(synthetic: Profiles) -> None:
     ):  # fmt: skip
         assert part in text
     with pytest.raises(InvalidPlacementInput, match="at least one is needed"):
-        PLANNERS["usher"]([], [], synthetic, (), PlanParams())
+        planner_of("usher").plan([], [], synthetic, (), PlanParams())
 
 
 @pytest.mark.parametrize("planner", ["usher", "wao-usher", "wsm-usher", "igniter"])
 def test_planners_of_one_kind_refuse_others(synthetic: Profiles, planner: str) -> None:
     gpus = [AcceleratorView("a", KIND), AcceleratorView("b", "h100")]
     with pytest.raises(InvalidPlacementInput) as caught:
-        PLANNERS[planner]([Workload("large", 10, 0.1)], gpus, synthetic, (), PlanParams())
+        planner_of(planner).plan([Workload("large", 10, 0.1)], gpus, synthetic, (), PlanParams())
     assert "accelerators must be of one kind for this planner" in str(caught.value)
 
 
@@ -229,8 +285,10 @@ def test_a_problem_with_too_many_patterns_is_solved_by_columns_with_its_gap() ->
     rng = random.Random(5)
     profiles, loads = random_profiles(rng, 24, sizes=4), random_workloads(rng, 24)
     accelerators = accelerators_of(KIND, 12)
-    found = PLANNERS["wao-milp"](loads, accelerators, profiles, (), PlanParams())
-    assert overfull(found.replicas, accelerators, profiles, METRICS["wao-milp"]) == []
+    found = planner_of("wao-milp").plan(loads, accelerators, profiles, (), PlanParams())
+    assert overfull(found.replicas, accelerators, profiles, _metric("wao-milp")) == []
     assert 0 <= found.gap_ratio < 0.15
-    assert found == PLANNERS["wao-milp"](loads[::-1], accelerators, profiles, (), PlanParams())
+    assert found == planner_of("wao-milp").plan(
+        loads[::-1], accelerators, profiles, (), PlanParams()
+    )
     assert found.total_rps > planned("wao-usher", loads, 12, profiles).total_rps

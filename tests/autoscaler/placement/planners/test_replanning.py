@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoscaler.placement.planners.fewest import accelerators_of
-from autoscaler.placement.planners.plan import Placement
+from autoscaler.placement.planners.plan import Placement, accelerators_of
 from autoscaler.placement.planners.problem import Workload
 from autoscaler.placement.planners.replanning import (
     Observation,

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from load.errors import InvalidCluster
 from load.simulator.cluster.cluster_file import cluster_of, read_document
 from load.simulator.cluster.plan import PodPlan
 from load.simulator.cluster.sweep import parse_sweep, variants
-from load.simulator.errors import InvalidCluster
-from registry.domain.slots import default_slots
+from registry.domain.pod import default_slots
 
 SAMPLE = Path(__file__).parents[4] / "manifests/simulator/eight-pods.yaml"
 GOOD: dict[str, Any] = {"nodes": [{"name": "n", "pods": [{}]}], "models": [{"name": "m"}]}

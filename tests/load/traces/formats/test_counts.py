@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from load.traces.expansion import bin_counts
-from load.traces.formats.counts import sort_by_hour
+from load.traces.formats.readers import sort_by_hour
 from tests.load.rows import named, write
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from load.trace_spec.trace_spec import open_trace
-from load.traces.summary import summarise
+from load.traces.batches import summarise
 
 if TYPE_CHECKING:
     from collections.abc import Callable

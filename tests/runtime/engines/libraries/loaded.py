@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
+from onnx import helper
 
-from runtime.device.memory import CpuMemory
-from runtime.engines.building import build_skeleton, library_path
 from runtime.tasks.processors import load_processor
-from runtime.weights.weight_source import DiskWeights
+from tests.runtime.networks import load_network
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
+
+    import onnx
 
     from registry.domain.model import Task
     from runtime.tasks.task import Processor
@@ -39,19 +39,23 @@ class Loaded:
         return self.processor.postprocess(self.processor.infer(self.network, inputs))
 
 
+def onnx_model(
+    nodes: Sequence[Any],
+    inputs: Sequence[tuple[str, int, Any]],
+    outputs: Sequence[tuple[str, int, Any]],
+    constants: Sequence[Any] = (),
+    **more: Any,
+) -> onnx.ModelProto:
+    """Inputs and outputs as name, type and shape; operators of ONNX, and of a domain `own`."""
+    ports = ([helper.make_tensor_value_info(*each) for each in part] for part in (inputs, outputs))
+    graph = helper.make_graph(nodes, "g", *ports, list(constants))
+    domains = [helper.make_opsetid("", 17), helper.make_opsetid("own", 1)]
+    return helper.make_model(graph, opset_imports=domains, ir_version=9, **more)
+
+
 def load(folder: Path, task: Task | None = None, extra: Sequence[Path] = ()) -> Loaded:
     """Raises LoadFailed, as a load in a pod does."""
-    path = library_path(folder)
-    assert path is not None
-    source = DiskWeights([path, *extra])
-    try:
-        weights = CpuMemory().put(source)
-    finally:
-        source.close()
     processor = load_processor(folder, task)
-    skeleton = build_skeleton(
-        folder, task, source.layout.tensors, key="", device=torch.device("cpu")
-    )
-    skeleton.attach(weights.tensors)
-    processor.warm_up(skeleton.network)
-    return Loaded(processor, skeleton.network)
+    network = load_network(folder, task, extra=extra)
+    processor.warm_up(network)
+    return Loaded(processor, network)

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pilotlight.sample_models.make_tabular import MAKERS, make_xgboost
 from runtime.engines.libraries.lightgbm_checks import check_lightgbm
 from runtime.engines.libraries.onnx_file import onnx_signature
-from runtime.engines.libraries.xgboost_checks import check_xgboost
+from runtime.engines.libraries.xgboost_file import check_xgboost
 from runtime.errors import InferenceFailed, InvalidRequest, LoadFailed, ModelInvalid
 from tests import servers
+from tests.tabular_models import MAKERS, make_xgboost
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -155,8 +155,10 @@ def _load_changed(name: str, seed: int) -> None:
         folder.mkdir()
         draw = random.Random(seed)
         outcomes = {"refused": 0, "answered": 0}
+        load(sound).v1(ROWS)  # imports the library, which takes seconds
+        began_s = time.process_time()
         for number in range(LOADED_FILES):
-            if time.process_time() > MAX_CPU_S:
+            if time.process_time() - began_s > MAX_CPU_S:
                 break
             sys.stdout.write(f"file {number}\n")
             sys.stdout.flush()

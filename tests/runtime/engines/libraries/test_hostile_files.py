@@ -19,14 +19,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pilotlight.sample_models.make_tabular import MAKERS, make_xgboost
 from runtime.engines.libraries.lightgbm_checks import check_lightgbm
 from runtime.engines.libraries.onnx_file import check_location, onnx_signature
 from runtime.engines.libraries.skops_file import read_estimator
-from runtime.engines.libraries.ubjson import MAX_DEPTH, read_ubjson
-from runtime.engines.libraries.xgboost_checks import check_xgboost
+from runtime.engines.libraries.xgboost_file import MAX_DEPTH, check_xgboost, read_ubjson
 from runtime.errors import LoadFailed, ModelInvalid
-from tests.runtime.engines.libraries.loaded import load
+from tests.runtime.engines.libraries.loaded import load, onnx_model
+from tests.tabular_models import MAKERS, make_xgboost
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -305,20 +304,11 @@ def test_inner_graphs_of_onnx_without_end_are_refused(tmp_path: Path) -> None:
 
 
 def _onnx(folder: Path, nodes: list[Any], weights: Any) -> Path:
-    import onnx
-    from onnx import TensorProto, helper
+    from onnx import TensorProto
 
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 4])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 1])],
-        [weights],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    inputs, outputs = [("x", TensorProto.FLOAT, ["n", 4])], [("y", TensorProto.FLOAT, ["n", 1])]
     path = folder / "model.onnx"
-    path.write_bytes(model.SerializeToString())
-    assert isinstance(model, onnx.ModelProto)
+    path.write_bytes(onnx_model(nodes, inputs, outputs, [weights]).SerializeToString())
     return path
 
 

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from pilotlight.sample_models.make_tabular import MAKERS, iris
 from registry.domain.model import Task
+from runtime.engines.building import check_format
 from runtime.errors import InvalidRequest, ModelInvalid
-from runtime.tasks.tabular_instances import instance_tensors
+from runtime.tasks.tabular import instance_tensors
 from runtime.wire.tensors import Tensor, bytes_tensor, numeric_tensor
-from tests.runtime.engines.libraries.loaded import load
+from tests.runtime.engines.libraries.loaded import load, onnx_model
+from tests.tabular_models import MAKERS, iris
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -81,6 +82,16 @@ def test_xgboost_in_its_binary_form(folders: dict[str, Path], tmp_path: Path) ->
     booster.save_model(tmp_path / "model.ubj")
     (tmp_path / "model.ubj").rename(tmp_path / "model.bst")
     assert load(tmp_path).v1(ROWS) == load(folders["xgboost"]).v1(ROWS)
+
+
+@pytest.mark.parametrize(("library", "name"), [("xgboost", "model.xgb"), ("lightgbm", "model.lgb")])
+def test_boosters_under_the_names_that_mlflow_gives_them(
+    library: str, name: str, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    (source,) = folders[library].iterdir()
+    (tmp_path / name).write_bytes(source.read_bytes())
+    check_format(library, tmp_path)
+    assert load(tmp_path).v1(ROWS) == load(folders[library]).v1(ROWS)
 
 
 def test_onnx_answers_as_onnxruntime_and_batches(folders: dict[str, Path]) -> None:
@@ -314,12 +325,11 @@ def test_inner_graphs_of_onnx_read_no_file_of_the_working_directory(
 
     condition = numpy_helper.from_array(np.array(True), "c")
     choose = helper.make_node("If", ["c"], ["y"], then_branch=branch("a"), else_branch=branch("b"))
-    graph = helper.make_graph([choose], "g", [info("x")], [info("y")], [condition])
-    opsets = [helper.make_opsetid("", 17)]
+    x, y = ((name, TensorProto.FLOAT, ["n", 4]) for name in "xy")
     model, work = tmp_path / "model", tmp_path / "work"
     model.mkdir()
     work.mkdir()
-    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=9), model / "model.onnx")
+    onnx.save(onnx_model([choose], [x], [y], [condition]), model / "model.onnx")
     (work / "secret.bin").write_bytes(bytes(16))
     monkeypatch.chdir(work)
     with pytest.raises(ModelInvalid, match=r"secret\.bin"):
@@ -330,15 +340,10 @@ def test_unknown_operators_of_onnx_are_refused(tmp_path: Path) -> None:
     import onnx
     from onnx import TensorProto, helper
 
-    graph = helper.make_graph(
-        [helper.make_node("Evil", ["x"], ["y"], domain="custom")],
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [None, 1])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [None, 1])],
-    )
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("custom", 1)]
-    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=9), tmp_path / "model.onnx")
-    with pytest.raises(ModelInvalid, match="custom"):
+    x, y = ((name, TensorProto.FLOAT, [None, 1]) for name in "xy")
+    evil = helper.make_node("Evil", ["x"], ["y"], domain="own")
+    onnx.save(onnx_model([evil], [x], [y]), tmp_path / "model.onnx")
+    with pytest.raises(ModelInvalid, match="own:Evil"):
         load(tmp_path)
 
 
@@ -347,14 +352,8 @@ def _with_external_data(folder: Path, name: str) -> Path:
     from onnx import TensorProto, helper, numpy_helper
 
     weights = numpy_helper.from_array(np.ones((4, 1), np.float32), "w")
-    graph = helper.make_graph(
-        [helper.make_node("MatMul", ["x", "w"], ["y"])],
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 4])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 1])],
-        [weights],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    inputs, outputs = [("x", TensorProto.FLOAT, ["n", 4])], [("y", TensorProto.FLOAT, ["n", 1])]
+    model = onnx_model([helper.make_node("MatMul", ["x", "w"], ["y"])], inputs, outputs, [weights])
     path = folder / "model.onnx"
     onnx.save(model, path, save_as_external_data=True, location=name, size_threshold=0)
     return path

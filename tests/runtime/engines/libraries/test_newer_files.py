@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import onnx
 import pytest
 
-from pilotlight.sample_models.make_tabular import MAKERS
 from runtime.errors import ModelInvalid
 from tests.runtime.engines.libraries.loaded import load
+from tests.tabular_models import MAKERS
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -21,10 +21,10 @@ from sklearn.neural_network import MLPClassifier
 from sklearn.svm import SVC, SVR, OneClassSVM
 from sklearn.tree import DecisionTreeClassifier
 
-from pilotlight.sample_models.make_tabular import iris
 from runtime.engines.libraries.sklearn_checks import check_estimator
 from runtime.errors import ModelInvalid
 from tests.runtime.engines.libraries.loaded import load
+from tests.tabular_models import iris
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,1 +1,0 @@
-"""Forecasting methods of the literature, for comparison."""

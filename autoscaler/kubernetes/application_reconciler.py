@@ -1,0 +1,175 @@
+"""Reconciles all InferenceApplications with the registries of their pools, and their status.
+
+Level-triggered: it acts on the current state. An application whose object is gone, or has moved to
+another pool, is deleted from the registry; those that no object declares stay.
+"""
+
+from __future__ import annotations
+
+import datetime
+import logging
+from typing import TYPE_CHECKING, Any
+
+from autoscaler.kubernetes.errors import Changed, Denied, Gone
+from autoscaler.kubernetes.metrics import STATUS_WRITES
+from registry.domain.application_variants import named_variants
+from registry.errors import InvalidModel
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from autoscaler.kubernetes.cluster.cluster_api import ClusterApi
+    from autoscaler.kubernetes.cluster.cluster_objects import ClusterObjects
+    from autoscaler.kubernetes.cluster.object_readers import ApplicationObject
+    from autoscaler.kubernetes.pools.pool_registries import PoolRegistries, PoolRegistry
+    from registry.domain.cluster import ClusterState
+
+logger = logging.getLogger(__name__)
+
+
+class ApplicationReconciler:
+    def __init__(
+        self, api: ClusterApi, objects: ClusterObjects, registries: PoolRegistries
+    ) -> None:
+        self._api = api
+        self._objects = objects
+        self._registries = registries
+
+    async def reconcile_all(self) -> None:
+        """Raises KubernetesError, RegistryError; the next call goes on."""
+        with self._objects.applications.pass_over():
+            await self._reconcile_all()
+
+    async def _reconcile_all(self) -> None:
+        """An object that the API server refuses does not keep the others from being reconciled."""
+        refused: list[Changed | Denied] = []
+        for application in list(self._objects.applications.values()):
+            if application.is_deleted:
+                continue
+            try:
+                await self._reconcile(application)
+            except (Changed, Denied) as error:
+                refused.append(error)
+        for pool, registry in self._registries.opened().items():
+            if registry.is_synced:
+                await self._delete_orphans(pool, registry)
+        if refused:
+            raise refused[0]
+
+    async def _reconcile(self, application: ApplicationObject) -> None:
+        if not self._objects.has_pool(application.pool):
+            await self._write_status(application, None, application.problems)
+            return
+        registry = self._registries.get(application.pool)
+        if not registry.is_synced:
+            return  # the last status stays
+        problems = application.problems or self._forbidden(application)
+        known = registry.state.applications.get(application.name)
+        if problems and known is not None and known.owner == application.uid:
+            await registry.client.delete_applications([application.name])
+        elif not problems and application.spec is not None and known != application.spec:
+            try:
+                await registry.client.put_applications([application.spec])
+            except InvalidModel as error:
+                problems = tuple(error.problems)
+        await self._write_status(application, registry, problems)
+
+    def _forbidden(self, application: ApplicationObject) -> tuple[str, ...]:
+        """What the rules of its pool forbid."""
+        pool, spec = self._objects.pool(application.pool), application.spec
+        if pool is None or spec is None:
+            return ()
+        namespace = application.name.namespace
+        if pool.rules is None or not pool.rules.admits(namespace):
+            return (f"pool {application.pool!r} does not admit namespace {namespace!r}",)
+        peek = spec.sneak_peek
+        if peek is None or pool.rules.granting_prefix(namespace, peek.uri) is not None:
+            return ()
+        granted = ", ".join(pool.rules.prefixes_of(namespace)) or "none"
+        return (
+            f"spec.sneakPeek.uri: namespace {namespace!r} may not have it read in pool "
+            f"{application.pool!r} (granted: {granted}), was {peek.uri!r}; its operator may grant "
+            "a prefix in the pool's annotation pilotlight.io/storage-prefixes",
+        )
+
+    async def _write_status(
+        self, application: ApplicationObject, registry: PoolRegistry | None, problems: Sequence[str]
+    ) -> None:
+        state = None if registry is None else registry.state
+        now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        status = application_status(application, state, problems, now)
+        if status == application.status:
+            return
+        try:
+            await self._api.write_application_status(application, status)
+        except Gone:
+            return  # its removal is on the way
+        STATUS_WRITES.inc()
+
+    async def _delete_orphans(self, pool: str, registry: PoolRegistry) -> None:
+        orphans = [
+            name
+            for name, spec in registry.state.applications.items()
+            if spec.owner and not self._is_declared(spec.owner, pool)
+        ]
+        if orphans:
+            await registry.client.delete_applications(orphans)
+            logger.info("applications deleted", extra={"applications": list(map(str, orphans))})
+
+    def _is_declared(self, uid: str, pool: str) -> bool:
+        return any(
+            each.uid == uid and each.pool == pool and not each.is_deleted
+            for each in self._objects.applications.values()
+        )
+
+
+def application_status(
+    application: ApplicationObject, state: ClusterState | None, problems: Sequence[str], now: str
+) -> dict[str, Any]:
+    """`state` None: the pool is unknown; `problems`: why the application is not served.
+
+    The times of unchanged conditions stay. `now`: RFC 3339.
+    """
+    if problems:
+        return _status(application, [], _ready("False", "Invalid", "; ".join(problems)), now)
+    if state is None or application.spec is None:
+        text = f"there is no pool {application.pool!r}"
+        return _status(application, [], _ready("False", "NoPool", text), now)
+    found = named_variants(application.spec, state)
+    variants = [
+        {"name": spec.name.name, "usable": problem is None, "message": problem or ""}
+        for spec, problem in found
+    ]
+    usable = [each["name"] for each in variants if each["usable"]]
+    left_out = [f"{each['name']}: {each['message']}" for each in variants if not each["usable"]]
+    if usable:
+        text = "; ".join([f"variants: {', '.join(map(str, usable))}", *left_out])
+        condition = _ready("True", "VariantsUsable", text)
+    elif left_out:
+        condition = _ready("False", "NoUsableVariant", "; ".join(left_out))
+    else:
+        condition = _ready(
+            "False", "NoVariants",
+            "no InferenceService of the namespace has the annotation "
+            f"pilotlight.io/application: {application.name.name}",
+        )  # fmt: skip
+    return _status(application, variants, condition, now)
+
+
+def _ready(status: str, reason: str, message: str) -> dict[str, str]:
+    return {"type": "Ready", "status": status, "reason": reason, "message": message}
+
+
+def _status(
+    application: ApplicationObject, variants: Sequence[Mapping[str, Any]],
+    condition: dict[str, str], now: str,
+) -> dict[str, Any]:  # fmt: skip
+    conditions: Sequence[Mapping[str, str]] = application.status.get("conditions") or ()
+    before = next((each for each in conditions if each["type"] == "Ready"), condition)
+    is_same = before["status"] == condition["status"]
+    changed = before.get("lastTransitionTime", now) if is_same else now
+    return {
+        "observedGeneration": application.generation,
+        "conditions": [{**condition, "lastTransitionTime": changed}],
+        "variants": list(variants),
+    }

@@ -1,1 +1,0 @@
-"""InferenceApplications of the cluster in the registries, and their status."""

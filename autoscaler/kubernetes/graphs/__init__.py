@@ -1,1 +1,0 @@
-"""InferenceGraphs of the cluster as workflows in the registries of their pools."""

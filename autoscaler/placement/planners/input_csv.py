@@ -1,0 +1,91 @@
+"""Reads profiles and rates from CSV. Columns and units: docs/placement.md."""
+
+from __future__ import annotations
+
+import csv
+from collections import defaultdict
+from typing import TYPE_CHECKING, Final
+
+from autoscaler.placement.planners.problem import (
+    WHOLE_PCT,
+    BatchPoint,
+    InvalidPlacementInput,
+    ModelProfile,
+    Workload,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+PROFILE_COLUMNS: Final = ("model", "batch_size", "latency_s", "memory_pct")
+_COMPUTE: Final = (
+    "achieved_occupancy_pct", "wavg_achieved_occupancy_pct", "wavg_sm_utilization_pct",
+)  # fmt: skip
+_OPTIONAL: Final = ("throughput_rps", *_COMPUTE)
+_UNCERTAIN: Final = "uncertain"
+RATE_COLUMNS: Final = ("model", "rps", "slo_ms")
+
+
+def read_profiles(lines: Iterable[str], *, kind: str, file: str) -> tuple[ModelProfile, ...]:
+    """The profiles of a file by model, all on one kind; raises InvalidPlacementInput.
+
+    A column `accelerator`, if there is one, names the kind instead.
+    """
+    reader = csv.DictReader(lines)
+    if missing := [name for name in PROFILE_COLUMNS if name not in (reader.fieldnames or ())]:
+        raise InvalidPlacementInput([
+            f"{file}: must have the columns {', '.join(missing)}; beside"
+            f" {', '.join(PROFILE_COLUMNS)} it may have {', '.join(_OPTIONAL)}, accelerator and"
+            " quality (docs/placement.md)"
+        ])  # fmt: skip
+    points: defaultdict[tuple[str, str], list[BatchPoint]] = defaultdict(list)
+    problems: list[str] = []
+    for row in reader:
+        if row.get("quality") == _UNCERTAIN:
+            continue
+        try:
+            points[row["model"], row.get("accelerator") or kind].append(_point(row))
+        except (TypeError, ValueError, ZeroDivisionError):
+            named = [name for name in (*PROFILE_COLUMNS, *_OPTIONAL) if name in row]
+            shown = ", ".join(f"{name}={row[name]!r}" for name in named)
+            problems.append(f"{file}:{reader.line_num}: must hold numbers, was {shown}")
+    if problems:
+        raise InvalidPlacementInput(problems)
+    return tuple(
+        ModelProfile(model, where, tuple(sorted(rows, key=lambda each: each.batch_size)))
+        for (model, where), rows in sorted(points.items())
+    )
+
+
+def _point(row: dict[str, str]) -> BatchPoint:
+    batch_size, latency_s = int(row["batch_size"]), float(row["latency_s"])
+    throughput_rps = row["throughput_rps"] if "throughput_rps" in row else batch_size / latency_s
+    compute = (float(row.get(name, WHOLE_PCT)) for name in _COMPUTE)
+    return BatchPoint(
+        batch_size, latency_s, float(throughput_rps), float(row["memory_pct"]), *compute
+    )
+
+
+def read_workloads(lines: Iterable[str], *, file: str) -> list[Workload]:
+    """The workloads in the order of the file; raises InvalidPlacementInput with all mistakes."""
+    reader = csv.DictReader(lines)
+    if missing := [name for name in RATE_COLUMNS if name not in (reader.fieldnames or ())]:
+        raise InvalidPlacementInput([f"{file}: must have the columns {', '.join(missing)}"])
+    workloads, problems = [], []
+    for row in reader:
+        try:
+            largest = row.get("max_batch_size")
+            workloads.append(
+                Workload(
+                    row["model"].strip(),
+                    float(row["rps"]),
+                    float(row["slo_ms"]) / 1000,
+                    int(largest) if largest else None,
+                )
+            )
+        except (AttributeError, TypeError, ValueError):
+            shown = ", ".join(f"{name}={row[name]!r}" for name in RATE_COLUMNS)
+            problems.append(f"{file}:{reader.line_num}: must hold numbers, was {shown}")
+    if problems:
+        raise InvalidPlacementInput(problems)
+    return workloads

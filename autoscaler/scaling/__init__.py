@@ -1,1 +1,0 @@
-"""The number of pods of a pool, and checks of limits. All pure."""

@@ -1,0 +1,268 @@
+"""Tells the gRPC server what a call's `:authority` is: grpcio keeps it to itself.
+
+Clients connect here; each connection is passed on to the server's Unix socket as it is, but for a
+further header at the end of every request's headers. Bodies are neither read nor kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import tempfile
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, cast
+
+from hpack import Decoder
+from hpack.exceptions import HPACKError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+logger = logging.getLogger(__name__)
+
+AUTHORITY_HEADER: Final = b"x-pilotlight-authority"
+_PREFACE_BYTES: Final = 24
+_FRAME_HEAD_BYTES: Final = 9
+_HEADERS: Final = 1
+_CONTINUATION: Final = 9
+_END_HEADERS: Final = 0x4
+_PADDED: Final = 0x8
+_HAS_PRIORITY: Final = 0x20
+_MAX_BLOCK_BYTES: Final = 128 * 1024
+"""Of one request's headers, in all frames."""
+_MAX_AUTHORITY_BYTES: Final = 255
+AUTHORITY: Final = b":authority"
+_MAX_TABLE_BYTES: Final = 65_536
+"""The server announces less; a larger table is an error of the client's."""
+_MAX_HEADER_BYTES: Final = 1024 * 1024
+"""Of a block's headers, unpacked."""
+
+
+class InvalidBlock(ValueError):
+    """A header block that HPACK does not allow."""
+
+
+class AuthorityDecoder:
+    """Finds `:authority` in HTTP/2's compressed headers (HPACK, RFC 7541).
+
+    It belongs to one connection and must see all its header blocks: later ones refer to earlier.
+    """
+
+    def __init__(self) -> None:
+        self._decoder = Decoder(max_header_list_size=_MAX_HEADER_BYTES)
+        self._decoder.max_allowed_table_size = _MAX_TABLE_BYTES
+
+    def read(self, block: bytes) -> bytes:
+        """The authority of a block; empty: it has none. Raises InvalidBlock."""
+        try:
+            headers = self._decoder.decode(block, raw=True)
+        except HPACKError as error:
+            raise InvalidBlock(str(error)) from error
+        return next((bytes(value) for name, value in headers if name == AUTHORITY), b"")
+
+
+def literal(name: bytes, value: bytes) -> bytes:
+    """A header of a block that is not kept in tables, with texts of up to 255 bytes."""
+    return b"\x00" + b"".join(_length(len(text)) + text for text in (name, value))
+
+
+def _length(length: int) -> bytes:
+    """Of a text without the Huffman code."""
+    if length < 0x7F:
+        return bytes((length,))
+    rest = length - 0x7F
+    return bytes((0x7F, rest)) if rest < 0x80 else bytes((0x7F, rest & 0x7F | 0x80, rest >> 7))
+
+
+class RequestFrames:
+    """The bytes of one client's connection, with the header added."""
+
+    def __init__(self) -> None:
+        self._decoder = AuthorityDecoder()
+        self._passed = _PREFACE_BYTES
+        """Bytes that are no frame of headers."""
+        self._begun = b""
+        """A frame's head, or a frame of headers, that is not complete."""
+        self._block = b""
+
+    def feed(self, data: bytes) -> bytes:
+        """What the server gets for these bytes. Raises InvalidBlock."""
+        if self._begun:
+            data, self._begun = self._begun + data, b""
+        parts: list[bytes] = []
+        start = at = 0
+        end = len(data)
+        while at < end:
+            if self._passed:
+                step = min(self._passed, end - at)
+                self._passed -= step
+                at += step
+                continue
+            size = _FRAME_HEAD_BYTES
+            if end - at >= size:
+                size += int.from_bytes(data[at : at + 3], "big")
+                if data[at + 3] not in (_HEADERS, _CONTINUATION):
+                    self._passed = size
+                    continue
+                if size > _MAX_BLOCK_BYTES:
+                    raise InvalidBlock(f"a frame of headers has {size} bytes")
+            if end - at < size:
+                self._begun = data[at:]
+                parts.append(data[start:at])
+                return b"".join(parts)
+            frame = data[at : at + size]
+            at += size
+            if added := self._added(frame):
+                parts += (data[start : at - size], added)
+                start = at
+        parts.append(data[start:])
+        return b"".join(parts) if len(parts) > 1 else parts[0]
+
+    def _added(self, frame: bytes) -> bytes:
+        """The last frame of a request's headers, and one with the header; empty: not the last."""
+        self._block += _fragment(frame)
+        if len(self._block) > _MAX_BLOCK_BYTES:
+            raise InvalidBlock(f"a request's headers have {len(self._block)} bytes or more")
+        if not frame[4] & _END_HEADERS:
+            return b""
+        block, self._block = self._block, b""
+        header = literal(AUTHORITY_HEADER, self._decoder.read(block)[:_MAX_AUTHORITY_BYTES])
+        head = len(header).to_bytes(3, "big") + bytes((_CONTINUATION, _END_HEADERS)) + frame[5:9]
+        return b"".join((frame[:4], bytes((frame[4] & ~_END_HEADERS,)), frame[5:], head, header))
+
+
+def _fragment(frame: bytes) -> bytes:
+    """The part of a header block in a frame (RFC 9113, section 6.2)."""
+    content = frame[_FRAME_HEAD_BYTES:]
+    if frame[3] == _CONTINUATION:
+        return content
+    padding = 0
+    if frame[4] & _PADDED:
+        padding, content = (content[0], content[1:]) if content else (1, b"")
+    if frame[4] & _HAS_PRIORITY:
+        content = content[5:]
+    if padding > len(content):
+        raise InvalidBlock("a frame is shorter than its padding")
+    return content[: len(content) - padding]
+
+
+class _Side(asyncio.Protocol):
+    """One of the two connections; what it receives is written to the other."""
+
+    def __init__(self) -> None:
+        self.transport: asyncio.Transport | None = None
+        self.other: _Side | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        if self.other is not None and self.other.transport is not None:
+            self.other.transport.write(data)
+
+    def pause_writing(self) -> None:
+        if self.other is not None and self.other.transport is not None:
+            self.other.transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        if self.other is not None and self.other.transport is not None:
+            self.other.transport.resume_reading()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self.other is not None and self.other.transport is not None:
+            self.other.transport.close()
+        self.other = None
+
+
+class _Client(_Side):
+    def __init__(self, relay: _Relay) -> None:
+        super().__init__()
+        self._relay = relay
+        self._frames = RequestFrames()
+        self.is_gone = False
+        self._early: list[bytes] = []
+        """Received before the server's connection: uvloop begins to read nevertheless."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        assert self.transport is not None
+        self.transport.pause_reading()
+        self._relay.connect(self)
+
+    def data_received(self, data: bytes) -> None:
+        if self.other is None:
+            self._early.append(data)
+            return
+        try:
+            super().data_received(self._frames.feed(data))
+        except InvalidBlock as error:
+            logger.debug("not HTTP/2", extra={"error": str(error)})
+            assert self.transport is not None
+            self.transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.is_gone = True
+        super().connection_lost(exc)
+
+    def join(self, server: _Server) -> None:
+        self.other = server
+        early, self._early = self._early, []
+        for data in early:
+            self.data_received(data)
+        if self.transport is not None and not self.transport.is_closing():
+            self.transport.resume_reading()
+
+
+class _Server(_Side):
+    def __init__(self, client: _Client) -> None:
+        super().__init__()
+        self.other = self._client = client
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The server speaks first: the client is known before."""
+        super().connection_made(transport)
+        if self._client.is_gone:
+            transport.close()
+        else:
+            self._client.join(self)
+
+
+class _Relay:
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._loop = asyncio.get_running_loop()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def connect(self, client: _Client) -> None:
+        task = self._loop.create_task(self._connect(client))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _connect(self, client: _Client) -> None:
+        assert client.transport is not None
+        try:
+            await self._loop.create_unix_connection(lambda: _Server(client), self._path)
+        except OSError:
+            logger.warning("the gRPC server takes no connection", exc_info=True)
+            client.transport.abort()
+
+
+@asynccontextmanager
+async def relaying(host: str, port: int) -> AsyncIterator[str]:
+    """Listen for clients; the Unix socket at which the server is to listen.
+
+    Raises OSError if the port is taken.
+    """
+    with tempfile.TemporaryDirectory(prefix="pilotlight-grpc-") as folder:
+        path = str(Path(folder) / "server")
+        relay = _Relay(path)
+        loop = asyncio.get_running_loop()
+        try:
+            listener = await loop.create_server(lambda: _Client(relay), host, port)
+        except OSError as error:
+            raise OSError(f"gRPC port {port} of {host}: {error}") from error
+        try:
+            yield path
+        finally:
+            listener.close()

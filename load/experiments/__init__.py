@@ -1,1 +1,0 @@
-"""Experiments behind `docs/experiments/`: a room per family, all listed in `experiments`."""

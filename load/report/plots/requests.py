@@ -1,0 +1,236 @@
+"""Requests over time and by model, completion times and deadline misses.
+
+After Blinowski et al. 2024, figures 5.2 to 5.5.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from load.report.style import (
+    COLOURS,
+    LINES,
+    MARKERS,
+    LeftOut,
+    Plot,
+    count_ticks,
+    labels,
+    legend_below,
+    log_ticks,
+    not_shown_note,
+    one_axes,
+    shortened,
+)
+from load.report.times import (
+    axis_unit,
+    bin_counts,
+    bin_edges,
+    bin_length_s,
+    bin_name,
+    format_duration,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from load.report.run import Floats, Run
+
+_MAX_MODELS: Final = 15
+_OTHERS: Final = "all others"
+
+
+def arrivals(runs: Sequence[Run]) -> Plot:
+    """Requests per bin over time; runs with equal arrivals are drawn once."""
+    duration_s = max(run.offered_s for run in runs)
+    length_s = bin_length_s(duration_s)
+    bins = max(1, math.ceil(duration_s / length_s))
+    unit_s, unit = axis_unit(duration_s)
+    series = [(run, bin_counts(run.scheduled_s, length_s, bins)) for run in runs]
+    peak = max(float(values.max()) for _, values in series)
+    same = all(np.array_equal(series[0][1], values) for _, values in series)
+    each, run_labels = bin_name(length_s), labels([run.name for run in runs])
+    figure, axes = one_axes(
+        f"Up to {peak:,.0f} {'request arrives' if peak == 1 else 'requests arrive'} per {each}",
+        f"Time since start ({unit})", f"Requests per {each}",
+    )  # fmt: skip
+    for index, (run, values) in enumerate(series[:1] if same else series):
+        label = "all runs" if same and len(runs) > 1 else run_labels[run.name]
+        axes.stairs(
+            values, bin_edges(length_s, bins, unit_s), label=label, color=COLOURS[index],
+            linestyle=LINES[index], linewidth=1.6, fill=False, baseline=None,
+        )  # fmt: skip
+    axes.set_ylim(bottom=0)
+    count_ticks(axes.yaxis)
+    axes.set_xlim(0, max(duration_s, length_s) / unit_s)
+    legend_below(axes)
+    caption = (
+        "Arrivals in the trace, whether they were sent in time or not "
+        "(Blinowski et al. 2024, figure 5.2)."
+    )
+    return Plot("arrivals", "Arrivals", caption, figure)
+
+
+def workload(runs: Sequence[Run]) -> Plot:
+    """Requests per model; the rarest are combined."""
+    totals: dict[str, int] = {}
+    for run in runs:
+        for name, count in run.model.counts().items():
+            totals[name] = totals.get(name, 0) + count
+    ranked = sorted(totals, key=lambda name: (-totals[name], name))
+    shown = ranked[:_MAX_MODELS]
+    has_others = len(ranked) > len(shown)
+    rows = [*shown, *([_OTHERS] if has_others else [])]
+    share = totals[ranked[0]] / sum(totals.values())
+    figure, axes = one_axes(
+        f"{shortened(ranked[0])} gets {share:.0%} of the requests; there are {len(ranked)} models"
+        if len(ranked) > 1 else f"All requests go to {shortened(ranked[0])}",
+        "Requests", "", height_in=1.2 + 0.32 * len(rows),
+    )  # fmt: skip
+    run_labels = labels([run.name for run in runs])
+    named = {run.name: _row_counts(run, shown, has_others) for run in runs}
+    same = len({tuple(values) for values in named.values()}) == 1
+    for index, (name, values) in enumerate(list(named.items())[:1] if same else named.items()):
+        label = "all runs" if same and len(runs) > 1 else run_labels[name]
+        axes.plot(values, np.arange(len(rows)) + _shift(index, 1 if same else len(runs)),
+                  MARKERS[index], color=COLOURS[index], label=label)  # fmt: skip
+    axes.set_yticks(np.arange(len(rows)), [*labels(shown).values(), *rows[len(shown) :]])
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.set_xlim(left=0)
+    count_ticks(axes.xaxis)
+    legend_below(axes)
+    others = f"; {_OTHERS}: {len(ranked) - len(shown)} models" if has_others else ""
+    caption = f"Requests of each model (Blinowski et al. 2024, figure 5.3){others}."
+    return Plot("workload", "Workload by model", caption, figure)
+
+
+def _row_counts(run: Run, shown: Sequence[str], has_others: bool) -> list[int]:
+    counts = run.model.counts()
+    values = [counts.get(name, 0) for name in shown]
+    return [*values, run.requests - sum(values)] if has_others else values
+
+
+def _shift(index: int, series: int) -> float:
+    """Offset within a row, so that equal counts do not overlap."""
+    return 0.5 * ((index + 0.5) / series - 0.5)
+
+
+_POINTS: Final = 1500
+_MIN_S: Final = 1e-4
+
+
+def completion_times(runs: Sequence[Run]) -> Plot | LeftOut:
+    """Share of all requests answered within a time, on a logarithmic axis."""
+    heading = "Completion times"
+    curves = [(run, np.sort(run.latency_s[run.is_ok])) for run in runs]
+    if not any(len(values) for _, values in curves):
+        return LeftOut(heading, "no request was answered")
+    run_labels = labels([run.name for run in runs])
+    medians = {
+        run_labels[run.name]: float(np.median(values)) for run, values in curves if len(values)
+    }
+    figure, axes = one_axes(
+        _median_title(medians), "Time from scheduled arrival to last byte (s)",
+        "Share of all requests",
+    )  # fmt: skip
+    for index, (run, values) in enumerate(curves):
+        at, share = _curve(values, run.requests)
+        failed = 1 - len(values) / run.requests
+        label = run_labels[run.name] + (f" ({failed:.1%} not answered)" if failed else "")
+        axes.step(at, share, where="post", label=label, color=COLOURS[index],
+                  linestyle=LINES[index], linewidth=1.8)  # fmt: skip
+    axes.set_xscale("log")
+    log_ticks(axes.xaxis)
+    axes.set_ylim(0, 1.02)
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+    legend_below(axes)
+    caption = (
+        "Cumulative distribution of completion times, counted from the scheduled time, so that "
+        "late sends count. A curve that ends below 100 % leaves out failed requests "
+        "(Blinowski et al. 2024, figure 5.4)."
+    )
+    return Plot("completion_times", heading, caption, figure)
+
+
+def _median_title(medians: dict[str, float]) -> str:
+    fastest = min(medians, key=lambda name: (medians[name], name))
+    slowest = max(medians, key=lambda name: (medians[name], name))
+    if len(medians) == 1:
+        return f"Half of the answered requests take {format_duration(medians[fastest])} or less"
+    return (
+        f"The median lies between {format_duration(medians[fastest])} ({fastest}) and "
+        f"{format_duration(medians[slowest])} ({slowest})"
+    )
+
+
+def _curve(values: Floats, requests: int) -> tuple[Floats, Floats]:
+    """At most 1,500 points of a distribution, denser where it is nearly complete."""
+    if not len(values):
+        return values, values
+    ranks = np.arange(1, len(values) + 1)
+    if len(values) > _POINTS:
+        even = np.linspace(1, len(values), _POINTS // 2)
+        tail = len(values) + 1 - np.geomspace(1, len(values), _POINTS // 2)
+        ranks = np.unique(np.concatenate((even, tail)).astype(np.int64))
+    at = np.maximum(values[ranks - 1], _MIN_S)
+    return np.concatenate((at[:1], at)), np.concatenate(([0.0], ranks / requests))
+
+
+def deadline_misses(runs: Sequence[Run]) -> Plot | LeftOut:
+    """All arrivals, and the requests that missed their deadline, per minute."""
+    heading = "Deadline misses"
+    if not any(run.has_deadline.any() for run in runs):
+        return LeftOut(heading, "no request has a deadline")
+    duration_s = max(run.offered_s for run in runs)
+    length_s = bin_length_s(duration_s, minutes=True)
+    bins = max(1, math.ceil(duration_s / length_s))
+    unit_s, unit = axis_unit(duration_s)
+    at, each = bin_edges(length_s, bins, unit_s), bin_name(length_s)
+    run_labels = labels([run.name for run in runs])
+    shown = [run for run in runs if run.has_deadline.any()]
+    shares = {
+        run_labels[run.name]: float(run.is_missed.sum() / run.has_deadline.sum()) for run in shown
+    }
+    figure, axes = one_axes(
+        _miss_title(shares), f"Time of arrival since start ({unit})", f"Requests per {each}"
+    )
+    longest = max(runs, key=lambda run: run.requests)
+    arrived = bin_counts(longest.scheduled_s, length_s, bins)
+    same = all(np.array_equal(arrived, bin_counts(run.scheduled_s, length_s, bins)) for run in runs)
+    axes.stairs(
+        arrived, at, fill=True, color="#e4e4e4",
+        label="all arrivals" if same else f"all arrivals of {run_labels[longest.name]}",
+    )  # fmt: skip
+    for index, run in enumerate(runs):
+        if not run.has_deadline.any():
+            continue
+        missed = bin_counts(run.scheduled_s, length_s, bins, run.is_missed)
+        axes.stairs(
+            missed, at, label=f"{run_labels[run.name]}: {run.is_missed.sum():,} missed",
+            color=COLOURS[index], linestyle=LINES[index], linewidth=1.8, baseline=None,
+        )  # fmt: skip
+    axes.set_ylim(bottom=0)
+    count_ticks(axes.yaxis)
+    axes.set_xlim(0, max(duration_s, length_s) / unit_s)
+    legend_below(axes)
+    caption = (
+        f"Requests per {each} of arrival that were not answered by their deadline, including "
+        "failed ones, in front of all arrivals (Blinowski et al. 2024, figure 5.5)."
+        f"{not_shown_note(run_labels, shown)}"
+    )
+    return Plot("deadline_misses", heading, caption, figure)
+
+
+def _miss_title(shares: dict[str, float]) -> str:
+    best = min(shares, key=lambda name: (shares[name], name))
+    worst = max(shares, key=lambda name: (shares[name], name))
+    if not shares[worst]:
+        return "Every deadline is met"
+    if len(shares) == 1 or shares[best] == shares[worst]:
+        return f"{shares[best]:.2%} of the deadlines are missed"
+    return (
+        f"From {shares[best]:.2%} ({best}) to {shares[worst]:.2%} ({worst}) "
+        "of the deadlines are missed"
+    )

@@ -1,0 +1,181 @@
+"""The keys of a cluster file: their syntax, defaults, and what contradicts within an entry.
+
+Sizes, rates, durations and times by rows are texts; each parser raises ValueError, which says what
+is allowed.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from load.simulator.cluster.application_file import (
+    ApplicationSection,  # noqa: TC001 - pydantic resolves it
+)
+from registry.domain.pod import default_slots
+from registry.sizes import parse_duration_s, parse_rate, parse_size
+
+
+def _size(value: Any) -> int:
+    """Bytes, from text such as 250MB or 4Gi."""
+    return parse_size(str(value))
+
+
+def _rate(value: Any) -> float:
+    """Bytes per second, from text such as 100MB/s; infinity for `unlimited`."""
+    return parse_rate(str(value))
+
+
+def _duration(value: Any) -> float:
+    """Seconds, from text such as 20ms."""
+    try:
+        return parse_duration_s(str(value))
+    except ValueError as allowed:
+        raise ValueError(f"must be {allowed}") from None
+
+
+def _start(value: Any) -> float:
+    """Seconds; infinity for `never`."""
+    return inf if value == "never" else _duration(value)
+
+
+def _per_token(value: Any) -> Any:
+    """Time by rows; a single time holds for every number of rows, 0 means no time."""
+    if isinstance(value, dict):
+        return value
+    return {1: value} if _duration(value) else {}
+
+
+Size = Annotated[int, BeforeValidator(_size)]
+Rate = Annotated[float, BeforeValidator(_rate)]
+Duration = Annotated[float, BeforeValidator(_duration)]
+Start = Annotated[float, BeforeValidator(_start)]
+Times = dict[Annotated[int, Field(ge=1)], Annotated[Duration, Field(gt=0)]]
+PerToken = Annotated[Times, BeforeValidator(_per_token)]
+MAX_COUNT: Final = 100_000
+"""Maximum number of pods, and of models."""
+Count = Annotated[int, Field(ge=1, le=MAX_COUNT, strict=True)]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class PodsSection(Section):
+    count: Count = 1
+    slots: Annotated[int, Field(ge=1, le=10_000, strict=True)] = default_slots()
+    memory: Size = 16 * 10**9
+    speed: Annotated[float, Field(gt=0, le=1000)] = 1.0
+    device_rate: Rate = 12e9
+    start: Start = 0.0
+    kill: Duration | None = None
+    drain: Duration | None = None
+    gpu: Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,40}[a-z0-9])?$")] | None = None
+    share: Annotated[float, Field(gt=0, le=100)] | None = None
+    model: str | None = None
+    batch: Annotated[int, Field(ge=1, le=4096, strict=True)] | None = None
+
+    @model_validator(mode="after")
+    def _has_a_gpu(self) -> PodsSection:
+        if self.share is not None and self.gpu is None:
+            raise ValueError("share needs gpu, the GPU that it is a share of")
+        if self.batch is not None and self.model is None:
+            raise ValueError("batch needs model, the model that the pod serves")
+        return self
+
+    @model_validator(mode="after")
+    def _ends_after_it_starts(self) -> PodsSection:
+        for name, end_s in (("kill", self.kill), ("drain", self.drain)):
+            if end_s is not None and end_s <= self.start:
+                raise ValueError(f"{name} must be later than start ({self.start:g} s)")
+        return self
+
+
+class NodesSection(Section):
+    name: Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,40}[a-z0-9])?$")]
+    count: Count = 1
+    object_storage_rate: Rate = 1e9
+    disk_rate: Rate = 2e9
+    disk: Size | Literal["unlimited"] = "unlimited"
+    host_memory: Size = 0
+    gpus: list[str] = []
+    pods: Annotated[list[PodsSection], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _has_its_pods_gpus(self) -> NodesSection:
+        for name in sorted({each.gpu for each in self.pods if each.gpu is not None}):
+            if name not in self.gpus:
+                raise ValueError(f"gpus must name the pods' GPU {name!r}, were {self.gpus}")
+        return self
+
+
+class ModelsSection(Section):
+    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]*(/[a-z0-9][a-z0-9.-]*)?$")]
+    count: Count = 1
+    size: Annotated[Size, Field(gt=0)] = 250 * 10**6
+    memory: Annotated[Size, Field(gt=0)] | None = None
+    annotations: dict[str, str | int | float | bool] = {}
+    infer: Times = {1: 0.02}
+    sm_utilization: dict[Annotated[int, Field(ge=1)], Annotated[float, Field(ge=0, le=100)]] = {}
+    infer_per_token: PerToken = {}
+    generation: Literal["static", "continuous"] = "static"
+    preprocess: Duration = 0.001
+    postprocess: Duration = 0.001
+    assets: Duration = 0.1
+    load_fixed: Duration = 0.05
+    load: dict[Literal["host", "disk", "remote"], Duration] = {}
+    at: dict[str, Literal["device", "host", "disk"]] = {}
+    batching: bool = True
+    input: Literal["items", "tokens"] = "items"
+
+    @model_validator(mode="after")
+    def _has_times(self) -> ModelsSection:
+        if not self.infer:
+            raise ValueError(
+                "infer must give a time for at least one number of rows, such as {1: 20ms}"
+            )
+        if self.generation == "continuous" and not self.infer_per_token:
+            raise ValueError(
+                "generation: continuous needs infer_per_token, the time of an iteration, "
+                "such as {1: 15ms, 8: 20ms}"
+            )
+        if self.generation == "continuous" and not self.batching:
+            raise ValueError("generation: continuous batches requests: batching must be true")
+        return self
+
+
+class PairSection(Section):
+    model: str
+    beside: str
+    factor: Annotated[float, Field(ge=1, le=1000)]
+
+
+class NetworkSection(Section):
+    gateway_hop: Duration = 0.0002
+    pod_hop: Duration = 0.002
+
+
+class ClusterSection(Section):
+    nodes: Annotated[list[NodesSection], Field(min_length=1)]
+    models: Annotated[list[ModelsSection], Field(min_length=1)]
+    network: NetworkSection = NetworkSection()
+    eviction: Literal["lru", "greedy-dual"] = "greedy-dual"
+    heartbeat: Annotated[Duration, Field(gt=0)] = 1.0
+    interference: Literal["none", "overlap", "table", "igniter"] = "none"
+    pairs: list[PairSection] = []
+    igniter: dict[str, Any] = {}
+    applications: list[ApplicationSection] = []
+    jitter: Annotated[float, Field(ge=0, le=2)] = 0.0
+
+    @model_validator(mode="after")
+    def _uses_its_pairs(self) -> ClusterSection:
+        if bool(self.pairs) != (self.interference == "table"):
+            raise ValueError("interference: table needs pairs, and only it reads them")
+        if bool(self.igniter) != (self.interference == "igniter"):
+            raise ValueError(
+                "interference: igniter needs the mapping igniter, with hardware and models as in "
+                "iGniter's file of measurements, and only it reads it"
+            )
+        return self

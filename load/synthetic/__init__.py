@@ -1,1 +1,0 @@
-"""Seeded arrival processes: rate over time, burstiness and popularity of models."""

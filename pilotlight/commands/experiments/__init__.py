@@ -1,1 +1,0 @@
-"""`experiment`: run an experiment of the documentation, simulated and live."""

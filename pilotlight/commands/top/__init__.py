@@ -1,1 +1,0 @@
-"""The command `top`: the overview of the web console in a terminal."""

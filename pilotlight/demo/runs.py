@@ -1,0 +1,182 @@
+"""Results of Liu's workloads, simulated or live, as values, and what the demo expects of them.
+
+Seconds. Pure.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from load.stages import STAGES
+from pilotlight.demo.scenarios import (
+    FIXED_POLICIES,
+    LIU_REDUCTION_RATIO,
+    TWO_LOADS_RATIO,
+    MachineTimes,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from pilotlight.demo.scenarios import WinScenario
+
+
+@dataclass(frozen=True, slots=True)
+class TimedResponse:
+    """One successful request."""
+
+    latency_s: float
+    start: str
+    """`warm`, or the tier from which the request waited for the model."""
+    pod: str
+    predict_pod: str
+    reason: str
+    request_id: str
+    stages_s: Mapping[str, float]
+    body: Any
+
+    @property
+    def is_cold(self) -> bool:
+        return self.start != "warm"
+
+
+@dataclass(frozen=True, slots=True)
+class SimpleRun:
+    """Sequential requests under one policy, one seed."""
+
+    policy: str
+    seed: int
+    answers: tuple[TimedResponse, ...]
+
+    @property
+    def cold_starts(self) -> int:
+        """Requests that waited for a load."""
+        return sum(response.is_cold for response in self.answers)
+
+    @property
+    def total_s(self) -> float:
+        """The workload's end-to-end time."""
+        return math.fsum(response.latency_s for response in self.answers)
+
+
+@dataclass(frozen=True, slots=True)
+class WinRun:
+    """One workload of section 6.4 under one policy."""
+
+    scenario: WinScenario
+    policy: str
+    sleep_s: float
+    """In place of the thesis's 5 s."""
+    warming: TimedResponse | None
+    """Response to the request that warms a pod, if the workload has one."""
+    concurrent_s: float
+    """From sending the two concurrent requests to the later response."""
+    answers: tuple[TimedResponse, ...]
+    """Responses to the two concurrent requests."""
+
+    @property
+    def total_s(self) -> float:
+        """End-to-end time, as in the thesis's tables."""
+        return self.concurrent_s + (self.warming.latency_s if self.warming else 0.0)
+
+    @property
+    def responses(self) -> tuple[TimedResponse, ...]:
+        """All requests, of which the thesis's figures 6.4 to 6.6 show the mean."""
+        return (self.warming, *self.answers) if self.warming else self.answers
+
+
+def mean_s(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def percentile_s(values: Sequence[float], ratio: float) -> float:
+    """Nearest-rank percentile."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(ratio * len(ordered)) - 1)]
+
+
+def latencies_s(runs: Sequence[SimpleRun]) -> list[float]:
+    return [response.latency_s for run in runs for response in run.answers]
+
+
+def mean_stages_s(responses: Sequence[TimedResponse]) -> dict[str, float]:
+    return {
+        stage: mean_s([each.stages_s.get(stage, 0.0) for each in responses]) for stage in STAGES
+    }
+
+
+AUTO_TOLERANCE_RATIO = 0.05
+AUTO_TOLERANCE_S = 0.15
+"""Noise of a busy machine on a makespan of about a second; added to the 5 %."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """A property that the demo must show, and the measurement (`seen`)."""
+
+    text: str
+    is_met: bool
+    seen: str
+
+
+def check_simple(random: Sequence[SimpleRun], colocation: Sequence[SimpleRun]) -> list[Expectation]:
+    """Section 6.2: one cold start, and Liu's gain in mean latency or more."""
+    counts = [run.cold_starts for run in colocation]
+    before_s, after_s = mean_s(latencies_s(random)), mean_s(latencies_s(colocation))
+    gain = 1 - after_s / before_s
+    return [
+        Expectation(
+            "6.2: exactly one cold start under colocation",
+            all(count == 1 for count in counts),
+            f"{counts} against {[run.cold_starts for run in random]} under random",
+        ),
+        Expectation(
+            f"6.2: mean latency lower by Liu's {LIU_REDUCTION_RATIO:.1%} or more",
+            gain >= LIU_REDUCTION_RATIO,
+            f"{gain:.1%}: {before_s:.2f} s to {after_s:.2f} s",
+        ),
+    ]
+
+
+def observed_times(runs: Sequence[WinRun]) -> MachineTimes:
+    """Load and inference time of one request, from runs with two concurrent requests."""
+    answers = [answer for run in runs for answer in run.answers]
+    loads_s = [answer.stages_s.get("load", 0.0) for answer in answers if answer.is_cold]
+    infers_s = [answer.stages_s.get("infer", 0.0) for answer in answers]
+    return MachineTimes(
+        load_s=max(loads_s, default=0.0) / TWO_LOADS_RATIO, infer_s=percentile_s(infers_s, 0.5)
+    )
+
+
+def keep_faster(first: Sequence[WinRun], second: Sequence[WinRun]) -> list[WinRun]:
+    """The faster of two runs per policy, as a busy machine only adds time.
+
+    Returns the second runs if the two have different sleeps and cannot be compared.
+    """
+    if first[0].sleep_s != second[0].sleep_s:
+        return list(second)
+    return [min(pair, key=lambda run: run.concurrent_s) for pair in zip(first, second, strict=True)]
+
+
+def check_win(runs: Sequence[WinRun]) -> list[Expectation]:
+    """Section 6.4: the scenario's policy is the fastest fixed one, and `auto` is as fast."""
+    scenario = runs[0].scenario
+    by_policy = {run.policy: run.concurrent_s for run in runs}
+    fixed = {policy: by_policy[policy] for policy in FIXED_POLICIES}
+    best = min(fixed, key=lambda policy: (fixed[policy], policy))
+    limit_s = fixed[best] * (1 + AUTO_TOLERANCE_RATIO) + AUTO_TOLERANCE_S
+    return [
+        Expectation(
+            f"{scenario.section}: {scenario.winner} wins",
+            best == scenario.winner,
+            ", ".join(f"{policy} {seconds:.2f} s" for policy, seconds in fixed.items()),
+        ),
+        Expectation(
+            f"{scenario.section}: auto is with the winner "
+            f"(within {AUTO_TOLERANCE_RATIO:.0%} and {AUTO_TOLERANCE_S:g} s)",
+            by_policy["auto"] <= limit_s,
+            f"auto {by_policy['auto']:.2f} s, {best} {fixed[best]:.2f} s",
+        ),
+    ]

@@ -1,0 +1,53 @@
+"""Unpacks request bodies that clients send compressed (RFC 9110, section 8.4), within a bound."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Final
+
+ACCEPTED: Final = "gzip, deflate"
+"""For a response's `accept-encoding` (RFC 9110, section 12.5.3)."""
+CODINGS: Final = frozenset(("gzip", "x-gzip", "deflate"))
+_GZIP_OR_ZLIB: Final = 32 + zlib.MAX_WBITS
+
+
+class UnpackedTooLarge(ValueError):
+    """The body has more bytes than are allowed."""
+
+
+def coding_of(header: str | None) -> str:
+    """The coding that a `content-encoding` header names, in lower case; empty: none."""
+    coding = (header or "").strip().lower()
+    return "" if coding == "identity" else coding
+
+
+def unpack(body: bytes, coding: str, max_bytes: int, *, is_prefix: bool = False) -> bytes:
+    """The body, of one of `CODINGS`; of `is_prefix` as many bytes as there are. Blocks.
+
+    Raises ValueError for bytes of another form, UnpackedTooLarge over `max_bytes`.
+    """
+    wbits = _GZIP_OR_ZLIB
+    if coding == "deflate" and not _has_zlib_head(body):
+        wbits = -zlib.MAX_WBITS  # some clients send it without zlib's head and checksum
+    parts: list[bytes] = []
+    total = 0
+    while body:
+        unpacker = zlib.decompressobj(wbits)
+        try:
+            part = unpacker.decompress(body, max_bytes - total + 1)
+        except zlib.error as error:
+            raise ValueError(f"is not {coding}: {error}") from None
+        parts.append(part)
+        total += len(part)
+        if total > max_bytes and not is_prefix:
+            raise UnpackedTooLarge(f"has more than {max_bytes} bytes when it is unpacked")
+        if total > max_bytes or (is_prefix and not unpacker.eof):
+            break
+        if not unpacker.eof:
+            raise ValueError(f"is not {coding}: it ends early")
+        body = unpacker.unused_data  # a further member of gzip
+    return b"".join(parts)
+
+
+def _has_zlib_head(body: bytes) -> bool:
+    return len(body) >= 2 and body[0] & 0x0F == 8 and (body[0] << 8 | body[1]) % 31 == 0

@@ -1,1 +1,0 @@
-"""What requests and loads cost each other, for routing and loading alike; pure."""

@@ -1,0 +1,1 @@
+"""Experiments behind `research/docs/`: a room per family, all listed in `pyproject.toml`."""

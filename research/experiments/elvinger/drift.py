@@ -1,0 +1,176 @@
+"""The experiment placement-drift: one day of changing rates, planned anew when it pays.
+
+Rates: a day of Huawei's five regions (Joosen et al. 2025) as five models, scaled to the GPUs. Every
+twenty minutes `should_replan` and `should_adopt` decide as the live autoscaler does; beside it, a
+plan at every tick, and the first plan kept. Goodput is predicted by one model for all; nothing is
+simulated or measured.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from autoscaler.placement.planners.plan import accelerators_of
+from autoscaler.placement.planners.problem import PlanParams, Workload
+from autoscaler.placement.planners.replanning import (
+    Observation,
+    moves,
+    planned_for,
+    should_adopt,
+    should_replan,
+)
+from autoscaler.service.planning_process import PlanningJob, plan_and_compare, predicted_rps
+from load.trace_spec.trace_spec import open_trace
+from research.experiments.elvinger.cells import FILE, KIND, VISION, v100_profiles
+from research.experiments.harness.experiment import Experiment, Result, Table
+from research.experiments.harness.parallel_map import parallel_map
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from registry.domain.placement import PlacedReplica
+    from research.experiments.harness.experiment import Cell, Settings
+
+_TRACE_FILE: Final = "huawei_cold_starts_per_minute.csv.gz"
+_GPUS: Final = 4
+_SLO_S: Final = 0.2
+_TICK_S: Final = 1200.0
+_PEAK_RPS: Final = 3000.0
+"""All models together at the busiest tick."""
+_LOAD_S: Final = 5.0
+"""Time of a load, in which a GPU's models are slow: as `moving_cost` of the live autoscaler."""
+_PLANNER: Final = "predicted-goodput"
+_EVALUATIONS: Final = 500
+_DAYS: Final = ("as traced", "each region shifted")
+_WAYS: Final = ("when it pays", "every tick", "never")
+
+
+@dataclass(frozen=True, slots=True)
+class DriftTask:
+    way: str
+    rates_rps: tuple[tuple[float, ...], ...]
+    """By tick, then model."""
+    file: Path
+    models: tuple[str, ...] = VISION
+    gpus: int = _GPUS
+
+
+@dataclass(frozen=True, slots=True)
+class DriftRun:
+    way: str
+    goodput_rps: float
+    """Mean over the ticks, predicted."""
+    moves: int
+    plans: int
+
+
+def run_day(task: DriftTask) -> DriftRun:
+    """All ticks of a day."""
+    profiles, gpus = v100_profiles(task.file), tuple(accelerators_of(KIND, task.gpus))
+    current: tuple[PlacedReplica, ...] = ()
+    known, moved, plans, goodput = None, 0, 0, 0.0
+    for at, rates in enumerate(task.rates_rps):
+        loads = tuple(
+            Workload(model, rate, _SLO_S) for model, rate in zip(task.models, rates, strict=True)
+        )
+        job = PlanningJob(
+            _PLANNER, loads, gpus, profiles, current, PlanParams(max_evaluations=_EVALUATIONS)
+        )
+        # A tick of twenty minutes holds many checks: a rate that is off stays off.
+        is_due = known is None or task.way == "every tick"
+        if known is not None and task.way == "when it pays":
+            for check in range(2):
+                seen = Observation(at * _TICK_S + check, loads, gpus, {})
+                known, reason = should_replan(known, seen)
+                is_due = bool(reason)
+        if is_due:
+            plans += 1
+            result = plan_and_compare(job)
+            steps = moves(current, result.placement.replicas, gpus, profiles, {})
+            starts = [each for step in steps for each in step if each.starts is not None]
+            cost = _LOAD_S * sum(_rate_at(each.accelerator, current) for each in starts)
+            known = planned_for(loads, gpus)
+            if task.way == "every tick" or not current or should_adopt(result.gain_rps, cost):
+                moved += len(starts) if current else 0
+                current = result.placement.replicas
+        goodput += predicted_rps(
+            PlanningJob(_PLANNER, loads, gpus, profiles, (), job.params), current
+        )
+    return DriftRun(task.way, goodput / len(task.rates_rps), moved, plans)
+
+
+def _rate_at(accelerator: str, replicas: tuple[PlacedReplica, ...]) -> float:
+    return sum(each.rate_rps for each in replicas if each.accelerator == accelerator)
+
+
+def day_rates(data: Path, *, is_shifted: bool = False) -> tuple[tuple[float, ...], ...]:
+    """Requests per second of each model in each tick, scaled to the peak.
+
+    `is_shifted`: each region's day begins at another hour, evenly over the day, as if the regions
+    were around the world. Without it they rise and fall together, and the mix hardly changes.
+    """
+    trace = open_trace(f"huawei:'{data}'|slice=24h:48h", seed=1)
+    counts: dict[str, NDArray[np.int64]] = {}
+    ticks = int(86_400 / _TICK_S)
+    for batch in trace:
+        at = np.minimum(batch.column("at_s").to_numpy() // _TICK_S, ticks - 1).astype(int)
+        models = np.asarray(batch.column("model").to_pylist())
+        for model in np.unique(models):
+            found = np.bincount(at[models == model], minlength=ticks)
+            counts[model] = counts.get(model, np.zeros(ticks, dtype=np.int64)) + found
+    busiest = sorted(counts, key=lambda model: (-counts[model].sum(), model))[: len(VISION)]
+    rates = np.array([counts[model] for model in busiest], dtype=float).T
+    if is_shifted:
+        later = [at * ticks // len(busiest) for at in range(len(busiest))]
+        rates = np.column_stack(
+            [np.roll(column, by) for column, by in zip(rates.T, later, strict=True)]
+        )
+    rates *= _PEAK_RPS / rates.sum(axis=1).max()
+    return tuple(tuple(row.tolist()) for row in rates)
+
+
+def run(settings: Settings) -> Result:
+    """Two days in three ways, and an hour of constant rates."""
+    v100_profiles(settings.file(FILE))
+    file, trace = settings.required_file(FILE), settings.required_file(_TRACE_FILE)
+    days = [day_rates(trace, is_shifted=is_shifted) for is_shifted in (False, True)]
+    if settings.is_quick:
+        days = [rates[:12] for rates in days]
+    tasks = [DriftTask(way, rates, file) for rates in days for way in _WAYS]
+    constant = (tuple(np.mean(days[0], axis=0).tolist()),) * 12
+    tasks.append(DriftTask(_WAYS[0], constant, file))
+    *found, steady = parallel_map(run_day, tasks, settings, what="ways to plan")
+    rows: list[tuple[Cell, ...]] = []
+    for at, name in enumerate(_DAYS):
+        mine = found[at * len(_WAYS) : (at + 1) * len(_WAYS)]
+        every = next(each for each in mine if each.way == "every tick")
+        for each in mine:
+            ratio = round(100 * each.goodput_rps / every.goodput_rps, 1)
+            rows.append((name, each.way, round(each.goodput_rps, 1), ratio, each.moves, each.plans))
+    rows.append(
+        ("constant rates", steady.way, round(steady.goodput_rps, 1), None, steady.moves,
+         steady.plans)
+    )  # fmt: skip
+    table = Table(
+        f"{len(days[0])} ticks of twenty minutes on {_GPUS} V100, predicted",
+        ("day", "planned anew", "goodput, req/s", "of every tick, %", "copies moved", "plans"),
+        tuple(rows),
+    )
+    return Result((table,), _NOTES)
+
+
+_NOTES: Final = (
+    "goodput is predicted, by the model that the planner maximises; nothing is simulated or "
+    "measured. Rates are those of the tick itself: forecasts are left out",
+    f"rates: the five busiest of Huawei's regions on day 1 ({_TRACE_FILE}) as {', '.join(VISION)}, "
+    f"scaled to {_PEAK_RPS:g} req/s at the peak, {_SLO_S * 1000:g} ms. Shifted: the regions' days "
+    "begin evenly spread over 24 h, so that the mix changes; this is not in the trace",
+)
+EXPERIMENT: Final = Experiment(
+    "placement-drift", "a day of changing rates: goodput and moves by when plans are made", run
+)

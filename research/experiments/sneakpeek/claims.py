@@ -1,0 +1,82 @@
+"""Measures of estimates and of optimal plans, which no policy's score shows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gateway.selection.selection_policies import PLAIN, plan_window
+from gateway.selection.utility import accuracy_by_class_mix, class_probabilities, prior_weights
+from registry.domain.application import Prior, SelectionPolicy
+from research.experiments.sneakpeek.runs import applications_in
+from research.experiments.sneakpeek.workload import draw_window
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from research.experiments.sneakpeek.demo_data import DemoApplication
+    from research.experiments.sneakpeek.workload import Workload
+
+_REQUESTS_PER_APPLICATION = 4.0
+_UNBOUNDED = replace(PLAIN, max_partial_plans=10_000_000)
+"""Optimal plans, however long the search."""
+
+
+def estimation_error(
+    app: DemoApplication, k: int | None, prior: Prior, frequencies: Sequence[float]
+) -> float:
+    """Mean |estimated accuracy - recall for the true label| over variants and requests.
+
+    Requests have the application's class mix. `k` None: the profiled accuracy.
+    """
+    recall = np.array([each.recalls for each in app.variants])
+    true = recall.T[app.labels]
+    if k is None:
+        estimates = np.tile([each.accuracy for each in app.variants], (len(app.labels), 1))
+    else:
+        alpha = prior_weights(prior, len(app.mix), frequencies, _REQUESTS_PER_APPLICATION)
+        estimates = accuracy_by_class_mix(recall, class_probabilities(alpha, app.evidence[k]))
+    counts = np.bincount(app.labels, minlength=len(app.mix))
+    weights = np.array(app.mix)[app.labels] / counts[app.labels]
+    return float((np.abs(estimates - true).mean(axis=1) * weights).sum())
+
+
+@dataclass(frozen=True, slots=True)
+class OptimumTask:
+    folder: Path
+    load: Workload
+    seed: int
+    windows: int
+
+
+@dataclass(frozen=True, slots=True)
+class OptimumShares:
+    """Of optimal plans: each application together; of the rest, each class together."""
+
+    together: int
+    by_class: int
+    windows: int
+
+
+def optimum_shares(task: OptimumTask) -> OptimumShares:
+    apps = applications_in(task.folder)
+    together = by_class = 0
+    for at in range(task.windows):
+        drawn = draw_window(apps, task.load, np.random.default_rng((task.seed, at)))
+        plan = plan_window(SelectionPolicy.EXACT, drawn.window, _UNBOUNDED)
+        order = [drawn.truth[each.request] for each in plan.assignments]
+        if _is_together([each.application for each in order]):
+            together += 1
+        elif _is_together([(each.application, each.label) for each in order]):
+            by_class += 1
+    return OptimumShares(together, by_class, task.windows)
+
+
+def _is_together(kinds: Sequence[object]) -> bool:
+    """True if equal items are neighbours."""
+    runs = 1 + sum(left != right for left, right in pairwise(kinds))
+    return runs == len(set(kinds))

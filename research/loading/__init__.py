@@ -1,0 +1,1 @@
+"""Published loading policies, as plug-ins of the autoscaler."""

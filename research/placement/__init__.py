@@ -1,0 +1,1 @@
+"""Published planners of placements, as plug-ins of the autoscaler."""

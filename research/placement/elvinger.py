@@ -1,0 +1,51 @@
+"""Usher and the mixed-integer program of Elvinger 2024, each by three metrics of compute.
+
+`predicted-goodput` begins its search at Usher's plans, which is why that is the product's.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from autoscaler.placement.planners.catalogue import Planner
+from autoscaler.placement.planners.problem import Metric
+from autoscaler.placement.planners.usher import plan_usher
+from research.placement.milp import plan_milp
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from autoscaler.placement.planners.plan import Placement
+    from autoscaler.placement.planners.problem import (
+        AcceleratorView,
+        PlanParams,
+        Profiles,
+        Workload,
+    )
+    from registry.domain.placement import PlacedReplica
+
+    ByMetric: TypeAlias = Callable[
+        [Metric, Sequence[Workload], Sequence[AcceleratorView], Profiles, PlanParams], Placement
+    ]
+
+
+def _planner(plan: ByMetric, metric: Metric) -> Planner:
+    def planned(
+        workloads: Sequence[Workload],
+        accelerators: Sequence[AcceleratorView],
+        profiles: Profiles,
+        current: Sequence[PlacedReplica],
+        params: PlanParams,
+    ) -> Placement:
+        del current
+        return plan(metric, workloads, accelerators, profiles, params)
+
+    return Planner(planned, metric=metric)
+
+
+USHER: Final = _planner(plan_usher, Metric.ACHIEVED_OCCUPANCY)
+WAO_USHER: Final = _planner(plan_usher, Metric.MEAN_OCCUPANCY)
+WSM_USHER: Final = _planner(plan_usher, Metric.SM_UTILIZATION)
+AO_MILP: Final = _planner(plan_milp, Metric.ACHIEVED_OCCUPANCY)
+WAO_MILP: Final = _planner(plan_milp, Metric.MEAN_OCCUPANCY)
+WSM_MILP: Final = _planner(plan_milp, Metric.SM_UTILIZATION)

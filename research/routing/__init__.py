@@ -1,0 +1,1 @@
+"""Published routing policies, as plug-ins of the gateway."""

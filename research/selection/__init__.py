@@ -1,0 +1,1 @@
+"""Published selection policies, as plug-ins of the gateway."""

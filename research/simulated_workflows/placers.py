@@ -1,0 +1,268 @@
+"""How simulated runs' steps are placed, by the policies of the live scheduler."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from research.simulated_workflows.applications import GENERATORS
+from research.simulated_workflows.cluster import COSTS
+from research.simulated_workflows.constants import LINKS
+from research.simulated_workflows.predictors import PREDICTORS
+from workflows.prediction.rollout import InputPositions, predicted_steps
+from workflows.prediction.step_counts import END
+from workflows.scheduling.candidates import candidate_devices
+from workflows.scheduling.costs import scheduling_problem
+from workflows.scheduling.policies import step_policy
+from workflows.scheduling.problem import Placement, Step
+from workflows.scheduling.shared_batches import place_sharing_batches
+from workflows.scheduling.speculative import FEW_STATES, MAX_STATES, is_outdated, speculative
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from research.simulated_workflows.cluster import PlacedModels, SimulatedCluster
+    from research.simulated_workflows.predictors import NextStepPredictor
+    from research.simulated_workflows.simulated_run import SimulatedRun, SimulatedStep
+    from workflows.prediction.rollout import PredictedStep
+    from workflows.scheduling.problem import Schedule
+    from workflows.scheduling.shared_batches import MergedSteps
+
+
+class Placer(Protocol):
+    """Says where steps run. Steps with inputs and a device are sent by the simulation."""
+
+    def called(self, run: SimulatedRun, begun: int) -> None:
+        """The run has called its steps from position `begun` on."""
+        ...
+
+    def ready(self, run: SimulatedRun, step: SimulatedStep) -> bool:
+        """The step's inputs are computed: put it on a device; False: it waits for one."""
+        ...
+
+    def ended(self, run: SimulatedRun) -> None: ...
+
+
+class LonePlacer:
+    """Each step by itself when its inputs are there: greedy, or a plug-in."""
+
+    def __init__(
+        self, cluster: SimulatedCluster, policy: str, fixed: PlacedModels | None = None
+    ) -> None:
+        self._cluster = cluster
+        self._choose = step_policy(policy)
+        self._fixed = fixed
+        self._turn = 0
+
+    def called(self, run: SimulatedRun, begun: int) -> None:
+        pass
+
+    def ended(self, run: SimulatedRun) -> None:
+        pass
+
+    def ready(self, run: SimulatedRun, step: SimulatedStep) -> bool:
+        inputs = run.inputs_of(step)
+        steps = [Step(each.model) for each in inputs]
+        steps.append(Step(step.model, tuple(range(len(inputs)))))
+        placed = {number: Placement(each.device, 0.0, 0.0) for number, each in enumerate(inputs)}
+        devices: Sequence[int] = range(len(self._cluster.devices))
+        allowed = [devices] * len(inputs)
+        if self._fixed is not None:
+            devices = [at for at in devices if step.model in self._fixed[at]] or devices
+        problem = scheduling_problem(
+            steps, self._cluster.views([step.model]), COSTS, LINKS, placed=placed,
+            allowed=[*allowed, devices],
+        )  # fmt: skip
+        device = self._choose(problem, self._turn).placements[-1].device
+        self._turn = (device + 1) % len(problem.devices)
+        self._cluster.assign(step, device)
+        return True
+
+
+@dataclass(slots=True)
+class Schedulers:
+    """The processes that plan, each one plan at a time."""
+
+    seconds: float = 0.0
+    """Time of one plan; 0: plans take no time."""
+    free_s: list[float] = field(default_factory=lambda: [0.0])
+    """By scheduler, when it is done."""
+
+    def planned_s(self, scheduler: int, now_s: float) -> float:
+        """When a plan that a scheduler is asked for now is made."""
+        self.free_s[scheduler] = max(now_s, self.free_s[scheduler]) + self.seconds
+        return self.free_s[scheduler]
+
+
+class SpeculativePlacer:
+    """All known and predicted steps of a run together, with loads ahead."""
+
+    def __init__(
+        self, cluster: SimulatedCluster, predictor: str, *,
+        send: Callable[[SimulatedRun], None], schedulers: Schedulers,
+        is_filtered: bool = False, is_always_loading: bool = False,
+    ) -> None:  # fmt: skip
+        """`send` is called with runs whose steps have got devices after a plan's time."""
+        self._cluster = cluster
+        self._send = send
+        self._schedulers = schedulers
+        self._is_filtered = is_filtered
+        self._is_always_loading = is_always_loading
+        self._models: dict[str, NextStepPredictor] = {
+            name: PREDICTORS[predictor]() for name in GENERATORS
+        }
+        self._positions = {name: InputPositions() for name in GENERATORS}
+        self.foreseen = self.known = 0
+
+    def called(self, run: SimulatedRun, begun: int) -> None:
+        is_foreseen = begun > 0
+        for step in run.steps[begun:]:
+            is_foreseen &= self._observe(run, step)
+        now_s = self._cluster.events.now_s
+        if not is_outdated(is_foreseen, now_s - run.planned_s) or run.is_waiting_for_plan:
+            return
+        if self._schedulers.seconds == 0:
+            self._plan(run)
+            return
+        run.is_waiting_for_plan = True
+        planned_s = self._schedulers.planned_s(self._cluster.scheduler_of(run.number), now_s)
+        self._cluster.events.at(planned_s, self._plan_late, run)
+
+    def _plan_late(self, run: SimulatedRun) -> None:
+        run.is_waiting_for_plan = False
+        self._plan(run)
+        self._send(run)
+
+    def ready(self, run: SimulatedRun, step: SimulatedStep) -> bool:
+        return step.device >= 0 and not run.is_waiting_for_plan
+
+    def ended(self, run: SimulatedRun) -> None:
+        request = run.request
+        self._models[request.workflow].observe(
+            [each.model for each in run.steps], END, request.features, self._cluster.events.now_s
+        )
+        self._want(run, {})
+
+    def _observe(self, run: SimulatedRun, step: SimulatedStep) -> bool:
+        """Learn of a call; whether the plan foresaw it."""
+        number, request, now_s = step.number, run.request, self._cluster.events.now_s
+        call = request.calls[number]
+        names = [each.model for each in run.steps[:number]]
+        self.known += 1
+        run.ahead.pop(number, None)
+        self._models[request.workflow].observe(names, call.model, request.features, now_s)
+        self._positions[request.workflow].observe(names, call.model, call.inputs, now_s)
+        if number < len(run.plan) and run.plan[number][:2] == (call.model, call.inputs):
+            self.foreseen += 1
+            self._cluster.assign(step, run.plan[number][2])
+            return True
+        return False
+
+    def _plan(self, run: SimulatedRun) -> None:
+        request, now_s = run.request, self._cluster.events.now_s
+        run.planned_s = now_s
+        steps = [Step(step.model, request.calls[step.number].inputs) for step in run.steps]
+        predicted = predicted_steps(
+            [step.model for step in run.steps], self._models[request.workflow],
+            self._positions[request.workflow], features=request.features, now_s=now_s,
+        )  # fmt: skip
+        steps += [Step(each.model, each.inputs) for each in predicted]
+        schedule, devices = self._schedule(run, steps)
+        run.plan = [
+            (step.model, step.inputs, devices[at.device])
+            for step, at in zip(steps, schedule.placements, strict=True)
+        ]
+        for step in run.steps:
+            if step.ready_s is None:
+                self._cluster.assign(step, run.plan[step.number][2])
+        run.ahead = {
+            number: (devices[at.device], now_s + at.start_s)
+            for number, at in enumerate(schedule.placements)
+            if number >= len(run.steps)
+        }
+        self._load_ahead(run, predicted)
+
+    def _schedule(self, run: SimulatedRun, steps: Sequence[Step]) -> tuple[Schedule, list[int]]:
+        """A schedule, and the devices that its placements mean."""
+        cluster = self._cluster
+        models = {step.model for step in steps}
+        devices = cluster.planned_over(run.number)
+        queues = cluster.queues(run, devices)
+        sent = {
+            step.number: (step.device, self._ends_in_s(step) if step.end_s is None else 0.0)
+            for step in run.steps
+            if step.ready_s is not None
+        }
+        allowed = None
+        if self._is_filtered:
+            loaded = [cluster.devices[device].loaded for device in devices]
+            candidates = candidate_devices(
+                steps, free_s=[queue.free_s for queue in queues],
+                holders={
+                    model: [at for at, held in enumerate(loaded) if model in held]
+                    for model in models
+                },
+                outputs_at={devices.index(device) for device, _ in sent.values()},
+            )  # fmt: skip
+            used = sorted({at for each in candidates for at in each})
+            devices, queues = [devices[at] for at in used], [queues[at] for at in used]
+            position = {at: number for number, at in enumerate(used)}
+            allowed = [[position[at] for at in each] for each in candidates]
+        positions = {device: at for at, device in enumerate(devices)}
+        placed = {
+            number: Placement(positions[device], 0.0, end_s)
+            for number, (device, end_s) in sent.items()
+        }
+        views = cluster.views(models, only=devices, queues=queues)
+
+        def place(way: MergedSteps, fixed: Mapping[int, Placement]) -> Schedule:
+            problem = scheduling_problem(
+                way.steps, views, COSTS, LINKS, placed=fixed,
+                allowed=None if allowed is None else [allowed[at] for at in way.calls_of()],
+            )  # fmt: skip
+            return speculative(problem, FEW_STATES if self._is_filtered else MAX_STATES)
+
+        return place_sharing_batches(steps, placed, _max_batch, place), devices
+
+    def _ends_in_s(self, step: SimulatedStep) -> float:
+        device = self._cluster.devices[step.device]
+        left_s = device.batch_end_s - device.now_s
+        if step in device.running:
+            return left_s
+        wait_s = max(left_s, 0.0) if device.running else 0.0
+        return max(wait_s, device.load_s(step.model)) + COSTS[step.model].batch_s(1)
+
+    def _load_ahead(self, run: SimulatedRun, predicted: Sequence[PredictedStep]) -> None:
+        called = len(run.steps)
+        self._want(
+            run,
+            {
+                (device, model): None
+                for number, (model, _, device) in enumerate(run.plan)
+                if number >= called
+                and self._is_worth_loading(device, model, predicted[number - called].probability)
+            },
+        )
+
+    def _is_worth_loading(self, index: int, model: str, probability: float) -> bool:
+        """Whether a load saves more, as expected, than its evictions cost."""
+        device = self._cluster.devices[index]
+        expected_s = probability * device.load_s(model)
+        return self._is_always_loading or expected_s > device.harm_s(model)
+
+    def _want(self, run: SimulatedRun, ahead: dict[tuple[int, str], None]) -> None:
+        """Load these models ahead, and withdraw what this run wanted before."""
+        for device in self._cluster.devices:
+            for model in list(device.wanted):
+                if (device.index, model) not in ahead:
+                    device.wanted[model].discard(run.number)
+                    if not device.wanted[model]:
+                        del device.wanted[model]
+        for index, model in ahead:
+            device = self._cluster.devices[index]
+            device.wanted.setdefault(model, set()).add(run.number)
+            device.poke()
+
+
+def _max_batch(model: str) -> int:
+    return COSTS[model].max_batch

@@ -1,0 +1,255 @@
+"""Runs an application's requests on simulated devices, by the scheduling code of production."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from load.simulator.event_queue import EventQueue
+from research.simulated_workflows.applications import (
+    APPLICATIONS,
+    GENERATORS,
+    knowledge_card,
+    mean_work_s,
+    models_of,
+)
+from research.simulated_workflows.arrivals import arrivals
+from research.simulated_workflows.cluster import SimulatedCluster, transfer_s
+from research.simulated_workflows.constants import (
+    DEVICES,
+    HOST_BYTES_PER_S,
+    LOAD_SHARE,
+    MEMORY_BYTES,
+    MODELS,
+    WORD_IS_TRUE,
+)
+from research.simulated_workflows.placers import LonePlacer, Schedulers, SpeculativePlacer
+from research.simulated_workflows.simulated_run import SimulatedRun, SimulatedStep
+from workflows.scheduling.policies import SCHEDULING, SchedulingPolicy, stateful_policy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from pathlib import Path
+
+    from research.simulated_workflows.applications import Generators, WorkflowRequest
+    from research.simulated_workflows.cluster import PlacedModels
+    from research.simulated_workflows.devices import CountedDevice
+    from research.simulated_workflows.placers import Placer
+
+
+def policies_of_runs() -> tuple[str, ...]:
+    """All but `auto`: there is no gateway here."""
+    return tuple(each for each in SCHEDULING if each != SchedulingPolicy.AUTO)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkflowTask:
+    """One simulation."""
+
+    application: str
+    policy: str
+    """One of `policies_of_runs`."""
+    seed: int
+    devices: int
+    memory_bytes: float
+    rate_per_s: float
+    file: Path
+    minutes: int
+    predictor: str = "longest-context"
+    changes_at_s: float | None = None
+    """From then on GILL's requests are doubled and the others halved (figure 10)."""
+    planning_s: float = 0.0
+    """Time of a scheduler for one plan."""
+    schedulers: int = 1
+    is_grouped: bool = False
+    """Each scheduler plans over a group of the devices of its own."""
+    is_filtered: bool = False
+    """Plans weigh a few devices only, as the live scheduler's."""
+    is_always_loading: bool = False
+    """The paper's loads ahead: all that is predicted."""
+    host_bytes_per_s: float = HOST_BYTES_PER_S
+    word_is_true: float = WORD_IS_TRUE
+    """Share of KNOWLEDGECARD's prompts with a word that gives the card away."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkflowRunResult:
+    requests: int
+    mean_s: float
+    p95_s: float
+    loads: int
+    unused_loads: int
+    batch: float
+    """Mean batch size."""
+    predicted_share: float
+    """Of steps, foreseen with model and inputs; 0 for policies that foresee none."""
+    running_share: float
+    """Of the devices' time: running alone; loading alone; both at the same time."""
+    loading_share: float
+    both_share: float
+    before_s: float = 0.0
+    """Mean latency before the change of rates, and after it; 0 without one."""
+    after_s: float = 0.0
+
+
+class WorkflowSimulation:
+    """One task, in virtual time."""
+
+    def __init__(self, task: WorkflowTask) -> None:
+        self.task = task
+        self.events = EventQueue()
+        self.runs: list[SimulatedRun] = []
+        self.cluster = SimulatedCluster(
+            task.devices, task.memory_bytes, self.events, self.on_end, task.host_bytes_per_s,
+            schedulers=task.schedulers, is_grouped=task.is_grouped,
+        )  # fmt: skip
+        self.devices: Sequence[CountedDevice] = self.cluster.devices
+        self._placer = self._make_placer(task)
+
+    def _make_placer(self, task: WorkflowTask) -> Placer:
+        policy = stateful_policy(task.policy)
+        if policy is not None:
+            placer: Placer = policy.simulated(self)
+            return placer
+        self.cluster.fill(self.filled())
+        if task.policy == SchedulingPolicy.SPECULATIVE:
+            return SpeculativePlacer(
+                self.cluster, task.predictor, send=self.send,
+                schedulers=Schedulers(task.planning_s, [0.0] * task.schedulers),
+                is_filtered=task.is_filtered, is_always_loading=task.is_always_loading,
+            )  # fmt: skip
+        return LonePlacer(self.cluster, task.policy)
+
+    def filled(self) -> PlacedModels:
+        """Before the first request: as many models as fit, beginning with another on each device.
+
+        So no policy is compared by how it starts.
+        """
+        task = self.task
+        models, placement = models_of(task.application), []
+        for device in range(task.devices):
+            free, held = task.memory_bytes, list[str]()
+            first = device % len(models)
+            for model in [*models[first:], *models[:first]]:
+                if MODELS[model].size_bytes <= free:
+                    held.append(model)
+                    free -= MODELS[model].size_bytes
+            placement.append(frozenset(held))
+        return tuple(placement)
+
+    def run(
+        self, observe: Callable[[PlacedModels, float], object] | None = None
+    ) -> WorkflowRunResult:
+        """`observe`: told what the devices hold, and the time, after each event."""
+        task = self.task
+        rng = random.Random(task.seed)
+        cards = partial(knowledge_card, word_is_true=task.word_is_true)
+        generators: Generators = {**GENERATORS, "knowledge-card": cards}
+        for time_s, request in arrivals(
+            task.file, task.application, task.rate_per_s, rng, task.minutes,
+            changes_at_s=task.changes_at_s, generators=generators,
+        ):  # fmt: skip
+            self.events.at(time_s, self._arrive, request)
+        while self.events.run_some(1, until=lambda: False):
+            if observe is not None:
+                observe(self.cluster.loaded(), self.events.now_s)
+        return self._result()
+
+    # The course of a run
+
+    def _arrive(self, request: WorkflowRequest) -> None:
+        run = SimulatedRun(len(self.runs), request, self.events.now_s)
+        self.runs.append(run)
+        self.cluster.active[run.number] = run
+        self._go_on(run)
+
+    def _go_on(self, run: SimulatedRun) -> None:
+        """Make the calls that are known now, have them placed, and send those with inputs."""
+        calls, called = run.request.calls, len(run.steps)
+        while len(run.steps) < len(calls) and self._is_known(run, len(run.steps)):
+            number = len(run.steps)
+            run.steps.append(SimulatedStep(run.number, number, calls[number].model))
+        if len(run.steps) > called:
+            self._placer.called(run, called)
+        self.send(run)
+
+    def _is_known(self, run: SimulatedRun, number: int) -> bool:
+        after = run.request.calls[number].known_after
+        return all(run.steps[each].end_s is not None for each in after)
+
+    def send(self, run: SimulatedRun) -> None:
+        """Begin to move the inputs of steps to their devices, where all are computed."""
+        for step in run.steps:
+            inputs = run.inputs_of(step)
+            is_waiting = step.ready_s is None and all(each.end_s is not None for each in inputs)
+            if is_waiting and self._placer.ready(run, step):
+                moved_s = [(each.end_s or 0.0) + transfer_s(each, step.device) for each in inputs]
+                step.ready_s = max([self.events.now_s, *moved_s])
+                self.cluster.state.arrivals.record(step.model, self.events.now_s)
+                self.events.at(step.ready_s, self.devices[step.device].poke)
+
+    def on_end(self, step: SimulatedStep) -> None:
+        run = self.runs[step.run]
+        run.end_s = self.events.now_s
+        if run.is_over:
+            self._placer.ended(run)
+            del self.cluster.active[run.number]
+        else:
+            self._go_on(run)
+
+    def _result(self) -> WorkflowRunResult:
+        seconds = sorted(run.end_s - run.arrival_s for run in self.runs)
+        counts = [device.counts for device in self.devices]
+        total_s = self.events.now_s * len(self.devices)
+        placer = self._placer
+        foreseen = placer.foreseen if isinstance(placer, SpeculativePlacer) else 0
+        return WorkflowRunResult(
+            requests=len(seconds),
+            mean_s=sum(seconds) / len(seconds),
+            p95_s=seconds[int(0.95 * len(seconds))],
+            loads=sum(each.loads for each in counts),
+            unused_loads=sum(each.unused for each in counts),
+            batch=sum(each.steps for each in counts) / sum(each.batches for each in counts),
+            predicted_share=foreseen / sum(len(run.steps) for run in self.runs),
+            running_share=sum(each.running_s for each in counts) / total_s,
+            loading_share=sum(each.loading_s for each in counts) / total_s,
+            both_share=sum(each.both_s for each in counts) / total_s,
+            before_s=self._mean_s(is_after=False),
+            after_s=self._mean_s(is_after=True),
+        )
+
+    def _mean_s(self, *, is_after: bool) -> float:
+        changes_at_s = self.task.changes_at_s
+        if changes_at_s is None:
+            return 0.0
+        seconds = [
+            run.end_s - run.arrival_s
+            for run in self.runs
+            if (run.arrival_s >= changes_at_s) == is_after
+        ]
+        return sum(seconds) / max(1, len(seconds))
+
+
+def placement_tasks(
+    file: Path, seeds: Sequence[int], minutes: int, *,
+    applications: Iterable[str] = APPLICATIONS, policies: Sequence[str] = (),
+) -> list[WorkflowTask]:  # fmt: skip
+    """At a rate of half of what the devices can do with batches of one."""
+    tasks = []
+    for application in applications:
+        work_s = mean_work_s(application, random.Random(0))
+        rate_per_s = LOAD_SHARE * DEVICES / work_s
+        tasks += [
+            WorkflowTask(
+                application, policy, seed, DEVICES, MEMORY_BYTES[application],
+                rate_per_s, file, minutes,
+            )
+            for policy in policies or policies_of_runs() for seed in seeds
+        ]  # fmt: skip
+    return tasks
+
+
+def simulate_workflows(task: WorkflowTask) -> WorkflowRunResult:
+    return WorkflowSimulation(task).run()

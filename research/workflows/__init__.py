@@ -1,0 +1,1 @@
+"""Published policies of workflows, as plug-ins of their scheduler."""

@@ -1,1 +1,0 @@
-"""Front processes: HTTP, decoding, tokenising and encoding, before the pod's device process."""

@@ -1,0 +1,133 @@
+"""Guards of the placer: slots left to other tenants, and probes, a few of each model."""
+
+from __future__ import annotations
+
+from gateway.dispatch.pending_placement import PendingPlacement
+from gateway.dispatch.placement_guards import RECENT_S, RecentTenants, RequestProbes
+from gateway.routing.decision import LatencyEstimate, Reason, SendTo
+from gateway.routing.route_request import IncomingRequest, RoutingResult
+from registry.domain.cluster_changes import ChangeApplier
+from registry.domain.model import ModelName
+from registry.domain.probes import MAX_LOAD_PAUSE_S, MAX_PAUSE_S
+from registry.domain.reservation import LoadMode
+from tests.gateway.cluster_states import NOW_S, PodSketch, cluster, declare
+from tests.gateway.virtual_placer import VirtualPlacer
+
+NAME = ModelName("default", "m")
+
+
+def two_tenants(slots: int = 8) -> VirtualPlacer:
+    """A pod that is warm for `loud/m` and `quiet/m`."""
+    state = cluster(PodSketch("pod-a", slots=slots))
+    for namespace in ("loud", "quiet"):
+        spec = declare(state, namespace=namespace)
+        since_ms = int(NOW_S * 1000)
+        entry = ["at", spec.key, "pod-a", f"device|-|{since_ms}|100"]
+        ChangeApplier(state).apply(state.version + 1, [entry])
+    return VirtualPlacer(state)
+
+
+def flood(virtual: VirtualPlacer) -> int:
+    """Requests of the tenant `loud` that are placed of twenty."""
+    before = len(virtual.placed)
+    spec = next(
+        each.serving for name, each in virtual.state.models.items() if name.namespace == "loud"
+    )
+    for _ in range(20):
+        virtual.place(spec)
+    return len(virtual.placed) - before
+
+
+def test_a_tenant_alone_takes_all_slots() -> None:
+    assert flood(two_tenants()) == 8
+
+
+def test_a_tenant_with_many_requests_leaves_slots_to_one_that_sends_some() -> None:
+    virtual = two_tenants()
+    quiet = declare(virtual.state, namespace="quiet")
+    virtual.place(quiet)
+    virtual.end_request("pod-a")
+    virtual.placed[0].end_work()
+    assert flood(virtual) == 6
+    assert not virtual.place(quiet).is_pending
+    assert not virtual.place(quiet).is_pending
+
+
+def test_slots_are_left_for_some_seconds_only() -> None:
+    virtual = two_tenants()
+    virtual.place(declare(virtual.state, namespace="quiet"))
+    virtual.end_request("pod-a")
+    virtual.placed[0].end_work()
+    virtual.run_for(RECENT_S + 1.0)
+    assert flood(virtual) == 8
+
+
+def test_slots_are_left_for_some_seconds_only_though_the_clock_was_set_back() -> None:
+    tenants = RecentTenants()
+    tenants.record("quiet", NOW_S)
+    tenants.record("loud", NOW_S - 3600.0)
+    assert not tenants.has_other("loud", NOW_S - 3590.0)
+    tenants.record("quiet", NOW_S - 3580.0)
+    assert tenants.has_other("loud", NOW_S - 3580.0 + RECENT_S)
+
+
+def test_pods_with_few_slots_keep_none_free() -> None:
+    virtual = two_tenants(slots=3)
+    virtual.place(declare(virtual.state, namespace="quiet"))
+    virtual.end_request("pod-a")
+    virtual.placed[0].end_work()
+    assert flood(virtual) == 3
+
+
+def test_a_tenant_is_no_other_to_itself() -> None:
+    tenants = RecentTenants()
+    tenants.record("a", 1.0)
+    assert not tenants.has_other("a", 1.0)
+    assert tenants.has_other("b", 1.0)
+    tenants.record("b", 2.0)
+    assert tenants.has_other("a", 2.0)
+    assert not tenants.has_other("b", 1.0 + RECENT_S + 0.1)
+
+
+def placement(deadline_s: float | None = NOW_S + 9.0) -> PendingPlacement:
+    return PendingPlacement(IncomingRequest("r", NAME, NOW_S, 0.0, 1, deadline_s=deadline_s))
+
+
+def proxied(*, is_measured: bool) -> RoutingResult:
+    forecast = LatencyEstimate(0.1, is_measured)
+    decision = SendTo("a", "b", LoadMode.WARM, Reason.WARM_REMOTE, forecast=forecast)
+    return RoutingResult(decision, None, None)
+
+
+def test_one_request_tries_a_transfer_that_was_never_measured_the_next_ones_do_not() -> None:
+    probes, first = RequestProbes(), placement()
+    assert probes.may_try_transfer(first.arrival, NOW_S)
+    probes.count(first, proxied(is_measured=False), NOW_S)
+    assert not probes.may_try_transfer(first.arrival, NOW_S + MAX_PAUSE_S / 2)
+    assert probes.may_try_transfer(first.arrival, NOW_S + MAX_PAUSE_S)
+    assert probes.may_try_transfer(placement(deadline_s=None).arrival, NOW_S)
+
+
+def test_measured_transfers_are_not_limited() -> None:
+    probes, request = RequestProbes(), placement()
+    probes.count(request, proxied(is_measured=True), NOW_S)
+    assert probes.may_try_transfer(request.arrival, NOW_S)
+
+
+def test_a_probe_that_loads_pauses_the_next_one_for_longer() -> None:
+    probes, request = RequestProbes(), placement()
+    assert not probes.may_be_late(request, NOW_S)
+    late = RoutingResult(
+        proxied(is_measured=True).decision, None, None,
+        is_probe=True, cost_s=9.0, max_pause_s=MAX_LOAD_PAUSE_S,
+    )  # fmt: skip
+    probes.count(request, late, NOW_S)
+    assert probes.may_be_late(request, NOW_S)  # it stays one while it waits
+    assert not probes.may_be_late(placement(), NOW_S + MAX_LOAD_PAUSE_S - 1)
+    assert probes.may_be_late(placement(), NOW_S + MAX_LOAD_PAUSE_S)
+
+
+def test_without_a_deadline_nothing_is_late() -> None:
+    probes, request = RequestProbes(), placement(deadline_s=None)
+    assert not probes.may_be_late(request, NOW_S)
+    assert not probes.may_be_late(request, NOW_S + 60.0)

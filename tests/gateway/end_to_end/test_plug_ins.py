@@ -1,0 +1,79 @@
+"""A live gateway routes by a policy of another distribution, and outlives its errors."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests import servers
+from tests.gateway.gateway_harness import GatewayHarness
+from tests.plug_ins import install
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import httpx
+
+_MODULE = """
+from gateway.routing.decision import Reason, SendTo
+from registry.domain.reservation import LoadMode
+
+
+def last_pod(request, cluster, now_s):
+    name = max(cluster.pods)
+    return SendTo(name, name, LoadMode.LOAD, Reason.MODEL_OBLIVIOUS)
+
+
+def raises(request, cluster, now_s):
+    raise ValueError("no idea")
+"""
+
+
+@pytest.fixture(scope="module")
+def harness(
+    redis: servers.RedisServer, client: httpx.Client, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[GatewayHarness]:
+    """A gateway on whose path the distribution is installed."""
+    folder = tmp_path_factory.mktemp("mine")
+    entries = {"last-pod": "mine:last_pod", "raises": "mine:raises"}
+    install(folder, "mine", "pilotlight.routing", entries, _MODULE)
+    with ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(folder))
+        gateway = stack.enter_context(
+            servers.gateway(folder / "gateway", redis_url=redis.url, pool="plug-ins")
+        )
+        started = GatewayHarness(redis.url, "plug-ins", gateway, client, stack)
+        yield started
+        started.threads.shutdown(cancel_futures=True)
+
+
+@pytest.mark.slow
+def test_models_and_requests_name_policies_of_plug_ins(harness: GatewayHarness) -> None:
+    spec = harness.declare(routing="last-pod")
+    harness.start_pods("pod-a", "pod-b", warm=spec)
+    for identity in ("one", "two"):
+        response = harness.predict(spec, x_request_id=identity)
+        assert response.status_code == 200, response.text
+        assert response.headers["x-pilotlight-policy"] == "last-pod"
+        assert response.headers["x-pilotlight-pod"] == "pod-b"
+    assert harness.explain("one")["policy"] == "last-pod"
+    failed = harness.predict(spec, x_pilotlight_policy="raises")
+    assert failed.status_code == 500
+    assert failed.headers["x-pilotlight-reason"] == "policy-failed"
+    assert "routing policy raises raised ValueError: no idea" in failed.text
+    unknown = harness.predict(spec, x_pilotlight_policy="first-pod")
+    assert unknown.status_code == 400
+    assert "last-pod, raises" in unknown.text
+    assert harness.predict(spec).status_code == 200
+
+
+@pytest.mark.slow
+def test_a_policy_that_the_gateway_lacks_rejects_and_says_what_to_install(
+    harness: GatewayHarness,
+) -> None:
+    spec = harness.declare(routing="first-pod")
+    response = harness.predict(spec)
+    assert response.status_code == 500
+    assert "'first-pod' is not installed here: known are auto, " in response.text

@@ -1,0 +1,118 @@
+"""HPACK: the examples of RFC 7541, appendix C, and frames in any pieces."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.grpc.authority_relay import (
+    AUTHORITY,
+    AUTHORITY_HEADER,
+    AuthorityDecoder,
+    InvalidBlock,
+    RequestFrames,
+    literal,
+)
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "blocks",
+    [
+        pytest.param(
+            (
+                "828684410f7777772e6578616d706c652e636f6d",
+                "828684be58086e6f2d6361636865",
+                "828785bf400a637573746f6d2d6b65790c637573746f6d2d76616c7565",
+            ),
+            id="C.3-without-huffman",
+        ),
+        pytest.param(
+            (
+                "828684418cf1e3c2e5f23a6ba0ab90f4ff",
+                "828684be5886a8eb10649cbf",
+                "828785bf408825a849e95ba97d7f8925a849e95bb8e8b4bf",
+            ),
+            id="C.4-with-huffman",
+        ),
+    ],
+)
+def test_reads_the_examples_of_the_standard(blocks: tuple[str, ...]) -> None:
+    decoder = AuthorityDecoder()
+    for block in blocks:
+        assert decoder.read(bytes.fromhex(block)) == b"www.example.com"
+
+
+def test_an_entry_that_left_the_table_is_none() -> None:
+    decoder = AuthorityDecoder()
+    assert decoder.read(b"\x41\x01a") == b"a"
+    assert decoder.read(b"\xbe") == b"a"
+    decoder.read(b"\x20")  # the table gets size 0
+    with pytest.raises(InvalidBlock, match="62"):
+        decoder.read(b"\xbe")
+
+
+@pytest.mark.parametrize("kind", [b"\x01", b"\x11", b"\x41"])
+def test_an_authority_of_any_kind_of_literal_is_read(kind: bytes) -> None:
+    """Not kept, never to be kept, and kept."""
+    assert AuthorityDecoder().read(kind + b"\x03a.b") == b"a.b"
+
+
+@given(st.binary(max_size=200))
+def test_any_block_is_read_or_refused(block: bytes) -> None:
+    decoder = AuthorityDecoder()
+    with contextlib.suppress(InvalidBlock):
+        decoder.read(block)
+
+
+@given(st.binary(max_size=255).map(bytes), st.binary(max_size=255))
+def test_a_literal_is_read_again(name: bytes, value: bytes) -> None:
+    block = literal(name, value)
+    decoder = AuthorityDecoder()
+    assert decoder.read(block) == (value if name == AUTHORITY else b"")
+    assert decoder.read(literal(AUTHORITY, value)) == value
+
+
+def frame(kind: int, flags: int, content: bytes) -> bytes:
+    return len(content).to_bytes(3, "big") + bytes((kind, flags, 0, 0, 0, 1)) + content
+
+
+BLOCK = b"\x82\x41\x0fwww.example.com"
+HEADERS = {
+    "one frame": (frame(1, 0x4, BLOCK),),
+    "with padding": (frame(1, 0xC, b"\x02" + BLOCK + b"\0\0"),),
+    "with priority": (frame(1, 0x24, b"\0\0\0\0\x10" + BLOCK),),
+    "with a continuation": (frame(1, 0, BLOCK[:5]), frame(9, 0x4, BLOCK[5:])),
+}
+
+
+@pytest.mark.parametrize("name", HEADERS)
+@pytest.mark.parametrize("step", [1, 2, 7, 10_000])
+def test_the_header_is_added_at_the_end_of_a_requests_headers(name: str, step: int) -> None:
+    *first, last = HEADERS[name]
+    data = frame(0, 1, b"body of a request, which may hold \x01\x04 anything" * 9)
+    sent = PREFACE + frame(4, 0, b"") + b"".join(first) + last + data + last[:0]
+    frames = RequestFrames()
+    found = b"".join(frames.feed(sent[at : at + step]) for at in range(0, len(sent), step))
+    open_ended = last[:4] + bytes((last[4] & ~0x4,)) + last[5:]
+    added = frame(9, 0x4, literal(AUTHORITY_HEADER, b"www.example.com"))
+    assert found == PREFACE + frame(4, 0, b"") + b"".join(first) + open_ended + added + data
+
+
+def test_headers_without_end_are_refused() -> None:
+    frames = RequestFrames()
+    frames.feed(PREFACE + frame(1, 0, b""))
+    with pytest.raises(InvalidBlock, match="headers have"):
+        frames.feed(frame(9, 0, bytes(16_384)) * 9)
+
+
+@pytest.mark.parametrize(
+    "content", [frame(1, 0xC, b""), frame(1, 0xC, b"\x09ab"), b"\xff\xff\xff\x01\x04\0\0\0\x01"]
+)
+def test_frames_that_contradict_themselves_are_refused(content: bytes) -> None:
+    with pytest.raises(InvalidBlock):
+        RequestFrames().feed(PREFACE + content)

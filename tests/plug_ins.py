@@ -1,0 +1,52 @@
+"""Distributions with plug-ins, installed for a test on the path of its process."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from gateway.routing import routing_policies
+from registry import plugins
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+
+@contextmanager
+def path_of_plug_ins(folder: Path) -> Iterator[None]:
+    """What is installed in the folder counts until the end; nothing of it is remembered."""
+    sys.path.insert(0, str(folder))
+    importlib.invalidate_caches()
+    _forget()
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))
+        _forget()
+        for path in folder.glob("*.py"):
+            sys.modules.pop(path.stem, None)
+
+
+def install(
+    folder: Path, name: str, group: str, entries: Mapping[str, str], module: str = ""
+) -> None:
+    """Write a distribution of one module as an installer would."""
+    info = folder / f"{name}-1.2.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.2\n")
+    lines = [f"{key} = {value}" for key, value in entries.items()]
+    (info / "entry_points.txt").write_text("\n".join([f"[{group}]", *lines]))
+    (folder / f"{name}.py").write_text(module)
+
+
+def _forget() -> None:
+    for cached in (
+        plugins._entry_points,
+        plugins._plugins,
+        plugins._load,
+        routing_policies._plugin,
+    ):
+        cached.cache_clear()

@@ -1,0 +1,75 @@
+"""Compressed bodies: what clients send, and what would fill the memory."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import zlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from registry.content_coding import CODINGS, UnpackedTooLarge, coding_of, unpack
+
+TEXT = b'{"instances": [1, 2, 3]}'
+
+
+def raw_deflate(content: bytes) -> bytes:
+    packer = zlib.compressobj(wbits=-zlib.MAX_WBITS)
+    return packer.compress(content) + packer.flush()
+
+
+@pytest.mark.parametrize(
+    ("coding", "packed"),
+    [
+        pytest.param("gzip", gzip.compress(TEXT), id="gzip"),
+        pytest.param("x-gzip", gzip.compress(TEXT), id="x-gzip"),
+        pytest.param("gzip", gzip.compress(TEXT[:9]) + gzip.compress(TEXT[9:]), id="two-members"),
+        pytest.param("deflate", zlib.compress(TEXT), id="deflate"),
+        pytest.param("deflate", raw_deflate(TEXT), id="deflate-without-zlibs-head"),
+    ],
+)
+def test_unpacks_what_clients_send(coding: str, packed: bytes) -> None:
+    assert unpack(packed, coding, 1000) == TEXT
+
+
+@pytest.mark.parametrize(
+    "packed", [gzip.compress(bytes(1 << 20)), gzip.compress(b"x") * 101], ids=["zeros", "members"]
+)
+def test_a_body_over_the_limit_is_not_unpacked_further(packed: bytes) -> None:
+    with pytest.raises(UnpackedTooLarge, match="more than 100 bytes"):
+        unpack(packed, "gzip", 100)
+    assert len(unpack(packed, "gzip", 100, is_prefix=True)) == 101
+
+
+@pytest.mark.parametrize(
+    "packed",
+    [TEXT, gzip.compress(TEXT)[:-9], gzip.compress(TEXT) + b"more"],
+    ids=["not-packed", "cut", "more-behind"],
+)
+def test_other_bytes_are_refused(packed: bytes) -> None:
+    with pytest.raises(ValueError, match="is not gzip"):
+        unpack(packed, "gzip", 1000)
+
+
+def test_the_beginning_of_a_body_is_unpacked() -> None:
+    packed = gzip.compress(TEXT * 100, compresslevel=0)
+    assert unpack(packed, "gzip", 10_000) == TEXT * 100
+    found = unpack(packed[:500], "gzip", 10_000, is_prefix=True)
+    assert (TEXT * 100).startswith(found)
+    assert len(found) > 100
+
+
+@given(st.binary(max_size=300), st.sampled_from(sorted(CODINGS)))
+def test_any_bytes_are_unpacked_or_refused(content: bytes, coding: str) -> None:
+    with contextlib.suppress(ValueError):
+        assert len(unpack(content, coding, 1000)) <= 1000
+
+
+@pytest.mark.parametrize(
+    ("header", "coding"),
+    [(None, ""), ("", ""), ("identity", ""), ("GZIP", "gzip"), (" br ", "br")],
+)
+def test_reads_the_header(header: str | None, coding: str) -> None:
+    assert coding_of(header) == coding

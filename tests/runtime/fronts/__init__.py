@@ -1,1 +1,0 @@
-"""Tests of front processes: their messages, and whole pods that have some."""

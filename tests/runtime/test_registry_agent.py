@@ -1,0 +1,89 @@
+"""A pod's lease while it can serve nothing, and loads that are wanted while it registers."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from registry.domain.model import Tier
+from registry.domain.pod import PodInfo
+from registry.redis.client import Registry
+from runtime.registration.measurements import Measurements
+from runtime.registration.registry_agent import Inventory, RegistryAgent, TierState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from registry.domain.reservation import LoadClaim
+    from tests import servers
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():  # noqa: ASYNC110 - it has no event
+            await asyncio.sleep(0.001)
+
+
+def agent_of(registry: Registry, *, heartbeat_s: float, **queries: Any) -> RegistryAgent:
+    """An agent of a pod without models, but for what the queries say."""
+    absent: dict[str, Any] = {
+        "keys": set, "tier_state": lambda _: TierState(Tier.DISK, 1), "is_loading": lambda _: False,
+        "used_bytes": dict, "loads_total": lambda: 0, "idle_byte_s": lambda: 0.0, "copies": dict,
+    }  # fmt: skip
+    info = PodInfo("a", "127.0.0.1:1", "n")
+    return RegistryAgent(
+        registry, info, Inventory(**{**absent, **queries}), measurements=Measurements(),
+        heartbeat_s=heartbeat_s, lease_ttl_s=180,
+    )  # fmt: skip
+
+
+async def test_a_held_pod_has_no_lease(redis: servers.RedisServer) -> None:
+    registry = await Registry.connect(redis.url, "held-lease")
+
+    async def names() -> set[str]:
+        return set((await registry.cluster()).pods)
+
+    agent = agent_of(registry, heartbeat_s=0.1)
+    agent.hold()
+    running = asyncio.create_task(agent.run())
+    await asyncio.sleep(0)
+    assert await names() == set()
+    agent.release()
+    await _until(lambda: agent.is_registered)
+    assert await names() == {"a"}
+    agent.hold()
+    await _until(lambda: not agent.is_registered)
+    async with asyncio.timeout(60):
+        while await names():  # noqa: ASYNC110 - Redis has none
+            await asyncio.sleep(0.001)
+    agent.release()
+    await _until(lambda: agent.is_registered)
+    assert await names() == {"a"}
+    await agent.leave()
+    async with asyncio.timeout(60):
+        await running
+    assert await names() == set()
+    await registry.close()
+
+
+async def test_a_load_is_claimed_while_the_first_tiers_are_sent(redis: servers.RedisServer) -> None:
+    registry = await Registry.connect(redis.url, "early-claim")
+    claims: list[asyncio.Task[LoadClaim]] = []
+
+    def tier_state(key: str) -> TierState:
+        assert not agent.is_registered
+        if not claims:
+            claims.append(asyncio.create_task(agent.claim("default/new@1", 0)))
+        return TierState(Tier.DISK, 1)
+
+    agent = agent_of(
+        registry, heartbeat_s=60, keys=lambda: {"default/held@1"}, tier_state=tier_state
+    )
+    running = asyncio.create_task(agent.run())
+    await _until(lambda: bool(claims))
+    async with asyncio.timeout(60):
+        assert (await claims[0]).token is not None
+    await agent.leave()
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    await registry.close()

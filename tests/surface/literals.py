@@ -1,0 +1,49 @@
+"""String literals in the source of the product, with the packages that have them."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from functools import cache
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from tests.servers import REPOSITORY
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+PACKAGES: Final = sorted(
+    each.parent.name
+    for each in REPOSITORY.glob("*/__init__.py")
+    if each.parent.name not in {"tests", "benchmarks", "research"}
+)
+_DOCSTRING: Final = re.compile('""".*?"""', re.DOTALL)
+_LITERAL: Final = re.compile(r'((?:\bheaders(?:\.get)?[\[(])?(?<!\w)[bfr]?)"((?:[^"\\\n]|\\.)*)"')
+
+
+class Literal(NamedTuple):
+    before: str
+    """Its prefix; `headers[` or `headers.get(`, where it is the name of a header that is read."""
+    text: str
+
+
+@cache
+def _literals() -> dict[str, frozenset[Literal]]:
+    """Of each package, without docstrings. By patterns: to parse all files takes seconds."""
+    return {
+        package: frozenset(
+            Literal(*found)
+            for file in (REPOSITORY / package).rglob("*.py")
+            for found in _LITERAL.findall(_DOCSTRING.sub("", file.read_text()))
+        )
+        for package in PACKAGES
+    }
+
+
+def names_in_packages(names_of: Callable[[Literal], Iterable[str]]) -> list[str]:
+    """A line for each name that `names_of` finds in literals: `NAME: PACKAGES`."""
+    found: defaultdict[str, list[str]] = defaultdict(list)
+    for package, literals in _literals().items():
+        for name in {name for literal in literals for name in names_of(literal)}:
+            found[name].append(package)
+    return [f"{name}: {' '.join(packages)}" for name, packages in sorted(found.items())]

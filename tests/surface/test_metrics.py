@@ -1,0 +1,52 @@
+"""Metrics of the processes: name, type and labels."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from prometheus_client import REGISTRY
+
+import autoscaler.kubernetes.metrics
+import runtime.metrics
+from autoscaler.service.metrics import AutoscalerMetrics
+from gateway.telemetry.metrics import GatewayMetrics
+from tests.surface.recorded import assert_recorded
+from workflows.service.metrics import SchedulerMetrics
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from prometheus_client import CollectorRegistry
+
+
+def _families(registry: CollectorRegistry) -> Iterator[str]:
+    """Also those that have no sample yet, which no exposition shows."""
+    for collector in dict.fromkeys(registry._collector_to_names):
+        wrapper: Any = collector
+        if hasattr(wrapper, "_labelnames"):
+            yield _described(wrapper._name, wrapper._type, wrapper._labelnames)
+        else:
+            for family in wrapper.collect():
+                yield _described(family.name, family.type, getattr(family, "_labelnames", ()))
+
+
+def _described(name: str, kind: str, labels: tuple[str, ...]) -> str:
+    return f"{name}, {kind}, {' '.join(labels) or 'no labels'}"
+
+
+def _lines() -> Iterator[str]:
+    assert runtime.metrics, autoscaler.kubernetes.metrics  # which register theirs
+    registries = {
+        "gateway": GatewayMetrics().registry,
+        "autoscaler": AutoscalerMetrics().registry,
+        "workflows": SchedulerMetrics().registry,
+        "pod and controller": REGISTRY,
+    }
+    for process, registry in registries.items():
+        found = {line for line in _families(registry) if line.startswith("pilotlight_")}
+        yield process
+        yield from (f"    {line}" for line in sorted(found))
+
+
+def test_metrics_are_as_recorded() -> None:
+    assert_recorded("metrics", _lines())

@@ -1,0 +1,122 @@
+"""HTTP routes and gRPC methods of gateway, pod, scheduler of workflows and controller.
+
+The servers are composed as in the processes; a part that only handlers use is `ABSENT`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+from unittest.mock import NonCallableMagicMock
+
+from kserve.model_server import app as kserve_app
+
+from autoscaler.kubernetes.admission.webhook_server import admission_app
+from autoscaler.kubernetes.http_server import operation_app
+from gateway.__main__ import running_app
+from gateway.grpc.inference_service import InferenceService
+from gateway.grpc.server import health_handler, reflection_handlers
+from gateway.settings import GatewaySettings
+from registry.pod_secret import PodSecret
+from registry.redis.client import Registry
+from registry.redis.watch import ClusterWatch
+from registry.tls import PartTls
+from runtime.openai.routes import OpenAIRoutes
+from runtime.protocols import grpc_service
+from runtime.protocols.profile_route import profile_route
+from runtime.protocols.routes import Routes
+from runtime.protocols.server import PodServer
+from runtime.protocols.tensor_routes import tensor_routes
+from runtime.settings import RuntimeSettings
+from tests.surface.recorded import assert_recorded
+from workflows.service.api import create_api
+from workflows.service.metrics import SchedulerMetrics
+from workflows.service.scheduler import Scheduler
+from workflows.service.settings import SchedulerSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+REDIS = "redis://127.0.0.1:1"
+"""None: no server is asked."""
+ABSENT: Any = NonCallableMagicMock()
+
+
+def _http(process: str, routes: Iterable[Any], documented: Any = None) -> Iterator[str]:
+    """`documented`: OpenAPI's paths; some of them are served before the framework."""
+    found = {(each.path, method) for each in _flat(routes) for method in each.methods or ()}
+    for path, methods in (documented or {}).items():
+        found |= {(path, method.upper()) for method in methods}
+    yield f"{process}, HTTP"
+    yield from (f"    {path} {method}" for path, method in sorted(found) if method != "HEAD")
+
+
+def _flat(routes: Iterable[Any]) -> Iterator[Any]:
+    """Also those of FastAPI's included routers."""
+    for each in routes:
+        if hasattr(each, "effective_candidates"):
+            yield from _flat(each.effective_candidates())
+            yield from _flat(each.effective_low_priority_routes())
+        else:
+            yield each
+
+
+def _grpc(process: str, handlers: Iterable[Any]) -> Iterator[str]:
+    yield f"{process}, gRPC"
+    for handler in handlers:
+        yield from (f"    {method}" for method in sorted(handler._method_handlers))
+
+
+async def _gateway() -> list[str]:
+    async with running_app(GatewaySettings(redis_url=REDIS)) as app:
+        api: Any = app._api
+        handlers = [
+            InferenceService(app).handler(), health_handler(lambda: True), *reflection_handlers()
+        ]  # fmt: skip
+        documented = api.openapi()["paths"]
+        return [*_http("gateway", api.routes, documented), *_grpc("gateway", handlers)]
+
+
+async def _pod() -> list[str]:
+    settings = RuntimeSettings(name="pod")
+    own = [
+        *Routes(settings, ABSENT, ABSENT, ABSENT).table(),
+        *OpenAIRoutes(settings, ABSENT, ABSENT, ABSENT, ABSENT, ABSENT).table(),
+        *tensor_routes(ABSENT, ABSENT),
+        profile_route(ABSENT, ABSENT),
+    ]
+    PodServer(own, PodSecret(""), PartTls(""))
+    calls = grpc_service.InferenceService(
+        ABSENT, ABSENT, ABSENT, threads=ABSENT, pod_name="pod", secret=ABSENT
+    )
+    return [*_http("pod", kserve_app.routes), *_grpc("pod", [calls.handler()])]
+
+
+async def _scheduler() -> list[str]:
+    registry, secret, metrics = Registry(REDIS, "default"), PodSecret(""), SchedulerMetrics()
+    settings = SchedulerSettings()
+    async with asyncio.TaskGroup() as group:
+        scheduler = Scheduler(settings, ClusterWatch(registry), group, secret, metrics, PartTls(""))
+        routes = create_api(scheduler, secret, metrics).routes
+        scheduler.close()
+    await registry.close()
+    return list(_http("workflows", routes))
+
+
+def test_routes_of_the_gateway_are_as_recorded() -> None:
+    assert_recorded("routes_gateway", asyncio.run(_gateway()))
+
+
+def test_routes_of_a_pod_are_as_recorded() -> None:
+    assert_recorded("routes_pod", asyncio.run(_pod()))
+
+
+def test_routes_of_the_scheduler_are_as_recorded() -> None:
+    assert_recorded("routes_workflows", asyncio.run(_scheduler()))
+
+
+def test_routes_of_the_controller_are_as_recorded() -> None:
+    operation, admission = operation_app(lambda: True), admission_app(lambda _: None)
+    assert_recorded(
+        "routes_controller", _http("controller", [*operation.routes, *admission.routes])
+    )

@@ -1,0 +1,52 @@
+"""The settings of the processes: flag, environment variable, default, and what is allowed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from autoscaler.kubernetes.settings import ControllerSettings
+from autoscaler.service.settings import AutoscalerSettings
+from gateway.settings import GatewaySettings
+from registry.settings_table import options
+from runtime.settings import RuntimeSettings
+from tests.surface.recorded import assert_recorded
+from workflows.service.settings import SchedulerSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from dataclasses import Field
+
+PROCESSES = {
+    "python -m gateway": GatewaySettings,
+    "python -m runtime": RuntimeSettings,
+    "python -m autoscaler": AutoscalerSettings,
+    "python -m workflows": SchedulerSettings,
+    "pilotlight controller": ControllerSettings,
+}
+
+
+def _lines() -> Iterator[str]:
+    for process, kind in PROCESSES.items():
+        yield process
+        for each in options(kind):
+            yield f"    {_described(each)}"
+
+
+def _described(field: Field[Any]) -> str:
+    flag = "--" + field.name.replace("_", "-")
+    variable = field.metadata["variable"] or f"PILOTLIGHT_{field.name.upper()}"
+    need = ", required" if field.metadata["is_required"] else ""
+    return f"{flag}, {variable}, default {field.default!r}{need}; {_allowed(field)}"
+
+
+def _allowed(field: Field[Any]) -> str:
+    """What the parser says about a value that few settings allow."""
+    try:
+        field.metadata["parse"]("?")
+    except ValueError as error:
+        return str(error).partition(", was ")[0].partition(": [Errno")[0]
+    return "any text"
+
+
+def test_settings_of_the_processes_are_as_recorded() -> None:
+    assert_recorded("settings", _lines())

@@ -1,1 +1,0 @@
-"""What runner and scheduler exchange, and how calls are written in it."""
