@@ -70,6 +70,16 @@ def _cluster(platform: RunningPlatform) -> ClusterState:
     return _read(platform, lambda registry: registry.cluster())
 
 
+def _wait_for_no_pods(platform: RunningPlatform) -> None:
+    """Records and processes: a pod whose former process still runs is started last."""
+
+    def none_left() -> bool:
+        processes = [pid for pid in pids_of(platform) if "pilotlight: pod-" in command_of(pid)]
+        return not _cluster(platform).pods and not processes
+
+    servers.wait_until(none_left, timeout_s=LIMIT_S, what="no pods")
+
+
 def _plans(platform: RunningPlatform) -> AutoscalerRecords:
     return _read(platform, lambda registry: AutoscalerLog(registry).records())
 
@@ -86,7 +96,7 @@ def _predict(platform: RunningPlatform) -> httpx.Response:
 
 
 def test_scales_to_zero_and_back_with_one_pod_and_one_load(platform: RunningPlatform) -> None:
-    servers.wait_until(lambda: not _cluster(platform).pods, timeout_s=LIMIT_S, what="no pods")
+    _wait_for_no_pods(platform)
     with ThreadPoolExecutor(4) as threads:
         answered = list(threads.map(lambda _: _predict(platform), range(4)))
     assert [answer.status_code for answer in answered] == [200] * 4
@@ -101,7 +111,7 @@ def test_scales_to_zero_and_back_with_one_pod_and_one_load(platform: RunningPlat
 def test_from_zero_the_pod_starts_whose_node_has_the_model(platform: RunningPlatform) -> None:
     """Only the cache of the other node is left, whose pod would be the last to start."""
     assert _predict(platform).status_code == 200
-    servers.wait_until(lambda: not _cluster(platform).pods, timeout_s=LIMIT_S, what="no pods")
+    _wait_for_no_pods(platform)
     nodes = platform.home / "nodes"
     [first, *_] = sorted(nodes.glob("node-*/default~tiny@*"))
     other = nodes / "node-1" / first.name
@@ -124,7 +134,7 @@ def test_a_killed_autoscaler_is_restarted_and_leads_again(platform: RunningPlatf
     )
     [after] = _autoscaler_pids(platform)
     assert after != before
-    servers.wait_until(lambda: not _cluster(platform).pods, timeout_s=LIMIT_S, what="no pods")
+    _wait_for_no_pods(platform)
     assert _predict(platform).status_code == 200
     servers.wait_until(lambda: _loads(platform), timeout_s=LIMIT_S, what="the load is counted")
     assert _loads(platform) == 1
