@@ -21,15 +21,15 @@ from autoscaler.service.executor import ActionExecutor, PodClient
 from autoscaler.service.loop import LEASE_S, Autoscaler
 from autoscaler.service.metrics import AutoscalerMetrics
 from autoscaler.service.settings import AutoscalerSettings
+from common.logs import configure_logs
+from common.pod_secret import PodSecret
+from common.process import set_process_title
+from common.settings_table import read_settings
+from common.tls import PartTls
 from registry.errors import RegistryUnavailable
-from registry.logs import configure_logs
-from registry.pod_secret import PodSecret
-from registry.process import set_process_title
 from registry.redis.autoscaler_log import AutoscalerLog
 from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch
-from registry.settings_table import read_settings
-from registry.tls import PartTls
 
 if TYPE_CHECKING:
     from autoscaler.kubernetes.pools.pool_actuator import PoolActuator

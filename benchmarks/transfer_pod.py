@@ -23,7 +23,7 @@ from starlette.applications import Starlette
 from starlette.responses import Response
 from starlette.routing import Route
 
-from registry.pod_secret import PodSecret
+from common.pod_secret import PodSecret
 from runtime.protocols.tensor_routes import tensor_routes
 from runtime.serving.block_exchange import BlockServer
 from runtime.serving.tensor_store import TensorStore

@@ -38,8 +38,8 @@ from benchmarks.transfer_pod import (
     kept,
     large,
 )  # fmt: skip
-from registry.pod_secret import PodSecret
-from registry.tls import PartTls
+from common.pod_secret import PodSecret
+from common.tls import PartTls
 from runtime.serving.block_exchange import BlockClient
 from runtime.serving.remote_inference import RemoteInference
 from runtime.serving.step_tensors import StepTensors

@@ -19,6 +19,11 @@ import uvicorn
 import uvloop
 from uvicorn.config import STARTUP_FAILURE
 
+from common.logs import configure_logs
+from common.pod_secret import PodSecret
+from common.process import set_process_title
+from common.settings_table import read_settings
+from common.tls import PartTls
 from gateway.app import GatewayApp
 from gateway.authentication.access import create_access
 from gateway.console.last_minute import LastMinute
@@ -43,12 +48,7 @@ from gateway.telemetry.metrics import GatewayMetrics
 from gateway.telemetry.request_telemetry import RequestTelemetry
 from gateway.telemetry.tracing import SpanExporter, Tracer
 from gateway.upstream.pod_connection import PodConnectionPool
-from registry.logs import configure_logs
-from registry.pod_secret import PodSecret
-from registry.process import set_process_title
 from registry.redis.autoscaler_log import AutoscalerLog
-from registry.settings_table import read_settings
-from registry.tls import PartTls
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator

@@ -22,13 +22,13 @@ from gateway.http.routes import (
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from common.tls import PartTls
     from gateway.authentication.access import Access
     from gateway.http.headers import Headers
     from gateway.http.routes import ModelPath
     from gateway.inference import Inference
     from gateway.pool import GatewayPools
     from gateway.shutdown import Shutdown
-    from registry.tls import PartTls
 
     Scope = dict[str, Any]
     Receive = Callable[[], Awaitable[dict[str, Any]]]

@@ -6,6 +6,7 @@ import random
 import time
 from typing import TYPE_CHECKING, Final
 
+from common.content_coding import coding_of
 from gateway.authentication.access import make_token
 from gateway.dispatch.application_exchange import ApplicationCall, ApplicationExchange
 from gateway.dispatch.component_exchange import ComponentExchange
@@ -19,10 +20,10 @@ from gateway.http.routes import openai_target, target_of_version
 from gateway.routing.decision import Reason
 from gateway.routing.route_request import IncomingRequest
 from gateway.selection.select_version import select_version
-from registry.content_coding import coding_of
 from registry.domain.loading_choice import SELECTION
 
 if TYPE_CHECKING:
+    from common.pod_secret import PodSecret
     from gateway.dispatch.component_exchange import ComponentCalls
     from gateway.http.body import IncomingBody
     from gateway.http.headers import RequestHeaders
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from gateway.telemetry.request_telemetry import RequestTelemetry
     from registry.domain.application import ApplicationSpec
     from registry.domain.model import ModelRecord
-    from registry.pod_secret import PodSecret
 
 _POLICY_HEADER_OFF: Final = (
     "header x-pilotlight-policy is turned off (--allow-policy-header), as it is by"

@@ -20,6 +20,7 @@ from gateway.http.headers import SECRET, read_headers
 from gateway.http.routes import target_in_namespace
 
 if TYPE_CHECKING:
+    from common.pod_secret import PodSecret
     from gateway.authentication.access import Access
     from gateway.dispatch.component_exchange import ComponentExchange
     from gateway.dispatch.exchange import Exchange
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from gateway.settings import GatewaySettings
     from gateway.shutdown import Shutdown
     from gateway.telemetry.request_telemetry import RequestTelemetry
-    from registry.pod_secret import PodSecret
 
 logger = logging.getLogger(__name__)
 

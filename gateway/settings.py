@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from common.logs import parse_log_format
+from common.pod_secret import parse_secret_file
+from common.settings_table import option, parse_bool, parse_int, parse_seconds
+from common.sizes import parse_size_from
+from common.tls import TLS_DIR_HELP, parse_tls_dir
 from gateway.authentication.issuers import read_issuers
 from gateway.authentication.tenant_files import read_keys
 from registry.inference_service.tenant_rules import parse_rules
-from registry.logs import parse_log_format
-from registry.pod_secret import parse_secret_file
 from registry.redis.server_address import parse_redis_url
-from registry.settings_table import option, parse_bool, parse_int, parse_seconds
-from registry.sizes import parse_size_from
-from registry.tls import TLS_DIR_HELP, parse_tls_dir
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from math import inf
 
+from common import sizes
 from pilotlight.errors import InvalidInput
-from registry import sizes
 
 
 def parse_bytes(text: str, *, field: str) -> int:

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import quote
 
+from common.pod_secret import make_secret
 from pilotlight.errors import AlreadyRunning, NotRunning, StartFailed
-from registry.pod_secret import make_secret
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,8 +6,8 @@ import logging
 import os
 import sys
 
-from registry.process import set_process_title
-from registry.settings_table import read_settings
+from common.process import set_process_title
+from common.settings_table import read_settings
 from runtime.pod.places import with_place
 from runtime.pod_process import bind_to_share
 from runtime.settings import RuntimeSettings

@@ -21,8 +21,8 @@ import traceback
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from registry.process import die_with, set_process_title
-from registry.settings_table import settings_from_fields
+from common.process import die_with, set_process_title
+from common.settings_table import settings_from_fields
 from runtime.pod_process import bind_to_share
 from runtime.settings import RuntimeSettings
 from runtime.warm_imports import import_everything

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from common.pod_secret import parse_secret_file
+from common.settings_table import option, parse_bool, parse_int, parse_seconds
+from common.sizes import parse_size_from
+from common.tls import TLS_DIR_HELP, parse_tls_dir
 from registry.domain.pod import CPU_SLOTS, GPU_SLOTS, MAX_SLOTS
 from registry.inference_service.tenant_rules import TenantRules, parse_rules
-from registry.pod_secret import parse_secret_file
 from registry.redis.server_address import parse_redis_url
-from registry.settings_table import option, parse_bool, parse_int, parse_seconds
-from registry.sizes import parse_size_from
-from registry.tls import TLS_DIR_HELP, parse_tls_dir
 from runtime.device.batch import MAX_SEQUENCES
 from runtime.engines.model_server.server_flags import server_problems
 from runtime.generation.limits import DEFAULT_CACHE_BYTES, TIMEOUT_S, GenerationLimits

@@ -6,7 +6,7 @@ import datetime
 from typing import TYPE_CHECKING
 
 from autoscaler.kubernetes.admission.webhook_setup import make_certificates
-from registry.tls import PART_NAME
+from common.tls import PART_NAME
 
 if TYPE_CHECKING:
     from pathlib import Path

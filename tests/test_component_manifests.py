@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from autoscaler.service.settings import AutoscalerSettings
+from common.settings_table import read_settings
 from gateway.settings import GatewaySettings
-from registry.settings_table import read_settings
 from runtime.settings import RuntimeSettings
 from tests.rendered import kustomized
 

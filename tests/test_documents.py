@@ -14,7 +14,8 @@ from registry.domain.pod import CPU_SLOTS
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([each for at in ("", "docs/**/", "research/**/") for each in ROOT.glob(f"{at}*.md")])
 PACKAGES = (
-    "autoscaler", "gateway", "load", "pilotlight", "registry", "research", "runtime", "workflows",
+    "autoscaler", "common", "gateway", "load", "pilotlight", "registry", "research", "runtime",
+    "workflows",
 )  # fmt: skip
 
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from common.settings_table import settings_from_fields
+from common.tls import PART_NAME
 from gateway.settings import GatewaySettings, tls_problems
 from registry.errors import RegistryUnavailable
 from registry.redis.client import Registry
 from registry.redis.server_address import find_server
-from registry.settings_table import settings_from_fields
-from registry.tls import PART_NAME
 from tests.certificates import write_certificates
 from tests.rendered import kustomized
 from tests.servers import end_process, free_port, wait_until

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from common.settings_table import read_settings
 from gateway.settings import GatewaySettings
-from registry.settings_table import read_settings
 from tests.rendered import MANIFESTS, kustomized
 from workflows.scheduling.candidates import PodGroup
 from workflows.service.settings import SchedulerSettings, parse_pod_group

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Final
 import uvicorn
 import uvloop
 
-from registry.logs import configure_logs
-from registry.pod_secret import PodSecret
-from registry.process import set_process_title
+from common.logs import configure_logs
+from common.pod_secret import PodSecret
+from common.process import set_process_title
+from common.settings_table import read_settings
+from common.tls import PartTls
 from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch
-from registry.settings_table import read_settings
-from registry.tls import PartTls
 from workflows.service.api import create_api
 from workflows.service.metrics import SchedulerMetrics
 from workflows.service.scheduler import Scheduler

@@ -25,8 +25,8 @@ from autoscaler.kubernetes.models.reconciler import ModelReconciler
 from autoscaler.kubernetes.pools.pod_secret import PodSecretKeeper
 from autoscaler.kubernetes.pools.pool_registries import PoolRegistries
 from autoscaler.kubernetes.settings import ControllerSettings
-from registry.logs import configure_logs
-from registry.settings_table import read_settings
+from common.logs import configure_logs
+from common.settings_table import read_settings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from common.settings_table import option, parse_int
 from registry.redis.server_address import parse_redis_url
-from registry.settings_table import option, parse_int
 
 
 def _url_template(text: str) -> str:

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Final
 import httpx
 
 from autoscaler.planning.policy import Demote, Load
-from registry.backoff import KeyedBackoff
+from common.backoff import KeyedBackoff
+from common.pod_secret import PodSecret
+from common.tls import PartTls
 from registry.domain.action_log import ActionOutcome, ActionRecord
 from registry.domain.model import Tier, name_of_key
 from registry.errors import RegistryUnavailable
-from registry.pod_secret import PodSecret
 from registry.redis.autoscaler_log import BeginResult
-from registry.tls import PartTls
 
 if TYPE_CHECKING:
     import asyncio

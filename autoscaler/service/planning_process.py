@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from autoscaler.placement.planners.catalogue import planner_of
 from autoscaler.placement.planners.prediction import Predictor
-from registry.process import set_process_title
+from common.process import set_process_title
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

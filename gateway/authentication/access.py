@@ -15,9 +15,9 @@ from gateway.authentication.tenant_tokens import TenantTokens, looks_like_token
 from gateway.errors import Forbidden, SignInNeeded, Unauthorized
 
 if TYPE_CHECKING:
+    from common.pod_secret import PodSecret
     from gateway.http.headers import Headers
     from registry.domain.model import ModelName
-    from registry.pod_secret import PodSecret
 
 DEFAULT_NAMESPACE: Final = "default"
 _CREDENTIAL_HEADERS: Final = frozenset((b"authorization", b"x-api-key"))

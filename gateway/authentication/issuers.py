@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import httpx
 
+from common.shown_value import shown
 from gateway.authentication.tenant_files import files_of
 from registry.errors import InvalidYaml
 from registry.inference_service.manifests import read_yaml
-from registry.shown_value import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

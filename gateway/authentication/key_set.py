@@ -17,8 +17,8 @@ import orjson
 from cryptography.hazmat.primitives.asymmetric import rsa
 from jwt import PyJWK, PyJWTError
 
+from common.shown_value import shown
 from gateway.errors import InvalidToken, NotReady
-from registry.shown_value import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

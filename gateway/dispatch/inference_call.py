@@ -11,6 +11,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from common.pod_responses import QueueProxyFailure
 from gateway.dispatch.pod_request import request_head, resent_head, send_request
 from gateway.dispatch.retries import FailedAttempts, NotExecuted, refusal_to_retry
 from gateway.errors import NoPodAccepted, UpstreamLost
@@ -18,7 +19,6 @@ from gateway.http.headers import PodResponse, read_response
 from gateway.upstream.pod_connection import PodConnectionLost, PodUnreachable
 from gateway.upstream.queue_proxy import MESSAGES, classify_response, has_died, is_from_pod
 from registry.domain.measures import size_class
-from registry.pod_responses import QueueProxyFailure
 
 if TYPE_CHECKING:
     from gateway.dispatch.dispatcher import Dispatcher, Placement

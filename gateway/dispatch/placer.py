@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, Generic
 
+from common.backoff import Backoff
 from gateway.dispatch.admission_queue import AdmissionQueue
 from gateway.dispatch.pending_placement import P
 from gateway.dispatch.placed_at import decision_at
@@ -23,7 +24,6 @@ from gateway.routing.decision import Reason, Reject, SendTo, Wait
 from gateway.routing.placed_requests import record_placed
 from gateway.routing.route_request import route_request
 from gateway.routing.ski_rental import ColdStartCredit
-from registry.backoff import Backoff
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
-from registry.backoff import Backoff
+from common.backoff import Backoff
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,13 +9,13 @@ from urllib.parse import quote
 
 import orjson
 
+from common.pod_responses import MAX_NAME_CHARACTERS
+from common.shown_value import shown
 from gateway.errors import BadRequest
 from gateway.grpc.authority_relay import AUTHORITY_HEADER
 from gateway.http.headers import PROTOBUF
 from gateway.http.routes import parse_path, target_of
 from registry.domain.model import ModelName
-from registry.pod_responses import MAX_NAME_CHARACTERS
-from registry.shown_value import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

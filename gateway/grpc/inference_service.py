@@ -15,6 +15,7 @@ import grpc.aio
 import httpx
 from google.protobuf.message import DecodeError
 
+from common.pod_responses import MAX_DETAIL_CHARACTERS, code_of
 from gateway.errors import BadRequest, GatewayError
 from gateway.grpc.authority_relay import AUTHORITY_HEADER
 from gateway.grpc.grpc_request import (
@@ -26,7 +27,6 @@ from gateway.grpc.grpc_request import (
     target_of_call,
 )
 from gateway.grpc.messages import INFERENCE, inference
-from registry.pod_responses import MAX_DETAIL_CHARACTERS, code_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable

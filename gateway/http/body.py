@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import IO, TYPE_CHECKING, Final, Protocol, TypeVar
 
+from common.content_coding import ACCEPTED, CODINGS, unpack
 from gateway.errors import (
     BadRequest,
     BodiesFull,
@@ -21,7 +22,6 @@ from gateway.errors import (
     UnsupportedCoding,
 )
 from gateway.http.openai import find_model_field
-from registry.content_coding import ACCEPTED, CODINGS, unpack
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable

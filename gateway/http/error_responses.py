@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from common.content_coding import ACCEPTED
 from gateway.errors import (
     BodiesFull,
     BodyTooSlow,
@@ -15,7 +16,6 @@ from gateway.errors import (
     UnsupportedCoding,
 )
 from gateway.http import openai
-from registry.content_coding import ACCEPTED
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

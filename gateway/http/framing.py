@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import orjson
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
-from registry.shown_value import shown
+from common.shown_value import shown
 
 if TYPE_CHECKING:
     from gateway.http.headers import Headers

@@ -8,10 +8,10 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
+from common.pod_responses import parse_server_timing
+from common.shown_value import shown
 from gateway.errors import BadRequest
 from registry.domain.loading_choice import ROUTING, SELECTION
-from registry.pod_responses import parse_server_timing
-from registry.shown_value import shown
 
 Headers = list[tuple[bytes, bytes]]
 

@@ -19,7 +19,7 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from registry.tls import HANDSHAKE_TIMEOUT_S
+from common.tls import HANDSHAKE_TIMEOUT_S
 
 if TYPE_CHECKING:
     import ssl

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from common.shown_value import shown
 from gateway.http import openai
 from gateway.http.client_request import ClientRequest, DelegatedRequest
 from gateway.http.framing import (
@@ -30,7 +31,6 @@ from gateway.http.framing import (
 )
 from gateway.http.listener import ConnectionStarts
 from gateway.http.routes import INFERENCE_SUFFIXES
-from registry.shown_value import shown
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -14,8 +14,8 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, cast
 
+from common.backoff import Backoff
 from gateway.sneakpeek.frames import FrameReader, Kind
-from registry.backoff import Backoff
 
 if TYPE_CHECKING:
     from collections.abc import Callable

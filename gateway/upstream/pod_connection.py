@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Final
 
 import httptools
 
+from common.pod_secret import PodSecret
+from common.tls import PartTls
 from gateway.errors import GatewayError, UpstreamLost
-from registry.pod_secret import PodSecret
-from registry.tls import PartTls
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

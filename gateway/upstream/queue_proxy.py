@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
-from gateway.errors import UpstreamLost
-from gateway.http.headers import read_response
-from gateway.upstream.pod_connection import PodConnectionLost, PodUnreachable
-from registry.pod_responses import (
+from common.pod_responses import (
     FAILURE_STATUSES,
     MAX_BODY_BYTES,
     QueueProxyFailure,
     classify_failure,
 )
+from gateway.errors import UpstreamLost
+from gateway.http.headers import read_response
+from gateway.upstream.pod_connection import PodConnectionLost, PodUnreachable
 
 if TYPE_CHECKING:
     from gateway.http.headers import PodResponse

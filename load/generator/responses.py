@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
+from common.pod_responses import parse_server_timing
 from load.stages import STAGES
-from registry.pod_responses import parse_server_timing
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

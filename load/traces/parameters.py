@@ -15,8 +15,8 @@ from pydantic import (
     model_validator,
 )
 
+from common.sizes import parse_duration_s
 from load.traces.batches import DEFAULT_TENANT
-from registry.sizes import parse_duration_s
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

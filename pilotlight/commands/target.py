@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import httpx
 
+from common.pod_secret import PodSecret
 from pilotlight.errors import InvalidInput, KeyNeeded, NotFound, RequestFailed
 from pilotlight.output import Output
 from pilotlight.quantities import format_bytes
 from pilotlight.state_dir import StateDir
 from registry.errors import RegistryRefused, RegistryUnavailable
-from registry.pod_secret import PodSecret
 from registry.redis.client import Registry
 from registry.redis.server_address import find_server
 

@@ -8,6 +8,7 @@ import typer
 
 from autoscaler.planning.desired_pods import pool_problems
 from autoscaler.planning.pool_view import Limits
+from common.settings_table import settings_from_fields
 from gateway.settings import GatewaySettings
 from pilotlight.commands import flags, up_flags
 from pilotlight.commands.apply import Declared, models_of, read_declared
@@ -32,7 +33,6 @@ from registry.domain.loading_choice import PLACEMENT
 from registry.domain.model import PlacementName
 from registry.inference_service.tenant_rules import parse_rules
 from registry.redis.server_address import check_url
-from registry.settings_table import settings_from_fields
 from runtime.engines.model_server.server_flags import server_problems
 
 app = typer.Typer()

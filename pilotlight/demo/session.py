@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import httpx
 
+from common.backoff import Backoff
 from load.generator.responses import reported_stages_ms
 from pilotlight.demo.runs import TimedResponse
 from pilotlight.errors import PilotlightError, RequestFailed
 from pilotlight.platform.platform import Platform
 from pilotlight.signals import cancelled_by_signals
-from registry.backoff import Backoff
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence

@@ -9,9 +9,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from common.backoff import Backoff
 from pilotlight.errors import StartFailed
 from pilotlight.platform.processes import kill_group, last_lines, start_child, stop_child
-from registry.backoff import Backoff
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence

@@ -21,6 +21,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from common.logs import configure_logs
+from common.process import set_process_title
 from pilotlight.errors import (
     AlreadyRunning,
     Interrupted,
@@ -33,8 +35,6 @@ from pilotlight.platform.processes import python_environment, python_module
 from pilotlight.platform.settings import PlatformSettings
 from pilotlight.signals import cancelled_by_signals
 from pilotlight.state_dir import PlatformState
-from registry.logs import configure_logs
-from registry.process import set_process_title
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from common.sizes import parse_duration_s
 from registry.domain.loading_choice import LOADING, PLACEMENT, ROUTING
 from registry.domain.model import (
     ModelPolicy,
@@ -22,7 +23,6 @@ from registry.domain.model import (
     Tier,
 )
 from registry.domain.task_options import Answers, Scores
-from registry.sizes import parse_duration_s
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

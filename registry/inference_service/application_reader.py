@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from common.sizes import parse_duration_s
 from registry.domain.application import (
     DEFAULT_DEADLINE_S,
     DEFAULT_WINDOW_S,
@@ -25,7 +26,6 @@ from registry.inference_service.document_checks import (
     read_parsed,
 )
 from registry.inference_service.storage_uri import storage_uri_rule
-from registry.sizes import parse_duration_s
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

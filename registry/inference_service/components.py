@@ -10,8 +10,8 @@ import re
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
+from common.shown_value import shown
 from registry.domain.model import LogMode, RequestLog
-from registry.shown_value import shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -9,10 +9,10 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
+from common.shown_value import shown
 from registry.domain.model import ModelName
 from registry.errors import InvalidModel, InvalidYaml
 from registry.inference_service.manifests import objects_of
-from registry.shown_value import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
+from common.shown_value import shown
 from registry.domain.graph import ROOT, GraphNode, GraphSpec, GraphStep, RouterType
 from registry.domain.json_path import BadPathError, parse_path
 from registry.inference_service.document_checks import (
@@ -21,7 +22,6 @@ from registry.inference_service.document_checks import (
     read_kind,
     read_parsed,
 )
-from registry.shown_value import shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import yaml
 
+from common.shown_value import shown
 from registry.errors import InvalidYaml
-from registry.shown_value import shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

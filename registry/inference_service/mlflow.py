@@ -10,10 +10,10 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from common.shown_value import shown
 from registry.inference_service.modelmesh import POOL_ANNOTATION
 from registry.inference_service.predictors import UNSERVED_FORMATS
 from registry.inference_service.reader import API_VERSION, KIND
-from registry.shown_value import shown
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping

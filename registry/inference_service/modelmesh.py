@@ -15,10 +15,10 @@ from enum import StrEnum
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, Final
 
+from common.shown_value import shown
 from registry.errors import InvalidModel
 from registry.inference_service.predictors import SERVED_FORMATS, UNSERVED_FORMATS
 from registry.inference_service.reader import API_VERSION, KIND, read_object
-from registry.shown_value import shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

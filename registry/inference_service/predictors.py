@@ -11,9 +11,9 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from common.shown_value import shown
 from registry.inference_service.components import machine_needs, read_logger
 from registry.inference_service.server_arguments import ServerArguments, read_arguments
-from registry.shown_value import shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

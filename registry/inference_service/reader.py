@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from common.shown_value import shown
 from registry.domain.model import ModelName, ModelSpec, Task
 from registry.errors import InvalidModel, InvalidYaml
 from registry.inference_service.annotations import parse_annotations
@@ -24,7 +25,6 @@ from registry.inference_service.predictors import (
     read_predictor,
 )
 from registry.inference_service.storage_uri import storage_uri_rule
-from registry.shown_value import shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -10,9 +10,9 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from common.shown_value import shown
 from registry.domain.model import Precision, Task
 from registry.domain.task_options import OWN, Answers, Scores, TaskOptions
-from registry.shown_value import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
-from registry.sizes import parse_size
+from common.sizes import parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

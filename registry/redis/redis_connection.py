@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import hiredis
 
-from registry.backoff import Backoff
+from common.backoff import Backoff
 from registry.errors import RegistryRefused, RegistryUnavailable
 from registry.redis.server_address import find_server
 

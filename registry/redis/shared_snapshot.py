@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from registry.backoff import Backoff
+from common.backoff import Backoff
 from registry.errors import RegistryUnavailable
 from registry.redis.script import ChannelVersions
 

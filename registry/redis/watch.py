@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from registry.backoff import Backoff
+from common.backoff import Backoff
 from registry.domain.cluster import ClusterState
 from registry.domain.cluster_changes import ChangeApplier, load_snapshot
 from registry.errors import RegistryUnavailable

@@ -9,7 +9,7 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 
-from registry.backoff import Backoff
+from common.backoff import Backoff
 from registry.domain.model import LoadFailure, ModelSpec
 from runtime.errors import (
     DiskFull,

@@ -10,10 +10,10 @@ from abc import abstractmethod
 from functools import partial
 from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 
+from common.sizes import shown_bytes
 from registry.domain.model import name_of_key
 from registry.domain.reservation import ANY_COPIES, LoadClaim
 from registry.errors import ClaimLost
-from registry.sizes import shown_bytes
 from runtime.errors import LoadCancelled, LoadFailed, LoadRefused, MemoryBusy, RuntimePackageError
 from runtime.loading.load_turns import Load, LoadTurns
 from runtime.tiers.device_cache import CachedModel, DeviceCache

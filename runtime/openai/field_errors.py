@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from registry.shown_value import shown
+from common.shown_value import shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

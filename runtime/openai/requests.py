@@ -20,7 +20,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from registry.shown_value import shown
+from common.shown_value import shown
 from runtime.errors import InvalidRequest
 from runtime.openai.field_errors import describe_errors, first_field
 from runtime.openai.messages import Message  # noqa: TC001 - pydantic resolves it

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Final
 import torch
 import uvloop
 
+from common.logs import configure_logs
+from common.pod_secret import PodSecret
+from common.tls import PartTls
 from registry.domain.pod import slots_at_start
 from registry.errors import RegistryUnavailable
-from registry.logs import configure_logs
-from registry.pod_secret import PodSecret
 from registry.redis.client import Registry
-from registry.tls import PartTls
 from runtime.device.accelerator import find_accelerator, mps_share
 from runtime.device.memory import open_device, use_tf32
 from runtime.device.worker import DeviceWorker

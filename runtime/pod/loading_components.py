@@ -36,12 +36,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from concurrent.futures import Executor
 
+    from common.pod_secret import PodSecret
+    from common.tls import PartTls
     from registry.domain.accelerator import Accelerator
     from registry.domain.model import ModelName, ModelSpec
     from registry.inference_service.tenant_rules import TenantRules
-    from registry.pod_secret import PodSecret
     from registry.redis.client import Registry
-    from registry.tls import PartTls
     from runtime.device.memory import DeviceMemory
     from runtime.device.worker import DeviceWorker
     from runtime.engines.model_server.server_engine import ModelServer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, TypeVar
 
-from registry.content_coding import ACCEPTED, CODINGS, UnpackedTooLarge, coding_of, unpack
+from common.content_coding import ACCEPTED, CODINGS, UnpackedTooLarge, coding_of, unpack
 from runtime.errors import BodyTooLarge, InvalidRequest, UnsupportedCoding
 
 if TYPE_CHECKING:

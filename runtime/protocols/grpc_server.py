@@ -11,7 +11,7 @@ import grpc.aio
 from runtime.settings import KSERVE_GRPC_PORT
 
 if TYPE_CHECKING:
-    from registry.tls import PartTls
+    from common.tls import PartTls
 
 logger = logging.getLogger(__name__)
 

@@ -19,8 +19,8 @@ import grpc
 from google.protobuf.unknown_fields import UnknownFieldSet
 from kserve.protocol.grpc import grpc_predict_v2_pb2 as messages
 
-from registry.pod_responses import MAX_DETAIL_CHARACTERS, MAX_NAME_CHARACTERS, code_of
-from registry.pod_secret import HEADER
+from common.pod_responses import MAX_DETAIL_CHARACTERS, MAX_NAME_CHARACTERS, code_of
+from common.pod_secret import HEADER
 from runtime.errors import InvalidRequest, RuntimePackageError, Unauthorized
 from runtime.metrics import REQUESTS
 from runtime.protocols.response import error_headers, error_status, provenance_headers, stage_of
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
     from concurrent.futures import Executor
 
-    from registry.pod_secret import PodSecret
+    from common.pod_secret import PodSecret
     from runtime.serving.health import Health
     from runtime.serving.predict_service import PredictService
 

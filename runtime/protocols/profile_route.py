@@ -9,9 +9,9 @@ import orjson
 from starlette.responses import Response
 from starlette.routing import Route
 
+from common.shown_value import shown
 from registry.domain.codec import profile_document
 from registry.domain.model import ModelName
-from registry.shown_value import shown
 from runtime.errors import InferenceFailed, InvalidRequest, RuntimePackageError
 from runtime.profiling import ProfilePlan, Profiler
 from runtime.protocols.routes import error_as_response, read_json

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import orjson
 
-from registry.content_coding import ACCEPTED
+from common.content_coding import ACCEPTED
 from runtime.errors import InferenceFailed, RuntimePackageError, UnsupportedCoding, status_of
 from runtime.metrics import REQUESTS
 from runtime.protocols.client import RequestAborted

@@ -13,9 +13,9 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.routing import Route
 
+from common.shown_value import kind_of, shown
 from registry.domain.model import Tier
 from registry.domain.reservation import ANY_COPIES
-from registry.shown_value import kind_of, shown
 from runtime.errors import BodyTooLarge, InvalidRequest, ModelNotFound, RuntimePackageError
 from runtime.protocols.infer_route import InferRoute
 from runtime.protocols.response import ErrorForm, error_response, kserve_error

@@ -20,7 +20,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 from starlette.routing import Match
 
-from registry.pod_secret import HEADER
+from common.pod_secret import HEADER
 from runtime.errors import Unauthorized
 from runtime.protocols.response import error_response
 
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from starlette.routing import Route
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-    from registry.pod_secret import PodSecret
-    from registry.tls import PartTls
+    from common.pod_secret import PodSecret
+    from common.tls import PartTls
 
 KEEP_ALIVE_S = 65
 CLOSE_TIMEOUT_S = 5

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from registry.confinement import ConfinementMissing, confine
+from common.confinement import ConfinementMissing, confine
 from runtime.engines.libraries.optional_library import one_line
 from runtime.errors import ModelInvalid
 from runtime.sandbox.pickles import booster_advice, readable_libraries, unpickled

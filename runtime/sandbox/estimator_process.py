@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import orjson
 
-from registry.confinement import ConfinementMissing, confine
+from common.confinement import ConfinementMissing, confine
 from runtime.engines.libraries.optional_library import one_line
 from runtime.engines.libraries.sklearn_model import SklearnModel
 from runtime.errors import InferenceFailed, InvalidRequest, ModelInvalid

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import orjson
 
-from registry.process import die_with, extend_process_title
+from common.process import die_with, extend_process_title
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

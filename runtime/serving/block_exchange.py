@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from concurrent.futures import Executor
 
-    from registry.pod_secret import PodSecret
+    from common.pod_secret import PodSecret
     from runtime.serving.shared_block import MappedBlock
     from runtime.serving.tensor_store import TensorStore
     from runtime.tiers.host_folder import HostSockets

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, assert_never
 import httpx
 import orjson
 
-from registry.pod_responses import (
+from common.pod_responses import (
     FAILURE_STATUSES,
     QueueProxyFailure,
     classify_failure,
@@ -29,8 +29,8 @@ from runtime.wire.v2 import LENGTH_HEADER, decode_outputs, encode_request
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-    from registry.pod_secret import PodSecret
-    from registry.tls import PartTls
+    from common.pod_secret import PodSecret
+    from common.tls import PartTls
     from runtime.wire.request_head import RequestHead
     from runtime.wire.tensors import Tensor
 

@@ -19,8 +19,8 @@ from runtime.errors import InputLost
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from registry.pod_secret import PodSecret
-    from registry.tls import PartTls
+    from common.pod_secret import PodSecret
+    from common.tls import PartTls
 
 CONNECT_TIMEOUT_S: Final = 2.0
 STALL_TIMEOUT_S: Final = 30.0

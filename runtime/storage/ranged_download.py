@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from registry.backoff import Backoff
+from common.backoff import Backoff
 from runtime.errors import StorageFailed
 from runtime.metrics import DOWNLOADED_BYTES, RANGE_RETRIES
 from runtime.storage.checksums import CRC32

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from common.shown_value import kind_of
 from registry.domain.task_options import OWN
-from registry.shown_value import kind_of
 from runtime.errors import InvalidRequest, ModelInvalid
 from runtime.tasks.classification import LabelOutputs
 from runtime.tasks.tensor_batching import PaddedBatching, TensorRule

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from registry.shown_value import shown
+from common.shown_value import shown
 from runtime.errors import InvalidRequest
 from runtime.tasks.task import texts_of
 from runtime.tasks.tensor_batching import Batching

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from registry.shown_value import shown
+from common.shown_value import shown
 from runtime.engines.programs.signature import ANY, MAX_SIZE, Port, Signature, Size, describe_shape
 from runtime.errors import InvalidRequest
 from runtime.tasks.tensor_batching import Batching

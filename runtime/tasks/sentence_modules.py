@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from registry.shown_value import shown
+from common.shown_value import shown
 from runtime.engines.networks.configuration import read_json, read_json_list
 from runtime.errors import ModelInvalid
 from runtime.storage.listing import MODULES

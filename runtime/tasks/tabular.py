@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from common.shown_value import kind_of, shown
 from registry.domain.model import Task
-from registry.shown_value import kind_of, shown
 from runtime.engines.libraries.rows import INPUT, TabularSignature, is_matrix, matrix
 from runtime.engines.libraries.stored_signature import stored_signature
 from runtime.errors import InferenceFailed, InvalidRequest, ModelInvalid

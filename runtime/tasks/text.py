@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from common.shown_value import shown
 from registry.domain.task_options import OWN
-from registry.shown_value import shown
 from runtime.engines.networks.configuration import read_json
 from runtime.engines.networks.position_limit import position_limit
 from runtime.errors import InvalidExpression, InvalidRequest, ModelInvalid, RuntimePackageError

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from registry.shown_value import shown
+from common.shown_value import shown
 from runtime.engines.networks.configuration import read_json
 from runtime.errors import InvalidRequest, ModelInvalid
 from runtime.tasks.task import texts_of

@@ -16,7 +16,7 @@ import shutil
 import threading
 from typing import TYPE_CHECKING, Final, Self
 
-from registry.sizes import shown_bytes
+from common.sizes import shown_bytes
 from runtime.errors import DiskFull, LoadFailed, StorageFailed
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from common.sizes import shown_bytes
 from registry.domain.model import name_of_key
-from registry.sizes import shown_bytes
 from runtime.errors import ModelTooLarge
 from runtime.tiers.eviction import Candidate, EvictionPolicy, lru
 

@@ -13,8 +13,8 @@ import shutil
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
+from common.sizes import shown_bytes
 from registry.domain.model import ModelName, name_of_key
-from registry.sizes import shown_bytes
 from runtime.errors import DiskFull, ModelTooLarge
 from runtime.metrics import DISK_EVICTED_BYTES, DISK_EVICTIONS
 from runtime.storage.file import file_bytes, folder_bytes

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from registry.sizes import shown_bytes
+from common.sizes import shown_bytes
 from runtime.errors import ModelInvalid
 from runtime.storage.archives import Archive, archive_hint, only_archive
 from runtime.storage.declared_files import OWN_ENGINES, FileRules

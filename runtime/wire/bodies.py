@@ -16,7 +16,7 @@ import orjson
 from google.protobuf.message import DecodeError
 from kserve.protocol.grpc import grpc_predict_v2_pb2 as messages
 
-from registry.shown_value import kind_of, shown
+from common.shown_value import kind_of, shown
 from runtime.errors import InvalidRequest
 from runtime.wire.tensor_encodings import from_raw, string_array, to_raw
 from runtime.wire.tensors import (

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from registry.shown_value import kind_of, shown
+from common.shown_value import kind_of, shown
 from runtime.errors import InvalidRequest
 from runtime.wire.tensors import BF16, BYTES, NUMPY_OF, RAW_ONLY, Tensor, TensorSpec, does_not_fit
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from registry.shown_value import shown
+from common.shown_value import shown
 from runtime.errors import InvalidRequest
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from registry.shown_value import json_fault, kind_of, shown
+from common.shown_value import json_fault, kind_of, shown
 from runtime.errors import BodyTooLarge, InvalidRequest
 from runtime.wire.tensor_encodings import from_json, from_raw, to_json, to_raw
 from runtime.wire.tensors import (

@@ -10,8 +10,8 @@ from autoscaler.loading.loading_policies import policy_of, value_problem
 from autoscaler.placement.planners.catalogue import planner_names, planner_of
 from autoscaler.placement.planners.validation import validate
 from autoscaler.service.settings import AutoscalerSettings
+from common.settings_table import settings_from_fields
 from registry.errors import PluginError
-from registry.settings_table import settings_from_fields
 from tests.plug_ins import install, path_of_plug_ins
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 import grpc
 from kserve.protocol.grpc import grpc_predict_v2_pb2 as messages
 
+from common.pod_secret import HEADER
 from pilotlight.sample_models.make_model import make_model
 from registry.domain.model import ModelName, ModelSpec
-from registry.pod_secret import HEADER
 from tests import servers
 from tests.registry.redis.clients import act
 from tests.runtime import rpc

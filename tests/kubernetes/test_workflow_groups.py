@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
-from registry.pod_secret import HEADER
+from common.pod_secret import HEADER
 from tests.kubernetes.places import IN_NAMESPACE
 from tests.kubernetes.scaling import OF_POOL, Pool
 from tests.kubernetes.schedulers import deployed_schedulers

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from registry.settings_table import read_settings, settings_from_fields
+from common.settings_table import read_settings, settings_from_fields
 from runtime.settings import RuntimeSettings
 
 

@@ -13,14 +13,14 @@ from kserve.model_server import app as kserve_app
 
 from autoscaler.kubernetes.admission.webhook_server import admission_app
 from autoscaler.kubernetes.http_server import operation_app
+from common.pod_secret import PodSecret
+from common.tls import PartTls
 from gateway.__main__ import running_app
 from gateway.grpc.inference_service import InferenceService
 from gateway.grpc.server import health_handler, reflection_handlers
 from gateway.settings import GatewaySettings
-from registry.pod_secret import PodSecret
 from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch
-from registry.tls import PartTls
 from runtime.openai.routes import OpenAIRoutes
 from runtime.protocols import grpc_service
 from runtime.protocols.profile_route import profile_route

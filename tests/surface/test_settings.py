@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from autoscaler.kubernetes.settings import ControllerSettings
 from autoscaler.service.settings import AutoscalerSettings
+from common.settings_table import options
 from gateway.settings import GatewaySettings
-from registry.settings_table import options
 from runtime.settings import RuntimeSettings
 from tests.surface.recorded import assert_recorded
 from workflows.service.settings import SchedulerSettings

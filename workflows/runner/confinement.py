@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from registry.confinement import ConfinementMissing, filter_calls, restrict_files
+from common.confinement import ConfinementMissing, filter_calls, restrict_files
 
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_NO_NEW_PRIVS: Final = 38

@@ -14,9 +14,9 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
+from common.pod_secret import HEADER as SECRET_HEADER
 from registry.domain.model import ModelName
 from registry.errors import RegistryUnavailable
-from registry.pod_secret import HEADER as SECRET_HEADER
 from workflows.service.deployments import not_deployed
 from workflows.service.errors import BadFile, BadRequest, WorkflowError
 from workflows.service.run import ANY_WORKFLOW, RunStatus
@@ -34,7 +34,7 @@ from workflows.service.run_requests import (
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from registry.pod_secret import PodSecret
+    from common.pod_secret import PodSecret
     from workflows.service.metrics import SchedulerMetrics
     from workflows.service.run import Run
     from workflows.service.scheduler import Scheduler

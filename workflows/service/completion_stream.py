@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from registry.shown_value import shown
+from common.shown_value import shown
 from workflows.service.errors import StepError, StepLost
 from workflows.service.tensors import BYTES, BadTensorError, StoredTensor, plain_value, text_tensor
 

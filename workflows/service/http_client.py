@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 import httptools
 
-from registry.tls import PartTls
+from common.tls import PartTls
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

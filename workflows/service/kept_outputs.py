@@ -19,8 +19,8 @@ from workflows.service.http_client import HttpClient, NoResponseError, ResponseT
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
-    from registry.pod_secret import PodSecret
-    from registry.tls import PartTls
+    from common.pod_secret import PodSecret
+    from common.tls import PartTls
     from workflows.service.run import Run, RunStep
     from workflows.service.tensors import KeptAt, StoredTensor
 

@@ -15,10 +15,10 @@ from workflows.service.http_client import HttpClient, NoResponseError, ResponseT
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from common.pod_secret import PodSecret
+    from common.tls import PartTls
     from registry.domain.model import ModelSpec
     from registry.domain.pod_state import PodState
-    from registry.pod_secret import PodSecret
-    from registry.tls import PartTls
     from workflows.service.metrics import SchedulerMetrics
 
 logger = logging.getLogger(__name__)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
+from common.shown_value import json_fault, kind_of, shown
 from registry.domain.model import ModelName
-from registry.shown_value import json_fault, kind_of, shown
 from workflows.scheduling.policies import SCHEDULING
 from workflows.service.errors import BadRequest, TooLarge
 

@@ -40,10 +40,10 @@ from workflows.service.step_client import StepClient
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from registry.pod_secret import PodSecret
+    from common.pod_secret import PodSecret
+    from common.tls import PartTls
     from registry.redis.watch import ClusterWatch
     from registry.redis.workflow_log import TakenRun
-    from registry.tls import PartTls
     from workflows.service.metrics import SchedulerMetrics
     from workflows.service.settings import SchedulerSettings
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from registry.pod_secret import parse_secret_file
+from common.pod_secret import parse_secret_file
+from common.settings_table import option, parse_int, parse_seconds
+from common.sizes import parse_size_from
+from common.tls import TLS_DIR_HELP, parse_tls_dir
 from registry.redis.server_address import parse_redis_url
-from registry.settings_table import option, parse_int, parse_seconds
-from registry.sizes import parse_size_from
-from registry.tls import TLS_DIR_HELP, parse_tls_dir
 from workflows.scheduling.candidates import WHOLE_POOL, PodGroup
 from workflows.scheduling.policies import SCHEDULING, SchedulingPolicy
 

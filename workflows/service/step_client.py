@@ -8,7 +8,7 @@ from urllib.parse import quote, urlsplit
 
 import orjson
 
-from registry.pod_responses import parse_server_timing
+from common.pod_responses import parse_server_timing
 from workflows.service.completion_stream import CompletionStream, completion_body
 from workflows.service.errors import InputsLost, StepError, StepLost
 from workflows.service.http_client import (
@@ -34,9 +34,9 @@ from workflows.wire import STREAM, source_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from common.pod_secret import PodSecret
+    from common.tls import PartTls
     from registry.domain.model import ModelName
-    from registry.pod_secret import PodSecret
-    from registry.tls import PartTls
     from workflows.service.http_client import HttpResponse
 
 POD_HEADER: Final = "x-pilotlight-place-at"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import orjson
 
-from registry.shown_value import shown
+from common.shown_value import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -17,7 +17,7 @@ from kubernetes.aio import client
 from autoscaler.kubernetes.cluster.cluster_api import TIMEOUT_S, api_errors
 from autoscaler.kubernetes.errors import Changed, Gone, KubernetesError
 from autoscaler.kubernetes.metrics import FAILURES
-from registry.pod_secret import make_secret, parse_secrets
+from common.pod_secret import make_secret, parse_secrets
 
 if TYPE_CHECKING:
     from autoscaler.kubernetes.settings import ControllerSettings

@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from autoscaler.kubernetes.cluster.inference_services import RULES, mode_of
-from registry.backoff import KeyedBackoff
+from common.backoff import KeyedBackoff
 from registry.inference_service.tenant_rules import TenantRules, parse_rules
 
 if TYPE_CHECKING:

@@ -11,11 +11,11 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from common.sizes import parse_duration_s, parse_rate, parse_size
 from load.simulator.cluster.application_file import (
     ApplicationSection,  # noqa: TC001 - pydantic resolves it
 )
 from registry.domain.pod import default_slots
-from registry.sizes import parse_duration_s, parse_rate, parse_size
 
 
 def _size(value: Any) -> int:

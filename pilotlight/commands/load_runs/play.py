@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from common.sizes import parse_duration_s
 from load.errors import (
     CredentialsRefused,
     GeneratorError,
@@ -30,7 +31,6 @@ from pilotlight.commands.object_names import parse_model_names
 from pilotlight.commands.target import KEY_HINT, require_known
 from pilotlight.errors import Interrupted, InvalidInput, KeyNeeded, RequestFailed
 from registry.domain.loading_choice import ROUTING, SELECTION
-from registry.sizes import parse_duration_s
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from registry.shown_value import shown
+from common.shown_value import shown
 from runtime.errors import InferenceFailed, InvalidRequest
 from runtime.wire.tensors import BYTES, DATATYPE_OF, NUMPY_OF, Tensor, bytes_tensor
 

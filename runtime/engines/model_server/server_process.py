@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from registry.backoff import Backoff
+from common.backoff import Backoff
 from runtime.parent_death_signal import dies_with_this_thread
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from common.shown_value import kind_of
 from registry.domain.model import Task
-from registry.shown_value import kind_of
 from runtime.errors import ModelInvalid, ModelUnsupported
 from runtime.storage.listing import MODULES
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from autoscaler.kubernetes.settings import ControllerSettings
-from registry.settings_table import settings_from_fields
+from common.settings_table import settings_from_fields
 
 if TYPE_CHECKING:
     from pathlib import Path

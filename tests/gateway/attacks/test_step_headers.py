@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
-from registry.pod_secret import HEADER, make_secret
+from common.pod_secret import HEADER, make_secret
 from tests import servers
 
 if TYPE_CHECKING:

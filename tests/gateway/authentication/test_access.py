@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from common.settings_table import settings_from_fields
 from gateway.settings import GatewaySettings
-from registry.settings_table import settings_from_fields
 from tests import servers
 from tests.gateway.authentication.identity_provider import Issuer, new_key, published, trust
 from tests.gateway.gateway_harness import GatewayHarness

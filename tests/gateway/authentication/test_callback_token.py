@@ -4,9 +4,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from common.pod_secret import PodSecret
 from gateway.authentication.access import LEEWAY_S, is_callback, make_token
 from registry.domain.model import ModelName
-from registry.pod_secret import PodSecret
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from common.settings_table import settings_from_fields
 from gateway.settings import GatewaySettings
-from registry.settings_table import settings_from_fields
 from tests import servers
 from tests.gateway.gateway_harness import GatewayHarness
 from tests.servers import wait_until

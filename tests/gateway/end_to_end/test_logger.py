@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from common.settings_table import read_settings
 from gateway.pool import logger_rules
 from gateway.settings import GatewaySettings
 from registry.domain.model import ModelName, ModelSpec, RequestLog
-from registry.settings_table import read_settings
 from tests import servers
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from common.settings_table import read_settings
 from gateway.settings import GatewaySettings
-from registry.settings_table import read_settings
 from tests import servers
 from tests.gateway.gateway_harness import GatewayHarness
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from common.pod_responses import QueueProxyFailure, classify_failure
 from registry.domain.model import RoutingPolicy
-from registry.pod_responses import QueueProxyFailure, classify_failure
 
 if TYPE_CHECKING:
     from tests.gateway.gateway_harness import GatewayHarness

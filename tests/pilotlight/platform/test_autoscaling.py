@@ -13,7 +13,7 @@ import httpx
 import pyarrow.parquet as pq
 import pytest
 
-from registry.pod_secret import PodSecret
+from common.pod_secret import PodSecret
 from registry.redis.autoscaler_log import AutoscalerLog
 from registry.redis.client import Registry
 from tests import servers

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
-from registry.pod_secret import HEADER, PodSecret
+from common.pod_secret import HEADER, PodSecret
 from registry.redis.server_address import check_url
 from tests.pilotlight.platform.running import RunningPlatform, pids_of, start_platform
 

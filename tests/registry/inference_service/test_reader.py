@@ -10,10 +10,10 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from common.shown_value import shown
 from registry.domain.model import ModelName, ModelPolicy, RoutingPolicy, Task
 from registry.errors import InvalidModel
 from registry.inference_service.reader import read_documents
-from registry.shown_value import shown
 
 Change = Callable[[dict[str, Any]], object]
 

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from common.pod_secret import PodSecret
 from registry.domain.model import ModelName, ModelPolicy, ModelRecord, ModelSpec, Tier
 from registry.domain.pod import PodInfo
 from registry.domain.pod_state import PodState
 from registry.domain.profile import Profile, ProfilePoint
 from registry.domain.residency_index import Residency
-from registry.pod_secret import PodSecret
 from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch
 from research.simulated_workflows import constants

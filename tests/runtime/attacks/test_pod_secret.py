@@ -11,7 +11,7 @@ import httpx
 import pytest
 from kserve.protocol.grpc import grpc_predict_v2_pb2 as messages
 
-from registry.pod_secret import HEADER
+from common.pod_secret import HEADER
 from tests import servers
 from tests.runtime import rpc
 from tests.runtime.http import TIMEOUT_S
@@ -147,7 +147,7 @@ def test_a_rotation_under_load_loses_no_request(
 
 
 def test_an_unusable_file_ends_a_pod_at_once(tmp_path: Path) -> None:
-    from registry.settings_table import settings_from_fields
+    from common.settings_table import settings_from_fields
     from runtime.settings import RuntimeSettings
 
     file = tmp_path / "secret"

@@ -14,10 +14,10 @@ from kserve.protocol.grpc import grpc_predict_v2_pb2 as messages
 from kserve.protocol.grpc.grpc_predict_v2_pb2_grpc import GRPCInferenceServiceStub
 
 from autoscaler.service.executor import PodClient, PodRefused
+from common.settings_table import settings_from_fields
+from common.tls import PART_NAME, PartTls
 from gateway.settings import GatewaySettings, tls_problems
 from registry.domain.model import Tier
-from registry.settings_table import settings_from_fields
-from registry.tls import PART_NAME, PartTls
 from tests import servers
 from tests.certificates import write_certificates
 from tests.runtime import rpc

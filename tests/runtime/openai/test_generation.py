@@ -16,8 +16,8 @@ import orjson
 import pytest
 from transformers import AutoTokenizer
 
+from common.pod_responses import parse_server_timing
 from registry.domain.model import ModelPolicy
-from registry.pod_responses import parse_server_timing
 from tests import servers
 from tests.runtime.http import get, infer_texts, metric, post, post_bytes, predict, wait_idle
 

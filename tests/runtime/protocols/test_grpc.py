@@ -16,7 +16,7 @@ import pytest
 from kserve.protocol.grpc import grpc_predict_v2_pb2 as messages
 from kserve.protocol.grpc.grpc_predict_v2_pb2_grpc import GRPCInferenceServiceStub
 
-from registry.tls import PartTls
+from common.tls import PartTls
 from runtime.protocols.grpc_server import GrpcServer
 from runtime.settings import KSERVE_GRPC_PORT
 from tests import servers

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import uvloop
 
-from registry.pod_secret import PodSecret
+from common.pod_secret import PodSecret
 from runtime.serving import block_exchange
 from runtime.serving.block_exchange import MAX_TENSORS, BlockClient, BlockServer
 from runtime.serving.tensor_store import TensorStore

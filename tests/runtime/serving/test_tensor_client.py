@@ -13,8 +13,8 @@ import uvicorn
 import uvloop
 from starlette.applications import Starlette
 
-from registry.pod_secret import PodSecret
-from registry.tls import PartTls
+from common.pod_secret import PodSecret
+from common.tls import PartTls
 from runtime.errors import InputLost
 from runtime.protocols.server import SecretCheck
 from runtime.protocols.tensor_routes import tensor_routes

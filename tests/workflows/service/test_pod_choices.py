@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
+from common.pod_secret import PodSecret
 from registry.domain.model import ModelName, ModelRecord, ModelSpec
 from registry.domain.pod import PodInfo
 from registry.domain.pod_state import PodState
-from registry.pod_secret import PodSecret
 from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch
 from research.workflows.reactive_copies import ReactiveCopies

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from registry.settings_table import settings_from_fields
+from common.settings_table import settings_from_fields
 from tests import servers
 from workflows.scheduling.candidates import PodGroup
 from workflows.service.settings import SchedulerSettings, parse_pod_group, tls_problems

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
+from common.pod_secret import PodSecret
 from registry.domain.model import ModelName
-from registry.pod_secret import PodSecret
 from workflows.service.errors import StepError, StepLost
 from workflows.service.step_client import StepCall, StepClient
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from autoscaler.kubernetes.pools.pod_secret import ENTRY, OVERLAP_S, SECRET, next_secrets
-from registry.pod_secret import parse_secrets
+from common.pod_secret import parse_secrets
 from tests.rendered import kustomized
 
 OLD, NEW = "old-secret-of-pods", "new-secret-of-pods"

@@ -3,7 +3,7 @@ from __future__ import annotations
 import io
 import logging
 
-from registry.logs import FieldFormatter, JsonFormatter
+from common.logs import FieldFormatter, JsonFormatter
 
 
 def test_fields_follow_the_message() -> None:

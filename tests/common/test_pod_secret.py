@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from registry.pod_secret import MAX_SECRETS, PodSecret, make_secret, parse_secrets
+from common.pod_secret import MAX_SECRETS, PodSecret, make_secret, parse_secrets
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from registry.shown_value import kind_of, shown
+from common.shown_value import kind_of, shown
 
 
 @pytest.mark.parametrize(

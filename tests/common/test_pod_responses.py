@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from registry.pod_responses import parse_server_timing
+from common.pod_responses import parse_server_timing
 
 
 @pytest.mark.parametrize(

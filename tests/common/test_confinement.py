@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 HEAD = """
 import os, socket, sys, threading
 from pathlib import Path
-from registry.confinement import ConfinementMissing, confine, filter_calls, restrict_files
+from common.confinement import ConfinementMissing, confine, filter_calls, restrict_files
 ours, theirs = socket.socketpair()
 unbound = socket.socket()
 folder = Path(sys.argv[1])

@@ -3,7 +3,7 @@
 All parts use one folder, as a Secret of cert-manager's mounts it: `tls.crt`, `tls.key`, `ca.crt`.
 Pods are reached by their addresses, which no certificate names, so every certificate names
 `PART_NAME` instead, and clients check for it. Who calls is shown by the pods' secret
-(`registry.pod_secret`), which TLS hides from the network: probes of the kubelet have no
+(`common.pod_secret`), which TLS hides from the network: probes of the kubelet have no
 certificate.
 """
 
@@ -15,7 +15,7 @@ import ssl
 from pathlib import Path
 from typing import Any, Final
 
-from registry.pod_secret import file_stamp
+from common.pod_secret import file_stamp
 
 logger = logging.getLogger(__name__)
 

@@ -4,8 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from registry.redis.server_address import parse_redis_url
-from registry.settings_table import (
+from common.settings_table import (
     option,
     parse_bool,
     parse_int,
@@ -13,6 +12,7 @@ from registry.settings_table import (
     read_settings,
     settings_from_fields,
 )
+from registry.redis.server_address import parse_redis_url
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from registry.backoff import MAX_S, Backoff, KeyedBackoff
+from common.backoff import MAX_S, Backoff, KeyedBackoff
 
 
 def test_pauses_double_up_to_the_maximum() -> None:

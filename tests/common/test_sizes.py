@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
+from common.settings_table import settings_from_fields
+from common.sizes import parse_duration_s, parse_rate, parse_size, parse_size_from
 from gateway.settings import GatewaySettings
 from load.simulator.cluster.sections import Size
 from pilotlight.quantities import parse_bytes
 from registry.inference_service.tenant_rules import Quota, parse_rules
-from registry.settings_table import settings_from_fields
-from registry.sizes import parse_duration_s, parse_rate, parse_size, parse_size_from
 from runtime.settings import RuntimeSettings
 from workflows.service.settings import SchedulerSettings
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from registry.content_coding import CODINGS, UnpackedTooLarge, coding_of, unpack
+from common.content_coding import CODINGS, UnpackedTooLarge, coding_of, unpack
 
 TEXT = b'{"instances": [1, 2, 3]}'
 

@@ -1,0 +1,1 @@
+"""What all packages share and none owns: processes, HTTP, tensors, TLS, settings, logs."""
