@@ -48,6 +48,15 @@ class PolicyNames(Collection[str]):
         """The object of a plug-in. Raises PluginError."""
         return _load(self._group, self._built_in, name)
 
+    def problem(self, name: str) -> str:
+        """Why the plug-in of a known name cannot be used here; empty: it can, or is built in."""
+        try:
+            if name not in self._built_in:
+                self.load(name)
+        except PluginError as error:
+            return str(error)
+        return ""
+
     def _plugins(self) -> Mapping[str, EntryPoint]:
         return _plugins(self._group, self._built_in)
 

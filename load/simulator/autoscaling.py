@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass
+from pathlib import Path
+from traceback import extract_tb
 from typing import TYPE_CHECKING, Any, Final
 
 from autoscaler.forecasting.counts import Counts, CountsParams
-from autoscaler.loading.loading_policies import policy_of
+from autoscaler.loading.loading_policies import LOADING_POLICIES, policy_of
 from autoscaler.planning.demand_forecast import RatePublication
 from autoscaler.planning.desired_pods import ScalingState
 from autoscaler.planning.policy import Demote, Load, SetPods
@@ -20,6 +22,7 @@ from autoscaler.tick.forecaster import DemandForecaster, ForecastSchedule
 from autoscaler.tick.observed_demand import ObservedDemand
 from autoscaler.tick.planner import Planner
 from registry.domain.model import Tier, name_of_key
+from registry.errors import PluginError
 
 if TYPE_CHECKING:
     from autoscaler.planning.policy import Action, LoadingPolicy
@@ -62,6 +65,7 @@ class PlannedAutoscaler:
         self._observed = ObservedDemand(counts if policy.reads_demand else None, epoch_s=epoch_s)
         forecaster = forecaster or DemandForecaster(is_partial=not policy.reads_history)
         forecasts = ForecastSchedule(self._observed, forecaster) if policy.reads_demand else None
+        self._policy_name = policy.name
         self._planner = Planner(policy, self._observed, forecasts)
         self._planner.scaling = None if pods is None else ScalingState(current=pods)
         self._limits = limits
@@ -92,8 +96,14 @@ class PlannedAutoscaler:
             budget_bytes=self._budgets,
         )
         plan = self._planner.plan(state, now_s, observations, limits=self._limits)
-        if plan.failure is not None:
-            raise plan.failure
+        if (failure := plan.failure) is not None:
+            if self._policy_name in LOADING_POLICIES:
+                raise failure
+            where = extract_tb(failure.__traceback__)[-1]
+            raise PluginError(
+                f"loading policy {self._policy_name} raised {type(failure).__name__}: {failure} "
+                f"({Path(where.filename).name}, line {where.lineno})"
+            ) from failure
         rates = self._rates.next_rates(plan.view, now_s)
         if rates is not None:
             actions.publish_expected_rates(rates)

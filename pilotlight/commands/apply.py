@@ -27,6 +27,7 @@ from registry.domain.application import ApplicationSpec
 from registry.domain.cluster import ClusterState
 from registry.domain.graph import KIND as GRAPH
 from registry.domain.graph import GraphSpec
+from registry.domain.loading_choice import ROUTING
 from registry.domain.model import ModelName, ModelSpec
 from registry.errors import InvalidModel
 from registry.inference_service.application_reader import read_applications
@@ -67,6 +68,7 @@ async def apply(
 ) -> None:
     """Create or update models, applications and graphs from YAML; all or nothing if invalid."""
     specs = read_declared(filename, namespace)
+    check_policies(specs)
     unserved = await _apply(target, output, specs, dry_run=dry_run, check=check)
     if strict and unserved:
         output.note(f"not served (--strict): {', '.join(map(str, sorted(unserved)))}")
@@ -124,6 +126,17 @@ def read_declared(paths: Sequence[str], namespace: str | None) -> list[Declared]
     for line in left_objects(sources, default_namespace=namespace or "default"):
         Output().note(line)
     return specs
+
+
+def check_policies(specs: Sequence[Declared]) -> None:
+    """Raises InvalidInput with all models whose routing policy cannot be imported."""
+    problems = [
+        f"{spec.name}: {problem}"
+        for spec in models_of(specs)
+        if (problem := ROUTING.problem(spec.policy.routing))
+    ]
+    if problems:
+        raise InvalidInput(problems)
 
 
 def _read_sources(path: str) -> list[tuple[str, str]]:

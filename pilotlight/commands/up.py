@@ -11,7 +11,7 @@ from autoscaler.planning.pool_view import Limits
 from common.settings_table import settings_from_fields
 from gateway.settings import GatewaySettings
 from pilotlight.commands import flags, up_flags
-from pilotlight.commands.apply import Declared, models_of, read_declared
+from pilotlight.commands.apply import Declared, check_policies, models_of, read_declared
 from pilotlight.commands.autoscaler import loading_problems
 from pilotlight.commands.up_run import run_detached, run_in_foreground
 from pilotlight.errors import InvalidInput
@@ -146,6 +146,7 @@ def up(
     )
     output = Output(json_)
     specs = read_declared(filename, namespace) if filename else []
+    check_policies(specs)
     if autoscaler and (problems := choice_problems(specs, pool, loading, placement)):
         raise InvalidInput(problems)
     if state_dir.is_locked():

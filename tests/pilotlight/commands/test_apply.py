@@ -14,6 +14,7 @@ from registry.redis.autoscaler_log import AutoscalerLog
 from registry.redis.client import Registry
 from tests.gateway.gateway_harness import running_pods
 from tests.pilotlight.conftest import SAMPLES, SERVICE, write_yaml
+from tests.plug_ins import install, path_of_plug_ins
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,6 +36,8 @@ spec:
       modelFormat: {name: huggingface}
       storageUri: s3://models/t5-small
 """
+
+_NEAREST = "  annotations: {{pilotlight.io/policy: nearest}}\n"
 
 
 def _documents(verb: Cli) -> Any:
@@ -108,6 +111,18 @@ def test_reports_all_mistakes_and_applies_nothing(verb: Cli, tmp_path: Path) -> 
         "pilotlight.io/polcy",
     ):
         assert expected in ran.err
+    assert _models(verb) == []
+
+
+def test_a_routing_policy_that_cannot_be_imported_is_refused(verb: Cli, tmp_path: Path) -> None:
+    install(tmp_path, "mine", "pilotlight.routing", {"nearest": "mine:gone"}, "import absent\n")
+    annotated = SERVICE.replace("  name: {name}\n", "  name: {name}\n" + _NEAREST)
+    path = write_yaml(tmp_path / "yaml", a=annotated.format(name="a", folder="one"))
+    with path_of_plug_ins(tmp_path):
+        ran = verb("apply", "-f", path)
+    assert ran.status == 2
+    assert "default/a: plug-in 'nearest' of mine 1.2 (pilotlight.routing) cannot be " in ran.err
+    assert "No module named 'absent'" in ran.err
     assert _models(verb) == []
 
 

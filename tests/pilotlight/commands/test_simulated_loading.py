@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from load.report.run_file import read_run
+from tests.plug_ins import install, path_of_plug_ins
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,6 +25,14 @@ models:
   - {name: m, count: 3, size: 100MB, load: {remote: 5s, disk: 2s}}
 """
 """A pod holds two of the three models."""
+
+_HASTY = """
+from autoscaler.planning.policy import LoadingPolicy
+
+
+def hasty():
+    return LoadingPolicy("hasty", None, lambda view, state: 1 / 0)
+"""
 
 
 def _trace(folder: Path, *, periods: int) -> str:
@@ -46,6 +55,14 @@ def asked(tmp_path: Path) -> list[str]:
         "simulate", "--cluster", str(tmp_path / "cluster.yaml"),
         "--trace", _trace(tmp_path, periods=9), "--json", "--tick", "30", "--processes", "1",
     ]  # fmt: skip
+
+
+def test_a_plug_in_that_raises_is_named(cli: Cli, asked: list[str], tmp_path: Path) -> None:
+    install(tmp_path, "mine", "pilotlight.loading", {"hasty": "mine:hasty"}, _HASTY)
+    with path_of_plug_ins(tmp_path):
+        ran = cli(*asked, "--loading", "hasty", "--out", str(tmp_path / "runs"))
+    assert ran.status == 1
+    assert "loading policy hasty raised ZeroDivisionError: division by zero (mine.py, " in ran.err
 
 
 def records(row: Any) -> list[Any]:
