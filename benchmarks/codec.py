@@ -14,19 +14,18 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import orjson
 from kserve import InferOutput, InferRequest, InferResponse
-from kserve.protocol.grpc import grpc_predict_v2_pb2 as messages
 
 from benchmarks.machine import machine_facts, save
 from benchmarks.quantiles import spread
-from runtime.wire.bodies import decode_message, encode_message
-from runtime.wire.tensors import numeric_tensor
-from runtime.wire.v2 import (
+from common.inference_protocol.bodies import (
     LENGTH_HEADER,
     V2Request,
     decode_request,
     encode_request,
     encode_response,
 )
+from common.inference_protocol.grpc_messages import decode_message, encode_message, messages
+from common.inference_protocol.tensors import numeric_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -23,12 +23,12 @@ from starlette.applications import Starlette
 from starlette.responses import Response
 from starlette.routing import Route
 
+from common.inference_protocol.tensors import Tensor
 from common.pod_secret import PodSecret
 from runtime.protocols.tensor_routes import tensor_routes
 from runtime.serving.block_exchange import BlockServer
 from runtime.serving.tensor_store import TensorStore
 from runtime.tiers.host_folder import HostFolder, HostSockets
-from runtime.wire.tensors import Tensor
 
 if TYPE_CHECKING:
     from starlette.requests import Request

@@ -38,6 +38,7 @@ from benchmarks.transfer_pod import (
     kept,
     large,
 )  # fmt: skip
+from common.inference_protocol.bodies import decode_request
 from common.pod_secret import PodSecret
 from common.tls import PartTls
 from runtime.serving.block_exchange import BlockClient
@@ -46,7 +47,6 @@ from runtime.serving.step_tensors import StepTensors
 from runtime.serving.tensor_store import TensorStore
 from runtime.tiers.host_folder import HostFolder, HostSockets
 from runtime.wire.request_head import parse_request_head
-from runtime.wire.v2 import decode_request
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -2,33 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from http import HTTPStatus
 from typing import ClassVar
 
+from common.inference_protocol.errors import BodyTooLarge, InvalidRequest, PodError
 from registry.domain.model import UNREADABLE
-
-
-class RuntimePackageError(Exception):
-    """Root of the runtime's errors."""
-
-    refusal: ClassVar[str | None] = None
-    """The value of `x-pilotlight-not-executed`; None if the request may have been executed."""
-    retry_after_s: float | None = None
-    label: ClassVar[str] = "error"
-    """The class's name in the header `x-pilotlight-error`, such as `load-failed`."""
-
-    def __init__(self, message: str = "", *, retry_after_s: float | None = None) -> None:
-        super().__init__(message)
-        if retry_after_s is not None:
-            self.retry_after_s = retry_after_s
-
-    def __init_subclass__(cls) -> None:
-        cls.label = re.sub(r"(?<!^)(?=[A-Z])", "-", cls.__name__).lower()
-
-
-class InvalidRequest(RuntimePackageError):
-    """The request's body or headers are invalid."""
 
 
 class InvalidExpression(InvalidRequest):
@@ -43,7 +21,7 @@ class InferenceTooLarge(InvalidRequest):
     """The inference needs more working memory than one inference may take."""
 
 
-class InputLost(RuntimePackageError):
+class InputLost(PodError):
     """A tensor that a step's input refers to is not kept any more, or its pod is gone."""
 
 
@@ -51,73 +29,69 @@ class PromptTooLong(InvalidRequest):
     """The prompt and the requested new tokens exceed the model's context."""
 
 
-class BodyTooLarge(RuntimePackageError):
-    """The body exceeds the pod's limit."""
-
-
-class UnsupportedCoding(RuntimePackageError):
+class UnsupportedCoding(PodError):
     """The body is compressed in a way that is not read."""
 
 
-class Unauthorized(RuntimePackageError):
+class Unauthorized(PodError):
     """The request does not carry the pods' shared secret."""
 
     refusal = "secret"
 
 
-class ModelNotFound(RuntimePackageError):
+class ModelNotFound(PodError):
     """The model is not declared."""
 
 
-class ModelUnknown(RuntimePackageError):
+class ModelUnknown(PodError):
     """The pod has not heard of the model, and cannot ask the registry: another pod may know it."""
 
     refusal = "draining"
     retry_after_s = 1.0
 
 
-class SlotsFull(RuntimePackageError):
+class SlotsFull(PodError):
     """All request slots of the pod are taken."""
 
     refusal = "slots"
     retry_after_s = 1.0
 
 
-class StepQueueFull(RuntimePackageError):
+class StepQueueFull(PodError):
     """The pod takes no further step of a workflow, or none of its namespace."""
 
     refusal = "step-queue"
     retry_after_s = 1.0
 
 
-class QueueFull(RuntimePackageError):
+class QueueFull(PodError):
     """The device's queue is full."""
 
     refusal = "slots"
     retry_after_s = 1.0
 
 
-class PodDraining(RuntimePackageError):
+class PodDraining(PodError):
     """The pod accepts no new requests."""
 
     refusal = "draining"
 
 
-class PodEnded(RuntimePackageError):
+class PodEnded(PodError):
     """The pod's drain timeout passed before the request's response."""
 
 
-class AlreadyBegun(RuntimePackageError):
+class AlreadyBegun(PodError):
     """The request was sent again, but the pod had begun it the first time."""
 
 
-class DeadlinePassed(RuntimePackageError):
+class DeadlinePassed(PodError):
     """The request's deadline passed before its inference began."""
 
     refusal = "deadline"
 
 
-class LoadFailed(RuntimePackageError):
+class LoadFailed(PodError):
     """A model could not be loaded.
 
     `reason` is that of its condition: `Unreadable` where its files cannot be read or served as they
@@ -182,19 +156,19 @@ class ModelBroken(LoadFailed):
     reason = "RuntimeUnhealthy"
 
 
-class InferenceHung(RuntimePackageError):
+class InferenceHung(PodError):
     """The request's own inference did not end within the model's time limit."""
 
 
-class RequestHung(RuntimePackageError):
+class RequestHung(PodError):
     """An earlier inference of an equal request hung; no pod should try it."""
 
 
-class ExpressionRefused(RuntimePackageError):
+class ExpressionRefused(PodError):
     """A chat template or tokenizer of the model was stopped with an input as short as this one."""
 
 
-class MemoryBusy(RuntimePackageError):
+class MemoryBusy(PodError):
     """Models in use did not release enough memory in time."""
 
     refusal = "no-memory"
@@ -210,42 +184,42 @@ class DeviceFull(MemoryBusy):
         """How much less the device has than was needed, as far as it is known."""
 
 
-class NoRoomToInfer(RuntimePackageError):
+class NoRoomToInfer(PodError):
     """The device has no memory for the inference itself; the model stays loaded."""
 
     refusal = "device-full"
     retry_after_s = 1.0
 
 
-class NoDevice(RuntimePackageError):
+class NoDevice(PodError):
     """The configured device is not visible to the pod."""
 
 
-class ModelInUse(RuntimePackageError):
+class ModelInUse(PodError):
     """The model cannot be unloaded while requests use it."""
 
     retry_after_s = 1.0
 
 
-class LoadRefused(RuntimePackageError):
+class LoadRefused(PodError):
     """The registry did not grant the claim for the load, or revoked it."""
 
     refusal = "load-refused"
     retry_after_s = 1.0
 
 
-class LoadCancelled(RuntimePackageError):
+class LoadCancelled(PodError):
     """The load was cancelled: the model was unloaded, or no request waits for it any more."""
 
     refusal = "load-failed"
     retry_after_s = 1.0
 
 
-class HostTierRefused(RuntimePackageError):
+class HostTierRefused(PodError):
     """Tier `host` is disabled or has no room for the model."""
 
 
-class RemoteInferenceFailed(RuntimePackageError):
+class RemoteInferenceFailed(PodError):
     """The predict pod did not respond; it may have executed the request."""
 
 
@@ -255,22 +229,22 @@ class RemotePodUnreachable(RemoteInferenceFailed):
     refusal = "unreachable"
 
 
-class InferenceFailed(RuntimePackageError):
+class InferenceFailed(PodError):
     """The model raised an error."""
 
 
-class ServerUnavailable(RuntimePackageError):
+class ServerUnavailable(PodError):
     """The pod's model server does not answer, or has lost the model: nothing was executed."""
 
     refusal = "draining"
     retry_after_s = 1.0
 
 
-class ServerLost(RuntimePackageError):
+class ServerLost(PodError):
     """The pod's model server ended in the request, which it may have executed."""
 
 
-_ERRORS_OF: dict[HTTPStatus, tuple[type[RuntimePackageError], ...]] = {
+_ERRORS_OF: dict[HTTPStatus, tuple[type[PodError], ...]] = {
     HTTPStatus.BAD_REQUEST: (InvalidRequest,),
     HTTPStatus.UNAUTHORIZED: (Unauthorized,),
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE: (BodyTooLarge,),
@@ -292,7 +266,7 @@ _ERRORS_OF: dict[HTTPStatus, tuple[type[RuntimePackageError], ...]] = {
 _STATUS_OF = {error: status for status, errors in _ERRORS_OF.items() for error in errors}
 
 
-def status_of(error: RuntimePackageError) -> HTTPStatus:
+def status_of(error: PodError) -> HTTPStatus:
     """The status of the error's nearest listed class; 500 for all others."""
     for kind in type(error).__mro__:
         if kind in _STATUS_OF:

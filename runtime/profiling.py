@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import TYPE_CHECKING, Final
 
+from common.inference_protocol.errors import InvalidRequest
 from registry.domain.model import ModelName
 from registry.domain.profile import NEAR_PEAK_RATIO, Profile, ProfilePoint
 from runtime.device.accelerator import PeakMemory, available_bytes
@@ -24,13 +25,13 @@ from runtime.device.batch_times import LIMITED_BY_MEMORY
 from runtime.device.device_errors import is_out_of_memory
 from runtime.device.device_model import ModelInputs
 from runtime.device.queue import ASSUMED_DEADLINE_S
-from runtime.errors import InvalidRequest
 from runtime.threads import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
     from concurrent.futures import Executor
 
+    from common.inference_protocol.tensors import Tensor
     from registry.domain.cluster import ClusterState
     from registry.domain.model import ModelSpec
     from registry.domain.pod import PodInfo
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from runtime.loading.load_coordinator import LoadCoordinator
     from runtime.loading.served_model import ServedModel
     from runtime.registration.registry_agent import RegistryAgent
-    from runtime.wire.tensors import Tensor
 
 logger = logging.getLogger(__name__)
 

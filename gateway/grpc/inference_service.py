@@ -15,6 +15,7 @@ import grpc.aio
 import httpx
 from google.protobuf.message import DecodeError
 
+from common.inference_protocol.grpc_messages import INFERENCE, messages
 from common.pod_responses import MAX_DETAIL_CHARACTERS, code_of
 from gateway.errors import BadRequest, GatewayError
 from gateway.grpc.authority_relay import AUTHORITY_HEADER
@@ -26,7 +27,6 @@ from gateway.grpc.grpc_request import (
     request_headers,
     target_of_call,
 )
-from gateway.grpc.messages import INFERENCE, inference
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -100,7 +100,7 @@ class InferenceService:
     async def _infer(self, content: bytes, context: Context) -> GrpcRequest:
         """The request with its response. Raises CallFailed, GatewayError."""
         pairs = pairs_of(context.invocation_metadata())
-        name = _parse(inference.ModelInferRequest, content).model_name
+        name = _parse(messages.ModelInferRequest, content).model_name
         target = target_of_call(self._app, model_path(pairs, name, "/infer"), host_of(pairs))
         if name and "/" not in name and self._app.pools.names.answers_to(target.model, name):
             target = replace(target, name=name)
@@ -121,25 +121,25 @@ class InferenceService:
     # Health and metadata, as over HTTP
 
     async def _server_live(self, content: bytes, context: Context) -> bytes:
-        return _encoded(inference.ServerLiveResponse(live=True))
+        return _encoded(messages.ServerLiveResponse(live=True))
 
     async def _server_ready(self, content: bytes, context: Context) -> bytes:
-        return _encoded(inference.ServerReadyResponse(ready=self._app.is_ready))
+        return _encoded(messages.ServerReadyResponse(ready=self._app.is_ready))
 
     async def _server_metadata(self, content: bytes, context: Context) -> bytes:
         found = await self._get("/v2", context)
-        return _encoded(inference.ServerMetadataResponse(**found))
+        return _encoded(messages.ServerMetadataResponse(**found))
 
     async def _model_ready(self, content: bytes, context: Context) -> bytes:
-        request = _parse(inference.ModelReadyRequest, content)
+        request = _parse(messages.ModelReadyRequest, content)
         found = await self._get_model(request.name, "/ready", context, allowed=(200, 503))
-        return _encoded(inference.ModelReadyResponse(ready=found.get("ready", False)))
+        return _encoded(messages.ModelReadyResponse(ready=found.get("ready", False)))
 
     async def _model_metadata(self, content: bytes, context: Context) -> bytes:
-        request = _parse(inference.ModelMetadataRequest, content)
+        request = _parse(messages.ModelMetadataRequest, content)
         found = await self._get_model(request.name, "", context)
         fields = ("name", "versions", "platform", "inputs", "outputs")
-        response = inference.ModelMetadataResponse(
+        response = messages.ModelMetadataResponse(
             **{name: found[name] for name in fields if name in found}
         )
         return _encoded(response)

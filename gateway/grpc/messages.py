@@ -1,14 +1,10 @@
-"""The messages of the gateway's gRPC services: V2 inference, health, reflection.
+"""The messages of the gateway's gRPC services for health and reflection.
 
-V2's are KServe's generated classes, without the rest of its package, whose import takes seconds and
-180 MB. Those of health and reflection are described here as their files are written
-(https://github.com/grpc/grpc-proto).
+They are described here as their files are written (https://github.com/grpc/grpc-proto).
 """
 
 from __future__ import annotations
 
-from importlib.util import find_spec, module_from_spec, spec_from_file_location
-from pathlib import Path
 from typing import Any, Final
 
 from google.protobuf import text_format
@@ -16,27 +12,14 @@ from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClass
 
-INFERENCE: Final = "inference.GRPCInferenceService"
+from common.inference_protocol.grpc_messages import INFERENCE, messages
+
 HEALTH: Final = "grpc.health.v1.Health"
 REFLECTION_PACKAGES: Final = ("grpc.reflection.v1", "grpc.reflection.v1alpha")
 """One service under two names: clients ask for the first, older ones for the second."""
 SERVING: Final = 1
 NOT_SERVING: Final = 2
 _TYPES: Final = {"string": "TYPE_STRING", "int32": "TYPE_INT32", "bytes": "TYPE_BYTES"}
-
-
-def _load_inference_messages() -> Any:
-    found = find_spec("kserve")
-    if found is None or not found.submodule_search_locations:
-        raise ImportError("the package kserve is not installed")
-    folder = Path(next(iter(found.submodule_search_locations)))
-    name = "grpc_predict_v2_pb2"
-    spec = spec_from_file_location(name, folder / "protocol" / "grpc" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def _field(name: str, number: int, kind: str, *, many: bool = False, choice: bool = False) -> str:
@@ -126,10 +109,9 @@ def _reflection_file(package: str) -> FileDescriptorProto:
     )
 
 
-inference: Final = _load_inference_messages()
 files: Final = DescriptorPool()
 """The files of all services, as reflection shows them."""
-files.AddSerializedFile(inference.DESCRIPTOR.serialized_pb)
+files.AddSerializedFile(messages.DESCRIPTOR.serialized_pb)
 for _each in (_health_file(), *map(_reflection_file, REFLECTION_PACKAGES)):
     files.AddSerializedFile(_each.SerializeToString())
 SERVICES: Final = (

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import grpc
-from kserve.protocol.grpc import grpc_predict_v2_pb2 as messages
 
+from common.inference_protocol.grpc_messages import INFERENCE, encode_request_message, messages
 from load.generator.request_bodies import RequestBodies
 from load.generator.settings import SERVER_NAME, Layout
 from load.generator.target_url import inference_path
-from runtime.wire.tensor_encodings import to_raw
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,8 +20,8 @@ if TYPE_CHECKING:
     from load.generator.target_url import TargetUrl
     from load.generator.trace_arrivals import TraceArrival
 
-_INFER: Final = "/inference.GRPCInferenceService/ModelInfer"
-_SERVER_METADATA: Final = "/inference.GRPCInferenceService/ServerMetadata"
+_INFER: Final = f"/{INFERENCE}/ModelInfer"
+_SERVER_METADATA: Final = f"/{INFERENCE}/ServerMetadata"
 _METADATA_TIMEOUT_S: Final = 10.0
 _HTTP_STATUS: Final = {
     grpc.StatusCode.INVALID_ARGUMENT: 400,
@@ -51,7 +50,6 @@ class GrpcSender:
         self._channel = _channel(target)
         self._infer = self._channel.unary_unary(
             _INFER,
-            request_serializer=messages.ModelInferRequest.SerializeToString,
             response_deserializer=messages.ModelInferResponse.FromString,
         )
 
@@ -77,24 +75,14 @@ class GrpcSender:
         pairs = [*(await call.initial_metadata() or ()), *(await call.trailing_metadata() or ())]
         result.read_headers((_bytes(name), _bytes(value)) for name, value in pairs)
 
-    def _request(self, arrival: TraceArrival, content: Content, request_id: str) -> Any:
+    def _request(self, arrival: TraceArrival, content: Content, request_id: str) -> bytes:
         settings = self._settings
         tensors = self._bodies.tensors(arrival, content)
         name = inference_path(
             settings.protocol, settings.layout, tenant=arrival.tenant, model=arrival.model,
             is_generation=False,
         )  # fmt: skip
-        return messages.ModelInferRequest(
-            model_name=name,
-            id=request_id,
-            inputs=[
-                messages.ModelInferRequest.InferInputTensor(
-                    name=each.name, datatype=each.datatype, shape=each.shape
-                )
-                for each in tensors
-            ],
-            raw_input_contents=[to_raw(each) for each in tensors],
-        )
+        return encode_request_message(tensors, model_name=name, request_id=request_id)
 
     async def close(self) -> None:
         await self._channel.close()

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import orjson
 
+from common.inference_protocol.bodies import encode_request
+from common.inference_protocol.tensors import BYTES, NUMPY_OF, Tensor, bytes_tensor
 from load.generator.content import Content, ContentKind
 from load.generator.labelled_bodies import drawn_example, read_rules_examples
 from load.generator.settings import RequestProtocol
 from load.generator.synthetic_content import SyntheticText, synthetic_image
-from runtime.wire.tensors import BYTES, NUMPY_OF, Tensor, bytes_tensor
-from runtime.wire.v2 import encode_request
 
 if TYPE_CHECKING:
     from load.generator.content import ExampleRules

@@ -17,7 +17,13 @@ import httpx
 import numpy as np
 from rich import print as say
 
-from gateway.grpc.messages import INFERENCE, inference
+from common.inference_protocol.grpc_messages import (
+    INFERENCE,
+    decode_response_message,
+    encode_request_message,
+    messages,
+)
+from common.inference_protocol.tensors import numeric_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,7 +33,6 @@ CLASSES = [1, 0]
 """Of the rows: versicolor and setosa."""
 FORMATS = ("sklearn", "xgboost", "lightgbm", "onnx")
 CLIENTS = 8
-_DTYPES = {"FP32": np.float32, "FP64": np.float64, "INT64": np.int64}
 TIMEOUT_S = 60.0
 
 
@@ -79,18 +84,12 @@ def _ask_format(client: httpx.Client, name: str) -> bool:
 
 def _ask_by_grpc(channel: grpc.Channel, name: str) -> bool:
     """With the model's name in the metadata, as ModelMesh's clients have it."""
-    request = inference.ModelInferRequest()
-    request.inputs.add(name="features", datatype="FP32", shape=[2, 4])
-    request.raw_input_contents.append(np.asarray(ROWS, np.float32).tobytes())
+    request = encode_request_message([numeric_tensor("features", np.asarray(ROWS, np.float32))])
     call = channel.unary_unary(
-        f"/{INFERENCE}/ModelInfer",
-        request_serializer=inference.ModelInferRequest.SerializeToString,
-        response_deserializer=inference.ModelInferResponse.FromString,
+        f"/{INFERENCE}/ModelInfer", response_deserializer=messages.ModelInferResponse.FromString
     )
     response = call(request, timeout=TIMEOUT_S, metadata=[("mm-vmodel-id", f"{name}-iris")])
-    output = response.outputs[0]
-    values = np.frombuffer(response.raw_output_contents[0], _DTYPES[output.datatype])
-    is_right = _classes(values.reshape(list(output.shape)).tolist()) == CLASSES
+    is_right = _classes(decode_response_message(response)[0].data.tolist()) == CLASSES
     say(f"{name} by gRPC: {'right' if is_right else 'WRONG'}")
     return is_right
 

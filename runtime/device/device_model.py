@@ -19,8 +19,8 @@ from runtime.device.batch import BatchLimits, batch_cap
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Sequence
 
+    from common.inference_protocol.tensors import Tensor
     from runtime.device.batch_times import BatchTimes
-    from runtime.wire.tensors import Tensor
 
 PAUSE_S: Final = 300.0
 """How long a suspicion lasts after its last hang."""

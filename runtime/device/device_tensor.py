@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import torch
 
+from common.inference_protocol.tensors import BF16, NUMPY_OF, Tensor
 from runtime.device.device_errors import is_device_lost, is_out_of_memory
 from runtime.metrics import DEVICE_TENSOR_COPIED_BYTES
-from runtime.wire.tensors import BF16, NUMPY_OF, Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

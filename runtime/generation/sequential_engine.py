@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from common.inference_protocol.errors import PodError
 from runtime.device.device_errors import is_out_of_memory
 from runtime.engines.networks.position_limit import output_limit
-from runtime.errors import InferenceFailed, NoRoomToInfer, RuntimePackageError
+from runtime.errors import InferenceFailed, NoRoomToInfer
 from runtime.generation.engine import Sampling, TokenChunk, finish_of
 from runtime.generation.limits import PAGE_TOKENS, cache_shape
 from runtime.generation.network_steps import request_config, sampling_defaults, score_steps
@@ -104,7 +105,7 @@ class SequentialEngine:
     async def _step(self, steps: Iterator[int]) -> int:
         try:
             return (await self._device.run(lambda: next(steps), model=self._device_model)).value
-        except RuntimePackageError:
+        except PodError:
             raise
         except Exception as error:  # a network may raise any error
             logger.exception("a generation step failed")

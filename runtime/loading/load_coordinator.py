@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from registry.domain.model import LoadFailure, ModelSpec, Tier
-from runtime.errors import DeadlinePassed, LoadFailed, ModelBroken, RuntimePackageError
+from runtime.errors import DeadlinePassed, LoadFailed, ModelBroken
 from runtime.loading.failures import LoadFailures
 from runtime.loading.file_check import check_files
 from runtime.loading.load_lifecycle import LoadLifecycle
@@ -27,6 +27,7 @@ from runtime.threads import in_thread
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from common.inference_protocol.errors import PodError
     from registry.redis.watch import ClusterWatch
     from runtime.loading.model_loader import ModelLoader
     from runtime.loading.served_model import ServedModel
@@ -268,9 +269,7 @@ class LoadCoordinator(LoadLifecycle[_LiveLoad, StoreEntry]):
             load.source = weights.tier  # not the nearest if its copy was damaged or deleted
         return entry
 
-    def ended(
-        self, load: _LiveLoad, entry: StoreEntry | None, error: RuntimePackageError | None
-    ) -> None:
+    def ended(self, load: _LiveLoad, entry: StoreEntry | None, error: PodError | None) -> None:
         if error is not None:
             load.done.set_exception(error)
         elif entry is not None:

@@ -10,11 +10,12 @@ from abc import abstractmethod
 from functools import partial
 from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 
+from common.inference_protocol.errors import PodError
 from common.sizes import shown_bytes
 from registry.domain.model import name_of_key
 from registry.domain.reservation import ANY_COPIES, LoadClaim
 from registry.errors import ClaimLost
-from runtime.errors import LoadCancelled, LoadFailed, LoadRefused, MemoryBusy, RuntimePackageError
+from runtime.errors import LoadCancelled, LoadFailed, LoadRefused, MemoryBusy
 from runtime.loading.load_turns import Load, LoadTurns
 from runtime.tiers.device_cache import CachedModel, DeviceCache
 
@@ -109,7 +110,7 @@ class LoadLifecycle(Generic[L, R]):
         """
 
     @abstractmethod
-    def ended(self, load: L, entry: R | None, error: RuntimePackageError | None) -> None:
+    def ended(self, load: L, entry: R | None, error: PodError | None) -> None:
         """Pass the model, in use once per waiting request, or the error to these requests."""
 
     @abstractmethod
@@ -181,7 +182,7 @@ class LoadLifecycle(Generic[L, R]):
         key = load.spec.key
         try:
             entry = await self._load(load)
-        except RuntimePackageError as error:
+        except PodError as error:
             del self.running[key]
             self.ended(load, None, error)
         else:
@@ -209,7 +210,7 @@ class LoadLifecycle(Generic[L, R]):
         except LoadCancelled:
             self.count(load, "cancelled")
             raise
-        except RuntimePackageError:
+        except PodError:
             self.count(load, "refused")
             raise
         except Exception as error:

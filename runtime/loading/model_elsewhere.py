@@ -13,21 +13,22 @@ from typing import TYPE_CHECKING, Final
 
 import orjson
 
-from runtime.device.queue import InferenceResult
-from runtime.errors import (
-    InferenceFailed,
-    InferenceHung,
-    InvalidRequest,
-    ServerLost,
-    ServerUnavailable,
+from common.inference_protocol.bodies import (
+    LENGTH_HEADER,
+    EncodedBody,
+    decode_outputs,
+    encode_request,
 )
+from common.inference_protocol.encodings import to_json
+from common.inference_protocol.errors import InvalidRequest
+from runtime.device.queue import InferenceResult
+from runtime.errors import InferenceFailed, InferenceHung, ServerLost, ServerUnavailable
 from runtime.loading.served_model import ServedModel
-from runtime.wire.tensor_encodings import to_json
-from runtime.wire.v2 import LENGTH_HEADER, EncodedBody, decode_outputs, encode_request
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from common.inference_protocol.tensors import Tensor
     from registry.domain.model import ModelPolicy, ModelSpec
     from runtime.device.device_model import ModelInputs
     from runtime.device.worker import DeviceWorker
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from runtime.engines.model_server.server_engine import ModelServer, ServerModel
     from runtime.sandbox.estimators import Estimators, LoadedEstimator
     from runtime.tasks.task import Processor
-    from runtime.wire.tensors import Tensor
 
 JSON: Final = "application/json"
 

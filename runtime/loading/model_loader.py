@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
+from common.inference_protocol.errors import PodError
 from registry.domain.model import ModelSpec, Tier
 from runtime.device.device_errors import (
     is_device_error,
@@ -22,13 +23,7 @@ from runtime.device.device_errors import (
 from runtime.device.forward_graphs import ForwardGraphs
 from runtime.device.memory import CpuMemory
 from runtime.engines.model_server.server_engine import ServerModel
-from runtime.errors import (
-    DeviceFailed,
-    DeviceFull,
-    ModelInvalid,
-    PodDraining,
-    RuntimePackageError,
-)
+from runtime.errors import DeviceFailed, DeviceFull, ModelInvalid, PodDraining
 from runtime.generation.engine import Sampling
 from runtime.generation.open_engine import open_engine
 from runtime.loading.model_elsewhere import PickledModel, ProxiedModel
@@ -155,7 +150,7 @@ class _DeviceLoad:
                 raise PodDraining(f"the pod's device failed while {key} was loaded") from error
             if is_out_of_memory(error) and not isinstance(error, DeviceFull):
                 raise DeviceFull(f"the device has no memory for {key}: {error}") from error
-            if is_device_error(error) and not isinstance(error, RuntimePackageError):
+            if is_device_error(error) and not isinstance(error, PodError):
                 raise DeviceFailed(f"the device failed while {key} was loaded: {error}") from error
             raise
 
@@ -287,7 +282,7 @@ class _DeviceLoad:
             return
         try:
             await model.warm_up()
-        except RuntimePackageError:
+        except PodError:
             raise
         except Exception as error:  # a network that cannot infer is not served
             if is_out_of_memory(error) or is_device_error(error):

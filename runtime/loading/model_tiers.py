@@ -11,8 +11,9 @@ import logging
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
+from common.inference_protocol.errors import PodError
 from registry.domain.model import ModelSpec, Tier
-from runtime.errors import HostTierRefused, RuntimePackageError
+from runtime.errors import HostTierRefused
 from runtime.loading.load_threads import SingleFlight, unless_cancelled
 from runtime.metrics import DEMOTIONS, TIER_BYTES
 from runtime.registration.registry_agent import RegistryAgent, TierState
@@ -153,7 +154,7 @@ class Demotions:
             ticket = self._tickets.get(spec.key) or LoadTicket(is_urgent=False)
             try:
                 outcome = await in_thread(self._threads, self._copy, spec, ticket)
-            except RuntimePackageError as error:  # its files were deleted or never complete
+            except PodError as error:  # its files were deleted or never complete
                 logger.info("model not demoted", extra={"key": spec.key, "error": error})
                 outcome = PutOutcome.FAILED
             finally:

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
+    from common.inference_protocol.tensors import Tensor
     from registry.domain.model import ModelPolicy, ModelSpec
     from runtime.device.worker import DeviceWorker
     from runtime.generation.engine import GenerationEngine
     from runtime.tasks.task import Processor
-    from runtime.wire.tensors import Tensor
 
 Result = TypeVar("Result")
 

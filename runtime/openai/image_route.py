@@ -10,6 +10,7 @@ import numpy as np
 import orjson
 from pydantic import Field
 
+from common.inference_protocol.tensors import Tensor, bytes_tensor, numeric_tensor
 from runtime.openai.requests import InvalidField, ModelBody, Unsupported
 from runtime.tasks.image_requests import (
     MAX_GUIDANCE,
@@ -19,7 +20,6 @@ from runtime.tasks.image_requests import (
     MAX_STEPS,
 )
 from runtime.tasks.text_to_image import TextToImage
-from runtime.wire.tensors import Tensor, bytes_tensor, numeric_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

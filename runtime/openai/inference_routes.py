@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from runtime.errors import InvalidRequest
+from common.inference_protocol.bodies import EncodedBody, V2Request
+from common.inference_protocol.errors import InvalidRequest
+from common.inference_protocol.tensors import Tensor, bytes_tensor
 from runtime.openai.requests import InvalidField
 from runtime.openai.responses import embeddings
 from runtime.protocols.response import JSON, provenance_headers
 from runtime.tasks.embedding import Embedding
 from runtime.wire.bodies import DecodedBody, WireProtocol
-from runtime.wire.tensors import Tensor, bytes_tensor
-from runtime.wire.v2 import EncodedBody, V2Request
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -20,11 +20,11 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from common.inference_protocol.bodies import parse_object
+from common.inference_protocol.errors import InvalidRequest
 from common.shown_value import shown
-from runtime.errors import InvalidRequest
 from runtime.openai.field_errors import describe_errors, first_field
 from runtime.openai.messages import Message  # noqa: TC001 - pydantic resolves it
-from runtime.wire.v2 import parse_object
 
 MAX_CHOICES = 16
 MAX_PROMPTS = 32

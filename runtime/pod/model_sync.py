@@ -11,9 +11,10 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from common.inference_protocol.errors import PodError
 from registry.domain.model import ModelName, ModelSpec, name_of_key
 from registry.domain.reservation import ANY_COPIES
-from runtime.errors import RuntimePackageError, StorageFailed
+from runtime.errors import StorageFailed
 from runtime.metrics import drop_series
 from runtime.threads import in_thread
 
@@ -122,7 +123,7 @@ class ModelSync:
     async def _preload(self, spec: ModelSpec, max_other_copies: int) -> None:
         try:
             await self._loading.coordinator.preload(spec, max_other_copies)
-        except RuntimePackageError as error:
+        except PodError as error:
             logger.info("model not loaded", extra={"key": spec.key, "error": error})
 
     # Withdrawn models

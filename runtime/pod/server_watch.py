@@ -10,8 +10,9 @@ import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
+from common.inference_protocol.errors import PodError
 from registry.domain.reservation import ANY_COPIES
-from runtime.errors import LoadFailed, RuntimePackageError, ServerUnavailable
+from runtime.errors import LoadFailed, ServerUnavailable
 from runtime.metrics import SERVER_UP
 from runtime.threads import in_thread
 
@@ -164,5 +165,5 @@ class ServerWatch:
         return [spec for spec in found if spec.key in declared]
 
     async def _reload(self, spec: ModelSpec) -> None:
-        with suppress(RuntimePackageError):  # counted and logged as each load; requests try again
+        with suppress(PodError):  # counted and logged as each load; requests try again
             await self._loading.coordinator.preload(spec, ANY_COPIES)

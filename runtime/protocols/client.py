@@ -6,7 +6,8 @@ import asyncio
 from typing import TYPE_CHECKING, TypeVar
 
 from common.content_coding import ACCEPTED, CODINGS, UnpackedTooLarge, coding_of, unpack
-from runtime.errors import BodyTooLarge, InvalidRequest, UnsupportedCoding
+from common.inference_protocol.errors import BodyTooLarge, InvalidRequest
+from runtime.errors import UnsupportedCoding
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Mapping

@@ -17,18 +17,24 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import grpc
 from google.protobuf.unknown_fields import UnknownFieldSet
-from kserve.protocol.grpc import grpc_predict_v2_pb2 as messages
 
+from common.inference_protocol.errors import InvalidRequest, PodError
+from common.inference_protocol.grpc_messages import (
+    INFERENCE,
+    decode_message,
+    messages,
+    parse_message,
+)
 from common.pod_responses import MAX_DETAIL_CHARACTERS, MAX_NAME_CHARACTERS, code_of
 from common.pod_secret import HEADER
-from runtime.errors import InvalidRequest, RuntimePackageError, Unauthorized
+from runtime.errors import Unauthorized
 from runtime.metrics import REQUESTS
 from runtime.protocols.response import error_headers, error_status, provenance_headers, stage_of
 from runtime.protocols.server import REFUSAL
 from runtime.serving.remote_inference import RemoteRefused
 from runtime.serving.repository import EXTENSIONS, SERVER_NAME, Repository, server_version
 from runtime.threads import SMALL_BODY_BYTES, in_thread
-from runtime.wire.bodies import DecodedBody, WireProtocol, decode_message, parse_message
+from runtime.wire.bodies import DecodedBody, WireProtocol
 from runtime.wire.request_head import RequestHead, parse_request_head
 
 if TYPE_CHECKING:
@@ -44,7 +50,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-SERVICE = "inference.GRPCInferenceService"
 OPEN_METHODS = frozenset({"ServerLive", "ServerReady"})
 """Probes, which need no secret."""
 TRITON_NAME_FIELD = 2
@@ -91,7 +96,7 @@ class InferenceService:
         methods: dict[str, Method] = {"ModelInfer": self._model_infer}
         methods |= {name: _with_messages(kind, method) for name, (kind, method) in unary.items()}
         return grpc.method_handlers_generic_handler(
-            SERVICE,
+            INFERENCE,
             {
                 name: grpc.unary_unary_rpc_method_handler(self._with_errors(name, method))
                 for name, method in methods.items()
@@ -248,7 +253,7 @@ def _metadata_of(context: Context) -> dict[str, str]:
 
 
 def _refusal(error: Exception) -> _Refusal:
-    if not isinstance(error, (RuntimePackageError, RemoteRefused)):
+    if not isinstance(error, (PodError, RemoteRefused)):
         logger.error("call failed with an unexpected error", exc_info=error)
         return _Refusal(HTTPStatus.INTERNAL_SERVER_ERROR, repr(error))
     return _Refusal(error_status(error), str(error), tuple(error_headers(error)))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import orjson
 
+from common.inference_protocol.bodies import EncodedBody
 from runtime.protocols.client import receive_body, while_connected
 from runtime.protocols.response import (
     HttpResponse,
@@ -26,7 +27,6 @@ from runtime.protocols.response import (
 )
 from runtime.wire.bodies import PROTOBUF, WireProtocol
 from runtime.wire.request_head import RequestHead, parse_request_head
-from runtime.wire.v2 import EncodedBody
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

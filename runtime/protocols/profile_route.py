@@ -9,10 +9,11 @@ import orjson
 from starlette.responses import Response
 from starlette.routing import Route
 
+from common.inference_protocol.errors import InvalidRequest, PodError
 from common.shown_value import shown
 from registry.domain.codec import profile_document
 from registry.domain.model import ModelName
-from runtime.errors import InferenceFailed, InvalidRequest, RuntimePackageError
+from runtime.errors import InferenceFailed
 from runtime.profiling import ProfilePlan, Profiler
 from runtime.protocols.routes import error_as_response, read_json
 
@@ -39,7 +40,7 @@ def profile_route(profiler: Profiler, catalog: ModelCatalog) -> Route:
             name = ModelName.from_path_segment(request.path_params["model"])
             profile = await profiler.profile(await catalog.find(name, None), plan)
             share_pct = profiler.measured_share(plan)
-        except RuntimePackageError as error:
+        except PodError as error:
             return error_as_response(error)
         except (RuntimeError, ValueError, TypeError) as error:  # what networks raise
             return error_as_response(InferenceFailed(f"the model cannot be profiled: {error}"))

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 import orjson
 
 from common.content_coding import ACCEPTED
-from runtime.errors import InferenceFailed, RuntimePackageError, UnsupportedCoding, status_of
+from common.inference_protocol.errors import PodError
+from runtime.errors import InferenceFailed, UnsupportedCoding, status_of
 from runtime.metrics import REQUESTS
 from runtime.protocols.client import RequestAborted
 from runtime.serving.remote_inference import RemoteRefused
@@ -31,7 +32,7 @@ Headers = list[tuple[str, str]]
 JSON = [("content-type", "application/json")]
 
 
-Failure = RuntimePackageError | RemoteRefused
+Failure = PodError | RemoteRefused
 ErrorForm = Callable[[Failure], object]
 """The JSON document of an error in some protocol."""
 
@@ -93,7 +94,7 @@ async def respond(
     except RequestAborted:
         REQUESTS.labels(stage, "gone").inc()
         return
-    except (RuntimePackageError, RemoteRefused) as error:
+    except (PodError, RemoteRefused) as error:
         await response.fail(error)
     except Exception as error:
         logger.exception("request failed with an unexpected error")

@@ -13,15 +13,16 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.routing import Route
 
+from common.inference_protocol.bodies import parse_object
+from common.inference_protocol.errors import BodyTooLarge, InvalidRequest, PodError
 from common.shown_value import kind_of, shown
 from registry.domain.model import Tier
 from registry.domain.reservation import ANY_COPIES
-from runtime.errors import BodyTooLarge, InvalidRequest, ModelNotFound, RuntimePackageError
+from runtime.errors import ModelNotFound
 from runtime.protocols.infer_route import InferRoute
 from runtime.protocols.response import ErrorForm, error_response, kserve_error
 from runtime.serving.repository import EXTENSIONS, SERVER_NAME, Repository, server_version
 from runtime.wire.bodies import WireProtocol
-from runtime.wire.v2 import parse_object
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
@@ -241,13 +242,13 @@ def _with_errors(handler: Handler) -> Handler:
     async def handle(request: Request) -> Response:
         try:
             return await handler(request)
-        except RuntimePackageError as error:
+        except PodError as error:
             return error_as_response(error)
 
     return handle
 
 
-def error_as_response(error: RuntimePackageError, form: ErrorForm = kserve_error) -> Response:
+def error_as_response(error: PodError, form: ErrorForm = kserve_error) -> Response:
     status, body, headers = error_response(error, form)
     return Response(body, status, headers=dict(headers))
 

@@ -12,10 +12,10 @@ import orjson
 from starlette.responses import Response
 from starlette.routing import Route
 
+from common.inference_protocol.bodies import BINARY_TYPE
+from common.inference_protocol.encodings import raw_view
+from common.inference_protocol.tensors import BF16, MAX_IDENTITIES
 from runtime.threads import in_thread
-from runtime.wire.tensor_encodings import raw_view
-from runtime.wire.tensors import BF16, MAX_IDENTITIES
-from runtime.wire.v2 import BINARY_TYPE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.types import Receive, Scope, Send
 
+    from common.inference_protocol.tensors import Tensor
     from runtime.serving.tensor_store import TensorStore
-    from runtime.wire.tensors import Tensor
 
 _RUN: Final = "/v2/tensors/{namespace}/{run}"
 

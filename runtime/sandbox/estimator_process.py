@@ -19,9 +19,11 @@ from typing import Any, Final
 import orjson
 
 from common.confinement import ConfinementMissing, confine
+from common.inference_protocol.bodies import V2Request, decode_request, encode_response
+from common.inference_protocol.errors import InvalidRequest
 from runtime.engines.libraries.optional_library import one_line
 from runtime.engines.libraries.sklearn_model import SklearnModel
-from runtime.errors import InferenceFailed, InvalidRequest, ModelInvalid
+from runtime.errors import InferenceFailed, ModelInvalid
 from runtime.sandbox.pickles import (
     HEADER_LENGTH,
     LENGTHS,
@@ -29,7 +31,6 @@ from runtime.sandbox.pickles import (
     readable_libraries,
     unpickled,
 )
-from runtime.wire.v2 import V2Request, decode_request, encode_response
 
 _MAX_DESCRIPTORS: Final = 64
 _NICENESS: Final = 5

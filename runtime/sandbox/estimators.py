@@ -23,25 +23,24 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
+from common.inference_protocol.bodies import LENGTH_HEADER, decode_outputs, encode_request
+from common.inference_protocol.errors import InvalidRequest, PodError
 from runtime.errors import (
     EngineMissing,
     InferenceFailed,
     InferenceHung,
-    InvalidRequest,
     LoadFailed,
     ModelInvalid,
     QueueFull,
-    RuntimePackageError,
     ServerUnavailable,
 )
 from runtime.parent_death_signal import dies_with_this_thread
 from runtime.sandbox.pickles import HEADER_LENGTH, LENGTHS, MAX_HEAD_BYTES
-from runtime.wire.v2 import LENGTH_HEADER, decode_outputs, encode_request
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from runtime.wire.tensors import Tensor
+    from common.inference_protocol.tensors import Tensor
 
 logger = logging.getLogger(__name__)
 
@@ -199,7 +198,7 @@ class Estimators:
             return
         self._forget(process, loaded.number)
         if process.keys:
-            with suppress(_Ended, RuntimePackageError):
+            with suppress(_Ended, PodError):
                 head = {"operation": "unload", "number": loaded.number}
                 await self._call(process, head, b"", LOAD_TIMEOUT_S)
 

@@ -22,7 +22,7 @@ from runtime.sandbox.worker import LENGTH, MAX_FRAME_BYTES, start_worker
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from runtime.errors import RuntimePackageError
+    from common.inference_protocol.errors import PodError
 
 logger = logging.getLogger(__name__)
 
@@ -160,7 +160,7 @@ class Sandbox:
 
     async def _exchange(
         self, worker: _Worker, model: _Model, owner: str, size_bytes: int, request: dict[str, Any]
-    ) -> Any | RuntimePackageError:
+    ) -> Any | PodError:
         limit_s = LOAD_TIMEOUT_S if request["operation"] == "load" else self._timeout_s
         try:
             async with asyncio.timeout(limit_s):

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from kserve.metrics import PREDICT_HIST_TIME
 
+from common.inference_protocol.errors import InvalidRequest
 from registry.domain.pod import Stage
-from runtime.errors import DeadlinePassed, InvalidRequest, PromptTooLong
+from runtime.errors import DeadlinePassed, PromptTooLong
 from runtime.generation.engine import Finish, GenerationEngine, Sampling, TokenChunk
 from runtime.generation.text_stream import TextStream
 from runtime.metrics import FIRST_TOKEN_SECONDS, GENERATED_TOKENS, GENERATIONS, STAGE_SECONDS
@@ -171,7 +172,7 @@ class GenerationService:
         """A generation that is ready to run, its slot and model held until the block ends.
 
         Raises:
-            RuntimePackageError: as for any inference; DeadlinePassed also inside the block.
+            PodError: as for any inference; DeadlinePassed also inside the block.
         """
         until_s = time.monotonic() + self.limits.timeout_s
         if head.deadline_s is not None:

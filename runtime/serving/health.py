@@ -7,10 +7,10 @@ import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from common.inference_protocol.errors import PodError
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec, Tier
 from registry.domain.reservation import ANY_COPIES
 from registry.errors import RegistryError
-from runtime.errors import RuntimePackageError
 
 if TYPE_CHECKING:
     from registry.redis.client import Registry
@@ -85,7 +85,7 @@ class SingleModel:
             try:
                 await self._reconcile()
                 self._reported = ""
-            except (RegistryError, RuntimePackageError) as error:
+            except (RegistryError, PodError) as error:
                 self._report(error)
             await asyncio.sleep(POLL_INTERVAL_S)
 

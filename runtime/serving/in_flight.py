@@ -8,10 +8,10 @@ from collections import Counter, OrderedDict
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final
 
+from common.inference_protocol.errors import InvalidRequest
 from runtime.errors import (
     AlreadyBegun,
     DeadlinePassed,
-    InvalidRequest,
     PodDraining,
     PodEnded,
     SlotsFull,

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
     from prometheus_client import Histogram
 
+    from common.inference_protocol.bodies import EncodedBody
     from registry.domain.model import ModelSpec
     from runtime.registration.measurements import Measurements
     from runtime.wire.request_head import RequestHead
-    from runtime.wire.v2 import EncodedBody
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,28 +14,25 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from common.inference_protocol.bodies import BINARY_TYPE, LENGTH_HEADER, check_values
+from common.inference_protocol.errors import InvalidRequest, PodError
+from common.inference_protocol.tensors import REFERENCE_FLAG
 from registry.domain.measures import OUTPUT_BYTES
 from registry.domain.pod import Stage
 from runtime.device.device_errors import is_device_error, is_out_of_memory
 from runtime.device.device_tensor import on_host
-from runtime.errors import (
-    InferenceFailed,
-    InvalidRequest,
-    NoRoomToInfer,
-    RemotePodUnreachable,
-    RuntimePackageError,
-)
+from runtime.errors import InferenceFailed, NoRoomToInfer, RemotePodUnreachable
 from runtime.loading.model_elsewhere import ProxiedModel, renamed
 from runtime.serving.predict_request import PredictRequest, PredictResponse
 from runtime.threads import SMALL_BODY_BYTES, in_thread
 from runtime.wire.bodies import DecodedBody, WireProtocol, decode_body, encode_body
-from runtime.wire.tensors import REFERENCE_FLAG
-from runtime.wire.v2 import BINARY_TYPE, LENGTH_HEADER, check_values
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
     from concurrent.futures import Executor
 
+    from common.inference_protocol.bodies import EncodedBody
+    from common.inference_protocol.tensors import Tensor
     from registry.domain.model import ModelSpec
     from runtime.engines.model_server.server_engine import ModelServer
     from runtime.loading.load_coordinator import AcquiredModel, LoadCoordinator
@@ -48,8 +45,6 @@ if TYPE_CHECKING:
     from runtime.serving.step_tensors import StepTensors
     from runtime.tasks.task import Processor
     from runtime.wire.request_head import RequestHead
-    from runtime.wire.tensors import Tensor
-    from runtime.wire.v2 import EncodedBody
 
     Encoder = Callable[[Sequence[Tensor]], EncodedBody]
 
@@ -89,7 +84,7 @@ class PredictService:
         *,
         encode: Encoder | None = None,
     ) -> PredictResponse:
-        """Serve one request; raises RuntimePackageError, RemoteRefused.
+        """Serve one request; raises PodError, RemoteRefused.
 
         Args:
             head: the request's headers.
@@ -303,7 +298,7 @@ class PredictService:
                 policy=request.spec.policy,
                 keeps_outputs=keeps_outputs,
             )
-        except RuntimePackageError:
+        except PodError:
             raise
         except (*BAD_TENSOR_ERRORS, MemoryError) as error:
             if is_out_of_memory(error):

@@ -10,29 +10,25 @@ from typing import TYPE_CHECKING, assert_never
 import httpx
 import orjson
 
+from common.inference_protocol.bodies import LENGTH_HEADER, decode_outputs, encode_request
+from common.inference_protocol.errors import InvalidRequest
 from common.pod_responses import (
     FAILURE_STATUSES,
     QueueProxyFailure,
     classify_failure,
     parse_server_timing,
 )
-from runtime.errors import (
-    DeadlinePassed,
-    InvalidRequest,
-    RemoteInferenceFailed,
-    RemotePodUnreachable,
-)
+from runtime.errors import DeadlinePassed, RemoteInferenceFailed, RemotePodUnreachable
 from runtime.serving.tensor_client import TensorClient
 from runtime.wire.request_head import BODY_BYTES_HEADER
-from runtime.wire.v2 import LENGTH_HEADER, decode_outputs, encode_request
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
+    from common.inference_protocol.tensors import Tensor
     from common.pod_secret import PodSecret
     from common.tls import PartTls
     from runtime.wire.request_head import RequestHead
-    from runtime.wire.tensors import Tensor
 
 CONNECT_TIMEOUT_S = 2.0
 RESPONSE_TIMEOUT_S = 600.0

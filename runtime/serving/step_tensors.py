@@ -12,17 +12,10 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from registry.domain.measures import (
-    KEPT_OVER_BYTES,
-    TRANSFERS,
-    TransferTier,
-    size_class,
-    transfer_measure,
-)
-from runtime.errors import InputLost, InvalidRequest
-from runtime.metrics import KEPT_TENSOR_READS
-from runtime.wire.tensor_encodings import from_raw, raw_bytes, raw_size
-from runtime.wire.tensors import (
+from common.inference_protocol.bodies import encode_response, find_references, select_outputs
+from common.inference_protocol.encodings import from_raw, raw_bytes, raw_size
+from common.inference_protocol.errors import InvalidRequest
+from common.inference_protocol.tensors import (
     BF16,
     BYTES,
     MAX_IDENTITIES,
@@ -30,19 +23,27 @@ from runtime.wire.tensors import (
     Tensor,
     TensorReference,
 )
-from runtime.wire.v2 import encode_response, find_references, select_outputs
+from registry.domain.measures import (
+    KEPT_OVER_BYTES,
+    TRANSFERS,
+    TransferTier,
+    size_class,
+    transfer_measure,
+)
+from runtime.errors import InputLost
+from runtime.metrics import KEPT_TENSOR_READS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from common.inference_protocol.bodies import EncodedBody, V2Request
+    from common.inference_protocol.tensors import TensorSpec
     from runtime.registration.measurements import Measurements
     from runtime.registration.model_catalog import ModelCatalog
     from runtime.serving.block_exchange import BlockClient
     from runtime.serving.remote_inference import RemoteInference
     from runtime.serving.tensor_store import TensorStore
     from runtime.wire.request_head import RequestHead
-    from runtime.wire.tensors import TensorSpec
-    from runtime.wire.v2 import EncodedBody, V2Request
 
 
 @dataclass(frozen=True, slots=True)

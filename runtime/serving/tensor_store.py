@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from common.inference_protocol.tensors import Tensor
 from registry.domain.measures import SHARED_OVER_BYTES
 from runtime.device.device_tensor import DeviceTensor, KeptMemory, SpillReason
 from runtime.metrics import DEVICE_TENSOR_COPIED_BYTES, KEPT_TENSOR_BYTES
 from runtime.serving.shared_block import BlockPool, SharedBlock, max_blocks
-from runtime.wire.tensors import Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from common.inference_protocol.tensors import BYTES, Tensor, bytes_tensor, numeric_tensor
 from registry.domain.task_options import Answers, Scores
 from runtime.tasks import kserve_answers
 from runtime.tasks.task import Processor, torch_inputs
 from runtime.tasks.text import TextInputs, TextModel
-from runtime.wire.tensors import BYTES, Tensor, bytes_tensor, numeric_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, assert_never
 import numpy as np
 import torch
 
+from common.inference_protocol.tensors import named_arrays, numeric_tensor
 from registry.domain.task_options import Answers
 from runtime.device.device_tensor import DeviceTensor
 from runtime.errors import ModelInvalid
@@ -16,15 +17,14 @@ from runtime.tasks.sentence_modules import Dense, Normalize, read_modules
 from runtime.tasks.task import torch_inputs
 from runtime.tasks.tensor_batching import TensorRule
 from runtime.tasks.text import TextInputs, TextModel
-from runtime.wire.tensors import named_arrays, numeric_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from transformers import PreTrainedModel
 
+    from common.inference_protocol.tensors import Tensor
     from runtime.tasks.sentence_modules import SentenceModules
-    from runtime.wire.tensors import Tensor
 
 PROMPT_TOKENS: Final = "prompt_tokens"
 """Tensor with the number of each text's first tokens that are not pooled; absent: none."""

@@ -17,12 +17,19 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from common.inference_protocol.errors import InvalidRequest
+from common.inference_protocol.tensors import (
+    BYTES,
+    Tensor,
+    check_item_count,
+    numeric_tensor,
+    single_input,
+)
 from common.shown_value import kind_of
 from registry.domain.task_options import OWN
-from runtime.errors import InvalidRequest, ModelInvalid
+from runtime.errors import ModelInvalid
 from runtime.tasks.classification import LabelOutputs
 from runtime.tasks.tensor_batching import PaddedBatching, TensorRule
-from runtime.wire.tensors import BYTES, Tensor, check_item_count, numeric_tensor, single_input
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

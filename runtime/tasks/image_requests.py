@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from common.inference_protocol.errors import InvalidRequest
+from common.inference_protocol.tensors import BYTES, Tensor, numeric_tensor
 from common.shown_value import shown
-from runtime.errors import InvalidRequest
 from runtime.tasks.task import texts_of
 from runtime.tasks.tensor_batching import Batching
-from runtime.wire.tensors import BYTES, Tensor, numeric_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from common.inference_protocol.tensors import BYTES, Tensor, numeric_tensor
 from registry.domain.task_options import Scores
-from runtime.wire.tensors import BYTES, Tensor, numeric_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from common.inference_protocol.errors import InvalidRequest
+from common.inference_protocol.tensors import BF16, BYTES, NUMPY_OF, Tensor
 from common.shown_value import shown
 from runtime.engines.programs.signature import ANY, MAX_SIZE, Port, Signature, Size, describe_shape
-from runtime.errors import InvalidRequest
 from runtime.tasks.tensor_batching import Batching
-from runtime.wire.tensors import BF16, BYTES, NUMPY_OF, Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence

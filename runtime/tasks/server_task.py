@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from runtime.errors import InvalidRequest
+from common.inference_protocol.errors import InvalidRequest
+from common.inference_protocol.tensors import BYTES, Tensor, check_item_count
 from runtime.tasks.task import Processor, nested_tensor
 from runtime.tasks.tensor_batching import Batching
-from runtime.wire.tensors import BYTES, Tensor, check_item_count
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -13,14 +13,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from common.inference_protocol.errors import InvalidRequest
+from common.inference_protocol.tensors import (
+    Tensor,
+    bytes_tensor,
+    check_item_count,
+    numeric_tensor,
+    v1_values,
+)
 from common.shown_value import kind_of, shown
 from registry.domain.model import Task
 from runtime.engines.libraries.rows import INPUT, TabularSignature, is_matrix, matrix
 from runtime.engines.libraries.stored_signature import stored_signature
-from runtime.errors import InferenceFailed, InvalidRequest, ModelInvalid
+from runtime.errors import InferenceFailed, ModelInvalid
 from runtime.tasks.task import Processor
 from runtime.tasks.tensor_batching import Batching
-from runtime.wire.tensors import Tensor, bytes_tensor, check_item_count, numeric_tensor, v1_values
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, Sequence

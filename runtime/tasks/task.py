@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from runtime.errors import InvalidRequest
-from runtime.wire.tensor_encodings import from_json
-from runtime.wire.tensors import BYTES, NUMPY_OF, RAW_ONLY, Tensor, parse_tensor_spec
+from common.inference_protocol.encodings import from_json
+from common.inference_protocol.errors import InvalidRequest
+from common.inference_protocol.tensors import BYTES, NUMPY_OF, RAW_ONLY, Tensor, parse_tensor_spec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

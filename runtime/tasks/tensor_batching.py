@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from common.inference_protocol.errors import InvalidRequest
+from common.inference_protocol.tensors import MAX_ITEMS, NUMPY_OF, Tensor, numeric_tensor
 from runtime.device.device_tensor import concatenated
-from runtime.errors import InvalidRequest
-from runtime.wire.tensors import MAX_ITEMS, NUMPY_OF, Tensor, numeric_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence

@@ -12,23 +12,24 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from common.shown_value import shown
-from registry.domain.task_options import OWN
-from runtime.engines.networks.configuration import read_json
-from runtime.engines.networks.position_limit import position_limit
-from runtime.errors import InvalidExpression, InvalidRequest, ModelInvalid, RuntimePackageError
-from runtime.sandbox.expressions import unbounded_decoder, unbounded_part
-from runtime.storage.listing import ASSET_SUFFIXES
-from runtime.tasks.task import Processor, texts_of
-from runtime.tasks.tensor_batching import PaddedBatching, TensorRule
-from runtime.tasks.tokenizer_files import load_tokenizer
-from runtime.wire.tensors import (
+from common.inference_protocol.errors import InvalidRequest, PodError
+from common.inference_protocol.tensors import (
     BYTES,
     Tensor,
     check_item_count,
     numeric_tensor,
     single_input,
 )
+from common.shown_value import shown
+from registry.domain.task_options import OWN
+from runtime.engines.networks.configuration import read_json
+from runtime.engines.networks.position_limit import position_limit
+from runtime.errors import InvalidExpression, ModelInvalid
+from runtime.sandbox.expressions import unbounded_decoder, unbounded_part
+from runtime.storage.listing import ASSET_SUFFIXES
+from runtime.tasks.task import Processor, texts_of
+from runtime.tasks.tensor_batching import PaddedBatching, TensorRule
+from runtime.tasks.tokenizer_files import load_tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -176,7 +177,7 @@ class TextEncoder:
             settings.write_text(json.dumps({**fields, **changes}))
         try:
             self._sandbox.evaluate_in_thread(str(copy), 0, operation="load", folder=str(copy))
-        except RuntimePackageError as error:
+        except PodError as error:
             raise ModelInvalid(
                 f"the model's tokenizer (with {part}) cannot be used: {error}"
             ) from error

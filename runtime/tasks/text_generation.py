@@ -14,11 +14,12 @@ import numpy as np
 import orjson
 import torch
 
+from common.inference_protocol.errors import InvalidRequest
+from common.inference_protocol.tensors import Tensor, bytes_tensor, numeric_tensor
 from runtime.engines.networks.configuration import read_json
-from runtime.errors import InvalidExpression, InvalidRequest, PromptTooLong
+from runtime.errors import InvalidExpression, PromptTooLong
 from runtime.tasks.task import torch_inputs
 from runtime.tasks.text import MAX_CHARACTERS_PER_TOKEN, TEXT_TYPE, TextInputs
-from runtime.wire.tensors import Tensor, bytes_tensor, numeric_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

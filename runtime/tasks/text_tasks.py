@@ -11,11 +11,12 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from common.inference_protocol.errors import InvalidRequest
+from common.inference_protocol.tensors import BYTES, Tensor, check_item_count, single_input
 from common.shown_value import shown
 from runtime.engines.networks.configuration import read_json
-from runtime.errors import InvalidRequest, ModelInvalid
+from runtime.errors import ModelInvalid
 from runtime.tasks.task import texts_of
-from runtime.wire.tensors import BYTES, Tensor, check_item_count, single_input
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -9,6 +9,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
+from common.inference_protocol.tensors import (
+    BYTES,
+    Tensor,
+    bytes_tensor,
+    named_arrays,
+    numeric_tensor,
+)
 from registry.domain.model import Task
 from runtime.engines.images import DiffusionJob, Pipeline, check_index, diffuse
 from runtime.engines.networks.configuration import read_json
@@ -23,7 +30,6 @@ from runtime.tasks.image_requests import (
 )
 from runtime.tasks.task import Processor
 from runtime.tasks.tokenizer_files import load_tokenizer
-from runtime.wire.tensors import BYTES, Tensor, bytes_tensor, named_arrays, numeric_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence

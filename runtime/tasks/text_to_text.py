@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from common.inference_protocol.tensors import Tensor, named_arrays, numeric_tensor
 from runtime.engines.networks.position_limit import output_limit
 from runtime.tasks.task import torch_inputs
 from runtime.tasks.tensor_batching import TensorRule
@@ -21,7 +22,6 @@ from runtime.tasks.text_tasks import (
     read_text_requests,
     read_text_tasks,
 )
-from runtime.wire.tensors import Tensor, named_arrays, numeric_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -14,13 +14,20 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import torch
 
+from common.inference_protocol.errors import InvalidRequest
+from common.inference_protocol.tensors import (
+    BYTES,
+    Tensor,
+    bytes_tensor,
+    named_arrays,
+    numeric_tensor,
+)
 from registry.domain.task_options import Answers, Scores
-from runtime.errors import InvalidRequest, ModelInvalid
+from runtime.errors import ModelInvalid
 from runtime.tasks import kserve_answers
 from runtime.tasks.classification import softmax
 from runtime.tasks.task import torch_inputs
 from runtime.tasks.text import TextInputs, TextModel
-from runtime.wire.tensors import BYTES, Tensor, bytes_tensor, named_arrays, numeric_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

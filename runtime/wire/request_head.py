@@ -8,8 +8,8 @@ import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from common.inference_protocol.errors import InvalidRequest
 from registry.domain.model import ModelName
-from runtime.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from hypothesis import strategies as st
-from kserve.protocol.grpc import grpc_predict_v2_pb2 as messages
 
+from common.inference_protocol.grpc_messages import messages
 from tests.hostile.heads import HEADER_NAMES, MODELS
 from tests.hostile.inference_requests import PICTURES
 from tests.hostile.mutations import ODD_BYTES, ODD_NUMBERS, damaged

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import grpc
-from kserve.protocol.grpc import grpc_predict_v2_pb2 as messages
 
+from common.inference_protocol.grpc_messages import messages
 from common.pod_secret import HEADER
 from pilotlight.sample_models.make_model import make_model
 from registry.domain.model import ModelName, ModelSpec

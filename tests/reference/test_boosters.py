@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import xgboost
 
-from runtime.wire.tensors import numeric_tensor
+from common.inference_protocol.tensors import numeric_tensor
 from tests.runtime.engines.libraries.loaded import load
 
 if TYPE_CHECKING:

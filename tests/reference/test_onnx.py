@@ -12,8 +12,8 @@ import skl2onnx
 from onnx import helper
 from sklearn import ensemble, linear_model, naive_bayes, neighbors, neural_network, svm, tree
 
+from common.inference_protocol.tensors import DATATYPE_OF, Tensor, numeric_tensor, plain_values
 from runtime.errors import ModelInvalid
-from runtime.wire.tensors import DATATYPE_OF, Tensor, numeric_tensor, plain_values
 from tests.runtime.engines.libraries.loaded import load
 from tests.tabular_models import iris
 

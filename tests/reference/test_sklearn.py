@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import skops.io
 
+from common.inference_protocol.tensors import Tensor, bytes_tensor, numeric_tensor, plain_values
 from registry.domain.model import Task
 from runtime.errors import ModelInvalid
 from runtime.sandbox.estimators import Estimators
-from runtime.wire.tensors import Tensor, bytes_tensor, numeric_tensor, plain_values
 from tests.reference.estimators import NAMES, trained
 from tests.runtime.engines.libraries.loaded import load
 

@@ -6,8 +6,9 @@ import struct
 from typing import Any
 
 import grpc
-from kserve.protocol.grpc import grpc_predict_v2_pb2 as messages
 from kserve.protocol.grpc.grpc_predict_v2_pb2_grpc import GRPCInferenceServiceStub
+
+from common.inference_protocol.grpc_messages import messages
 
 TIMEOUT_S = 180.0
 OPTIONS = [

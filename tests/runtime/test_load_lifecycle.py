@@ -13,14 +13,7 @@ from registry.domain.model import ModelName, ModelSpec, Tier
 from registry.domain.reservation import ANY_COPIES, LoadClaim
 from registry.domain.residency_index import Residency
 from registry.errors import ClaimLost
-from runtime.errors import (
-    LoadCancelled,
-    LoadFailed,
-    LoadRefused,
-    MemoryBusy,
-    ModelTooLarge,
-    RuntimePackageError,
-)
+from runtime.errors import LoadCancelled, LoadFailed, LoadRefused, MemoryBusy, ModelTooLarge
 from runtime.loading.failures import LoadFailures
 from runtime.loading.load_lifecycle import (
     CLAIM_TIMEOUT_S,
@@ -35,6 +28,7 @@ from runtime.tiers.eviction import ReloadCosts
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from common.inference_protocol.errors import PodError
     from registry.domain.model import LoadFailure
     from registry.domain.pod import Samples
 
@@ -100,7 +94,7 @@ class Loads(LoadLifecycle[Load, CachedModel]):
         self.memory_bytes = 60
         self.errors: list[Exception] = []
         """Raised by the next copies."""
-        self.results: list[CachedModel | RuntimePackageError] = []
+        self.results: list[CachedModel | PodError] = []
         self.outcomes: list[str] = []
         self.measurements = Measurements()
         self.state = ClusterState()
@@ -148,9 +142,7 @@ class Loads(LoadLifecycle[Load, CachedModel]):
         load.source = Tier.REMOTE
         return CachedModel(load.spec.key, self.memory_bytes)
 
-    def ended(
-        self, load: Load, entry: CachedModel | None, error: RuntimePackageError | None
-    ) -> None:
+    def ended(self, load: Load, entry: CachedModel | None, error: PodError | None) -> None:
         result = entry or error
         assert result is not None
         self.results += [result] * max(1, load.waiters)

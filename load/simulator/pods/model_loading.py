@@ -14,7 +14,7 @@ from load.simulator.pods.load_state import SimulatedLoad, SimulatedResident
 from load.simulator.pods.node import SharedLink
 from registry.domain.model import Tier
 from registry.domain.reservation import ANY_COPIES
-from runtime.errors import RuntimePackageError, status_of
+from runtime.errors import status_of
 from runtime.loading.failures import LoadFailures
 from runtime.loading.load_lifecycle import LoadLifecycle
 from runtime.tiers.device_cache import DeviceCache
@@ -23,6 +23,7 @@ from runtime.tiers.eviction import POLICIES, ReloadCosts, tier_after_eviction
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from common.inference_protocol.errors import PodError
     from load.simulator.cluster.plan import ModelPlan, PodPlan
     from load.simulator.event_queue import EventQueue
     from load.simulator.pods.node import SimulatedNode
@@ -195,7 +196,7 @@ class ModelLoading(LoadLifecycle[SimulatedLoad, SimulatedResident]):
         self,
         load: SimulatedLoad,
         entry: SimulatedResident | None,
-        error: RuntimePackageError | None,
+        error: PodError | None,
     ) -> None:
         waiting, load.requests = load.requests, []
         if error is not None:

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
     import torch
 
+    from common.inference_protocol.tensors import Tensor
     from runtime.engines.engine import ModelFolder
     from runtime.engines.libraries.rows import TabularSignature
-    from runtime.wire.tensors import Tensor
 
 
 class LibraryModel(Protocol):

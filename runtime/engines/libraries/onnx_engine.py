@@ -15,6 +15,7 @@ from tempfile import TemporaryDirectory
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
 
+from common.inference_protocol.errors import InvalidRequest
 from runtime.engines.libraries.library import LibraryEngine
 from runtime.engines.libraries.onnx_checks import (
     INLINED_NODES,
@@ -23,7 +24,7 @@ from runtime.engines.libraries.onnx_checks import (
 )
 from runtime.engines.libraries.optional_library import import_library, one_line
 from runtime.engines.libraries.protobuf import encoded, entries, fields, message, text
-from runtime.errors import InferenceTooLarge, InvalidRequest, ModelInvalid
+from runtime.errors import InferenceTooLarge, ModelInvalid
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

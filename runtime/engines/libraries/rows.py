@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from common.inference_protocol.errors import InvalidRequest
+from common.inference_protocol.tensors import BYTES, DATATYPE_OF, NUMPY_OF, Tensor, bytes_tensor
 from common.shown_value import shown
-from runtime.errors import InferenceFailed, InvalidRequest
-from runtime.wire.tensors import BYTES, DATATYPE_OF, NUMPY_OF, Tensor, bytes_tensor
+from runtime.errors import InferenceFailed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

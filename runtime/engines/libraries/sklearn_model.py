@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from common.inference_protocol.errors import InvalidRequest
+from common.inference_protocol.tensors import BYTES, plain_values
 from runtime.engines.libraries.optional_library import import_library, one_line
 from runtime.engines.libraries.rows import (
     Field,
@@ -19,15 +21,14 @@ from runtime.engines.libraries.rows import (
     output_tensor,
     texts,
 )
-from runtime.errors import InvalidRequest, ModelInvalid
-from runtime.wire.tensors import BYTES, plain_values
+from runtime.errors import ModelInvalid
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     import numpy.typing as npt
 
-    from runtime.wire.tensors import Tensor
+    from common.inference_protocol.tensors import Tensor
 
 A_TEXT: Final = np.asarray(["text"], dtype=object)
 """Of a column that a vectoriser takes."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from common.inference_protocol.tensors import BYTES, DATATYPE_OF
 from runtime.engines.libraries.rows import (
     TabularSignature,
     columns,
@@ -24,7 +25,6 @@ from runtime.engines.libraries.rows import (
 )
 from runtime.engines.libraries.xgboost_file import read_ubjson
 from runtime.errors import ModelInvalid
-from runtime.wire.tensors import BYTES, DATATYPE_OF
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

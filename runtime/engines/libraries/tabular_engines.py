@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import orjson
 
+from common.inference_protocol.errors import InvalidRequest
 from registry.domain.model import Task
 from runtime.engines.libraries.library import LibraryEngine, LibraryModel
 from runtime.engines.libraries.lightgbm_checks import check_lightgbm
@@ -16,16 +17,16 @@ from runtime.engines.libraries.sklearn_model import SklearnModel
 from runtime.engines.libraries.skops_file import read_estimator
 from runtime.engines.libraries.stored_signature import lightgbm_signature, xgboost_signature
 from runtime.engines.libraries.xgboost_file import check_xgboost
-from runtime.errors import InferenceFailed, InvalidRequest
+from runtime.errors import InferenceFailed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import torch
 
+    from common.inference_protocol.tensors import Tensor
     from runtime.engines.engine import ModelFolder
     from runtime.engines.libraries.rows import TabularSignature
-    from runtime.wire.tensors import Tensor
 
 
 class XgboostEngine(LibraryEngine):

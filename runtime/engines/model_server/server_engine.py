@@ -14,10 +14,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from common.inference_protocol.errors import PodError
 from runtime.engines.engine import Engine
 from runtime.engines.model_server.server_repository import server_name
 from runtime.engines.skeletons import LoadedSkeleton, Skeleton
-from runtime.errors import LoadFailed, RuntimePackageError, ServerUnavailable
+from runtime.errors import LoadFailed, ServerUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -127,7 +128,7 @@ class ModelServer:
         try:
             self.repository.place(name, folder, files, model_format=spec.format, server=info.name)
             growth = self._load_placed(name, spec.key)
-        except RuntimePackageError:
+        except PodError:
             self.unload_soon(name)  # the server may still be at it
             raise
         finally:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import httpx
 
+from common.inference_protocol.errors import BodyTooLarge, InvalidRequest, PodError
 from runtime.engines.model_server.connections import (
     Answer,
     ConnectionEnded,
@@ -20,12 +21,9 @@ from runtime.engines.model_server.connections import (
     NotConnected,
 )
 from runtime.errors import (
-    BodyTooLarge,
     InferenceFailed,
-    InvalidRequest,
     LoadFailed,
     ModelInvalid,
-    RuntimePackageError,
     ServerLost,
     ServerUnavailable,
     SlotsFull,
@@ -189,7 +187,7 @@ class V2Client:
         return answer
 
 
-def _error_of(response: Answer) -> RuntimePackageError:
+def _error_of(response: Answer) -> PodError:
     """The error for a server's response that is none of tensors."""
     text, status = message_of(response), response.status_code
     match status:

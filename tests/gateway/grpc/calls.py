@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc
 
-from gateway.grpc.messages import INFERENCE, inference
+from common.inference_protocol.grpc_messages import INFERENCE, messages
 
 TIMEOUT_S = 60.0
 OPTIONS = [("grpc.enable_http_proxy", 0), ("grpc.max_receive_message_length", -1)]
@@ -34,7 +34,7 @@ def send(
 
 def infer(port: int, request: Any, **options: Any) -> tuple[Any, dict[str, str]]:
     answer, metadata = send(port, "ModelInfer", request.SerializeToString(), **options)
-    return inference.ModelInferResponse.FromString(answer), metadata
+    return messages.ModelInferResponse.FromString(answer), metadata
 
 
 def refused(port: int, method: str, content: bytes, **options: Any) -> Any:
@@ -48,7 +48,7 @@ def refused(port: int, method: str, content: bytes, **options: Any) -> Any:
 
 def rows(model: str, *values: float, identity: str = "") -> Any:
     """A `ModelInferRequest` of one row of numbers."""
-    request = inference.ModelInferRequest(model_name=model, id=identity)
+    request = messages.ModelInferRequest(model_name=model, id=identity)
     request.inputs.add(name="x", datatype="FP32", shape=[1, len(values)])
     request.raw_input_contents.append(struct.pack(f"<{len(values)}f", *values))
     return request

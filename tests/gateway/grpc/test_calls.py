@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import grpc
 import pytest
 
-from gateway.grpc.messages import inference
+from common.inference_protocol.grpc_messages import messages
 from tests import servers
 from tests.gateway.gateway_harness import GatewayHarness, wait_counts
 from tests.gateway.grpc import calls
@@ -148,12 +148,12 @@ def test_an_authority_chooses_the_model_as_a_host_does(
 def test_an_authority_of_another_model_is_not_found(
     port: int, pods: PodProcess, twins: ModelSpec, authority: str, name: str, text: str
 ) -> None:
-    messages = {
+    calls_of = {
         "ModelInfer": calls.rows(name, 1.0),
-        "ModelReady": inference.ModelReadyRequest(name=name),
-        "ModelMetadata": inference.ModelMetadataRequest(name=name),
+        "ModelReady": messages.ModelReadyRequest(name=name),
+        "ModelMetadata": messages.ModelMetadataRequest(name=name),
     }
-    for method, message in messages.items():
+    for method, message in calls_of.items():
         error = calls.refused(port, method, message.SerializeToString(), authority=authority)
         assert error.code() is Code.NOT_FOUND, method
         assert text in error.details()
@@ -163,12 +163,12 @@ def test_readiness_and_metadata_of_an_authority(
     port: int, pods: PodProcess, twins: ModelSpec
 ) -> None:
     authority = "iris.team.example.com"
-    request = inference.ModelReadyRequest(name="iris", version="1").SerializeToString()
+    request = messages.ModelReadyRequest(name="iris", version="1").SerializeToString()
     answer, _ = calls.send(port, "ModelReady", request, authority=authority)
-    assert inference.ModelReadyResponse.FromString(answer).ready
-    request = inference.ModelMetadataRequest(name="iris").SerializeToString()
+    assert messages.ModelReadyResponse.FromString(answer).ready
+    request = messages.ModelMetadataRequest(name="iris").SerializeToString()
     answer, _ = calls.send(port, "ModelMetadata", request, authority=authority)
-    assert inference.ModelMetadataResponse.FromString(answer).name == "iris"
+    assert messages.ModelMetadataResponse.FromString(answer).name == "iris"
     for method in ("ServerLive", "ServerReady", "ServerMetadata"):
         calls.send(port, method, b"", authority=authority)
     assert calls.refused(port, "ModelReady", request).code() is Code.NOT_FOUND
@@ -288,18 +288,18 @@ def test_each_message_of_a_stream_is_answered(port: int, pods: PodProcess) -> No
 
 
 def test_readiness_and_metadata(port: int, pods: PodProcess) -> None:
-    ready = inference.ServerReadyResponse.FromString(calls.send(port, "ServerReady", b"")[0])
-    live = inference.ServerLiveResponse.FromString(calls.send(port, "ServerLive", b"")[0])
+    ready = messages.ServerReadyResponse.FromString(calls.send(port, "ServerReady", b"")[0])
+    live = messages.ServerLiveResponse.FromString(calls.send(port, "ServerLive", b"")[0])
     assert (ready.ready, live.live) == (True, True)
-    named = inference.ModelReadyRequest(name="team/iris").SerializeToString()
-    model = inference.ModelReadyResponse.FromString(calls.send(port, "ModelReady", named)[0])
+    named = messages.ModelReadyRequest(name="team/iris").SerializeToString()
+    model = messages.ModelReadyResponse.FromString(calls.send(port, "ModelReady", named)[0])
     assert model.ready
-    found = inference.ModelMetadataResponse.FromString(calls.send(port, "ModelMetadata", named)[0])
+    found = messages.ModelMetadataResponse.FromString(calls.send(port, "ModelMetadata", named)[0])
     assert (found.name, found.platform) == ("iris", "fake")
     assert [(each.name, list(each.shape)) for each in found.inputs] == [("text", [-1])]
-    server = inference.ServerMetadataResponse.FromString(calls.send(port, "ServerMetadata", b"")[0])
+    server = messages.ServerMetadataResponse.FromString(calls.send(port, "ServerMetadata", b"")[0])
     assert server.name == "pilotlight"
-    unknown = inference.ModelReadyRequest(name="nothing").SerializeToString()
+    unknown = messages.ModelReadyRequest(name="nothing").SerializeToString()
     assert calls.refused(port, "ModelReady", unknown).code() is Code.NOT_FOUND
     assert calls.refused(port, "RepositoryModelLoad", b"").code() is Code.UNIMPLEMENTED
 
@@ -312,7 +312,7 @@ def test_calls_need_the_key_of_their_tenant(
     (keys / "team").write_text("k" * 32)
     port = servers.free_port()
     content = calls.rows("team/iris", 1.0).SerializeToString()
-    named = inference.ModelReadyRequest(name="team/iris").SerializeToString()
+    named = messages.ModelReadyRequest(name="team/iris").SerializeToString()
     with servers.gateway(
         tmp_path / "gateway", redis_url=redis.url, pool=POOL, api_keys=keys, grpc_port=port
     ):

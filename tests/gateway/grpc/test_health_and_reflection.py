@@ -9,9 +9,9 @@ import grpc
 import grpc.aio
 import pytest
 
+from common.inference_protocol.grpc_messages import INFERENCE
 from gateway.grpc.messages import (
     HEALTH,
-    INFERENCE,
     NOT_SERVING,
     REFLECTION_PACKAGES,
     SERVICES,

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from pydantic import TypeAdapter
 
+from common.inference_protocol.bodies import decode_request
 from load.errors import GeneratorError
 from load.generator.content import IMAGE, TEXT, Content, ContentKind, content_of_metadata
 from load.generator.open_loop import OpenLoop
@@ -25,7 +26,6 @@ from load.generator.settings import RequestProtocol, RunSettings
 from load.generator.trace_arrivals import TraceArrival, survey, survey_in_thread, worker_share
 from load.generator.worker import WorkerConfig
 from load.trace_spec.trace_spec import open_trace
-from runtime.wire.v2 import decode_request
 from tests.load.rows import trace_of
 
 if TYPE_CHECKING:

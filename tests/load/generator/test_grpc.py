@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 import pytest
-from kserve.protocol.grpc import grpc_predict_v2_pb2 as messages
+
+from common.inference_protocol.grpc_messages import messages
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

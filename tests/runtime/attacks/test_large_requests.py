@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import orjson
 import pytest
 
+from common.inference_protocol.bodies import MAX_JSON_COMMAS, parse_object
+from common.inference_protocol.errors import BodyTooLarge
 from registry.domain.model import ModelPolicy
-from runtime.errors import BodyTooLarge
-from runtime.wire.v2 import MAX_JSON_COMMAS, parse_object
 from tests.runtime.http import get, metric, post, post_bytes, predict
 
 if TYPE_CHECKING:

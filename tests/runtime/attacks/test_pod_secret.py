@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import grpc
 import httpx
 import pytest
-from kserve.protocol.grpc import grpc_predict_v2_pb2 as messages
 
+from common.inference_protocol.grpc_messages import messages
 from common.pod_secret import HEADER
 from tests import servers
 from tests.runtime import rpc

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import grpc
 import httpx
 import pytest
-from kserve.protocol.grpc import grpc_predict_v2_pb2 as messages
 from kserve.protocol.grpc.grpc_predict_v2_pb2_grpc import GRPCInferenceServiceStub
 
 from autoscaler.service.executor import PodClient, PodRefused
+from common.inference_protocol.grpc_messages import messages
 from common.settings_table import settings_from_fields
 from common.tls import PART_NAME, PartTls
 from gateway.settings import GatewaySettings, tls_problems

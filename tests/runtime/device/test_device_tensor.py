@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from common.inference_protocol.tensors import BF16, numeric_tensor
 from runtime.device.device_tensor import (
     DeviceTensor,
     KeptMemory,
@@ -18,7 +19,6 @@ from runtime.device.device_tensor import (
 )
 from runtime.device.worker import DeviceWorker
 from runtime.serving.tensor_store import TensorStore
-from runtime.wire.tensors import BF16, numeric_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,11 +15,12 @@ import pytest
 import torch
 from PIL import Image
 
+from common.inference_protocol.errors import InvalidRequest
+from common.inference_protocol.tensors import bytes_tensor, numeric_tensor
 from registry.domain.model import Tier
-from runtime.errors import InvalidRequest, LoadFailed, ModelInvalid
+from runtime.errors import LoadFailed, ModelInvalid
 from runtime.tasks.processors import load_processor
 from runtime.tasks.text_to_image import TextToImage
-from runtime.wire.tensors import bytes_tensor, numeric_tensor
 from tests.runtime.http import get, post, predict
 from tests.runtime.local_pod import LocalPod, local_pod, spec_of
 from tests.servers import copy_model

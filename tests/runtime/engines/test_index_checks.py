@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from common.inference_protocol.errors import InvalidRequest
+from common.inference_protocol.tensors import numeric_tensor
 from runtime.engines.programs.operators import CHECKS, with_index_checks
-from runtime.errors import InvalidRequest
 from runtime.tasks.tensor_task import TensorProgram
-from runtime.wire.tensors import numeric_tensor
 from tests.runtime.networks import load_network
 
 if TYPE_CHECKING:

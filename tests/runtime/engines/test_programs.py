@@ -13,13 +13,14 @@ import numpy as np
 import pytest
 import torch
 
+from common.inference_protocol.errors import InvalidRequest
+from common.inference_protocol.tensors import Tensor, numeric_tensor
 from pilotlight.sample_models.make_model import make_model
-from runtime.errors import InvalidRequest, ModelInvalid
+from runtime.errors import ModelInvalid
 from runtime.storage.listing import RemoteFile, asset_files
 from runtime.tasks.processors import load_processor
 from runtime.tasks.tensor_task import TensorProgram
 from runtime.weights.weight_source import DiskWeights
-from runtime.wire.tensors import Tensor, numeric_tensor
 from tests.runtime import archives
 from tests.runtime.archives import CONSTANTS, PROGRAM, SAMPLE_INPUTS, WEIGHTS, changed, edited
 from tests.runtime.networks import load_network

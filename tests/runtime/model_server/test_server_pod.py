@@ -12,11 +12,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from kserve.protocol.grpc import grpc_predict_v2_pb2 as messages
 
+from common.inference_protocol.bodies import (
+    LENGTH_HEADER,
+    MAX_JSON_COMMAS,
+    decode_outputs,
+    encode_request,
+)
+from common.inference_protocol.grpc_messages import messages
+from common.inference_protocol.tensors import numeric_tensor
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec
-from runtime.wire.tensors import numeric_tensor
-from runtime.wire.v2 import LENGTH_HEADER, MAX_JSON_COMMAS, decode_outputs, encode_request
 from tests import servers
 from tests.runtime import rpc
 from tests.runtime.http import get, post, post_bytes, predict

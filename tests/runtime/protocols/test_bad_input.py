@@ -14,14 +14,14 @@ import orjson
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from kserve.protocol.grpc import grpc_predict_v2_pb2 as messages
 from starlette.requests import Request
 
-from runtime.errors import InvalidRequest
+from common.inference_protocol.bodies import LENGTH_HEADER
+from common.inference_protocol.encodings import to_raw
+from common.inference_protocol.errors import InvalidRequest
+from common.inference_protocol.grpc_messages import messages
+from common.inference_protocol.tensors import DATATYPES, numeric_tensor
 from runtime.protocols.routes import MAX_JSON_BYTES, read_json
-from runtime.wire.tensor_encodings import to_raw
-from runtime.wire.tensors import DATATYPES, numeric_tensor
-from runtime.wire.v2 import LENGTH_HEADER
 from tests import servers
 from tests.gateway.asynchronous import run_async
 from tests.runtime import rpc

@@ -13,9 +13,9 @@ import grpc
 import grpc.aio
 import numpy as np
 import pytest
-from kserve.protocol.grpc import grpc_predict_v2_pb2 as messages
 from kserve.protocol.grpc.grpc_predict_v2_pb2_grpc import GRPCInferenceServiceStub
 
+from common.inference_protocol.grpc_messages import messages
 from common.tls import PartTls
 from runtime.protocols.grpc_server import GrpcServer
 from runtime.settings import KSERVE_GRPC_PORT

@@ -15,15 +15,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from runtime.errors import (
-    InferenceFailed,
-    InferenceHung,
-    InvalidRequest,
-    ModelInvalid,
-    ServerUnavailable,
-)
+from common.inference_protocol.errors import InvalidRequest
+from common.inference_protocol.tensors import numeric_tensor
+from runtime.errors import InferenceFailed, InferenceHung, ModelInvalid, ServerUnavailable
 from runtime.sandbox.estimators import Estimators
-from runtime.wire.tensors import numeric_tensor
 from tests.runtime.sandbox.hostile_pickles import Calls, hostile_model, logistic, saved
 
 if TYPE_CHECKING:

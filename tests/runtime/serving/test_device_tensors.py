@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.wire.v2 import LENGTH_HEADER, decode_outputs
+from common.inference_protocol.bodies import LENGTH_HEADER, decode_outputs
 from tests.runtime import archives
 from tests.runtime.http import metric, post
 from tests.runtime.serving.test_step_tensors import LARGE, READS, features, kill, read, reference_of

@@ -9,8 +9,8 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import httpx
-from kserve.protocol.grpc import grpc_predict_v2_pb2 as messages
 
+from common.inference_protocol.grpc_messages import messages
 from registry.domain.model import ModelName, ModelRecord
 from runtime.device.worker import DeviceWorker
 from runtime.serving.health import single_model_spec

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import numpy as np
 import pytest
-from kserve.protocol.grpc import grpc_predict_v2_pb2 as messages
 
+from common.inference_protocol.bodies import LENGTH_HEADER, decode_outputs, encode_request
+from common.inference_protocol.grpc_messages import messages
+from common.inference_protocol.tensors import Tensor, numeric_tensor
 from runtime.wire.bodies import PROTOBUF
-from runtime.wire.tensors import Tensor, numeric_tensor
-from runtime.wire.v2 import LENGTH_HEADER, decode_outputs, encode_request
 from tests import servers
 from tests.runtime import rpc
 from tests.runtime.http import post, post_bytes, predict

@@ -8,8 +8,8 @@ import numpy as np
 import orjson
 import pytest
 
-from runtime.wire.tensors import Tensor, bytes_tensor, numeric_tensor
-from runtime.wire.v2 import LENGTH_HEADER, decode_outputs, encode_request
+from common.inference_protocol.bodies import LENGTH_HEADER, decode_outputs, encode_request
+from common.inference_protocol.tensors import Tensor, bytes_tensor, numeric_tensor
 from tests.runtime.http import get, infer_texts, picture, post, post_bytes, predict
 
 if TYPE_CHECKING:

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
-from kserve.protocol.grpc import grpc_predict_v2_pb2 as messages
 
+from common.inference_protocol.bodies import LENGTH_HEADER, decode_outputs, encode_request
+from common.inference_protocol.grpc_messages import messages
+from common.inference_protocol.tensors import numeric_tensor
 from pilotlight.sample_models.make_model import make_model
 from registry.domain.model import ModelPolicy, Tier
-from runtime.wire.tensors import numeric_tensor
-from runtime.wire.v2 import LENGTH_HEADER, decode_outputs, encode_request
 from tests import servers
 from tests.runtime import archives, rpc
 from tests.runtime.fake_engine import FakeEngine

@@ -12,7 +12,7 @@ import orjson
 import pytest
 import torch
 
-from runtime.wire.v2 import LENGTH_HEADER, decode_outputs
+from common.inference_protocol.bodies import LENGTH_HEADER, decode_outputs
 from tests import servers
 from tests.runtime import archives
 from tests.runtime.http import get, metric, post

@@ -13,6 +13,14 @@ import uvicorn
 import uvloop
 from starlette.applications import Starlette
 
+from common.inference_protocol.encodings import from_raw
+from common.inference_protocol.tensors import (
+    BF16,
+    MAX_IDENTITIES,
+    Tensor,
+    TensorSpec,
+    numeric_tensor,
+)
 from common.pod_secret import PodSecret
 from common.tls import PartTls
 from runtime.errors import InputLost
@@ -21,8 +29,6 @@ from runtime.protocols.tensor_routes import tensor_routes
 from runtime.serving import tensor_client
 from runtime.serving.tensor_client import MAX_HEAD_BYTES, TensorClient
 from runtime.serving.tensor_store import TensorStore
-from runtime.wire.tensor_encodings import from_raw
-from runtime.wire.tensors import BF16, MAX_IDENTITIES, Tensor, TensorSpec, numeric_tensor
 from tests.certificates import write_certificates
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from common.inference_protocol.tensors import numeric_tensor
 from runtime.serving.tensor_store import TensorStore
-from runtime.wire.tensors import numeric_tensor
 
 NUMBERS = numeric_tensor("x", np.arange(1000, dtype=np.float32))
 

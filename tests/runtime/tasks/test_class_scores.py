@@ -18,15 +18,15 @@ from transformers import (
     pipeline,
 )
 
+from common.inference_protocol.errors import InvalidRequest
 from registry.domain.task_options import Answers, Scores, TaskOptions
-from runtime.errors import InvalidRequest
 from runtime.tasks.processors import load_processor
 from tests.runtime.networks import load_network
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from runtime.wire.tensors import Tensor
+    from common.inference_protocol.tensors import Tensor
 
 TEXTS = ["the quick fox", "a dog"]
 LABELS = {0: "toxic", 1: "rude", 2: "spam"}
@@ -114,7 +114,7 @@ def test_all_scores_have_a_row_for_each_text_in_v2(classifier: Path) -> None:
 def test_large_logits_have_scores_without_overflow(models: Path, tmp_path: Path) -> None:
     folder = saved(models, tmp_path / "m", BertForSequenceClassification, num_labels=1)
     processor = load_processor(folder, None)
-    from runtime.wire.tensors import numeric_tensor
+    from common.inference_protocol.tensors import numeric_tensor
 
     logits = numeric_tensor("logits", np.array([[500.0], [-500.0]], np.float32))
     assert [each["score"] for each in processor.predictions(processor.postprocess([logits]))] == [

@@ -12,11 +12,12 @@ import pytest
 from PIL import Image
 from transformers.image_utils import load_image
 
+from common.inference_protocol.errors import InvalidRequest
+from common.inference_protocol.tensors import numeric_tensor
 from registry.domain.task_options import Scores, TaskOptions
-from runtime.errors import InvalidRequest, ModelInvalid
+from runtime.errors import ModelInvalid
 from runtime.tasks import image_classification
 from runtime.tasks.image_classification import MAX_SIDE, EncodedImage, ImageClassification
-from runtime.wire.tensors import numeric_tensor
 
 if TYPE_CHECKING:
     from pathlib import Path

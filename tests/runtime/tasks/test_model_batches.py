@@ -13,13 +13,13 @@ import torch
 import transformers
 from PIL import Image
 
+from common.inference_protocol.bodies import encode_request
+from common.inference_protocol.tensors import Tensor, numeric_tensor
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec, Task
 from runtime.device.worker import DeviceWorker
 from runtime.loading.served_model import ServedModel
 from runtime.tasks.padding_trial import PaddingTrials
 from runtime.tasks.processors import load_processor
-from runtime.wire.tensors import Tensor, numeric_tensor
-from runtime.wire.v2 import encode_request
 from tests.runtime.http import infer_texts, metric, picture, post_bytes, predict, unanswered
 from tests.runtime.networks import load_network
 from tests.servers import wait_until

@@ -11,13 +11,13 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoTokenizer, BertConfig, BertModel, T5Config, T5EncoderModel
 
+from common.inference_protocol.tensors import named_arrays
 from registry.domain.model import Task
 from registry.domain.task_options import Answers, TaskOptions
 from runtime.errors import ModelInvalid
 from runtime.storage.listing import RemoteFile, asset_files, weight_files
 from runtime.tasks.embedding import Embedding, pool
 from runtime.tasks.processors import load_processor
-from runtime.wire.tensors import named_arrays
 from tests.runtime.networks import load_network
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from common.inference_protocol.errors import InvalidRequest
 from registry.domain.model import Task
-from runtime.errors import InvalidRequest
 from runtime.tasks.processors import load_processor
 from runtime.tasks.tabular import instance_tensors
 from tests.runtime.engines.libraries.loaded import load
@@ -126,7 +126,7 @@ def test_a_damaged_file_has_no_metadata(tmp_path: Path) -> None:
 
 
 def test_an_input_of_a_matrix_may_have_any_name(tmp_path: Path) -> None:
-    from runtime.wire.tensors import numeric_tensor
+    from common.inference_protocol.tensors import numeric_tensor
 
     model = load(MAKERS["xgboost"](tmp_path))
     rows = np.ones((2, 4), np.float32)

@@ -7,9 +7,9 @@ import dataclasses
 import numpy as np
 import pytest
 
-from runtime.errors import InvalidRequest
+from common.inference_protocol.errors import InvalidRequest
+from common.inference_protocol.tensors import Tensor, bytes_tensor, numeric_tensor
 from runtime.tasks.tensor_batching import PaddedBatching, TensorRule
-from runtime.wire.tensors import Tensor, bytes_tensor, numeric_tensor
 
 TEXT = PaddedBatching(
     {

@@ -10,12 +10,12 @@ import pytest
 import transformers
 from transformers import AutoTokenizer
 
+from common.inference_protocol.errors import InvalidRequest
+from common.inference_protocol.tensors import named_arrays, numeric_tensor
 from registry.domain.task_options import TaskOptions
 from runtime.engines.networks.position_limit import output_limit, position_limit
-from runtime.errors import InvalidRequest
 from runtime.tasks.embedding import Embedding
 from runtime.tasks.processors import load_processor
-from runtime.wire.tensors import named_arrays, numeric_tensor
 from tests.runtime.networks import load_network
 
 if TYPE_CHECKING:

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 import torch
 
+from common.inference_protocol.bodies import decode_request, encode_request
+from common.inference_protocol.errors import InvalidRequest
+from common.inference_protocol.tensors import Tensor, bytes_tensor, numeric_tensor
 from registry.domain.model import Task
-from runtime.errors import InvalidRequest, ModelInvalid
+from runtime.errors import ModelInvalid
 from runtime.tasks.processors import load_processor
-from runtime.wire.tensors import Tensor, bytes_tensor, numeric_tensor
-from runtime.wire.v2 import decode_request, encode_request
 from tests.runtime.http import predict
 from tests.runtime.networks import load_network
 

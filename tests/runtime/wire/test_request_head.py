@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runtime.errors import InvalidRequest
+from common.inference_protocol.errors import InvalidRequest
 from runtime.wire.request_head import parse_request_head
 
 

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
     import onnx
 
+    from common.inference_protocol.tensors import Tensor
     from registry.domain.model import Task
     from runtime.tasks.task import Processor
-    from runtime.wire.tensors import Tensor
 
 
 @dataclass(frozen=True)

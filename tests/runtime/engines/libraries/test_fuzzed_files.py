@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from common.inference_protocol.errors import InvalidRequest
 from runtime.engines.libraries.lightgbm_checks import check_lightgbm
 from runtime.engines.libraries.onnx_file import onnx_signature
 from runtime.engines.libraries.xgboost_file import check_xgboost
-from runtime.errors import InferenceFailed, InvalidRequest, LoadFailed, ModelInvalid
+from runtime.errors import InferenceFailed, LoadFailed, ModelInvalid
 from tests import servers
 from tests.tabular_models import MAKERS, make_xgboost
 

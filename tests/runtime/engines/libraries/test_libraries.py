@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from common.inference_protocol.errors import InvalidRequest
+from common.inference_protocol.tensors import Tensor, bytes_tensor, numeric_tensor
 from registry.domain.model import Task
 from runtime.engines.building import check_format
-from runtime.errors import InvalidRequest, ModelInvalid
+from runtime.errors import ModelInvalid
 from runtime.tasks.tabular import instance_tensors
-from runtime.wire.tensors import Tensor, bytes_tensor, numeric_tensor
 from tests.runtime.engines.libraries.loaded import load, onnx_model
 from tests.tabular_models import MAKERS, iris
 

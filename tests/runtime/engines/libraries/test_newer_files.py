@@ -66,7 +66,7 @@ import numpy as np, onnx
 from onnx import TensorProto, helper, numpy_helper
 from pathlib import Path
 from tests.runtime.engines.libraries.loaded import load
-from runtime.wire.tensors import numeric_tensor
+from common.inference_protocol.tensors import numeric_tensor
 
 folder = Path({str(tmp_path)!r})
 weights = numpy_helper.from_array(np.ones((1000, 1000), np.float32), "w")

@@ -11,10 +11,10 @@ import onnx
 import pytest
 from onnx import AttributeProto, GraphProto, TensorProto, helper, numpy_helper
 
+from common.inference_protocol.tensors import bytes_tensor
 from runtime.engines.libraries.onnx_engine import with_replaced_locale
 from runtime.engines.libraries.protobuf import encoded, fields, message, runs_of
 from runtime.errors import ModelInvalid
-from runtime.wire.tensors import bytes_tensor
 from tests.runtime.engines.libraries.loaded import load, onnx_model
 
 if TYPE_CHECKING:

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from common.shown_value import json_fault, kind_of, shown
-from runtime.errors import BodyTooLarge, InvalidRequest
-from runtime.wire.tensor_encodings import from_json, from_raw, to_json, to_raw
-from runtime.wire.tensors import (
+from common.inference_protocol.encodings import from_json, from_raw, to_json, to_raw
+from common.inference_protocol.errors import BodyTooLarge, InvalidRequest
+from common.inference_protocol.tensors import (
     Tensor,
     TensorReference,
     TensorSpec,
@@ -21,6 +20,7 @@ from runtime.wire.tensors import (
     parse_reference,
     parse_tensor_spec,
 )
+from common.shown_value import json_fault, kind_of, shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -11,16 +11,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kserve import InferInput, InferRequest, InferResponse
-from kserve.protocol.grpc import grpc_predict_v2_pb2 as messages
 from kserve.protocol.infer_type import RequestedOutput
 
-from runtime.errors import InvalidRequest
-from runtime.wire.bodies import CONTENTS_OF, decode_message, encode_message, parse_message
-from runtime.wire.tensors import NUMPY_OF, Tensor, bytes_tensor, numeric_tensor
-from runtime.wire.v2 import LENGTH_HEADER, V2Request, decode_request, encode_response
+from common.inference_protocol.bodies import (
+    LENGTH_HEADER,
+    V2Request,
+    decode_request,
+    encode_response,
+)
+from common.inference_protocol.errors import InvalidRequest
+from common.inference_protocol.grpc_messages import (
+    CONTENTS_OF,
+    decode_message,
+    encode_message,
+    messages,
+    parse_message,
+)
+from common.inference_protocol.tensors import NUMPY_OF, Tensor, bytes_tensor, numeric_tensor
 
 if TYPE_CHECKING:
-    from runtime.wire.v2 import EncodedBody
+    from common.inference_protocol.bodies import EncodedBody
 
 ARRAYS = {
     "BOOL": np.array([[True, False, True]]),

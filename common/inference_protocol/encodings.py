@@ -14,9 +14,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from common.inference_protocol.errors import InvalidRequest
+from common.inference_protocol.tensors import (
+    BF16,
+    BYTES,
+    NUMPY_OF,
+    RAW_ONLY,
+    Tensor,
+    TensorSpec,
+    does_not_fit,
+)
 from common.shown_value import kind_of, shown
-from runtime.errors import InvalidRequest
-from runtime.wire.tensors import BF16, BYTES, NUMPY_OF, RAW_ONLY, Tensor, TensorSpec, does_not_fit
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

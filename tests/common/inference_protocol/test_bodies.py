@@ -13,9 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from runtime.errors import InvalidRequest
-from runtime.wire.tensor_encodings import from_raw, to_raw
-from runtime.wire.tensors import (
+from common.inference_protocol.bodies import (
+    LENGTH_HEADER,
+    V2Request,
+    decode_outputs,
+    decode_request,
+    encode_request,
+    encode_response,
+)
+from common.inference_protocol.encodings import from_raw, to_raw
+from common.inference_protocol.errors import InvalidRequest
+from common.inference_protocol.tensors import (
     NUMPY_OF,
     Tensor,
     bytes_tensor,
@@ -23,14 +31,6 @@ from runtime.wire.tensors import (
     parse_tensor_spec,
     plain_values,
     v1_values,
-)
-from runtime.wire.v2 import (
-    LENGTH_HEADER,
-    V2Request,
-    decode_outputs,
-    decode_request,
-    encode_request,
-    encode_response,
 )
 
 

@@ -1,0 +1,166 @@
+"""V2's gRPC messages: tensors from them and to them, and the class of each.
+
+The classes are KServe's generated ones, without the rest of its package, whose import takes seconds
+and 180 MB. Raw contents are kept as buffers. A response is raw if its request was, or if one of its
+datatypes can only be sent raw.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from common.inference_protocol.bodies import RequestedOutput, V2Request, select_outputs
+from common.inference_protocol.encodings import from_raw, string_array, to_raw
+from common.inference_protocol.errors import InvalidRequest
+from common.inference_protocol.tensors import (
+    BYTES,
+    NUMPY_OF,
+    RAW_ONLY,
+    Tensor,
+    TensorSpec,
+    check_unique_names,
+    does_not_fit,
+    parse_tensor_spec,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+INFERENCE: Final = "inference.GRPCInferenceService"
+
+CONTENTS_OF: Mapping[str, str] = {
+    "BOOL": "bool_contents",
+    "INT8": "int_contents",
+    "INT16": "int_contents",
+    "INT32": "int_contents",
+    "INT64": "int64_contents",
+    "UINT8": "uint_contents",
+    "UINT16": "uint_contents",
+    "UINT32": "uint_contents",
+    "UINT64": "uint64_contents",
+    "FP32": "fp32_contents",
+    "FP64": "fp64_contents",
+    BYTES: "bytes_contents",
+}
+"""The field of `InferTensorContents` that holds a datatype."""
+
+
+def _load_messages() -> Any:
+    found = find_spec("kserve")
+    if found is None or not found.submodule_search_locations:
+        raise ImportError("the package kserve is not installed")
+    folder = Path(next(iter(found.submodule_search_locations)))
+    name = "grpc_predict_v2_pb2"
+    spec = spec_from_file_location(name, folder / "protocol" / "grpc" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+messages: Final = _load_messages()
+
+
+def parse_message(kind: Any, content: bytes) -> Any:
+    """A message of class `kind`; raises InvalidRequest."""
+    try:
+        return kind.FromString(content)
+    except DecodeError as error:
+        raise InvalidRequest(f"the message is not a {kind.DESCRIPTOR.name}: {error}") from error
+
+
+def decode_message(message: Any) -> V2Request:
+    """The tensors of a `ModelInferRequest`; raises InvalidRequest."""
+    raw = message.raw_input_contents
+    if not message.inputs:
+        raise InvalidRequest("'inputs' must hold one tensor or more")
+    inputs = _decode_tensors(message.inputs, raw, "input")
+    check_unique_names([entry.name for entry in message.outputs], "'outputs'")
+    return V2Request(
+        inputs=inputs,
+        id=message.id or None,
+        is_binary=bool(raw),
+        outputs=tuple(RequestedOutput(entry.name, bool(raw)) for entry in message.outputs),
+    )
+
+
+def decode_response_message(message: Any) -> tuple[Tensor, ...]:
+    """The tensors of a `ModelInferResponse`; raises InvalidRequest."""
+    return _decode_tensors(message.outputs, message.raw_output_contents, "output")
+
+
+def _decode_tensors(entries: Sequence[Any], raw: Sequence[bytes], kind: str) -> tuple[Tensor, ...]:
+    if raw and len(raw) != len(entries):
+        raise InvalidRequest(
+            f"raw_{kind}_contents must have one entry for each of the {len(entries)} {kind}s,"
+            f" has {len(raw)}"
+        )
+    tensors = tuple(
+        _decode_tensor(entry, raw[index] if raw else None, f"{kind}s[{index}]")
+        for index, entry in enumerate(entries)
+    )
+    check_unique_names([tensor.name for tensor in tensors], f"'{kind}s'")
+    return tensors
+
+
+def _decode_tensor(entry: Any, raw: bytes | None, path: str) -> Tensor:
+    spec = parse_tensor_spec(entry.name, entry.datatype, list(entry.shape), path)
+    if raw is None:
+        return _from_contents(entry.contents, spec)
+    if entry.HasField("contents"):
+        raise InvalidRequest(f"{path}: 'contents' and raw_input_contents exclude each other")
+    return from_raw(memoryview(raw), spec)
+
+
+def _from_contents(contents: Any, spec: TensorSpec) -> Tensor:
+    if spec.datatype in RAW_ONLY:
+        raise InvalidRequest(f"{spec.path}: {spec.datatype} can only be sent in raw_input_contents")
+    field = CONTENTS_OF[spec.datatype]
+    values = getattr(contents, field)
+    if len(values) != spec.count:
+        raise InvalidRequest(
+            f"{spec.path}: shape {list(spec.shape)} needs {spec.count} elements in {field},"
+            f" has {len(values)}"
+        )
+    if spec.datatype == BYTES:
+        return Tensor(spec.name, BYTES, string_array(list(values), spec))
+    try:
+        array = np.fromiter(values, NUMPY_OF[spec.datatype], len(values))
+    except (ValueError, OverflowError) as error:
+        raise does_not_fit(values, field, spec) from error
+    return Tensor(spec.name, spec.datatype, array.reshape(spec.shape))
+
+
+def encode_request_message(
+    tensors: Sequence[Tensor], *, model_name: str = "", request_id: str = ""
+) -> bytes:
+    """A serialised `ModelInferRequest` with raw contents."""
+    request = messages.ModelInferRequest(model_name=model_name, id=request_id)
+    for tensor in tensors:
+        request.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
+        request.raw_input_contents.append(to_raw(tensor))
+    content: bytes = request.SerializeToString()
+    return content
+
+
+def encode_message(tensors: Sequence[Tensor], *, model_name: str, request: V2Request) -> bytes:
+    """A serialised `ModelInferResponse`; raises InvalidRequest."""
+    selected = [tensor for tensor, _ in select_outputs(tensors, request)]
+    is_raw = request.is_binary or any(tensor.datatype in RAW_ONLY for tensor in selected)
+    response = messages.ModelInferResponse(model_name=model_name, id=request.id or "")
+    for tensor in selected:
+        entry = response.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
+        if is_raw:
+            response.raw_output_contents.append(to_raw(tensor))
+        else:
+            getattr(entry.contents, CONTENTS_OF[tensor.datatype]).extend(
+                tensor.data.ravel().tolist()
+            )
+    content: bytes = response.SerializeToString()
+    return content
