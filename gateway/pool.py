@@ -139,7 +139,7 @@ def create_pool(
     context = CallContext(
         dispatcher,
         reservations,
-        Retries(PassiveHealth(LoopTimers(), dispatcher.notify_change)),
+        Retries(PassiveHealth(LoopTimers(), dispatcher.notify_change), watch.state),
         connections,
         telemetry,
         arrival_counter,

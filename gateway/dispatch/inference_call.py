@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from common.pod_responses import QueueProxyFailure
 from gateway.dispatch.pod_request import request_head, resent_head, send_request
-from gateway.dispatch.retries import FailedAttempts, NotExecuted, refusal_to_retry
+from gateway.dispatch.retries import FailedAttempts, NotExecuted
 from gateway.errors import NoPodAccepted, UpstreamLost
 from gateway.http.headers import PodResponse, read_response
 from gateway.upstream.pod_connection import PodConnectionLost, PodUnreachable
@@ -209,7 +209,9 @@ class InferenceCall:
                 raise self._queue_proxy_error(
                     await classify_response(connection, connections, entry.address)
                 )
-            reason = refusal_to_retry(response.not_executed, self._failed)
+            reason = self._context.retries.reason_after(
+                response.not_executed, self._failed, placement, placement.decision
+            )
             if reason is not None:
                 raise self._retry(reason)
         except BaseException:
@@ -252,6 +254,7 @@ class InferenceCall:
             if reservations.record_collision(reservation):
                 return _RetryElsewhere(reason, is_free=True)
             reservations.restore(reservation.entry)
+        self.request.load_failed |= reason is NotExecuted.LOAD_FAILED
         self._record_failure(reason)
         return _RetryElsewhere(reason)
 

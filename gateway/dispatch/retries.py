@@ -11,11 +11,15 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from common.backoff import Backoff
+from registry.domain.reservation import LoadMode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from gateway.dispatch.pending_placement import PendingPlacement
+    from gateway.routing.decision import SendTo
     from gateway.routing.timers import Timers
+    from registry.domain.cluster import ClusterState
     from registry.domain.pod_state import PodState
 
 MAX_ATTEMPTS: Final = 10
@@ -75,6 +79,8 @@ class NotExecuted(StrEnum):
     """The pod does not accept the gateway's secret: one of both has not read the new one yet."""
     DEVICE_FULL = "device-full"
     """The device has no memory for the inference itself."""
+    LOAD_FAILED = "load-failed"
+    """Another pod has the model."""
 
 
 @dataclass(slots=True)
@@ -110,9 +116,25 @@ class RetryBudget:
 class Retries:
     """Decides about the next attempt of requests."""
 
-    def __init__(self, health: PassiveHealth) -> None:
+    def __init__(self, health: PassiveHealth, cluster: ClusterState) -> None:
         self._health = health
+        self._cluster = cluster
         self.budget = RetryBudget()
+
+    def reason_after(
+        self,
+        refusal: str | None,
+        failed: FailedAttempts | None,
+        placement: PendingPlacement,
+        decision: SendTo,
+    ) -> NotExecuted | None:
+        """As `refusal_to_retry`; also a failed load, while a pod that needs none has the model."""
+        is_load = refusal in ("load-failed", "no-memory") and decision.mode is not LoadMode.WARM
+        if is_load and not placement.place_at:
+            warm = self._cluster.warm(placement.spec.key)
+            if any(pod.name != decision.predict for pod in warm):
+                return NotExecuted.LOAD_FAILED
+        return refusal_to_retry(refusal, failed)
 
     def record_failure(
         self, failed: FailedAttempts, reason: NotExecuted, *, entry: PodState, predict: PodState
@@ -127,6 +149,8 @@ class Retries:
             case NotExecuted.SLOTS:
                 self._health.mark_full(entry, failed.for_slots)
                 failed.for_slots += 1
+            case NotExecuted.LOAD_FAILED:
+                pass  # the pod serves other models
             case _:
                 self._health.suspect(entry)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from gateway.routing.colocation import colocation_queueing
 from gateway.routing.decision import ColdStartLoss, Reason, Reject, RequestView, SendTo, Wait
 from gateway.routing.device_backlog import is_idle
 from gateway.routing.latency_model import estimate_of
@@ -48,6 +49,8 @@ class IncomingRequest:
     """Soft deadline: after it, a queued request counts as starved, but is not rejected."""
     size_class: int | None = None
     """Of its body (`registry.domain.measures`); None: not known."""
+    load_failed: bool = False
+    """A load for it has failed: while a pod is warm, it waits for no other."""
 
 
 @dataclass(slots=True)
@@ -98,16 +101,22 @@ def route_request(
     if spec.needs and (needs := unmet_needs(spec, cluster)):
         message = f"model {request.model} cannot be served here: {needs}"
         return RoutingResult(Reject(Reason.NO_SUPPORTING_RUNTIME, message), policy, spec)
-    if record.failure is not None and _is_backing_off(record.failure, spec, cluster, now_s):
-        return RoutingResult(_load_failed(record.failure, now_s), policy, spec)
+    avoids_load = request.load_failed
+    if record.failure is not None and _is_backing_off(record.failure, spec, now_s):
+        if not any(residency.is_warm for residency in cluster.holders(spec.key).values()):
+            return RoutingResult(_load_failed(record.failure, now_s), policy, spec)
+        avoids_load = True
     view = RequestView(  # by position: names cost a tenth of a decision
         spec.key, request.arrival_s, request.draw, request.sequence,
         spec.policy.target_ongoing_requests, ahead, behind, stalled_s, request.deadline_s,
         lost_s, queued, request.size_class, spec.policy.max_load_wait_s, may_try_transfer,
     )  # fmt: skip
     decision = routing_policy(policy)(view, cluster, now_s)
-    if not may_load and isinstance(decision, SendTo) and decision.mode is LoadMode.LOAD:
-        decision = Wait(Reason.QUEUE_NO_SLOT)
+    if isinstance(decision, SendTo) and decision.mode is not LoadMode.WARM:
+        if avoids_load and cluster.warm(spec.key):
+            decision = colocation_queueing(view, cluster, now_s)
+        elif not may_load and decision.mode is LoadMode.LOAD:
+            decision = Wait(Reason.QUEUE_NO_SLOT)
     result = RoutingResult(decision, policy, spec, view=view)
     if request.deadline_s is not None:
         _reject_if_late(result, view, request.deadline_s, cluster, now_s, may_probe=may_probe)
@@ -142,13 +151,9 @@ def cannot_be_placed(
     )
 
 
-def _is_backing_off(
-    failure: LoadFailure, spec: ModelSpec, cluster: ClusterState, now_s: float
-) -> bool:
-    """True if the last load of this generation failed recently and no pod is warm."""
-    if failure.key != spec.key or now_s >= failure.retry_at_s:
-        return False
-    return not any(residency.is_warm for residency in cluster.holders(spec.key).values())
+def _is_backing_off(failure: LoadFailure, spec: ModelSpec, now_s: float) -> bool:
+    """True if the last load of this generation failed recently."""
+    return failure.key == spec.key and now_s < failure.retry_at_s
 
 
 def _load_failed(failure: LoadFailure, now_s: float) -> Reject:

@@ -18,6 +18,7 @@ from gateway.dispatch.retries import (
 )
 from gateway.errors import RequestLostPods
 from load.simulator.event_queue import EventQueue
+from registry.domain.cluster import ClusterState
 
 PATH, BODY, SIZE = b"/v1/models/m:predict", (b"{}",), 2
 
@@ -52,7 +53,7 @@ def test_retries_never_exceed_the_initial_tokens_and_the_earned_share(requests: 
     ],
 )
 def test_attempts_end(tokens: float, is_free: bool, attempts: int, error: str) -> None:
-    retries = Retries(PassiveHealth(EventQueue(), lambda: None))
+    retries = Retries(PassiveHealth(EventQueue(), lambda: None), ClusterState())
     retries.budget.tokens = tokens
     failed = FailedAttempts()
     found = None

@@ -56,6 +56,35 @@ def test_an_inference_without_device_memory_is_retried_once(harness: GatewayHarn
     harness.wait_idle(first)
 
 
+@pytest.mark.parametrize("refusal", ["load-failed", "no-memory"])
+def test_a_request_whose_load_of_a_second_copy_fails_is_served_by_the_warm_pod(
+    harness: GatewayHarness, refusal: str
+) -> None:
+    spec, pods = harness.start_warm_pod(routing=RoutingPolicy.COLOCATION)
+    held = harness.hold_pod(pods, spec, x_test="delay=hold,at=pod-a")
+    loading = harness.start_pods("pod-b")
+    failing = harness.predict_in_background(spec, x_test=f"refuse={refusal},at=pod-b")
+    wait_until(
+        lambda: loading.counts("pod-b")["refused"] == 1, what="the load failed", timeout_s=30
+    )
+    pods.control("pod-a", "release")
+    assert held.result().status_code == 200
+    response = failing.result()
+    assert response.status_code == 200, response.text
+    assert response.headers["x-pilotlight-pod"] == "pod-a"
+    assert loading.counts("pod-b")["asked"] == 1
+    harness.wait_idle(pods)
+
+
+def test_a_failed_load_is_the_response_where_no_other_pod_is_warm(harness: GatewayHarness) -> None:
+    spec = harness.declare(routing=RoutingPolicy.COLOCATION)
+    pods = harness.start_pods("pod-a")
+    response = harness.predict(spec, x_test="refuse=load-failed")
+    assert response.status_code == 503
+    assert response.json()["error"] == "not executed"
+    assert pods.counts("pod-a")["asked"] == 1
+
+
 def test_only_the_full_device_is_avoided(harness: GatewayHarness) -> None:
     spec = harness.declare(routing=RoutingPolicy.REMOTE_PROXY)
     full = harness.start_pods("pod-a", warm=spec)

@@ -210,6 +210,32 @@ def test_a_slot_held_for_a_time_never_measured_is_no_reason_to_reject() -> None:
         assert isinstance(routed(state, deadline_s=NOW_S + 0.5).decision, kind)
 
 
+@pytest.mark.parametrize("policy", [RoutingPolicy.COLOCATION, RoutingPolicy.RANDOM])
+@pytest.mark.parametrize(
+    ("declared", "request_fields"),
+    [
+        pytest.param({"failure": failure()}, {}, id="the-last-one"),
+        pytest.param({}, {"load_failed": True}, id="the-requests-own"),
+    ],
+)
+def test_after_a_failed_load_requests_keep_to_warm_pods(
+    policy: RoutingPolicy, declared: dict[str, Any], request_fields: dict[str, Any]
+) -> None:
+    pods = (PodSketch("pod-a", "warm", busy=1), PodSketch("pod-b"))
+    state = measured_cluster(*pods, routing=policy, **declared)
+    assert routed(state, **request_fields).decision == Wait(Reason.QUEUE_WARM_BUSY)
+    state.pods["pod-a"].add_pending(slots=-1)
+    decision = routed(state, **request_fields).decision
+    assert isinstance(decision, SendTo)
+    assert decision.predict == "pod-a"
+
+
+def test_a_request_whose_load_failed_loads_again_where_no_pod_is_warm() -> None:
+    decision = routed(measured_cluster(PodSketch("pod-a")), load_failed=True).decision
+    assert isinstance(decision, SendTo)
+    assert decision.mode is LoadMode.LOAD
+
+
 def test_a_failed_load_is_not_retried_before_its_backoff() -> None:
     state = a_cluster(PodSketch("pod-a"))
     declare(state, failure=failure(http_status=507))
