@@ -195,7 +195,7 @@ async def measure(folder: Path) -> dict[str, list[tuple[Took, Took]]]:
         address, process_id = stack.enter_context(other_pod(folder))
         sockets = HostSockets(HostFolder(folder, 0))
         transfers = Transfers(address, process_id, sockets, threads)
-        stack.push_async_callback(transfers.remote.close)
+        stack.callback(transfers.remote.close)
         for number in range(WARM_UP + ROUNDS):
             if number == WARM_UP:
                 found.clear()

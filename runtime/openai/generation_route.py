@@ -73,8 +73,8 @@ class GenerationRoute:
         ):
             kept = [(name, remote.headers[name]) for name in FORWARDED if name in remote.headers]
             pod = remote.headers.get("x-pilotlight-pod", "")
-            await response.start([*kept, ("x-pilotlight-predict-pod", pod)], remote.status_code)
-            async for chunk in remote.aiter_raw():
+            await response.start([*kept, ("x-pilotlight-predict-pod", pod)], remote.status)
+            async for chunk in remote.chunks():
                 await response.write(chunk)
         await response.finish()
 

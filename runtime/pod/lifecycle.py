@@ -216,7 +216,7 @@ class _PodLifecycle:
             if self._server is not None:
                 await in_thread(self._request_threads, self._server.close)
                 self._server.client.close()
-            await remote.close()
+            remote.close()
             await registry.close()
             await sandbox.close()
             if estimators is not None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import TYPE_CHECKING, assert_never
 
-import httpx
 import orjson
 
+from common.http_client import HttpClient, Response
+from common.http_connection import HttpError, NotConnected
 from common.inference_protocol.bodies import LENGTH_HEADER, decode_outputs, encode_request
 from common.inference_protocol.errors import InvalidRequest
 from common.pod_responses import (
@@ -25,14 +27,14 @@ from runtime.wire.request_head import BODY_BYTES_HEADER
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
+    from common.http_client import StreamedResponse
     from common.inference_protocol.tensors import Tensor
     from common.pod_secret import PodSecret
     from common.tls import PartTls
     from runtime.wire.request_head import RequestHead
 
-CONNECT_TIMEOUT_S = 2.0
-RESPONSE_TIMEOUT_S = 600.0
-MAX_CONNECTIONS = 256
+STALL_TIMEOUT_S = 600.0
+"""Without a byte of the response."""
 POD_HEADER = "x-pilotlight-pod"
 FORWARDED_ERROR_HEADERS = ("retry-after", "x-pilotlight-error", "x-pilotlight-not-executed")
 
@@ -60,21 +62,13 @@ class RemoteResult:
 class RemoteInference:
     def __init__(self, secret: PodSecret, tls: PartTls) -> None:
         self._secret = secret
-        self._scheme = tls.scheme
         self.tensors = TensorClient(secret, tls)
         """Gets tensors that other pods keep."""
-        self._client = httpx.AsyncClient(
-            timeout=httpx.Timeout(RESPONSE_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
-            limits=httpx.Limits(
-                max_connections=MAX_CONNECTIONS, max_keepalive_connections=MAX_CONNECTIONS
-            ),
-            trust_env=False,
-            **tls.httpx_options,
-        )
+        self._client = HttpClient(tls=tls, stall_s=STALL_TIMEOUT_S, resends=False)
 
-    async def close(self) -> None:
+    def close(self) -> None:
         self.tensors.close()
-        await self._client.aclose()
+        self._client.close()
 
     async def infer(self, head: RequestHead, inputs: tuple[Tensor, ...]) -> RemoteResult:
         """Run the inference stage at the predict pod.
@@ -88,22 +82,24 @@ class RemoteInference:
             **_request_headers(head, started_s),
             **self._secret.headers,
         }
-        url = f"{self._scheme}://{head.predict_address}/v2/models/{head.model.path_segment}/infer"
+        path = f"/v2/models/{head.model.path_segment}/infer"
         with _transport_errors(head):
-            response = await self._client.post(url, content=body.content, headers=headers)
+            response = await self._client.request(
+                "POST", head.predict_address or "", path, headers, body.content
+            )
         elapsed_s = time.monotonic() - started_s
         _check_origin(response, head)
-        if response.status_code != httpx.codes.OK:
+        if response.status != HTTPStatus.OK:
             kept = {
                 name: response.headers[name]
                 for name in FORWARDED_ERROR_HEADERS
                 if name in response.headers
             }
-            raise RemoteRefused(response.status_code, response.content, kept)
+            raise RemoteRefused(response.status, response.body, kept)
         timings_ms = parse_server_timing(response.headers.get("server-timing", ""))
         load_s, infer_s = (timings_ms.get(stage, 0.0) / 1000 for stage in ("load", "infer"))
         try:
-            outputs = decode_outputs(response.content, response.headers.get(LENGTH_HEADER))
+            outputs = decode_outputs(response.body, response.headers.get(LENGTH_HEADER))
         except InvalidRequest as error:
             raise RemoteInferenceFailed(
                 f"the predict pod's response holds no valid tensors: {error}"
@@ -120,7 +116,7 @@ class RemoteInference:
     @asynccontextmanager
     async def forward(
         self, head: RequestHead, path: str, content: bytes
-    ) -> AsyncIterator[httpx.Response]:
+    ) -> AsyncIterator[StreamedResponse]:
         """Forward a whole request to its predict pod; the response's body is not read yet.
 
         Raises RemoteInferenceFailed, RemotePodUnreachable, RemoteRefused, DeadlinePassed.
@@ -130,47 +126,43 @@ class RemoteInference:
             **_request_headers(head, time.monotonic()),
             **self._secret.headers,
         }
-        url = f"{self._scheme}://{head.predict_address}{path}"
+        address = head.predict_address or ""
         with _transport_errors(head):
-            async with self._client.stream(
-                "POST", url, content=content, headers=headers
-            ) as response:
+            async with self._client.stream("POST", address, path, headers, content) as response:
                 if _is_from_queue_proxy(response):
-                    await response.aread()
-                    _check_origin(response, head)
+                    body = await response.read()
+                    _check_origin(Response(response.status, response.headers, body), head)
                 yield response
 
 
 @contextmanager
 def _transport_errors(head: RequestHead) -> Iterator[None]:
-    """Raise httpx's errors as RemotePodUnreachable or RemoteInferenceFailed."""
+    """Raise the client's errors as RemotePodUnreachable or RemoteInferenceFailed."""
     try:
         yield
-    except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
-        raise RemotePodUnreachable(
-            f"predict pod {head.predict_address} cannot be reached: {error!r}"
-        ) from error
-    except httpx.HTTPError as error:
+    except NotConnected as error:
+        raise RemotePodUnreachable(f"predict pod {error}") from error
+    except HttpError as error:
         raise RemoteInferenceFailed(
-            f"predict pod {head.predict_address} closed the connection: {error!r}"
+            f"predict pod {head.predict_address} gave no response: {error}"
         ) from error
 
 
-def _is_from_queue_proxy(response: httpx.Response) -> bool:
-    return response.status_code in FAILURE_STATUSES and POD_HEADER not in response.headers
+def _is_from_queue_proxy(response: Response | StreamedResponse) -> bool:
+    return response.status in FAILURE_STATUSES and POD_HEADER not in response.headers
 
 
-def _check_origin(response: httpx.Response, head: RequestHead) -> None:
+def _check_origin(response: Response, head: RequestHead) -> None:
     """Raise if a queue-proxy responded in place of the predict pod."""
     if not _is_from_queue_proxy(response):
         return
     detail = f"queue-proxy of predict pod {head.predict_address}: {response.text.strip()}"
-    match classify_failure(response.status_code, response.content):
+    match classify_failure(response.status, response.body):
         case QueueProxyFailure.NOT_REACHED:
             raise RemotePodUnreachable(detail)
         case QueueProxyFailure.FULL:
             refusal = {"x-pilotlight-not-executed": "slots"}
-            raise RemoteRefused(response.status_code, orjson.dumps({"error": detail}), refusal)
+            raise RemoteRefused(response.status, orjson.dumps({"error": detail}), refusal)
         case QueueProxyFailure.BROKEN:
             raise RemoteInferenceFailed(detail)
         case other:
