@@ -104,7 +104,7 @@ class SimulatedGateway(PlacementDriver[SimulatedRequest]):
         self._sequence = 0
         self._serves_late = queueing.serves_late
         self.placer: Placer[SimulatedRequest] = self._new_placer(queueing)
-        self._retries = Retries(PassiveHealth(events, self.placer.notify_change))
+        self._retries = Retries(PassiveHealth(events, self.placer.notify_change), self._state)
         self._lost_pods = LostPods(events.now)
         self._in_flight: dict[str, SimulatedRequest] = {}
         """Placed requests by id."""
