@@ -123,7 +123,7 @@ bench-workflows: $(STAMP)  ## Run the benchmarks of workflows: planning, what a 
 bench-selection: $(STAMP)  ## Run the benchmark of planning windows and of looking at the data
 	$(BIN)/python -m benchmarks.selection
 
-bench-peers: $(STAMP)  ## Install other servers and loaders to compare with, in .venv-peers (0.6 GB)
+bench-peers: $(STAMP)  ## Install other servers and loaders to compare with, in .venv-peers (1 GB)
 	$(BIN)/python -m benchmarks.peers install
 
 bench-guard: $(STAMP)  ## Fail if a hot path costs more than benchmarks/guard.json has (FLAGS=--write: record)

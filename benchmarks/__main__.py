@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, Final
 from benchmarks import batching, decision, eviction
 from benchmarks.machine import REPOSITORY, Machine, machine_facts, save
 from benchmarks.marks import mark_lines
-from benchmarks.proxy import compare, report
+from benchmarks.proxy import compare, report, routers
 from benchmarks.proxy.generator import generator_name
 from benchmarks.storage import compare as storage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-DEFAULT: Final = ("decision", "proxy")
+DEFAULT: Final = ("decision", "proxy", "routers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +125,18 @@ def _proxy(arguments: argparse.Namespace, machine: Machine) -> None:
         "samples": [asdict(sample) for sample in compared.samples],
     }
     _save("proxy", machine, asdict(plan) | {"generator": generator_name()}, content)
+
+
+def _routers(arguments: argparse.Namespace, machine: Machine) -> None:
+    if len(os.sched_getaffinity(0)) < 2:
+        print("## Routers: skipped, needs two cores")
+        return
+    repeats = arguments.repeats or (1 if arguments.quick else 5)
+    print(f"## OpenAI's API through gateways ({repeats} repeats, load by {generator_name()})\n")
+    figures, left = routers.compare_routers(repeats, arguments.seconds)
+    print(routers.table(figures, left))
+    content = {name: asdict(each) for name, each in figures.items()}
+    _save("routers", machine, {"repeats": repeats}, content)
 
 
 def _storage(arguments: argparse.Namespace, machine: Machine) -> None:
@@ -371,6 +383,7 @@ def _save(name: str, machine: Machine, settings: dict[str, Any], samples: Any) -
 BENCHMARKS: Final[Mapping[str, Benchmark]] = {
     "decision": Benchmark(_decision, "one routing decision, without network"),
     "proxy": Benchmark(_proxy, "the gateway against other gateways (make bench-peers)"),
+    "routers": Benchmark(_routers, "OpenAI's API and its streams through gateways and routers"),
     "clients": Benchmark(_clients, "the gateway with 512 busy clients and new ones beside them"),
     "storage": Benchmark(_storage, "from S3 on loopback to disk, against boto3"),
     "tiers": Benchmark(_tiers, "cold starts of T5 from every tier, against other loaders"),

