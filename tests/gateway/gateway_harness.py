@@ -117,12 +117,14 @@ class GatewayHarness:
         """Wait until the gateway's cluster state has every change that Redis has now."""
         version = self.run(lambda registry: registry.transactions.sync())[0].changes
         url = (gateway or self.gateway).url
-        servers.wait_until(
-            lambda: (
-                self.client.get(f"{url}/readyz").json()["registry_versions"][self.pool] >= version
-            ),
-            what="gateway synced",
-        )
+
+        def is_synced() -> bool:
+            ready = self.client.get(
+                f"{url}/readyz"
+            ).json()  # without the pool before its first copy
+            return bool(ready["registry_versions"].get(self.pool, -1) >= version)
+
+        servers.wait_until(is_synced, what="gateway synced")
 
     def start_pods(
         self, *names: str, warm: ModelSpec | tuple[ModelSpec, ...] = (), **options: object
