@@ -43,9 +43,11 @@ if TYPE_CHECKING:
 
 PAIRS: Final = 12
 CLIENTS: Final = 16
+_GATEWAY_CLIENTS: Final = 64
+"""What is done per request in progress is seen."""
 _BURST_S: Final = 0.25
 _LEAST_REQUESTS: Final = 100
-_PROXY: Final = "Starlette + aiohttp"
+_PROXY: Final = proxies.RAW
 _LOADED: Final = "t5-small"
 _SIMULATED: Final = 2_000
 
@@ -132,7 +134,15 @@ def _gateway(stack: contextlib.ExitStack, folder: Path) -> Figure:
             proxies.CoreLayout.SHARED, {SERVER_CORE}, {OTHER_CORE}, OTHER_CORE, aside
         )
         ready = stack.enter_context(proxies.running(systems[name], setup))
-        bursts.append(partial(_request_s, ready.process.process.pid, ready.url, proxies.TINY))
+        bursts.append(
+            partial(
+                _request_s,
+                ready.process.process.pid,
+                ready.url,
+                proxies.TINY,
+                clients=_GATEWAY_CLIENTS,
+            )
+        )
     return Figure("warm request in the gateway", bursts[0], bursts[1])
 
 
@@ -165,13 +175,13 @@ def _forward_s(network: Any) -> float:
     return spent_s / count
 
 
-def _request_s(pid: int, url: str, body: bytes) -> float:
-    """CPU time of a server per request of `CLIENTS` clients, which run here, on the other core."""
+def _request_s(pid: int, url: str, body: bytes, *, clients: int = CLIENTS) -> float:
+    """CPU time of a server per request of the clients, which run here, on the other core."""
     os.sched_setaffinity(0, {OTHER_CORE})
     spent_s, requests = -_cpu_s(pid), 0
     while requests < _LEAST_REQUESTS:  # a busy machine may serve none in a burst
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            seen = orjson.loads(runner.run(drive(url, body, CLIENTS, _BURST_S)))
+            seen = orjson.loads(runner.run(drive(url, body, clients, _BURST_S)))
         if seen["errors"]:
             raise RuntimeError(f"{url}: {seen['errors']} errors in {seen['requests']} requests")
         requests += seen["requests"]
