@@ -18,14 +18,12 @@ from typing import TYPE_CHECKING
 from gateway.routing.cold_start import (
     cold_start,
     evicts_too_soon,
-    nearest_load_s,
     queue_cost_s,
 )
 from gateway.routing.decision import ColdStartLoss, Decision, Reason, RoutingOption, SendTo, Wait
 from gateway.routing.device_backlog import is_idle
 from gateway.routing.latency_model import proxy_to, wait_for
 from gateway.routing.pod_selection import (
-    MAX_SCANNED,
     least_loaded,
     least_loaded_free,
     run_soonest,
@@ -38,6 +36,7 @@ if TYPE_CHECKING:
 
     from gateway.routing.decision import LatencyEstimate, RequestView
     from registry.domain.cluster import ClusterState
+    from registry.domain.estimates import ModelEstimates
     from registry.domain.pod_state import PodState
 
 
@@ -62,8 +61,9 @@ def auto(request: RequestView, cluster: ClusterState, now_s: float) -> Decision:
     if proxy := _proxy(request, cluster, warm, now_s):
         options.append(proxy)
     cold = None
-    is_placed = bool(warm) and bool(warm[0].placed_model)
-    if not options or (not is_placed and _may_pay(request, cluster, options, now_s)):
+    can_load = len(warm) < len(cluster.pods) and not (warm and warm[0].placed_model)
+    is_weighed = can_load and (not options or _may_pay(request, cluster, options, now_s))
+    if is_weighed:
         cold = cold_start(request, cluster, warm, warming, now_s)
     if cold is not None:
         options.append(cold)
@@ -73,9 +73,10 @@ def auto(request: RequestView, cluster: ClusterState, now_s: float) -> Decision:
     if best is cold and not (warm or warming) and evicts_too_soon(best, request, cluster, now_s):
         return Wait(Reason.QUEUE_MEMORY, best.forecast, tuple(options))
     loss = None
-    if best is not cold and warm and not warming and (cold or len(cluster.pods) > MAX_SCANNED):
-        hold_s = cluster.measured(request.key).stages_of(request.size_class).hold_s
-        load_s = cold.forecast.seconds - hold_s if cold else nearest_load_s(request.key, cluster)
+    if can_load and best is not cold and warm and not warming and (cold or not is_weighed):
+        measured = cluster.measured(request.key)
+        hold_s = measured.stages_of(request.size_class).hold_s
+        load_s = cold.forecast.seconds - hold_s if cold else measured.fastest_load_s
         loss = _loss(best.forecast.seconds - hold_s, load_s)
     return _decision(best, tuple(options), loss, request)
 
@@ -175,17 +176,30 @@ def _slot_cost_s(
 def _may_pay(
     request: RequestView, cluster: ClusterState, options: Sequence[RoutingOption], now_s: float
 ) -> bool:
-    """False if another copy would certainly cost more than these options, in a large pool.
+    """False if another copy would certainly cost more than these options.
 
-    There the search for its pod takes most of a decision's time.
+    The search for its pod would take most of a decision's time.
     """
-    if len(cluster.pods) <= MAX_SCANNED or request.ahead or request.behind:
+    if request.ahead or request.behind:
         return True
     best = _soonest(options, request, now_s)
     if request.deadline_s is not None and best.forecast.seconds > request.deadline_s - now_s:
         return True
-    hold_s = cluster.measured(request.key).stages_of(request.size_class).hold_s
-    return nearest_load_s(request.key, cluster) + hold_s - request.lost_s <= best.cost_s
+    least_s = min(
+        [
+            _least_s(cluster.measurements.at(kind)[request.key], request)
+            for kind in cluster.pods.kinds
+        ]
+    )
+    if least_s <= best.cost_s:
+        return True
+    has_credit = least_s - request.lost_s <= best.cost_s
+    return has_credit and cluster.prices_at(now_s).is_spare(request.key, now_s)
+
+
+def _least_s(measured: ModelEstimates, request: RequestView) -> float:
+    """What a load takes at least, with the request itself."""
+    return measured.fastest_load_s + measured.stages_of(request.size_class).hold_s
 
 
 def _soonest(options: Sequence[RoutingOption], request: RequestView, now_s: float) -> RoutingOption:

@@ -14,7 +14,6 @@ from gateway.routing.decision import Reason, RoutingOption
 from gateway.routing.latency_model import run_at
 from gateway.routing.pod_selection import cheapest_load
 from registry.cost import COPY_FACTOR
-from registry.domain.model import Tier
 from registry.domain.reservation import LoadMode
 
 if TYPE_CHECKING:
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
 MAX_LOADS_WAITED: Final = 10.0
 """Loads after which a request no longer waits for requests of warm models. Simulated: 2 to 5 cost 3
 to 7 % in mean latency."""
-
-_BELOW_DEVICE: Final = (Tier.HOST, Tier.DISK, Tier.REMOTE)
 
 
 def cold_start(
@@ -151,9 +148,3 @@ def queue_cost_s(held_s: float, request: RequestView, cluster: ClusterState) -> 
     if not request.queued:
         return 0.0
     return held_s * request.queued / sum([pod.slots for pod in cluster.pods.values()])
-
-
-def nearest_load_s(key: str, cluster: ClusterState) -> float:
-    """Time of the model's fastest load."""
-    measured = cluster.measured(key)
-    return min([measured.load_from(tier, None).seconds for tier in _BELOW_DEVICE])

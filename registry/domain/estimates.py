@@ -96,7 +96,8 @@ class ModelEstimates:
     """
 
     __slots__ = (
-        "_at_other_kinds", "_by_class", "_kind", "_medians", "_samples", "_stages", "sampled_s",
+        "_at_other_kinds", "_by_class", "_fastest_load_s", "_kind", "_medians", "_samples",
+        "_stages", "sampled_s",
     )  # fmt: skip
 
     def __init__(
@@ -111,6 +112,7 @@ class ModelEstimates:
         self._medians: dict[str, Estimate] = {}
         """Computed on demand: most models get samples more often than they are read."""
         self._stages: StageTimes | None = None
+        self._fastest_load_s: float | None = None
         self._by_class: dict[int, StageTimes] = {}
         self.sampled_s = -inf
         """Time of the latest inference samples."""
@@ -129,7 +131,7 @@ class ModelEstimates:
     def drop_cached(self, measure: str) -> None:
         """Drop the cached values that depend on this measure."""
         self._medians.pop(measure, None)
-        self._stages = None
+        self._stages = self._fastest_load_s = None
         if self._by_class:
             self._by_class = {}
 
@@ -206,6 +208,15 @@ class ModelEstimates:
         if link_bytes_per_s and tier == Tier.REMOTE:
             return Estimate(PRIORS.load_bytes / link_bytes_per_s, is_measured=False)
         return Estimate(PRIORS.load_s, is_measured=False)
+
+    @property
+    def fastest_load_s(self) -> float:
+        """Time of a load from the nearest tier."""
+        if self._fastest_load_s is None:
+            self._fastest_load_s = min(
+                [self.load_from(each, None).seconds for each in _BELOW_DEVICE]
+            )
+        return self._fastest_load_s
 
     @property
     def infer(self) -> Estimate:

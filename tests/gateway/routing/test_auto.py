@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gateway.routing.auto import auto
+from gateway.routing.cold_start import cold_start
 from gateway.routing.decision import Decision, Reason, RoutingOption, SendTo, Wait
 from registry.domain.model import Tier
 from registry.domain.reservation import LoadMode
@@ -249,7 +250,8 @@ def test_no_further_copy_if_what_it_evicts_is_worth_more() -> None:
     state = full(PodSketch(A, "warm", busy=1), PodSketch(B, slots=9), hot=B)
     decision = auto(request(lost_s=9.0), state, NOW_S)
     assert not (isinstance(decision, SendTo) and decision.mode is LOAD)
-    [cold] = [option for option in decision_options(decision) if option.mode is LOAD]
+    cold = cold_start(request(lost_s=9.0), state, state.warm(KEY), (), NOW_S)
+    assert cold is not None
     assert cold.evicts_s > 1.0
     assert cold.credit_s == 0.0
 
@@ -287,7 +289,8 @@ def test_a_load_pays_for_the_requests_that_its_slot_delays() -> None:
     slow = full(PodSketch(A, "warm", busy=1), PodSketch(B, slots=1), cold=B)
     wide = full(PodSketch(A, "warm", busy=1), PodSketch(B, slots=9), cold=B)
     slow_s, wide_s = (
-        next(each for each in decision_options(auto(request(), state, NOW_S)) if each.mode is LOAD)
-        for state in (slow, wide)
+        cold_start(request(), state, state.warm(KEY), (), NOW_S) for state in (slow, wide)
     )
+    assert slow_s is not None
+    assert wide_s is not None
     assert slow_s.delays_s > wide_s.delays_s
