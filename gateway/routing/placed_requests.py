@@ -41,8 +41,10 @@ def record_placed(
         transfer_s = transfer_time(entry, key, cluster).seconds
         ready_s = max(load_s, transfer_s + around.preprocess_s)
     start_s = ready_s
+    if decision.forecast is not None:  # made just before, for these pods
+        start_s = max(ready_s, decision.forecast.seconds - times.infer_s - around.postprocess_s)
     # Replicas in turn are chosen without regard to their queues, which may be long.
-    if predict.inferring and decision.reason is not Reason.BATCH_TURN:
+    elif predict.inferring and decision.reason is not Reason.BATCH_TURN:
         backlog = device_backlog(
             predict, key, deadline_s, cluster, now_s, ready_s=ready_s, load_s=load_s
         )
