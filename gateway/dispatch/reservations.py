@@ -13,7 +13,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from registry.domain.pod_work import step_reservation_id
+from registry.domain.queued_steps import step_reservation_id
 from registry.domain.reservation import Granted, LoadMode, Refusal, ReservationRequest
 from registry.errors import RegistryUnavailable
 

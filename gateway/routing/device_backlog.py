@@ -5,7 +5,8 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
-from registry.domain.pod_work import ASSUMED_DUE_S, Backlog, MeanTimes
+from registry.domain.device_work import ASSUMED_DUE_S, Backlog
+from registry.domain.pod_work import MeanTimes
 
 if TYPE_CHECKING:
     from registry.domain.cluster import ClusterState

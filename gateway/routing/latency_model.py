@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
     from gateway.routing.decision import RequestView, SendTo
     from registry.domain.cluster import ClusterState
+    from registry.domain.device_work import Backlog
     from registry.domain.estimates import Estimate, ModelEstimates, StageTimes
     from registry.domain.pod_state import PodState
-    from registry.domain.pod_work import Backlog
 
 _MAX_STEPS: Final = 64
 """Requests ahead that are simulated one by one; further ones are estimated by rate."""

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from gateway.routing.decision import Reason
 from gateway.routing.device_backlog import device_backlog
 from gateway.routing.latency_model import remaining_load, transfer_time
-from registry.domain.pod_work import ASSUMED_DUE_S, PlacedRequest
+from registry.domain.device_work import ASSUMED_DUE_S
+from registry.domain.pod_work import PlacedRequest
 from registry.domain.reservation import LoadMode
 
 if TYPE_CHECKING:
@@ -51,8 +52,8 @@ def record_placed(
         start_s = max(start_s, backlog.free_s)
     placed = PlacedRequest(
         key, now_s, now_s + ready_s + ASSUMED_DUE_S if deadline_s is None else deadline_s,
-        now_s + ready_s, now_s + start_s, times.share_s, times.infer_s, around.postprocess_s,
-        times.is_measured, entry.work, predict.work,
+        now_s + ready_s, now_s + start_s, times.share_s, times.infer_s, times.is_measured,
+        around.postprocess_s, entry.work, predict.work,
     )  # fmt: skip
     predict.work.add(placed, ready_s - load_s + times.infer_s + around.postprocess_s)
     return placed

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from registry.domain.demand import ExpectedRates
     from registry.domain.placement import PlacementRecord
     from registry.domain.pod_state import PodState
-    from registry.domain.pod_work import QueuedSteps
     from registry.domain.profile import Profile
+    from registry.domain.queued_steps import QueuedSteps
     from registry.domain.residency_index import Residency
 
 _NO_HOLDERS: Mapping[str, Residency] = {}

@@ -19,7 +19,7 @@ from registry.domain.model import ModelName, Tier
 from registry.domain.placement import decode_placement
 from registry.domain.pod import PodPhase
 from registry.domain.pod_state import PodState
-from registry.domain.pod_work import NO_STEPS
+from registry.domain.queued_steps import NO_STEPS
 from registry.domain.residency_index import Residency
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
 from registry.domain.model import ModelName, name_of_key
-from registry.domain.pod_work import NO_STEPS
+from registry.domain.queued_steps import NO_STEPS
 from workflows.scheduling.candidates import WHOLE_POOL, members
 from workflows.scheduling.costs import AssignedStep, device_queue, foreign_steps
 from workflows.scheduling.problem import SchedulingProblemError

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from registry.domain.pod_work import step_reservation_id
+from registry.domain.queued_steps import step_reservation_id
 from registry.domain.reservation import Granted
 from registry.redis.watch import ClusterWatch
 from tests.registry.redis.clients import KEY, Pod, eventually, release, reserve, running, until
