@@ -24,7 +24,7 @@ from benchmarks.machine import machine_facts, save
 from tests import servers
 from tests.gateway.gateway_harness import GatewayHarness
 from tests.workflows.service.harness import HEAD, running_scheduler
-from workflows.service.tensors import HEADER_LENGTH, infer_body, text_tensor
+from workflows.service.tensors import infer_body, text_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -96,10 +96,9 @@ def _start(folder: Path, stack: ExitStack) -> tuple[GatewayHarness, Scheduler]:
 
 
 def _direct_s(connection: http.client.HTTPConnection) -> float:
-    body, length = infer_body([text_tensor("text", "a")])
-    headers = {"content-type": "application/octet-stream", HEADER_LENGTH: str(length)}
+    body = infer_body([text_tensor("text", "a")])
     began_s = time.perf_counter()
-    connection.request("POST", "/v2/models/writer/infer", body, headers)
+    connection.request("POST", "/v2/models/writer/infer", body.content, dict(body.headers))
     response = connection.getresponse()
     content = response.read()
     taken_s = time.perf_counter() - began_s

@@ -13,6 +13,7 @@ import orjson
 from common.inference_protocol.encodings import from_json, from_raw, to_json, to_raw
 from common.inference_protocol.errors import BodyTooLarge, InvalidRequest
 from common.inference_protocol.tensors import (
+    RAW_ONLY,
     Tensor,
     TensorReference,
     TensorSpec,
@@ -23,13 +24,14 @@ from common.inference_protocol.tensors import (
 from common.shown_value import json_fault, kind_of, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     KeptTensors = Mapping[str, Tensor]
     """Tensors that a pod has, by the identity that a request refers to them with."""
 
 LENGTH_HEADER = "inference-header-content-length"
 BINARY_TYPE = "application/octet-stream"
+BINARY_SIZE = "binary_data_size"
 MAX_DIGITS = 18
 
 
@@ -59,6 +61,16 @@ class EncodedBody:
     headers: tuple[tuple[str, str], ...]
 
 
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """One tensor of a body, in one of its forms: JSON, bytes, or a reference."""
+
+    spec: TensorSpec
+    data: Any = None
+    raw: memoryview | None = None
+    reference: TensorReference | None = None
+
+
 def find_references(
     body: bytes, header_length: str | None
 ) -> list[tuple[TensorReference, TensorSpec]]:
@@ -66,7 +78,7 @@ def find_references(
 
     Raises InvalidRequest.
     """
-    document, _ = _split(body, header_length)
+    document, _ = split_body(body, header_length)
     inputs = document.get("inputs")
     found = []
     for index, entry in enumerate(inputs if isinstance(inputs, list) else []):
@@ -86,7 +98,13 @@ def decode_request(
     body: bytes, header_length: str | None, kept: KeptTensors | None = None
 ) -> V2Request:
     """The tensors of a request, references replaced by `kept`; raises InvalidRequest."""
-    document, tail = _split(body, header_length)
+    return decode_document(*split_body(body, header_length), kept)
+
+
+def decode_document(
+    document: dict[str, Any], tail: memoryview, kept: KeptTensors | None = None
+) -> V2Request:
+    """The tensors of a request's JSON and its binary tail; raises InvalidRequest."""
     inputs = document.get("inputs")
     if not isinstance(inputs, list) or not inputs:
         raise InvalidRequest("the body must hold an array 'inputs' with one tensor or more")
@@ -95,25 +113,34 @@ def decode_request(
         raise InvalidRequest(f"'id' must be a string, was {kind_of(request_id)}")
     is_binary = _flag(_parameters(document, "the body"), "binary_data_output", "the body")
     return V2Request(
-        inputs=_decode_tensors(inputs, tail, "inputs", kept),
+        inputs=_decode_tensors(_read_entries(inputs, tail, "inputs"), "'inputs'", kept),
         id=request_id,
         is_binary=bool(is_binary),
         outputs=_parse_outputs(document.get("outputs"), is_binary=bool(is_binary)),
     )
 
 
-def decode_outputs(body: bytes, header_length: str | None) -> tuple[Tensor, ...]:
-    """The tensors of another pod's response; raises InvalidRequest."""
-    document, tail = _split(body, header_length)
+def read_outputs(body: bytes, header_length: str | None) -> Iterator[TensorEntry]:
+    """The tensors of a pod's response, not decoded; raises InvalidRequest, BodyTooLarge."""
+    document, tail = split_body(body, header_length)
     outputs = document.get("outputs")
     if not isinstance(outputs, list):
         raise InvalidRequest("the response must hold an array 'outputs'")
-    return _decode_tensors(outputs, tail, "outputs")
+    return _read_entries(outputs, tail, "outputs")
+
+
+def decode_outputs(body: bytes, header_length: str | None) -> tuple[Tensor, ...]:
+    """The tensors of a pod's response; raises InvalidRequest, BodyTooLarge."""
+    return _decode_tensors(read_outputs(body, header_length), "'outputs'")
 
 
 def encode_request(tensors: Sequence[Tensor]) -> EncodedBody:
     """A request whose inputs and outputs are all binary."""
-    entries, buffers = _encode_tensors([(tensor, True) for tensor in tensors])
+    return request_body(*_encode_tensors([(tensor, True) for tensor in tensors]))
+
+
+def request_body(entries: Sequence[dict[str, Any]], buffers: Sequence[bytes]) -> EncodedBody:
+    """A request of entries and the buffers of those in binary, whose outputs are all binary."""
     return _encode_body({"inputs": entries, "parameters": {"binary_data_output": True}}, buffers)
 
 
@@ -151,8 +178,8 @@ def select_outputs(tensors: Sequence[Tensor], request: V2Request) -> list[tuple[
 # Decoding
 
 
-def _split(body: bytes, header_length: str | None) -> tuple[dict[str, Any], memoryview]:
-    """The JSON document and the binary tail of a body."""
+def split_body(body: bytes, header_length: str | None) -> tuple[dict[str, Any], memoryview]:
+    """The JSON document and the binary tail of a body; raises InvalidRequest, BodyTooLarge."""
     length = len(body)
     if header_length is not None:
         length = _parse_digits(header_length)
@@ -231,10 +258,7 @@ def _parse_outputs(outputs: Any, *, is_binary: bool) -> tuple[RequestedOutput, .
     return tuple(requested)
 
 
-def _decode_tensors(
-    entries: list[Any], tail: memoryview, where: str, kept: KeptTensors | None = None
-) -> tuple[Tensor, ...]:
-    tensors = []
+def _read_entries(entries: list[Any], tail: memoryview, where: str) -> Iterator[TensorEntry]:
     for index, entry in enumerate(entries):
         path = f"{where}[{index}]"
         if not isinstance(entry, dict):
@@ -243,15 +267,31 @@ def _decode_tensors(
         reference = parse_reference(_parameters(entry, path), path)
         size = _binary_size(entry, tail, path)
         if reference is not None:
-            tensors.append(_referenced(reference, spec, kept))
+            yield TensorEntry(spec, reference=reference)
         elif size is None:
-            tensors.append(from_json(entry.get("data"), spec))
+            yield TensorEntry(spec, data=entry.get("data"))
         else:
-            tensors.append(from_raw(tail[:size], spec))
+            yield TensorEntry(spec, raw=tail[:size])
             tail = tail[size:]
     if len(tail):
         raise InvalidRequest(f"{len(tail)} bytes are left after the last binary tensor")
-    check_unique_names([tensor.name for tensor in tensors], f"{where!r}")
+
+
+def _decode_tensors(
+    entries: Iterator[TensorEntry], where: str, kept: KeptTensors | None = None
+) -> tuple[Tensor, ...]:
+    tensors = []
+    for entry in entries:
+        spec = entry.spec
+        if entry.reference is not None:
+            tensors.append(_referenced(entry.reference, spec, kept))
+        elif entry.raw is not None:
+            tensors.append(from_raw(entry.raw, spec))
+        elif spec.datatype in RAW_ONLY:
+            raise InvalidRequest(f"{spec.path}: {spec.datatype} can only be sent in binary")
+        else:
+            tensors.append(from_json(entry.data, spec))
+    check_unique_names([tensor.name for tensor in tensors], where)
     return tuple(tensors)
 
 
@@ -270,16 +310,16 @@ def _referenced(reference: TensorReference, spec: TensorSpec, kept: KeptTensors 
 
 def _binary_size(entry: dict[str, Any], tail: memoryview, path: str) -> int | None:
     """Bytes of a tensor in the binary tail; None if its data is JSON."""
-    size = _parameters(entry, path).get("binary_data_size")
+    size = _parameters(entry, path).get(BINARY_SIZE)
     if size is None:
         return None
     if type(size) is not int or not 0 <= size <= len(tail):
         raise InvalidRequest(
-            f"{path}: binary_data_size must be at most the {len(tail)} remaining bytes,"
+            f"{path}: {BINARY_SIZE} must be at most the {len(tail)} remaining bytes,"
             f" was {shown(size)}"
         )
     if entry.get("data") is not None:
-        raise InvalidRequest(f"{path}: 'data' and binary_data_size exclude each other")
+        raise InvalidRequest(f"{path}: 'data' and {BINARY_SIZE} exclude each other")
     return size
 
 
@@ -306,7 +346,7 @@ def _encode_tensors(
         data = None if is_binary else to_json(tensor)
         if data is None:
             buffer = to_raw(tensor)
-            entry["parameters"] = {"binary_data_size": len(buffer)}
+            entry["parameters"] = {BINARY_SIZE: len(buffer)}
             buffers.append(buffer)
         else:
             entry["data"] = data
@@ -314,7 +354,7 @@ def _encode_tensors(
     return entries, buffers
 
 
-def _encode_body(document: dict[str, Any], buffers: list[bytes]) -> EncodedBody:
+def _encode_body(document: dict[str, Any], buffers: Sequence[bytes]) -> EncodedBody:
     text = orjson.dumps(document)
     if not buffers:
         return EncodedBody(text, (("content-type", "application/json"),))

@@ -122,8 +122,6 @@ def from_json(data: Any, spec: TensorSpec) -> Tensor:
     """A tensor from its list, flat or nested; raises InvalidRequest."""
     if not isinstance(data, list):
         raise InvalidRequest(f"{spec.path}: 'data' must be an array, was {kind_of(data)}")
-    if spec.datatype in RAW_ONLY:
-        raise InvalidRequest(f"{spec.path}: {spec.datatype} can only be sent in binary")
     flat = _flatten(data, spec)
     if len(flat) != spec.count:
         raise InvalidRequest(
@@ -139,7 +137,7 @@ def from_json(data: Any, spec: TensorSpec) -> Tensor:
 
 
 def _json_numbers(flat: list[Any], types: set[type], spec: TensorSpec) -> npt.NDArray[Any]:
-    dtype = NUMPY_OF[spec.datatype]
+    dtype = NUMPY_OF.get(spec.datatype, NUMPY_OF["FP32"])  # BF16
     if not types <= TYPES_OF.get(dtype.kind, {int}):
         raise InvalidRequest(f"{spec.path}: data must be values of datatype {spec.datatype}")
     try:

@@ -240,7 +240,7 @@ class TensorReference:
     address: str
     """`host:port` of the pod."""
     size_bytes: int = 0
-    """Of its raw form; not sent by those who only use it."""
+    """Of its raw form; 0: not known."""
 
     def as_parameters(self) -> dict[str, Any]:
         return {
@@ -259,4 +259,7 @@ def parse_reference(parameters: Mapping[str, Any], path: str) -> TensorReference
         )
     if not isinstance(address, str) or not _ADDRESS.fullmatch(address):
         raise InvalidRequest(f"{path}: {KEPT_AT} must be host:port, was {shown(address)}")
-    return TensorReference(identity, address)
+    size = parameters.get(KEPT_BYTES, 0)
+    if type(size) is not int or size < 0:
+        raise InvalidRequest(f"{path}: {KEPT_BYTES} must be a number of bytes, was {shown(size)}")
+    return TensorReference(identity, address, size)

@@ -13,7 +13,7 @@ import torch
 
 from common.inference_protocol.encodings import from_json
 from common.inference_protocol.errors import InvalidRequest
-from common.inference_protocol.tensors import BYTES, NUMPY_OF, RAW_ONLY, Tensor, parse_tensor_spec
+from common.inference_protocol.tensors import BYTES, Tensor, parse_tensor_spec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -100,10 +100,7 @@ def nested_tensor(name: str, datatype: str, data: Any) -> Tensor:
         inner = inner[0] if inner else None
     values = data if shape else [data]
     path = f"instances, input {name!r}"
-    if datatype not in RAW_ONLY:
-        return from_json(values, parse_tensor_spec(name, datatype, shape, path))
-    wide = from_json(values, parse_tensor_spec(name, "FP32", shape, path))
-    return Tensor(name, datatype, wide.data.astype(NUMPY_OF.get(datatype, wide.data.dtype)))
+    return from_json(values, parse_tensor_spec(name, datatype, shape, path))
 
 
 def torch_inputs(

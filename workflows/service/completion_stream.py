@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
+from common.inference_protocol.errors import InvalidRequest
+from common.inference_protocol.tensors import BYTES
 from common.shown_value import shown
 from workflows.service.errors import StepError, StepLost
-from workflows.service.tensors import BYTES, BadTensorError, StoredTensor, plain_value, text_tensor
+from workflows.service.tensors import StoredTensor, plain_value, text_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -43,7 +45,7 @@ def completion_body(model: str, tensors: Sequence[StoredTensor], step: str) -> b
 def _value(field: str, tensor: StoredTensor) -> Any:
     try:
         value = plain_value(tensor)
-    except BadTensorError as error:
+    except InvalidRequest as error:
         raise StepError(str(error), "bad-input", 400) from error
     is_text = tensor.datatype == BYTES and isinstance(value, str)
     is_number = isinstance(value, int | float)

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from common.inference_protocol.errors import InvalidRequest
 from workflows.service.completion_stream import text_of
 from workflows.service.errors import StepError
 from workflows.service.kept_outputs import MAX_FETCH_BYTES
 from workflows.service.run import Delivery, StepState
-from workflows.service.tensors import BadTensorError, outputs_bytes, plain_value
+from workflows.service.tensors import outputs_bytes, plain_value
 from workflows.wire import BadFrameError
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class Deliveries:
                 values = self._plain_values(step)
                 self._send(run, {**message, "type": "outputs", "outputs": values})
                 return
-            except (BadFrameError, BadTensorError) as problem:
+            except (BadFrameError, InvalidRequest) as problem:
                 error = StepError(str(problem), "bad-output", 502).as_json()
             except StepError as problem:
                 error = problem.as_json()
@@ -87,7 +88,7 @@ class Deliveries:
             self._send(run, {**message, "type": "failure", "error": error})
 
     def _plain_values(self, step: RunStep) -> dict[str, Any]:
-        """Raises StepError for outputs that are too large to fetch, BadTensorError."""
+        """Raises StepError for outputs that are too large to fetch, InvalidRequest."""
         outputs = step.outputs or {}
         size = outputs_bytes(outputs)
         if size > MAX_FETCH_BYTES:

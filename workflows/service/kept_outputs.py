@@ -19,10 +19,11 @@ from workflows.service.http_client import HttpClient, NoResponseError, ResponseT
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
+    from common.inference_protocol.tensors import TensorReference
     from common.pod_secret import PodSecret
     from common.tls import PartTls
     from workflows.service.run import Run, RunStep
-    from workflows.service.tensors import KeptAt, StoredTensor
+    from workflows.service.tensors import StoredTensor
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +55,7 @@ class KeptOutputs:
                 outputs[name] = replace(tensor, raw=raw)
         return outputs
 
-    async def _fetch_tensor(self, run: Run, name: str, kept: KeptAt) -> bytes:
+    async def _fetch_tensor(self, run: Run, name: str, kept: TensorReference) -> bytes:
         lost = frozenset((kept.identity,))
         path = f"{_path(run)}/{quote(kept.identity, safe='')}"
         try:
@@ -71,7 +72,7 @@ class KeptOutputs:
         """Free what pods keep for a run that has ended; what fails ends with its deadline."""
         await asyncio.gather(*(self._delete(address, _path(run)) for address in addresses))
 
-    async def free(self, run: Run, kept: Sequence[KeptAt]) -> None:
+    async def free(self, run: Run, kept: Sequence[TensorReference]) -> None:
         """Free single outputs; what fails ends with the run."""
         by_address: dict[str, list[str]] = {}
         for each in kept:
@@ -88,7 +89,7 @@ class KeptOutputs:
         except (NoResponseError, ResponseTooLargeError, TimeoutError) as error:
             logger.info("kept outputs not freed", extra={"pod": address, "error": str(error)})
 
-    async def find_lost(self, run: Run, places: Iterable[KeptAt]) -> frozenset[str]:
+    async def find_lost(self, run: Run, places: Iterable[TensorReference]) -> frozenset[str]:
         """Identities of the tensors that their pods do not keep any more.
 
         All of them where every pod says that it keeps its own: the pod that missed one could not

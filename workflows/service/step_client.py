@@ -8,6 +8,9 @@ from urllib.parse import quote, urlsplit
 
 import orjson
 
+from common.inference_protocol.bodies import LENGTH_HEADER
+from common.inference_protocol.errors import InvalidRequest
+from common.inference_protocol.tensors import BYTES
 from common.pod_responses import parse_server_timing
 from workflows.service.completion_stream import CompletionStream, completion_body
 from workflows.service.errors import InputsLost, StepError, StepLost
@@ -18,9 +21,6 @@ from workflows.service.http_client import (
     UnreachableError,
 )
 from workflows.service.tensors import (
-    BYTES,
-    HEADER_LENGTH,
-    BadTensorError,
     StoredTensor,
     body_outputs,
     infer_body,
@@ -157,12 +157,11 @@ def _request(call: StepCall) -> tuple[str, dict[str, str], bytes]:
         body = completion_body(call.model.name, call.tensors, call.request_id)
         return f"{path}/openai/v1/completions", headers, body
     if not call.protocol:
-        body, length = infer_body(call.tensors)
-        headers = {"content-type": "application/octet-stream", HEADER_LENGTH: str(length)}
-        return f"{path}/v2/models/{name}/infer", headers, body
+        encoded = infer_body(call.tensors)
+        return f"{path}/v2/models/{name}/infer", dict(encoded.headers), encoded.content
     try:
         body = single_item(call.tensors[0])
-    except BadTensorError as error:
+    except InvalidRequest as error:
         raise StepError(str(error), "bad-input", 400) from error
     is_v1 = call.protocol == "v1" or (call.protocol != "v2" and not is_v2_body(body))
     path += f"/v1/models/{name}:predict" if is_v1 else f"/v2/models/{name}/infer"
@@ -173,10 +172,9 @@ def _outputs(call: StepCall, response: HttpResponse) -> dict[str, StoredTensor]:
     """Raises StepError."""
     if call.protocol:
         return body_outputs(response.status, response.body)
-    head = response.headers.get(HEADER_LENGTH)
     try:
-        return read_outputs(response.body, int(head) if head else None)
-    except BadTensorError as error:
+        return read_outputs(response.body, response.headers.get(LENGTH_HEADER))
+    except InvalidRequest as error:
         raise StepError(str(error), "bad-output", 502) from error
 
 
@@ -216,7 +214,7 @@ def resolved_inputs(
                 tensor = tensor_of(name, argument)
             else:
                 tensor = _output(name, argument["output"], outputs_of[source])
-        except BadTensorError as error:
+        except InvalidRequest as error:
             raise StepError(str(error), "bad-input", 400) from error
         found.append(_named(name, tensor, argument))
     return found

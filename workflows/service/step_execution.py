@@ -17,6 +17,7 @@ from workflows.wire import STREAM
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from common.inference_protocol.tensors import TensorReference
     from workflows.service.deliveries import Deliveries
     from workflows.service.journal import Journal
     from workflows.service.kept_outputs import KeptOutputs
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from workflows.service.planner import Planner
     from workflows.service.run import Run, RunStep
     from workflows.service.step_client import StepClient, StepResponse
-    from workflows.service.tensors import KeptAt, StoredTensor
+    from workflows.service.tensors import StoredTensor
 
 logger = logging.getLogger(__name__)
 
@@ -261,14 +262,14 @@ def _record(run: Run, step: RunStep, response: StepResponse, pod: str) -> None:
     step.stages_ms, step.batch = dict(response.stages_ms), response.batch
 
 
-def _places(run: Run, step: RunStep, identities: frozenset[str]) -> list[KeptAt]:
+def _places(run: Run, step: RunStep, identities: frozenset[str]) -> list[TensorReference]:
     """Where the tensors are kept that a step takes, of those with these identities."""
     outputs = [run.steps[number].outputs or {} for number in step.sources]
     places = [tensor.kept for each in outputs for tensor in each.values()]
     return [each for each in places if each is not None and each.identity in identities]
 
 
-def forget_unneeded(run: Run) -> list[KeptAt]:
+def forget_unneeded(run: Run) -> list[TensorReference]:
     """Forget the kept outputs of steps without a handle, and return what pods may free.
 
     Such a step runs again where it is needed after all: by a run that is resumed, or by a later
@@ -278,7 +279,7 @@ def forget_unneeded(run: Run) -> list[KeptAt]:
         return []
     needed = {number for step in run.steps if not step.is_over for number in step.sources}
     unneeded = run.forgotten - needed - run.fetches - run.iterated.keys()
-    freed: list[KeptAt] = []
+    freed: list[TensorReference] = []
     for number in sorted(unneeded):
         step = run.steps[number]
         if not step.is_over or step.fetching is not None:

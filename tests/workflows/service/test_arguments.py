@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from common.inference_protocol.bodies import LENGTH_HEADER
+from common.inference_protocol.errors import InvalidRequest
 from workflows.service.run_requests import argument_problems
 from workflows.service.tensors import (
-    BadTensorError,
     StoredTensor,
     infer_body,
     plain_value,
@@ -47,9 +48,9 @@ def test_a_value_comes_back_as_it_was(value: object) -> None:
 @given(_numbers, st.lists(st.text(max_size=20), min_size=2, max_size=5))
 def test_binary_tensors_come_back(numbers: list[float], texts: list[str]) -> None:
     sent = [tensor_of("x", {"value": numbers}), tensor_of("text", {"value": texts})]
-    body, length = infer_body(sent)
-    answer = body[:length].replace(b'"inputs"', b'"outputs"', 1) + body[length:]
-    found = read_outputs(answer, length + 1)
+    body = infer_body(sent)
+    answer = body.content.replace(b'"inputs"', b'"outputs"', 1)
+    found = read_outputs(answer, str(int(dict(body.headers)[LENGTH_HEADER]) + 1))
     assert list(found.values()) == sent
 
 
@@ -64,12 +65,12 @@ def test_binary_tensors_come_back(numbers: list[float], texts: list[str]) -> Non
     ],
 )
 def test_other_values_are_no_input(argument: dict[str, object]) -> None:
-    with pytest.raises(BadTensorError, match="'x'"):
+    with pytest.raises(InvalidRequest, match="'x'"):
         tensor_of("x", argument)
 
 
 def test_a_response_without_outputs_is_refused() -> None:
-    with pytest.raises(BadTensorError, match="no V2 response"):
+    with pytest.raises(InvalidRequest, match="no V2 response"):
         read_outputs(b'{"inputs": []}', None)
 
 

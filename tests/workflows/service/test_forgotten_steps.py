@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from common.inference_protocol.tensors import TensorReference
 from registry.domain.model import ModelName
 from workflows.scheduling.policies import SchedulingPolicy
 from workflows.service.run import Run, RunStep, StepState
 from workflows.service.step_execution import forget_unneeded
-from workflows.service.tensors import KeptAt, StoredTensor
+from workflows.service.tensors import StoredTensor
 
 MODEL = ModelName("default", "m")
 
@@ -24,7 +25,7 @@ def step_of(number: int, *sources: int, state: StepState = StepState.DONE) -> Ru
     step = RunStep(number, MODEL, inputs, 0.0)
     step.state = state
     if state is StepState.DONE:
-        kept = KeptAt(f"{number:032}", f"10.0.0.{number}:80", 1 << 20)
+        kept = TensorReference(f"{number:032}", f"10.0.0.{number}:80", 1 << 20)
         step.outputs = {"y": StoredTensor("y", "FP32", (1 << 18,), b"", kept)}
     return step
 
