@@ -6,14 +6,16 @@ with the error of the protocol; only what no variant of the application can answ
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-import orjson
 
+from common.inference_protocol.bodies import V2Request, decode_document, split_body
+from common.inference_protocol.errors import PodError
+from common.inference_protocol.tensors import named_arrays
 from common.shown_value import shown
+from registry.domain.application import INPUT_DATATYPES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,9 +26,6 @@ if TYPE_CHECKING:
 
 MAX_ROWS: Final = 64
 """Of a request that is looked at; larger ones take no part in what a look could gain."""
-_DTYPES: Final = {
-    "FP32": "<f4", "FP64": "<f8", "INT32": "<i4", "INT64": "<i8", "UINT8": "u1",
-}  # fmt: skip
 _MAX_NAMED: Final = 5
 
 
@@ -52,57 +51,33 @@ def read_rows(
 ) -> RequestRows:
     """Raises UnreadableBody, MismatchedBody."""
     try:
-        document = orjson.loads(memoryview(body)[:json_bytes] if json_bytes else body)
-    except orjson.JSONDecodeError as error:
+        document, tail = split_body(body, str(json_bytes) if json_bytes else None)
+        if isinstance(document.get("inputs"), list):
+            return _v2_rows(document, tail, names, declared, output)
+    except PodError as error:
         raise UnreadableBody(str(error)) from error
-    if not isinstance(document, dict):
-        raise UnreadableBody("the body must be a JSON object")
-    if isinstance(document.get("inputs"), list):
-        tensors = _v2_tensors(document["inputs"], body[json_bytes:] if json_bytes else b"")
-        is_v2, request_id = True, document.get("id")
-        is_answerable = _asks_only_for(document, output)
-    elif isinstance(document.get("instances"), list):
-        tensors = _v1_tensors(document["instances"], names)
-        is_v2, request_id, is_answerable = False, None, True
-    else:
+    if not isinstance(document.get("instances"), list):
         raise UnreadableBody("the body has neither inputs nor instances")
-    rows = _side_by_side(tensors, names, {each.name: each for each in declared})
-    return RequestRows(
-        rows, is_v2, request_id if isinstance(request_id, str) else None, is_answerable
+    tensors = _v1_tensors(document["instances"], names)
+    return RequestRows(_side_by_side(tensors, names, declared), False, None, True)
+
+
+def _v2_rows(
+    document: dict[str, Any],
+    tail: memoryview,
+    names: Sequence[str],
+    declared: Sequence[InputTensor],
+    output: str,
+) -> RequestRows:
+    request = decode_document(document, tail) if document["inputs"] else V2Request(())
+    for tensor in request.inputs:
+        if tensor.datatype not in INPUT_DATATYPES:
+            raise UnreadableBody(f"an input has datatype {tensor.datatype}")
+    rows = _side_by_side(named_arrays(request.inputs), names, declared)
+    is_answerable = not request.is_binary and all(
+        each.name == output and not each.is_binary for each in request.outputs
     )
-
-
-def _asks_only_for(document: dict[str, Any], output: str) -> bool:
-    """Whether a V2 request may be answered in JSON, with the application's output."""
-    parameters = document.get("parameters")
-    if isinstance(parameters, dict) and parameters.get("binary_data_output"):
-        return False
-    outputs = document.get("outputs")
-    if outputs is None:
-        return True
-    return isinstance(outputs, list) and all(
-        isinstance(each, dict) and each.get("name") == output and not each.get("parameters")
-        for each in outputs
-    )
-
-
-def _v2_tensors(inputs: list[Any], binary: bytes) -> dict[str, NDArray[Any]]:
-    found, begin = {}, 0
-    for each in inputs:
-        try:
-            dtype, shape = np.dtype(_DTYPES[each["datatype"]]), tuple(each["shape"])
-            size = (each.get("parameters") or {}).get("binary_data_size")
-            if size is None:
-                values = np.asarray(each["data"], dtype)
-            else:
-                values = np.frombuffer(binary[begin : begin + size], dtype)
-                begin += size
-            if math.prod(shape) != values.size:
-                raise UnreadableBody(f"shape {list(shape)} of {values.size} values")
-            found[str(each["name"])] = values.reshape(shape)
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            raise UnreadableBody(f"an input tensor cannot be read: {shown(each)}") from error
-    return found
+    return RequestRows(rows, True, request.id, is_answerable)
 
 
 def _v1_tensors(instances: list[Any], names: Sequence[str]) -> dict[str, NDArray[Any]]:
@@ -122,7 +97,7 @@ def _v1_tensors(instances: list[Any], names: Sequence[str]) -> dict[str, NDArray
 
 
 def _side_by_side(
-    tensors: dict[str, NDArray[Any]], names: Sequence[str], declared: dict[str, InputTensor]
+    tensors: dict[str, NDArray[Any]], names: Sequence[str], declared: Sequence[InputTensor]
 ) -> NDArray[np.float32]:
     missing = [name for name in names if name not in tensors]
     if missing:
@@ -130,10 +105,11 @@ def _side_by_side(
             f"the application's input {missing[0]!r} is missing; the request has "
             f"{', '.join(map(repr, sorted(tensors))) or 'none'}"
         )
+    by_name = {each.name: each for each in declared}
     parts = []
     for name in names:
         values = tensors[name]
-        _check_shape(name, values, declared.get(name))
+        _check_shape(name, values, by_name.get(name))
         finite = np.isfinite(values.astype(np.float64, copy=False))
         if not finite.all():
             wrong = np.flatnonzero(~finite.reshape(len(values), -1).all(axis=1))

@@ -11,6 +11,7 @@ from common.sizes import parse_duration_s
 from registry.domain.application import (
     DEFAULT_DEADLINE_S,
     DEFAULT_WINDOW_S,
+    INPUT_DATATYPES,
     ApplicationSpec,
     InputTensor,
     Penalty,
@@ -35,7 +36,6 @@ KIND: Final = "InferenceApplication"
 MAX_CLASSES: Final = 1000
 _MAX_K: Final = 100
 _MAX_DURATION_S: Final = 3600.0
-_DATATYPES: Final = ("FP32", "FP64", "INT32", "INT64", "UINT8")
 _FIELDS: Final = (
     "classes", "inputs", "output", "deadline", "late", "penalty", "policy", "window", "prior",
     "sneakPeek", "normaliseAccuracy",
@@ -95,7 +95,7 @@ class _Reader:
             return ()
         allowed = (
             "must list objects with name, datatype (one of "
-            f"{', '.join(_DATATYPES)}) and shape (whole numbers, -1 for the rows first)"
+            f"{', '.join(INPUT_DATATYPES)}) and shape (whole numbers, -1 for the rows first)"
         )
         found = []
         for each in value if isinstance(value, list) else [value]:
@@ -105,7 +105,7 @@ class _Reader:
                 type(size) is int and (size > 0 or at == 0) for at, size in enumerate(shape)
             )  # fmt: skip
             is_named = isinstance(tensor.get("name"), str) and tensor["name"]
-            if not is_shape or not is_named or datatype not in _DATATYPES:
+            if not is_shape or not is_named or datatype not in INPUT_DATATYPES:
                 self.checks.reject("spec.inputs", allowed, each)
             else:
                 found.append(InputTensor(tensor["name"], datatype, tuple(shape)))
