@@ -40,6 +40,8 @@ class PredictRequest:
     spec: ModelSpec
     predict_pod: str
     measurements: Measurements
+    is_small: bool = False
+    """Whether its body has at most `QUICK_BYTES`, with all of its tensors."""
     start: str = "warm"
     stages: dict[Stage, float] = field(default_factory=dict)
     batch: str = ""

@@ -12,7 +12,7 @@ import time
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
 from common.inference_protocol.bodies import BINARY_TYPE, LENGTH_HEADER, check_values
 from common.inference_protocol.errors import InvalidRequest, PodError
@@ -24,7 +24,7 @@ from runtime.device.device_tensor import on_host
 from runtime.errors import InferenceFailed, NoRoomToInfer, RemotePodUnreachable
 from runtime.loading.model_elsewhere import ProxiedModel, renamed
 from runtime.serving.predict_request import PredictRequest, PredictResponse
-from runtime.threads import SMALL_BODY_BYTES, in_thread
+from runtime.threads import QUICK_BYTES, SMALL_BODY_BYTES, call_here, in_thread
 from runtime.wire.bodies import DecodedBody, WireProtocol, decode_body, encode_body
 
 if TYPE_CHECKING:
@@ -47,6 +47,9 @@ if TYPE_CHECKING:
     from runtime.wire.request_head import RequestHead
 
     Encoder = Callable[[Sequence[Tensor]], EncodedBody]
+
+Arguments = TypeVarTuple("Arguments")
+Converted = TypeVar("Converted")
 
 BINARY_FLAG = b'"binary_data'
 """Of V2's parameters `binary_data` and `binary_data_output`, which ask for binary tensors."""
@@ -94,14 +97,16 @@ class PredictService:
                 the protocol of the request.
         """
         async with self.in_flight.admit(head):
-            if isinstance(body, bytes) and self._passes(head, protocol, body, encode):
-                return await self._forward(head, body)
+            is_small = False
             if isinstance(body, bytes):
+                if self._passes(head, protocol, body, encode):
+                    return await self._forward(head, body)
+                is_small = len(body) <= QUICK_BYTES and head.run is None
                 body = await self._decode(head, protocol, body)
             if head.is_infer_stage and body.v2 is None:
                 raise InvalidRequest("the inference stage takes V2 tensors, not V1 instances")
             spec = await self.catalog.find(head.model, head.generation)
-            request = PredictRequest(head, spec, self.pod_name, self.measurements)
+            request = PredictRequest(head, spec, self.pod_name, self.measurements, is_small)
             if head.is_infer_stage:
                 return await self._serve_inference(request, body)
             is_step = head.run is not None and encode is None and protocol is WireProtocol.V2
@@ -184,8 +189,10 @@ class PredictService:
             processor, outputs = await self._infer_remotely(request, body)
         started_s = time.monotonic()
         name = request.head.response_model_name
-        threads = self.threads_for(processor)
-        content = await in_thread(threads, postprocess_body, processor, body, outputs, name, encode)
+        is_small = encode is None and sum(each.host_bytes for each in outputs) <= QUICK_BYTES
+        content = await self._convert(
+            processor, is_small, postprocess_body, processor, body, outputs, name, encode
+        )
         await request.simulate(Stage.POSTPROCESS)
         seconds = time.monotonic() - started_s
         request.record(Stage.POSTPROCESS, seconds, sample_s=seconds)
@@ -271,11 +278,23 @@ class PredictService:
         finally:
             self.end_notifier.notify(head.reservation)
 
+    async def _convert(
+        self,
+        processor: Processor,
+        is_small: bool,
+        function: Callable[[*Arguments], Converted],
+        *arguments: *Arguments,
+    ) -> Converted:
+        """The result of `function`, in a thread unless the hop there would take as long."""
+        if is_small and processor.is_quick:
+            return call_here(function, *arguments)
+        return await in_thread(self.threads_for(processor), function, *arguments)
+
     async def _preprocess(
         self, request: PredictRequest, processor: Processor, body: DecodedBody
     ) -> tuple[Tensor, ...]:
         started_s = time.monotonic()
-        inputs = await in_thread(self.threads_for(processor), preprocess_body, processor, body)
+        inputs = await self._convert(processor, request.is_small, preprocess_body, processor, body)
         await request.simulate(Stage.PREPROCESS)
         seconds = time.monotonic() - started_s
         request.record(Stage.PREPROCESS, seconds, sample_s=seconds)

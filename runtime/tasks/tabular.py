@@ -100,6 +100,10 @@ class Tabular(Processor):
     def platform(self) -> str:
         return self._engine
 
+    @property
+    def is_quick(self) -> bool:
+        return True
+
     def read_instances(self, instances: Sequence[Any]) -> Sequence[Tensor]:
         return instance_tensors(instances, fills_absent=self.platform in BOOSTERS)
 

@@ -42,6 +42,11 @@ class Processor(ABC):
         """True if its calls wait for other processes: they get threads of their own."""
         return False
 
+    @property
+    def is_quick(self) -> bool:
+        """Whether the event loop may convert `QUICK_BYTES`: work in proportion, unlike images'."""
+        return False
+
     @abstractmethod
     def read_instances(self, instances: Sequence[Any]) -> Sequence[Any]:
         """Items from a V1 body; raises InvalidRequest."""

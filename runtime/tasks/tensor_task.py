@@ -57,6 +57,10 @@ class TensorTask(Processor):
         self._signature = signature
         self.batching = ProgramBatching(signature, allows_nan=allows_nan)
 
+    @property
+    def is_quick(self) -> bool:
+        return True
+
     # V1 and V2
 
     def read_instances(self, instances: Sequence[Any]) -> Sequence[Tensor]:

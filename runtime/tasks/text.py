@@ -81,6 +81,10 @@ class TextInputs(Processor):
     def waits_for_sandbox(self) -> bool:
         return self.encoder.is_sandboxed
 
+    @property
+    def is_quick(self) -> bool:
+        return not self.encoder.is_sandboxed
+
     def read_instances(self, instances: Sequence[Any]) -> Sequence[Any]:
         """Read strings, or objects with a string `text`; raises InvalidRequest."""
         check_item_count(len(instances))
