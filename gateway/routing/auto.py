@@ -24,6 +24,7 @@ from gateway.routing.decision import ColdStartLoss, Decision, Reason, RoutingOpt
 from gateway.routing.device_backlog import is_idle
 from gateway.routing.latency_model import proxy_to, wait_for
 from gateway.routing.pod_selection import (
+    PodForecast,
     least_loaded,
     least_loaded_free,
     run_soonest,
@@ -36,33 +37,58 @@ if TYPE_CHECKING:
 
     from gateway.routing.decision import LatencyEstimate, RequestView
     from registry.domain.cluster import ClusterState
-    from registry.domain.estimates import ModelEstimates
     from registry.domain.pod_state import PodState
 
 
 def auto(request: RequestView, cluster: ClusterState, now_s: float) -> Decision:
-    """Take the option with the lowest cost."""
+    """Take the option with the lowest cost: the soonest warm pod where it is certain to be that."""
+    if len(cluster.pods.kinds) > 1:
+        return weigh(request, cluster, now_s)
+    found = run_soonest(cluster.warm(request.key), request, cluster, now_s)
+    if found is None:
+        return weigh(request, cluster, now_s)
+    pod, forecast, loss = found.pod, found.forecast, None
+    if not is_idle(pod):  # else no option ends sooner: every one takes at least this long
+        serving = cluster.residency.serving(request.key)
+        can_load = _can_load(serving.warm, cluster)
+        cost_s = forecast.seconds + forecast.delays_s
+        if not serving.have_free_slots() or (
+            can_load and _may_pay(request, forecast.seconds, cost_s, cluster, now_s)
+        ):
+            return weigh(request, cluster, now_s, found)
+        if can_load and not serving.warming:
+            loss = _loss(forecast, None, request, cluster)
+    return SendTo(pod.name, pod.name, LoadMode.WARM, Reason.WARM, forecast=forecast, loss=loss)
+
+
+def weigh(
+    request: RequestView, cluster: ClusterState, now_s: float, found: PodForecast | None = None,
+    *, has_hopeless: bool = False,
+) -> Decision:  # fmt: skip
+    """Compare all options. `found`: the soonest warm pod, if it is known.
+
+    `has_hopeless`: also a load that costs more for certain.
+    """
     warm = cluster.warm(request.key)
     warming = cluster.warming(request.key)
     options: list[RoutingOption] = []
     if len(cluster.pods.kinds) > 1:
         options = _options_by_kind(request, cluster, warm, warming, now_s)
-    elif found := run_soonest(warm, request, cluster, now_s):
-        pod, forecast = found.pod, found.forecast
-        if is_idle(pod):  # no option ends sooner: every one takes at least this long
-            return SendTo(pod.name, pod.name, LoadMode.WARM, Reason.WARM, forecast=forecast)
-        options.append(_run_here("colocate", forecast, Reason.WARM, pod, LoadMode.WARM))
+    elif found := found or run_soonest(warm, request, cluster, now_s):
+        options.append(_run_here("colocate", found, Reason.WARM, LoadMode.WARM))
     elif found := run_soonest(warming, request, cluster, now_s):
-        pod, forecast = found.pod, found.forecast
-        options.append(_run_here("join", forecast, Reason.WARMING, pod, LoadMode.JOIN))
+        options.append(_run_here("join", found, Reason.WARMING, LoadMode.JOIN))
     if busy := [pod for pod in (*warm, *warming) if not pod.has_free_slot]:
         reason = Reason.QUEUE_WARM_BUSY if warm else Reason.QUEUE_WARMING
         options.append(RoutingOption("queue", wait_for(busy, request, cluster, now_s), reason))
     if proxy := _proxy(request, cluster, warm, now_s):
         options.append(proxy)
     cold = None
-    can_load = len(warm) < len(cluster.pods) and not (warm and warm[0].placed_model)
-    is_weighed = can_load and (not options or _may_pay(request, cluster, options, now_s))
+    can_load = _can_load(warm, cluster)
+    is_weighed = can_load and (not options or has_hopeless)
+    if can_load and not is_weighed:
+        best = _soonest(options, request, now_s)
+        is_weighed = _may_pay(request, best.forecast.seconds, best.cost_s, cluster, now_s)
     if is_weighed:
         cold = cold_start(request, cluster, warm, warming, now_s)
     if cold is not None:
@@ -74,19 +100,18 @@ def auto(request: RequestView, cluster: ClusterState, now_s: float) -> Decision:
         return Wait(Reason.QUEUE_MEMORY, best.forecast, tuple(options))
     loss = None
     if can_load and best is not cold and warm and not warming and (cold or not is_weighed):
-        measured = cluster.measured(request.key)
-        hold_s = measured.stages_of(request.size_class).hold_s
-        load_s = cold.forecast.seconds - hold_s if cold else measured.fastest_load_s
-        loss = _loss(best.forecast.seconds - hold_s, load_s)
+        loss = _loss(best.forecast, cold, request, cluster)
     return _decision(best, tuple(options), loss, request)
 
 
-def _run_here(
-    name: str, forecast: LatencyEstimate, reason: Reason, pod: PodState, mode: LoadMode
-) -> RoutingOption:
-    return RoutingOption(
-        name, forecast, reason, pod.name, pod.name, mode, delays_s=forecast.delays_s
-    )
+def _can_load(warm: Sequence[PodState], cluster: ClusterState) -> bool:
+    """Whether a further pod may load the model, if it has a slot and memory."""
+    return len(warm) < len(cluster.pods) and not (warm and warm[0].placed_model)
+
+
+def _run_here(name: str, found: PodForecast, reason: Reason, mode: LoadMode) -> RoutingOption:
+    pod, forecast = found.pod.name, found.forecast
+    return RoutingOption(name, forecast, reason, pod, pod, mode, delays_s=forecast.delays_s)
 
 
 def _why_nowhere(cluster: ClusterState) -> Reason:
@@ -118,8 +143,7 @@ def _options_by_kind(
             name, reason, mode = "join", Reason.WARMING, LoadMode.JOIN
         else:
             continue
-        pod, forecast = found.pod, found.forecast
-        options.append(_run_here(name, forecast, reason, pod, mode))
+        options.append(_run_here(name, found, reason, mode))
     return options
 
 
@@ -174,32 +198,27 @@ def _slot_cost_s(
 
 
 def _may_pay(
-    request: RequestView, cluster: ClusterState, options: Sequence[RoutingOption], now_s: float
+    request: RequestView, seconds: float, cost_s: float, cluster: ClusterState, now_s: float
 ) -> bool:
-    """False if another copy would certainly cost more than these options.
+    """False if another copy would certainly cost more than an option of this time and cost.
 
     The search for its pod would take most of a decision's time.
     """
     if request.ahead or request.behind:
         return True
-    best = _soonest(options, request, now_s)
-    if request.deadline_s is not None and best.forecast.seconds > request.deadline_s - now_s:
+    if request.deadline_s is not None and seconds > request.deadline_s - now_s:
         return True
     least_s = min(
         [
-            _least_s(cluster.measurements.at(kind)[request.key], request)
+            measured.fastest_load_s + measured.stages_of(request.size_class).hold_s
             for kind in cluster.pods.kinds
+            if (measured := cluster.measurements.at(kind)[request.key])
         ]
     )
-    if least_s <= best.cost_s:
+    if least_s <= cost_s:
         return True
-    has_credit = least_s - request.lost_s <= best.cost_s
+    has_credit = least_s - request.lost_s <= cost_s
     return has_credit and cluster.prices_at(now_s).is_spare(request.key, now_s)
-
-
-def _least_s(measured: ModelEstimates, request: RequestView) -> float:
-    """What a load takes at least, with the request itself."""
-    return measured.fastest_load_s + measured.stages_of(request.size_class).hold_s
 
 
 def _soonest(options: Sequence[RoutingOption], request: RequestView, now_s: float) -> RoutingOption:
@@ -219,9 +238,19 @@ def _soonest(options: Sequence[RoutingOption], request: RequestView, now_s: floa
     return best
 
 
-def _loss(lost_s: float, load_s: float) -> ColdStartLoss | None:
+def _loss(
+    forecast: LatencyEstimate, cold: RoutingOption | None, request: RequestView,
+    cluster: ClusterState,
+) -> ColdStartLoss | None:  # fmt: skip
     """The time lost by a request that a warm copy serves later, or in a batch with others."""
-    return ColdStartLoss(lost_s, load_s) if lost_s > 0 else None
+    measured = cluster.measured(request.key)
+    hold_s = measured.stages_of(request.size_class).hold_s
+    lost_s = forecast.seconds - hold_s
+    if lost_s <= 0.0:
+        return None
+    return ColdStartLoss(
+        lost_s, cold.forecast.seconds - hold_s if cold else measured.fastest_load_s
+    )
 
 
 def _decision(

@@ -52,6 +52,10 @@ class ServingPods:
     warming: tuple[PodState, ...]
     """Pods that load the model to their device."""
 
+    def have_free_slots(self) -> bool:
+        """Whether none of them is full."""
+        return not any(not pod.has_free_slot for pod in (*self.warm, *self.warming))
+
 
 _NOTHING: Final[Mapping[str, Residency]] = {}
 

@@ -36,8 +36,10 @@ def incoming(request_id: str, **fields: Any) -> IncomingRequest:
     return IncomingRequest(request_id, NAME, NOW_S, 0.0, 1, **fields)
 
 
-def record(explanations: Explanations, request: IncomingRequest, *pods: PodSketch) -> None:
-    state = cluster(*pods, key=KEY, measured=MEASURED)
+def record(
+    explanations: Explanations, request: IncomingRequest, *pods: PodSketch, load_s: float = 1.0
+) -> None:
+    state = cluster(*pods, key=KEY, measured={**MEASURED, "load:remote": load_s})
     declare(state)
     result = route_request(request, state.models, state, now_s=NOW_S)
     explanations.record(request, result, state, NOW_S)
@@ -45,7 +47,8 @@ def record(explanations: Explanations, request: IncomingRequest, *pods: PodSketc
 
 def test_explains_decision_candidates_and_options() -> None:
     explanations = Explanations()
-    record(explanations, incoming("r"), PodSketch("pod-a", "warm", busy=1), PodSketch("pod-b"))
+    pods = (PodSketch("pod-a", "warm", busy=1), PodSketch("pod-b"))
+    record(explanations, incoming("r"), *pods, load_s=0.05)
     found = explanations.get("r")
     assert found is not None
     assert found["model"] == "default/m"
