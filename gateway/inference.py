@@ -12,6 +12,8 @@ import time
 from typing import TYPE_CHECKING
 
 from gateway.authentication.access import credential, is_callback, without_credentials
+from gateway.deadlines import Deadlines
+from gateway.dispatch.dispatcher import LoopTimers
 from gateway.errors import BadRequest, BodyTooSlow, GatewayError, ShuttingDown, UpstreamTimeout
 from gateway.http.body import IncomingBody
 from gateway.http.client_request import ClientClosedRequest
@@ -40,39 +42,34 @@ logger = logging.getLogger(__name__)
 class RequestCancellation:
     """Cancels the current task, which serves a request: its client left, or a timeout passed.
 
-    An object with one timer and no closures: closures that refer to each other are cycles, and
-    their garbage collection cost a tenth of the gateway's time.
+    Without closures: those that refer to each other are cycles, and their garbage collection cost
+    a tenth of the gateway's time.
     """
 
-    __slots__ = ("_body", "_cause", "_loop", "_task", "_timer", "_until_s")
+    __slots__ = ("_body", "_cause", "_deadlines", "_due", "_task", "_until_s")
 
     def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        body: IncomingBody,
-        until_s: float,
-        body_until_s: float,
-    ) -> None:
-        self._loop = loop
+        self, deadlines: Deadlines, loop: asyncio.AbstractEventLoop, body: IncomingBody,
+        until_s: float, *, now_s: float, body_until_s: float,
+    ) -> None:  # fmt: skip
+        self._deadlines = deadlines
         self._task = asyncio.current_task(loop)
-        self._body = body
+        self._body: IncomingBody | None = body
         self._until_s = until_s
         self._cause: type[Exception] | None = None
-        self._timer: asyncio.TimerHandle | None
-        if body_until_s < until_s and not body.has_started:
-            self._timer = self._loop.call_at(body_until_s, self._check_body)
-        else:
-            self._timer = self._loop.call_at(until_s, self._on_timeout)
+        if body_until_s >= until_s or body.has_started:
+            self._body, body_until_s = None, until_s
+        self._due = deadlines.add(self, body_until_s, now_s)
 
-    def _check_body(self) -> None:
-        """At the body timeout: continue to the final timeout if the body has started."""
-        if self._body.has_started:
-            self._timer = self._loop.call_at(self._until_s, self._on_timeout)
-        else:
+    def on_deadline(self) -> None:
+        """Of the body, if it had not come: the request's own is next, if it has begun to."""
+        body, self._body = self._body, None
+        if body is None:
+            self._cancel(UpstreamTimeout)
+        elif not body.has_started:
             self._cancel(BodyTooSlow)
-
-    def _on_timeout(self) -> None:
-        self._cancel(UpstreamTimeout)
+        else:
+            self._due = self._deadlines.add(self, self._until_s, 0.0)
 
     def on_disconnect(self) -> None:
         self._cancel(ClientClosedRequest)
@@ -94,10 +91,9 @@ class RequestCancellation:
         return self._cause
 
     def close(self) -> None:
-        """Stop the timer and drop the reference to the task."""
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = self._task = None
+        """Forget the deadline, and drop the reference to the task."""
+        self._due.discard(self)
+        self._task = None
 
 
 class Inference:
@@ -116,6 +112,7 @@ class Inference:
         self._access = access
         self._body_limits, self._held_bodies = limits, held
         self._shutdown = shutdown
+        self._deadlines = Deadlines(LoopTimers(), asyncio.get_running_loop().time)
 
     async def infer(self, client: InferenceClient) -> None:
         if self._shutdown.is_leaving:
@@ -208,8 +205,9 @@ class Inference:
         if read.deadline_s:
             until_s = now_s + read.deadline_s - client.waited_s
         cancellation = RequestCancellation(
-            client.loop, body, until_s, now_s + self._settings.body_timeout
-        )
+            self._deadlines, client.loop, body, until_s, now_s=now_s,
+            body_until_s=now_s + self._settings.body_timeout,
+        )  # fmt: skip
         client.on_disconnect = cancellation.on_disconnect
         try:
             if client.disconnected:  # before this task ran

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from dataclasses import dataclass
@@ -137,6 +138,7 @@ def create_pool(
         logger_rules(settings, is_guarded=is_guarded),
     )
     context = CallContext(
+        asyncio.get_running_loop(),
         dispatcher,
         reservations,
         Retries(PassiveHealth(LoopTimers(), dispatcher.notify_change), watch.state),

@@ -6,7 +6,6 @@ if the first cannot have produced a response, and only while the retry budget la
 
 from __future__ import annotations
 
-import asyncio
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -21,6 +20,8 @@ from gateway.upstream.queue_proxy import MESSAGES, classify_response, has_died, 
 from registry.domain.measures import size_class
 
 if TYPE_CHECKING:
+    import asyncio
+
     from gateway.dispatch.dispatcher import Dispatcher, Placement
     from gateway.dispatch.lost_pods import LostPods
     from gateway.dispatch.reservations import Reservations
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 class CallContext:
     """The parts of the gateway that every call uses."""
 
+    loop: asyncio.AbstractEventLoop
     dispatcher: Dispatcher
     reservations: Reservations
     retries: Retries
@@ -92,7 +94,6 @@ class InferenceCall:
         self._begun = 0
         """Pods that requests had lost when the current attempt was sent."""
         self._failed: FailedAttempts | None = None
-        self._loop = asyncio.get_running_loop()
         self._started_s = time.perf_counter()
         self._count_arrival()
         context.retries.budget.earn()
@@ -131,7 +132,7 @@ class InferenceCall:
 
     def _left_ms(self, until_s: float) -> float:
         """The time until the deadline that the pod is told."""
-        return (until_s - self._loop.time()) * 1000
+        return (until_s - self._context.loop.time()) * 1000
 
     def _take_retry(self, retry: _RetryElsewhere) -> None:
         if retry.reason is NotExecuted.POD_DIED:

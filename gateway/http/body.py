@@ -160,7 +160,7 @@ class IncomingBody:
     async def receive(self) -> None:
         """Receive the whole body.
 
-        The first chunk has no timeout here: `RequestCancellation` has a timer for it already.
+        The first chunk has no timeout here: `RequestCancellation` has a deadline for it already.
         Raises BodyTooSlow, RequestBodyTooLarge, BodiesFull, ClientClosedRequest.
         """
         self.buffered += self._count(await self._source.receive_chunks())
