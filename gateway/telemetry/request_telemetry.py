@@ -4,35 +4,26 @@ from __future__ import annotations
 
 import logging
 import time
-from bisect import bisect_left
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from prometheus_client.samples import Exemplar
-
-from gateway.telemetry.histograms import UNKNOWN, ModelSeries
-from gateway.telemetry.metrics import RequestOutcome
+from gateway.telemetry.histograms import UNKNOWN
 from gateway.telemetry.recent_requests import (
     FailureLog,
     RecentRequest,
     RecentRequests,
     error_message,
 )
-from registry.domain.pod import Stage
 
 if TYPE_CHECKING:
-    from collections.abc import Set as AbstractSet
-
     from gateway.errors import GatewayError
     from gateway.http.headers import PodResponse
     from gateway.routing.decision import SendTo
-    from gateway.telemetry.histograms import HistogramSeries
     from gateway.telemetry.metrics import GatewayMetrics
     from gateway.telemetry.recent_requests import StageTimings
     from gateway.telemetry.tracing import Tracer
 
-MAX_CACHED_MODELS: Final = 10_000
 _access_logger = logging.getLogger("gateway.access")
 
 
@@ -57,15 +48,8 @@ class ServedRequest:
     """The name of the error that the pod responded with, such as `load-failed`."""
 
 
-@dataclass(frozen=True, slots=True)
-class _PolicyHistograms:
-    duration: HistogramSeries
-    predicted: HistogramSeries
-    prediction_error: HistogramSeries
-
-
 class RequestTelemetry:
-    """Writes response headers, metrics and the access log, and caches label lookups."""
+    """Writes response headers, metrics and the access log."""
 
     def __init__(
         self, metrics: GatewayMetrics, gateway: str = "gateway", *, logs_requests: bool = False,
@@ -78,18 +62,7 @@ class RequestTelemetry:
         self._logs_requests = logs_requests
         self._gateway_line = b"x-pilotlight-gateway: %b\r\n" % self.gateway
         self._metrics = metrics
-        self._count = metrics.outcomes.add
-        stage = metrics.stages.labels
-        self._queue, self._network, self._load = map(
-            stage, (Stage.QUEUE, Stage.NETWORK, Stage.LOAD)
-        )
-        self._preprocess, self._infer, self._postprocess = map(
-            stage, (Stage.PREPROCESS, Stage.INFER, Stage.POSTPROCESS)
-        )
-        self._by_policy: dict[str, _PolicyHistograms] = {}
-        self._by_model: dict[str, ModelSeries] = {}
         self._failures = FailureLog()
-        metrics.labels.on_gone.append(self._forget)
 
     def head_lines(
         self, request: ServedRequest, response: PodResponse, timings: StageTimings
@@ -117,32 +90,14 @@ class RequestTelemetry:
         self, request: ServedRequest, timings: StageTimings, status: int, error_body: bytes = b""
     ) -> None:
         """Count a pod's response; `error_body`: the beginning of an error's."""
-        decision, policy = request.decision, request.policy
-        reason = request.error or str(decision.reason)
-        start = "" if request.error else request.start
-        self._count(RequestOutcome(request.model, policy, reason, start, status))
-        self._queue.observe(timings.queue_ms / 1000)
-        self._load.observe(timings.load_ms / 1000)
-        self._preprocess.observe(timings.preprocess_ms / 1000)
-        self._infer.observe(timings.infer_ms / 1000)
-        self._postprocess.observe(timings.postprocess_ms / 1000)
-        self._network.observe(timings.network_ms / 1000)
-        histograms = self._by_policy.get(policy) or self._histograms_of(policy)
-        pod_s = timings.pod_ms / 1000
-        histograms.duration.observe(timings.queue_ms / 1000 + pod_s)
-        series = self._by_model.get(request.model) or self._series_of(request.model)
-        _observe(series, timings)
-        if self.tracer is not None and (trace_id := self.tracer.trace_id(request.id)):
-            _keep_exemplar(trace_id, timings, histograms.duration, series)
-        expected_s, forecast = None, decision.forecast
-        if forecast is not None and forecast.is_measured:
-            expected_s = forecast.seconds
-            histograms.predicted.observe(expected_s)
-            histograms.prediction_error.observe(abs(expected_s - pod_s))
+        forecast = request.decision.forecast
         self._ended(
             RecentRequest(
-                request.id, time.time(), request.model, policy, reason, start,
-                status, request.predict, timings, expected_s, error_message(error_body),
+                request.id, time.time(), request.model, request.policy,
+                request.error or str(request.decision.reason),
+                "" if request.error else request.start, status, request.predict, timings,
+                forecast.seconds if forecast is not None and forecast.is_measured else None,
+                error_message(error_body) if error_body else "",
             )
         )  # fmt: skip
 
@@ -150,7 +105,6 @@ class RequestTelemetry:
         self, request_id: str, application: str, policy: str, *, accuracy: float, utility: float
     ) -> list[bytes]:
         """Count a response without a pod; returns parts of its header lines."""
-        self._count(RequestOutcome(application, policy, "short-circuit", "", 200))
         self._ended(
             RecentRequest(
                 request_id, time.time(), application, policy, "short-circuit", "", 200, "", None,
@@ -173,7 +127,6 @@ class RequestTelemetry:
 
         The model's own response to the component is counted as that of another request.
         """
-        self._count(RequestOutcome(model, "none", component, "", status))
         self._metrics.components.labels(component).observe(took_s)
         self._ended(
             RecentRequest(
@@ -200,7 +153,6 @@ class RequestTelemetry:
         """
         reason, model, policy = str(error.reason), model or UNKNOWN, policy or "none"
         status = int(error.status)
-        self._count(RequestOutcome(model, policy, reason, "", status))
         self._ended(
             RecentRequest(
                 request_id,
@@ -220,11 +172,14 @@ class RequestTelemetry:
 
     def _ended(self, request: RecentRequest) -> None:
         self.recent.add(request)
+        self._metrics.end(request)
         if request.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
             self._failures.log(request)
         tracer = self.tracer
         if tracer is not None:
             tracer.respond(request)
+            if request.timings is not None and (trace_id := tracer.trace_id(request.id)):
+                self._metrics.keep_exemplar(request, trace_id)
         if self._logs_requests:
             timings = request.timings
             took_ms = None if timings is None else round(timings.queue_ms + timings.pod_ms, 3)
@@ -238,47 +193,8 @@ class RequestTelemetry:
                 },
             )  # fmt: skip
 
-    def _forget(self, gone: AbstractSet[str]) -> None:
-        for model in gone:
-            self._by_model.pop(model, None)
-
-    def _series_of(self, model: str) -> ModelSeries:
-        series = self._metrics.models.of(model)
-        if len(self._by_model) < MAX_CACHED_MODELS:
-            self._by_model[model] = series
-        return series
-
     def retried(self, reason: str) -> None:
         self._metrics.retries.labels(reason).inc()
 
     def client_disconnected(self) -> None:
         self._metrics.disconnects.inc()
-
-    def _histograms_of(self, policy: str) -> _PolicyHistograms:
-        metrics = self._metrics
-        histograms = self._by_policy[policy] = _PolicyHistograms(
-            duration=metrics.durations.labels(policy),
-            predicted=metrics.predicted.labels(policy),
-            prediction_error=metrics.prediction_errors.labels(policy),
-        )
-        return histograms
-
-
-def _keep_exemplar(trace_id: str, timings: StageTimings, *histograms: HistogramSeries) -> None:
-    took_s = (timings.queue_ms + timings.pod_ms) / 1000
-    exemplar = Exemplar({"trace_id": trace_id}, took_s, time.time())
-    for each in histograms:
-        each.exemplars[bisect_left(each.bounds, took_s)] = exemplar
-
-
-def _observe(series: ModelSeries, timings: StageTimings) -> None:
-    total_s = (timings.queue_ms + timings.pod_ms) / 1000
-    series.counts[bisect_left(series.bounds, total_s)] += 1
-    series.total += total_s
-    stages_ms = series.stages_ms
-    stages_ms[0] += timings.queue_ms
-    stages_ms[1] += timings.load_ms
-    stages_ms[2] += timings.preprocess_ms
-    stages_ms[3] += timings.infer_ms
-    stages_ms[4] += timings.postprocess_ms
-    stages_ms[5] += timings.network_ms
