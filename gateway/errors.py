@@ -33,6 +33,10 @@ class GatewayError(Exception):
         self.retry_after_s = retry_after_s
 
 
+class ClientClosedRequest(Exception):
+    """The client closed its connection before the response was complete."""
+
+
 class BadRequest(GatewayError, status=400, reason="bad-request"):
     """A path, header or body is malformed."""
 

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Final
 
 from common.content_coding import coding_of
 from gateway.authentication.access import make_token
-from gateway.dispatch.application_exchange import ApplicationCall, ApplicationExchange
+from gateway.dispatch.application_request import ApplicationRequest
 from gateway.dispatch.component_exchange import ComponentExchange
-from gateway.dispatch.exchange import Exchange
-from gateway.dispatch.inference_call import InferenceCall
+from gateway.dispatch.request import Request
 from gateway.errors import BadRequest, NotImplementedHere, NotReady, Rejected, UndeclaredModel
 from gateway.http.headers import PROTOBUF
 from gateway.http.model_host import Verb
@@ -66,9 +65,10 @@ class ExchangeChoice:
 
     async def exchange_of(
         self, client: InferenceClient, read: RequestHeaders, body: IncomingBody
-    ) -> Exchange | ComponentExchange:
+    ) -> Request | ComponentExchange:
         """The exchange that serves the request. Raises GatewayError."""
         if not client.target.is_named:
+            await client.run.in_task()
             await self._resolve_by_body(client, body)
         target = client.target
         pool = self._pools.owner_of(target.model)
@@ -78,7 +78,7 @@ class ExchangeChoice:
             client.target = target = target_of_version(target, version)
         application = state.applications.get(target.model)
         if application is not None and not self._shutdown.is_draining:
-            return self._create_application_exchange(pool, application, client, read, body)
+            return self._application_request(pool, application, client, read, body)
         if read.selection_policy is not None:
             raise BadRequest(
                 f"header x-pilotlight-policy: {read.selection_policy} is for applications, "
@@ -86,18 +86,19 @@ class ExchangeChoice:
             )
         record = state.models.get(target.model)
         if record is None or self._shutdown.is_draining:
+            await client.run.in_task()
             pool, record = await self._find_record(target)
             client.target = target = pool.targets.with_declared(target)
         if target.component is not None:
             return self._create_component_exchange(client, target.component, read, record, body)
         if target.verb is Verb.EXPLAIN:
             raise NotImplementedHere(f"model {target.label} has no explainer")
-        return self._create_exchange(pool, client, read, record, body)
+        return self._model_request(pool, client, read, record, body)
 
-    def _create_application_exchange(
+    def _application_request(
         self, pool: GatewayPool, application: ApplicationSpec, client: InferenceClient,
         read: RequestHeaders, body: IncomingBody,
-    ) -> ApplicationExchange:  # fmt: skip
+    ) -> ApplicationRequest:  # fmt: skip
         """Raises BadRequest."""
         is_override = read.policy is not None or read.selection_policy is not None
         if is_override and not self._allows_policy_header:
@@ -109,14 +110,12 @@ class ExchangeChoice:
             )
         deadline_s = read.deadline_s or application.deadline_s
         read.deadline_s = deadline_s if application.refuses_late else None  # else it costs utility
-        request = self._incoming_request(pool, client, read, deadline_s=read.deadline_s)
-        call = ApplicationCall(
-            pool.context, client, read, request, body, pool.selector, pool.watch.registry_now_s
-        )
-        return ApplicationExchange(
-            call, client, body, pool.context, pool.sneak_peek, application,
-            read.selection_policy or application.policy, deadline_s=deadline_s,
-            stall_s=self._settings.body_timeout,
+        arrival = self._arrival(pool, client, read, deadline_s=read.deadline_s)
+        return ApplicationRequest(
+            pool.context, client, read, arrival, body, application,
+            read.selection_policy or application.policy, selector=pool.selector,
+            sneak_peek=pool.sneak_peek, registry_now_s=pool.watch.registry_now_s,
+            deadline_s=deadline_s,
         )  # fmt: skip
 
     async def _resolve_by_body(self, client: InferenceClient, body: IncomingBody) -> None:
@@ -138,18 +137,16 @@ class ExchangeChoice:
             raise UndeclaredModel(f"model {target.model} does not exist")
         return pool, record
 
-    def _create_exchange(
+    def _model_request(
         self, pool: GatewayPool, client: InferenceClient, read: RequestHeaders, record: ModelRecord,
         body: IncomingBody,
-    ) -> Exchange:  # fmt: skip
+    ) -> Request:  # fmt: skip
         if read.policy is not None and not self._allows_policy_header:
             raise BadRequest(_POLICY_HEADER_OFF)
         deadline_s = self._deadline_s(read, record)
-        request = self._incoming_request(pool, client, read, deadline_s=deadline_s)
+        arrival = self._arrival(pool, client, read, deadline_s=deadline_s)
         read.deadline_s = deadline_s
-        call = InferenceCall(pool.context, client.target, read, request, body)
-        stall_s = self._settings.body_timeout
-        return Exchange(call, client, body, self._telemetry, stall_s=stall_s)
+        return Request(pool.context, client, read, arrival, body)
 
     def _create_component_exchange(
         self, client: InferenceClient, component: ComponentTarget, read: RequestHeaders,
@@ -178,7 +175,7 @@ class ExchangeChoice:
             return own_s
         return min(read.deadline_s, max(self._settings.request_timeout, own_s or 0.0))
 
-    def _incoming_request(
+    def _arrival(
         self, pool: GatewayPool, client: InferenceClient, read: RequestHeaders, *,
         deadline_s: float | None,
     ) -> IncomingRequest:  # fmt: skip

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING
 from gateway.authentication.access import credential, is_callback, without_credentials
 from gateway.deadlines import Deadlines
 from gateway.dispatch.dispatcher import LoopTimers
-from gateway.errors import BadRequest, BodyTooSlow, GatewayError, ShuttingDown, UpstreamTimeout
+from gateway.errors import BadRequest, ClientClosedRequest, GatewayError, ShuttingDown
 from gateway.http.body import IncomingBody
-from gateway.http.client_request import ClientClosedRequest
 from gateway.http.error_responses import respond_with_error
 from gateway.http.headers import SECRET, read_headers
 from gateway.http.routes import target_in_namespace
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from common.pod_secret import PodSecret
     from gateway.authentication.access import Access
     from gateway.dispatch.component_exchange import ComponentExchange
-    from gateway.dispatch.exchange import Exchange
+    from gateway.dispatch.request import Request
     from gateway.exchange_choice import ExchangeChoice
     from gateway.http.body import BodyLimits, HeldBodies
     from gateway.http.headers import Headers, RequestHeaders
@@ -37,63 +36,6 @@ if TYPE_CHECKING:
     from gateway.telemetry.request_telemetry import RequestTelemetry
 
 logger = logging.getLogger(__name__)
-
-
-class RequestCancellation:
-    """Cancels the current task, which serves a request: its client left, or a timeout passed.
-
-    Without closures: those that refer to each other are cycles, and their garbage collection cost
-    a tenth of the gateway's time.
-    """
-
-    __slots__ = ("_body", "_cause", "_deadlines", "_due", "_task", "_until_s")
-
-    def __init__(
-        self, deadlines: Deadlines, loop: asyncio.AbstractEventLoop, body: IncomingBody,
-        until_s: float, *, now_s: float, body_until_s: float,
-    ) -> None:  # fmt: skip
-        self._deadlines = deadlines
-        self._task = asyncio.current_task(loop)
-        self._body: IncomingBody | None = body
-        self._until_s = until_s
-        self._cause: type[Exception] | None = None
-        if body_until_s >= until_s or body.has_started:
-            self._body, body_until_s = None, until_s
-        self._due = deadlines.add(self, body_until_s, now_s)
-
-    def on_deadline(self) -> None:
-        """Of the body, if it had not come: the request's own is next, if it has begun to."""
-        body, self._body = self._body, None
-        if body is None:
-            self._cancel(UpstreamTimeout)
-        elif not body.has_started:
-            self._cancel(BodyTooSlow)
-        else:
-            self._due = self._deadlines.add(self, self._until_s, 0.0)
-
-    def on_disconnect(self) -> None:
-        self._cancel(ClientClosedRequest)
-
-    def _cancel(self, cause: type[Exception]) -> None:
-        if self._cause is None and self._task is not None:
-            self._cause = cause
-            self._task.cancel()
-
-    def take_cause(self, *, is_draining: bool) -> type[Exception] | None:
-        """The cause, with the task's cancellation undone; None: something else cancelled the task.
-
-        At the end of its drain the server cancels the tasks that still run.
-        """
-        if self._cause is None and is_draining:
-            self._cause = ShuttingDown
-        if self._cause is not None and self._task is not None:
-            self._task.uncancel()
-        return self._cause
-
-    def close(self) -> None:
-        """Forget the deadline, and drop the reference to the task."""
-        self._due.discard(self)
-        self._task = None
 
 
 class Inference:
@@ -119,10 +61,11 @@ class Inference:
             client.keep_alive = False
         request_id, started_s = "", client.loop.time()
         body: IncomingBody | None = None
-        exchange: Exchange | ComponentExchange | None = None
+        exchange: Request | ComponentExchange | None = None
         try:
             headers = client.headers
             if self._access is not None:
+                await client.run.in_task()
                 if self._is_callback(client):
                     client.target = self._as_direct(client.target)
                 elif not self._is_from_platform(headers):
@@ -137,7 +80,7 @@ class Inference:
                 raise BadRequest(f"header {name} is for schedulers of workflows")
             body = IncomingBody(client, read.content_length, self._body_limits, self._held_bodies)
             exchange = await self._exchanges.exchange_of(client, read, body)
-            await self._run_cancellable(exchange, client, read, body)
+            await self._run_limited(exchange, client, read, body)
         except ClientClosedRequest:
             self._telemetry.client_disconnected()
         except GatewayError as error:
@@ -191,30 +134,23 @@ class Inference:
                 client.target = target = targets.with_declared(moved)
         await access.check(target.model.namespace, client.headers)
 
-    async def _run_cancellable(
-        self, exchange: Exchange | ComponentExchange, client: InferenceClient, read: RequestHeaders,
+    async def _run_limited(
+        self, exchange: Request | ComponentExchange, client: InferenceClient, read: RequestHeaders,
         body: IncomingBody,
     ) -> None:  # fmt: skip
-        """Run the exchange until it ends, its client disconnects or a timeout passes.
-
-        One cancellation for all causes: `asyncio.timeout` and a task that watches the client would
-        cost more than the rest of the bookkeeping.
-        """
-        now_s = client.loop.time()
+        """Run the exchange until it ends, its client disconnects or its time is over."""
+        now_s, run = client.loop.time(), client.run
         until_s = now_s + self._settings.request_timeout
         if read.deadline_s:
             until_s = now_s + read.deadline_s - client.waited_s
-        cancellation = RequestCancellation(
-            self._deadlines, client.loop, body, until_s, now_s=now_s,
-            body_until_s=now_s + self._settings.body_timeout,
-        )  # fmt: skip
-        client.on_disconnect = cancellation.on_disconnect
+        run.limit(self._deadlines, until_s, now_s)
+        client.on_disconnect = run.on_disconnect
         try:
-            if client.disconnected:  # before this task ran
+            if client.disconnected:  # before the request was begun
                 raise ClientClosedRequest
             await exchange.run(until_s)
         except asyncio.CancelledError:
-            cause = cancellation.take_cause(is_draining=self._shutdown.is_draining)
+            cause = run.take_cause(is_draining=self._shutdown.is_draining)
             if cause is None:
                 raise
             if cause is ShuttingDown:
@@ -222,10 +158,8 @@ class Inference:
                     f"the gateway shut down before the {exchange.awaited} responded",
                     retry_after_s=1.0,
                 ) from None
-            if cause is BodyTooSlow:
-                raise body.timeout_error() from None
             limit = "deadline" if read.deadline_s else "gateway's request timeout"
             raise cause(f"the {limit} passed before the {exchange.awaited} responded") from None
         finally:
-            cancellation.close()
+            run.unlimit()
             client.on_disconnect = None

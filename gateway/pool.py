@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from gateway.applications.selector import ApplicationSelector
 from gateway.applications.window_planner import WindowPlanner
 from gateway.dispatch.dispatcher import Dispatcher, LoopTimers
-from gateway.dispatch.inference_call import CallContext
 from gateway.dispatch.lost_pods import PAUSE_S, LostPods
+from gateway.dispatch.request import RequestContext
 from gateway.dispatch.reservations import TTL_S, Reservations
 from gateway.dispatch.retries import PassiveHealth, Retries
 from gateway.http.routes import TargetResolver
@@ -43,7 +43,7 @@ class GatewayPool:
     """One pool's share of a gateway."""
 
     watch: ClusterWatch
-    context: CallContext
+    context: RequestContext
     selector: ApplicationSelector
     sneak_peek: SneakPeekClient
     targets: TargetResolver
@@ -137,7 +137,7 @@ def create_pool(
         lambda outcome: metrics.events.labels(outcome).inc(),
         logger_rules(settings, is_guarded=is_guarded),
     )
-    context = CallContext(
+    context = RequestContext(
         asyncio.get_running_loop(),
         dispatcher,
         reservations,
@@ -147,6 +147,7 @@ def create_pool(
         arrival_counter,
         LostPods(time.monotonic, PAUSE_S),
         events,
+        settings.body_timeout,
     )
     rules = parse_rules(prefixes=settings.sneakpeek_prefixes)
     sneak_peek = SneakPeekClient(

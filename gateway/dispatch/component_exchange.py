@@ -84,7 +84,7 @@ class ComponentCalls:
 
 
 class ComponentExchange:
-    """Serves one request by a component; as `Exchange` otherwise."""
+    """Serves one request by a component; as `Request` otherwise."""
 
     policy: Final = None
 
@@ -104,6 +104,7 @@ class ComponentExchange:
 
     async def run(self, until_s: float) -> None:
         """Serve the request until loop time `until_s`. Raises GatewayError."""
+        await self._client.run.in_task()
         if not self._body.receive_now():
             await self._body.receive()
         started_s = time.perf_counter()

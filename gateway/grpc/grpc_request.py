@@ -15,6 +15,7 @@ from gateway.errors import BadRequest
 from gateway.grpc.authority_relay import AUTHORITY_HEADER
 from gateway.http.headers import PROTOBUF
 from gateway.http.routes import parse_path, target_of
+from gateway.request_run import RequestRun
 from registry.domain.model import ModelName
 
 if TYPE_CHECKING:
@@ -107,6 +108,7 @@ class GrpcRequest:
         self.target = target
         self.headers = headers
         self.loop = asyncio.get_running_loop()
+        self.run = RequestRun(self.loop)
         self.waited_s = 0.0
         self.keep_alive = True
         self.disconnected = False

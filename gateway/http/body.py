@@ -160,10 +160,14 @@ class IncomingBody:
     async def receive(self) -> None:
         """Receive the whole body.
 
-        The first chunk has no timeout here: `RequestCancellation` has a deadline for it already.
         Raises BodyTooSlow, RequestBodyTooLarge, BodiesFull, ClientClosedRequest.
         """
-        self.buffered += self._count(await self._source.receive_chunks())
+        try:
+            async with asyncio.timeout(self._limits.timeout_s):
+                chunks = await self._source.receive_chunks()
+        except TimeoutError:
+            raise self.timeout_error() from None
+        self.buffered += self._count(chunks)
         await self.receive_rest()
 
     async def receive_rest(self) -> None:

@@ -15,6 +15,9 @@ from typing import TYPE_CHECKING, Any, Final
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
+from gateway.errors import ClientClosedRequest
+from gateway.request_run import RequestRun
+
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
@@ -34,10 +37,6 @@ _STATUSES_WITHOUT_BODY: Final = (204, 304)
 _UNEXPECTED_ERROR: Final = b'{"error": "the gateway failed unexpectedly; see its log"}'
 KEPT_BYTES: Final = 64 << 10
 """A body up to this length is read also where nobody wants it: its connection can be used on."""
-
-
-class ClientClosedRequest(Exception):
-    """The client closed its connection before the response was complete."""
 
 
 class _NullEvent:
@@ -78,7 +77,7 @@ class ClientRequest:
         self.is_complete = False
         self.on_disconnect: Callable[[], None] | None = None
         """Called when the client disconnects before its response is complete."""
-        self._tasks = connection.tasks
+        self.run = RequestRun(self.loop, connection.tasks)
         self._transport = connection.transport
         self._flow = connection.flow
         self._handle = handle
@@ -93,14 +92,10 @@ class ClientRequest:
         self._is_chunked = False
 
     def start(self) -> None:
-        """Serve the request in a task of its own."""
-        self._tasks.add(self.loop.create_task(self.run()))
+        """Serve the request; uvicorn waits for it when it shuts down."""
+        self.run.start(self._serve())
 
-    async def run(self) -> None:
-        """Serve the request in this task, for which uvicorn waits when it shuts down.
-
-        The task removes itself from `tasks`: a done callback costs another turn of the loop.
-        """
+    async def _serve(self) -> None:
         self.waited_s = max(0.0, self.loop.time() - self._received_s)
         try:
             if self._flow.write_paused:  # the client does not read its earlier responses
@@ -112,8 +107,6 @@ class ClientRequest:
                 self.abort_response()
             else:
                 self.respond(500, [(b"content-type", b"application/json")], _UNEXPECTED_ERROR)
-        finally:
-            self._tasks.discard(asyncio.current_task(self.loop))
 
     # Request body: `BodySource`, fed by the protocol
 

@@ -13,12 +13,14 @@ if TYPE_CHECKING:
 
     from gateway.http.headers import Headers
     from gateway.http.routes import ModelTarget
+    from gateway.request_run import RequestRun
 
 
 class InferenceClient(BodySource, Protocol):
     target: ModelTarget
     headers: Headers
     loop: asyncio.AbstractEventLoop
+    run: RequestRun
     waited_s: float
     """How long the request's head was there before it was begun, as far as known."""
     keep_alive: bool

@@ -111,7 +111,7 @@ class Listener:
         is_made: asyncio.Future[None] = opening.send(None)
         is_made.add_done_callback(partial(_finish, opening))
         if data:  # after `connection_made`, in the same turn
-            self._loop.create_task(protocol.receive_first(data, unread_s))
+            self._loop.call_soon(protocol.receive_first, data, unread_s)
 
     async def _open_with_tls(self, connection: socket.socket, tls: ssl.SSLContext) -> None:
         try:

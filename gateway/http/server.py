@@ -6,7 +6,6 @@ once when its client disconnects, so that its slot is freed.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -33,6 +32,7 @@ from gateway.http.listener import ConnectionStarts
 from gateway.http.routes import INFERENCE_SUFFIXES
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Awaitable, Callable
 
     from gateway.http.routes import ModelTarget
@@ -78,8 +78,13 @@ class GatewayProtocol(HttpToolsProtocol):
         self._request: ClientRequest | None = None
         """The request that is being parsed, if it is an inference request."""
         self._unread_s = 0.0
-        self._begins_here = False
-        """The first request is served by the task that opens the connection."""
+        self._is_new = False
+        """The bytes came with the connection: their request waits for no turn."""
+        self._is_first = True
+        """The request is the connection's first."""
+        self._is_parsing = False
+        self._ready: ClientRequest | None = None
+        """To be served as soon as the bytes are parsed that its head came with."""
         self._is_lingering = False
         """The last response was sent, and what the client still sends is dropped."""
         self._linger_end_s = self._dropped_s = 0.0
@@ -196,21 +201,13 @@ class GatewayProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         self._start_idle_timer()
 
-    async def receive_first(self, data: bytes, unread_s: float) -> None:
-        """As `data_received`, for bytes that came with the connection; serves its first request.
-
-        `unread_s`: how long they were there.
-        A task per connection, in place of that of its first request, saves a turn of the loop.
-        """
+    def receive_first(self, data: bytes, unread_s: float) -> None:
+        """As `data_received`, for bytes that came with the connection, `unread_s` ago."""
         if self.transport is None or self.transport.is_closing():
             return
-        self._begins_here, self._unread_s = True, unread_s
+        self._is_new, self._unread_s = True, unread_s
         self.data_received(data)
-        self._begins_here, self._unread_s = False, 0.0
-        if isinstance(self._served, ClientRequest):
-            if (task := asyncio.current_task(self.loop)) is not None:
-                self.tasks.add(task)
-            await self._served.run()
+        self._is_new, self._unread_s = False, 0.0
 
     def close_unread(self) -> None:
         """Close once the client has read the response, and closes; soon, if it does not.
@@ -255,6 +252,13 @@ class GatewayProtocol(HttpToolsProtocol):
         if self._is_lingering:
             self._drop_once()
             return
+        self._is_parsing = True
+        self._parse(data)
+        self._is_parsing = False
+        if self._ready is not None:
+            self._begin()
+
+    def _parse(self, data: bytes) -> None:
         while data and self._refusal is None:
             self._field_bytes += len(data)
             try:
@@ -313,12 +317,24 @@ class GatewayProtocol(HttpToolsProtocol):
         return b"".join(lines) + b"\r\n" + rest
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
-        lane = self._starts.first if self._served is None else self._starts.later
+        self._is_first = self._served is None
         self._served = cycle
         if not isinstance(cycle, ClientRequest):
             super()._start_asgi_task(cycle, DelegatedRequest(app, cycle, self.close_unread))
-        elif not self._begins_here:
-            lane.begin(cycle, self.loop)
+            return
+        self._ready = cycle
+        if not self._is_parsing:  # within the response before it
+            self.loop.call_soon(self._begin)
+
+    def _begin(self) -> None:
+        request, self._ready = self._ready, None
+        if request is None:
+            return
+        if self._is_new:
+            request.start()
+        else:
+            lane = self._starts.first if self._is_first else self._starts.later
+            lane.begin(request, self.loop)
 
     def on_response_complete(self) -> None:
         """Serve the next pipelined request, if any; else start the idle timer.

@@ -15,11 +15,13 @@ import httptools
 from common.pod_secret import PodSecret
 from common.tls import PartTls
 from gateway.errors import GatewayError, UpstreamLost
+from gateway.request_run import waker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from gateway.http.headers import Headers
+    from gateway.request_run import RequestRun
 
 CONNECT_TIMEOUT_S: Final = 1.0
 MAX_IDLE_S: Final = 30.0
@@ -54,10 +56,10 @@ class PodConnection(asyncio.Protocol):
         self.used_total = 0
         self.idle_since_s = 0.0
         self._writable: asyncio.Future[None] | None = None
+        self._parser = httptools.HttpResponseParser(self)
         self._reset()
 
     def _reset(self) -> None:
-        self._parser = httptools.HttpResponseParser(self)
         self.status = 0
         self.headers: Headers = []
         self.is_complete = False
@@ -65,7 +67,7 @@ class PodConnection(asyncio.Protocol):
         self._keeps_alive = False
         self._chunks: deque[bytes] = deque()
         self._buffered_bytes = 0
-        self._wakeup: asyncio.Future[None] | None = None
+        self._wakeup: RequestRun | asyncio.Future[None] | None = None
         self.on_data: Callable[[], None] | None = None
         """Called when data arrives, for a caller that records the time."""
 
@@ -125,9 +127,9 @@ class PodConnection(asyncio.Protocol):
             await self._wait_data()
 
     async def _wait_data(self) -> None:
-        self._wakeup = self._loop.create_future()
+        self._wakeup = wakeup = waker(self._loop)
         try:
-            await self._wakeup
+            await wakeup
         finally:
             self._wakeup = None
 

@@ -20,7 +20,8 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from gateway.__main__ import running_app
-from gateway.http.client_request import ClientClosedRequest, ClientRequest
+from gateway.errors import ClientClosedRequest
+from gateway.http.client_request import ClientRequest
 from gateway.http.framing import MAX_HEAD_BYTES, MAX_TARGET_BYTES
 from gateway.http.listener import ConnectionStarts
 from gateway.http.routes import ModelTarget

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import orjson
 
-from gateway.applications.application_request import ApplicationRequest
+from gateway.applications.application_request import ApplicationRequest as AskedApplication
 from gateway.applications.open_windows import MAX_PLANS
 from gateway.dispatch.dispatcher import PlanRefused
-from gateway.dispatch.exchange import Exchange
-from gateway.dispatch.inference_call import InferenceCall
+from gateway.dispatch.request import Request
 from gateway.errors import BadRequest
 from gateway.http.routes import target_of_variant
 from gateway.selection.utility import class_probabilities
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from gateway.applications.application_request import Selection
     from gateway.applications.selector import ApplicationSelector
     from gateway.dispatch.dispatcher import Placement
-    from gateway.dispatch.inference_call import CallContext
+    from gateway.dispatch.request import RequestContext
     from gateway.http.body import IncomingBody
     from gateway.http.headers import RequestHeaders
     from gateway.http.inference_client import InferenceClient
@@ -48,23 +47,40 @@ class ShortCircuit(Exception):
         self.selection = selection
 
 
-class ApplicationCall(InferenceCall):
-    """A call whose variant and pod a plan chooses, again for each attempt."""
+class ApplicationRequest(Request):
+    """A request whose variant and pod a plan chooses, again for each attempt."""
 
     def __init__(
-        self, context: CallContext, client: InferenceClient, headers: RequestHeaders,
-        request: IncomingRequest, body: IncomingBody, selector: ApplicationSelector,
-        registry_now_s: Callable[[], float],
+        self, context: RequestContext, client: InferenceClient, headers: RequestHeaders,
+        arrival: IncomingRequest, body: IncomingBody, application: ApplicationSpec, policy: str, *,
+        selector: ApplicationSelector, sneak_peek: SneakPeekClient,
+        registry_now_s: Callable[[], float], deadline_s: float,
     ) -> None:  # fmt: skip
-        super().__init__(context, client.target, headers, request, body)
-        self._client = client
+        super().__init__(context, client, headers, arrival, body)
+        self._application = application
         self._application_target = client.target
+        self._policy = policy
         self._selector = selector
+        self._sneak_peek = sneak_peek
         self._registry_now_s = registry_now_s
+        self._deadline_s = deadline_s
         self._plans = 0
         self._pod_until_s: float | None = None
-        self.asked: ApplicationRequest
-        """Set before `send`."""
+        self._asked: AskedApplication
+        """Set before the request is placed."""
+
+    async def run(self, until_s: float) -> None:
+        """As `Request.run`. Raises BadRequest for data that no variant can answer."""
+        await self._client.run.in_task()
+        await self._receive()
+        self._asked = AskedApplication(
+            self.arrival.id, self._application, self.arrival.arrival_s, self._deadline_s,
+            self._policy, await self._look(),
+        )  # fmt: skip
+        try:
+            await super().run(until_s)
+        except ShortCircuit as found:
+            self._answer(found.selection)
 
     def _count_arrival(self) -> None:
         """Counted for the variant, once it is chosen."""
@@ -73,13 +89,13 @@ class ApplicationCall(InferenceCall):
         """Raises ShortCircuit, GatewayError."""
         dispatcher = self._context.dispatcher
         while True:
-            selection = await self._selector.select(self.asked)
+            selection = await self._selector.select(self._asked)
             self._plans += 1
             self._take_variant(selection)
             if selection.pod is None or self._plans >= MAX_PLANS:
-                return await dispatcher.place(self.request)
+                return await dispatcher.place(self.arrival)
             try:
-                return await dispatcher.place_planned(self.request, selection.pod, selection.policy)
+                return await dispatcher.place_planned(self.arrival, selection.pod, selection.policy)
             except PlanRefused:
                 continue
 
@@ -93,7 +109,7 @@ class ApplicationCall(InferenceCall):
             accuracy=selection.assignment.accuracy,
             utility=selection.assignment.utility,
         )
-        self.request.model = selection.variant
+        self.arrival.model = selection.variant
         if self._plans == 1:
             self._context.arrival_counter.count(selection.variant)
 
@@ -102,40 +118,9 @@ class ApplicationCall(InferenceCall):
             return super()._left_ms(until_s)
         return (self._pod_until_s - self._registry_now_s()) * 1000
 
-    def release(self, *, is_cancelled: bool = False) -> None:
-        super().release(is_cancelled=is_cancelled)
+    def _release(self, placement: Placement, *, is_cancelled: bool = False) -> None:
+        super()._release(placement, is_cancelled=is_cancelled)
         self._selector.notify_change()
-
-
-class ApplicationExchange(Exchange):
-    """Serves one request to an application."""
-
-    _call: ApplicationCall
-
-    def __init__(
-        self, call: ApplicationCall, client: InferenceClient, body: IncomingBody,
-        context: CallContext, sneak_peek: SneakPeekClient, application: ApplicationSpec,
-        policy: str, *, deadline_s: float, stall_s: float,
-    ) -> None:  # fmt: skip
-        super().__init__(call, client, body, context.telemetry, stall_s=stall_s)
-        self._sneak_peek = sneak_peek
-        self._application = application
-        self._policy = policy
-        self._deadline_s = deadline_s
-
-    async def run(self, until_s: float) -> None:
-        """As `Exchange.run`. Raises BadRequest for data that no variant can answer."""
-        if not self._body.receive_now():
-            await self._body.receive()
-        request = self._call.request
-        self._call.asked = ApplicationRequest(
-            request.id, self._application, request.arrival_s, self._deadline_s, self._policy,
-            await self._look(),
-        )  # fmt: skip
-        try:
-            await super().run(until_s)
-        except ShortCircuit as found:
-            self._answer(found.selection)
 
     async def _look(self) -> LookResult:
         name, body = str(self._application.name), self._body
@@ -158,11 +143,11 @@ class ApplicationExchange(Exchange):
         return 0
 
     def _answer(self, selection: Selection) -> None:
-        seen = self._call.asked.look.seen
+        seen = self._asked.look.seen
         assert seen is not None  # the plan had its evidence
         body = answer(self._application, seen, selection.alpha)
-        lines = self._telemetry.answered_by_look(
-            self._call.request.id, str(self._application.name), str(selection.policy),
+        lines = self._context.telemetry.answered_by_look(
+            self.arrival.id, str(self._application.name), str(selection.policy),
             accuracy=selection.assignment.accuracy, utility=selection.assignment.utility,
         )  # fmt: skip
         lines.append(b"content-length: %d\r\n" % len(body))

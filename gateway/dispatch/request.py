@@ -1,0 +1,352 @@
+"""An inference request from its body to the end of its response: placed, sent, streamed, settled.
+
+It holds a slot, a connection and a place in the queue, and releases them however it ends. It waits
+for a pod's response without a task; for a body, its turn in a queue, a connection or a retry in one
+(`gateway.request_run`). A request is retried at another pod only if the first cannot have executed
+it, and only while the retry budget lasts.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Final
+
+from common.pod_responses import QueueProxyFailure
+from gateway.dispatch.pod_request import request_head, resent_head, send_request
+from gateway.dispatch.retries import FailedAttempts, NotExecuted
+from gateway.errors import NoPodAccepted, UpstreamLost
+from gateway.http.headers import PodResponse, read_response
+from gateway.http.inference_client import wait_for_reader
+from gateway.telemetry.recent_requests import stage_timings
+from gateway.telemetry.request_telemetry import ServedRequest
+from gateway.upstream.pod_connection import PodConnectionLost, PodUnreachable
+from gateway.upstream.queue_proxy import MESSAGES, classify_response, has_died, is_from_pod
+from registry.domain.measures import size_class
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from gateway.dispatch.dispatcher import Dispatcher, Placement
+    from gateway.dispatch.lost_pods import LostPods
+    from gateway.dispatch.reservations import Reservations
+    from gateway.dispatch.retries import Retries
+    from gateway.http.body import IncomingBody
+    from gateway.http.headers import Headers, RequestHeaders
+    from gateway.http.inference_client import InferenceClient
+    from gateway.routing.route_request import IncomingRequest
+    from gateway.telemetry.arrival_counter import ArrivalCounter
+    from gateway.telemetry.request_telemetry import RequestTelemetry
+    from gateway.upstream.event_log import EventLog, LoggedRequest
+    from gateway.upstream.pod_connection import PodConnection, PodConnectionPool
+    from registry.domain.pod_state import PodState
+
+MAX_ERROR_BYTES: Final = 2048
+"""Of an error's response, kept for its explanation."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestContext:
+    """The parts of the gateway that every request uses."""
+
+    loop: asyncio.AbstractEventLoop
+    dispatcher: Dispatcher
+    reservations: Reservations
+    retries: Retries
+    connections: PodConnectionPool
+    telemetry: RequestTelemetry
+    arrival_counter: ArrivalCounter
+    lost_pods: LostPods
+    events: EventLog
+    stall_s: float
+    """How long a client may read nothing of its response."""
+
+
+class _RetryElsewhere(Exception):
+    """The pod has not executed the request; another attempt may succeed."""
+
+    def __init__(self, reason: NotExecuted, *, is_free: bool = False) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.is_free = is_free
+        """The refusal follows from an optimistic reservation: it costs no retry budget."""
+
+
+class Request:
+    awaited = "pod"
+    """Who responds, for messages."""
+
+    placement: Placement | None = None
+    """Of the last attempt; None: it was not placed."""
+    connection: PodConnection
+    response: PodResponse
+    """Head of the response."""
+
+    def __init__(
+        self, context: RequestContext, client: InferenceClient, headers: RequestHeaders,
+        arrival: IncomingRequest, body: IncomingBody,
+    ) -> None:  # fmt: skip
+        self.arrival = arrival
+        self._context = context
+        self._client = client
+        self._target = client.target
+        self._headers = headers
+        self._body = body
+        self._started_s = time.perf_counter()
+        self._sent_s = 0.0
+        self._queue_s = 0.0
+        """Time from the start to the placement."""
+        self._awaited_tier: str | None = None
+        """Source tier of the load that the queued request waited for; None: no load."""
+        self._holds_slot = False
+        self._begun = 0
+        """Pods that requests had lost when the current attempt was sent."""
+        self._failed: FailedAttempts | None = None
+        self._logged: LoggedRequest | None = None
+        self._error_body = b""
+        """The first bytes of an error's response."""
+        self._count_arrival()
+        context.retries.budget.earn()
+
+    @property
+    def policy(self) -> str | None:
+        """The policy of the last placement; None if the request was not placed."""
+        return None if self.placement is None else self.placement.policy
+
+    async def run(self, until_s: float) -> None:
+        """Serve the request until loop time `until_s`.
+
+        Raises GatewayError if there is no response, or only the beginning of one.
+        """
+        await self._receive()
+        placement = await self._place_and_send(until_s)
+        try:
+            await self._respond(placement)
+        except BaseException:
+            self.connection.close()
+            self._release(placement, is_cancelled=True)
+            raise
+        self._context.connections.release(placement.reservation.entry.address, self.connection)
+        self._release(placement)
+
+    async def _receive(self) -> None:
+        if not self._body.receive_now():
+            await self._client.run.in_task()
+            await self._body.receive()
+
+    # Placed and sent, perhaps several times
+
+    async def _place_and_send(self, until_s: float) -> Placement:
+        """Place and send the request until a pod responds. Raises GatewayError."""
+        lost_pods, path, body = self._context.lost_pods, self._target.pod_path, self._body
+        lost_pods.check(path, body.buffered, body.received_bytes)
+        self.arrival.size_class = size_class(body.received_bytes)
+        while True:
+            placement = self.placement = await self._place()
+            self._holds_slot = True
+            self._awaited_tier = self._awaited_tier or placement.awaited_tier
+            self._queue_s = time.perf_counter() - self._started_s
+            self._begun = lost_pods.losses
+            try:
+                await self._send(placement, until_s)
+            except _RetryElsewhere as retry:
+                self._release(placement)
+                self._take_retry(placement, retry)
+            except BaseException:
+                self._release(placement, is_cancelled=True)
+                raise
+            else:
+                lost_pods.acquit(path, body.buffered, body.received_bytes)
+                return placement
+
+    def _count_arrival(self) -> None:
+        self._context.arrival_counter.count(self.arrival.model)
+
+    async def _place(self) -> Placement:
+        """Place the next attempt. Raises GatewayError."""
+        return await self._context.dispatcher.place(self.arrival, self._headers.place_at)
+
+    def _left_ms(self, until_s: float) -> float:
+        """The time until the deadline that the pod is told."""
+        return (until_s - self._context.loop.time()) * 1000
+
+    async def _send(self, placement: Placement, until_s: float) -> None:
+        """One attempt, to the head of the response. Raises _RetryElsewhere, GatewayError."""
+        entry, connections = placement.reservation.entry, self._context.connections
+        head = request_head(
+            self._target, self._headers, placement, self._body, left_ms=self._left_ms(until_s),
+            secret_line=connections.secret.header_line,
+        )  # fmt: skip
+        connection = connections.take_idle(entry.address) or await self._connect(placement, entry)
+        self._sent_s = time.perf_counter()
+        try:
+            try:
+                await send_request(connection, head, self._body)
+            except PodConnectionLost as lost:
+                connection.close()
+                await self._client.run.in_task()
+                connection = await self._resend(lost, placement, head)
+            self.response = response = read_response(connection.headers)
+            if not is_from_pod(connection, response):
+                await self._client.run.in_task()
+                cause = await classify_response(connection, connections, entry.address)
+                raise self._queue_proxy_error(placement, cause)
+            reason = self._context.retries.reason_after(
+                response.not_executed, self._failed, placement, placement.decision
+            )
+            if reason is not None:
+                raise self._retry(placement, reason)
+        except BaseException:
+            connection.close()
+            raise
+        self.connection = connection
+
+    async def _connect(self, placement: Placement, entry: PodState) -> PodConnection:
+        await self._client.run.in_task()
+        try:
+            return await self._context.connections.connect(entry.address)
+        except PodUnreachable:
+            raise self._retry(placement, NotExecuted.UNREACHABLE) from None
+
+    async def _resend(
+        self, lost: PodConnectionLost, placement: Placement, head: bytes
+    ) -> PodConnection:
+        """Send again over a new connection if the lost one was stale: it may have sent nothing."""
+        connections, address = self._context.connections, placement.reservation.entry.address
+        if lost.was_reused:
+            try:
+                fresh = await connections.connect(address)
+            except PodUnreachable:  # the pod's process ended without a response
+                raise self._retry(placement, NotExecuted.POD_DIED) from None
+            try:
+                await send_request(fresh, resent_head(head), self._body)
+            except PodConnectionLost:
+                fresh.close()
+            except BaseException:
+                fresh.close()
+                raise
+            else:
+                return fresh
+        if await has_died(connections, address):
+            raise self._retry(placement, NotExecuted.POD_DIED)
+        raise UpstreamLost(
+            "the pod closed the connection without a response; it may have executed the request"
+        )
+
+    # Retries
+
+    def _retry(self, placement: Placement, reason: NotExecuted) -> _RetryElsewhere:
+        """The pod has not executed the request: avoid it for a while."""
+        context, reservation = self._context, placement.reservation
+        if reason is NotExecuted.SLOTS:
+            if context.reservations.record_collision(reservation):
+                return _RetryElsewhere(reason, is_free=True)
+            context.reservations.restore(reservation.entry)
+        self.arrival.load_failed |= reason is NotExecuted.LOAD_FAILED
+        context.retries.record_failure(
+            self._failures(), reason, entry=reservation.entry, predict=reservation.predict
+        )
+        return _RetryElsewhere(reason)
+
+    def _failures(self) -> FailedAttempts:
+        if self._failed is None:
+            self._failed = FailedAttempts()
+        return self._failed
+
+    def _queue_proxy_error(self, placement: Placement, cause: QueueProxyFailure) -> Exception:
+        """The error of a response that came from the pod's queue-proxy, not from the pod."""
+        if cause is QueueProxyFailure.FULL:
+            return self._retry(placement, NotExecuted.SLOTS)
+        if cause is QueueProxyFailure.NOT_REACHED:
+            return self._retry(placement, NotExecuted.POD_DIED)
+        return UpstreamLost(MESSAGES[cause])
+
+    def _take_retry(self, placement: Placement, retry: _RetryElsewhere) -> None:
+        """Raises GatewayError where there is no other attempt."""
+        context = self._context
+        if retry.reason is NotExecuted.POD_DIED:
+            entry, body = placement.reservation.entry, self._body
+            suspicion = context.lost_pods.record(
+                self._target.pod_path, body.buffered, body.received_bytes,
+                pod=f"{entry.name}/{entry.epoch}", begun=self._begun,
+            )  # fmt: skip
+            if suspicion is not None:
+                raise suspicion from None
+        context.telemetry.retried(retry.reason)
+        error = context.retries.take_retry(self._failures(), retry.reason, is_free=retry.is_free)
+        if error is not None:
+            raise NoPodAccepted(error, retry_after_s=1.0) from None
+
+    def _release(self, placement: Placement, *, is_cancelled: bool = False) -> None:
+        """Free the slot, if it is still held; `is_cancelled`: before the pod has responded."""
+        if self._holds_slot:
+            self._holds_slot = False
+            self._context.dispatcher.release(placement, is_cancelled=is_cancelled)
+
+    # The response
+
+    async def _respond(self, placement: Placement) -> None:
+        client, connection, response = self._client, self.connection, self.response
+        telemetry = self._context.telemetry
+        if not connection.has_body:
+            await connection.wait_body()  # an error until here still gets a clear response
+        timings = stage_timings(self._queue_s, time.perf_counter() - self._sent_s, response)
+        served = self._served_request(placement)
+        if placement.spec.logger is not None:
+            self._log_request(placement)
+        lines = telemetry.head_lines(served, response, timings)
+        client.start_response(connection.status, lines, has_length=response.has_length)
+        is_last = self._forward_body(placement)
+        # After the write: off its path.
+        telemetry.served(served, timings, connection.status, self._error_body)
+        if response.has_length:  # it is complete at the pod: a slow client holds no slot
+            self._release(placement)
+        while not is_last:
+            await client.run.in_task()
+            await wait_for_reader(client, self._context.stall_s)
+            await connection.wait_body()
+            is_last = self._forward_body(placement)
+
+    def _forward_body(self, placement: Placement) -> bool:
+        """Send the client the received part of the response; returns whether it was the last."""
+        connection = self.connection
+        chunks = connection.take_body()
+        if connection.is_complete:
+            self._release(placement)  # before the client can send its next request
+        body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        if connection.status >= HTTPStatus.BAD_REQUEST and not self._error_body:
+            self._error_body = body[:MAX_ERROR_BYTES]
+        if self._logged is not None:
+            self._logged.response_part(body)
+            if connection.is_complete:
+                self._logged.response_end(_content_type(connection.headers))
+        self._client.write_body(body, is_last=connection.is_complete)
+        return connection.is_complete
+
+    def _log_request(self, placement: Placement) -> None:
+        """As events, if the model has a logger; responses only with status 200, as KServe does."""
+        spec, headers, body = placement.spec, self._client.headers, self._body
+        assert spec.logger is not None
+        pod = placement.reservation.predict.name
+        logged = self._context.events.logged(spec, spec.logger, self.arrival.id, pod, headers)
+        if logged is not None:
+            logged.request(body.buffered, body.received_bytes, _content_type(headers))
+            self._logged = logged if self.connection.status == HTTPStatus.OK else None
+
+    def _served_request(self, placement: Placement) -> ServedRequest:
+        target, start, error = self._client.target, self.response.start, ""
+        if self.connection.status >= HTTPStatus.BAD_REQUEST:
+            # an error of a server behind the pod has no name of its own
+            error = self.response.error.decode("latin-1") or "error"
+        return ServedRequest(
+            self.arrival.id, target.label, target.version, str(placement.policy),
+            placement.decision, placement.reservation.entry.name,
+            placement.reservation.predict.name,
+            start if start != "warm" else self._awaited_tier or "warm",
+            target.selection_lines, error,
+        )  # fmt: skip
+
+
+def _content_type(headers: Headers) -> bytes:
+    return next((value for name, value in headers if name == b"content-type"), b"")
