@@ -71,7 +71,12 @@ class Inference:
                 elif not self._is_from_platform(headers):
                     await self._authorise(self._access, client)
                 headers = without_credentials(headers)
-            read = read_headers(headers)
+            head = client.head
+            if head is None or self._access is not None:
+                read = read_headers(headers).with_id()
+            else:
+                known = head.read = head.read or read_headers(headers)
+                read = known.with_id()
             request_id = read.request_id
             if self._tracer is not None:
                 self._tracer.start(headers, read)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from gateway.app import GatewayApp
+    from gateway.http.framing import KnownHead
     from gateway.http.headers import Headers
     from gateway.http.routes import ModelTarget
 
@@ -107,6 +108,7 @@ class GrpcRequest:
     def __init__(self, target: ModelTarget, headers: Headers, content: bytes) -> None:
         self.target = target
         self.headers = headers
+        self.head: KnownHead | None = None
         self.loop = asyncio.get_running_loop()
         self.run = RequestRun(self.loop)
         self.waited_s = 0.0

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+    from gateway.http.framing import KnownHead
     from gateway.http.headers import Headers
     from gateway.http.routes import ModelTarget
 
@@ -59,18 +60,23 @@ class ClientRequest:
         handle: Callable[[ClientRequest], Awaitable[None]],
         close_unread: Callable[[], None],
         unread_s: float = 0.0,
+        head: KnownHead | None = None,
     ) -> None:
-        """`connection` has just parsed the request's head, which was there for `unread_s`.
+        """`connection` has just received the request's head, which was there for `unread_s`.
 
         `close_unread` closes it once the client has read the response; what it sends is dropped.
+        `head`: if it was not parsed again.
         """
-        is_http_1_0 = connection.parser.get_http_version() == "1.0"
+        self.head = head
+        is_http_1_0 = head is None and connection.parser.get_http_version() == "1.0"
         self.target = target
         self.headers = headers
         self.loop = connection.loop
         self.waited_s = 0.0
         self._received_s = self.loop.time() - unread_s
-        self.keep_alive = connection.parser.should_keep_alive() and not is_http_1_0
+        self.keep_alive = head is not None or (
+            connection.parser.should_keep_alive() and not is_http_1_0
+        )
         self.disconnected = False
         self.response_started = False
         self.response_complete = False
@@ -84,7 +90,9 @@ class ClientRequest:
         self._on_response = connection.on_response_complete
         self._close_unread = close_unread
         self._accepts_chunked = not is_http_1_0
-        self._expects_continue = connection.expect_100_continue
+        self._expects_continue = head is None and connection.expect_100_continue
+        self.is_usual = self.keep_alive and not self._expects_continue
+        """Of HTTP/1.1, and neither the last one of its connection nor held back by `expect`."""
         self._chunks: list[bytes] = []
         self._buffered_bytes = 0
         self._wakeup: asyncio.Future[None] | None = None

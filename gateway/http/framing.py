@@ -6,6 +6,7 @@ The parser checks the syntax; lengths, codings, the Host and the texts of refusa
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import orjson
@@ -14,7 +15,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from common.shown_value import shown
 
 if TYPE_CHECKING:
-    from gateway.http.headers import Headers
+    from gateway.http.headers import Headers, RequestHeaders
 
 MAX_HEAD_BYTES: Final = 64 * 1024
 """Request line and headers together, trailers, or one chunk's extensions.
@@ -34,6 +35,54 @@ _ABSOLUTE_FORM: Final = re.compile(
     rb"https?://((?:\[[0-9a-f:.]+\]|[^/?#@\[\]:]+)(?::[0-9]*)?)(/[^#]*|\?[^#]*)?", re.IGNORECASE
 )
 """The host may be an IPv6 address in brackets."""
+
+
+_MAX_KNOWN: Final = 1024
+_MAX_KNOWN_BYTES: Final = 2048
+
+
+@dataclass(slots=True)
+class KnownHead:
+    """What the parser has read from a request's head: the same bytes need not be parsed again.
+
+    Of a usual request of HTTP/1.1 with a `content-length`, whose connection is kept alive.
+    """
+
+    path: bytes
+    host: bytes
+    headers: Headers
+    content_length: int
+    read: RequestHeaders | None = None
+    """What `read_headers` reads from it, once it has; without an id if the client gave none."""
+
+
+class KnownHeads:
+    """Heads of inference requests by their bytes. Most clients repeat theirs, but for the length.
+
+    Bounded, as clients choose them: with too many all are forgotten.
+    """
+
+    def __init__(self) -> None:
+        self._heads: dict[bytes, KnownHead] = {}
+
+    def find(self, head: bytes) -> KnownHead | None:
+        return self._heads.get(head)
+
+    def keep(
+        self, head: bytes, path: bytes, host: bytes, headers: Headers, content_length: int
+    ) -> None:
+        """Keep one whose request was sent in one piece, unless it bears an id or is long.
+
+        `content_length`: what came behind it. It must be the body, and nothing else.
+        """
+        known = dict(headers)
+        if len(head) > _MAX_KNOWN_BYTES or b"x-request-id" in known:
+            return
+        if int(known.get(b"content-length", -1)) != content_length:
+            return
+        if len(self._heads) >= _MAX_KNOWN:
+            self._heads.clear()
+        self._heads[head] = KnownHead(path, host, headers, content_length)
 
 
 class InvalidFraming(Exception):

@@ -69,9 +69,18 @@ class RequestHeaders:
     """One that only schedulers of workflows may send."""
     secret: bytes | None = None
 
+    def with_id(self) -> RequestHeaders:
+        """A copy for one request, which has a new id if the client gave none."""
+        # an id needs to be unique, not secret: uuid4 costs 2 us
+        return RequestHeaders(
+            self.forwarded, self.request_id or f"{random.getrandbits(128):032x}",
+            self.content_length, self.deadline_s, self.policy, self.selection_policy, self.seed,
+            self.place_at, self.step_header, self.secret,
+        )  # fmt: skip
+
 
 def read_headers(headers: Headers) -> RequestHeaders:
-    """Split a request's headers. Raises BadRequest."""
+    """Split a request's headers; without an id if they have none. Raises BadRequest."""
     read = RequestHeaders()
     lines: list[bytes] = []
     hop_by_hop = _NO_NAMES
@@ -88,9 +97,6 @@ def read_headers(headers: Headers) -> RequestHeaders:
                 lines += (name, b": ", value, b"\r\n")
         elif name not in _NOT_FORWARDED:
             lines += (name, b": ", value, b"\r\n")
-    if not read.request_id:
-        # needs to be unique, not secret: uuid4 costs 2 us
-        read.request_id = f"{random.getrandbits(128):032x}"
     read.forwarded = b"".join(lines if not hop_by_hop else _without(lines, hop_by_hop))
     return read
 

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
+    from gateway.http.framing import KnownHead
     from gateway.http.headers import Headers
     from gateway.http.routes import ModelTarget
     from gateway.request_run import RequestRun
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 class InferenceClient(BodySource, Protocol):
     target: ModelTarget
     headers: Headers
+    head: KnownHead | None
+    """Of `headers`, if it was not parsed again."""
     loop: asyncio.AbstractEventLoop
     run: RequestRun
     waited_s: float

@@ -20,6 +20,7 @@ from gateway.http.framing import (
     MAX_HEAD_BYTES,
     MAX_TARGET_BYTES,
     InvalidFraming,
+    KnownHeads,
     check_coding,
     check_length,
     head_too_long,
@@ -47,6 +48,7 @@ _INFERENCE_SUFFIXES: Final = (
     *(f"/{endpoint}".encode() for endpoint in openai.ENDPOINTS),
 )
 
+_HEAD_END: Final = b"\r\n\r\n"
 LINGER_S: Final = 30.0
 """For which bytes of a client whose request was refused half-way are read and dropped, however many
 they are: many clients send all of a body before they read. As nginx' `lingering_time`."""
@@ -57,10 +59,11 @@ LINGER_PAUSE_S: Final = 5.0
 class GatewayProtocol(HttpToolsProtocol):
     def __init__(
         self, resolve_target: ResolveTarget, handle_inference: HandleInference,
-        starts: ConnectionStarts, **uvicorn: Any,
+        starts: ConnectionStarts, heads: KnownHeads, **uvicorn: Any,
     ) -> None:  # fmt: skip
         super().__init__(**uvicorn)
         self._starts = starts
+        self._heads = heads
         self._resolve_target = resolve_target
         self._handle_inference = handle_inference
         self._host = b""
@@ -72,6 +75,10 @@ class GatewayProtocol(HttpToolsProtocol):
         self._field_bytes = 0
         """Received since the last head, part of a body, or end of a message."""
         self._is_in_body = False
+        self._is_between = True
+        """The parser has begun no message, or has parsed all of the last one."""
+        self._path = b""
+        """Of the latest inference request that was parsed."""
         self._refusal: bytes | None = None
         """Response to invalid bytes, sent after those to the requests before them."""
         self._idle_timer: asyncio.TimerHandle | None = None
@@ -96,6 +103,7 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         """Reset the parser state; uvicorn's scope is built only for requests delegated to it."""
+        self._is_between = False
         self.url = self._host = b""
         self._host_count = 0
         self._coding = None
@@ -149,6 +157,7 @@ class GatewayProtocol(HttpToolsProtocol):
         self._request = ClientRequest(
             target, headers, self, self._handle_inference, self.close_unread, self._unread_s
         )
+        self._path = path
         self.cycle = self._request  # type: ignore[assignment]
         if previous is None or previous.response_complete:
             self._start_asgi_task(self.cycle, self.app)
@@ -188,6 +197,7 @@ class GatewayProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self._field_bytes = 0
         self._is_in_body = False
+        self._is_between = True
         if self._request is None:
             if not self.parser.should_upgrade():
                 super().on_message_complete()
@@ -253,10 +263,43 @@ class GatewayProtocol(HttpToolsProtocol):
             self._drop_once()
             return
         self._is_parsing = True
-        self._parse(data)
+        if self._field_bytes or not self._is_between or self._idle_since_s is None:
+            self._parse(data)
+        elif not self._take_known(data):
+            self._parse(data)
+            self._keep_head(data)
         self._is_parsing = False
         if self._ready is not None:
             self._begin()
+
+    def _take_known(self, data: bytes) -> bool:
+        """Take a whole request, between others, whose head is one that was parsed before."""
+        end = data.find(_HEAD_END) + len(_HEAD_END)
+        head = self._heads.find(data[:end])
+        if head is None or len(data) - end != head.content_length:
+            return False
+        target = self._resolve_target(head.path, head.host)
+        if target is None:
+            return False
+        self._idle_since_s = None
+        self._request = request = ClientRequest(
+            target, head.headers, self, self._handle_inference, self.close_unread, self._unread_s,
+            head,
+        )  # fmt: skip
+        self.cycle = request  # type: ignore[assignment]
+        if head.content_length:
+            request.feed(data[end:])
+        request.feed_end()
+        self._start_asgi_task(request, self.app)
+        return True
+
+    def _keep_head(self, data: bytes) -> None:
+        """Keep the head if `data` was one usual request, to an inference, and nothing else."""
+        request, end = self._request, data.find(_HEAD_END) + len(_HEAD_END)
+        if request is None or request is not self._ready or not self._is_between:
+            return
+        if self._refusal is None and request.is_usual:
+            self._heads.keep(data[:end], self._path, self._host, request.headers, len(data) - end)
 
     def _parse(self, data: bytes) -> None:
         while data and self._refusal is None:
@@ -398,4 +441,6 @@ def create_protocol(
     resolve_target: ResolveTarget, handle_inference: HandleInference
 ) -> Callable[..., GatewayProtocol]:
     """The protocol factory that uvicorn calls for each connection."""
-    return partial(GatewayProtocol, resolve_target, handle_inference, ConnectionStarts())
+    return partial(
+        GatewayProtocol, resolve_target, handle_inference, ConnectionStarts(), KnownHeads()
+    )

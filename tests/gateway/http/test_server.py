@@ -22,7 +22,7 @@ from uvicorn.server import ServerState
 from gateway.__main__ import running_app
 from gateway.errors import ClientClosedRequest
 from gateway.http.client_request import ClientRequest
-from gateway.http.framing import MAX_HEAD_BYTES, MAX_TARGET_BYTES
+from gateway.http.framing import MAX_HEAD_BYTES, MAX_TARGET_BYTES, KnownHeads
 from gateway.http.listener import ConnectionStarts
 from gateway.http.routes import ModelTarget
 from gateway.http.server import GatewayProtocol
@@ -71,7 +71,9 @@ async def connected(
     """A client's connection to a server with this handler, and the server's protocols."""
     config = uvicorn.Config(not_inference, timeout_keep_alive=keep_alive_s, ws="none")
     protocols: list[GatewayProtocol] = []
-    make = partial(protocol_class, find, handle, ConnectionStarts(), config=config, app_state={})
+    make = partial(
+        protocol_class, find, handle, ConnectionStarts(), KnownHeads(), config=config, app_state={}
+    )
 
     def protocol() -> GatewayProtocol:
         protocols.append(make(server_state=ServerState()))
@@ -124,6 +126,55 @@ async def test_reads_the_body_of_a_request_that_offers_an_upgrade() -> None:
             writer.write(body[5:] + HEAD + b"content-length: 2\r\n\r\nok")
             assert await read_response(reader) == body
             assert await read_response(reader) == b"ok"
+
+
+KNOWN = HEAD + b"content-length: 2\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("segments", "bodies", "known_total"),
+    [
+        pytest.param([KNOWN + b"ok"], [b"ok"], 1, id="whole"),
+        pytest.param([KNOWN, b"ok"], [b"ok"], 0, id="body-later"),
+        pytest.param([KNOWN[:9], KNOWN[9:] + b"ok"], [b"ok"], 0, id="split-head"),
+        pytest.param([b"\r\n" + KNOWN + b"ok"], [b"ok"], 0, id="blank-line"),
+        pytest.param([KNOWN + b"ok" + KNOWN + b"no"], [b"ok", b"no"], 0, id="pipelined"),
+        pytest.param(
+            [KNOWN + b"ok" + KNOWN[:9], KNOWN[9:] + b"no"], [b"ok", b"no"], 0, id="next-head-split"
+        ),
+        pytest.param(
+            [HEAD + b"content-length: %d\r\n\r\n" % len(KNOWN + b"ok"), KNOWN + b"ok"],
+            [KNOWN + b"ok"], 0, id="as-a-body",
+        ),
+        pytest.param([KNOWN + b"ok" + HEAD + b"x-a: ", KNOWN + b"ok"], [b"ok", None], 0,
+                     id="as-a-header"),
+        pytest.param([KNOWN + b"okNONSENSE\r\n\r\n"], [b"ok", None], 0, id="nonsense-behind"),
+    ],
+)  # fmt: skip
+@run_async
+async def test_a_known_head_begins_a_request_only_where_the_parser_would_read_one(
+    segments: list[bytes], bodies: list[bytes | None], known_total: int
+) -> None:
+    """`bodies`: None for a refusal; `known_total`: requests that are not parsed again."""
+    known = 0
+
+    async def serve(client: ClientRequest) -> None:
+        nonlocal known
+        known += client.head is not None
+        await echo(client)
+
+    async with connected(serve) as (reader, writer, protocols):
+        writer.write(KNOWN + b"ok")
+        assert await read_response(reader) == b"ok"
+        assert known == 0
+        for segment in segments:
+            protocols[0].data_received(segment)
+        for body in bodies:
+            if body is None:
+                assert (await reader.readline()).startswith(b"HTTP/1.1 400 ")
+            else:
+                assert await read_response(reader) == body
+        assert known == known_total
 
 
 @run_async

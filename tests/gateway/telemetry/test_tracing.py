@@ -35,7 +35,7 @@ def traced(tracer: Tracer, given: str | None) -> tuple[str, bytes]:
     headers = [(b"accept", b"*/*")]
     if given is not None:
         headers.append((b"traceparent", given.encode()))
-    read = read_headers(headers)
+    read = read_headers(headers).with_id()
     tracer.start(headers, read)
     return tracer.trace_id(read.request_id), read.forwarded
 
