@@ -81,7 +81,7 @@ class Dispatcher(PlacementDriver[Placement]):
         self._reservations = reservations
         self._placer = Placer(
             state, self, LoopTimers(), now_s,
-            lambda request, result: explanations.record(request, result, state, now_s()),
+            lambda request, result, now_s: explanations.record(request, result, state, now_s),
         )  # fmt: skip
         self._state = state
         self._explanations = explanations

@@ -89,6 +89,11 @@ class RecentRefusals:
     def __init__(self) -> None:
         self._by_kind: dict[tuple[object, ...], Refusal] = {}
 
+    @property
+    def are_kept(self) -> bool:
+        """Whether there are any."""
+        return bool(self._by_kind)
+
     def keep(
         self, request: IncomingRequest, result: RoutingResult, error: Rejected, *, queued: int,
         now_s: float,
@@ -102,8 +107,6 @@ class RecentRefusals:
 
     def find(self, request: IncomingRequest, *, queued: int, now_s: float) -> Refusal | None:
         """The refusal of a request that had as much time left as this new one, or more."""
-        if not self._by_kind:
-            return None
         known = self._by_kind.get(_kind(request))
         if known is None or queued < known.least_queued:
             return None
@@ -113,12 +116,11 @@ class RecentRefusals:
 
     def note_change(self, now_s: float) -> None:
         """Forget those that hold until something changes, and old ones."""
-        if self._by_kind:
-            self._by_kind = {
-                kind: known
-                for kind, known in self._by_kind.items()
-                if known.least_queued and now_s <= known.until_s
-            }
+        self._by_kind = {
+            kind: known
+            for kind, known in self._by_kind.items()
+            if known.least_queued and now_s <= known.until_s
+        }
 
 
 def _kind(request: IncomingRequest) -> tuple[object, ...]:

@@ -50,7 +50,7 @@ class Placer(Generic[P]):
         driver: PlacementDriver[P],
         timers: Timers,
         now_s: Callable[[], float],
-        on_routed: Callable[[IncomingRequest, RoutingResult], None] | None = None,
+        on_routed: Callable[[IncomingRequest, RoutingResult, float], None] | None = None,
         *,
         by_deadline: bool = True,
         warm_first: bool = True,
@@ -83,17 +83,18 @@ class Placer(Generic[P]):
 
     def place(self, placement: P) -> None:
         """Place a request; the driver receives the result, possibly before this returns."""
-        if self._refuse_like_another(placement):
+        now_s = self._now_s()
+        if self._refuse_like_another(placement, now_s):
             return
         while placement.direct_tries < _MAX_DIRECT_TRIES:
             placement.direct_tries += 1
             if self._is_changed:  # queued requests first, so that tenants take turns
                 self._dispatch_ready(only_if_free=True)
-            result = self._route_new(placement)
+            result = self._route_new(placement, now_s)
             decision = result.decision
             if isinstance(decision, SendTo):
                 placement.policy = result.policy
-                is_granted = self._reserve(placement, decision)
+                is_granted = self._reserve(placement, decision, now_s)
                 if is_granted is None:
                     return
                 if is_granted:
@@ -120,14 +121,14 @@ class Placer(Generic[P]):
         now_s = self._now_s()
         self._tenants.record(placement.arrival.model.namespace, now_s)
         self._state.arrivals.record(placement.spec.key, now_s)
-        if self._leaves_slot(placement, decision):
+        if self._leaves_slot(placement, decision, now_s):
             return False
-        return self._reserve(placement, decision)
+        return self._reserve(placement, decision, now_s)
 
-    def _reserve(self, placement: P, decision: SendTo) -> bool | None:
+    def _reserve(self, placement: P, decision: SendTo, now_s: float) -> bool | None:
         """Reserve, and count the request's work at its pods from now on, unless it is refused."""
         placement.work = record_placed(
-            decision, placement.spec.key, placement.arrival.deadline_s, self._state, self._now_s(),
+            decision, placement.spec.key, placement.arrival.deadline_s, self._state, now_s,
             placement.arrival.size_class,
         )  # fmt: skip
         is_granted = self._driver.reserve(placement, decision)
@@ -157,7 +158,8 @@ class Placer(Generic[P]):
 
     def notify_change(self) -> None:
         """Route queued requests again, after the current callbacks: the cluster changed."""
-        self._refusals.note_change(self._now_s())
+        if self._refusals.are_kept:
+            self._refusals.note_change(self._now_s())
         if not self._is_changed and self._queue.size:
             self._is_changed = True
             self._timers.after(0.0, self._dispatch_if_changed, None)
@@ -173,11 +175,11 @@ class Placer(Generic[P]):
             )
         self._reject(placement, error)
 
-    def _refuse_like_another(self, placement: P) -> bool:
+    def _refuse_like_another(self, placement: P, now_s: float) -> bool:
         """Reject a new request without a decision, if one like it was just rejected."""
-        if placement.place_at or placement.direct_tries:
+        if placement.place_at or placement.direct_tries or not self._refusals.are_kept:
             return False
-        request, now_s = placement.arrival, self._now_s()
+        request = placement.arrival
         queued = self._queue.depth_of(request.model)
         known = self._refusals.find(request, queued=queued, now_s=now_s)
         if known is None:
@@ -190,15 +192,15 @@ class Placer(Generic[P]):
         if isinstance(result.decision, Wait):
             placement.policy = result.policy
         if self._on_routed is not None:
-            self._on_routed(request, result)
+            self._on_routed(request, result, now_s)
         self._reject(placement, known.error.copy())
         return True
 
     # Routing
 
-    def _route_new(self, placement: P) -> RoutingResult:
+    def _route_new(self, placement: P, now_s: float) -> RoutingResult:
         """Route a new request, which comes after the queued requests of its model."""
-        model, now_s = placement.arrival.model, self._now_s()
+        model = placement.arrival.model
         self._tenants.record(model.namespace, now_s)
         result = self._route(placement, now_s, ahead=self._queue.ahead_of(placement.arrival))
         if placement.direct_tries == 1 and result.spec is not None:
@@ -225,15 +227,16 @@ class Placer(Generic[P]):
             result.decision = decision_at(
                 placement.place_at, result.spec.key, result.decision, state
             )
-        if isinstance(result.decision, SendTo) and self._leaves_slot(placement, result.decision):
+        decision = result.decision
+        if isinstance(decision, SendTo) and self._leaves_slot(placement, decision, now_s):
             result.decision = Wait(Reason.QUEUE_NO_SLOT)
         if self._on_routed is not None:
-            self._on_routed(request, result)
+            self._on_routed(request, result, now_s)
         return result
 
-    def _leaves_slot(self, placement: P, decision: SendTo) -> bool:
+    def _leaves_slot(self, placement: P, decision: SendTo, now_s: float) -> bool:
         tenant = placement.arrival.model.namespace
-        if not decision.takes_slot or not self._tenants.has_other(tenant, self._now_s()):
+        if not decision.takes_slot or not self._tenants.has_other(tenant, now_s):
             return False
         pod = self._state.pods.get(decision.entry)
         return pod is not None and leaves_slot(tenant, pod)
@@ -323,7 +326,7 @@ class Placer(Generic[P]):
         self._refusals.note_change(now_s)
         self._queue.take(placement, now_s)
         self._cold_start_credit.settle(placement.arrival.model, decision)
-        is_granted = self._reserve(placement, decision)
+        is_granted = self._reserve(placement, decision, now_s)
         if is_granted is not None:
             self._on_queued_reply(placement, is_granted=is_granted)
         return True

@@ -28,7 +28,7 @@ class VirtualPlacer(PlacementDriver[PendingPlacement]):
         self.events.now_s = NOW_S
         self.placer: Placer[PendingPlacement] = Placer(
             state, self, self.events, self.events.now,
-            lambda _, result: self.decisions.append(result.decision),
+            lambda _, result, __: self.decisions.append(result.decision),
         )  # fmt: skip
         self.decisions: list[Decision] = []
         self.replies: deque[bool | None] = deque()

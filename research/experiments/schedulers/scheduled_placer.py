@@ -60,7 +60,7 @@ class ScheduledPlacer(Placer[P]):
         """By machine: key of the model that it ran last."""
 
     def place(self, placement: P) -> None:
-        result = self._route_new(placement)
+        result = self._route_new(placement, self._now_s())
         if isinstance(result.decision, Reject):
             self._reject(placement, rejection_error(result.decision))
             return
