@@ -113,7 +113,7 @@ class Transfers:
             self._pickled_bytes[which] = len(pickle.dumps(tensors, protocol=5))
         began = self._now()
         sizes = [self._pickled_bytes[which]]
-        (content,) = await self.remote.tensors.fetch(self._address, f"/pickle/{which}", sizes)
+        (content,) = await self.remote.fetch_tensors(self._address, f"/pickle/{which}", sizes)
         tensors = pickle.loads(content)
         took = self._since(began)
         _check(tensors, which)

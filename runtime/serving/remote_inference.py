@@ -1,4 +1,4 @@
-"""Remote inference: the inference stage at another pod, over pooled connections."""
+"""Requests to other pods, over connections that are kept: the inference stage, and kept tensors."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, assert_never
 
+import numpy as np
 import orjson
 
 from common.http_client import HttpClient, Response
@@ -20,12 +21,11 @@ from common.pod_responses import (
     classify_failure,
     parse_server_timing,
 )
-from runtime.errors import DeadlinePassed, RemoteInferenceFailed, RemotePodUnreachable
-from runtime.serving.tensor_client import TensorClient
+from runtime.errors import DeadlinePassed, InputLost, RemoteInferenceFailed, RemotePodUnreachable
 from runtime.wire.request_head import BODY_BYTES_HEADER
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Iterator, Sequence
 
     from common.http_client import StreamedResponse
     from common.inference_protocol.tensors import Tensor
@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from common.tls import PartTls
     from runtime.wire.request_head import RequestHead
 
-STALL_TIMEOUT_S = 600.0
+INFERENCE_STALL_S = 600.0
+TRANSFER_STALL_S = 30.0
 """Without a byte of the response."""
 POD_HEADER = "x-pilotlight-pod"
 FORWARDED_ERROR_HEADERS = ("retry-after", "x-pilotlight-error", "x-pilotlight-not-executed")
@@ -62,13 +63,30 @@ class RemoteResult:
 class RemoteInference:
     def __init__(self, secret: PodSecret, tls: PartTls) -> None:
         self._secret = secret
-        self.tensors = TensorClient(secret, tls)
-        """Gets tensors that other pods keep."""
-        self._client = HttpClient(tls=tls, stall_s=STALL_TIMEOUT_S, resends=False)
+        self._client = HttpClient(tls=tls, stall_s=INFERENCE_STALL_S, resends=False)
+        self._transfers = HttpClient(tls=tls, stall_s=TRANSFER_STALL_S)
 
     def close(self) -> None:
-        self.tensors.close()
         self._client.close()
+        self._transfers.close()
+
+    async def fetch_tensors(
+        self, address: str, path: str, sizes: Sequence[int]
+    ) -> list[memoryview]:
+        """Raw bytes of the tensors that a pod keeps at a path, of exactly these sizes in bytes.
+
+        They are received in their own memory, in one response. Raises InputLost.
+        """
+        try:
+            parts = [np.empty(size, np.uint8).data for size in sizes]
+            status = await self._transfers.receive(address, path, self._secret.headers, parts)
+        except (HttpError, MemoryError) as error:
+            raise InputLost(
+                f"pod {address}, which keeps an input, cannot send it: {error!r}"
+            ) from error
+        if status != HTTPStatus.OK:
+            raise InputLost(f"pod {address} does not keep the tensor (any more): status {status}")
+        return parts
 
     async def infer(self, head: RequestHead, inputs: tuple[Tensor, ...]) -> RemoteResult:
         """Run the inference stage at the predict pod.

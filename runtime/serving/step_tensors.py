@@ -131,7 +131,7 @@ class StepTensors:
             path = f"/v2/tensors/{run.namespace}/{run.identity}/{identities}"
             sizes = [raw_size(spec) for _, spec in some]
             started_s = time.monotonic()
-            parts = await self.remote.tensors.fetch(address, path, sizes)
+            parts = await self.remote.fetch_tensors(address, path, sizes)
             KEPT_TENSOR_READS.labels(tier=TransferTier.RAW_BYTES).inc(len(parts))
             tensors = {
                 identity: _tensor(address, spec, part)
