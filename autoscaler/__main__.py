@@ -17,11 +17,12 @@ from prometheus_client import start_http_server
 from autoscaler.loading.loading_policies import policy_of, value_problem
 from autoscaler.planning.desired_pods import pool_problems
 from autoscaler.planning.pool_view import Limits
-from autoscaler.service.executor import ActionExecutor, PodClient
+from autoscaler.service.executor import ActionExecutor
 from autoscaler.service.loop import LEASE_S, Autoscaler
 from autoscaler.service.metrics import AutoscalerMetrics
 from autoscaler.service.settings import AutoscalerSettings
 from common.logs import configure_logs
+from common.pod_client import PodClient
 from common.pod_secret import PodSecret
 from common.process import set_process_title
 from common.settings_table import read_settings
@@ -43,10 +44,10 @@ async def serve(settings: AutoscalerSettings, metrics: AutoscalerMetrics) -> Non
     holder = f"{socket.gethostname()}-{uuid.uuid4().hex[:6]}"
     policy = policy_of(settings.loading, settings.loading_value)
     secret, tls = PodSecret(settings.pod_secret_file), PartTls(settings.tls_dir)
-    pods = PodClient(secret=secret, tls=tls)
+    pods = PodClient(secret, tls)
     async with AsyncExitStack() as exit_stack:
         exit_stack.push_async_callback(registry.close)
-        exit_stack.push_async_callback(pods.close)
+        exit_stack.callback(pods.close)
         exit_stack.push_async_callback(_release_lead, log, holder, LEASE_S)
         actuator = (
             await _pool_actuator(settings, watch, metrics, exit_stack)

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import orjson
 
-from common.http_connection import Connection, ConnectionLost, NotConnected, TimedOut
+from common.http_connection import Connection, ConnectionLost, NotConnected, TimedOut, TooLarge
 from common.tls import PartTls
 
 if TYPE_CHECKING:
@@ -62,10 +62,13 @@ class StreamedResponse:
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """The body as it comes; raises as `HttpClient.request`."""
-        connection = self._connection
+        connection, left_bytes = self._connection, self._max_bytes
         while not connection.is_taken:
             await connection.wait_body()
             for chunk in connection.take_body():
+                left_bytes -= len(chunk)
+                if left_bytes < 0:
+                    raise TooLarge(f"a response of over {self._max_bytes} bytes")
                 yield chunk
 
     async def read(self) -> bytes:
@@ -90,7 +93,7 @@ class HttpClient:
 
         Args:
             tls: of our parts, or with a context for servers that are named by their addresses.
-            max_body_bytes: of a response that is buffered.
+            max_body_bytes: of a response, unless it is received in place.
             connect_timeout_s: of a connection, TLS included.
             stall_s: the longest time without a byte of the response; None: any.
             max_idle_s: well below the time after which the servers close idle connections.

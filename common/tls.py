@@ -75,13 +75,6 @@ class PartTls:
         return {"ssl": self.client, "server_hostname": PART_NAME}
 
     @property
-    def httpx_options(self) -> dict[str, Any]:
-        """Arguments of httpx's `AsyncClient`. Without a folder no authorities are read at all."""
-        if self.client is None:
-            return {"verify": False}
-        return {"verify": self.client, "event_hooks": {"request": [_expect_part_name]}}
-
-    @property
     def uvicorn_options(self) -> dict[str, Any]:
         """Arguments of `uvicorn.Config`."""
         if self.server is None:
@@ -111,11 +104,6 @@ class PartTls:
         self.server.load_cert_chain(folder / "tls.crt", folder / "tls.key")
         self.key_and_chain = ((folder / "tls.key").read_bytes(), (folder / "tls.crt").read_bytes())
         self._stamp = stamp
-
-
-async def _expect_part_name(request: Any) -> None:
-    """Have httpx expect the parts' name in the certificate, not the address of the URL."""
-    request.extensions["sni_hostname"] = PART_NAME
 
 
 def _stamp(folder: Path) -> tuple[int, ...]:

@@ -10,12 +10,9 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-import httpx
-
 from autoscaler.planning.policy import Demote, Load
 from common.backoff import KeyedBackoff
-from common.pod_secret import PodSecret
-from common.tls import PartTls
+from common.pod_client import PodRefused
 from registry.domain.action_log import ActionOutcome, ActionRecord
 from registry.domain.model import Tier, name_of_key
 from registry.errors import RegistryUnavailable
@@ -27,15 +24,10 @@ if TYPE_CHECKING:
 
     from autoscaler.planning.policy import Action
     from autoscaler.service.metrics import AutoscalerMetrics
+    from common.pod_client import PodClient
     from registry.domain.cluster import ClusterState
-    from registry.domain.model import ModelName
     from registry.redis.autoscaler_log import AutoscalerLog
 
-_CONNECT_TIMEOUT_S = 2.0
-LOAD_TIMEOUT_S = 300.0
-"""Of a load: longer than the largest models take, so that only a pod that hangs is given up."""
-_MAX_ERROR_CHARACTERS = 300
-UNREACHABLE = "unreachable"
 logger = logging.getLogger(__name__)
 
 INTENT_TTL_S: Final = 10.0
@@ -43,68 +35,6 @@ INTENT_TTL_S: Final = 10.0
 MAX_CONCURRENT: Final = 128
 
 ModelAction = Load | Demote
-
-
-class PodRefused(Exception):
-    """The pod did not carry out the request; the text says why."""
-
-    def __init__(self, text: str, *, cause: str) -> None:
-        super().__init__(text)
-        self.is_pod_unavailable = cause in {UNREACHABLE, "draining"}
-        """True if requests for other models fail, too: the pod drains or is unreachable."""
-        self.is_claim_refused = cause == "load-refused"
-        """True if the registry refused the load: another pod loads the model, or has it."""
-
-
-class PodClient:
-    """One HTTP client for all pods."""
-
-    def __init__(
-        self,
-        *,
-        load_timeout_s: float = LOAD_TIMEOUT_S,
-        secret: PodSecret | None = None,
-        tls: PartTls | None = None,
-    ) -> None:
-        self._secret = secret or PodSecret()
-        tls = tls or PartTls()
-        self._scheme = tls.scheme
-        self._client = httpx.AsyncClient(
-            trust_env=False,
-            timeout=httpx.Timeout(load_timeout_s, connect=_CONNECT_TIMEOUT_S),
-            limits=httpx.Limits(max_connections=256, max_keepalive_connections=32),
-            **tls.httpx_options,
-        )
-
-    async def close(self) -> None:
-        await self._client.aclose()
-
-    async def load(self, address: str, model: ModelName, tier: Tier, max_other_copies: int) -> None:
-        """Load a model to a tier; returns when it is there. Raises PodRefused."""
-        parameters = {"tier": tier.value, "max_other_copies": max_other_copies}
-        await self._post(address, model, "load", {"parameters": parameters})
-
-    async def demote(self, address: str, model: ModelName, tier: Tier) -> None:
-        """Free a model's device memory and keep it in `tier`. Raises PodRefused."""
-        if tier is Tier.HOST:
-            await self._post(address, model, "load", {"parameters": {"tier": tier.value}})
-        await self._post(address, model, "unload", {})
-
-    async def _post(
-        self, address: str, model: ModelName, verb: str, document: dict[str, object]
-    ) -> None:
-        url = f"{self._scheme}://{address}/v2/repository/models/{model.path_segment}/{verb}"
-        try:
-            response = await self._client.post(url, json=document, headers=self._secret.headers)
-        except httpx.HTTPError as error:
-            raise PodRefused(
-                f"no response from the pod at {address}: {error!r}", cause=UNREACHABLE
-            ) from error
-        if response.is_success:
-            return
-        cause = response.headers.get("x-pilotlight-not-executed", "")
-        text = f"{response.status_code}: {response.text[:_MAX_ERROR_CHARACTERS]}"
-        raise PodRefused(text, cause=cause)
 
 
 class ActionExecutor:
@@ -179,13 +109,8 @@ class ActionExecutor:
             "reason": record.reason, "words": record.detail,
         }  # fmt: skip
         logger.info("%s", record.verb, extra=fields)
-        model = name_of_key(action.key)
         try:
-            address = self._state().pods[action.pod].address
-            if isinstance(action, Load):
-                await self._pods.load(address, model, action.tier, action.max_other_copies)
-            else:
-                await self._pods.demote(address, model, _kept_tier(action.tier))
+            await self._ask_pod(self._state().pods[action.pod].address, action)
         except KeyError:
             return replace(record, outcome=ActionOutcome.FAILED, error="the pod is gone")
         except PodRefused as refused:
@@ -201,6 +126,20 @@ class ActionExecutor:
         self.backoff.succeeded(record.id)
         return replace(record, outcome=ActionOutcome.DONE)
 
+    async def _ask_pod(self, address: str, action: ModelAction) -> None:
+        """Load, or free device memory; unloading keeps files for the node's disk budget to delete.
+
+        Raises PodRefused.
+        """
+        model = name_of_key(action.key).path_segment
+        if isinstance(action, Load):
+            copies = action.max_other_copies
+            await self._pods.load(address, model, action.tier, max_other_copies=copies)
+            return
+        if action.tier is Tier.HOST:
+            await self._pods.load(address, model, Tier.HOST)
+        await self._pods.unload(address, model)
+
 
 def record_of(action: ModelAction, now_s: float) -> ActionRecord:
     return ActionRecord(
@@ -212,8 +151,3 @@ def record_of(action: ModelAction, now_s: float) -> ActionRecord:
         pod=action.pod,
         tier=str(action.tier),
     )
-
-
-def _kept_tier(tier: Tier) -> Tier:
-    """Unloading keeps the files on disk: deleting them is up to the node's disk budget."""
-    return Tier.HOST if tier is Tier.HOST else Tier.DISK

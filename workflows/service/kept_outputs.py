@@ -11,10 +11,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote, urlencode
 
-import orjson
-
+from common.http_client import HttpClient
+from common.http_connection import HttpError
 from workflows.service.errors import InputsLost
-from workflows.service.http_client import HttpClient, NoResponseError, ResponseTooLargeError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
@@ -41,7 +40,7 @@ class KeptOutputs:
 
     def __init__(self, secret: PodSecret, tls: PartTls | None = None) -> None:
         self._secret = secret
-        self._client = HttpClient(max_response_bytes=MAX_FETCH_BYTES, tls=tls)
+        self._client = HttpClient(max_body_bytes=MAX_FETCH_BYTES, tls=tls)
 
     def close(self) -> None:
         self._client.close()
@@ -59,10 +58,8 @@ class KeptOutputs:
         lost = frozenset((kept.identity,))
         path = f"{_path(run)}/{quote(kept.identity, safe='')}"
         try:
-            response = await self._client.request(
-                "GET", kept.address, path, self._secret.headers
-            )  # fmt: skip
-        except (NoResponseError, ResponseTooLargeError) as error:
+            response = await self._client.request("GET", kept.address, path, self._secret.headers)
+        except HttpError as error:
             raise InputsLost(f"the pod that keeps {name!r} is gone: {error}", lost) from error
         if response.status != 200 or len(response.body) != kept.size_bytes:
             raise InputsLost(f"the pod does not keep {name!r} any more", lost)
@@ -84,9 +81,10 @@ class KeptOutputs:
 
     async def _delete(self, address: str, path: str) -> None:
         try:
-            async with asyncio.timeout(DROP_TIMEOUT_S):
-                await self._client.request("DELETE", address, path, self._secret.headers)
-        except (NoResponseError, ResponseTooLargeError, TimeoutError) as error:
+            await self._client.request(
+                "DELETE", address, path, self._secret.headers, timeout_s=DROP_TIMEOUT_S
+            )
+        except HttpError as error:
             logger.info("kept outputs not freed", extra={"pod": address, "error": str(error)})
 
     async def find_lost(self, run: Run, places: Iterable[TensorReference]) -> frozenset[str]:
@@ -107,14 +105,12 @@ class KeptOutputs:
     async def _kept_at(self, run: Run, address: str, identities: set[str]) -> set[str]:
         query = urlencode([("identity", each) for each in sorted(identities)])
         try:
-            async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                response = await self._client.request(
-                    "GET", address, f"{_path(run)}?{query}", self._secret.headers
-                )
-            return set(orjson.loads(response.body)["kept"]) & identities
-        except (NoResponseError, ResponseTooLargeError, TimeoutError):
-            return set()
-        except (ValueError, TypeError, KeyError):  # no pod, or one that lost its memory
+            response = await self._client.request(
+                "GET", address, f"{_path(run)}?{query}", self._secret.headers,
+                timeout_s=ANSWER_TIMEOUT_S,
+            )  # fmt: skip
+            return set(response.json()["kept"]) & identities
+        except (HttpError, ValueError, TypeError, KeyError):  # no pod, or one without memory of it
             return set()
 
 

@@ -7,10 +7,8 @@ import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-import orjson
-
+from common.pod_client import PodClient, PodRefused
 from registry.domain.model import Tier, name_of_key
-from workflows.service.http_client import HttpClient, NoResponseError, ResponseTooLargeError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,13 +60,12 @@ class Preloads:
     ) -> None:  # fmt: skip
         self._group = group
         self._now_s = now_s
-        self._secret = secret
         self._metrics = metrics
-        self._client = HttpClient(max_response_bytes=1 << 20, tls=tls)
+        self._pods = PodClient(secret, tls, timeout_s=LOAD_TIMEOUT_S)
         self._loads: dict[tuple[str, str], Preload] = {}
 
     def close(self) -> None:
-        self._client.close()
+        self._pods.close()
 
     def want(
         self, run: str, pod: PodState, spec: ModelSpec, *, due_s: float, is_predicted: bool
@@ -105,26 +102,19 @@ class Preloads:
             self._metrics.preloads.labels("used").inc()
 
     async def _load(self, preload: Preload, address: str, spec: ModelSpec) -> None:
-        path = f"/v2/repository/models/{spec.name.path_segment}/load"
         due_ms = min(max(0.0, 1000 * (preload.due_s - preload.begun_s)), 1000 * LOAD_TIMEOUT_S)
-        parameters = {"tier": Tier.DEVICE.value, "withdrawable": True, "due_ms": due_ms}
-        body = orjson.dumps({"parameters": parameters})
-        headers = {"content-type": "application/json", **self._secret.headers}
-        outcome = "failed"
+        outcome, model, tier = "failed", spec.name.path_segment, Tier.DEVICE.value
         try:
-            async with asyncio.timeout(LOAD_TIMEOUT_S):
-                response = await self._client.request("POST", address, path, headers, body)
-            if response.status == 200:
-                outcome = "loaded"
-            else:
-                logger.info("load ahead refused", extra={
-                    "pod": preload.pod, "key": preload.key, "status": response.status,
-                    "error": response.body[:200].decode("utf-8", "replace")})  # fmt: skip
+            await self._pods.load(address, model, tier, withdrawable=True, due_ms=due_ms)
+            outcome = "loaded"
         except asyncio.CancelledError:
             outcome = "withdrawn"
             raise
-        except (NoResponseError, ResponseTooLargeError, TimeoutError) as error:
-            logger.info("load ahead failed", extra={"pod": preload.pod, "error": str(error)})
+        except PodRefused as error:
+            logger.info(
+                "load ahead failed" if error.is_unreachable else "load ahead refused",
+                extra={"pod": preload.pod, "key": preload.key, "error": str(error)},
+            )
         finally:
             preload.ended_s = self._now_s()
             if outcome != "loaded":

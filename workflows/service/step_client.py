@@ -4,22 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 import orjson
 
+from common.http_client import HttpClient, Response, split_url
+from common.http_connection import HttpError, NotConnected, TooLarge
 from common.inference_protocol.bodies import LENGTH_HEADER
 from common.inference_protocol.errors import InvalidRequest
 from common.inference_protocol.tensors import BYTES
 from common.pod_responses import parse_server_timing
 from workflows.service.completion_stream import CompletionStream, completion_body
 from workflows.service.errors import InputsLost, StepError, StepLost
-from workflows.service.http_client import (
-    HttpClient,
-    NoResponseError,
-    ResponseTooLargeError,
-    UnreachableError,
-)
 from workflows.service.tensors import (
     StoredTensor,
     body_outputs,
@@ -37,7 +33,6 @@ if TYPE_CHECKING:
     from common.pod_secret import PodSecret
     from common.tls import PartTls
     from registry.domain.model import ModelName
-    from workflows.service.http_client import HttpResponse
 
 POD_HEADER: Final = "x-pilotlight-place-at"
 """Names the pod that a step is placed at; gateways honour it from schedulers only."""
@@ -92,10 +87,9 @@ class StepClient:
         self, gateway_url: str, secret: PodSecret, *, max_output_bytes: int,
         tls: PartTls | None = None,
     ) -> None:  # fmt: skip
-        url = urlsplit(gateway_url)
-        self._address = f"{url.hostname}:{url.port or (443 if tls and tls.client else 80)}"
+        self._address, _ = split_url(gateway_url)
         self._secret = secret
-        self._client = HttpClient(max_response_bytes=max_output_bytes, tls=tls)
+        self._client = HttpClient(max_body_bytes=max_output_bytes, tls=tls)
 
     def close(self) -> None:
         self._client.close()
@@ -119,18 +113,19 @@ class StepClient:
             headers[RUN_HEADER] = call.run
         headers[POD_HEADER] = call.pod or ANY_POD
         try:
-            response = await self._client.request(
-                "POST", self._address, path, headers, body,
-                on_body=stream.feed if stream is not None else None,
-            )  # fmt: skip
-        except NoResponseError as error:
-            raise StepLost(
-                f"the gateway gave no response: {error}",
-                was_sent=not isinstance(error, UnreachableError),
-            ) from error
-        except ResponseTooLargeError as error:
+            async with self._client.stream("POST", self._address, path, headers, body) as begun:
+                if stream is not None and begun.status == 200:
+                    async for chunk in begun.chunks():
+                        stream.feed(chunk)
+                response = Response(begun.status, begun.headers, await begun.read())
+        except TooLarge as error:
             raise StepError(
                 f"the outputs of model {model.name} are too large: {error}", "output-too-large", 413
+            ) from error
+        except HttpError as error:
+            raise StepLost(
+                f"the gateway gave no response: {error}",
+                was_sent=not isinstance(error, NotConnected),
             ) from error
         sent = frozenset(each.kept.identity for each in call.tensors if each.kept is not None)
         if response.status == 424 and sent:
@@ -168,7 +163,7 @@ def _request(call: StepCall) -> tuple[str, dict[str, str], bytes]:
     return path, {"content-type": "application/json"}, body
 
 
-def _outputs(call: StepCall, response: HttpResponse) -> dict[str, StoredTensor]:
+def _outputs(call: StepCall, response: Response) -> dict[str, StoredTensor]:
     """Raises StepError."""
     if call.protocol:
         return body_outputs(response.status, response.body)

@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from autoscaler.planning.demand_forecast import forecast_demand
-from autoscaler.service.executor import ActionExecutor, PodClient
+from autoscaler.service.executor import ActionExecutor
 from autoscaler.service.loop import Autoscaler
 from autoscaler.service.metrics import AutoscalerMetrics
 from autoscaler.service.settings import AutoscalerSettings
 from autoscaler.tick.forecaster import DemandForecaster
+from common.pod_client import PodClient
+from common.pod_secret import PodSecret
 from registry.domain.model import LoadFailure, ModelName, ModelPolicy, ModelSpec, Tier
 from registry.domain.pod import PodInfo, PodReport
 from registry.domain.reservation import ANY_COPIES
@@ -188,7 +190,7 @@ class Stage:
             chosen, watch, scaling, policy, metrics, holder, forecaster, actuator,
             tick_s=0.05, lease_s=lease_s, forecast_every_s=0.05,
         )  # fmt: skip
-        client = PodClient(load_timeout_s=120)
+        client = PodClient(PodSecret(), timeout_s=120)
 
         async def run() -> None:
             async with asyncio.TaskGroup() as group:
@@ -206,7 +208,7 @@ class Stage:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
-            await client.close()
+            client.close()
             await registry.close()
 
 

@@ -12,8 +12,11 @@ import httpx
 import pytest
 from kserve.protocol.grpc.grpc_predict_v2_pb2_grpc import GRPCInferenceServiceStub
 
-from autoscaler.service.executor import PodClient, PodRefused
+from common.http_client import HttpClient
+from common.http_connection import NotConnected
 from common.inference_protocol.grpc_messages import messages
+from common.pod_client import PodClient, PodRefused
+from common.pod_secret import PodSecret
 from common.settings_table import settings_from_fields
 from common.tls import PART_NAME, PartTls
 from gateway.settings import GatewaySettings, tls_problems
@@ -22,7 +25,6 @@ from tests import servers
 from tests.certificates import write_certificates
 from tests.runtime import rpc
 from tests.runtime.http import TIMEOUT_S, predict
-from workflows.service.http_client import HttpClient, UnreachableError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -117,19 +119,21 @@ async def test_autoscaler_and_schedulers_reach_pods_encrypted(
         (PartTls(str(write_certificates(tmp_path / "other"))), False),
         (PartTls(), False),
     ):
-        loads = PodClient(load_timeout_s=TIMEOUT_S, tls=tls)
-        steps = HttpClient(max_response_bytes=1 << 20, tls=tls)
+        loads = PodClient(PodSecret(), tls, timeout_s=TIMEOUT_S)
+        steps = HttpClient(tls=tls)
         if is_trusted:
-            await loads.load(pod.address, spec.name, Tier.DEVICE, 1)
+            await loads.load(pod.address, spec.name.path_segment, Tier.DEVICE, max_other_copies=1)
             found = await steps.request("GET", pod.address, "/v2/health/live", {})
             assert found.status == 200
         else:
             with pytest.raises(PodRefused, match="no response"):
-                await loads.load(pod.address, spec.name, Tier.DEVICE, 1)
+                await loads.load(
+                    pod.address, spec.name.path_segment, Tier.DEVICE, max_other_copies=1
+                )
             if tls.client is not None:
-                with pytest.raises(UnreachableError):
+                with pytest.raises(NotConnected):
                     await steps.request("GET", pod.address, "/v2/health/live", {})
-        await loads.close()
+        loads.close()
         steps.close()
     tiers = await asyncio.to_thread(cluster.tiers, spec)
     assert tiers == {pod.name: "device"}
